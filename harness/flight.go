@@ -22,17 +22,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 )
 
-// Change is an entry of the driver's flight recorder, or a line of its log.
+// Change is an event in the driver's flight recorder or log.
 type Change struct {
 	Time time.Time
 
 	Event, Volume, Snapshot, Instance, Path, Request, Claim string
-	// Outcome is begun, done or failed, and "" in a log.
+	// Outcome is begun, done or failed in the flight recorder, and empty in a log.
 	Outcome string
 	Seen    bool
 }
 
-// Changes reads the changes of a volume's file or of a log. A missing file has none.
+// Changes reads the changes in a flight recorder's file or a log. It accepts a missing file.
 func Changes(path string) ([]Change, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -57,15 +57,15 @@ func Changes(path string) ([]Change, error) {
 	return changes, lines.Err()
 }
 
-// flightDir is the directory of a node's flight record below the plugin's.
+// flightDir is the directory of the flight recorder in a plugin's directory.
 const flightDir = "volumes/flight"
 
-// FlightFile returns the path at which a node's driver records the changes of a volume.
+// FlightFile returns the path of the flight recorder's file for a volume.
 func (p *Plugin) FlightFile(volumeID string) string {
 	return filepath.Join(p.Dir, flightDir, volumeID+".jsonl")
 }
 
-// FlightRecords returns what a node's driver has recorded, by file.
+// FlightRecords returns the changes that this driver has recorded on its node, by file.
 func (p *Plugin) FlightRecords() (records map[string][]Change, err error) {
 	defer Catch(&err)
 	records = map[string][]Change{}
@@ -75,8 +75,8 @@ func (p *Plugin) FlightRecords() (records map[string][]Change, err error) {
 	return records, nil
 }
 
-// CheckFlightDirs checks two rules in the flight recorders of several nodes. Every change must be
-// announced before it is made, and no volume may be formatted twice.
+// CheckFlightDirs checks the flight recorders of several nodes: the driver must record each change
+// before it makes it, and must not format a volume twice.
 func CheckFlightDirs(plugins ...*Plugin) (err error) {
 	defer Catch(&err)
 	formatted := map[string]int{}
@@ -108,11 +108,11 @@ func CheckFlightDirs(plugins ...*Plugin) (err error) {
 	return nil
 }
 
-// notAnnounced contains the events that are recorded without an announcement.
+// notAnnounced contains the events that the driver records only when they are done.
 var notAnnounced = map[string]bool{"ProvenBlank": true, "FormatResumed": true,
 	"FilesystemRepaired": true}
 
-// turns contains the events that make something and the events that undo it.
+// turns maps an event to the thing that it makes (made is true) or removes.
 var turns = map[string]struct {
 	thing string
 	made  bool
@@ -123,9 +123,8 @@ var turns = map[string]struct {
 	"DiskCreated": {"disk", true}, "DiskDeleted": {"disk", false},
 }
 
-// CheckChanges checks that the order of changes is possible: nothing is made twice, and
-// nothing is undone that was not made. If only the beginning of a change was recorded, both
-// are possible: it was made, or it was not.
+// CheckChanges checks that no change makes a thing that exists, or removes one that does not exist.
+// A change that was begun but has no outcome may or may not have happened.
 func CheckChanges(changes []Change) error {
 	exists := map[string]bool{}
 	begun := map[bool]map[string]int{true: {}, false: {}}
@@ -149,7 +148,7 @@ func CheckChanges(changes []Change) error {
 			own[key]--
 			continue
 		}
-		// An earlier change that was begun may have been made.
+		// The state is unknown if an earlier change of this thing has no outcome.
 		if exists[key] == turn.made && own[key] < 2 && other[key] == 0 {
 			return fmt.Errorf("change %d of %d, %s: the %s was made twice or undone twice, or a change "+
 				"between the two was not recorded", i+1, len(changes), c.Event, key)
@@ -159,7 +158,7 @@ func CheckChanges(changes []Change) error {
 	return nil
 }
 
-// Diagnosis contains those fields of the doctor's JSON output that tests read.
+// Diagnosis contains the fields of doctor's JSON output that tests read.
 type Diagnosis struct {
 	Chains []struct {
 		Links   []struct{ Link, State, What string }
@@ -167,7 +166,7 @@ type Diagnosis struct {
 	}
 }
 
-// Unseen returns the links that the doctor could not check, with the reasons.
+// Unseen returns the links that doctor could not check, each with the reason.
 func (d Diagnosis) Unseen() []string {
 	var unseen []string
 	for _, c := range d.Chains {
@@ -180,14 +179,14 @@ func (d Diagnosis) Unseen() []string {
 	return unseen
 }
 
-// Lane returns the name of the driver's lane in a history.
+// Lane returns the name of the lane with the driver's calls in a history.
 func (p *Plugin) Lane() string {
 	_, number, _ := strings.Cut(filepath.Base(p.Dir), "-")
 	return strings.TrimSpace(fmt.Sprintf("driver %s: %s %s", number, p.options.Mode,
 		p.Instance.Name))
 }
 
-// record records a call in the driver's history, except the identity service's frequent ones.
+// record is a client interceptor that records each call, except those of the identity service.
 func (p *Plugin) record(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 	if strings.Contains(method, ".Identity/") {
@@ -203,7 +202,7 @@ func (p *Plugin) record(ctx context.Context, method string, req, reply any,
 	return err
 }
 
-// about returns the names and IDs of the objects in a request.
+// about returns the names and IDs in a request.
 func about(req any) (objects string) {
 	if r, ok := req.(interface{ GetName() string }); ok {
 		objects += " " + r.GetName()
@@ -220,7 +219,7 @@ func about(req any) (objects string) {
 	return objects
 }
 
-// short returns the first part of a UUID, and any other text unchanged.
+// short returns the first eight digits of a UUID, and any other text unchanged.
 func short(id string) string {
 	if len(id) == 36 {
 		return id[:8]
@@ -228,8 +227,8 @@ func short(id string) string {
 	return id
 }
 
-// Events returns the changes that the drivers have recorded since that time, and the requests to
-// the rack, which may be nil. A rack that was killed has lost its earlier requests.
+// Events returns the drivers' recorded changes and the rack's requests since a time. rack may be
+// nil. A simulator that was killed has lost the requests before its restart.
 func Events(ctx context.Context, rack *Rack, since time.Time, plugins ...*Plugin) (
 	events []history.Event, err error) {
 	defer Catch(&err)
@@ -258,7 +257,7 @@ func Events(ctx context.Context, rack *Rack, since time.Time, plugins ...*Plugin
 	return slices.DeleteFunc(events, func(e history.Event) bool { return e.Start.Before(since) }), nil
 }
 
-// flown returns a volume's changes as events, which last from the begin to the outcome.
+// flown returns the changes of a volume as events that last from begun to done or failed.
 func flown(changes []Change, node string) (events []history.Event) {
 	begun := map[string]int{}
 	for _, c := range changes {

@@ -39,7 +39,7 @@ func firstLine(t *testing.T, p *process) string {
 	return line
 }
 
-func TestStopReportsTheExitCodeAndTheLogOfAProgramThatFails(t *testing.T) {
+func TestStopReportsTheExitCodeAndLogOfAFailedProgram(t *testing.T) {
 	for onTERM, want := range map[string]string{"exit 0": "",
 		"echo a race >&2; exit 66": "exit status 66; the end of"} {
 		p := script(t, "trap '"+onTERM+"' TERM; echo ready; while :; do sleep 0.01; done")
@@ -54,7 +54,7 @@ func TestStopReportsTheExitCodeAndTheLogOfAProgramThatFails(t *testing.T) {
 	}
 }
 
-func TestTheWaitForAFirstLineEndsWithTheProgramOrTheContext(t *testing.T) {
+func TestFirstLineReturnsWhenTheProgramOrTheContextEnds(t *testing.T) {
 	p := script(t, `echo cannot work >&2; exit 1`)
 	if _, err := p.firstLine(t.Context()); err == nil ||
 		!strings.Contains(err.Error(), "cannot work") {
@@ -71,7 +71,7 @@ func TestTheWaitForAFirstLineEndsWithTheProgramOrTheContext(t *testing.T) {
 	}
 }
 
-func TestAProgramGetsOnlyTheEnvironmentThatTheHarnessSets(t *testing.T) {
+func TestProgramsDoNotInheritVariablesOfThisProject(t *testing.T) {
 	t.Setenv("OXIDE_TOKEN", "oxide-token-of-the-caller")
 	t.Setenv("CSI_ENDPOINT", "unix:///of/the/caller.sock")
 	p := script(t, `echo "$OXIDE_TOKEN|$CSI_ENDPOINT|$OXIDE_HOST|${PATH:+path}"`,
@@ -81,7 +81,7 @@ func TestAProgramGetsOnlyTheEnvironmentThatTheHarnessSets(t *testing.T) {
 	}
 }
 
-func TestAPlainRunStartsTheProgramsWithoutTheRaceDetector(t *testing.T) {
+func TestBinaryOfAPlainRunIsInThePlainDirectory(t *testing.T) {
 	t.Setenv(BinaryVariable("oxide-simulator"), "/built/oxide-simulator")
 	t.Setenv(PlainVariable, "/built/plain")
 	for plain, want := range map[bool]string{false: "/built/oxide-simulator",
@@ -93,7 +93,7 @@ func TestAPlainRunStartsTheProgramsWithoutTheRaceDetector(t *testing.T) {
 	}
 }
 
-func TestTheTailOfALogContainsWholeLinesOnly(t *testing.T) {
+func TestTailOfReturnsOnlyWholeLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	csitest.Must(t, os.WriteFile(path, []byte("first\nsecond\nthird\n"), 0o600))
 	for size, want := range map[int64]string{
@@ -105,7 +105,7 @@ func TestTheTailOfALogContainsWholeLinesOnly(t *testing.T) {
 	}
 }
 
-func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
+func TestCloseKeepsTheDirectoryOfAFailedRun(t *testing.T) {
 	var progress strings.Builder
 	for _, failed := range []bool{false, true} {
 		run := Need(NewRun(&progress))(t)
@@ -135,7 +135,7 @@ func TestADriverOfARealRackGetsOnlyTheGivenVariables(t *testing.T) {
 	}
 }
 
-func TestAnErrorInAWrongFormBecomesDataLoss(t *testing.T) { // B-8
+func TestErrorRulesReplacesAnInvalidErrorByDataLoss(t *testing.T) { // B-8
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	trailer := metadata.Pairs("content-type", "application/grpc")
@@ -169,7 +169,7 @@ func TestAnErrorInAWrongFormBecomesDataLoss(t *testing.T) { // B-8
 	}
 }
 
-func TestMoreListsTheAdditionsToALedger(t *testing.T) {
+func TestMoreReturnsTheObjectsAddedToALedger(t *testing.T) {
 	start := Ledger{"disk x": 1, "open file of the driver: pipe": 4, "mount /a": 1}
 	now := Ledger{"disk x": 1, "disk y": 1, "open file of the driver: pipe": 6}
 	want := []string{"disk y", "open file of the driver: pipe (4 at the start, 6 now)"}
@@ -204,8 +204,8 @@ func TestOpenFilesCountsConnectionsToTheRackSeparately(t *testing.T) {
 	}
 }
 
-func TestNoneLeftNamesAChildThatOutlivesItsProcess(t *testing.T) {
-	// The child is a shell, too, until it executes sleep. The parent waits for this and then ends.
+func TestNoneLeftReportsAChildThatOutlivesItsParent(t *testing.T) {
+	// Until it executes sleep, the child is a shell, too. The parent waits for that, and then ends.
 	shell := exec.Command("sh", "-c",
 		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -218,7 +218,7 @@ func TestNoneLeftNamesAChildThatOutlivesItsProcess(t *testing.T) {
 	}
 }
 
-func TestAGoroutineIsNamedByTheFunctionWithWhichItWasStarted(t *testing.T) {
+func TestGoroutinesAreNamedByTheFunctionThatStartedThem(t *testing.T) {
 	const profile = `goroutine profile: total 6
 2 @ 0x4c5e6e 0x45274f
 #	0xb97552	main.serve.func1.2+0x52					/src/main.go:69

@@ -19,15 +19,15 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// settleTimeout limits how long connections close and goroutines end until a ledger balances.
+// settleTimeout is the time in which connections have to close and goroutines have to end.
 const settleTimeout = 15 * time.Second
 
-// Ledger counts what exists, by name: the rack's disks, snapshots and attachments, the
-// kernel's loop devices and mounts, the processes' open files and goroutines. If a ledger at
-// the end has more of something than the ledger at the start, this has leaked.
+// Ledger counts objects by name: the rack's disks, snapshots and attachments, the kernel's loop
+// devices and mounts, the processes' open files and goroutines. If the last ledger of a test counts
+// more of an object than the first, the object has leaked.
 type Ledger map[string]int
 
-// More lists by name everything of which l has more than start.
+// More returns the names of the objects of which l has more than start, with both numbers.
 func (l Ledger) More(start Ledger) []string {
 	var more []string
 	for _, name := range slices.Sorted(maps.Keys(l)) {
@@ -49,8 +49,8 @@ func (l Ledger) add(kind string, names ...string) {
 	}
 }
 
-// Ledger counts the objects of the rack, the loop devices and mounts below the rack's
-// directory, and the open files and goroutines of the simulator and the plugins.
+// Ledger counts the rack's objects, the loop devices and mounts in the rack's directory, and the
+// open files and goroutines of the simulator and the plugins.
 func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (ledger Ledger, err error) {
 	defer Catch(&err)
 	ledger, state := Got(KernelLedger(r.Dir)), Got(r.Admin.State(ctx))
@@ -63,7 +63,7 @@ func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (ledger Ledger, e
 	return ledger, nil
 }
 
-// watched returns the processes whose files and goroutines a ledger counts.
+// watched returns the processes whose open files and goroutines a ledger counts.
 func (r *Rack) watched(plugins []*Plugin) []watchedProcess {
 	all := []watchedProcess{{name: "the simulator", proc: r.proc, port: r.Port(),
 		peers: max(1, len(plugins)), console: netPort(r.Admin.URL), goroutines: r.Admin.Goroutines}}
@@ -74,9 +74,9 @@ func (r *Rack) watched(plugins []*Plugin) []watchedProcess {
 	return all
 }
 
-// Balance waits until nothing exists that did not exist at the start. When the time is over,
-// it returns an error that names what has leaked. If a process has too many goroutines then,
-// Balance ends the process so that its log gets their stacks.
+// Balance waits until a new ledger has no more objects than start, or returns an error that names
+// the leaked objects. If these include goroutines of a process, Balance ends the process with
+// SIGQUIT, so that its log gets the stacks.
 func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) error {
 	err := Await(ctx, settleTimeout, func() error { return r.compare(ctx, start, plugins...) })
 	if err == nil {
@@ -91,7 +91,7 @@ func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) er
 	return err
 }
 
-// compare returns an error that names everything that exists and did not exist at the start.
+// compare returns an error that names the objects of which a new ledger has more than start.
 func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) error {
 	now, err := r.Ledger(ctx, plugins...)
 	if err != nil {
@@ -103,7 +103,7 @@ func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) er
 	return nil
 }
 
-// addEach counts the simulator's records of a kind.
+// addEach counts the simulator's records of one kind of object, by their content.
 func addEach[T any](ledger Ledger, kind string, entries []T) error {
 	for _, entry := range entries {
 		text, err := json.Marshal(entry)
@@ -115,7 +115,7 @@ func addEach[T any](ledger Ledger, kind string, entries []T) error {
 	return nil
 }
 
-// KernelLedger counts the mounts below the directory, and the loop devices of files there.
+// KernelLedger counts the mounts below a directory, and the loop devices on files below it.
 func KernelLedger(dir string) (ledger Ledger, err error) {
 	defer Catch(&err)
 	ledger = Ledger{}
@@ -124,8 +124,8 @@ func KernelLedger(dir string) (ledger Ledger, err error) {
 	return ledger, nil
 }
 
-// loopDevices lists the files below the directory that have a loop device, once for each
-// device. It leaves out the devices' names, because a file may get another device later.
+// loopDevices returns the files below a directory that have a loop device, once per device. It
+// omits the device's name, because a restarted simulator may use another device for a file.
 func loopDevices(dir string) ([]string, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -133,7 +133,7 @@ func loopDevices(dir string) ([]string, error) {
 	}
 	var backed []string
 	for _, file := range files {
-		backing, _ := os.ReadFile(file) // it may be released since the directory was read
+		backing, _ := os.ReadFile(file) // the device may have been detached since Glob
 		if name := strings.TrimSpace(string(backing)); strings.HasPrefix(name, dir+"/") {
 			backed = append(backed, name)
 		}
@@ -141,7 +141,7 @@ func loopDevices(dir string) ([]string, error) {
 	return backed, nil
 }
 
-// MountsBelow lists the mounts of this namespace below the directory.
+// MountsBelow returns the mounts below a directory in this mount namespace.
 func MountsBelow(dir string) ([]string, error) {
 	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
@@ -155,7 +155,7 @@ func MountsBelow(dir string) ([]string, error) {
 	return mounts, nil
 }
 
-// nothingLeft returns an error if a stopped rack still has a process, a loop device or a mount.
+// nothingLeft returns an error if a process, loop device or mount of a stopped rack is left.
 func (r *Rack) nothingLeft() error {
 	ledger, err := KernelLedger(r.Dir)
 	if err != nil {
@@ -172,22 +172,21 @@ func (r *Rack) nothingLeft() error {
 	return err
 }
 
-// idleConnections is the number of connections that a driver may keep for its next calls.
+// idleConnections is the number of open connections that a driver keeps for later requests.
 const idleConnections = 32
 
-// watchedProcess is a process whose files and goroutines are counted. Connections between
-// driver and rack are counted separately, and without their goroutines, because a small number of
-// them is no leak.
+// watchedProcess is a process whose open files and goroutines a ledger counts. Connections between
+// driver and rack, and the goroutines that serve them, count only if there are too many.
 type watchedProcess struct {
 	name string
 	proc *process
 	port uint16
-	// console is the port whose connections are not counted: browsers that show a simulator's console
-	// come and go. It is 0 for a process without one.
+	// console is the port of the simulator's web console, or 0. Its connections do not count, because
+	// a browser may open them at any time.
 	console uint16
-	// peers is the number of processes that connect to this one, or to which it connects.
+	// peers is the number of processes with connections to this one.
 	peers int
-	// goroutines returns the goroutine profile of the process, as text.
+	// goroutines returns the goroutine profile of the process as text.
 	goroutines func(context.Context) ([]byte, error)
 }
 
@@ -214,8 +213,8 @@ func (s watchedProcess) add(ctx context.Context, ledger Ledger) error {
 
 func (s watchedProcess) goroutineEntry() string { return "goroutine of " + s.name + ":" }
 
-// openFiles lists the open files of a process. It counts connections between driver and rack
-// separately, and those to the console not at all.
+// openFiles lists the open files of a process. It only counts the connections between driver and
+// rack, and ignores those to the web console.
 func openFiles(pid int, port, console uint16) (names []string, connections int, err error) {
 	defer Catch(&err)
 	process := Got(procfs.NewProc(pid))
@@ -232,7 +231,7 @@ func openFiles(pid int, port, console uint16) (names []string, connections int, 
 		case known:
 			names = append(names, socket.name)
 		default:
-			// The number of a pipe is different each time.
+			// Omit the number of a pipe, because it differs in each process.
 			kind, _, _ := strings.Cut(target, ":[")
 			names = append(names, kind)
 		}
@@ -240,13 +239,13 @@ func openFiles(pid int, port, console uint16) (names []string, connections int, 
 	return names, connections, nil
 }
 
-// socket is an entry of the kernel's table. A listening socket has no remote port.
+// socket is a row of a kernel's socket table. A listening socket has the remote port 0.
 type socket struct {
 	name          string
 	local, remote uint16
 }
 
-// socketsOf reads the network tables of a process. The keys are the names in /proc/PID/fd.
+// socketsOf returns the sockets in a process's network namespace, by their names in /proc/PID/fd.
 func socketsOf(pid int) (map[string]socket, error) {
 	tables, err := procfs.NewFS(fmt.Sprint("/proc/", pid))
 	if err != nil {
@@ -282,14 +281,14 @@ func address(ip net.IP, port uint64) string {
 	return net.JoinHostPort(ip.String(), strconv.FormatUint(port, 10))
 }
 
-// netPort returns the port of a URL. The URLs come from the simulator and always have a port.
+// netPort returns the port of a URL from the simulator. Each of these has a port.
 func netPort(address string) uint16 {
 	port, _ := strconv.ParseUint(address[strings.LastIndex(address, ":")+1:], 10, 16)
 	return uint16(port)
 }
 
-// goroutinesIn parses a goroutine profile: a header, then for each stack the number of
-// goroutines that have it, its frames from the innermost to the outermost, and a blank line.
+// goroutinesIn parses a goroutine profile: a header, and then for each stack the number of its
+// goroutines, its frames from the innermost outwards, and a blank line.
 func goroutinesIn(profile string) ([]string, error) {
 	heading, stacks, _ := strings.Cut(profile, "\n")
 	if !strings.HasPrefix(heading, "goroutine profile:") {
@@ -309,13 +308,13 @@ func goroutinesIn(profile string) ([]string, error) {
 	return list, nil
 }
 
-// purpose returns the function with which a goroutine was started. If that was a function of
-// WaitGroup or errgroup, purpose returns the function that they run. It returns "" for a
-// goroutine that has not run yet.
+// purpose returns the function that a goroutine was started with. If this belongs to WaitGroup or
+// errgroup, purpose returns the function that they call. For a goroutine that has not run yet, it
+// returns "".
 func purpose(stack string) string {
 	lines := strings.Split(strings.TrimSpace(stack), "\n")
 	for _, line := range slices.Backward(lines[1:]) {
-		// "#", address, function+offset, file
+		// The fields are "#", the address, function+offset, and the file.
 		fields := strings.Fields(line)
 		if len(fields) < 3 {
 			continue
@@ -329,8 +328,8 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofPool reports whether a goroutine belongs to an HTTP connection, which is counted as an open
-// file, or is one of the at most 16 goroutines that read the requests to a FUSE filesystem.
+// ofPool reports whether a goroutine serves an HTTP connection, which openFiles counts, or reads
+// the requests of a FUSE filesystem, for which go-fuse starts up to 16 goroutines.
 func ofPool(name string) bool {
 	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",
@@ -338,11 +337,11 @@ func ofPool(name string) bool {
 		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// noneLeft returns an error if a process of this one's group still runs. A mkfs or a mount
-// that outlives the driver would continue to write to a disk.
+// noneLeft returns an error if a process of the group still runs. A mkfs or mount that outlives the
+// driver would still write to a disk.
 func (p *process) noneLeft() error { return NoneLeft(p.name, map[int]bool{p.pid(): true}) }
 
-// NoneLeft returns an error if a process of one of the groups still runs.
+// NoneLeft returns an error if a process of one of these process groups still runs.
 func NoneLeft(leader string, groups map[int]bool) error {
 	all, err := procfs.AllProcs()
 	if err != nil {
@@ -351,7 +350,7 @@ func NoneLeft(leader string, groups map[int]bool) error {
 	var left []string
 	for _, p := range all {
 		stat, err := p.Stat()
-		if err == nil && groups[stat.PGRP] && stat.State != "Z" { // an error: it has ended meanwhile
+		if err == nil && groups[stat.PGRP] && stat.State != "Z" { // after an error the process has ended
 			left = append(left, fmt.Sprint(stat.Comm, " ", p.PID))
 		}
 	}

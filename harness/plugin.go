@@ -30,43 +30,43 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 )
 
-// The modes of oxide-csi-plugin.
+// These are the modes of oxide-csi-plugin.
 const (
 	ModeAll        = "all"
 	ModeController = "controller"
 	ModeNode       = "node"
 )
 
-// PluginOptions configures a driver. The zero value serves all in the rack's first instance.
+// PluginOptions configures a driver. The zero value serves both services in the first instance.
 type PluginOptions struct {
 	// Mode is ModeAll when empty.
 	Mode string
-	// Instance names the instance in whose guest a node's driver runs. Empty is the first one.
+	// Instance is the name of the instance in which the driver runs. Empty means the first.
 	Instance string
-	// Env overrides the variables that the harness sets. An empty value removes the variable.
+	// Env replaces variables that the harness sets. An empty value removes a variable.
 	Env map[string]string
-	// Args are further arguments.
+	// Args are additional arguments.
 	Args []string
-	// Command starts a driver that was built elsewhere. If it is empty, the run's is started.
+	// Command starts another driver instead of the one that the run builds.
 	Command []string
-	// Files are open files that the driver and its programs inherit.
+	// Files are open files that the driver and the programs that it runs inherit.
 	Files []*os.File
 }
 
-// Plugin is a running oxide-csi-plugin and a connection to it.
+// Plugin is an oxide-csi-plugin process and a connection to it.
 type Plugin struct {
-	// Dir contains the plugin's socket and log.
+	// Dir contains the driver's sockets, log and records.
 	Dir string
-	// Endpoint is the socket's address in the form of CSI_ENDPOINT.
+	// Endpoint is the address of the driver's socket, as in CSI_ENDPOINT.
 	Endpoint string
-	// LogFile is the path of the log. The node service's records are in volumes beside it.
+	// LogFile is the path of the driver's log.
 	LogFile string
-	// Instance is the instance of the rack in which the plugin runs.
+	// Instance is the instance in which the driver runs.
 	Instance Instance
-	// Conn is a connection to the plugin. Controller, Node and Identity use it.
+	// Conn is the connection that Controller, Node and Identity use.
 	Conn *grpc.ClientConn
 
-	// History records the driver's calls, starts and ends. The drivers of a rack share the rack's.
+	// History records the driver's calls, starts and kills. All drivers of a rack share the rack's.
 	History *history.Recorder
 
 	run     *Run
@@ -74,14 +74,14 @@ type Plugin struct {
 	proc    *process
 }
 
-// StartPlugin starts the driver for this rack.
+// StartPlugin starts a driver that uses this rack.
 func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
 	env := map[string]string{}
 	if options.Mode != ModeNode {
 		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
 		env["OXIDE_CA_FILE"] = r.CA
-		// A simulated rack delays less than a real one. With the driver's default limit, a proof that
-		// loses the answer to an attach would wait long at the detach.
+		// A late answer of a simulated rack comes sooner than a real one's. With the default limit, each
+		// proof that loses the answer to an attach would wait long for the detach.
 		env["OXIDE_LATE_LIMIT"] = "100ms"
 	}
 	var instance Instance
@@ -100,9 +100,9 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin,
 	return plugin, plugin.Start(ctx)
 }
 
-// StartPlugin starts a driver without a simulated rack. The driver's environment is exactly
-// the one of the options. If the driver does not start, the plugin is returned all the same,
-// so that the caller can read its log.
+// StartPlugin starts a driver without a simulated rack, with only the variables in the options. If
+// the driver does not start, StartPlugin returns the plugin and an error, so that the caller can
+// read the log.
 func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
 	plugin, err := r.newPlugin(r.Dir, &r.plugs, options)
 	if err != nil {
@@ -111,10 +111,10 @@ func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, 
 	return plugin, plugin.Start(ctx)
 }
 
-// pluginPrefix begins the name of a plugin's directory, which ends with a number.
+// pluginPrefix is the beginning of the names of plugins' directories; a number follows.
 const pluginPrefix = "plugin-"
 
-// newPlugin prepares a driver with exactly the environment of the options.
+// newPlugin creates a plugin's directory. The driver gets only the variables in the options.
 func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOptions) (*Plugin,
 	error) {
 	options.Mode = cmp.Or(options.Mode, ModeAll)
@@ -135,7 +135,7 @@ func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOpti
 	}, nil
 }
 
-// Start starts the driver again after Stop or Kill, at the same socket, and waits until it serves.
+// Start starts the driver at the same socket, after Stop or Kill too, and waits until it serves.
 func (p *Plugin) Start(ctx context.Context) error {
 	command := p.options.Command
 	if command == nil {
@@ -147,14 +147,14 @@ func (p *Plugin) Start(ctx context.Context) error {
 	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock")}, p.options.Args)
-	// The address is a variable, because an older driver of a benchmark may not have the flag.
+	// A variable sets the address, because an old driver in a benchmark may not know a flag for it.
 	env := []string{"OXIDE_PPROF_ADDRESS=unix://" + filepath.Join(p.Dir, "pprof.sock")}
 	for key, value := range p.options.Env {
 		if value != "" {
 			env = append(env, key+"="+value)
 		}
 	}
-	// Dial would take the socket of a killed process for the socket of this one.
+	// Otherwise Dial would find the socket of a killed process before the new one exists.
 	err := os.Remove(p.Socket())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the old socket: %w", err)
@@ -175,7 +175,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 // Socket returns the path of the driver's socket.
 func (p *Plugin) Socket() string { return filepath.Join(p.Dir, "csi.sock") }
 
-// Dial makes another connection to the plugin. It waits until the plugin serves, or has ended.
+// Dial opens another connection to the driver. It waits until the driver serves or has ended.
 func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 	defer cancel()
@@ -211,7 +211,7 @@ func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.Cl
 	return conn, nil
 }
 
-// Kubelet returns a path of the orchestrator on the plugin's node.
+// Kubelet returns a path in a directory that stands for kubelet's on the driver's node.
 func (p *Plugin) Kubelet(elements ...string) string {
 	return filepath.Join(p.Dir, "kubelet", filepath.Join(elements...))
 }
@@ -228,13 +228,13 @@ func (p *Plugin) Node() csi.NodeClient { return csi.NewNodeClient(p.Conn) }
 // PID returns the process ID of the driver.
 func (p *Plugin) PID() int { return p.proc.pid() }
 
-// Running reports whether the process still runs.
+// Running reports whether the driver's process runs.
 func (p *Plugin) Running() bool { return p.proc.running() }
 
-// Signal sends a signal to the process.
+// Signal sends a signal to the driver's process.
 func (p *Plugin) Signal(signal os.Signal) error { return p.proc.cmd.Process.Signal(signal) }
 
-// Wait waits until the process has ended, and returns an error if it failed or still runs.
+// Wait waits until the driver has ended. It returns an error if the driver failed or still runs.
 func (p *Plugin) Wait() error {
 	if !p.proc.wait(StopTimeout) {
 		return fmt.Errorf("%s still runs after %s", p.proc.name, StopTimeout)
@@ -242,7 +242,7 @@ func (p *Plugin) Wait() error {
 	return p.proc.err
 }
 
-// Stop ends the plugin with SIGTERM. It fails if the plugin fails or leaves a process.
+// Stop ends the driver with SIGTERM. It returns an error if the driver fails or leaves a process.
 func (p *Plugin) Stop() error {
 	err := errors.Join(p.Conn.Close(), p.proc.stop(), p.proc.noneLeft())
 	if err != nil {
@@ -251,7 +251,7 @@ func (p *Plugin) Stop() error {
 	return err
 }
 
-// Kill ends the plugin with SIGKILL. The plugin's mounts stay.
+// Kill ends the driver with SIGKILL. Its mounts remain.
 func (p *Plugin) Kill() {
 	if p.Running() {
 		p.History.Mark(p.Lane(), "killed")
@@ -260,7 +260,7 @@ func (p *Plugin) Kill() {
 	p.proc.kill()
 }
 
-// AwaitReady waits until the driver is ready. It has finished its first requests and is idle.
+// AwaitReady waits until the driver reports that it is ready.
 func (p *Plugin) AwaitReady(ctx context.Context) error {
 	return Await(ctx, StartTimeout, func() error {
 		probe, err := p.Identity().Probe(ctx, &csi.ProbeRequest{})
@@ -271,12 +271,12 @@ func (p *Plugin) AwaitReady(ctx context.Context) error {
 	})
 }
 
-// GoroutineProfile returns the stacks of the plugin's goroutines, as text.
+// GoroutineProfile returns the profile of the driver's goroutines as text.
 func (p *Plugin) GoroutineProfile(ctx context.Context) ([]byte, error) {
 	return p.readPage(ctx, "pprof.sock", "http://plugin/debug/pprof/goroutine?debug=1")
 }
 
-// Metrics returns the plugin's metrics by their names with labels, as Prometheus prints them.
+// Metrics returns the driver's metrics. The keys are names with labels, as in Prometheus' format.
 func (p *Plugin) Metrics(ctx context.Context) (map[string]float64, error) {
 	text, err := p.readPage(ctx, "metrics.sock", "http://plugin/metrics")
 	if err != nil {
@@ -297,7 +297,7 @@ func (p *Plugin) Metrics(ctx context.Context) (map[string]float64, error) {
 	return samples, nil
 }
 
-// readPage reads a page of the plugin's server at a Unix socket, and keeps no connection open.
+// readPage reads an HTTP page at one of the driver's Unix sockets, and closes the connection.
 func (p *Plugin) readPage(ctx context.Context, socket, url string) ([]byte, error) {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(p.Dir, socket))
@@ -320,20 +320,20 @@ func (p *Plugin) readPage(ctx context.Context, socket, url string) ([]byte, erro
 	return page, err
 }
 
-// ErrorRules is a client interceptor that checks every error of the driver against CSI's Error
-// Scheme and against our own rules (errorFault). If an error breaks a rule, the caller gets
-// DATA_LOSS, a code that no test expects, with a message that describes the fault.
+// ErrorRules is a client interceptor that checks each error of the driver against CSI's Error
+// Scheme and our own rules in errorFault. If an error breaks a rule, the caller gets the code
+// DATA_LOSS, which no test expects, and a message that describes the fault.
 func ErrorRules(
 	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 	invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
 	var trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
-	// A server's error consists of a trailer alone. An error without a trailer was made by this
-	// client: the connection was lost, or the deadline passed, which can happen in the middle of a
-	// good response. The deadline can also pass after the server has sent its error and before
-	// this client reads it, or while gRPC in the server still reads the request. Then gRPC in the
-	// server answers, and its timer may be earlier than the timer of this client.
+	// An error from the server arrives as a trailer. Without a trailer, this client made the error:
+	// the connection was lost, or the deadline passed. With a trailer, too, the deadline may have
+	// passed in the server: gRPC's server then answers while it still reads the request, perhaps
+	// before this client's timer runs. Such errors are not the driver's, so ErrorRules does not check
+	// them.
 	if err == nil || len(trailer) == 0 || ended(ctx) != nil &&
 		status.Convert(err).Message() == ended(ctx).Error() {
 		return err
@@ -344,7 +344,7 @@ func ErrorRules(
 	return err
 }
 
-// ended returns ctx.Err, also if the deadline has passed but its timer has not run yet.
+// ended returns ctx.Err(), and DeadlineExceeded even before the timer of a passed deadline runs.
 func ended(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && time.Until(deadline) <= 0 {
 		return context.DeadlineExceeded
@@ -352,16 +352,16 @@ func ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// ReasonOf returns the reason of a driver's error, or "" for an error of gRPC itself.
+// ReasonOf returns the reason in a driver's error, or "" for an error of gRPC itself.
 func ReasonOf(err *status.Status) string {
 	match := append(reasonAndSentence.FindStringSubmatch(err.Message()), "", "")
 	return match[1]
 }
 
-// reasonAndSentence matches a message's reason for programs and its sentence for people.
+// reasonAndSentence matches a message: a reason for programs, a colon, and a sentence for people.
 var reasonAndSentence = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): \S`)
 
-// errorFault describes what is wrong with an error of the driver, or returns "".
+// errorFault returns a description of what is wrong with an error of the driver, or "".
 func errorFault(s *status.Status) string {
 	message := s.Message()
 	switch {
@@ -378,7 +378,7 @@ func errorFault(s *status.Status) string {
 	}
 	switch s.Code() {
 	case codes.Unimplemented:
-		// gRPC itself and the generated code answer this code, with texts of their own.
+		// gRPC and the code that it generates answer Unimplemented, too, with their own texts.
 		return ""
 	case codes.Unknown, codes.DataLoss:
 		return "has a code that CSI does not use"
@@ -389,8 +389,8 @@ func errorFault(s *status.Status) string {
 	return ""
 }
 
-// Every token of a rack begins with TokenPrefix. The specs put Canary into every secret, mount flag
-// and token that they pass. No error and no log may contain either text.
+// TokenPrefix begins each token of a rack. Canary is in every secret, mount flag and token that the
+// specs pass. Neither may appear in an error or a log.
 const (
 	TokenPrefix = "oxide-token-"
 	Canary      = "tweetytweety"

@@ -28,38 +28,38 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// StartTimeout limits how long a program may take from its start until it serves.
+// StartTimeout is the time in which a started program has to serve.
 const StartTimeout = 30 * time.Second
 
-// RackOptions configures a simulated rack. The zero value can hot-plug, and has instances a and b.
+// RackOptions configures a simulated rack. The zero value has hot-plug and the instances a and b.
 type RackOptions struct {
-	// Instances contains the names of the project's instances. Nil means a and b.
+	// Instances contains the names of the rack's instances. Nil means a and b.
 	Instances []string
-	// Hotplug says whether the rack attaches disks to running instances, and detaches them. "" means
+	// Hotplug selects whether the rack attaches and detaches disks of running instances. "" means
 	// adminapi.HotplugFull. Racks of today have adminapi.HotplugNone.
 	Hotplug adminapi.Hotplug
-	// TLS serves HTTPS with a certificate that the rack makes; Rack.CA is then set.
+	// TLS makes the rack serve HTTPS with a certificate of its own, whose authority Rack.CA names.
 	TLS bool
-	// QuotaBytes and DiskLimit override the simulator's defaults unless they are zero.
+	// QuotaBytes and DiskLimit replace the simulator's defaults if they are not zero.
 	QuotaBytes int64
 	DiskLimit  int
-	// Args are further arguments of oxide-simulator serve.
+	// Args are additional arguments of `oxide-simulator serve`.
 	Args []string
 }
 
-// Rack is a simulated rack: one oxide-simulator process, its directory, and clients for it.
+// Rack is a simulated rack: an oxide-simulator process, its directory, and clients of its APIs.
 type Rack struct {
-	// Dir contains the files of this rack and its plugins, and their mount points.
+	// Dir contains the rack's files, and its plugins' directories and mount points.
 	Dir string
-	// URL, Project and Token configure the driver. CA is a PEM file if the rack serves TLS.
+	// URL, Project and Token are the driver's settings. CA is a PEM file if the rack serves TLS.
 	URL, Project, Token, CA string
 	// Instances contains the rack's instances, in the order of RackOptions.Instances.
 	Instances []Instance
-	// Admin is a client of the simulator's administration API: request log, faults and switches.
+	// Admin is a client of the simulator's admin listener: request log, faults and switches.
 	Admin adminapi.Client
-	// History records the calls of the rack's drivers, and the starts and ends of all processes.
+	// History records the drivers' calls, and when the rack and the drivers started or ended.
 	History *history.Recorder
-	// Administrator has Oxide's own client.
+	// Administrator calls the rack with Oxide's own client.
 	Administrator
 
 	run     *Run
@@ -69,14 +69,14 @@ type Rack struct {
 	plugs   atomic.Int64
 }
 
-// Instance is an instance of the rack. Guest is the directory with its sys and dev.
+// Instance is an instance of the rack. Guest is the directory of its guest view.
 type Instance struct {
 	Name  string `json:"name"`
 	ID    string `json:"id"`
 	Guest string `json:"guest"`
 }
 
-// StartRack starts a simulated rack in a directory of its own.
+// StartRack starts a simulated rack in a new directory.
 func (r *Run) StartRack(ctx context.Context, options RackOptions) (rack *Rack, err error) {
 	defer Catch(&err)
 	if options.Instances == nil {
@@ -90,8 +90,8 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (rack *Rack, e
 	return rack, rack.Start(ctx)
 }
 
-// identify writes an identity that names this process to a rack's directory. If this run is
-// killed before it stops its rack, the next run can recognize the rack's loop devices by it.
+// identify writes this process's identity into a rack's directory. The rack's loop devices get it,
+// so that the next run can find them if this run is killed before it stops the rack.
 func identify(dir string) error {
 	process := loopdev.Process()
 	if process == "" {
@@ -101,7 +101,7 @@ func identify(dir string) error {
 		[]byte(process+"."+rand.Text()[:8]), 0o600))
 }
 
-// Start starts the simulator again after Stop or Kill, with the same records and the same address.
+// Start starts the simulator after Stop or Kill, with the same records and at the same address.
 func (r *Rack) Start(ctx context.Context) (err error) {
 	defer Catch(&err)
 	command := Got(r.run.command(ctx, "oxide-simulator"))
@@ -122,7 +122,7 @@ func (r *Rack) Start(ctx context.Context) (err error) {
 
 func (r *Rack) args() []string {
 	o := r.options
-	// A test does not use its rack after a power cut of this machine, so the rack need not sync.
+	// No test uses a rack after a power cut of this machine, so --volatile skips syncs.
 	args := append([]string{"serve", "--dir", filepath.Join(r.Dir, "sim"), "--disks=file",
 		"--flight-records", filepath.Join(r.Dir, pluginPrefix+"*", flightDir),
 		"--project", r.Project, "--token", r.Token, "--volatile",
@@ -142,7 +142,7 @@ func (r *Rack) args() []string {
 	return append(args, o.Args...)
 }
 
-// connect parses the line that the simulator prints, and makes the clients.
+// connect parses the simulator's first line, and creates the clients.
 func (r *Rack) connect(line string) error {
 	var address struct {
 		URL, Admin, CA string
@@ -165,7 +165,7 @@ func (r *Rack) connect(line string) error {
 		}
 		r.listen = append(r.listen, flag, u.Host)
 	}
-	// The client keeps no connection open, so a ledger counts only those of the programs under test.
+	// This client closes its connections, so ledgers count only those of the drivers.
 	transport, err := Transport(r.CA)
 	if err != nil {
 		return err
@@ -175,8 +175,8 @@ func (r *Rack) connect(line string) error {
 	return err
 }
 
-// Transport returns an HTTP transport for a rack. It keeps no connection open. If caFile is
-// not empty, it names a PEM file with the authority of a private certificate.
+// Transport returns an HTTP transport for a rack that closes its connections. If caFile is not
+// empty, the transport trusts the certificate authority in this PEM file.
 func Transport(caFile string) (*http.Transport, error) {
 	transport := &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}
 	if caFile == "" {
@@ -194,7 +194,7 @@ func Transport(caFile string) (*http.Transport, error) {
 	return transport, nil
 }
 
-// Instance returns the instance with that name, or the first instance if the name is empty.
+// Instance returns the instance with this name, or the first one if name is empty.
 func (r *Rack) Instance(name string) Instance {
 	i := slices.IndexFunc(r.Instances, func(i Instance) bool { return name == "" || i.Name == name })
 	if i < 0 {
@@ -203,19 +203,19 @@ func (r *Rack) Instance(name string) Instance {
 	return r.Instances[i]
 }
 
-// Port returns the port of the rack's API.
+// Port returns the port of the rack's Oxide API.
 func (r *Rack) Port() uint16 { return netPort(r.URL) }
 
 // PID returns the process ID of the simulator.
 func (r *Rack) PID() int { return r.proc.pid() }
 
-// Running reports whether the simulator was started and still runs.
+// Running reports whether the simulator runs.
 func (r *Rack) Running() bool { return r.proc != nil && r.proc.running() }
 
-// LogFile returns the path of the simulator's log.
+// LogFile returns the path of the log of the simulator.
 func (r *Rack) LogFile() string { return filepath.Join(r.Dir, "simulator.log") }
 
-// Stop ends the simulator with SIGTERM. It fails if the simulator fails or leaves something.
+// Stop ends the simulator with SIGTERM. It fails if the simulator fails or leaves something behind.
 func (r *Rack) Stop() error {
 	err := r.proc.stop()
 	if err != nil {
@@ -224,15 +224,15 @@ func (r *Rack) Stop() error {
 	return errors.Join(err, r.nothingLeft())
 }
 
-// Terminate ends the simulator with SIGTERM while guests may use its disks, and returns the
-// simulator's error, which names the disks that it could not detach. Start brings all disks
-// back as new devices.
+// Terminate ends the simulator with SIGTERM while guests may use disks, and returns its error,
+// which names the disks that it could not detach. Start then attaches all disks to new loop
+// devices.
 func (r *Rack) Terminate() error {
 	r.History.Mark(history.Rack, "stopped")
 	return r.proc.stop()
 }
 
-// Kill ends the simulator with SIGKILL. Its loop devices stay for the next Start.
+// Kill ends the simulator with SIGKILL. Its loop devices remain, and Start uses them again.
 func (r *Rack) Kill() {
 	if r.Running() {
 		r.History.Mark(history.Rack, "killed")
@@ -240,10 +240,10 @@ func (r *Rack) Kill() {
 	r.proc.kill()
 }
 
-// GuestDevice is a disk as an instance shows it. Number is "major:minor", Path the node's.
+// GuestDevice is a disk in a guest view. Number is "major:minor", and Path the device node's path.
 type GuestDevice struct{ Name, Serial, Number, Path string }
 
-// Devices lists the disks that the guest shows. A disk may disappear during the call.
+// Devices returns the disks in the guest view. It skips a disk that disappears during the call.
 func (i Instance) Devices() ([]GuestDevice, error) {
 	entries, err := os.ReadDir(filepath.Join(i.Guest, "sys/block"))
 	if err != nil {
@@ -262,7 +262,7 @@ func (i Instance) Devices() ([]GuestDevice, error) {
 	return devices, nil
 }
 
-// Device returns the only disk that the guest shows with the name of that disk as its serial.
+// Device returns the only disk in the guest view whose serial is the beginning of diskName.
 func (i Instance) Device(diskName string) (GuestDevice, error) {
 	serial := diskName[:min(len(diskName), 20)]
 	found, err := i.Devices()
@@ -277,30 +277,30 @@ func (i Instance) Device(diskName string) (GuestDevice, error) {
 	return found[0], err
 }
 
-// MountsAt returns the mounts at a path of this namespace, the lowest first.
+// MountsAt returns the mounts at a path in this mount namespace, from the lowest to the highest.
 func MountsAt(path string) ([]*mountinfo.Info, error) {
 	return mountinfo.GetMounts(func(info *mountinfo.Info) (skip, stop bool) {
 		return info.Mountpoint != path, false
 	})
 }
 
-// Environment is a rack with its drivers, and a ledger from before they did anything. The proofs
-// build their own environments on it.
+// Environment is a rack with its drivers, and a ledger from before the test. Package proof adds
+// bystanders to it.
 type Environment struct {
 	Rack *Rack
-	// Plugins are the drivers, in the order in which they were started.
+	// Plugins contains the drivers in the order of their start.
 	Plugins []*Plugin
-	// Baseline is the ledger with which Balance compares.
+	// Baseline is the ledger that Balance and Compare use.
 	Baseline Ledger
 }
 
-// StartEnvironment starts a rack without drivers.
+// StartEnvironment starts a rack without a driver.
 func (r *Run) StartEnvironment(ctx context.Context, options RackOptions) (*Environment, error) {
 	rack, err := r.StartRack(ctx, options)
 	return &Environment{Rack: rack}, err
 }
 
-// StartPlugin starts a driver and waits until it is ready.
+// StartPlugin starts a driver on the rack and waits until it is ready.
 func (e *Environment) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
 	plugin, err := e.Rack.StartPlugin(ctx, options)
 	if err != nil {
@@ -310,7 +310,7 @@ func (e *Environment) StartPlugin(ctx context.Context, options PluginOptions) (*
 	return plugin, plugin.AwaitReady(ctx)
 }
 
-// StartNodes starts a node driver in every instance, and returns them by the instance's name.
+// StartNodes starts a node driver in each instance, and returns the drivers by instance name.
 func (e *Environment) StartNodes(ctx context.Context, options PluginOptions) (
 	nodes map[string]*Plugin, err error) {
 	defer Catch(&err)
@@ -323,23 +323,23 @@ func (e *Environment) StartNodes(ctx context.Context, options PluginOptions) (
 	return nodes, nil
 }
 
-// TakeBaseline takes the ledger with which Balance compares.
+// TakeBaseline sets Baseline to a new ledger.
 func (e *Environment) TakeBaseline(ctx context.Context) (err error) {
 	e.Baseline, err = e.Rack.Ledger(ctx, e.Plugins...)
 	return err
 }
 
-// Balance waits until nothing exists that is not in the baseline, or returns an error.
+// Balance waits until nothing has leaked since the baseline. See Rack.Balance.
 func (e *Environment) Balance(ctx context.Context) error {
 	return e.Rack.Balance(ctx, e.Baseline, e.Plugins...)
 }
 
-// Compare compares with the baseline once, without waiting. It ends no process.
+// Compare compares a new ledger with the baseline once. It ends no process.
 func (e *Environment) Compare(ctx context.Context) error {
 	return e.Rack.compare(ctx, e.Baseline, e.Plugins...)
 }
 
-// Close stops the drivers and the rack, and fails if one of them fails or leaves something.
+// Close stops the drivers and the rack. It fails if one of them fails or leaves something behind.
 func (e *Environment) Close() error {
 	var errs []error
 	for _, plugin := range e.Plugins {

@@ -17,28 +17,28 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// The units of sizes. A rack makes disks of whole GiB.
+// These are units of sizes. The size of a rack's disk is a number of whole GiB.
 const (
 	MiB = int64(1) << 20
 	GiB = int64(1) << 30
 )
 
-// Mounted returns the capability of a mounted filesystem, with the access mode that every
-// orchestrator supports. If fsType is empty, the driver chooses the filesystem.
+// Mounted returns the capability of a mounted filesystem, with the access mode SINGLE_NODE_WRITER,
+// which every orchestrator supports. If fsType is empty, the driver chooses the filesystem.
 func Mounted(fsType string, flags ...string) *csi.VolumeCapability {
 	mount := &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: flags}
 	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 		&csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: mount}})
 }
 
-// Raw returns the capability of a raw block volume, with the access mode of Mounted.
+// Raw returns the capability of a raw block volume, with the access mode SINGLE_NODE_WRITER.
 func Raw() *csi.VolumeCapability {
 	block := &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 		&csi.VolumeCapability{AccessType: block})
 }
 
-// Access returns Raw for "block", and otherwise Mounted with that filesystem.
+// Access returns Raw for the name "block", and Mounted for the name of a filesystem.
 func Access(name string) *csi.VolumeCapability {
 	if name == "block" {
 		return Raw()
@@ -46,14 +46,14 @@ func Access(name string) *csi.VolumeCapability {
 	return Mounted(name)
 }
 
-// InMode sets the capability's access mode and returns the capability.
+// InMode sets the capability's access mode, and returns the capability.
 func InMode(mode csi.VolumeCapability_AccessMode_Mode,
 	capability *csi.VolumeCapability) *csi.VolumeCapability {
 	capability.AccessMode = &csi.VolumeCapability_AccessMode{Mode: mode}
 	return capability
 }
 
-// CreateRequest returns a request for 1 GiB with these capabilities, or a mounted filesystem.
+// CreateRequest returns a request for a volume of 1 GiB. Without capabilities it is a mounted one.
 func CreateRequest(name string, capabilities ...*csi.VolumeCapability) *csi.CreateVolumeRequest {
 	if len(capabilities) == 0 {
 		capabilities = []*csi.VolumeCapability{Mounted("")}
@@ -62,7 +62,7 @@ func CreateRequest(name string, capabilities ...*csi.VolumeCapability) *csi.Crea
 		CapacityRange: &csi.CapacityRange{RequiredBytes: GiB}}
 }
 
-// FromSnapshot changes the request to ask for a volume from that snapshot, and returns the request.
+// FromSnapshot makes the request ask for a volume from the snapshot, and returns the request.
 func FromSnapshot(req *csi.CreateVolumeRequest, snapshot string) *csi.CreateVolumeRequest {
 	source := &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot}
 	req.VolumeContentSource = &csi.VolumeContentSource{
@@ -75,29 +75,29 @@ func SnapshotRequest(name, volumeID string) *csi.CreateSnapshotRequest {
 	return &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volumeID}
 }
 
-// PublishRequest returns a request to attach a volume to a node, for a mounted filesystem.
+// PublishRequest returns a request to attach a volume with a filesystem to a node.
 func PublishRequest(volume *csi.Volume, node string) *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node,
 		VolumeCapability: Mounted(""), VolumeContext: volume.GetVolumeContext()}
 }
 
-// UnpublishRequest returns a request to detach a volume from a node, or if empty from all.
+// UnpublishRequest returns a request to detach a volume from a node or, with "", from all nodes.
 func UnpublishRequest(volume *csi.Volume, node string) *csi.ControllerUnpublishVolumeRequest {
 	return &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node}
 }
 
-// Placement describes a volume on a node as an orchestrator passes it to the node's calls.
+// Placement contains what an orchestrator passes to the node calls of one volume.
 type Placement struct {
 	Volume         *csi.Volume
 	Capability     *csi.VolumeCapability
 	PublishContext map[string]string
-	// Staging is a directory that the orchestrator makes. The driver makes Target.
+	// Staging is a directory that the orchestrator creates. The driver creates Target.
 	Staging, Target string
 	ReadOnly        bool
 	Secrets         map[string]string
 }
 
-// MakeDirs makes what an orchestrator makes: the staging directory, and the target's parent.
+// MakeDirs creates the directories that an orchestrator creates: Staging, and Target's parent.
 func (p *Placement) MakeDirs() error {
 	for _, dir := range []string{p.Staging, filepath.Dir(p.Target)} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -147,17 +147,17 @@ func (p *Placement) Remove(ctx context.Context, node csi.NodeClient) error {
 	return p.Unstage(ctx, node)
 }
 
-// Stats calls NodeGetVolumeStats for the target.
+// Stats calls NodeGetVolumeStats for Target.
 func (p *Placement) Stats(ctx context.Context,
 	node csi.NodeClient) (*csi.NodeGetVolumeStatsResponse, error) {
 	return node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
 		VolumeId: p.Volume.GetVolumeId(), VolumePath: p.Target, StagingTargetPath: p.Staging})
 }
 
-// Administrator makes calls to a rack without the driver.
+// Administrator calls a rack with Oxide's own client, not through a driver.
 type Administrator struct{ Client *oxide.Client }
 
-// CreateDisk creates a blank disk.
+// CreateDisk creates a blank distributed disk.
 func (a Administrator) CreateDisk(ctx context.Context, project, name string,
 	sizeBytes int64) (*oxide.Disk, error) {
 	return a.Client.DiskCreate(ctx, oxide.DiskCreateParams{Project: oxide.NameOrId(project),
@@ -165,13 +165,13 @@ func (a Administrator) CreateDisk(ctx context.Context, project, name string,
 			Size: oxide.ByteCount(sizeBytes), DiskBackend: BlankBackend()}})
 }
 
-// BlankBackend returns the API's description of a blank distributed disk.
+// BlankBackend returns the backend of a blank distributed disk with blocks of 512 bytes.
 func BlankBackend() oxide.DiskBackend {
 	blank := oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: blank}}
 }
 
-// Get returns the unchanged JSON of an answer of the rack.
+// Get returns the JSON of an answer of the rack, unchanged.
 func (a Administrator) Get(ctx context.Context, path string, query map[string]string) ([]byte,
 	error) {
 	resp, err := a.Client.MakeRequest(ctx,
@@ -187,7 +187,7 @@ func (a Administrator) Get(ctx context.Context, path string, query map[string]st
 	return body, err
 }
 
-// NameIn returns the orchestrator's name in a description that the driver wrote, or "".
+// NameIn returns the CSI name in a disk's description, or "" if the driver did not write it.
 func NameIn(description string) string {
 	var mark struct{ Name string }
 	_, text, _ := strings.Cut(description, "csi.oxide.computer ")
@@ -195,14 +195,14 @@ func NameIn(description string) string {
 	return mark.Name
 }
 
-// AttachDisk attaches a disk.
+// AttachDisk attaches a disk to an instance.
 func (a Administrator) AttachDisk(ctx context.Context, disk, instance string) error {
 	_, err := a.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 	return err
 }
 
-// DetachDisk detaches a disk.
+// DetachDisk detaches a disk from an instance.
 func (a Administrator) DetachDisk(ctx context.Context, disk, instance string) error {
 	_, err := a.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
@@ -214,19 +214,19 @@ func (a Administrator) DeleteDisk(ctx context.Context, disk string) error {
 	return a.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk)})
 }
 
-// StopInstance stops an instance and waits until it is stopped.
+// StopInstance stops an instance, and waits until the rack reports it as stopped.
 func (a Administrator) StopInstance(ctx context.Context, id string) error {
 	_, err := a.Client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
 	return a.awaitInstance(ctx, id, oxide.InstanceStateStopped, err)
 }
 
-// StartInstance starts an instance and waits until it runs.
+// StartInstance starts an instance, and waits until the rack reports it as running.
 func (a Administrator) StartInstance(ctx context.Context, id string) error {
 	_, err := a.Client.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
 	return a.awaitInstance(ctx, id, oxide.InstanceStateRunning, err)
 }
 
-// awaitInstance waits for a state, unless the request for it has failed.
+// awaitInstance waits until an instance is in the state want, unless failed is an error.
 func (a Administrator) awaitInstance(ctx context.Context, id string, want oxide.InstanceState,
 	failed error) error {
 	if failed != nil {
@@ -242,23 +242,23 @@ func (a Administrator) awaitInstance(ctx context.Context, id string, want oxide.
 	})
 }
 
-// pieceStride is the distance between the beginnings of two pieces in a raw volume.
+// pieceStride is the distance between the starts of two pieces on a raw block volume.
 const pieceStride = 64 * MiB
 
-// Data describes the data of a workload in a published volume: numbered pieces of random
-// bytes. In a filesystem each piece is a file, and on a device it is a range of its own.
+// Data writes and verifies a workload's data in a published volume: numbered pieces of random
+// bytes. A piece is a file in a filesystem, or a range of a device.
 type Data struct {
 	Rack *Rack
-	// Target is the path at which the volume is published. Raw reports whether the volume is a device.
+	// Target is the path at which the volume is published. Raw means that this is a device.
 	Target string
 	Raw    bool
-	// Seed makes the pieces of one volume differ from those of another.
+	// Seed distinguishes the pieces of one volume from those of another.
 	Seed uint64
-	// PieceBytes is the size of a piece.
+	// PieceBytes is the size of each piece.
 	PieceBytes int64
 }
 
-// Piece returns the content of a piece. No two pieces have the same content.
+// Piece returns the content of piece n, which depends on Seed and n.
 func (d Data) Piece(n int) []byte {
 	var key [32]byte
 	copy(key[:], fmt.Sprint(d.Seed, " ", n))
@@ -267,7 +267,7 @@ func (d Data) Piece(n int) []byte {
 	return content
 }
 
-// Open opens the file or the device for a piece. It refuses a device of another rack.
+// Open opens the file of piece n, or the device at its offset, if the device is a disk of Rack.
 func (d Data) Open(n, flags int) (*os.File, error) {
 	if !d.Raw {
 		return os.OpenFile(filepath.Join(d.Target, fmt.Sprint("piece-", n)), flags, 0o640)
@@ -287,7 +287,7 @@ func (d Data) Open(n, flags int) (*os.File, error) {
 	return file, nil
 }
 
-// Write writes a piece. If sync is true, the piece is on the disk when Write returns.
+// Write writes piece n. With sync, Write returns when the piece is on the disk.
 func (d Data) Write(n int, sync bool) (err error) {
 	defer Catch(&err)
 	file := Got(d.Open(n, os.O_WRONLY|os.O_CREATE))
@@ -298,7 +298,7 @@ func (d Data) Write(n int, sync bool) (err error) {
 	return errors.Join(err, file.Close())
 }
 
-// Verify reads a piece and returns an error unless every byte is as written.
+// Verify reads piece n, and returns an error if it differs from what Write has written.
 func (d Data) Verify(n int) (err error) {
 	defer Catch(&err)
 	file := Got(d.Open(n, os.O_RDONLY))

@@ -1,10 +1,10 @@
-// Package harness runs the driver and a simulated rack as processes and observes them from outside.
-// The specs, the proofs, the benchmarks, the demo and the cluster's suite share it.
+// Package harness runs the driver and a simulated rack as processes, and observes them from
+// outside. The specs, the proofs, the benchmarks, the demo and the end-to-end suite use it.
 //
-// A [Run] has a directory that contains everything that the run makes. [Run.StartRack] starts an
-// oxide-simulator, [Rack.StartPlugin] an oxide-csi-plugin in one of the rack's instances. Both
-// programs are built on first use, with the race detector if this binary has it. An [Environment]
-// is a rack with its drivers and a ledger from the start; the proofs build their own on it.
+// A [Run] is a directory for everything that a test creates. [Run.StartRack] starts an
+// oxide-simulator. [Rack.StartPlugin] starts an oxide-csi-plugin in one of the rack's instances.
+// The first use of a program builds it, with the race detector if this binary has it. An
+// [Environment] is a rack with its drivers and a ledger from the start.
 //
 //	run := harness.RunFor(t)
 //	rack, err := run.StartRack(ctx, harness.RackOptions{})       // instances a and b
@@ -14,18 +14,18 @@
 //	err = rack.Balance(ctx, start, all)                          // nothing may leak
 //	err = errors.Join(all.Stop(), rack.Stop())
 //
-// [CreateRequest] and the functions beside it build the controller's requests, and a [Placement]
-// makes the node's calls for a volume. [Data] writes and verifies the data of a workload in a
-// volume. [Await] and [Backoff] wait, [Share] gives jobs to workers, and a trial ends at a step
-// that fails ([Must], [Catch]). [Rack.Admin] injects faults and reads the request log.
-// [Rack.Client] is Oxide's own client, with which an administrator works without the driver.
+// [CreateRequest] and the functions beside it build requests to the controller. A [Placement] makes
+// the node calls for a volume. [Data] writes and verifies the data of a workload in a volume.
+// [Await] and [Backoff] wait, [Share] distributes jobs to workers, and [Must] and [Catch] end a
+// function at a step that fails. [Rack.Admin] injects faults and reads the request log.
+// [Rack.Client] is Oxide's own client, for calls that the driver does not make.
 //
-// A [Ledger] counts what exists: the rack's objects, loop devices, mounts, and the processes' open
-// files and goroutines. Stop returns an error if a process fails or leaves something behind. Every
-// error that a driver answers is checked against the rules for errors ([ErrorRules]).
+// A [Ledger] counts the rack's objects, loop devices, mounts, and the processes' open files and
+// goroutines. Stop returns an error if a process fails or leaves something behind. [ErrorRules]
+// checks each error that a driver returns.
 //
-// The package uses only the flags, the environment, the sockets and the HTTP of driver and rack.
-// It does not use Ginkgo and ends no test by itself. It needs Linux and root; on other systems its
+// The package uses only the flags, the environment, the sockets and the HTTP of driver and rack. It
+// does not use Ginkgo, and ends no test by itself. It needs Linux and root; on other systems its
 // functions return an error.
 package harness
 
@@ -51,34 +51,34 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Run is one run of a suite or a proof. It has a directory of its own that contains everything
-// that the run makes, so two runs on one machine do not disturb each other.
+// Run is the directory of one suite or proof, for everything that this creates. So two runs on one
+// machine do not disturb each other.
 type Run struct {
-	// Dir contains binaries, racks, sockets, mount points and logs.
+	// Dir contains programs, racks, sockets, mount points and logs.
 	Dir string
-	// Progress receives messages about steps that take long.
+	// Progress gets messages about steps that take long.
 	Progress io.Writer
-	// Programs contains the commands of programs that need not be built, by name.
+	// Programs contains, by name, the commands of programs that the run does not have to build.
 	Programs map[string][]string
-	// Plain selects programs without the race detector, which computes several times as much. It is
-	// for a run that repeats what another run does with the detector.
+	// Plain selects programs without the race detector, which need much less time. Use it only if
+	// another run repeats the same work with the race detector.
 	Plain bool
 
-	lock   *os.File // of the directory, while this process lives
+	lock   *os.File // an open, locked file: the directory
 	racks  atomic.Int64
 	plugs  atomic.Int64
 	failed atomic.Bool
-	// building lets one call at a time build a program.
+	// building is held while a program is built.
 	building sync.Mutex
 }
 
-// maxSocketPath is the length of a path that fits into the kernel's sockaddr_un with a NUL.
+// maxSocketPath is the longest path, without its NUL, that fits into the kernel's sockaddr_un.
 const maxSocketPath = 107
 
-// NewRun makes the directory of a run, below OXIDE_SANITY_DIR or the directory for temporary files.
+// NewRun creates the directory of a run in OXIDE_SANITY_DIR or the directory of temporary files.
 func NewRun(progress io.Writer) (*Run, error) { return newRun(progress, RunParents(), "") }
 
-// NewNamedRun is NewRun with a name for the directory, which must not exist.
+// NewNamedRun does the same as NewRun, but with the directory's name. It fails if this exists.
 func NewNamedRun(progress io.Writer, name string) (*Run, error) {
 	return newRun(progress, RunParents(), name)
 }
@@ -91,7 +91,7 @@ func newRun(progress io.Writer, parents []string, name string) (*Run, error) {
 		return nil, errors.New("the suite makes and mounts loop devices, which requires root: " +
 			"run it as root")
 	}
-	// If a device is still in use, the kernel releases it with its last user.
+	// The kernel itself detaches a busy device when its last user has closed it.
 	if _, err := loopdev.DetachLeft(context.Background()); err != nil &&
 		!errors.Is(err, loopdev.ErrBusy) {
 		return nil, fmt.Errorf("release the loop devices of a killed run: %w", err)
@@ -114,7 +114,7 @@ func newRun(progress io.Writer, parents []string, name string) (*Run, error) {
 	return r, err
 }
 
-// Tester contains the methods of *testing.T that a run needs.
+// Tester contains the methods of *testing.T that this package uses.
 type Tester interface {
 	Helper()
 	Cleanup(end func())
@@ -123,9 +123,8 @@ type Tester interface {
 	Error(args ...any)
 }
 
-// RunFor makes a run for a test. The run ends with the test, and keeps its files if the test
-// failed. Its directory is in memory if there is enough memory: a flush of a disk is then fast, and
-// the holes of a disk take no memory when the disk is read.
+// RunFor creates a run that ends with the test. A failed test keeps the directory. It is in memory
+// if enough is free: a flush is then fast, and a reader of a disk's holes fills no memory.
 func RunFor(t Tester) *Run {
 	t.Helper()
 	removeKilled()
@@ -144,9 +143,9 @@ func RunFor(t Tester) *Run {
 	return run
 }
 
-// runParent returns a directory for the runs. Its path must be short enough for the sockets
-// below it, and it must not be on a filesystem that is mounted nodev, as /tmp is on many
-// systems, because it will contain the guests' device nodes.
+// runParent returns the first of the directories that can contain a run. Its path has to be short
+// enough for the paths of sockets. Its filesystem has to allow device nodes, because guest views
+// have them; /tmp is often mounted with nodev.
 func runParent(parents []string) (string, error) {
 	var refused []error
 	for _, dir := range parents {
@@ -160,7 +159,7 @@ func runParent(parents []string) (string, error) {
 		"path on a filesystem that is not mounted nodev: %w", errors.Join(refused...))
 }
 
-// RunParents lists the directories that may contain runs.
+// RunParents returns the directories for runs, in order of preference.
 func RunParents() []string {
 	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
 		return []string{dir}
@@ -183,13 +182,13 @@ func fitForRun(dir string) error {
 	return err
 }
 
-// failedMark is a file in the directory of a run that failed.
+// failedMark is the name of a file in the directory of a failed run.
 const failedMark = "failed"
 
-// Failed records a failure, so that Close keeps the run's files.
+// Failed marks the run as failed, so that Close keeps the directory.
 func (r *Run) Failed() { r.failed.Store(true) }
 
-// Close removes the run's directory. After a failure it keeps the directory and prints its path.
+// Close removes the run's directory. If the run has failed, Close keeps it and prints its path.
 func (r *Run) Close() error {
 	defer r.lock.Close()
 	if r.failed.Load() {
@@ -205,12 +204,12 @@ func (r *Run) Close() error {
 	return nil
 }
 
-// Say prints progress.
+// Say writes a line to Progress.
 func (r *Run) Say(format string, args ...any) {
 	fmt.Fprintf(r.Progress, "sanity: "+format+"\n", args...)
 }
 
-// newDir makes a numbered directory below the parent.
+// newDir creates a directory with the next number.
 func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, error) {
 	dir := filepath.Join(parent, prefix+strconv.FormatInt(counter.Add(1), 10))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -219,7 +218,7 @@ func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, erro
 	return dir, nil
 }
 
-// Await calls ask until it returns nil. When the time is over, Await returns the last error.
+// Await calls ask until it returns nil. After the timeout, Await returns the last error of ask.
 func Await(ctx context.Context, timeout time.Duration, ask func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -234,7 +233,7 @@ func Await(ctx context.Context, timeout time.Duration, ask func() error) error {
 	}
 }
 
-// AtOnce makes n calls at the same moment and waits for all of them.
+// AtOnce runs n calls concurrently, and waits until all have returned.
 func AtOnce(n int, call func(caller int)) {
 	start := make(chan struct{})
 	var callers sync.WaitGroup
@@ -248,16 +247,15 @@ func AtOnce(n int, call func(caller int)) {
 	callers.Wait()
 }
 
-// Unforked calls f, which uses the files of a volume, while this process starts no other: a child
-// has the files that are open at its fork until its program begins, and keeps their filesystem
-// busy.
+// Unforked calls f while this process cannot start a child. Between fork and exec a child has all
+// open files, so that a volume whose files f opens and closes could not be unmounted.
 func Unforked(f func()) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	f()
 }
 
-// Share starts workers, which take the jobs in turn until none is left. It waits for all of them.
+// Share starts workers that take jobs from one queue, and waits until all workers have returned.
 func Share[J any](workers int, jobs []J, work func(worker int, jobs <-chan J) error) error {
 	queue := make(chan J, len(jobs))
 	for _, job := range jobs {
@@ -269,20 +267,20 @@ func Share[J any](workers int, jobs []J, work func(worker int, jobs <-chan J) er
 	return errors.Join(errs...)
 }
 
-// Must panics if err is not nil, so that a function that has deferred [Catch] returns err.
+// Must panics if err is not nil. A function that defers [Catch] then returns err.
 func Must(err error) {
 	if err != nil {
 		panic(failedStep{err})
 	}
 }
 
-// Got returns the result of a step. If the step has failed, Got panics as Must does.
+// Got panics like Must if err is not nil, and otherwise returns result.
 func Got[T any](result T, err error) T {
 	Must(err)
 	return result
 }
 
-// Need returns a function that returns the result of a step, or ends the test if it has failed.
+// Need returns a function that fails the test if err is not nil, and otherwise returns result.
 func Need[T any](result T, err error) func(t Tester) T {
 	return func(t Tester) T {
 		t.Helper()
@@ -295,7 +293,7 @@ func Need[T any](result T, err error) func(t Tester) T {
 
 type failedStep struct{ error }
 
-// Catch recovers the panic of Must or Got, and joins the step's error to the function's, err.
+// Catch recovers a panic of Must or Got, and joins its error to *err.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -308,13 +306,13 @@ func Catch(err *error) {
 	}
 }
 
-// Backoff is a pause between two attempts. It doubles with each attempt.
+// Backoff is the pause between two attempts. Each pause is twice as long as the one before.
 type Backoff struct {
-	// Next is the next pause; 0 means a millisecond. No pause is longer than Max.
+	// Next is the next pause; 0 means a millisecond. Max limits every pause.
 	Next, Max time.Duration
 }
 
-// Wait waits for the pause. It returns the context's error if the context ends first.
+// Wait waits for the next pause, or returns the context's error if that ends first.
 func (b *Backoff) Wait(ctx context.Context) error {
 	if b.Next == 0 {
 		b.Next = time.Millisecond
@@ -330,27 +328,26 @@ func (b *Backoff) Wait(ctx context.Context) error {
 	}
 }
 
-// StopTimeout limits how long a process takes to end after SIGTERM, stopGrace after SIGKILL.
+// A process has to end within StopTimeout after SIGTERM, or stopGrace after SIGQUIT or SIGKILL.
 const (
 	StopTimeout = 30 * time.Second
 	stopGrace   = 10 * time.Second
 )
 
-// process is a running program under test. Its output goes to a log file, and SIGTERM stops it.
+// process is a program that the harness has started.
 type process struct {
 	name string
-	// log is the path of the file with its standard error.
+	// log is the path of the file with the program's output.
 	log string
 	cmd *exec.Cmd
-	// lines receives the first line of its standard output, and is closed when it has ended.
+	// lines gets the first line of the standard output, and is closed when the program has ended.
 	lines chan string
-	// done is closed when the process has ended. Then err is the result.
+	// done is closed when the program has ended. After that, err is the result.
 	done chan struct{}
 	err  error
 }
 
-// startProcess starts a program with the variables of env, which inherits files. It does not
-// inherit variables of this process that configure our programs.
+// startProcess starts a program that inherits files. Its environment is that of Environ, and env.
 func startProcess(name, log string, command, env []string, files ...*os.File) (*process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -373,9 +370,8 @@ func startProcess(name, log string, command, env []string, files ...*os.File) (*
 	return p, nil
 }
 
-// Environ returns the environment of this process without the variables that configure our
-// programs. It also turns off the pause of one second with which the race detector ends every
-// program.
+// Environ returns this process's environment without the variables that configure our programs.
+// GORACE removes the second that a program with the race detector waits before it ends.
 func Environ() []string {
 	return append([]string{"GORACE=atexit_sleep_ms=0"},
 		slices.DeleteFunc(os.Environ(), func(entry string) bool {
@@ -395,7 +391,7 @@ func (p *process) watch(stdout io.Reader, log *os.File) {
 	p.err = errors.Join(p.cmd.Wait(), err)
 }
 
-// firstLine waits for the first line that the process prints on its standard output.
+// firstLine waits for the first line on the program's standard output.
 func (p *process) firstLine(ctx context.Context) (string, error) {
 	select {
 	case line, printed := <-p.lines:
@@ -409,7 +405,7 @@ func (p *process) firstLine(ctx context.Context) (string, error) {
 	}
 }
 
-// ended returns an error that describes an unexpected end.
+// ended returns an error with the end of the log, for a program that should still run.
 func (p *process) ended() error {
 	return fmt.Errorf("%s ended unexpectedly (%s); the end of %s:\n%s",
 		p.name, p.cmd.ProcessState, p.log, p.tail())
@@ -417,7 +413,7 @@ func (p *process) ended() error {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// running reports whether the process still runs.
+// running reports whether the program runs.
 func (p *process) running() bool {
 	select {
 	case <-p.done:
@@ -427,8 +423,8 @@ func (p *process) running() bool {
 	}
 }
 
-// stop asks the process to end. It returns an error unless the process ends in time with exit
-// code 0. With the race detector a process that has a race ends with 66.
+// stop sends SIGTERM. It returns an error if the program does not end in time or its exit code is
+// not 0. The exit code after a data race is 66.
 func (p *process) stop() error {
 	if !p.running() {
 		return p.ended()
@@ -448,7 +444,7 @@ func (p *process) stop() error {
 	return nil
 }
 
-// quit ends the process with SIGQUIT, so that its log gets the stacks of all goroutines.
+// quit ends the program with SIGQUIT, so that it writes the stacks of all goroutines to its log.
 func (p *process) quit() {
 	_ = p.cmd.Process.Signal(syscall.SIGQUIT)
 	if !p.wait(stopGrace) {
@@ -456,7 +452,7 @@ func (p *process) quit() {
 	}
 }
 
-// kill ends the process at once, as a power cut would.
+// kill ends the program with SIGKILL.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	p.wait(stopGrace)
@@ -471,10 +467,10 @@ func (p *process) wait(timeout time.Duration) bool {
 	}
 }
 
-// tail returns the end of the log.
+// tail returns the end of the program's log.
 func (p *process) tail() string { return TailOf(p.log, 4<<10) }
 
-// TailOf returns the last whole lines of a file, at most size bytes.
+// TailOf returns whole lines from the end of a file, together at most size bytes.
 func TailOf(path string, size int64) string {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -492,12 +488,12 @@ func TailOf(path string, size int64) string {
 	return string(data)
 }
 
-// Module is the path of the module that contains the two programs.
+// Module is the path of this project's Go module.
 const Module = "github.com/oxidecomputer/oxide-csi-plugin"
 
-// Binary returns the path of a program of this module. The first call builds the program, with
-// the race detector if this binary has it and the run is not plain. The variables OXIDE_CSI_PLUGIN
-// and OXIDE_SIMULATOR name programs that are built already, for machines without Go.
+// Binary returns the path of a program of this module. The first call builds the program, with the
+// race detector if this binary has it and the run is not Plain. On machines without Go, the
+// variables OXIDE_CSI_PLUGIN and OXIDE_SIMULATOR name programs that are built already.
 func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	if plain := os.Getenv(PlainVariable); r.Plain && plain != "" {
 		return filepath.Abs(filepath.Join(plain, program))
@@ -514,15 +510,15 @@ func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	return path, r.build(ctx, program, path)
 }
 
-// PlainVariable is the environment variable that names the directory of the programs of plain runs.
+// PlainVariable is the environment variable with the directory of the programs for plain runs.
 const PlainVariable = "OXIDE_PLAIN_PROGRAMS"
 
-// BinaryVariable returns the environment variable that names a program that is built already.
+// BinaryVariable returns the name of the environment variable with the path of a built program.
 func BinaryVariable(program string) string {
 	return strings.ToUpper(strings.ReplaceAll(program, "-", "_"))
 }
 
-// command returns the command that starts a program, without its arguments.
+// command returns the command line of a program, without arguments.
 func (r *Run) command(ctx context.Context, program string) ([]string, error) {
 	if command := r.Programs[program]; command != nil {
 		return command, nil
@@ -547,7 +543,7 @@ func (r *Run) build(ctx context.Context, program, path string) error {
 	return nil
 }
 
-// raceDetector reports whether this binary has the race detector.
+// raceDetector reports whether this binary was built with the race detector.
 func raceDetector() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})

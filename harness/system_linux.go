@@ -15,30 +15,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The functions of this file need Linux.
-
-// checkSystem returns an error on a system without loop devices and mount namespaces.
+// checkSystem returns nil on Linux, and an error on other systems.
 func checkSystem() error { return nil }
 
-// programAttr puts a program into a process group of its own, so an interrupt at the terminal
-// reaches only this process, which then stops its programs in order. If this process ends, the
-// kernel ends its programs.
+// programAttr puts a program into its own process group, so that Ctrl-C at the terminal reaches
+// only this process, which then stops the program. If this process ends, the kernel sends SIGTERM
+// to the program.
 func programAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 }
 
-// mountedNodev reports whether device nodes in a directory cannot be opened.
+// mountedNodev reports whether the filesystem of a directory is mounted with nodev.
 func mountedNodev(dir string) (bool, error) {
 	var fs unix.Statfs_t
 	err := unix.Statfs(dir, &fs)
 	return fs.Flags&unix.ST_NODEV != 0, err
 }
 
-// shm is a directory whose files are in memory.
+// shm is the directory of a tmpfs, whose files are in memory.
 const shm = "/dev/shm"
 
-// LockDir locks a directory that nobody else has locked, without waiting, until the file is closed.
-// It fails if the directory was removed in the meantime.
+// LockDir locks a directory until the caller closes the returned file. It fails at once if another
+// process has the lock, or if the directory was removed before the lock was taken.
 func LockDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -54,12 +52,12 @@ func LockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// removeKilled removes from memory the directories of killed runs that have not failed.
+// removeKilled removes the directories of killed runs from shm, except those of failed runs.
 func removeKilled() {
 	dirs, _ := filepath.Glob(filepath.Join(shm, "oxide-sanity-*"))
 	for _, dir := range dirs {
 		info, err := os.Stat(dir)
-		if err != nil || time.Since(info.ModTime()) < time.Minute { // its run may not have locked it yet
+		if err != nil || time.Since(info.ModTime()) < time.Minute { // a new run locks it soon
 			continue
 		}
 		lock, err := LockDir(dir)
@@ -73,8 +71,8 @@ func removeKilled() {
 	}
 }
 
-// inMemory returns the directory whose files are in memory. It returns no directory if that one has
-// too little space, or if the environment names another one.
+// inMemory returns shm, or nothing if shm has less than 4 GiB free, is no tmpfs, or if a variable
+// names the directory for runs.
 func inMemory() []string {
 	const enough = 4 * GiB
 	var fs unix.Statfs_t
@@ -86,9 +84,9 @@ func inMemory() []string {
 	return []string{shm}
 }
 
-// Owns returns an error unless an open device is a disk of this rack. A spec calls Owns before it
-// writes to a raw volume. Its path has only a device number, which may meanwhile be the number of
-// another rack's disk. While the device is open, the kernel does not reuse the number.
+// Owns returns an error if an open device is not a disk of this rack. A spec calls it before it
+// writes to a raw volume: the number of the device node may meanwhile belong to a disk of another
+// rack. While the device is open, the kernel does not give its number to another disk.
 func (r *Rack) Owns(device *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(device.Fd()), &st); err != nil {
@@ -110,8 +108,8 @@ func (r *Rack) Owns(device *os.File) error {
 	return nil
 }
 
-// StopLazyInit ends the kernel's background work on an ext4 that is mounted at the path. The
-// kernel zeroes inode tables there, and ignores the errors of these writes and flushes.
+// StopLazyInit ends the kernel's background initialization of the inode tables of an ext4, because
+// the kernel ignores errors of these writes and flushes.
 func StopLazyInit(path string) error {
 	if err := unix.Mount("", path, "", unix.MS_REMOUNT, "noinit_itable"); err != nil {
 		return fmt.Errorf("stop the initialization of inode tables at %s: %w", path, err)
@@ -119,8 +117,8 @@ func StopLazyInit(path string) error {
 	return nil
 }
 
-// LockVolumes blocks the calls of the node service for every volume and disk until the returned
-// file is closed. It takes all of the locks, as a second driver process could.
+// LockVolumes takes the node service's locks of all volumes and disks, like a second driver
+// process. Node calls are refused until the caller closes the returned file.
 func (p *Plugin) LockVolumes() (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(p.Dir, "volumes", "lock"), os.O_RDWR, 0)
 	if err != nil {
@@ -133,19 +131,19 @@ func (p *Plugin) LockVolumes() (*os.File, error) {
 	return f, nil
 }
 
-// MountedNumber returns the number of a filesystem's device, or of a mounted device node.
+// MountedNumber returns the "major:minor" of a mounted device node, or of a filesystem's device.
 func MountedNumber(m *mountinfo.Info) string {
 	var st unix.Stat_t
 	if err := unix.Stat(m.Mountpoint, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK {
 		return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 	}
-	if m.FSType == "btrfs" { // the mount's number is not the device's
+	if m.FSType == "btrfs" { // a mount of btrfs has a number of its own
 		return btrfsNumber(m.Mountpoint)
 	}
 	return fmt.Sprintf("%d:%d", m.Major, m.Minor)
 }
 
-// btrfsNumber returns the number of the device of a btrfs, or "" if the kernel does not report it.
+// btrfsNumber returns the "major:minor" of a btrfs with one device, or "".
 func btrfsNumber(path string) string {
 	root, err := os.Open(path)
 	if err != nil {

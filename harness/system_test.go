@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
+func TestRunParentSkipsFilesystemsMountedNodev(t *testing.T) {
 	dir := Need(os.MkdirTemp("/var/tmp", "nodev-"))(t)
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NODEV, ""); err != nil {
 		t.Fatalf("mount a tmpfs, which requires root: %v", err)
@@ -32,7 +32,7 @@ func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
 	}
 }
 
-func TestTheDirectoryOfAKilledRunIsRemovedFromDevShm(t *testing.T) {
+func TestRemoveKilledRemovesDirectoriesOfKilledRuns(t *testing.T) {
 	old := time.Now().Add(-time.Hour)
 	for name, c := range map[string]struct{ locked, failed, stays bool }{
 		"killed": {}, "failed": {failed: true, stays: true}, "running": {locked: true, stays: true},

@@ -1,6 +1,6 @@
-// Package history records the events of a run in lanes and draws them as one page. The events are
-// the steps of the orchestrator, the calls to each driver, the requests to the rack, the changes of
-// disks and mounts, kills and faults. The page also shows the promise that was broken, and when.
+// Package history records the events of a run and draws them as one HTML page, in lanes for steps
+// of the orchestrator, calls of each driver, requests to the rack, and changes of disks and mounts.
+// Marks show kills and faults. The page also shows which promise was broken, and when.
 package history
 
 import (
@@ -19,46 +19,46 @@ import (
 	"unicode"
 )
 
-// The lanes that are not a driver's.
+// These lanes do not belong to a driver.
 const (
 	Orchestrator = "orchestrator"
 	Rack         = "rack"
 	Disk         = "disk"
 )
 
-// Event is a call, which takes time, or a mark, which is a moment.
+// Event is a call, which has a duration, or a mark, which is a moment.
 type Event struct {
 	Lane, Name string
 	Start      time.Time
-	// End is zero while a call has no answer.
+	// End is zero until the call is answered.
 	End time.Time
-	// Outcome is the answer. Failed reports that it is an error.
+	// Outcome is the answer's text. Failed means that the answer is an error.
 	Outcome string
 	Failed  bool
-	// Mark is a kill, a start, a fault or a power cut.
+	// Mark means that the event is a kill, a start, a fault or a power cut.
 	Mark bool
 }
 
-// limit is the number of events that are kept, so that a long run stays small.
+// limit is the number of events that a Recorder keeps: a long run must not fill the memory.
 const limit = 2000
 
-// Recorder records events. The zero value is ready, and a nil Recorder records nothing.
+// Recorder records events. A nil Recorder records nothing.
 type Recorder struct {
 	mu sync.Mutex
-	// events, since and dropped are guarded by mu.
+	// mu guards these fields.
 	events  []*Event
 	since   time.Time
 	dropped int
 }
 
-// Begin begins a new history: it forgets all events.
+// Begin drops all events, for a new history.
 func (r *Recorder) Begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.events, r.since, r.dropped = nil, time.Now(), 0
 }
 
-// Call records a call that begins now. The caller must call answered at its end.
+// Call records a call that begins now. The caller has to call answered when the call ends.
 func (r *Recorder) Call(lane, name string) (answered func(outcome string, failed bool)) {
 	e := &Event{Lane: lane, Name: name, Start: time.Now()}
 	r.add(e)
@@ -72,7 +72,7 @@ func (r *Recorder) Call(lane, name string) (answered func(outcome string, failed
 	}
 }
 
-// Step records a step of the orchestrator that begins now. The caller must call done at its end.
+// Step records a step of the orchestrator that begins now. The caller has to call done at its end.
 func (r *Recorder) Step(name string) (done func(err error)) {
 	answered := r.Call(Orchestrator, name)
 	return func(err error) {
@@ -84,7 +84,7 @@ func (r *Recorder) Step(name string) (done func(err error)) {
 	}
 }
 
-// Mark records a moment.
+// Mark records a mark at this moment.
 func (r *Recorder) Mark(lane, name string) {
 	now := time.Now()
 	r.add(&Event{Lane: lane, Name: name, Start: now, End: now, Mark: true})
@@ -103,7 +103,7 @@ func (r *Recorder) add(e *Event) {
 	r.events = append(r.events, e)
 }
 
-// Events returns the events, the begin of the history, and how many events were dropped.
+// Events returns the recorded events, the time of Begin, and the number of dropped events.
 func (r *Recorder) Events() (events []Event, since time.Time, dropped int) {
 	if r == nil {
 		return nil, since, 0
@@ -116,24 +116,24 @@ func (r *Recorder) Events() (events []Event, since time.Time, dropped int) {
 	return events, r.since, r.dropped
 }
 
-// Page is the content of a page. A text may come from a rack or a disk, so the page shows every
-// text literally and never interprets it.
+// Page is the content of a page. Texts may come from a rack or a disk, so the page shows each text
+// literally: a browser does not interpret it.
 type Page struct {
 	Title string
-	// Seed and Command repeat the run. They are left out if they are empty.
+	// Seed and Command are for a repetition of the run. The page omits them if they are empty.
 	Seed, Command string
-	// Broken describes the promise that was broken at the time At; the zero time is the end. Without
-	// it the page shows a history in which every promise was kept.
+	// Broken describes the promise that was broken at the time At; the zero time means after the last
+	// event. If Broken is empty, the page shows a run without a broken promise.
 	Broken string
 	At     time.Time
 	// Evidence is the directory with the logs.
 	Evidence string
 	Events   []Event
-	// Dropped is the number of earlier events that are missing.
+	// Dropped is the number of earlier events that the page lacks.
 	Dropped int
 }
 
-// letters is the number of letters of a text in a lane.
+// letters is the maximum length of an event's text in a lane.
 const letters = 40
 
 //go:embed page.html
@@ -141,7 +141,7 @@ var source string
 
 var page = template.Must(template.New("page").Parse(source))
 
-// Write writes the page. It needs no script and no other file.
+// Write writes the page as HTML without scripts and without links to other files.
 func (p Page) Write(w io.Writer) error {
 	if err := page.Execute(w, layout(p)); err != nil {
 		return fmt.Errorf("draw a history: %w", err)
@@ -149,7 +149,7 @@ func (p Page) Write(w io.Writer) error {
 	return nil
 }
 
-// WriteFile writes the page to a file, which replaces the file if it exists.
+// WriteFile writes the page to a file, and replaces an existing one.
 func (p Page) WriteFile(path string) error {
 	f, err := os.Create(path)
 	if err != nil {
@@ -158,22 +158,22 @@ func (p Page) WriteFile(path string) error {
 	return errors.Join(p.Write(f), f.Close())
 }
 
-// drawing is a page whose parts have places in a grid (CSS). Each event has a row, so no two texts
-// overlap. A lane has a column for each bar that it has side by side, and one for the texts.
+// drawing is a page in a CSS grid. Each event has its own row, so texts do not overlap. A lane has
+// a column for each bar that is beside another one, and one column for the texts.
 type drawing struct {
 	Page
 	Lanes []*lane
 	Rows  []*row
-	End   int // the line below the last row
+	End   int // the grid's line below the last row
 }
 
 type lane struct {
 	Name                    string
 	Column, Bars, Text, End int
-	ends                    []int // by bar, the line at which its column is free again
+	ends                    []int // for each column of bars, the line where its last bar ends
 }
 
-// row is an event, or the broken promise, which is in no lane. Its bar is between two lines.
+// row is an event, or the broken promise, which is in no lane. Its bar is from line At to line End.
 type row struct {
 	Event
 	Time, Text, Full, Class     string
@@ -201,7 +201,7 @@ func layout(p Page) drawing {
 	}
 	slices.SortStableFunc(d.Rows, func(a, b *row) int { return a.Start.Compare(b.Start) })
 	lanes := map[string]*lane{}
-	d.End = len(d.Rows) + 2 // the first row has the names of the lanes
+	d.End = len(d.Rows) + 2 // the first row of the grid has the names of the lanes
 	for i, r := range d.Rows {
 		if r.At, r.End = i+2, d.End; r.Mark || r.Broken {
 			r.End = r.At + 1
@@ -241,7 +241,7 @@ func layout(p Page) drawing {
 	return d
 }
 
-// describe sets the texts of an event.
+// describe sets the event's texts and its CSS class.
 func (r *row) describe(start time.Time) {
 	r.Time, r.Text = fmt.Sprintf("%.3f s", r.Start.Sub(start).Seconds()), r.Name
 	var took string
@@ -266,14 +266,14 @@ func (r *row) describe(start time.Time) {
 	r.Full = plain(strings.Join([]string{r.Lane + ": " + r.Name, r.Outcome, took}, "\n"))
 }
 
-// compareLanes sorts the names of lanes from the orchestrator to the disk.
+// compareLanes orders the names of lanes: orchestrator, drivers, rack, disk.
 func compareLanes(a, b string) int {
 	rank := map[string]int{Orchestrator: -1, Rack: 1, Disk: 2} // a driver has 0
 	return cmp.Or(rank[a]-rank[b], strings.Compare(a, b))
 }
 
-// plain replaces everything that a browser or a terminal would interpret instead of showing it:
-// control characters but line feeds, and invisible marks, which may change the direction.
+// plain replaces characters that a browser or terminal would not show but interpret: all control
+// characters except line feeds, and invisible characters, which may change the text's direction.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && (unicode.IsControl(r) || unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp)) {

@@ -69,9 +69,9 @@ func TestAPageShowsTheBrokenPromise(t *testing.T) {
 	}
 }
 
-// The driver's second call runs beside its first one, and its third one after the second. The bar
-// of a call ends at the line of the first row that begins after the answer.
-func TestBarsAreInTimeOrderInsideTheirLanesAndNeverOverlap(t *testing.T) {
+// In the example, the calls NodeGetVolumeStats and then NodePublish run beside NodeStage, so they
+// share a second column. The bar of a call ends at the first row that begins after the answer.
+func TestBarsOfALaneAreInTimeOrderAndDoNotOverlap(t *testing.T) {
 	d := layout(example())
 	var got []string
 	for _, l := range d.Lanes {
@@ -100,7 +100,7 @@ func TestBarsAreInTimeOrderInsideTheirLanesAndNeverOverlap(t *testing.T) {
 		t.Errorf("the page's grid (-want +got):\n%s", diff)
 	}
 }
-func TestARecorderKeepsOpenCallsAndTheLatestEvents(t *testing.T) {
+func TestRecorderKeepsOpenCallsAndTheLatestEvents(t *testing.T) {
 	var none *Recorder
 	none.Call("a", "b")("OK", false)
 	none.Mark("a", "b")

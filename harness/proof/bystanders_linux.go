@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// The roles of bystanders, and of their files.
+// These are the roles of bystanders: indexes of their files.
 const (
 	MountedDisk = iota
 	MemberDisk
@@ -25,27 +25,26 @@ const (
 	bystanders
 )
 
-// Member is a kind of storage on several disks: a bystander is one of them, the others are absent.
+// Member is a bystander's role in a storage of several disks, of which all others are missing.
 type Member string
 
-// The kinds of members. The kernel finds them by a number or a UUID in the other part.
+// The kernel finds the disks of these storages by a number or a UUID on the other disk.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"
 )
 
-// Bystanders are three disks of an instance on which no call works: an ext4 with files that is
-// mounted read-write, a [Member], and a blank disk. Nothing may ever write to them.
+// Bystanders are three disks of an instance that no call is about: a mounted ext4 with a file, a
+// [Member], and a blank disk. Nothing may write to them.
 //
-// The kernel does not change the mounted disk on its own: the inode tables are complete, the
-// journal is empty, and reading a file does not update its access time. A write through a loop
-// device updates the modification time of the backing file, so it is cheap to check the disks
-// after each call.
+// The kernel itself does not write to the mounted disk: its inode tables are complete, its journal
+// is empty, and the mount option noatime prevents updates of access times. Any other write through
+// the loop device changes the modification time of the backing file, so Check costs little.
 //
-// A nil *Bystanders has no disks, and its checks succeed.
+// A nil *Bystanders has no disks. Its checks succeed.
 type Bystanders struct {
 	count *Invariant
-	// files are the backing files, by role. The first disk is mounted at mountpoint.
+	// files contains the backing files by role. MountedDisk is mounted at mountpoint.
 	files      [bystanders]string
 	mountpoint string
 
@@ -58,10 +57,10 @@ type Bystanders struct {
 
 var roles = [bystanders]string{"the mounted disk", "the member", "the blank disk"}
 
-// bystanderBytes is the size of disks without a rack. mkfs.btrfs refuses smaller disks.
+// bystanderBytes is the size of a bystander without a rack: about the smallest for mkfs.btrfs.
 const bystanderBytes = 128 << 20
 
-// NewGuestBystanders makes the disks in a directory. The guest sees them after Show.
+// NewGuestBystanders creates the disks in a directory. Show makes them visible in the guest.
 func NewGuestBystanders(ctx context.Context, g GuestView, dir string, member Member,
 	count *Invariant) (b *GuestBystanders, err error) {
 	b = &GuestBystanders{guest: g}
@@ -85,14 +84,14 @@ func NewGuestBystanders(ctx context.Context, g GuestView, dir string, member Mem
 	return b, b.Mount()
 }
 
-// GuestBystanders are the bystanders of a [GuestView]. The zero value has none.
+// GuestBystanders are bystanders in a [GuestView]. The zero value has no disks.
 type GuestBystanders struct {
 	*Bystanders
 	guest GuestView
 	loops []loopdev.Device
 }
 
-// Show attaches the disks to the guest. Guest.Unplug removes them.
+// Show attaches the disks to the guest. GuestView.Unplug detaches them.
 func (b *GuestBystanders) Show() error {
 	var errs []error
 	for i, loop := range b.loops {
@@ -102,10 +101,10 @@ func (b *GuestBystanders) Show() error {
 	return errors.Join(errs...)
 }
 
-// Loop returns the loop device of the bystander with this role.
+// Loop returns the loop device of the disk with this role.
 func (b *GuestBystanders) Loop(role int) loopdev.Device { return b.loops[role] }
 
-// Close compares the disks byte for byte and detaches their devices.
+// Close compares the bytes of the disks, and detaches the loop devices.
 func (b *GuestBystanders) Close() error {
 	errs := []error{b.Bystanders.Close()}
 	for _, loop := range b.loops {
@@ -114,15 +113,15 @@ func (b *GuestBystanders) Close() error {
 	return errors.Join(errs...)
 }
 
-// NewBystanders writes the content of the disks to their files, by role. The files must be
-// blank and must not be attached yet. Call Mount when they are attached. The mount point is
-// below the directory.
+// NewBystanders writes a filesystem or member to each of the files, which have to be blank and not
+// yet attached to loop devices. Call Mount when they are attached. The mount point is in the
+// directory dir.
 func NewBystanders(ctx context.Context, dir string, files [bystanders]string, member Member,
 	count *Invariant) (b *Bystanders, err error) {
 	defer harness.Catch(&err)
 	b = &Bystanders{count: count, files: files, mountpoint: filepath.Join(dir, "mounted")}
 	harness.Must(os.MkdirAll(b.mountpoint, 0o755))
-	// The filesystem has few inodes and a small journal, because all of it is written now.
+	// Few inodes and a small journal, because mke2fs writes all of them at once.
 	run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-N", "64", "-J", "size=4",
 		"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", files[MountedDisk])
 	file := files[MemberDisk]
@@ -130,7 +129,7 @@ func NewBystanders(ctx context.Context, dir string, files [bystanders]string, me
 		run(ctx, "mke2fs", "-q", "-F", "-b", "4096", "-O", "journal_dev", file, "1024")
 		return b, nil
 	}
-	// The first of the two devices is deleted, so nothing has the device number 1.
+	// The device with the number 1 is deleted, so that the kernel cannot find it.
 	other := filepath.Join(dir, "other")
 	harness.Must(errors.Join(os.WriteFile(other, nil, 0o600),
 		os.Truncate(other, harness.Got(os.Stat(file)).Size())))
@@ -144,7 +143,7 @@ func run(ctx context.Context, name string, args ...string) {
 	}
 }
 
-// Mount mounts the first disk, from its present device, unless it is mounted, and writes a file.
+// Mount mounts MountedDisk, unless it is mounted, writes a file, and records all disks' states.
 func (b *Bystanders) Mount() (err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,7 +158,7 @@ func (b *Bystanders) Mount() (err error) {
 	b.mounted = true
 	harness.Must(os.WriteFile(filepath.Join(b.mountpoint, "file"), []byte("somebody works here"),
 		0o600))
-	// A freeze writes all data to their final place and empties the journal.
+	// While it freezes the filesystem, the kernel writes all data and empties the journal.
 	harness.Must(errors.Join(SetFrozen(b.mountpoint, true), SetFrozen(b.mountpoint, false),
 		device.Sync()))
 	for i, file := range b.files {
@@ -168,7 +167,7 @@ func (b *Bystanders) Mount() (err error) {
 	return nil
 }
 
-// deviceOf finds the loop device whose backing file this is.
+// deviceOf returns the loop device of a backing file.
 func deviceOf(file string) loopdev.Device {
 	var st unix.Stat_t
 	harness.Must(unix.Stat(file, &st))
@@ -181,11 +180,11 @@ func deviceOf(file string) loopdev.Device {
 	return loopdev.Device{}
 }
 
-// Check returns an error if something was written to the disks, or if the first one is not
-// mounted. Call it after every call of the driver. Check reports each change once.
+// Check returns an error if a disk was written to since the last check, or if MountedDisk is not
+// mounted. Call it after each call of the driver.
 func (b *Bystanders) Check() error { return b.check(false) }
 
-// Compare does the same as Check, and compares the disks byte for byte.
+// Compare does the same as Check, but also compares the disks' bytes.
 func (b *Bystanders) Compare() error { return b.check(true) }
 
 func (b *Bystanders) check(bytes bool) error {
@@ -208,7 +207,7 @@ func (b *Bystanders) check(bytes bool) error {
 	return b.count.Checked(errors.Join(append(errs, err)...))
 }
 
-// compare compares a disk with its last state, and then replaces that state.
+// compare compares a disk with its recorded state, and then records its present state.
 func (b *Bystanders) compare(role int, bytes bool) (err error) {
 	b.states[role], err = b.states[role].Compare("a bystander", b.files[role], bytes)
 	if err != nil {
@@ -217,10 +216,10 @@ func (b *Bystanders) compare(role int, bytes bool) (err error) {
 	return err
 }
 
-// File returns the path of the backing file of a role's disk.
+// File returns the path of the backing file of the disk with this role.
 func (b *Bystanders) File(role int) string { return b.files[role] }
 
-// Called runs Check after a call, keeps the result for Harm, and returns the call's error.
+// Called checks the disks after a call, adds an error to Harm, and returns the call's error.
 func (b *Bystanders) Called(err error) error {
 	if harm := b.Check(); harm != nil {
 		b.mu.Lock()
@@ -230,7 +229,7 @@ func (b *Bystanders) Called(err error) error {
 	return err
 }
 
-// Harm returns the changes that calls have made to the disks since the last call of Harm.
+// Harm returns the errors that Called has found since the last call of Harm.
 func (b *Bystanders) Harm() error {
 	if b == nil {
 		return nil
@@ -242,13 +241,13 @@ func (b *Bystanders) Harm() error {
 	return harm
 }
 
-// Suspend compares the disks and unmounts the first one. Mount ends the suspension.
+// Suspend compares the disks and unmounts MountedDisk. Mount ends the suspension.
 func (b *Bystanders) Suspend() error {
 	_, err := b.suspend()
 	return err
 }
 
-// suspend also reports whether the first disk was mounted.
+// suspend does the same as Suspend, and reports whether MountedDisk was mounted.
 func (b *Bystanders) suspend() (was bool, err error) {
 	if b == nil {
 		return false, nil
@@ -262,8 +261,8 @@ func (b *Bystanders) suspend() (was bool, err error) {
 	return was, err
 }
 
-// Close compares the disks and unmounts the first one. Then it writes to the blank one and returns
-// an error if the checks do not notice this, so every proof shows that it can fail.
+// Close does the same as Suspend. Then it writes to BlankDisk, and returns an error if compare does
+// not notice that: so every proof shows that its checks can fail.
 func (b *Bystanders) Close() error {
 	was, err := b.suspend()
 	if !was {

@@ -18,24 +18,24 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Forgery writes forged data into files: the driver's records of a format and of a growth in
-// progress, complete and with the right checksum, superblocks, partition tables and an ownership
-// tag. It uses only what a workload knows of its volume. A driver that trusted such data would
-// format or repair the disk.
+// Forgery writes files that contain what a driver might trust: complete records of a format or
+// growth in progress with the right checksum, superblocks, partition tables, and an ownership tag.
+// It uses only facts that a workload can know about its volume. A driver that trusted these files
+// would format or repair the disk.
 type Forgery struct {
 	Volume, Disk, Filesystem string
-	// SizeBytes is the disk's size. NextBytes is the size to which the disk will grow.
+	// SizeBytes is the disk's size. NextBytes is the size to which a proof grows it.
 	SizeBytes, NextBytes int64
-	// Device is the disk's device, of which the forgery copies the first bytes.
+	// Device is the path of the disk's device. The forgery copies the first bytes of this device.
 	Device string
-	// Traced forgeries contain [Trace], which distinguishes them from the driver's own records.
+	// Traced makes each record contain [Trace], so that a proof can tell it from the driver's records.
 	Traced bool
 }
 
-// Trace follows the text in the sector of a forged record.
+// Trace is the text at the end of a traced record's sector.
 const Trace = "forged by a workload"
 
-// forgedRecord is a record in the driver's format.
+// forgedRecord has the JSON format of the driver's records.
 type forgedRecord struct {
 	Volume     string `json:"volume"`
 	Disk       string `json:"disk"`
@@ -46,11 +46,11 @@ type forgedRecord struct {
 	Checked    bool   `json:"checked,omitempty"`
 }
 
-// recordBytes is the size of the part of a page that contains a record.
+// recordBytes is the size of a record: the first sector of its page.
 const recordBytes = 512
 
-// page returns a record in a page of its own. A record consists of the magic and a version; at
-// 20, the checksum of all that follows; at 24, the length of the text; and the text.
+// page returns a record in a page. A record has a magic text and a version; at offset 20 the
+// checksum of all following bytes; at 24 the length of the JSON text; and at 28 this text.
 func (f Forgery) page(r forgedRecord) []byte {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -69,15 +69,15 @@ func (f Forgery) page(r forgedRecord) []byte {
 	return b
 }
 
-// FormatRecord returns the record of a format of the disk, for a disk of that size.
+// FormatRecord returns a record of a format of the disk, as if the disk had the given size.
 func (f Forgery) FormatRecord(size int64) []byte {
 	return f.page(forgedRecord{Volume: f.Volume, Disk: f.Disk, SizeBytes: size,
 		Filesystem: f.Filesystem})
 }
 
-// GrowthRecord returns the record of a growth to a size. If that is the disk's present size, the
-// growth begins at a smaller size, because the driver's record lies behind the filesystem's old
-// end.
+// GrowthRecord returns a record of a growth to the given size. If the disk has this size, the
+// record says that the growth began at half of it: the driver's record is always behind the old end
+// of the filesystem.
 func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	from := f.SizeBytes
 	if size == from {
@@ -87,7 +87,7 @@ func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 		Filesystem: f.Filesystem, GrowFrom: from, Mounted: mounted, Checked: checked})
 }
 
-// FormatSlots returns the offsets of the driver's records of a format on a disk of that size.
+// FormatSlots returns the offsets of the driver's records of a format, on a disk of the given size.
 func FormatSlots(size int64) []int64 {
 	unit := int64(1 << 20)
 	switch {
@@ -103,13 +103,13 @@ func FormatSlots(size int64) []int64 {
 	return slots
 }
 
-// GrowthSlots returns the offsets at which the driver keeps its records of a growth.
+// GrowthSlots returns the offsets of the driver's records of a growth.
 func GrowthSlots(size int64) []int64 {
 	end := size &^ (pageBytes - 1)
 	return []int64{end - 256<<10, end - 512<<10, end - 768<<10}
 }
 
-// mounted returns the time of the last mount of an ext filesystem, or 0 for another filesystem.
+// mounted returns the time of the last mount in an ext superblock, or 0 if head contains none.
 func mounted(head []byte) int64 {
 	const superblock, magic, low, high = 1024, 56, 0x2C, 0x275
 	if sb := head[superblock:]; sb[magic] == 0x53 && sb[magic+1] == 0xEF {
@@ -118,10 +118,10 @@ func mounted(head []byte) int64 {
 	return 0
 }
 
-// headBytes is how much of the disk's start is copied: all superblocks there.
+// headBytes is the number of bytes that are copied from the disk: they contain all superblocks.
 const headBytes = 128 << 10
 
-// pages returns all forgeries, each in a page, and separately the records among them.
+// pages returns all pages of the forgery, and separately the pages with records.
 func (f Forgery) pages() (all, records [][]byte) {
 	device := harness.Got(os.Open(f.Device))
 	defer device.Close()
@@ -152,15 +152,15 @@ func (f Forgery) pages() (all, records [][]byte) {
 	return all, records
 }
 
-// ForgedFiles maps the names of the files of a forgery to the hashes of their content.
+// ForgedFiles maps the names of forged files to hashes of their content.
 type ForgedFiles map[string][sha256.Size]byte
 
-// odd is an offset off the page size, at which a second copy of the forgeries begins.
+// odd is the offset of the pages in the file forged-odd: not a multiple of the page size.
 const odd = 1337
 
-// Write writes files into a directory of the volume's filesystem, durably. They contain the
-// forgeries, at the start of pages and at odd offsets. One more file has records at the offsets of
-// the disk where the driver keeps its own, wherever a file can occupy these offsets.
+// Write writes files with all forged pages into a directory on the volume, durably: one with the
+// pages at multiples of the page size, and one at odd offsets. A third file has records exactly at
+// the disk's offsets where the driver has its own, if the filesystem gives these blocks to a file.
 func (f Forgery) Write(dir string) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	all, records := f.pages()
@@ -172,8 +172,8 @@ func (f Forgery) Write(dir string) (files ForgedFiles, err error) {
 	return files, syncDir(dir)
 }
 
-// WriteFormats writes only one file, which has records of a format at the offsets where the
-// driver keeps its own. Little else is then on the disk.
+// WriteFormats writes only that third file, with records of a format, so that nearly all other
+// blocks of the disk remain free.
 func (f Forgery) WriteFormats(dir string) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	_, records := f.pages()
@@ -182,12 +182,12 @@ func (f Forgery) WriteFormats(dir string) (files ForgedFiles, err error) {
 	return files, syncDir(dir)
 }
 
-// roomBytes is the space that Fill leaves free.
+// roomBytes is the space that is free after Fill.
 const roomBytes = 8 << 20
 
-// Fill fills the filesystem to the last byte with a file of records of one kind, growths or
-// formats. Then it removes a file that it wrote first. There is a record every 512 bytes,
-// because the blocks of a small ext can begin anywhere.
+// Fill fills the filesystem with one file of forged records, of growths or of formats, and then
+// deletes another file, so that roomBytes are free. A record begins every 512 bytes: if blocks are
+// small, any part of the file can be at the disk's offset of a driver's record.
 func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	_, records := f.pages()
@@ -195,7 +195,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	if growths {
 		page = records[0]
 	}
-	// This file is synced, so that it gets its blocks before the other file.
+	// The sync makes the kernel choose the blocks of this file before those of the other file.
 	(ForgedFiles{}).write(dir, "room", make([]byte, roomBytes))
 	const name = "forged-records"
 	w := harness.Got(os.Create(filepath.Join(dir, name)))
@@ -211,13 +211,13 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
-	// Only after the sync: ext4 chooses the last blocks then, which could be those of room.
+	// Remove room only after the sync, in which ext4 chooses the last blocks: they could be room's.
 	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
 		w.Close(), syncDir(dir)))
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil
 }
 
-// write writes a file durably.
+// write writes a file durably, and adds its hash to files.
 func (files ForgedFiles) write(dir, name string, content []byte) {
 	path := filepath.Join(dir, name)
 	w := harness.Got(os.Create(path))
@@ -234,7 +234,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Check returns an error if a file in the directory is not as it was written.
+// Check returns an error if the content of a file in the directory has changed.
 func (files ForgedFiles) Check(dir string) error {
 	var errs []error
 	for name, want := range files {
@@ -243,7 +243,7 @@ func (files ForgedFiles) Check(dir string) error {
 	return errors.Join(errs...)
 }
 
-// CheckForged returns an error if a file does not have that hash.
+// CheckForged returns an error if the content of a file does not have the hash want.
 func CheckForged(path string, want [sha256.Size]byte) error {
 	got, err := digest(path)
 	if err == nil && got != want {
@@ -253,12 +253,11 @@ func CheckForged(path string, want [sha256.Size]byte) error {
 	return err
 }
 
-// writeSlots writes a file that has records at the offsets of the disk where the driver keeps its
-// own. For a moment the file takes nearly all free space, and then keeps only the blocks at those
-// offsets. Only ext4 and xfs report where on the disk the bytes of a file are. On another
-// filesystem the file has a few records.
+// writeSlots writes a file with records at the disk's offsets where the driver has its own. For a
+// moment the file has nearly all free space. Then it keeps only the blocks at those offsets. ext4
+// and xfs report a file's blocks; on other filesystems the file only has some records.
 //
-// The file has no name until then, so that a crash frees the space.
+// Until then the file has no name, so that a crash frees its blocks.
 func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {
 	const name = "forged-slots"
 	w := harness.Got(os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600))
@@ -279,7 +278,7 @@ func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {
 	files[name] = harness.Got(digest(path))
 }
 
-// keepSlots writes the records to a file that has all free space, and releases the rest of it.
+// keepSlots writes records to a file that has all free space, and frees all other blocks of it.
 func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	extents := extentsOf(w)
 	kept := []int64{0}
@@ -308,7 +307,7 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted returns the records by their offset on the disk. A single record is of a format.
+// wanted returns the records by their offset on the disk. A single record is one of a format.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {
@@ -328,7 +327,7 @@ func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	return wanted
 }
 
-// takeSpace makes a file take nearly all free space. Its size is 0 if less than 1 MiB is free.
+// takeSpace gives a file nearly all free space, and returns the size: 0 if at most 1 MiB is free.
 func takeSpace(w *os.File) (size int64) {
 	var st unix.Statfs_t
 	harness.Must(unix.Fstatfs(int(w.Fd()), &st))
@@ -344,10 +343,10 @@ func takeSpace(w *os.File) (size int64) {
 	return 0
 }
 
-// extent is a piece of a file and its place on the disk.
+// extent is a range of a file, and its offset on the disk.
 type extent struct{ logical, physical, length int64 }
 
-// extentsOf asks the kernel for a file's extents (Documentation/filesystems/fiemap.rst).
+// extentsOf returns a file's extents (Documentation/filesystems/fiemap.rst).
 func extentsOf(w *os.File) (all []extent) {
 	const fiemap, most, sync = 0xC020660B, 1024, 1 // FS_IOC_FIEMAP, FIEMAP_FLAG_SYNC
 	var request struct {

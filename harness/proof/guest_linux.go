@@ -24,16 +24,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// InstanceID is the ID of the instance of a [GuestView].
+// InstanceID is the ID of the instance that a [GuestView] represents.
 const InstanceID = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 
-// SerialBytes is the number of bytes of a disk's name that NVMe shows as the serial.
+// SerialBytes is the length of an NVMe serial, which contains the beginning of the disk's name.
 const SerialBytes = 20
 
-// GuestView is an instance without a rack: a /sys and a /dev with loop devices as its disks.
+// GuestView is a guest view without a rack: a /sys and a /dev with loop devices as disks.
 type GuestView struct{ dir string }
 
-// detachLeft releases the devices of killed proofs, once. The kernel does it for a busy one.
+// detachLeft detaches the loop devices of killed proofs, once. The kernel detaches busy ones later.
 var detachLeft = sync.OnceValue(func() error {
 	_, err := loopdev.DetachLeft(context.Background())
 	if errors.Is(err, loopdev.ErrBusy) {
@@ -42,7 +42,7 @@ var detachLeft = sync.OnceValue(func() error {
 	return err
 })
 
-// NewGuestView makes a guest without disks in a directory.
+// NewGuestView creates a guest view without disks in a directory.
 func NewGuestView(dir string) (g GuestView, err error) {
 	defer harness.Catch(&err)
 	harness.Must(detachLeft())
@@ -60,15 +60,14 @@ func NewGuestView(dir string) (g GuestView, err error) {
 	return g, nil
 }
 
-// Sys returns the path of an entry of the guest's /sys.
+// Sys returns the path of an entry in the guest's /sys.
 func (g GuestView) Sys(path string) string { return filepath.Join(g.dir, "sys", path) }
 
 // Node returns the path of a device node in the guest's /dev.
 func (g GuestView) Node(name string) string { return filepath.Join(g.dir, "dev", name) }
 
-// Plug adds a disk in the kernel's order: the node first, so that a program that sees the
-// directory in /sys also finds the node. The rack fills the serial's 20 bytes with NULs, and
-// sysfs ends the line.
+// Plug adds a disk to the guest, first its device node: a program that sees the disk's directory in
+// /sys has to find the node. The serial has 20 bytes, padded with NULs, and a newline, as in sysfs.
 func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 	serial := make([]byte, SerialBytes)
 	copy(serial, diskName)
@@ -83,7 +82,7 @@ func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 		g.SetAttribute(name, "device/serial", string(serial)+"\n"))
 }
 
-// SetAttribute sets an attribute of a disk in the guest's sysfs. The value may be wrong.
+// SetAttribute sets an attribute of a disk in the guest's /sys, even to a wrong value.
 func (g GuestView) SetAttribute(name, attribute, value string) error {
 	path := g.Sys("block/" + name + "/" + attribute)
 	if err := os.RemoveAll(path); err != nil {
@@ -92,7 +91,7 @@ func (g GuestView) SetAttribute(name, attribute, value string) error {
 	return os.WriteFile(path, []byte(value), 0o444)
 }
 
-// Unplug removes all disks.
+// Unplug removes all disks from the guest.
 func (g GuestView) Unplug() error {
 	var errs []error
 	for _, dir := range []string{g.Sys("block"), g.Node("")} {
@@ -105,14 +104,14 @@ func (g GuestView) Unplug() error {
 	return errors.Join(errs...)
 }
 
-// UnmountBelow unmounts everything below a directory, the last mount first.
+// UnmountBelow unmounts all mounts below a directory, the last one first.
 func UnmountBelow(dir string) error {
 	return eachMountBelow(dir, func(path string) error {
 		return unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 	})
 }
 
-// EndMountsBelow removes every mount below a directory, also one that is in use or frozen.
+// EndMountsBelow removes all mounts below a directory, even those in use or frozen.
 func EndMountsBelow(dir string) error {
 	return eachMountBelow(dir, func(path string) error {
 		_ = SetFrozen(path, false)              // otherwise its device could never be released
@@ -133,9 +132,9 @@ func eachMountBelow(dir string, do func(path string) error) error {
 	return errors.Join(errs...)
 }
 
-// SetFrozen freezes or thaws the filesystem at a path. One that is not frozen counts as thawed.
+// SetFrozen freezes or thaws the filesystem at a path. It accepts a thaw of one that is not frozen.
 func SetFrozen(path string, freeze bool) error {
-	// These ioctls stop and resume writing to a filesystem (linux/fs.h). x/sys lacks them.
+	// FIFREEZE and FITHAW of linux/fs.h, which x/sys/unix lacks.
 	const freezeRequest, thawRequest = 0xC0045877, 0xC0045878 // FIFREEZE, FITHAW
 	root, err := os.Open(path)
 	if err != nil {
@@ -149,7 +148,7 @@ func SetFrozen(path string, freeze bool) error {
 	return errors.Join(err, root.Close())
 }
 
-// EachData calls do for each piece of data in a file, in order. A piece has at most 1 MiB.
+// EachData calls do for the data of a file in pieces of up to 1 MiB, and skips its holes.
 func EachData(path string, do func(at int64, b []byte) error) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -184,8 +183,8 @@ func EachData(path string, do func(at int64, b []byte) error) error {
 	}
 }
 
-// EachPage calls do for every page of a file that is not zero. It counts zeros, which is faster
-// with the race detector than a comparison.
+// EachPage calls do for each page of a file that contains another byte than zero. With the race
+// detector, counting zeros is faster than a comparison.
 func EachPage(path string, do func(at int64, page []byte) error) error {
 	return EachData(path, func(at int64, b []byte) error {
 		for i := 0; i < len(b); i += pageBytes {
@@ -201,7 +200,7 @@ func EachPage(path string, do func(at int64, page []byte) error) error {
 	})
 }
 
-// digest returns a hash of a file's size and bytes. A hole and zeros have the same hash.
+// digest returns a hash of a file's size and bytes. A hole and zeros give the same hash.
 func digest(path string) (sum [sha256.Size]byte, err error) {
 	defer harness.Catch(&err)
 	hash := sha256.New()
@@ -214,21 +213,21 @@ func digest(path string) (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(hash.Sum(nil)), nil
 }
 
-// FileState is the state of a file. A write through a loop device updates the file's time.
+// FileState contains a file's modification time and hash at one moment.
 type FileState struct {
 	modified time.Time
 	sum      [sha256.Size]byte
 }
 
-// ReadFileState reads a file.
+// ReadFileState returns the present state of a file.
 func ReadFileState(path string) (_ FileState, err error) {
 	defer harness.Catch(&err)
 	return FileState{harness.Got(os.Stat(path)).ModTime(), harness.Got(digest(path))}, nil
 }
 
-// Compare returns an error that begins with the name if the file was written to since the state was
-// read. It compares the bytes, too, if the file was written to or if bytes is true. It also returns
-// the new state.
+// Compare returns an error, which begins with name, if the file was written to since ReadFileState:
+// if its modification time has changed, or, if bytes is true, its content. It also returns the new
+// state.
 func (p FileState) Compare(name, path string, bytes bool) (now FileState, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -248,25 +247,25 @@ func (p FileState) Compare(name, path string, bytes bool) (now FileState, err er
 	return now, err
 }
 
-// Members contains both kinds of members.
+// Members lists all members.
 var Members = []Member{Journal, BtrfsMember}
 
-// Bench is a [GuestView] with a driver, to which one disk after the other is attached.
+// Bench is a guest view with a driver. A proof attaches one disk after another to it.
 type Bench struct {
 	// Dir contains all files of the bench.
 	Dir    string
 	Guest  GuestView
 	Plugin *harness.Plugin
-	// Bin comes first in the driver's PATH. A proof may put programs there that replace the system's.
+	// Bin is the first directory in the driver's PATH. A proof may put replacements of programs there.
 	Bin string
-	// Bystanders are other disks of the guest. No call may change them.
+	// Bystanders are disks of the guest that no call may change.
 	Bystanders *GuestBystanders
-	// Forged counts how often files with forged records were compared.
+	// Forged counts comparisons of files with forged records.
 	Forged *Invariant
 }
 
-// StartBench starts a driver in a guest of its own: the given program, or the run's driver if
-// program is empty. The driver gets the environment of the guest, and env in addition.
+// StartBench starts a driver with a new guest view. If program is empty, it starts the driver that
+// the run builds. env adds variables to the driver's environment.
 func StartBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
 	b *Bench, err error) {
 	defer harness.Catch(&err)
@@ -274,7 +273,7 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 	b = &Bench{Dir: dir, Bin: filepath.Join(dir, "bin"), Bystanders: &GuestBystanders{},
 		Forged: &Invariant{}, Guest: harness.Got(NewGuestView(filepath.Join(dir, "guest")))}
 	harness.Must(os.Mkdir(b.Bin, 0o755))
-	// The guest shows a device before any call needs it, so the driver need not wait long.
+	// A proof attaches the device before the call, so the driver need not wait for it.
 	all := map[string]string{"OXIDE_DEVICE_TIMEOUT": "20ms", "OXIDE_INSTANCE_ID": InstanceID,
 		"OXIDE_SYSFS_ROOT": b.Guest.Sys(""), "OXIDE_DEV_ROOT": b.Guest.Node(""),
 		"PATH": b.Bin + ":" + os.Getenv("PATH")}
@@ -287,14 +286,14 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 	return b, nil
 }
 
-// AddBystanders gives the guest bystanders.
+// AddBystanders creates bystanders for the guest. Show attaches them.
 func (b *Bench) AddBystanders(ctx context.Context, member Member, count *Invariant) (err error) {
 	b.Bystanders, err = NewGuestBystanders(ctx, b.Guest, filepath.Join(b.Dir, "bystanders"), member,
 		count)
 	return err
 }
 
-// Do makes a call of a placement to the driver, and then checks the bystanders.
+// Do makes a call to the driver, records it as a step, and then checks the bystanders.
 func (b *Bench) Do(ctx context.Context, name string,
 	call func(context.Context, csi.NodeClient) error) error {
 	done := b.Plugin.History.Step(name)
@@ -303,14 +302,14 @@ func (b *Bench) Do(ctx context.Context, name string,
 	return b.Bystanders.Called(err)
 }
 
-// Close ends the driver and compares the bystanders. It returns an error if the driver fails.
+// Close stops the driver and compares the bystanders. It returns an error if either fails.
 func (b *Bench) Close() error { return errors.Join(b.Plugin.Stop(), b.Bystanders.Close()) }
 
-// Formats is the path of a file to which each run of mkfs on a disk adds a line.
+// Formats is the path of a file that gets a line for each mkfs that is run on a disk.
 type Formats string
 
-// CountFormats puts wrapper programs into a directory that comes first in a driver's PATH.
-// Each adds a line to the file if it is given a disk, and then runs the real mkfs of the same name.
+// CountFormats writes wrappers of the mkfs programs into bin, which has to be first in a driver's
+// PATH. A wrapper adds a line to the file if an argument is a disk, and then runs the real mkfs.
 func CountFormats(bin string) (Formats, error) {
 	file := filepath.Join(filepath.Dir(bin), "formats")
 	err := errors.Join(os.MkdirAll(bin, 0o755), os.WriteFile(file, nil, 0o600))
@@ -323,20 +322,20 @@ func CountFormats(bin string) (Formats, error) {
 	return Formats(file), err
 }
 
-// Count returns how many times a mkfs was run.
+// Count returns the number of lines in the file.
 func (f Formats) Count() (int, error) {
 	text, err := os.ReadFile(string(f))
 	return bytes.Count(text, []byte("\n")), err
 }
 
-// RackBystanders are the bystanders of an instance of a rack. An administrator made these disks.
+// RackBystanders are bystanders of an instance of a rack. No driver has created these disks.
 type RackBystanders struct {
 	*Bystanders
-	// ids are the IDs of the disks.
+	// ids contains the UUIDs of the disks.
 	ids []string
 }
 
-// NewRackBystanders attaches new disks to an instance. Close the result also after an error.
+// NewRackBystanders creates disks and attaches them. Close the result even after an error.
 func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string, member Member,
 	count *Invariant) (b *RackBystanders, err error) {
 	b = &RackBystanders{}
@@ -355,29 +354,29 @@ func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string,
 	return b, b.Resume(ctx)
 }
 
-// DiskFile returns the path of the backing file of a disk.
+// DiskFile returns the path of a disk's backing file in the simulator's directory.
 func DiskFile(rack *harness.Rack, id string) string {
 	return filepath.Join(rack.Dir, "sim", "disks", id+".img")
 }
 
-// Has reports whether a disk of the rack is a bystander.
+// Has reports whether the disk with this UUID is a bystander.
 func (b *RackBystanders) Has(id string) bool { return slices.Contains(b.ids, id) }
 
-// Resume mounts the first disk after Suspend, as soon as the disk is attached.
+// Resume mounts MountedDisk after Suspend. It waits until the disk is attached.
 func (b *RackBystanders) Resume(ctx context.Context) error {
 	return harness.Await(ctx, 20*time.Second, b.Mount)
 }
 
-// Environment is a rack with its drivers, and with bystanders in one of its instances. After a
-// trial without failures, the next trial uses it again.
+// Environment is a rack with drivers, and with bystanders in one of its instances. A trial that
+// does not fail leaves it to the next trial.
 type Environment struct {
 	*harness.Environment
 	Proof *Proof
-	// Bystanders are other disks of an instance, which no call may change.
+	// Bystanders are disks of one instance that no call may change.
 	Bystanders *RackBystanders
 }
 
-// StartEnvironment starts a rack. The instance gets bystanders, unless its name is empty.
+// StartEnvironment starts a rack. If instance is not empty, it creates bystanders in this instance.
 func (p *Proof) StartEnvironment(ctx context.Context, run *harness.Run,
 	options harness.RackOptions, instance string, member Member) (*Environment, error) {
 	started, err := run.StartEnvironment(ctx, options)
@@ -388,12 +387,12 @@ func (p *Proof) StartEnvironment(ctx context.Context, run *harness.Run,
 	return env, err
 }
 
-// Close compares the bystanders, and stops the drivers and the rack, which leave nothing.
+// Close compares the bystanders, and stops the drivers and the rack.
 func (e *Environment) Close() error {
 	return errors.Join(e.Bystanders.Close(), e.Environment.Close())
 }
 
-// Abandon kills all processes after a failure. The files remain until the run ends.
+// Abandon kills all processes after a failed trial. Only files remain, until the run ends.
 func (e *Environment) Abandon(ctx context.Context) error {
 	errs := []error{e.Bystanders.Suspend()}
 	for _, plugin := range e.Plugins {

@@ -1,15 +1,14 @@
-// Package proof contains the common parts of the proofs of data safety: a seed that repeats a run,
-// three lengths, progress, the figure at the end, a rack or a guest with drivers
-// (Environment, Bench), and two invariants that every trial checks. Other disks of the instance do
-// not change (Bystanders). Files in which a workload has forged the records that the driver trusts
-// do not change either (Forgery).
+// Package proof contains what the proofs of data safety share: the seed, which repeats a run, three
+// lengths of a proof, progress, the figure at the end, and a rack or guest view with drivers
+// (Environment, Bench). Each trial also checks two invariants: other disks of the instance do not
+// change (Bystanders), and neither do a workload's files that contain forged records (Forgery).
 //
-// A proof does a fixed amount of work. In the short form, which is go test -short, it does less of
-// the same. In the long form it repeats its work with other seeds for some time.
+// A proof does a fixed amount of work. In the short form (go test -short) it does less of it. In
+// the long form it repeats the work with other seeds for some time.
 //
-// PROOF_SEED sets the seed. PROOF_DURATION selects the long form and sets its time, of which a
-// proof takes one of PROOF_SHARES. PROOF_FIGURES names a file that collects the figures,
-// because the go command hides the output of tests that pass.
+// PROOF_SEED sets the seed. PROOF_DURATION selects the long form and sets the time of all proofs,
+// which PROOF_SHARES divides by the number of proofs. PROOF_FIGURES names a file to which each
+// figure is added, because the go command hides the output of tests that pass.
 package proof
 
 import (
@@ -38,27 +37,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 )
 
-// defaultSeed is the seed if PROOF_SEED is not set, so that all such runs do the same.
+// defaultSeed is the seed without PROOF_SEED. It is constant, so that such runs do the same.
 const defaultSeed = 1
 
-// Proof is one run of a proof.
+// Proof is one run of a proof of data safety.
 type Proof struct {
 	Name string
 	Seed uint64
-	// Bystanders counts comparisons of other disks, Forged those of files with forged records.
+	// Bystanders counts comparisons of bystanders. Forged counts comparisons of forged files.
 	Bystanders, Forged *Invariant
 
 	t        testing.TB
 	start    time.Time
 	duration time.Duration
 	rand     *rand.Rand
-	// drawn contains the paths of the pages that Draw has drawn.
+	// drawn contains the paths of the pages that Draw has written.
 	drawn sync.Map
-	// said is the time of the last line of SayOften.
+	// said is the time of SayOften's last line.
 	said atomic.Int64
 }
 
-// New begins a proof. It fails the test if an environment variable has a wrong value.
+// New starts a proof. It fails the test if an environment variable has an invalid value.
 func New(t testing.TB, name string) *Proof {
 	t.Helper()
 	p := &Proof{Name: name, Seed: defaultSeed, t: t, start: time.Now()}
@@ -91,20 +90,20 @@ func New(t testing.TB, name string) *Proof {
 	return p
 }
 
-// Long reports whether the proof runs the long form, which ends when Over reports true.
+// Long reports whether this is the long form, which ends when Over reports true.
 func (p *Proof) Long() bool { return p.duration > 0 }
 
-// Short reports whether the proof runs the short form.
+// Short reports whether this is the short form.
 func (p *Proof) Short() bool { return testing.Short() && !p.Long() }
 
-// Over reports whether the time of the long form is over. The other forms have no limit.
+// Over reports whether the time of the long form has passed. The other forms have no time limit.
 func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.duration }
 
-// Rand returns the proof's only source of random numbers, for one goroutine.
+// Rand returns the source of all random numbers of the proof. Only one goroutine may use it.
 func (p *Proof) Rand() *rand.Rand { return p.rand }
 
-// Rounds returns the seeds of the proof's rounds: its own seed or, in the long form, one after the
-// other until the time is over or the test has failed.
+// Rounds returns the seeds of the rounds: only Seed or, in the long form, Seed and its successors
+// until the time has passed or the test has failed.
 func (p *Proof) Rounds() iter.Seq[uint64] {
 	return func(yield func(uint64) bool) {
 		for seed := p.Seed; yield(seed) && p.Long() && !p.Over() && !p.t.Failed(); seed++ {
@@ -112,7 +111,7 @@ func (p *Proof) Rounds() iter.Seq[uint64] {
 	}
 }
 
-// SayOften prints progress, but only once in a while.
+// SayOften prints progress, at most once in ten seconds.
 func (p *Proof) SayOften(format string, args ...any) {
 	const pause = 10 * time.Second
 	now := time.Now().UnixNano()
@@ -121,13 +120,13 @@ func (p *Proof) SayOften(format string, args ...any) {
 	}
 }
 
-// Say prints progress.
+// Say prints progress to standard error.
 func (p *Proof) Say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s: %5.1fs %s\n", p.Name, time.Since(p.start).Seconds(),
 		fmt.Sprintf(format, args...))
 }
 
-// Fatal ends the test if err is not nil.
+// Fatal fails and ends the test if err is not nil.
 func (p *Proof) Fatal(err error) {
 	p.t.Helper()
 	if err != nil {
@@ -135,7 +134,7 @@ func (p *Proof) Fatal(err error) {
 	}
 }
 
-// Error marks the test as failed if err is not nil.
+// Error fails the test, but does not end it, if err is not nil.
 func (p *Proof) Error(err error) {
 	p.t.Helper()
 	if err != nil {
@@ -143,14 +142,14 @@ func (p *Proof) Error(err error) {
 	}
 }
 
-// Figure prints measured names and values, with the seed and the duration in seconds.
+// Figure prints a FIGURE line with names and values, the seed and the duration in seconds.
 func (p *Proof) Figure(pairs ...any) {
 	p.t.Helper()
 	p.Error(Print(Line(p.Name, append(pairs, "seed", p.Seed,
 		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)))
 }
 
-// OneCheck returns rapid's flag "checks" for one check. With -short, rapid divides it by five.
+// OneCheck returns rapid's flag "checks" for one check: with -short, rapid divides it by five.
 func OneCheck() string {
 	if testing.Short() {
 		return "5"
@@ -158,7 +157,7 @@ func OneCheck() string {
 	return "1"
 }
 
-// SetFlags sets flags of the test binary, by names and values, to configure package rapid.
+// SetFlags sets flags of the test binary, given as names and values, such as those of rapid.
 func SetFlags(t testing.TB, pairs ...string) {
 	t.Helper()
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -168,7 +167,7 @@ func SetFlags(t testing.TB, pairs ...string) {
 	}
 }
 
-// Line formats a figure as a line.
+// Line returns a FIGURE line with names and values.
 func Line(name string, pairs ...any) string {
 	var line strings.Builder
 	fmt.Fprintf(&line, "FIGURE %s", name)
@@ -178,7 +177,7 @@ func Line(name string, pairs ...any) string {
 	return line.String()
 }
 
-// Print prints a figure, and adds it to the file that PROOF_FIGURES names.
+// Print prints a FIGURE line, and adds it to the file that PROOF_FIGURES names.
 func Print(line string) error {
 	fmt.Println(line)
 	path := os.Getenv("PROOF_FIGURES")
@@ -196,17 +195,17 @@ func Print(line string) error {
 	return err
 }
 
-// pageBytes is the unit in which files are compared and forged.
+// pageBytes is the size of the pages in which files are compared and forged.
 const pageBytes = 4096
 
-// Invariant counts how often a state that must not change was compared with the original.
+// Invariant counts comparisons of something that must not change with its original.
 type Invariant struct {
-	name            string // of the figure
+	name            string // the name in the FIGURE line
 	proof           *Proof
 	trials, changed atomic.Int64
 }
 
-// Checked counts a comparison, and returns its error unchanged.
+// Checked counts a comparison with the given result, and returns this result.
 func (i *Invariant) Checked(err error) error {
 	i.trials.Add(1)
 	if err != nil {
@@ -215,7 +214,7 @@ func (i *Invariant) Checked(err error) error {
 	return err
 }
 
-// Report prints the figure. The test fails if the invariant was never checked, or was found broken.
+// Report prints the counts. It fails the test if there was no comparison or a change.
 func (i *Invariant) Report() {
 	t := i.proof.t
 	t.Helper()
@@ -226,37 +225,37 @@ func (i *Invariant) Report() {
 	}
 }
 
-// Failure is a history in which a promise was broken.
+// Failure describes a trial in which a promise was broken.
 type Failure struct {
-	// Name names the history, and its page.
+	// Name is the trial's name, also in the page's file name.
 	Name string
-	// Seed is the seed of this history, or 0 if it is the proof's.
+	// Seed is the seed of the trial, or 0 if that is the proof's.
 	Seed uint64
-	// Broken describes the promise.
+	// Broken describes the broken promise.
 	Broken error
-	// At is the time at which it was noticed; the zero time is now.
+	// At is when the broken promise was noticed; the zero time means now.
 	At time.Time
-	// Omit is an operation of the rack that the page omits, because the proof itself requests it.
+	// Omit names an operation of the rack that the page omits, because the proof itself requests it.
 	Omit string
-	// Repeat is the command that repeats the history.
+	// Repeat is the command that repeats the trial.
 	Repeat string
-	// Dir gets the page: the directory of the run.
+	// Dir is the run's directory, into which Draw writes the page.
 	Dir string
-	// Rack is nil where there is none, and Plugins are the drivers.
+	// Rack may be nil. Plugins contains the drivers.
 	Rack    *harness.Rack
 	Plugins []*harness.Plugin
-	// History records the calls since the history began.
+	// History contains the calls of the trial.
 	History *history.Recorder
 }
 
-// Draw draws a failed history as a page, prints the path of the page, and returns it. It must be
-// called while the rack still runs, because the rack keeps its requests in memory. If the page
-// cannot be drawn, the test still reports the failure of the history.
+// Draw writes the page of a failed trial, prints the page's path, and returns it. Call it before
+// the rack ends, because the rack keeps its requests in memory. If Draw cannot write the page, it
+// prints the reason; the test still reports the broken promise.
 func (p *Proof) Draw(ctx context.Context, f Failure) (path string) {
 	if f.At.IsZero() {
 		f.At = time.Now()
 	}
-	// The test may have failed because its context has ended.
+	// The context may have ended, and this may be why the test has failed.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	events, since, dropped := f.History.Events()
@@ -277,7 +276,7 @@ func (p *Proof) Draw(ctx context.Context, f Failure) (path string) {
 	return path
 }
 
-// fileName returns the name of a history as a part of a file's name.
+// fileName returns a trial's name in the form of a file name.
 func fileName(name string) string {
 	var b strings.Builder
 	for _, part := range strings.FieldsFunc(strings.ToLower(name), func(r rune) bool {
@@ -290,7 +289,7 @@ func fileName(name string) string {
 	return b.String()
 }
 
-// CheckPage returns an error unless a page shows the texts, and the seed.
+// CheckPage returns an error if the page at a path lacks the seed or one of the texts.
 func (p *Proof) CheckPage(path string, texts ...string) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -305,33 +304,33 @@ func (p *Proof) CheckPage(path string, texts ...string) error {
 	return err
 }
 
-// Guard is a part of the driver that prevents damage. A mutant removes all of its places.
+// Guard is a part of the driver that prevents damage. A mutant of the driver lacks it.
 type Guard struct {
-	// Name describes what the guard ensures.
+	// Name says what the guard ensures.
 	Name  string
 	Edits []Edit
 }
 
-// Edit is one place of a guard. Place is a declaration of a package of driver or internal, as
-// "package.Function" or "package.Type.Method". Text occurs once in the declaration, and With
-// replaces it: that text does the same unless the guard is removed. In With, REMOVED is the
-// condition that the guard is removed, and TEXT is the old text.
+// Edit changes one place of the source for a guard. Place names a declaration in a package of
+// driver or internal, as "package.Function" or "package.Type.Method". Text occurs once in it, and
+// With replaces it. In With, REMOVED stands for a condition that is true if the guard is removed,
+// and TEXT for the old text. If the guard is not removed, With has to do the same as Text.
 type Edit struct{ Place, Text, With string }
 
-// The ways to remove a guard.
+// These values of With remove common guards.
 const (
-	// NotAsked replaces a condition under which the driver refuses: it becomes false.
+	// NotAsked makes a condition false under which the driver refuses.
 	NotAsked = "(!REMOVED && (TEXT))"
-	// Taken replaces a condition without which the driver refuses: it becomes true.
+	// Taken makes a condition true without which the driver refuses.
 	Taken = "(REMOVED || (TEXT))"
-	// NotCalled replaces a call whose error makes the driver refuse: it is not made.
+	// NotCalled omits a call whose error makes the driver refuse.
 	NotCalled = "unless(REMOVED, func() error { return TEXT })"
 )
 
-// RemovedGuard is the environment variable that names the guard that a mutant removes.
+// RemovedGuard is the environment variable with the name of the guard that a mutant removes.
 const RemovedGuard = "OXIDE_REMOVED_GUARD"
 
-// switches is source text that is added to each package of a mutant.
+// switches is the source of a file in each changed package of the mutant.
 const switches = `package %s
 
 import "os"
@@ -357,16 +356,16 @@ func zeroIf[T any](zero bool, value T) T {
 var _, _, _ = removed, unless, zeroIf[int]
 `
 
-// BuildMutant builds a driver in which every guard of the list has a switch, so one build suffices
-// for all guards. It fails if the text of a guard is not in the source exactly once. Then the list
-// has to be updated.
+// BuildMutant builds one driver that can remove each of the guards: RemovedGuard selects one when
+// the driver starts. It returns an error if a guard's text does not occur exactly once in the
+// source, so that the list of guards has to be updated.
 func BuildMutant(ctx context.Context, dir string, guards []Guard) (program string, err error) {
 	defer harness.Catch(&err)
 	changed := harness.Got(mutate(harness.Got(driverSource(ctx)), guards))
 	return build(ctx, filepath.Join(dir, "mutant"), changed)
 }
 
-// driverSource returns the directory of the driver's source.
+// driverSource returns the directory of package driver.
 func driverSource(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
@@ -375,7 +374,7 @@ func driverSource(ctx context.Context) (string, error) {
 	return filepath.Join(strings.TrimSpace(string(out)), "driver"), nil
 }
 
-// build builds the driver with changed or further source files, by path.
+// build builds the driver with changed source files, or additional ones, given by path.
 func build(ctx context.Context, program string, changed map[string]string) (_ string, err error) {
 	defer harness.Catch(&err)
 	replace := map[string]string{}
@@ -395,13 +394,13 @@ func build(ctx context.Context, program string, changed map[string]string) (_ st
 	return program, nil
 }
 
-// CheckGuards returns an error unless the driver's source has the text of each guard once.
+// CheckGuards returns an error if the driver's source does not contain each guard's text once.
 func CheckGuards(driver string, guards []Guard) error {
 	_, err := mutate(driver, guards)
 	return err
 }
 
-// mutate returns the changed source files by path. Every guard has a switch in them.
+// mutate returns the source files that differ in the mutant, by path.
 func mutate(driver string, guards []Guard) (changed map[string]string, err error) {
 	defer harness.Catch(&err)
 	source := harness.Got(readSource(driver))
@@ -430,15 +429,15 @@ func mutate(driver string, guards []Guard) (changed map[string]string, err error
 	return changed, nil
 }
 
-// declaration is a function, a method or a variable of a source file.
+// declaration is a function, method or variable of a source file.
 type declaration struct{ path, file, text string }
 
-// declarations matches those that gofmt has formatted: the first brace at the start of a line ends
-// one, unless its first line does.
+// declarations matches declarations in gofmt's format: one ends at a brace at the end of its first
+// line, or at the first brace at the start of a line.
 var declarations = regexp.MustCompile(`(?ms)^func (?:\(\w+ \*?(\w+)\) )?(\w+)[(\[]` +
 	`(?:[^\n]*\}$|.*?^\})|^var (\w+) = [^\n]*\{$.*?^\}`)
 
-// readSource finds the declarations of the driver's packages by name.
+// readSource returns the declarations of the packages in driver and internal, by name.
 func readSource(driver string) (found map[string]*declaration, err error) {
 	defer harness.Catch(&err)
 	paths := harness.Got(filepath.Glob(filepath.Join(driver, "*", "*.go")))

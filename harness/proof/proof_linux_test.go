@@ -21,9 +21,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// The owner of a device names its process, so that package loopdev finds the devices of one that
-// has ended. Another start time stands for such a process here.
-func TestANewRunReleasesTheDevicesOfAnEndedProcess(t *testing.T) {
+// The owner of a loop device contains the process's ID and start time. Here another start time
+// stands for a process that has ended: package loopdev detaches the devices of such processes.
+func TestNewRunsDetachLoopDevicesOfEndedProcesses(t *testing.T) {
 	rack := harness.Need(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{}))(t)
 	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
 	disk, err := rack.CreateDisk(t.Context(), rack.Project, "of-a-living-process", harness.GiB)
@@ -48,7 +48,7 @@ func TestANewRunReleasesTheDevicesOfAnEndedProcess(t *testing.T) {
 	}
 }
 
-func TestAnAbandonedEnvironmentLeavesNothing(t *testing.T) {
+func TestAbandonLeavesNoProcessMountOrLoopDevice(t *testing.T) {
 	run, ctx := harness.RunFor(t), t.Context()
 	env, err := proof.New(t, "abandoned").StartEnvironment(ctx, run, harness.RackOptions{}, "a",
 		proof.Journal)
@@ -70,7 +70,7 @@ func TestAnAbandonedEnvironmentLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAFigureIsAddedToTheFileThatTheEnvironmentNames(t *testing.T) {
+func TestPrintAddsFiguresToTheFileInTheEnvironment(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "figures")
 	t.Setenv("PROOF_FIGURES", path)
 	for _, line := range []string{proof.Line("a", "n", 1), proof.Line("b", "n", 2, "m", "x")} {
@@ -82,7 +82,7 @@ func TestAFigureIsAddedToTheFileThatTheEnvironmentNames(t *testing.T) {
 	}
 }
 
-func TestTheEnvironmentSetsTheSeedAndTheFormOfAProof(t *testing.T) {
+func TestEnvironmentVariablesSetTheSeedAndFormOfAProof(t *testing.T) {
 	t.Setenv("PROOF_SEED", "7")
 	t.Setenv("PROOF_DURATION", "1h")
 	p := proof.New(t, "some-proof")
@@ -105,7 +105,7 @@ func TestTheEnvironmentSetsTheSeedAndTheFormOfAProof(t *testing.T) {
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// plug makes a guest and attaches bystanders to it.
+// plug creates bystanders and a guest view for them, and returns the bystanders' directory.
 func plug(t *testing.T, member proof.Member) (*proof.GuestBystanders, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -116,8 +116,8 @@ func plug(t *testing.T, member proof.Member) (*proof.GuestBystanders, string) {
 	return b, filepath.Join(dir, "bystanders")
 }
 
-// Check notices most writes. Close compares the bytes and notices all.
-func TestAWriteToABystanderIsNoticed(t *testing.T) {
+// Check compares modification times. Close also compares the bytes, so that it notices all writes.
+func TestBystandersNoticeEachWrite(t *testing.T) {
 	write := func(path string, at int64) error {
 		file, err := os.OpenFile(path, os.O_WRONLY|os.O_SYNC, 0)
 		if err != nil {
@@ -132,7 +132,7 @@ func TestAWriteToABystanderIsNoticed(t *testing.T) {
 	for name, c := range map[string]struct {
 		member proof.Member
 		do     func(b *proof.GuestBystanders, dir string) error
-		// silent writes do not change the time of the file. Only the bytes show them.
+		// silent means that the write leaves the file's modification time unchanged.
 		silent bool
 	}{
 		"a byte of the journal":           {proof.Journal, poke(proof.MemberDisk), false},
@@ -171,7 +171,7 @@ func TestAWriteToABystanderIsNoticed(t *testing.T) {
 
 const mib = 1 << 20
 
-// mountNew mounts a new filesystem, and returns a forgery for it.
+// mountNew mounts a new filesystem, and returns a forgery for its disk and the mount point.
 func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk")
@@ -192,7 +192,7 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	return f, dir
 }
 
-// These filesystems report a file's blocks, so a forged file has those of the records.
+// Only these filesystems report the blocks of a file, so that writeSlots can choose them.
 func TestForgedRecordsAreAtTheOffsetsOfTheDriversRecords(t *testing.T) {
 	for fs, atLeast := range map[string]int{"ext4": 5, "xfs": 4} {
 		t.Run(fs, func(t *testing.T) {
@@ -222,7 +222,7 @@ func TestForgedRecordsAreAtTheOffsetsOfTheDriversRecords(t *testing.T) {
 	}
 }
 
-func TestAChangeOfAForgedFileIsNoticed(t *testing.T) {
+func TestForgedFilesNoticeEachChange(t *testing.T) {
 	for _, fs := range []string{"ext3", "ext4", "xfs", "btrfs"} {
 		t.Run(fs, func(t *testing.T) {
 			f, dir := mountNew(t, fs, 320*mib)
@@ -250,7 +250,7 @@ func TestAChangeOfAForgedFileIsNoticed(t *testing.T) {
 	}
 }
 
-func TestAFilledFilesystemHasForgedRecordsAtItsEnd(t *testing.T) {
+func TestFillWritesForgedRecordsToTheEndOfTheDisk(t *testing.T) {
 	f, dir := mountNew(t, "ext4", 64*mib)
 	files := harness.Need(f.Fill(dir, true))(t)
 	csitest.Must(t, files.Check(dir))
