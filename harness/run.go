@@ -64,7 +64,7 @@ type Run struct {
 	// another run repeats the same work with the race detector.
 	Plain bool
 
-	lock   *os.File // an open, locked file: the directory
+	lock   *os.File // Dir, opened and locked
 	racks  atomic.Int64
 	plugs  atomic.Int64
 	failed atomic.Bool

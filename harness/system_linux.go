@@ -57,7 +57,7 @@ func removeKilled() {
 	dirs, _ := filepath.Glob(filepath.Join(shm, "oxide-sanity-*"))
 	for _, dir := range dirs {
 		info, err := os.Stat(dir)
-		if err != nil || time.Since(info.ModTime()) < time.Minute { // a new run locks it soon
+		if err != nil || time.Since(info.ModTime()) < time.Minute { // a new run has no lock yet
 			continue
 		}
 		lock, err := LockDir(dir)
