@@ -181,7 +181,7 @@ func TestAnUpgradeKeepsTheClusterID(t *testing.T) { // A2.1
 	}
 }
 
-// clusterIDOf returns the value of the controller's OXIDE_CLUSTER_ID, or the source that it names.
+// clusterIDOf returns the controller's OXIDE_CLUSTER_ID, or "of the Secret" if it is a reference.
 func clusterIDOf(t *testing.T, all manifests) string {
 	t.Helper()
 	_, driver := controllersPod(t, all)

@@ -18,7 +18,7 @@ import (
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside returns JSON that adds an argument, a variable, a mount and more to each named value.
+// beside returns JSON that adds an argument, a variable, a mount and more to each value in names.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {
@@ -464,7 +464,7 @@ func TestNameOverridesRenameEveryObject(t *testing.T) {
 			t.Errorf("%s keeps its name", key(o))
 		}
 	}
-	// With the old names put back, only references that kept an old name would differ.
+	// After the new names are replaced by the old ones, no line may differ.
 	back := strings.NewReplacer("blue-csi", "oxide-csi", `kubernetes.io/name: "blue"`,
 		`kubernetes.io/name: "oxide-csi-driver"`).Replace(strings.Join(all.lines(), "\n"))
 	lines := strings.Split(back, "\n")

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
+func TestAWrongChartValueIsRefusedWithAnExplanation(t *testing.T) {
 	for _, c := range short.Some(t, 12, []struct{ set, want string }{
 		{"node.kubeletDir=/var/lib/kubelet/", "without a slash at its end"},
 		{"node.kubeletDir=/var/../kubelet", "it has to be an absolute path"},
@@ -110,7 +110,7 @@ func refused(t *testing.T, want string, args ...string) {
 	}
 }
 
-func TestAWrongParameterIsRefusedWithItsNameAndValue(t *testing.T) {
+func TestAWrongClassParameterIsRefusedWithItsValue(t *testing.T) {
 	const class, fsType = "storageClass.parameters.", `csi\.storage\.k8s\.io/`
 	const names = "which the driver does not know; it knows blockSize, diskType, imageId, " +
 		"mkfsOptions, placement and csi.storage.k8s.io/fstype"
@@ -164,7 +164,7 @@ func TestAWrongParameterIsRefusedWithItsNameAndValue(t *testing.T) {
 	}
 }
 
-func TestAnEmptyValueMayBeNull(t *testing.T) {
+func TestEmptyChartValuesCanBeNull(t *testing.T) {
 	args := with("metrics.enabled=true", "metrics.podMonitor=true", "nodeKeeper.enabled=true")
 	for path, value := range defaults(t) {
 		list, isList := value.([]any)

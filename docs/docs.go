@@ -1,8 +1,8 @@
 // Package docs contains the documentation. Its code parses the pages, checks their links and runs
 // their commands.
 //
-// An HTML comment on the line above each block of code, invisible to readers of the page, is its
-// class:
+// The line above each block of code is an HTML comment, invisible to readers of the page. It is the
+// block's class:
 //
 //	<!-- run: here -->             the tests of this package run it
 //	<!-- run: cluster -->          the end-to-end suite runs it on its cluster

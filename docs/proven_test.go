@@ -35,8 +35,8 @@ var tools = map[string]struct {
 	"simulator":   {"cmd/oxide-simulator", ".*", isOpening},
 }
 
-// changes matches methods that change the rack or the cluster: of libraries and, so that their
-// callers are found too, the tools' own.
+// changes matches the names of methods that change the rack or the cluster. It includes methods of
+// the tools themselves, so that the test also finds their callers.
 var changes = regexp.MustCompile(`^(Patch|Create|Update|UpdateStatus|Delete|Evict|` +
 	`patch|create|createOwned|remove|save|` +
 	`(Disk|Instance|InstanceDisk|Snapshot)(Create|Delete|Attach|Detach|Start|Stop|Reboot|Update))$`)

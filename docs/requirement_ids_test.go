@@ -26,7 +26,7 @@ var (
 	requirementRow = regexp.MustCompile(
 		`(?m)^(\| (` + anID + `) \|[^|\n]+\|[^|\n]+\|) ?([^|\n]*?) ?\|$`)
 	requirementID = regexp.MustCompile(`\b` + anID + `\b`)
-	// namedByIDs matches IDs at an end of a subtest's name, or in the comment behind a test's func
+	// namedByIDs matches IDs at the beginning or end of a subtest's name, or behind a test's func
 	// line. namedByID matches an ID in the name of a test function.
 	namedByIDs = regexp.MustCompile("[\"`](?:" + anID + " )+[^ ]|" +
 		`\(` + anID + `(?:, ` + anID + ")*\\)[\"`]|" +

@@ -66,9 +66,9 @@ const nodeStatusPeriod = time.Second
 // default is 50 s for reports every 10 s; here kubelets report every second.
 const nodeGrace = 20 * time.Second
 
-// claimPeriod is how often Kubernetes checks claims and volumes again that nobody has changed.
-// After a conflict between two of its controllers, only this check continues; the default is 15 s.
-// Shorter periods write so many events about waiting claims that Kubernetes drops some.
+// claimPeriod is how often Kubernetes checks claims and volumes that nobody has changed. After a
+// conflict of two of its controllers, one of them waits for this check; the default is 15 s. More
+// frequent checks write so many events about waiting claims that Kubernetes drops some.
 const claimPeriod = 5 * time.Second
 
 const kubernetesReady = 3 * time.Minute

@@ -288,7 +288,7 @@ var _ = Describe("the driver", func() {
 			By("cutting every connection to the rack")
 			away := time.Now()
 			cut := faults(ctx, adminapi.Fault{Cut: true})[0]
-			// Pauses between repetitions of a call grow, so a call that first fails late is soon repeated.
+			// Pauses between repetitions grow, so a call that begins late in the outage is soon repeated.
 			const late, back = 50 * time.Second, time.Minute
 			waiting := []*pod{more(), more()}
 			taken := s.Snapshot(ctx, claims[1])

@@ -262,7 +262,7 @@ func (r reader) run(ctx context.Context, blocks ...docs.Block) {
 	Expect(docs.Session{Root: r.root, Dir: r.dir, Env: r.env}.Run(ctx, blocks)).To(Succeed())
 }
 
-// doctor runs the node driver's oxide-csi-plugin doctor on this machine.
+// doctor runs `oxide-csi-plugin doctor` on this machine, with a copy of the nodes' program.
 type doctor struct{ env []string }
 
 // doctorDir contains copies of a node's oxide-csi-plugin and of the control plane's kubectl. It is

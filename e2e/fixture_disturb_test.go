@@ -33,7 +33,7 @@ const (
 )
 
 // beating is a script that writes increasing numbers, durably, to the first volume, and then to its
-// log. It starts after the number on the volume. After a failed write it creates /tmp/broken.
+// log. It continues after the volume's last number. After a failed write it creates /tmp/broken.
 const beating = `
 (
 	n=$(cat /data/0/beat 2>/dev/null || echo 0)

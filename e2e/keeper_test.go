@@ -305,9 +305,9 @@ func keepsTheDriver(ctx SpecContext) {
 	})
 }
 
-// deleted waits for a watch to report that an object which one accepts is deleted, and returns the
-// resource version of the deletion. Resource versions increase over all kinds, because there is one
-// etcd.
+// deleted waits until a watch reports the deletion of an object that one accepts, and returns the
+// resource version of this deletion. Resource versions increase over all kinds, because there is
+// one etcd.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
 	limit := time.After(nodeLostTimeout)
 	for {

@@ -284,14 +284,14 @@ func has(ctx context.Context, name string) bool {
 		metav1.ListOptions{FieldSelector: "metadata.name=" + name})).Items) > 0
 }
 
-// users are two pods that write while the driver's release changes, each on another worker and with
-// a filesystem. The first pod also has a raw block volume.
+// users are two pods with filesystems, on different workers, that write while the driver's release
+// changes. The first pod also has a raw block volume.
 type users struct {
 	claims [2][]string
 	pods   [2]*pod
 	sums   [2]string
 	raw    string
-	// on is the index in workers of the first pod's node, modulo their number.
+	// on is the index in workers of the first pod's node, modulo the number of workers.
 	on int
 }
 

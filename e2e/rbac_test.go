@@ -67,7 +67,7 @@ var _ = Describe("every right of the driver's roles", Label("long"), func() {
 type proof struct {
 	// restart restarts all programs that use the roles.
 	restart func(context.Context)
-	// life needs every right. Its objects are in the namespace of its own fixture.
+	// life does what needs all the rights, in the namespace of its fixture.
 	life func(context.Context, *fixture)
 	// settle cleans up after an interrupted life.
 	settle func(context.Context)
@@ -156,7 +156,7 @@ func allRights(objects []*unstructured.Unstructured) []right {
 	return all
 }
 
-// apart returns a list for each verb. The list of list and watch is the same.
+// apart returns a list for each verb, and one list for list and watch together.
 func apart(verbs []string) [][]string {
 	read := []string{"list", "watch"}
 	var all [][]string

@@ -135,7 +135,7 @@ func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOpti
 	}, nil
 }
 
-// Start starts the driver at the same socket, after Stop or Kill too, and waits until it serves.
+// Start starts the driver, again after Stop or Kill, at the same socket. It waits until it serves.
 func (p *Plugin) Start(ctx context.Context) error {
 	command := p.options.Command
 	if command == nil {

@@ -51,8 +51,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Run is the directory of one suite or proof, for everything that this creates. So two runs on one
-// machine do not disturb each other.
+// Run is the directory for all files of one suite or proof, so that two runs on one machine do not
+// disturb each other.
 type Run struct {
 	// Dir contains programs, racks, sockets, mount points and logs.
 	Dir string
@@ -123,8 +123,8 @@ type Tester interface {
 	Error(args ...any)
 }
 
-// RunFor creates a run that ends with the test. A failed test keeps the directory. It is in memory
-// if enough is free: a flush is then fast, and a reader of a disk's holes fills no memory.
+// RunFor creates a run that ends with the test. A failed test keeps the run's directory, which is
+// in memory if enough is free: flushes are fast there, and reading a disk's holes takes no memory.
 func RunFor(t Tester) *Run {
 	t.Helper()
 	removeKilled()
@@ -413,7 +413,6 @@ func (p *process) ended() error {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// running reports whether the program runs.
 func (p *process) running() bool {
 	select {
 	case <-p.done:
@@ -467,7 +466,6 @@ func (p *process) wait(timeout time.Duration) bool {
 	}
 }
 
-// tail returns the end of the program's log.
 func (p *process) tail() string { return TailOf(p.log, 4<<10) }
 
 // TailOf returns whole lines from the end of a file, together at most size bytes.

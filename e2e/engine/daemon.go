@@ -75,7 +75,7 @@ func (e *Engine) run(ctx context.Context) error {
 }
 
 // launch starts dockerd in its own process session, so that Ctrl-C at the terminal does not reach
-// it. This program also gets the signal, and stops dockerd after it has removed the containers.
+// it. This program gets the signal, and stops dockerd after it has removed the containers.
 func (d *daemon) launch() (ended <-chan error, err error) {
 	log, err := os.Create(d.file("log"))
 	if err != nil {
@@ -324,7 +324,7 @@ func unmount(ctx context.Context, path string) error {
 }
 
 // A Docker engine enables packet forwarding and adds filter rules. When it ends, it undoes neither.
-// The functions below do this if no engine ran before ours.
+// The functions below undo both, if no engine ran before ours.
 
 // network contains the settings of this machine's network that an engine changes.
 type network struct {
@@ -358,7 +358,7 @@ func (d *daemon) remember(ctx context.Context) error {
 	return nil
 }
 
-// giveBack restores the recorded network. If another engine runs, it keeps the rules for that.
+// giveBack restores the recorded network, unless another engine runs, which needs the settings.
 func (d *daemon) giveBack(ctx context.Context) error {
 	text, err := os.ReadFile(d.networkFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -435,7 +435,7 @@ func restore(ctx context.Context, before, now network) error {
 
 // undo returns the arguments of iptables that remove an engine's rules from a table: first the
 // rules that jump to its chains, then the chains. Last it restores the policies. Rules in before
-// stay, and so do rules that neither jump to nor are in a chain of Docker.
+// stay, and rules that do not jump to a chain of Docker.
 func undo(before, now []string) [][]string {
 	var rules, flushed, removed, policies [][]string
 	for _, line := range now {

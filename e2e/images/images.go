@@ -190,8 +190,8 @@ func hashTree(tree fs.FS) (string, error) {
 }
 
 // keep returns the path of a cached file or directory, whose name contains the hash of its inputs.
-// If it does not exist, keep removes those of other inputs, calls build with a temporary path, and
-// renames the result.
+// If it does not exist, keep removes older ones with this name, calls build with a temporary path,
+// and renames the result.
 func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
 	string, error) {
 	dir = filepath.Join(b.Cache, dir)

@@ -50,7 +50,7 @@ func TestOptionsAreReadFromFlagsAndEnvironment(t *testing.T) {
 	}
 }
 
-func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
+func TestInvalidOptionsOfARunAreRefused(t *testing.T) {
 	setenv(t)
 	for want, args := range map[string][]string{
 		"choose a spec with -focus":                 {"CP-9"},

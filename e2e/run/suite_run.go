@@ -279,8 +279,7 @@ func (h holder) String() string {
 }
 
 // hold locks a file until unlock is called or this process ends, and writes a holder into it. what
-// names the resource for errors. allowed can return an error that refuses the lock because of the
-// holder before.
+// names the locked resource in errors. allowed may refuse the lock because of the previous holder.
 func hold(path, what, cache string, allowed func(before holder) error) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

@@ -25,16 +25,16 @@ const (
 	bystanders
 )
 
-// Member is a bystander's role in a storage of several disks, of which all others are missing.
+// Member is a storage of several disks. One disk is a bystander, and all others are missing.
 type Member string
 
-// The kernel finds the disks of these storages by a number or a UUID on the other disk.
+// The kernel finds each member by a number or a UUID in the missing disk.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"
 )
 
-// Bystanders are three disks of an instance that no call is about: a mounted ext4 with a file, a
+// Bystanders are three disks of an instance that no call names: a mounted ext4 with a file, a
 // [Member], and a blank disk. Nothing may write to them.
 //
 // The kernel itself does not write to the mounted disk: its inode tables are complete, its journal

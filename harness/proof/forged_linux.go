@@ -172,8 +172,8 @@ func (f Forgery) Write(dir string) (files ForgedFiles, err error) {
 	return files, syncDir(dir)
 }
 
-// WriteFormats writes only that third file, with records of a format, so that nearly all other
-// blocks of the disk remain free.
+// WriteFormats writes only the file with records at the driver's offsets, here records of a format,
+// so that nearly all other blocks of the disk remain free.
 func (f Forgery) WriteFormats(dir string) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	_, records := f.pages()
@@ -257,7 +257,7 @@ func CheckForged(path string, want [sha256.Size]byte) error {
 // moment the file has nearly all free space. Then it keeps only the blocks at those offsets. ext4
 // and xfs report a file's blocks; on other filesystems the file only has some records.
 //
-// Until then the file has no name, so that a crash frees its blocks.
+// Until it is complete, the file has no name, so that a crash frees its blocks.
 func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {
 	const name = "forged-slots"
 	w := harness.Got(os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600))

@@ -134,7 +134,7 @@ func eachMountBelow(dir string, do func(path string) error) error {
 
 // SetFrozen freezes or thaws the filesystem at a path. It accepts a thaw of one that is not frozen.
 func SetFrozen(path string, freeze bool) error {
-	// FIFREEZE and FITHAW of linux/fs.h, which x/sys/unix lacks.
+	// x/sys/unix lacks FIFREEZE and FITHAW of linux/fs.h.
 	const freezeRequest, thawRequest = 0xC0045877, 0xC0045878 // FIFREEZE, FITHAW
 	root, err := os.Open(path)
 	if err != nil {
@@ -367,8 +367,8 @@ func (b *RackBystanders) Resume(ctx context.Context) error {
 	return harness.Await(ctx, 20*time.Second, b.Mount)
 }
 
-// Environment is a rack with drivers, and with bystanders in one of its instances. A trial that
-// does not fail leaves it to the next trial.
+// Environment is a rack with drivers, and with bystanders in one of its instances. If a trial does
+// not fail, the next trial uses the same environment.
 type Environment struct {
 	*harness.Environment
 	Proof *Proof

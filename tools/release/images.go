@@ -127,8 +127,8 @@ func (r *release) contextDir() {
 	}
 }
 
-// joinArchitectures writes one image for all architectures from those in the layout dir, where each
-// has its architecture as its tag. For each architecture it writes a bill of materials.
+// joinArchitectures writes one image for all architectures. Its parts are the images in the layout
+// dir, each tagged with its architecture. It also writes a bill of materials for each architecture.
 func (r *release) joinArchitectures(name, dir string) (err error) {
 	defer catch(&err)
 	built := got(layout.ImageIndexFromPath(dir))

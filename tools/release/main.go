@@ -120,7 +120,7 @@ func got[T any](result T, err error) T {
 	return result
 }
 
-// catch, when deferred, assigns the error of need's panic to err.
+// catch, when deferred, joins the error of need's panic to err.
 func catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -212,8 +212,8 @@ func (r *release) notes() {
 	r.write("RELEASE_NOTES.md", []byte(got(section(string(changelog), r.Version))))
 }
 
-// link matches a relative link in the changelog, which section has to change: release notes are
-// shown on another page.
+// link matches a relative link in the changelog. In release notes, which are shown on another page,
+// it has to be absolute.
 var link = regexp.MustCompile(`\]\(([^):#]+[^):]*)\)`)
 
 // section returns the text of a version's section in the changelog. For a prerelease such as

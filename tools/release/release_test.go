@@ -96,7 +96,7 @@ func whole(t *testing.T, cases int) {
 	}
 }
 
-func TestAReleaseOfAnUncommittedFileIsRefused(t *testing.T) {
+func TestAReleaseWithAnUncommittedFileIsRefused(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "clone")
 	output(t, projectDir(t), "git", "clone", "--quiet", "--shared", ".", root)
 	const token = "deploy/chart/values-with-a-token.yaml"
