@@ -14,11 +14,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// extras is the beginning of the values in everywhere: labels and annotations for all objects.
+// extras begins the JSON in everywhere: labels and annotations for all objects.
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside returns JSON that adds an argument, a variable, a mount and more to each value in names.
+// beside returns JSON that adds an argument, a variable, a mount and more to some Helm values.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {
@@ -496,7 +496,7 @@ func TestTheDriverKnowsEveryVariableInTheManifests(t *testing.T) { // B-23
 	}
 }
 
-func TestTheProgramsAcceptTheirArgumentsInTheChart(t *testing.T) {
+func TestProgramsAcceptTheArgumentsThatTheChartSets(t *testing.T) {
 	all := objects(t, append(kept("nodeKeeper.coldAttach.dryRun=true",
 		"nodeKeeper.leavingNodes.fence=true"), "--set-string",
 		"nodeKeeper.coldAttach.window=CRON_TZ=Europe/Zurich 0 2 * * 6")...)

@@ -162,7 +162,7 @@ func placeOf(d ast.Decl) (name string) {
 	return name
 }
 
-// isOpening reports whether a node is the name of a function in openings that is not in looks.
+// isOpening reports whether a node names a function that openings matches and looks does not.
 func isOpening(n ast.Node, info types.Info) bool {
 	id, ok := n.(*ast.Ident)
 	if !ok {

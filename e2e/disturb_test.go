@@ -326,8 +326,8 @@ var _ = Describe("the driver", func() {
 		}, NodeTimeout(6*time.Minute))
 })
 
-// noRestartUntil checks until a given time that lives, the result of driverRestarts, does not
-// change.
+// noRestartUntil checks until a given time that no container of the driver restarts or stops being
+// ready. lives is an earlier result of driverRestarts.
 func noRestartUntil(ctx context.Context, lives []string, until time.Time) {
 	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
 		WithTimeout(time.Until(until)).WithPolling(time.Second).

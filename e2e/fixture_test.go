@@ -609,7 +609,7 @@ func rackServes(ctx context.Context) {
 	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(), "the rack should serve")
 }
 
-// switchRack sets switches of the simulator as in to and, when the spec ends, as in back.
+// switchRack sets switches of the simulator, and when the spec ends, sets them back.
 func switchRack(ctx context.Context, to, back map[string]any) {
 	DeferCleanup(func(ctx SpecContext) {
 		rackServes(ctx)
@@ -655,7 +655,7 @@ func lastRequest(ctx context.Context) int {
 	return all[len(all)-1].Seq
 }
 
-// newDisks returns the IDs of the disks that the rack has now and that are not in before.
+// newDisks returns the IDs of the disks that the rack did not have in an earlier state.
 func newDisks(ctx context.Context, before adminapi.State) []string {
 	return slices.DeleteFunc(theRack.diskIDs(ctx), func(id string) bool {
 		return slices.ContainsFunc(before.Disks, func(d adminapi.Disk) bool { return d.ID == id })

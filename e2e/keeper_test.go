@@ -305,7 +305,7 @@ func keepsTheDriver(ctx SpecContext) {
 	})
 }
 
-// deleted waits until a watch reports the deletion of an object that one accepts, and returns the
+// deleted waits until a watch reports the deletion of one of the expected objects, and returns the
 // resource version of this deletion. Resource versions increase over all kinds, because there is
 // one etcd.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
@@ -427,7 +427,7 @@ func removeRecords(ctx context.Context) {
 		To(Or(Succeed(), Satisfy(apierrors.IsNotFound)))
 }
 
-// among reports whether all contains an object with the kind, namespace and name of one.
+// among reports whether an object is in a list, by its kind, namespace and name.
 func among(all []*unstructured.Unstructured, one *unstructured.Unstructured) bool {
 	return slices.ContainsFunc(all, func(o *unstructured.Unstructured) bool {
 		return o.GetKind() == one.GetKind() && o.GetName() == one.GetName() &&

@@ -283,7 +283,7 @@ func addWorkers(ctx context.Context, found harness.Ledger) error {
 	return nil
 }
 
-// sameInventory waits until the inventory equals start.
+// sameInventory waits until the inventory is the same as at the start of the spec.
 func sameInventory(ctx context.Context, start harness.Ledger) error {
 	err := poll(ctx, settleTimeout, func(ctx context.Context) error {
 		now, err := takeInventory(ctx)

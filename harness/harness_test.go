@@ -81,7 +81,7 @@ func TestProgramsDoNotInheritVariablesOfThisProject(t *testing.T) {
 	}
 }
 
-func TestBinaryOfAPlainRunIsInThePlainDirectory(t *testing.T) {
+func TestPlainRunsUseProgramsWithoutTheRaceDetector(t *testing.T) {
 	t.Setenv(BinaryVariable("oxide-simulator"), "/built/oxide-simulator")
 	t.Setenv(PlainVariable, "/built/plain")
 	for plain, want := range map[bool]string{false: "/built/oxide-simulator",

@@ -281,7 +281,7 @@ func address(ip net.IP, port uint64) string {
 	return net.JoinHostPort(ip.String(), strconv.FormatUint(port, 10))
 }
 
-// netPort returns the port of a URL from the simulator. Each of these has a port.
+// netPort returns the port of a URL from the simulator, which always has one.
 func netPort(address string) uint16 {
 	port, _ := strconv.ParseUint(address[strings.LastIndex(address, ":")+1:], 10, 16)
 	return uint16(port)

@@ -226,7 +226,7 @@ func (a Administrator) StartInstance(ctx context.Context, id string) error {
 	return a.awaitInstance(ctx, id, oxide.InstanceStateRunning, err)
 }
 
-// awaitInstance waits until an instance is in the state want, unless failed is an error.
+// awaitInstance waits until an instance has the wanted state, if the request for it succeeded.
 func (a Administrator) awaitInstance(ctx context.Context, id string, want oxide.InstanceState,
 	failed error) error {
 	if failed != nil {

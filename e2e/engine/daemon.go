@@ -434,8 +434,8 @@ func restore(ctx context.Context, before, now network) error {
 }
 
 // undo returns the arguments of iptables that remove an engine's rules from a table: first the
-// rules that jump to its chains, then the chains. Last it restores the policies. Rules in before
-// stay, and rules that do not jump to a chain of Docker.
+// rules that jump to its chains, then the chains. Last it restores the policies. It keeps the rules
+// that existed before the engine, and rules without a chain of Docker.
 func undo(before, now []string) [][]string {
 	var rules, flushed, removed, policies [][]string
 	for _, line := range now {

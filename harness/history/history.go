@@ -159,7 +159,7 @@ func (p Page) WriteFile(path string) error {
 }
 
 // drawing is a page in a CSS grid. Each event has its own row, so texts do not overlap. A lane has
-// a column for each bar that is beside another one, and one column for the texts.
+// as many columns as it has bars side by side, and one more column for texts.
 type drawing struct {
 	Page
 	Lanes []*lane

@@ -243,7 +243,7 @@ func (files ForgedFiles) Check(dir string) error {
 	return errors.Join(errs...)
 }
 
-// CheckForged returns an error if the content of a file does not have the hash want.
+// CheckForged returns an error if the content of a file does not have the given hash.
 func CheckForged(path string, want [sha256.Size]byte) error {
 	got, err := digest(path)
 	if err == nil && got != want {

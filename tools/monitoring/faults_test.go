@@ -84,7 +84,7 @@ func counts(n int) string {
 	return text.String()
 }
 
-// change returns a series with the value from, and after some samples the value to.
+// change returns a series whose value changes once, after the given number of samples.
 func change(from, to, after int) string {
 	return fmt.Sprintf("%dx%d %dx%d", from, after-1, to, samples-after)
 }
