@@ -95,7 +95,7 @@ func spreadControllers(ctx context.Context) {
 	}
 }
 
-// slowly is how long the rack delays the creation of a disk, or the device in the guest view.
+// slowly is how long the rack delays the creation of a disk, or of its device in the guest view.
 // Within this time a spec deletes or kills a process.
 const slowly = "3s"
 

@@ -321,9 +321,9 @@ func (u *users) start(ctx context.Context) {
 	}
 }
 
-// live calls change while the pods write and while another pod's volume is half staged, and returns
-// how long change took. Then the pods swap workers, so that the new release unmounts and detaches
-// what the old one has mounted and attached.
+// live calls change while the pods write and while another pod's driver waits for a device, and
+// returns how long change took. Then the pods swap workers, so that the new release unmounts and
+// detaches what the old one has mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
 	var mounts [2][]string
 	for i, worker := range workers {

@@ -305,7 +305,7 @@ func rolesOfKeeper() []*unstructured.Unstructured {
 	return roles
 }
 
-// restartKeepers deletes the keepers' pods, without a grace period, their Lease and their records.
+// restartKeepers kills the keepers' pods, and deletes their Lease and their records.
 func restartKeepers(ctx context.Context) {
 	now := int64(0)
 	Expect(api.CoreV1().Pods(driverNamespace).DeleteCollection(ctx,

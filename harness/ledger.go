@@ -176,7 +176,7 @@ func (r *Rack) nothingLeft() error {
 const idleConnections = 32
 
 // watchedProcess is a process whose open files and goroutines a ledger counts. Connections between
-// driver and rack, and the goroutines that serve them, count only if there are too many.
+// driver and rack count only if there are too many. Goroutines of connections never count.
 type watchedProcess struct {
 	name string
 	proc *process

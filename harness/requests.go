@@ -53,7 +53,7 @@ func InMode(mode csi.VolumeCapability_AccessMode_Mode,
 	return capability
 }
 
-// CreateRequest returns a request for a volume of 1 GiB. Without capabilities it is a mounted one.
+// CreateRequest returns a request for 1 GiB, for a mounted filesystem if capabilities is empty.
 func CreateRequest(name string, capabilities ...*csi.VolumeCapability) *csi.CreateVolumeRequest {
 	if len(capabilities) == 0 {
 		capabilities = []*csi.VolumeCapability{Mounted("")}

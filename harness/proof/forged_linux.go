@@ -346,7 +346,7 @@ func takeSpace(w *os.File) (size int64) {
 // extent is a range of a file, and its offset on the disk.
 type extent struct{ logical, physical, length int64 }
 
-// extentsOf returns a file's extents (Documentation/filesystems/fiemap.rst).
+// extentsOf asks the kernel for a file's extents (Linux: Documentation/filesystems/fiemap.rst).
 func extentsOf(w *os.File) (all []extent) {
 	const fiemap, most, sync = 0xC020660B, 1024, 1 // FS_IOC_FIEMAP, FIEMAP_FLAG_SYNC
 	var request struct {
