@@ -18,7 +18,7 @@ import (
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside returns JSON that adds an argument, a variable, a mount and more to some Helm values.
+// beside returns JSON for each Helm value in names: an argument, a variable, a mount, and more.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {

@@ -67,7 +67,7 @@ var _ = Describe("every right of the driver's roles", Label("long"), func() {
 type proof struct {
 	// restart restarts all programs that use the roles.
 	restart func(context.Context)
-	// life does what needs all the rights, in the namespace of its fixture.
+	// life performs operations that need all the rights, in the fixture's namespace.
 	life func(context.Context, *fixture)
 	// settle cleans up after an interrupted life.
 	settle func(context.Context)

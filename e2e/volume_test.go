@@ -346,7 +346,7 @@ var _ = Describe("a node", func() {
 const mostDisks = 12
 
 func limitsVolumes(ctx SpecContext) {
-	// An earlier spec may have left too low a limit, until kubelet asks the driver again.
+	// An earlier spec may have left too low a limit. Make kubelet ask the driver again soon.
 	countEvery(ctx, 10)
 	for _, worker := range workers {
 		Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).
