@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// extras begins the JSON in everywhere: labels and annotations for all objects.
+// extras begins the JSON that everywhere passes to Helm: labels and annotations of all objects.
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 

@@ -17,13 +17,13 @@
 // loop devices, the cluster's volumes and every node are as they were before the spec.
 //
 //	It("keeps a volume's data when its pod moves (D-1)", func(ctx SpecContext) {
-//	\tclaim := s.Claim(ctx, Claim{})                               // 1 GiB, oxide-disk
-//	\twriter := s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[0]})
-//	\twriter.Running(ctx)
-//	\twriter.Sh(ctx, "echo kept > /data/0/file && sync")
-//	\twriter.Delete(ctx)
-//	\treader := s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[1]})
-//	\tExpect(reader.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("kept"))
+//		claim := s.Claim(ctx, Claim{})                               // 1 GiB, oxide-disk
+//		writer := s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[0]})
+//		writer.Running(ctx)
+//		writer.Sh(ctx, "echo kept > /data/0/file && sync")
+//		writer.Delete(ctx)
+//		reader := s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[1]})
+//		Expect(reader.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("kept"))
 //	})
 //
 // A node is a container, which the simulated rack cannot stop when it stops an instance. So a spec
