@@ -152,8 +152,8 @@ func alerts(t *testing.T) []rulefmt.Rule {
 	return slices.DeleteFunc(ruleList(t), func(r rulefmt.Rule) bool { return r.Alert == "" })
 }
 
-// reasons returns the reasons in docs/reasons.md. A test of the driver checks that the page contains
-// every reason.
+// reasons returns the reasons in docs/reasons.md. A test of the driver checks that this page has all
+// reasons.
 func reasons(t *testing.T) []string {
 	t.Helper()
 	var all []string
