@@ -113,9 +113,9 @@ func (b *GuestBystanders) Close() error {
 	return errors.Join(errs...)
 }
 
-// NewBystanders writes a filesystem or member to each of the files, which have to be blank and not
-// yet attached to loop devices. Call Mount when they are attached. The mount point is in the
-// directory dir.
+// NewBystanders writes an ext4 and the member to their files, and leaves the third file blank. The
+// files have to be blank and not yet attached to loop devices. Call Mount when they are attached.
+// The mount point is in the directory dir.
 func NewBystanders(ctx context.Context, dir string, files [bystanders]string, member Member,
 	count *Invariant) (b *Bystanders, err error) {
 	defer harness.Catch(&err)
