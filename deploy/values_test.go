@@ -197,7 +197,7 @@ func TestTheDefaultValuesPassHelmLintAndHaveComments(t *testing.T) {
 	}
 }
 
-// The node keeper's tests check the same windows, so the chart and the keeper accept the same.
+// The node keeper's tests contain the same windows: chart and keeper have to agree on each.
 func TestTheChartRefusesAnInvalidColdAttachWindow(t *testing.T) {
 	for window, fine := range map[string]bool{"bogus": false, "0 2 * *": false,
 		"0 2 * * 6 2030": false, "60 2 * * 6": false, "0 24 * * *": false, "0 2 0 * *": false,

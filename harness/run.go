@@ -78,7 +78,7 @@ const maxSocketPath = 107
 // NewRun creates the directory of a run in OXIDE_SANITY_DIR or the directory of temporary files.
 func NewRun(progress io.Writer) (*Run, error) { return newRun(progress, RunParents(), "") }
 
-// NewNamedRun does the same as NewRun, but with the directory's name. It fails if this exists.
+// NewNamedRun does the same as NewRun, with a given name. It fails if the directory exists.
 func NewNamedRun(progress io.Writer, name string) (*Run, error) {
 	return newRun(progress, RunParents(), name)
 }

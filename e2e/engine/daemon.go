@@ -161,7 +161,7 @@ func (d *daemon) tidy(ctx context.Context) error {
 		return err
 	}
 	// If the containerd of a killed dockerd still runs, the new dockerd uses it. If not, remove only
-	// its pid file: from the other files the new dockerd finds the containers that still run.
+	// containerd's pid file: the other files name the containers that still run.
 	containerd := d.file("exec/containerd/containerd.pid")
 	if pid := livingPID(containerd, d.file("exec/containerd")); pid == 0 {
 		if err := os.Remove(containerd); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -141,7 +141,7 @@ func (e *Engine) Environment() []string {
 func (e *Engine) Command(ctx context.Context, args ...string) *exec.Cmd {
 	command := exec.CommandContext(ctx, "docker", args...)
 	command.Env = append(e.Environment(), "DOCKER_BUILDKIT=0")
-	// docker reacts to an interrupt by ending its request in the engine, too.
+	// An interrupted docker command also ends its request in the engine.
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	command.WaitDelay = 10 * time.Second
 	return command

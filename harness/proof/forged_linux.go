@@ -195,7 +195,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	if growths {
 		page = records[0]
 	}
-	// The sync makes the kernel choose the blocks of this file before those of the other file.
+	// The sync makes the kernel choose the blocks of room before those of forged-records.
 	(ForgedFiles{}).write(dir, "room", make([]byte, roomBytes))
 	const name = "forged-records"
 	w := harness.Got(os.Create(filepath.Join(dir, name)))

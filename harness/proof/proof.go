@@ -37,7 +37,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 )
 
-// defaultSeed is the seed without PROOF_SEED. It is constant, so that such runs do the same.
+// defaultSeed is the seed without PROOF_SEED. It is constant, so that all these runs do the same.
 const defaultSeed = 1
 
 // Proof is one run of a proof of data safety.

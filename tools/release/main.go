@@ -108,7 +108,7 @@ func (r *release) run(ctx context.Context) (err error) {
 // failed is a panic's value that catch turns into an error.
 type failed struct{ error }
 
-// need panics if err is not nil. got panics, too, or returns the result.
+// need panics if err is not nil. got does so, too, and otherwise returns the result.
 func need(err error) {
 	if err != nil {
 		panic(failed{err})
