@@ -464,9 +464,17 @@ func TestNameOverridesRenameEveryObject(t *testing.T) {
 			t.Errorf("%s keeps its name", key(o))
 		}
 	}
+	text := strings.Join(all.lines(), "\n")
+	// The labels keep their values, by which other programs select the pods.
+	references := regexp.MustCompile(`(?m)^.*(\.app|values\[\]): .*$`).ReplaceAllString(text, "")
+	for _, o := range objects(t, everything()...) {
+		if !slices.Contains(known, o.GetName()) && strings.Contains(references, o.GetName()) {
+			t.Errorf("a line still has the earlier name of %s", key(o))
+		}
+	}
 	// After the new names are replaced by the old ones, no line may differ.
 	back := strings.NewReplacer("blue-csi", "oxide-csi", `kubernetes.io/name: "blue"`,
-		`kubernetes.io/name: "oxide-csi-driver"`).Replace(strings.Join(all.lines(), "\n"))
+		`kubernetes.io/name: "oxide-csi-driver"`).Replace(text)
 	lines := strings.Split(back, "\n")
 	slices.Sort(lines)
 	if diff := differences(whole(t), lines); diff != "" {
