@@ -21,25 +21,24 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// SysfsSectorBytes is the unit of /sys/block/*/size, whatever the device's block size is.
+// SysfsSectorBytes is the unit of /sys/block/*/size, which does not depend on the block size.
 const SysfsSectorBytes = 512
 
-// errNoNode reports that sysfs shows a device whose node is not (or not yet) in the device
-// directory.
+// errNoNode reports that sysfs lists a device, but the device directory has no node of it yet.
 var errNoNode = errors.New("no device node")
 
-// multipathLeg matches the hidden block devices of an NVMe controller below a multipath head. They
-// carry the head's serial and cannot be opened.
+// multipathLeg matches the names of the hidden devices that the kernel adds for the paths to an
+// NVMe multipath disk. They have the disk's serial and cannot be opened.
 var multipathLeg = regexp.MustCompile(`^nvme\d+c\d+n\d+$`)
 
-// Device is a disk as this node sees it.
+// Device describes a disk of this instance, as read from sysfs.
 type Device struct {
 	Name         string // such as nvme3n1; it does not identify the disk
 	Path         string // of its device node
 	Serial       string
 	Major, Minor uint32
 	SizeBytes    int64
-	// DiskSeq is the number that the kernel gives to each disk it adds, and never twice; 0 if the
+	// DiskSeq is the kernel's sequence number of the disk, which no later disk gets. It is 0 if the
 	// kernel does not report it.
 	DiskSeq uint64
 }
@@ -47,11 +46,11 @@ type Device struct {
 // Number returns the device number as mountinfo and sysfs write it.
 func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
-// Host finds disks in a sysfs and a device directory, which need not be the kernel's own.
+// Host finds disks in a sysfs and a device directory, which on a simulated rack are a guest view.
 type Host struct {
 	Sysfs, Dev string
-	Locks      string // the file for the locks of Lock; may be empty
-	// Mounted describes where a device is mounted in any namespace; it may be nil.
+	Locks      string // the file that Lock locks; empty means that Lock locks nothing
+	// Mounted lists, for an error, where a device is mounted in any namespace; it may be nil.
 	Mounted func(Device) string
 }
 
@@ -62,8 +61,8 @@ func (h Host) mounted(d Device) string {
 	return h.Mounted(d)
 }
 
-// Await waits, at most for the given time, until exactly one device has the serial and a device
-// node. It polls: the kernel reports no sysfs changes through inotify, and udev need not run.
+// Await waits, at most for the given time, until a device has the serial and a device node. It
+// polls, because inotify does not report changes in sysfs, and udev need not run.
 func (h Host) Await(ctx context.Context, serial string, wait time.Duration) (Device, error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 250 * time.Millisecond,
 		End: time.Now().Add(wait)}
@@ -81,7 +80,7 @@ func (h Host) Await(ctx context.Context, serial string, wait time.Duration) (Dev
 	}
 }
 
-// Lookup returns the one device that has the serial now.
+// Lookup returns the device with the serial. None, or more than one, is an error.
 func (h Host) Lookup(serial string) (Device, error) {
 	all, err := h.List()
 	if err != nil {
@@ -105,7 +104,7 @@ func (h Host) Lookup(serial string) (Device, error) {
 	case 1:
 		return found[0], h.checkNode(found[0])
 	}
-	// Never choose one: the other may hold another volume's data.
+	// Do not choose one of the two: it may contain another volume's data.
 	return Device{}, csierr.New(csierr.DeviceNotUnique, "devices %s and %s both have the serial %q;"+
 		" detach the disk that is not this volume's", found[0].Path, found[1].Path, serial)
 }
@@ -126,7 +125,7 @@ func (h Host) checkNode(d Device) error {
 	return nil
 }
 
-// List returns every block device that has a serial number, except those that vanish meanwhile.
+// List returns the block devices that have a serial. It skips devices that vanish while it reads.
 func (h Host) List() ([]Device, error) {
 	dir := filepath.Join(h.Sysfs, "block")
 	entries, err := os.ReadDir(dir)
@@ -150,7 +149,7 @@ func (h Host) List() ([]Device, error) {
 	return all, nil
 }
 
-// WithNumber returns the device with that number.
+// WithNumber returns the disk that has the device number.
 func (h Host) WithNumber(major, minor uint32) (Device, error) {
 	all, err := h.List()
 	if err != nil {
@@ -193,8 +192,8 @@ func (h Host) read(name string) (Device, error) {
 	return d, err
 }
 
-// parseSerial parses a serial as sysfs writes it: the rack pads the 20 bytes with NULs, the NVMe
-// specification asks for spaces, and sysfs adds a newline.
+// parseSerial removes the padding of a serial in sysfs. A rack pads a serial with NULs to 20 bytes,
+// the NVMe specification asks for spaces, and sysfs adds a newline.
 func parseSerial(b []byte) string {
 	return string(bytes.Trim(b, "\x00 \n\t"))
 }
@@ -223,12 +222,11 @@ func readNumber(path string) (uint64, error) {
 	return n, nil
 }
 
-// Counters returns the kernel's counters of the device, including all writes that were cached when
-// it was called. It returns the zero value if the kernel does not count. The kernel updates a
-// counter shortly after a request has ended, and accounting can be switched off, so Counters reads
-// from the device and waits until that read is counted.
+// Counters returns the kernel's counters of the device. It flushes cached writes first, so that
+// they are counted. The kernel updates a counter shortly after the end of a request, so Counters
+// then reads from the device and waits until that read is counted. If accounting is switched off,
+// the read is never counted, and Counters returns the zero value.
 func (d *OpenDevice) Counters() (Counters, error) {
-	// Cached writes are counted when they reach the device.
 	if err := d.Flush(); err != nil {
 		return Counters{}, err
 	}
@@ -253,18 +251,18 @@ func (d *OpenDevice) diskstats() Counters {
 	return parseDiskstats(b, d.Major, d.Minor)
 }
 
-// descriptorPath returns a path that leads this process to the open device, wherever the device's
-// own path leads to by now.
+// descriptorPath returns a path by which this process can open the device again. The device's own
+// path may lead to another disk by now.
 func (d *OpenDevice) descriptorPath() string {
 	return filepath.Join("/proc/self/fd", strconv.Itoa(d.descriptor()))
 }
 
-// Root opens a directory that contains only a node of the device, under the device's own path. The
-// node is of this device even if the path outside has become another disk's.
+// Root opens the root directory of a new tmpfs. At the device's own path it contains a node of the
+// device, even if that path in /dev leads to another disk by now.
 //
-// The kernel mounts a device by its path, not by a descriptor, and shows the path in the mount
-// table, where other programs look for the device. The directory is a detached tmpfs, which
-// disappears when it is closed.
+// mount(2) takes a path, not a descriptor, and shows it in the mount table, where programs look it
+// up. With this root directory the path is the usual one and leads to the right device. The tmpfs
+// is detached, so it disappears when the directory is closed.
 func (d Device) Root() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

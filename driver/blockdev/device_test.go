@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-func TestFind(t *testing.T) {
-	t.Run("a serial is compared as a whole (D-35)", func(t *testing.T) {
+func TestHostFindsADeviceByItsSerial(t *testing.T) {
+	t.Run("a device with only the serial's beginning is not found (D-35)", func(t *testing.T) {
 		root := guesttest.Sysfs(t, map[string]string{"nvme0n1": "boot", "nvme5n1": "csi-0123456789abcdef",
 			"nvme3n1": "csi-0123456789abcde", "vda": "-"})
 		host := Host{Sysfs: root, Dev: t.TempDir()}
@@ -31,13 +31,13 @@ func TestFind(t *testing.T) {
 		if len(all) != 3 {
 			t.Fatalf("listed %+v", all)
 		}
-		// The error is only that the device has no node.
+		// Await finds the device, and fails only because the device has no node.
 		_, err = host.Await(t.Context(), "csi-0123456789abcdef", time.Millisecond)
 		if err == nil || !strings.Contains(err.Error(), "nvme5n1") {
 			t.Fatal(err)
 		}
 	})
-	t.Run("a missing block directory is an error that names it", func(t *testing.T) {
+	t.Run("the error for a missing block directory names the directory", func(t *testing.T) {
 		_, err := Host{Sysfs: "/no/such/sys"}.Await(t.Context(), "x", time.Hour)
 		if err == nil || !strings.Contains(err.Error(), "/no/such/sys/block") {
 			t.Fatal(err)
@@ -72,11 +72,11 @@ func TestTheErrorForAnInvalidSysfsFileNamesTheDevice(t *testing.T) {
 		file, text string
 		ok         bool
 	}{
-		"as it is":                    {"size", "2097152\n", true},
+		"a valid size":                {"size", "2097152\n", true},
 		"a size that is no number":    {"size", "large\n", false},
 		"a size that overflows":       {"size", "18446744073709551615\n", false},
 		"an incomplete device number": {"dev", "259\n", false},
-		"a diskseq":                   {"diskseq", "7\n", true},
+		"a valid diskseq":             {"diskseq", "7\n", true},
 		"a diskseq that is no number": {"diskseq", "new\n", false},
 	} {
 		root := guesttest.Sysfs(t, map[string]string{"nvme1n1": guesttest.Serial})
@@ -93,7 +93,7 @@ func TestTheErrorForAnInvalidSysfsFileNamesTheDevice(t *testing.T) {
 	}
 }
 
-func TestCountsShowThatNothingWasWritten(t *testing.T) {
+func TestSameWritesComparesWritesAndDiscards(t *testing.T) {
 	before := Counters{ReadSectors: 1, WrittenSectors: 2, DiscardedSectors: 3}
 	for later, want := range map[Counters]bool{
 		{1, 2, 3}: true, {9, 2, 3}: true, {1, 3, 3}: false, {1, 2, 4}: false,
@@ -122,7 +122,7 @@ func openDisk(t *testing.T, size int64) (*guesttest.Disk, *OpenDevice) {
 	return d, device
 }
 
-// A read may outlive its call, and by then the device's path may lead to another disk.
+// A background read may outlive its call, and by then the device's path may lead to another disk.
 func TestReopenSurvivesCloseAndRename(t *testing.T) {
 	d, device := openDisk(t, guesttest.MiB)
 	d.WriteAt(t, 0, []byte("the disk that was opened"))
@@ -136,10 +136,10 @@ func TestReopenSurvivesCloseAndRename(t *testing.T) {
 	}
 }
 
-// Between fork and exec a child has a copy of every descriptor, and a process that reads
-// /proc/PID/fd keeps a file open for a moment. Neither may keep a device in use after an exclusive
-// open has ended, because the mkfs that follows would find it busy.
-func TestNoOtherProcessKeepsTheDeviceInUse(t *testing.T) {
+// Between fork and exec a child process has copies of all descriptors, and a process that reads
+// /proc/PID/fd keeps each file open for a moment. After WithExclusive no such copy may keep the
+// device in use, because the mkfs that follows would find it busy.
+func TestTheDeviceIsFreeAfterAnExclusiveOpen(t *testing.T) {
 	_, device := openDisk(t, 64*guesttest.MiB)
 	over := make(chan struct{})
 	var others sync.WaitGroup
@@ -182,7 +182,7 @@ func TestNoOtherProcessKeepsTheDeviceInUse(t *testing.T) {
 	}
 }
 
-func TestAHangingLoopDeviceHoldsOnlySharedDisks(t *testing.T) {
+func TestAHangingLoopDeviceCountsAsAUserOfSharedDisksOnly(t *testing.T) {
 	disk, d := openDisk(t, 8*guesttest.MiB)
 	loop := strings.TrimSpace(guesttest.Run(t, "losetup", "--find", "--show", disk.Copy(t)))
 	defer guesttest.Run(t, "losetup", "--detach", loop)
@@ -203,8 +203,8 @@ func TestAHangingLoopDeviceHoldsOnlySharedDisks(t *testing.T) {
 	csitest.Await(t, "the loop device answers", func() bool { return d.CheckLoops() == nil })
 }
 
-// FuzzParseSerial checks that parsing a serial removes the padding and nothing else, and that more
-// padding does not change the result.
+// FuzzParseSerial checks that parseSerial removes only padding, and that more padding does not
+// change the result.
 func FuzzParseSerial(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := parseSerial(b)
@@ -223,7 +223,7 @@ func FuzzParseSerial(f *testing.F) {
 }
 
 // FuzzDiskSerial checks that two disks have the same serial only if their names begin with the same
-// 20 bytes, and that parseSerial returns it from the bytes that the kernel shows.
+// 20 bytes, and that parseSerial returns the serial from the bytes that a rack's disk shows.
 func FuzzDiskSerial(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b string) {
 		one, other := volume.Serial(a), volume.Serial(b)
@@ -244,7 +244,7 @@ func FuzzDiskSerial(f *testing.F) {
 	})
 }
 
-// FuzzParseNumber checks that ParseNumber accepts only major:minor and returns these two numbers.
+// FuzzParseNumber checks that ParseNumber accepts only major:minor and returns both numbers.
 func FuzzParseNumber(f *testing.F) {
 	form := regexp.MustCompile(`^\s*\+?0*(\d+):\+?0*(\d+)\s*$`)
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -1,16 +1,16 @@
 // Package blockdev finds the disks of this instance and opens them safely.
 //
-// A Host names the sysfs and the device directory to look at. It finds a Device by the serial
-// number that the rack gives to a disk; two devices with one serial are an error, never a choice.
-// An OpenDevice holds a descriptor, so the kernel cannot give the device's number to another disk.
-// Open and Reverify compare the descriptor with what sysfs reports, including the diskseq that the
-// kernel gives to each disk it adds. TryExclusive and WithExclusive fail while the kernel has the
-// device in use, AwaitNoWriters while a process has it open for writing, and OpenLocked while
-// another process of the driver works on it.
+// A Host finds a Device in a sysfs and a device directory, by the serial number that the rack gives
+// to a disk. If two devices have the serial, the Host returns an error and chooses neither. An
+// OpenDevice has a descriptor, so the kernel cannot give the device's number to another disk. Open
+// and Reverify compare the descriptor with what sysfs reports, including the diskseq that the
+// kernel gives to each disk it adds. TryExclusive and WithExclusive fail while the kernel uses the
+// device, AwaitNoWriters while a process has it open for writing, and OpenLocked while another
+// process of the driver works on it.
 //
-// The package reads and writes bytes where its caller says. It never decides what a disk holds, and
-// it imports neither CSI nor the rack's client: a node needs no token. Everything except Counters
-// needs Linux.
+// The package reads and writes bytes at the offsets that its caller gives, and does not interpret
+// them. It imports neither CSI nor the rack's client, because a node needs no token. Everything
+// except the type Counters needs Linux.
 package blockdev
 
 import (
@@ -18,9 +18,9 @@ import (
 	"strconv"
 )
 
-// Counters are the sectors of a device that the kernel has counted since it added the device, for
-// all users of the device. Sectors are compared, not requests, because a flush counts as a write
-// request of no sectors.
+// Counters contains how many sectors of a device were read, written and discarded since the kernel
+// added the device, by all its users. A flush is a write request without sectors, so it does not
+// count.
 type Counters struct {
 	ReadSectors, WrittenSectors, DiscardedSectors uint64
 }
@@ -30,11 +30,11 @@ func (c Counters) SameWrites(later Counters) bool {
 	return c.WrittenSectors == later.WrittenSectors && c.DiscardedSectors == later.DiscardedSectors
 }
 
-// Known reports whether the kernel counts. The device must have been read before c was taken.
+// Known reports whether the kernel counts. It needs a c that was taken after a read of the device.
 func (c Counters) Known() bool { return c.ReadSectors > 0 }
 
 // parseDiskstats returns the counters from a device's line in /proc/diskstats. It returns the zero
-// value if there is no such line, or if the line has no count of discards (added in Linux 4.18).
+// value if the line is missing or has no count of discards, which Linux 4.18 added.
 func parseDiskstats(b []byte, major, minor uint32) Counters {
 	// The fields after the name, as numbered in Documentation/admin-guide/iostats.rst.
 	const name, read, written, discarded = 2, 3, 7, 14

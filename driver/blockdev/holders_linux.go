@@ -28,8 +28,8 @@ func (d Device) isNode(st *unix.Statx_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major && st.Rdev_minor == d.Minor
 }
 
-// openers lists the visible processes, other than this one, that have the file open. mark is the
-// text that identifies the file in the locks that /proc/PID/fdinfo lists.
+// openers lists the visible processes, except this one, that have a file open. isFile recognizes
+// the file, and mark is text in /proc/PID/fdinfo by which a lock on it is recognized.
 func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	pids, err := Processes()
 	if err != nil {
@@ -54,10 +54,10 @@ func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	return found
 }
 
-// descriptors lists the process's descriptors of the file, under whatever name it was opened. A
-// busy node has tens of thousands of descriptors, and all are read before a filesystem is made or
-// mounted and a device is released, so each costs one system call. Some may be files on a dead
-// server, so the call must not wait for a server.
+// descriptors lists the process's descriptors that have the file open, under any name. A busy node
+// has tens of thousands of descriptors, and the driver reads all of them before it formats, mounts
+// or releases a device. So each costs one system call only, and the call must not wait for the
+// server of a network filesystem.
 func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -81,8 +81,8 @@ func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found 
 	}
 }
 
-// readDescriptor reports whether a descriptor was opened for writing, and whether it has a lock
-// with that mark. Both are false if the file cannot be read.
+// readDescriptor reports, from a file in /proc/PID/fdinfo, whether the descriptor was opened for
+// writing, and whether it has a lock with the mark. Both are false if it cannot read the file.
 func readDescriptor(fdinfo, mark string) (writing, locking bool) {
 	b, err := os.ReadFile(fdinfo)
 	if err != nil {
@@ -99,9 +99,8 @@ func readDescriptor(fdinfo, mark string) (writing, locking bool) {
 	return writing, locking
 }
 
-// CheckWriters fails if a process has a node of the device, or of a partition of it, open for
-// writing. The kernel lets many processes write to a raw device at once, so the exclusive open does
-// not exclude them.
+// CheckWriters fails if a process has a node of the device, or of one of its partitions, open for
+// writing. The kernel permits that even while another process has the device open exclusively.
 func (d *OpenDevice) CheckWriters() error {
 	own := numbers(d.Device)
 	writing := slices.DeleteFunc(openers(func(st *unix.Statx_t) bool {
@@ -113,9 +112,9 @@ func (d *OpenDevice) CheckWriters() error {
 	return nil
 }
 
-// AwaitNoWriters waits briefly until no loop device uses the device and no process has its node
-// open for writing, and fails if one still has. Some have it open only for a moment: losetup in
-// search of a free device, or a program between fork and exec that has inherited a descriptor.
+// AwaitNoWriters waits up to a second until CheckLoops and CheckWriters succeed. Some programs have
+// a device open only for a moment: losetup while it searches for a free device, or a program
+// between fork and exec that has inherited a descriptor.
 func (d *OpenDevice) AwaitNoWriters() error {
 	for end := time.Now().Add(time.Second); ; <-time.After(10 * time.Millisecond) {
 		err := d.CheckLoops()
@@ -128,10 +127,10 @@ func (d *OpenDevice) AwaitNoWriters() error {
 	}
 }
 
-// DescribeHolders names the visible users of the device, for an error.
+// DescribeHolders returns text for an error, which names the visible users of the device.
 func (d *OpenDevice) DescribeHolders() string {
 	var words []string
-	// Device mapper, md and the like. The kernel creates the directory; it may be missing.
+	// The directory lists users in the kernel, such as device mapper and md. It may be missing.
 	names, _ := ReadNames(filepath.Join(d.host.Sysfs, "block", d.Name, "holders"))
 	own := numbers(d.Device)
 	swaps, _ := os.ReadFile("/proc/swaps")
@@ -202,7 +201,7 @@ func ProcessName(pid int) string {
 	return csierr.Plain(strings.TrimSpace(string(b)))
 }
 
-// ReadNames returns the names in a directory, unsorted and without a stat of each.
+// ReadNames returns the names in a directory, unsorted. It does not call stat on the files.
 func ReadNames(dir string) ([]string, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -212,17 +211,17 @@ func ReadNames(dir string) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// kernelSysfs is where the kernel shows all its devices, also those that are in no Host's sysfs.
+// kernelSysfs is the machine's own sysfs, with all devices. A guest view shows only some of them.
 const kernelSysfs = "/sys"
 
-// loopWait is how long a loop device may take to say what is below it. The kernel asks the
-// filesystem of the backing file, which may be a server that does not answer.
+// loopWait limits how long the kernel may take to report the file below a loop device. It asks the
+// file's filesystem, whose server may not answer.
 const loopWait = time.Second
 
-// CheckLoops fails if a loop device uses the device or a partition of it, directly or through
-// others. A loop device opens what is below it, but not exclusively, and in no process. A loop
-// device that does not report what is below it counts as a user only if a workload may have the
-// device's node.
+// CheckLoops fails if a loop device uses the device or a partition of it, directly or through other
+// loop devices. The kernel opens the file below a loop device in no process and not exclusively, so
+// other checks do not find it. A loop device that does not report its file counts as a user only if
+// a workload may have the device's node (Shared).
 func (d *OpenDevice) CheckLoops() error {
 	bound, err := boundLoops()
 	if err != nil {
@@ -236,7 +235,7 @@ func (d *OpenDevice) CheckLoops() error {
 		if _, ok := below[bound[i].below]; bound[i].err == nil && ok {
 			users = append(users, bound[i].describe(d.host, below[bound[i].below]))
 			maps.Copy(below, numbers(bound[i].Device))
-			bound, i = slices.Delete(bound, i, i+1), -1 // an earlier one may use this one
+			bound, i = slices.Delete(bound, i, i+1), -1 // a loop device before i may use this one
 		}
 	}
 	if len(users) > 0 {
@@ -275,8 +274,8 @@ type loop struct {
 	err   error  // why below is not known
 }
 
-// describe describes the loop device, which uses the device named over, and the users of the loop
-// device.
+// describe returns text for an error: the loop device, the name over of the device that it uses,
+// and the loop device's own users.
 func (l loop) describe(h Host, over string) string {
 	words := fmt.Sprintf("%s (over %s by the path %.200q)", l.Name, over, l.file)
 	if at := h.mounted(l.Device); at != "" {
@@ -312,7 +311,7 @@ func boundLoops() ([]loop, error) {
 	return bound, nil
 }
 
-// askLoops asks the loop devices what is below them, even if they have no node here.
+// askLoops calls ask for all loop devices at once.
 func askLoops(loops []loop) error {
 	errs := make([]error, len(loops))
 	var all async.Group
@@ -323,7 +322,7 @@ func askLoops(loops []loop) error {
 	return errors.Join(errs...)
 }
 
-// ask asks what is below the loop device. It fails if it cannot ask.
+// ask sets below, or err if the kernel does not answer. It returns an error if it cannot ask.
 func (l *loop) ask() error {
 	var below uint64
 	var failed, err error
@@ -341,8 +340,8 @@ func (l *loop) ask() error {
 	return failed
 }
 
-// backing asks the kernel for the number of the device below the loop device. The path of the
-// backing file may lead elsewhere by now, or in this mount namespace.
+// backing returns the number of the device that the loop device uses, or 0. It asks the kernel,
+// because the path of the file may lead to another file by now, or in this mount namespace.
 func (l *loop) backing(root int) (uint64, error) {
 	node, err := unix.Openat(root, strings.TrimPrefix(l.Path, "/"),
 		unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// OpenDevice is a device with an open descriptor. While it is open the kernel cannot give the
-// device's number to another disk.
+// OpenDevice is a device with an open descriptor. While the descriptor is open, the kernel cannot
+// give the device's number to another disk.
 type OpenDevice struct {
 	Device
 	host Host
@@ -26,13 +26,13 @@ type OpenDevice struct {
 	lock *os.File // against other processes of the driver; nil unless OpenLocked opened it
 	// Shared reports whether a workload may have, or have had, a node of the device.
 	Shared bool
-	// Inherited is what a program that works on the device has to inherit: File, and the locks that it
-	// keeps if this process dies.
+	// Inherited lists the files for programs that work on the device: File, and the locks, which a
+	// program keeps if this process dies.
 	Inherited []*os.File
 }
 
-// Open opens the device and verifies that the descriptor is what sysfs described: a block device of
-// that number, size and diskseq.
+// Open opens the device and verifies that the open device has the number, size and diskseq of d in
+// sysfs.
 func (h Host) Open(device Device) (*OpenDevice, error) { return h.open(device.Path, device) }
 
 func (h Host) open(path string, device Device) (*OpenDevice, error) {
@@ -51,13 +51,13 @@ func (h Host) open(path string, device Device) (*OpenDevice, error) {
 	return d, nil
 }
 
-// Reopen opens the same device once more, with a descriptor that outlives this one, wherever the
-// device's path leads to by now.
+// Reopen opens the device again, even if its path leads to another disk by now. The new descriptor
+// stays open when d is closed.
 func (d *OpenDevice) Reopen() (*OpenDevice, error) {
 	return d.host.open(d.descriptorPath(), d.Device)
 }
 
-// Close closes the device and ends its lock.
+// Close closes this process's descriptors of the device and of its lock.
 func (d *OpenDevice) Close() error {
 	_ = d.lock.Close()
 	return d.File.Close()
@@ -93,8 +93,8 @@ func (d *OpenDevice) verify() error {
 	return nil
 }
 
-// Reverify verifies that the path still leads to the open device and that the device still carries
-// the serial. If so, whatever a program did at the path, it did to this disk.
+// Reverify verifies that the path still leads to the open device, and that the device still has the
+// serial. Then a program that has just worked at the path has worked on this disk.
 func (d *OpenDevice) Reverify() error {
 	now, err := d.host.Lookup(d.Serial)
 	if err != nil {
@@ -107,13 +107,13 @@ func (d *OpenDevice) Reverify() error {
 	return d.verify()
 }
 
-// TryExclusive asks whether the device could be opened exclusively, as mkfs and mount open it. It
-// fails while the device is mounted in any mount namespace or in use by another driver of the
-// kernel (device mapper, md, swap).
+// TryExclusive checks whether mkfs or mount could open the device exclusively. It fails while the
+// device is mounted in any mount namespace, or while another part of the kernel uses it (device
+// mapper, md, swap).
 //
-// It does not open the device: a child that is forked meanwhile, or a process that reads
-// /proc/PID/fd, could keep the descriptor open and the device in use. Instead it sets the block
-// size that the device already has, for which the kernel claims the device for a moment.
+// It does not open the device itself: a child that is forked meanwhile, or a process that reads
+// /proc/PID/fd, could keep that descriptor open and the device in use. Instead it sets the block
+// size that the device already has, for which the kernel opens the device exclusively for a moment.
 func (d *OpenDevice) TryExclusive() error {
 	size, err := unix.IoctlGetInt(d.descriptor(), unix.BLKBSZGET)
 	if err == nil {
@@ -123,15 +123,15 @@ func (d *OpenDevice) TryExclusive() error {
 	if !errors.Is(err, unix.EBUSY) {
 		return d.notExclusive(err)
 	}
-	f, failed := d.openAgain(os.O_RDONLY | unix.O_NONBLOCK) // the kernel answers EBUSY to both
+	f, failed := d.openAgain(os.O_RDONLY | unix.O_NONBLOCK) // EBUSY may hide another error
 	if failed != nil {
 		return failed
 	}
 	return errors.Join(d.notExclusive(err), f.Close())
 }
 
-// WithExclusive calls act with the device open exclusively for writing. What act writes has reached
-// the device when it returns, but may still be in the device's cache.
+// WithExclusive calls act with the device open exclusively for writing. When it returns, what act
+// has written is no longer in the kernel's cache, but may be in the device's.
 func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 	w, err := d.openAgain(os.O_RDWR | os.O_EXCL | unix.O_DIRECT)
 	if err != nil {
@@ -142,8 +142,8 @@ func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 	return err
 }
 
-// awaitCopies waits until no other process has a copy of the closed descriptor: a child between
-// fork and exec, or a process that reads /proc/PID/fd.
+// awaitCopies waits up to a second until no process has a copy of the descriptor that WithExclusive
+// closed. A child between fork and exec has one, or a process that reads /proc/PID/fd.
 func (d *OpenDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		if !csierr.Has(d.TryExclusive(), csierr.DeviceHeld) {
@@ -158,7 +158,7 @@ func (d *OpenDevice) openAgain(flags int) (*os.File, error) {
 	return f, d.notExclusive(csierr.WithoutPath(err))
 }
 
-// notExclusive explains the error of an exclusive open; nil stays nil.
+// notExclusive converts the error of an exclusive open; nil stays nil.
 func (d *OpenDevice) notExclusive(err error) error {
 	if errors.Is(err, unix.EBUSY) {
 		return csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", d.Path, err)
@@ -179,7 +179,7 @@ func (d *OpenDevice) Read(offset, n int64) ([]byte, error) {
 	return b, nil
 }
 
-// ReadInto fills b, which must be aligned for O_DIRECT.
+// ReadInto fills b from the offset. b must be aligned for O_DIRECT.
 func (d *OpenDevice) ReadInto(b []byte, offset int64) error {
 	got, err := d.File.ReadAt(b, offset)
 	if got < len(b) {
@@ -188,7 +188,7 @@ func (d *OpenDevice) ReadInto(b []byte, offset int64) error {
 	return nil
 }
 
-// AlignBytes is an alignment of O_DIRECT reads and writes that suits any disk.
+// AlignBytes is an alignment that O_DIRECT accepts on every disk.
 const AlignBytes = 4096
 
 // Aligned returns a buffer of n bytes that is aligned for O_DIRECT.
@@ -220,7 +220,7 @@ func (d *OpenDevice) BlockBytes() (int64, error) {
 	return int64(n), nil
 }
 
-// CheckBlockSize compares the device's logical block size with the disk's; 0 matches any.
+// CheckBlockSize fails if the device's logical block size is not blockBytes; 0 matches any.
 func (d *OpenDevice) CheckBlockSize(blockBytes int64) error {
 	n, err := d.BlockBytes()
 	if err != nil {
@@ -240,8 +240,8 @@ func (d *OpenDevice) ReadOnly() (bool, error) {
 	return n != 0, err
 }
 
-// SetReadOnly makes the whole device read-only for every writer, or writable again. A disk that the
-// rack made read-only stays read-only.
+// SetReadOnly sets or clears the device's read-only switch, which applies to every writer. A disk
+// that the rack has made read-only stays read-only when the switch is cleared.
 func (d *OpenDevice) SetReadOnly(on bool) error {
 	var n int32
 	if on {
@@ -251,7 +251,7 @@ func (d *OpenDevice) SetReadOnly(on bool) error {
 }
 
 // DropCache makes the kernel drop its cache of the device. After a failed write the cache contains
-// the new bytes, not those on the disk, as long as anybody has the device open.
+// the new bytes, which are not on the disk, as long as any process has the device open.
 func (d *OpenDevice) DropCache() error {
 	if err := Ioctl(d.descriptor(), unix.BLKFLSBUF, nil); err != nil {
 		return fmt.Errorf("drop what the kernel has kept of %s: %w", d.Path, err)
@@ -259,9 +259,9 @@ func (d *OpenDevice) DropCache() error {
 	return nil
 }
 
-// MakeWritable returns an error if the device is read-only. If ours is set, it makes the device
-// writable first, because a driver that died during a read-only block publication may have made it
-// read-only. The caller has checked that the device is not in use.
+// MakeWritable fails if the device is read-only. If ours is set, it clears the read-only switch
+// first, which a driver may have left set when it died during a read-only block publication. The
+// caller has checked that nobody uses the device.
 func (d *OpenDevice) MakeWritable(ours bool) error {
 	for range 2 {
 		readOnly, err := d.ReadOnly()
@@ -331,28 +331,29 @@ func Ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// Vanished reports whether an error means that the device went away while it was read.
+// Vanished reports whether an error means that the device was removed while it was read.
 func Vanished(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }
 
-// Lost reports whether an error comes from a device that no longer answers. Its mounts are
-// unmounted anyway.
+// Lost reports whether an error comes from a device that no longer answers. Such a device can still
+// be unmounted.
 func Lost(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
 		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
 }
 
-// lockWait is how long a call waits for a lock. Two kinds of holder release it soon: a call that
-// has just ended, and a program between fork and exec that has inherited the call's descriptor.
+// lockWait limits the wait for a lock. Within that time a call that is about to end releases its
+// lock, and so does a program between fork and exec that has inherited the lock's descriptor.
 const lockWait = 2 * time.Second
 
-// Lock locks what the key names, such as a volume, against the other processes of the driver on the
-// node. The lock ends when the descriptor is closed here and in every program that has inherited
-// it. Without a file for the locks, or if it cannot be opened, the result is nil and locks nothing.
+// Lock keeps other processes of the driver on this node from locking the key, which names a volume
+// or a disk. The lock ends when the returned file is closed, here and in every program that has
+// inherited it. If Locks is empty or cannot be opened, Lock returns nil and locks nothing.
 //
-// Each key is a byte of one file, which workloads cannot reach, and which never has to be cleaned
-// up. Two keys that share a byte exclude each other needlessly, which is harmless.
+// The lock is on one byte of the file, at an offset that is a hash of the key. Workloads cannot
+// reach the file, and no lock has to be cleaned up. Keys with the same hash only wait for each
+// other.
 func (h Host) Lock(ctx context.Context, key string) (*os.File, error) {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(key))
@@ -390,7 +391,7 @@ func (h Host) Lock(ctx context.Context, key string) (*os.File, error) {
 		"while %s was locked; find the process that removes it", h.Locks, maxOpens, csierr.Plain(key))
 }
 
-// openLocks opens the file of the locks, and makes it if somebody has removed it.
+// openLocks opens the file of the locks. It creates the file, and its directory, if it is missing.
 func (h Host) openLocks() *os.File {
 	if h.Locks == "" {
 		return nil
@@ -405,15 +406,14 @@ func (h Host) openLocks() *os.File {
 	return nil
 }
 
-// OpenLocked opens and verifies the device and locks it against other processes of the driver. The
-// programs that get Inherited keep the lock, so the next driver waits for a mkfs or an e2fsck that
-// outlived this one.
+// OpenLocked opens and verifies the device and locks it against other processes of the driver.
+// Programs that are started with Inherited keep the lock. So if the driver dies during a mkfs or an
+// e2fsck, the next driver waits until the program has ended.
 //
-// unshared means that no workload ever gets the raw device. Then nobody else locks the device's
-// node, so its lock also excludes a driver with another lock file.
+// unshared means that no workload ever gets the raw device. Then only drivers lock the device's
+// node, so OpenLocked locks it, too. That excludes a driver with another lock file.
 //
-// It does not exclude other programs: the exclusive open (TryExclusive) and the search for writers
-// (AwaitNoWriters) find those.
+// The locks do not exclude other programs. TryExclusive and AwaitNoWriters find those.
 func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*OpenDevice, error) {
 	d, err := h.Open(device)
 	if err != nil {
@@ -434,16 +434,16 @@ func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*Op
 	return d, nil
 }
 
-// Keep lets the programs that work on the device keep a lock that may be nil.
+// Keep adds a lock to the files that programs inherit, so that they keep it. It ignores nil.
 func (d *OpenDevice) Keep(lock *os.File) {
 	if lock != nil {
 		d.Inherited = append(d.Inherited, lock)
 	}
 }
 
-// flock takes the flock(2) of the device's node, by which udev is asked not to probe it. A workload
-// that has the raw device may hold that lock for ever. So the call waits for it only if no workload
-// has the device, or if there is no other lock.
+// flock takes the flock(2) of the device's node, which also keeps udev from probing the device. A
+// workload that has the raw device may hold that flock for ever. So without wait, flock tries only
+// once and ignores a failure.
 func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	take := func() error { return unix.Flock(d.descriptor(), unix.LOCK_EX|unix.LOCK_NB) }
 	if !wait {
@@ -453,7 +453,7 @@ func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	return awaitLock(ctx, d.Path, take, func() string { return locker(d.isNode, "FLOCK") })
 }
 
-// awaitLock calls take until it gets the lock, or until lockWait has passed.
+// awaitLock calls take until take succeeds, or until lockWait has passed.
 func awaitLock(ctx context.Context, what string, take func() error, locker func() string) error {
 	backoff := async.Backoff{Pause: 10 * time.Millisecond, Max: 10 * time.Millisecond,
 		End: time.Now().Add(lockWait)}
@@ -477,8 +477,8 @@ func awaitLock(ctx context.Context, what string, take func() error, locker func(
 	}
 }
 
-// locker names the visible processes that hold the lock of a file. mark identifies the file in
-// their lists of locks.
+// locker names the visible processes that have a lock on the file. isFile and mark are those of
+// openers.
 func locker(isFile func(*unix.Statx_t) bool, mark string) string {
 	locking := slices.DeleteFunc(openers(isFile, mark), func(o opener) bool { return !o.Locking })
 	if len(locking) == 0 {

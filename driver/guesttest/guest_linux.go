@@ -1,5 +1,5 @@
-// Package guesttest gives tests of the node service what an instance has: a /sys and a /dev of its
-// own, with loop devices as disks. It is for tests only and needs root.
+// Package guesttest simulates an instance for tests of the node service: it makes a /sys and a /dev
+// in a directory, and loop devices as disks. It is for tests only and needs root.
 package guesttest
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Sizes of disks in bytes.
+// Units of sizes, in bytes.
 const (
 	MiB = 1 << 20
 	GiB = 1 << 30
@@ -41,12 +41,12 @@ const (
 // Guest is a simulated instance.
 type Guest struct {
 	t     testing.TB
-	Dir   string // holds sys and dev
+	Dir   string // contains sys and dev
 	files string // contains the disks' files, in memory: then no flush waits for the machine's disk
 	disks int
 }
 
-// Disk is a disk of a guest.
+// Disk is a loop device that a guest shows as an NVMe disk.
 type Disk struct {
 	Name, Serial, Loop, File string // Name is the guest's name for it, such as nvme3n1
 	SizeBytes                int64
@@ -54,18 +54,18 @@ type Disk struct {
 
 var left sync.Once
 
-// New makes a guest without disks. When the test ends, everything below its directory is unmounted.
+// New makes a guest without disks. When the test ends, New's cleanup unmounts what is below g.Dir.
 func New(t testing.TB) *Guest {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("this test makes loop devices and mounts; run it as root")
 	}
-	// A path with every character that a mount table escapes.
 	left.Do(func() {
 		if all, err := loopdev.DetachLeft(t.Context()); err != nil {
 			t.Logf("release %d loop devices of killed tests: %v", len(all), err)
 		}
 	})
+	// The path has every character that a mount table escapes.
 	g := &Guest{t: t, Dir: filepath.Join(t.TempDir(), "a guest\twith \\ and\nlines"),
 		files: t.TempDir()}
 	if os.Getenv("TMPDIR") == "" { // TMPDIR overrides the directory in memory
@@ -85,10 +85,10 @@ func (g *Guest) Sys(name string) string { return filepath.Join(g.Dir, "sys", nam
 // Dev returns a path in the guest's /dev.
 func (g *Guest) Dev(name string) string { return filepath.Join(g.Dir, "dev", name) }
 
-// Disks returns how many disks were attached so far.
+// Disks returns how many disks the guest has had so far.
 func (g *Guest) Disks() int { return g.disks }
 
-// Attach adds a disk of that size, backed by a sparse file.
+// Attach adds a disk of that size, which is backed by a new sparse file.
 func (g *Guest) Attach(serial string, sizeBytes int64, options ...Option) *Disk {
 	g.t.Helper()
 	return g.AttachFile(serial, g.Sparse(sizeBytes), options...)
@@ -106,19 +106,19 @@ func (g *Guest) Sparse(sizeBytes int64) string {
 // Option changes how a disk's loop device is made.
 type Option func(*loopdev.Config)
 
-// ReadOnly makes a device that refuses writes.
+// ReadOnly is an Option: the loop device refuses writes.
 func ReadOnly(c *loopdev.Config) { c.ReadOnly = true }
 
-// NoDiscards makes a device whose bytes stay when they are discarded, as on a rack.
+// NoDiscards is an Option: the loop device refuses discards, so its bytes stay, as on a rack.
 func NoDiscards(c *loopdev.Config) { c.NoDiscards = true }
 
-// BlockSize makes a device with blocks of that many bytes.
+// BlockSize returns an Option: the loop device has blocks of that many bytes.
 func BlockSize(bytes int) Option { return func(c *loopdev.Config) { c.BlockSize = bytes } }
 
 // AttachFile adds a disk that is backed by the file.
 func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	g.t.Helper()
-	// As on an instance, the order of names is not the order of attachment.
+	// The names do not have the order of attachment, because on an instance they need not have it.
 	g.disks++
 	d := &Disk{Name: fmt.Sprintf("nvme%dn1", 7-g.disks%7), Serial: serial, File: file}
 	// btrfs would treat two loop devices with the same serial as one device.
@@ -145,7 +145,7 @@ func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	return d
 }
 
-// Plug adds a disk to the guest's sysfs and device directory, as the kernel writes it.
+// Plug adds a disk's node to the guest's device directory, and its files to the guest's sysfs.
 func (g *Guest) Plug(d *Disk) {
 	g.t.Helper()
 	loop := filepath.Join("/sys/block", filepath.Base(d.Loop))
@@ -159,7 +159,7 @@ func (g *Guest) Plug(d *Disk) {
 	var st unix.Stat_t
 	csitest.Must(g.t, unix.Stat(d.Loop, &st))
 	csitest.Must(g.t, unix.Mknod(g.Dev(d.Name), unix.S_IFBLK|0o660, int(st.Rdev)))
-	// The rack pads the 20 bytes with NULs, and sysfs adds a newline.
+	// The rack pads a serial with NULs to 20 bytes, and sysfs adds a newline.
 	var serial [volume.SerialBytes]byte
 	copy(serial[:], d.Serial)
 	csitest.Must(g.t, os.WriteFile(filepath.Join(dir, "device/serial"), append(serial[:], '\n'),
@@ -173,7 +173,7 @@ func (g *Guest) Unplug(d *Disk) {
 	csitest.Must(g.t, os.Remove(g.Dev(d.Name)))
 }
 
-// ReadAt reads from the disk.
+// ReadAt drops the kernel's cache of the disk and reads from it.
 func (d *Disk) ReadAt(t testing.TB, offset, n int64) []byte {
 	t.Helper()
 	Run(t, "blockdev", "--flushbufs", d.Loop)
@@ -186,7 +186,7 @@ func (d *Disk) ReadAt(t testing.TB, offset, n int64) []byte {
 	return b
 }
 
-// WriteAt writes to the disk, durably.
+// WriteAt writes to the disk and syncs it.
 func (d *Disk) WriteAt(t testing.TB, offset int64, b []byte) {
 	t.Helper()
 	f, err := os.OpenFile(d.Loop, os.O_WRONLY, 0)
@@ -195,7 +195,7 @@ func (d *Disk) WriteAt(t testing.TB, offset int64, b []byte) {
 	csitest.Must(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
-// Same returns a function that checks that the disk's bytes have not changed since.
+// Same returns a function that checks that the disk's bytes are still those of the call of Same.
 func (d *Disk) Same(t testing.TB) (check func()) {
 	t.Helper()
 	before := d.digest(t)
@@ -207,7 +207,7 @@ func (d *Disk) Same(t testing.TB) (check func()) {
 	}
 }
 
-// digest returns a checksum of a disk's bytes. It reads no holes.
+// digest returns a checksum of the disk's bytes. It skips the holes of the disk's file.
 func (d *Disk) digest(t testing.TB) string {
 	t.Helper()
 	Run(t, "blockdev", "--flushbufs", d.Loop)
@@ -233,7 +233,7 @@ func (d *Disk) digest(t testing.TB) string {
 	}
 }
 
-// Copy copies the disk's file, as a snapshot and a restore do, and returns the copy's path.
+// Copy copies the disk's file, as a snapshot and a restore do, and returns the path of the copy.
 func (d *Disk) Copy(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(filepath.Dir(d.File), "copy-")
@@ -273,8 +273,8 @@ func unmountBelow(t testing.TB, dir string) {
 	}
 }
 
-// Sysfs writes a sysfs with block devices, given by name and serial, and returns its directory. The
-// serial "-" means that the device has none.
+// Sysfs makes a directory like /sys with block devices, which serials maps by name, and returns its
+// path. The serial "-" means that the device has none.
 func Sysfs(t testing.TB, serials map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
