@@ -22,7 +22,7 @@ import (
 
 const btrfsDir = "/sys/fs/btrfs"
 
-// The ioctls of include/uapi/linux/btrfs.h.
+// Ioctls of include/uapi/linux/btrfs.h.
 const (
 	btrfsDevInfo = 0xd000941e // _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
 	btrfsFSInfo  = 0x8400941f // _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args)
@@ -36,9 +36,9 @@ var btrfsControl = int(unix.Mkdev(10, 234))
 
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
-// TwinsError reports a mounted btrfs for which the kernel names several devices. After a device
-// scan the kernel may give a copy, such as a restored snapshot, the UUID of its origin if both are
-// mounted.
+// TwinsError reports that the kernel lists several devices for the UUID of a mounted btrfs. If a
+// volume and a copy of it, such as a restored snapshot, are both mounted, a device scan may give
+// the copy the UUID of its origin.
 type TwinsError struct{ devices []string }
 
 // Error names the devices by their numbers.
@@ -50,7 +50,7 @@ func (e *TwinsError) Error() string {
 // ErrBtrfsDevices reports a btrfs of several devices, which cannot be a volume.
 var ErrBtrfsDevices = errors.New("a volume's btrfs has one device, this one has another number")
 
-// BtrfsMember is the one device of a mounted btrfs.
+// BtrfsMember describes the only device of a mounted btrfs.
 type BtrfsMember struct {
 	ID   uint64    // the number that the filesystem gives to the device
 	fsid uuid.UUID // the filesystem's UUID according to the kernel
@@ -79,10 +79,10 @@ func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 	}, nil
 }
 
-// btrfsMountNumber returns the number of the device of a btrfs mount. btrfs mounts have device
-// numbers of their own, and the mount source is only a name, which another disk may have once the
-// device is gone. So it asks the filesystem itself. It uses the name only if the mount cannot be
-// opened, because another mount hides it or it is in another namespace.
+// btrfsMountNumber returns the number of the disk that a mounted btrfs is on. The mount table does
+// not contain it: a btrfs mount has a device number of its own, and its source is only a name,
+// which another disk may have by now. So the function asks the filesystem. It uses the name only if
+// it cannot open the mount, because another mount hides it or it is in another namespace.
 func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {
@@ -92,10 +92,10 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 	return btrfsNumber(root, likely)
 }
 
-// btrfsNumber returns the number of the only device of the btrfs that an open directory is in. If
-// the kernel has several candidates, btrfsNumber checks whether the likely device is the right one,
-// unless that is the zero device. With a TwinsError it returns the number of the device at the path
-// that the kernel has recorded.
+// btrfsNumber returns the number of the disk that an open directory's btrfs is on. If the kernel
+// lists several devices, it tests whether the btrfs is on the device likely, unless that is the
+// zero device. If nothing is proven, it returns a TwinsError, and the number of the device at the
+// path that the kernel has recorded.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
 	if err != nil {
@@ -124,8 +124,8 @@ func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, er
 	return pathMajor, pathMinor, &twins
 }
 
-// dirs returns the directories in sysfs of the filesystems that have this UUID now. The name of a
-// directory is the UUID at the time of the mount.
+// dirs returns the sysfs directories of the mounted filesystems that have this UUID now. The name
+// of a directory is the UUID that its filesystem had when it was mounted.
 func (m BtrfsMember) dirs() ([]string, error) {
 	names, err := blockdev.ReadNames(btrfsDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -164,9 +164,9 @@ func numberIn(dir string) (major, minor uint32, err error) {
 	return blockdev.ParseNumber(b)
 }
 
-// isOn reports whether it is proven that the btrfs of the open directory is on the device. It scans
-// the device at a unique path: a mounted btrfs takes a new path only if the path leads to its own
-// device. Afterwards it restores the source that the driver gives to the mount.
+// isOn reports whether the btrfs of an open directory is proven to be on the device. It has the
+// kernel scan the device at a unique path: only a btrfs on this device then reports that path as
+// its device's. A second scan restores the source of the mount (madeOf).
 func isOn(root *os.File, d blockdev.Device) (shown bool) {
 	private, err := d.Root()
 	if err != nil {
@@ -192,9 +192,9 @@ const privateControl = "/btrfs-control"
 
 func makeControl() error { return unix.Mknod(privateControl, unix.S_IFCHR|0o600, btrfsControl) }
 
-// forgetMount makes the kernel forget the btrfs that a failed mount, or mkfs, has registered under
-// a device's number. When another disk gets the number, Linux 6.18 takes its btrfs for the
-// registered one, and refuses to mount it. path is in a private root directory.
+// forgetMount makes the kernel forget a btrfs that a failed mount, or mkfs, has registered with a
+// device's number. If another disk gets the number, Linux 6.18 takes its btrfs for the registered
+// one and refuses to mount it. inRoot calls forgetMount, and path is in that root directory.
 func forgetMount(path, fsType string) error {
 	if fsType != volume.Btrfs {
 		return nil
@@ -204,10 +204,10 @@ func forgetMount(path, fsType string) error {
 	return err
 }
 
-// ForgetBtrfs makes the kernel drop what it remembers of a btrfs device, unless it is mounted.
-// Otherwise a copy of the volume (a restored snapshot has the same filesystem id) could not be
-// mounted while the remembered device is newer. Errors are ignored: without btrfs in the kernel, or
-// without a remembered device, there is nothing to drop.
+// ForgetBtrfs makes the kernel forget the btrfs on a device, unless it is mounted. While the kernel
+// remembers a newer btrfs with the same UUID, it refuses to mount a copy of the volume, such as a
+// restored snapshot. Errors are ignored: a kernel without btrfs, or without a remembered device,
+// has nothing to forget.
 func ForgetBtrfs(control, path string) { _ = callControl(control, btrfsForget, path) }
 
 func callControl(control string, request uintptr, path string) error {

@@ -21,14 +21,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Mount is an open mount. New and Clone make it detached: it is verified and configured before
-// Attach makes it visible, so a process that dies leaves no half-made mount behind.
+// Mount is a descriptor of a mount. New and Clone make a detached mount, which the driver verifies
+// and configures before Attach makes it visible. So a driver that dies leaves no half-made mount.
 type Mount struct {
 	fd     int
 	FSType string
 }
 
-// New mounts the filesystem of an open device as a detached mount.
+// New makes a detached mount of the filesystem on an open device.
 func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, error) {
 	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -79,20 +79,20 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	return m, nil
 }
 
-// madeOf returns the source of a mount that the driver makes of the device at path. Every program
-// resolves it to the path, but nobody types a path in this form.
+// madeOf returns the source by which the driver marks its mounts of the device at path: the path
+// with "./" before the name, which leads to the same file, but which nobody types.
 func madeOf(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "./" + name
 }
 
-// NodeMark is the attribute by which the driver recognizes its mounts of a disk's node. Nobody else
-// sets it on a node, because it affects only directories.
+// NodeMark is the mount attribute by which the driver recognizes its bind mounts of device nodes.
+// Nobody else sets it on a node, because it affects only directories.
 const NodeMark = unix.MOUNT_ATTR_NODIRATIME
 
-// Made reports whether a mount shows that the driver made it: a node's mount by its mark, a
-// filesystem's mount by its source. A btrfs loses that source when its device is scanned, and
-// earlier versions of the driver used another source and no mark.
+// Made reports whether a mount has the driver's mark: NodeMark for a device node, or madeOf's
+// source for a filesystem. A device scan replaces the source of a btrfs, and earlier versions of
+// the driver used another source and no NodeMark.
 func Made(m *mountinfo.Info) bool {
 	if node, _ := NodeRoot(m); node {
 		return slices.Contains(strings.Split(m.Options, ","), "nodiratime")
@@ -166,7 +166,7 @@ func kernelMessages(fs int, o volume.MountOptions) string {
 		if err != nil || n <= 0 {
 			break
 		}
-		// Each read returns one message: "e " for an error, "w " or "i ", then the text.
+		// Each read returns one message: "e " for an error, "w " for a warning or "i ", then the text.
 		messages = append(messages, strings.TrimSpace(strings.TrimPrefix(string(buf[:n]), "e ")))
 	}
 	if len(messages) == 0 {
@@ -175,8 +175,8 @@ func kernelMessages(fs int, o volume.MountOptions) string {
 	return ": " + csierr.OutputTail(strings.Join(messages, "; "))
 }
 
-// Clone makes a detached copy of the mount at path, as for a bind mount. path may be a file, which
-// is how a device node is published. A symbolic link in its last element is not followed.
+// Clone makes a detached copy of the mount at path, as for a bind mount. path may be a device node,
+// for a raw block volume. Clone does not follow a symbolic link in the last element of path.
 func Clone(path, fsType string) (*Mount, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path,
 		unix.OPEN_TREE_CLONE|unix.O_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
@@ -201,7 +201,7 @@ func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 	return st, err
 }
 
-// Verify checks that the mount is of that device, and not of another device at the same path.
+// Verify fails if the mount is not of device d, such as of another device that has d's path by now.
 func (m *Mount) Verify(d blockdev.Device) error {
 	major, minor, err := m.number(d)
 	if err != nil {
@@ -214,8 +214,8 @@ func (m *Mount) Verify(d blockdev.Device) error {
 	return nil
 }
 
-// number returns the number of the device that holds the mount's filesystem, or of the device node
-// that the mount shows. likely is the device to try if several may hold a btrfs.
+// number returns the number of the disk that the mounted filesystem is on, or of the disk whose
+// node is mounted. If several devices may have a btrfs, it tests the device likely.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
@@ -268,8 +268,8 @@ func (m *Mount) Root() (*os.File, error) {
 
 var errNotMounted = errors.New("not mounted")
 
-// unmount unmounts the topmost mount at path. It is never lazy: a lazy unmount reports success
-// while the filesystem is still in use. It returns errNotMounted if there is no mount.
+// unmount unmounts the topmost mount at path, or returns errNotMounted. It is never lazy: a lazy
+// unmount reports success while the filesystem is still in use.
 func unmount(path string) error {
 	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 	// A process that reads the filesystem's usage or opens its device keeps it busy for a moment.
@@ -293,7 +293,7 @@ func unmount(path string) error {
 	return nil
 }
 
-// UnmountAll unmounts at most the given number of mounts at path, and fails if one is left.
+// UnmountAll unmounts up to layers mounts at path, and fails if path still has a mount afterwards.
 func UnmountAll(path string, layers int) error {
 	var err error
 	for range layers {
@@ -318,7 +318,7 @@ func UnmountAll(path string, layers int) error {
 		"process that mounts it", path)
 }
 
-// OnlyAt returns an error if the filesystem of layer is mounted anywhere but at path.
+// OnlyAt fails if the filesystem that layer mounts is also mounted at a path other than path.
 func (t Table) OnlyAt(path string, layer *mountinfo.Info) error {
 	others := slices.DeleteFunc(slices.Clone(t), func(m *mountinfo.Info) bool {
 		return m.Mountpoint == path || !SameFilesystem(m, layer)
@@ -339,10 +339,10 @@ func Sync(path string) error {
 	return errors.Join(unix.Syncfs(int(f.Fd())), f.Close())
 }
 
-// A frozen filesystem (fsfreeze, a backup that was killed) that is unmounted stays in the kernel
-// without a mount and keeps its device open forever. So NodeUnstageVolume thaws a volume that is
-// not published any more, and NodeStageVolume thaws a filesystem that is not mounted. No other call
-// thaws, because the process that froze the filesystem may rely on the freeze.
+// If a frozen filesystem is unmounted, it stays in the kernel and keeps its device open forever. A
+// backup that was killed may leave one. So NodeUnstageVolume thaws a volume that is no longer
+// published, and NodeStageVolume thaws a filesystem without a mount. No other call thaws, because
+// the process that froze the filesystem may rely on the freeze.
 
 // ioctlThaw is FITHAW of linux/fs.h, which x/sys lacks.
 const ioctlThaw = 0xC0045878
@@ -356,12 +356,12 @@ func Thaw(root *os.File) error {
 	return err
 }
 
-// ThawAt thaws the filesystem of a mount that no process uses. A process that has something open in
-// the mount may rely on the freeze, and the mount cannot be unmounted then in any case.
+// ThawAt thaws the filesystem of a mount unless a process has a file or directory open in the
+// mount. Such a process may rely on the freeze, and prevents the unmount in any case.
 func ThawAt(m *mountinfo.Info) error {
-	// The first call with MNT_EXPIRE only reports whether the mount is in use. If another process has
-	// made a first call, this one unmounts the mount, and the exclusive open at the end finds the
-	// frozen filesystem.
+	// The first unmount with MNT_EXPIRE returns EAGAIN if the mount is not in use. If another process
+	// has made the first one, this one unmounts. The frozen filesystem then keeps the device in use,
+	// which the exclusive open at the end of the CSI call finds.
 	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
 	if !errors.Is(err, unix.EAGAIN) {
 		return nil

@@ -26,7 +26,7 @@ import (
 
 var must = csitest.Must
 
-// formatted attaches a disk with a filesystem, and opens it.
+// formatted attaches a disk with a filesystem, and opens its device.
 func formatted(t *testing.T, g *guesttest.Guest, serial, fsType string) (*guesttest.Disk,
 	*blockdev.OpenDevice) {
 	t.Helper()
@@ -48,12 +48,12 @@ func mounts(t *testing.T, d *blockdev.OpenDevice, fsType string) {
 	must(t, m.Close())
 }
 
-func TestTheOpenDeviceIsMountedAndNotItsPath(t *testing.T) {
+func TestNewMountsTheOpenDeviceNotItsPath(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)
 			disk, device := formatted(t, g, guesttest.Serial, fsType)
-			// The disk is replaced, and the kernel gives its name to another disk.
+			// Another disk replaces the first one and gets its name.
 			other, _ := formatted(t, g, guesttest.OtherSerial, fsType)
 			g.Unplug(disk)
 			g.Unplug(other)
@@ -66,7 +66,7 @@ func TestTheOpenDeviceIsMountedAndNotItsPath(t *testing.T) {
 	}
 }
 
-func TestAMountShowsItsDeviceAndThatTheDriverMadeIt(t *testing.T) {
+func TestTheMountSourceIsTheMarkedPathOfTheDevice(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)
@@ -86,7 +86,7 @@ func TestAMountShowsItsDeviceAndThatTheDriverMadeIt(t *testing.T) {
 	}
 }
 
-func TestStageABtrfsDuringADeviceScan(t *testing.T) {
+func TestABtrfsIsMountedDuringDeviceScans(t *testing.T) {
 	disk, device := formatted(t, guesttest.New(t), guesttest.Serial, volume.Btrfs)
 	ctx, stop := context.WithCancel(t.Context())
 	scans := async.Start(func() (struct{}, error) {
@@ -112,7 +112,7 @@ func TestStageABtrfsDuringADeviceScan(t *testing.T) {
 
 func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 	for _, origin := range []string{"failed", "mounted"} {
-		t.Run("its origin has "+origin, func(t *testing.T) {
+		t.Run("the origin's mount: "+origin, func(t *testing.T) {
 			g := guesttest.New(t)
 			disk, device := formatted(t, g, guesttest.Serial, volume.Btrfs)
 			other, otherDevice := formatted(t, g, guesttest.OtherSerial, volume.Btrfs)
@@ -133,19 +133,19 @@ func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 				busy(disk.Loop, device)
 			}
 			busy(other.Loop, otherDevice)
-			// The other disk is removed, and its number is given to a copy of the first disk.
+			// Overwrite the other disk, as if it were gone and a copy of the first disk had got its number.
 			guesttest.Run(t, "dd", "if="+disk.Loop, "of="+other.Loop, "bs=1M", "conv=fsync")
 			mounts(t, otherDevice, volume.Btrfs)
 		})
 	}
 }
 
-func TestTheProcessHasItsOwnRootAfterAMount(t *testing.T) {
+func TestAMountDoesNotChangeTheProcesssRoot(t *testing.T) {
 	_, device := formatted(t, guesttest.New(t), guesttest.Serial, volume.Ext4)
 	for range 20 {
 		mounts(t, device, volume.Ext4)
 	}
-	// Other processes see the root of the first thread as the process's.
+	// Other processes take the root directory of the first thread for that of the process.
 	for _, of := range []string{"self", "thread-self"} {
 		if root, err := os.Readlink("/proc/" + of + "/root"); err != nil || root != "/" {
 			t.Errorf("the root is %q: %v", root, err)
@@ -158,7 +158,7 @@ func TestTheProcessHasItsOwnRootAfterAMount(t *testing.T) {
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-func TestTable(t *testing.T) {
+func TestTableListsMountsFlagsAndConditions(t *testing.T) {
 	table, err := parseTable([]byte(strings.Join([]string{
 		`21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw`,
 		`40 21 259:3 / /a\040b\011c\012d\134e rw,noatime shared:2 master:1 - ext4 /dev/nvme3n1 rw,sync`,
@@ -201,8 +201,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// Any user can cause such a line, in a user namespace.
-func TestALineOfAnyLengthIsParsed(t *testing.T) {
+// In a user namespace any user can create deep directories, and so a line of this length.
+func TestMountLinesOfAnyLengthAreParsed(t *testing.T) {
 	deep := strings.Repeat("/a-directory", 10_000)
 	table, err := parseTable([]byte("21 1 254:0 / / rw - ext4 /dev/root rw\n" +
 		"40 21 0:52 " + deep + " " + deep + ` rw master:1 - tmpfs  rw,opt=a b` + "\n" +
@@ -221,7 +221,7 @@ func TestALineOfAnyLengthIsParsed(t *testing.T) {
 	}
 }
 
-func TestPropagationThroughManyGroupsIsFollowed(t *testing.T) {
+func TestReceiversFollowALongChainOfPeerGroups(t *testing.T) {
 	const groups = 50_000
 	var table Table
 	for i := range groups { // in reverse, which is the worst order
@@ -233,7 +233,7 @@ func TestPropagationThroughManyGroupsIsFollowed(t *testing.T) {
 	}
 }
 
-// FuzzMountTable checks that parseTable does not panic, that At returns exactly the mounts of a
+// FuzzMountTable checks that parseTable does not panic, that At returns exactly the mounts at a
 // path, and that no other mount covers the mount that Top returns.
 func FuzzMountTable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, path string) {
@@ -273,8 +273,8 @@ func FuzzMountTable(f *testing.F) {
 	})
 }
 
-// FuzzAddedMountHidesNone checks that one more line in the mount table hides no mount of a device
-// and none at a path.
+// FuzzAddedMountHidesNone checks that Of, Top and OnlyAt find no fewer mounts in a mount table with
+// one more line.
 func FuzzAddedMountHidesNone(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b, line []byte, major, minor uint32) {
 		before, err := parseTable(b)

@@ -42,10 +42,10 @@ func newView(pid int, table Table, unread bool) view {
 type Views []view
 
 // Limits for reading other namespaces. Any user can create namespaces with many mounts, many root
-// directories and long paths. An open table keeps its namespace alive, and with it the mounted
-// devices, so the time limit for a table is shorter than that for a release.
+// directories and long paths. While the driver has a table open, its namespace and the mounts in it
+// stay, so tableTime is shorter than the time that an unstage waits for a device's release.
 const (
-	maxRoots      = 4        // of one namespace, besides its own
+	maxRoots      = 4        // root directories of one namespace
 	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths
 	maxViewsBytes = 32 << 20
 	tableTime     = 2 * time.Second
@@ -55,10 +55,10 @@ const (
 // ReadViews reads the mount table of every namespace that a process is in: one table for each
 // namespace and root directory, because a process sees only what is mounted below its root.
 //
-// It does not find every namespace: a container without the host's processes sees few of them, and
-// a namespace may belong only to a thread or a descriptor. Of a namespace beyond the limits it
-// reads a part. A mount that it misses still keeps the device in use, and the exclusive open at the
-// end of NodeUnstageVolume finds that.
+// It misses some namespaces: in a container without the host's process ids it sees few processes,
+// and a namespace may belong only to a thread or a descriptor. It reads only a part of a namespace
+// that exceeds the limits. A mount that it misses still keeps the device in use, and the exclusive
+// open at the end of NodeUnstageVolume finds that.
 func ReadViews(log *slog.Logger) (Views, error) {
 	table, err := ReadTable()
 	if err != nil {
@@ -73,7 +73,7 @@ func ReadViews(log *slog.Logger) (Views, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Read in random order, so that no process is left out every time because others use up the time.
+	// Read in random order: if the time is too short for all processes, each call omits other ones.
 	rand.Shuffle(len(pids), func(i, j int) { pids[i], pids[j] = pids[j], pids[i] })
 	roots, hidden := map[string][]string{}, 0 // the roots of each namespace
 	end, left := time.Now().Add(viewsTime), maxViewsBytes
@@ -115,7 +115,7 @@ func ReadViews(log *slog.Logger) (Views, error) {
 var errUnread = errors.New("the mount table is too long or does not answer")
 
 // readOther reads the mount table of another namespace, as far as the limits allow. It returns
-// errUnread if there is more.
+// errUnread if the table has more lines.
 func readOther(namespace, path string, most int, end time.Time) (b []byte, err error) {
 	if soon := time.Now().Add(tableTime); soon.Before(end) {
 		end = soon
@@ -131,7 +131,7 @@ func readOther(namespace, path string, most int, end time.Time) (b []byte, err e
 	return read, readErr
 }
 
-// readUntil reads the lines of a mount table up to a number of bytes, or until a time.
+// readUntil reads whole lines of a mount table, or returns errUnread with the lines within limits.
 func readUntil(path string, most int, end time.Time) (b []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -163,7 +163,7 @@ func (vs Views) Unread() string {
 	return Describe(names)
 }
 
-// Found is a mount in a namespace.
+// Found is a mount and the view that it is in.
 type Found struct {
 	*mountinfo.Info
 	view view
@@ -178,8 +178,8 @@ func (m Found) String() string {
 	return fmt.Sprintf("%.500q in the mount namespace of process %s", m.Mountpoint, process)
 }
 
-// Process names the process by which the mount is visible, or is empty for a mount in the driver's
-// own namespace.
+// Process names a process that sees the mount, or is empty for a mount in the driver's own
+// namespace.
 func (m Found) Process() string {
 	if m.view.pid == 0 {
 		return ""
@@ -191,7 +191,7 @@ func (v view) process() string {
 	return fmt.Sprintf("%d (%s)", v.pid, blockdev.ProcessName(v.pid))
 }
 
-// Describe lists the first of many mounts, or processes, for an error.
+// Describe lists the first eight mounts, or processes, and counts the others, for an error.
 func Describe[T any](all []T) string {
 	var words []string
 	for i, one := range all {
@@ -204,9 +204,9 @@ func Describe[T any](all []T) string {
 	return strings.Join(words, ", ")
 }
 
-// Of lists the mounts of a disk in all namespaces: of its device, of its node, and of the
-// filesystem of the mount layer, which can be compared even after the device is gone. Either the
-// device or the layer may be missing.
+// Of lists the mounts of a disk in all namespaces: those of the filesystem on d, those of d's node,
+// and those of the filesystem that layer mounts, even if its device is gone. d may be the zero
+// device, and layer may be nil.
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false
 	if d.Path != "" {
@@ -223,7 +223,7 @@ func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	return found
 }
 
-// CopiesAt lists the mounts in other namespaces that are attached at the same location as path in
+// CopiesAt lists the mounts in other namespaces that are on the same directory or file as path in
 // the driver's own namespace.
 func (vs Views) CopiesAt(path string) []Found {
 	dir, ok := vs[0].table.locate(filepath.Dir(path))
@@ -242,22 +242,22 @@ func (vs Views) CopiesAt(path string) []Found {
 	return found
 }
 
-// SameFilesystem reports whether two mounts, of any namespaces, are of one filesystem. An anonymous
-// device number alone does not prove that: another filesystem may get it once the first is
-// unmounted.
+// SameFilesystem reports whether two mounts, of any namespaces, have the same filesystem. An
+// anonymous device number (major 0) alone does not prove that, because the kernel may give it to
+// another filesystem after an unmount. So the sources have to be the same, too.
 func SameFilesystem(a, b *mountinfo.Info) bool {
 	return a.Major == b.Major && a.Minor == b.Minor && a.FSType == b.FSType &&
 		(a.Major != 0 || a.Source == b.Source)
 }
 
-// shows reports whether a mount is of the device, or of its node in this instance's device
-// directory home.
+// shows reports whether m mounts the filesystem on d, or d's node. A node has to be in this
+// instance's device directory, which is home if known is set.
 func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
 	switch {
 	case m.Major != 0 && uint32(m.Major) == d.Major && uint32(m.Minor) == d.Minor:
 		return true // a filesystem, whatever the name of the directory that is mounted
 	case diskNode.MatchString(m.Root):
-		// A file outside of the device directory is not the node, and its server may not answer.
+		// A file outside of the device directory is not the node. A stat of it might hang.
 		if known && locationOf(m) != home {
 			return false
 		}
@@ -267,16 +267,16 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 	if v.pid != 0 && diskNode.MatchString(m.Root) {
 		major, minor, err := v.device(m)
 		if err != nil {
-			// The process has ended, or the path to the mount is not known. Compare the name of the node
-			// instead.
+			// The process has ended, or the kernel has not cached the path to the mount. Compare the node's
+			// name instead of its number.
 			return known && filepath.Base(nodePath(m)) == d.Name
 		}
 		return major == d.Major && minor == d.Minor
 	}
 	named := false
 	if m.FSType == volume.Btrfs && !IsNode(m) {
-		// Do not open another volume's mount: that would keep it busy for a moment, and its disk may
-		// hang.
+		// Do not open another volume's mount: that would keep it busy for a moment, and could hang if its
+		// disk does.
 		major, minor, err := blockdev.NumberAt(m.Source)
 		named = err == nil
 		if named && (major != d.Major || minor != d.Minor) ||
@@ -289,7 +289,7 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 	switch {
 	case isTwin:
 		return slices.Contains(twins.devices, d.Number())
-	case err != nil: // without an answer of the filesystem, the source's name counts
+	case err != nil: // the filesystem cannot be asked, so the source's name decides
 		return named && v.pid != 0 && !errors.Is(err, errNoBtrfsDevice) && !IsMissing(err)
 	}
 	return major == d.Major && minor == d.Minor
@@ -298,10 +298,10 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 // resolveCached is RESOLVE_CACHED of linux/openat2.h, which x/sys lacks.
 const resolveCached = 0x20
 
-// device does what Device does, for a mount of the view. In another namespace it asks the
-// filesystem itself, because the source of a btrfs names the disk long after the disk is gone. It
-// resolves only paths that the kernel has cached, and opens only the mount itself, so it never
-// waits for a filesystem of that namespace.
+// device returns the number of the device of a mount in the view, like Device. In another namespace
+// it asks the filesystem itself, because the source of a btrfs still names a disk that is gone. It
+// resolves only paths in the kernel's cache and opens only the mount itself, so it never waits for
+// another filesystem of the namespace.
 func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
 	if v.pid == 0 {
 		return Device(m, blockdev.Device{})
@@ -334,8 +334,8 @@ func (t Table) byID() map[int]*mountinfo.Info {
 	return mounts
 }
 
-// parent returns the mount that a mount is attached to. It returns nil for the root, and if the
-// parent is outside the process's root.
+// parent returns the mount that has m's mount point. It returns nil for the root mount, and if the
+// parent is outside of the process's root directory.
 func (v view) parent(m *mountinfo.Info) *mountinfo.Info {
 	if m.Parent == m.ID {
 		return nil
@@ -343,8 +343,8 @@ func (v view) parent(m *mountinfo.Info) *mountinfo.Info {
 	return v.byID()[m.Parent]
 }
 
-// attachedAt reports whether a mount is attached at that location, in the parent's filesystem. Its
-// copies in the parent's peers are attached at the same location.
+// attachedAt reports whether m's mount point is the location at. The copies that propagation makes
+// of a mount have the same location as the mount.
 func (v view) attachedAt(m *mountinfo.Info, at location) bool {
 	parent := v.parent(m)
 	return parent != nil && parent.Major == at.major && parent.Minor == at.minor &&
@@ -355,8 +355,8 @@ func pathIn(parent, m *mountinfo.Info) string {
 	return filepath.Join(parent.Root, strings.TrimPrefix(m.Mountpoint, parent.Mountpoint))
 }
 
-// peers returns the peer groups of a mount: the one it propagates events to, and the one it
-// receives them from.
+// peers returns the peer group to which a mount propagates events, and the peer group from which it
+// receives them.
 func peers(m *mountinfo.Info) (shared, master string) {
 	for _, field := range strings.Fields(m.Optional) {
 		if group, ok := strings.CutPrefix(field, "shared:"); ok {
@@ -369,8 +369,8 @@ func peers(m *mountinfo.Info) (shared, master string) {
 	return shared, master
 }
 
-// receivers returns the peer groups that events on a mount of that group propagate to: the group
-// itself, the groups of its slaves, and so on.
+// receivers returns the peer groups that receive the mount events of a group: the group itself, its
+// slaves, their slaves, and so on.
 func (vs Views) receivers(group string) map[string]bool {
 	slaves := map[string][]string{}
 	for _, view := range vs {
@@ -391,11 +391,11 @@ func (vs Views) receivers(group string) map[string]bool {
 	return groups
 }
 
-// Elsewhere lists the mounts that stay when the driver's own mounts are unmounted.
+// Elsewhere returns those of the mounts that stay when the driver unmounts its own.
 //
-// Where kubelet and the driver's container share a directory, each sees the other's mounts as
-// copies, which the kernel unmounts with the driver's own. Such a copy does not count as a user of
-// the volume. The caller searches again after the unmount, which finds a copy that stayed.
+// If kubelet and the driver's container share a directory, both have a copy of a mount there. When
+// the driver unmounts, the kernel unmounts kubelet's copy, too, so that is no user of the volume.
+// The caller searches again after the unmount and finds a copy that has stayed.
 func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	for _, layer := range own {
 		var at location
@@ -419,10 +419,10 @@ func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	return mounts
 }
 
-// AwaitNone waits until find returns no mounts, and returns an error that lists those that stay. A
-// mount in the driver's own namespace is a publication and does not go away by itself, so it is not
-// waited for. A copy in another namespace may be brief, as when a container starts. unread names
-// the processes whose namespaces may have further mounts.
+// AwaitNone waits until find returns no mounts. If some stay, its error lists them. It does not
+// wait for a mount in the driver's own namespace, because that is a publication, which stays until
+// it is unpublished. A mount in another namespace may end soon, for example when a container has
+// started. unread names the processes whose namespaces may have further mounts.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	find func(Views) []Found) (unread string, err error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,

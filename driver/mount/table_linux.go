@@ -40,13 +40,13 @@ func ReadTable() (Table, error) {
 		}
 		before = now
 	}
-	// If mounts change all the time, use the last result: the kernel keeps the reader's position, so a
-	// mount that existed all the time is not missed.
+	// If the mounts change all the time, use the last result. It contains each mount that existed all
+	// the time, because the kernel keeps the reader's position.
 	return parseTable(before)
 }
 
-// parseTable parses a mount table. It has no limit for a line, because any user can create one
-// longer than a bufio.Scanner accepts, with directories in a user namespace.
+// parseTable parses a mount table with lines of any length. With directories in a user namespace
+// any user can create a line that is too long for a bufio.Scanner.
 func parseTable(b []byte) (table Table, err error) {
 	for line := range strings.Lines(string(b)) {
 		if line = strings.TrimSuffix(line, "\n"); line == "" {
@@ -109,7 +109,7 @@ func (t Table) At(path string) []*mountinfo.Info {
 			layers = append(layers, m)
 		}
 	}
-	// A mount on top of another one at the same path is its child.
+	// A mount on top of another mount at the same path is that mount's child.
 	top := slices.IndexFunc(layers, func(m *mountinfo.Info) bool {
 		return !slices.ContainsFunc(layers, func(child *mountinfo.Info) bool {
 			return child.Parent == m.ID && child.ID != m.ID
@@ -130,12 +130,12 @@ func (t Table) Top(path string) *mountinfo.Info {
 	return layers[len(layers)-1]
 }
 
-// Of lists the mounts of the device's filesystem and the publications of its node.
+// Of lists the mounts of the filesystem on the device and the bind mounts of its node.
 //
-// A mounted filesystem keeps its device open, so the number stays the device's. A mounted node does
-// not, so its number may be another disk's by now. A node counts only if it is from this instance's
-// device directory, even if it was deleted there, because the instances of a simulated rack share a
-// kernel.
+// A mounted filesystem keeps its device open, so no other disk gets the number. A bind mount of a
+// node does not, so another disk may have the number by now. Such a mount counts only if the node
+// is, or was until it was deleted, in this instance's device directory, because the instances of a
+// simulated rack share a kernel.
 func (t Table) Of(d blockdev.Device) Table {
 	var found Table
 	for _, m := range (Views{{table: t}}).Of(d, nil) {
@@ -144,7 +144,7 @@ func (t Table) Of(d blockdev.Device) Table {
 	return found
 }
 
-// location is a directory: its filesystem and the path in it.
+// location identifies a directory in all namespaces: its filesystem and the path in that.
 type location struct {
 	major, minor int
 	dir          string
@@ -183,21 +183,20 @@ func (t Table) Paths() string {
 	return strings.Join(paths, ", ")
 }
 
-// diskNode matches the root of a mount that shows a disk's node, as of a raw block volume.
+// diskNode matches the root, as in mountinfo, of a bind mount of a disk's node.
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
-// NodeRoot reports whether a mount is of a disk's node, and whether that node is deleted.
+// NodeRoot reports whether a mount is of a disk's node, and whether that node was deleted.
 func NodeRoot(m *mountinfo.Info) (node, deleted bool) {
 	node = diskNode.MatchString(m.Root)
 	return node, node && nodePath(m) != m.Root
 }
 
-// IsDiskPath reports whether path has the form of a disk's node.
+// IsDiskPath reports whether path looks like the path of a disk's node.
 func IsDiskPath(path string) bool { return diskNode.MatchString(path) }
 
-// shownNode returns the number of the device whose node the mount shows. ok is false unless the
-// root of the mount is a node. It calls stat on no other mount, because that may hang if a server
-// is dead.
+// shownNode returns the number of the disk whose node is mounted. ok is false for any other mount,
+// on which it does not call stat, because that may hang if a server is dead.
 func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if !diskNode.MatchString(m.Root) {
 		return 0, 0, false
@@ -206,14 +205,14 @@ func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	return major, minor, err == nil
 }
 
-// IsNode reports whether a mount shows a disk's node, not a filesystem.
+// IsNode reports whether a mount is of a disk's node, and not of a filesystem.
 func IsNode(m *mountinfo.Info) bool {
 	_, _, ok := shownNode(m)
 	return ok
 }
 
-// Device returns the number of the device that a mount shows. likely is the device to try if
-// several may hold a btrfs.
+// Device returns the number of the disk that is mounted. If several devices may have a btrfs, it
+// tests the device likely.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
@@ -227,10 +226,10 @@ func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err
 	return uint32(m.Major), uint32(m.Minor), nil
 }
 
-// Flags returns the flags of a mount by which it is compared with another mount.
+// Flags returns those flags of a mount that have to be the same as a request's or another mount's.
 func Flags(m *mountinfo.Info) []string { return volume.ShownFlags(m.Options, m.VFSOptions) }
 
-// Condition is the condition of a mounted filesystem.
+// Condition is what errors have done to a mounted filesystem.
 type Condition int
 
 // The conditions of a filesystem.
@@ -248,8 +247,8 @@ func (c Condition) String() string {
 // ConditionOf reports whether errors have made a filesystem read-only or shut it down. It calls
 // stat on the mount point, so it must be used only for volumes, whose disks are local.
 //
-// If the kernel made a filesystem read-only, the mount itself is still writable. Since Linux 6.14
-// ext4 also shows the option emergency_ro.
+// When errors make a filesystem read-only, the flags of the mount itself still allow writes. Since
+// Linux 6.14 ext4 also shows the option emergency_ro.
 func ConditionOf(m *mountinfo.Info) Condition {
 	super := strings.Split(m.VFSOptions, ",")
 	var st unix.Stat_t
