@@ -30,7 +30,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// tools puts scripts into PATH, by their names, before the machine's programs.
+// tools puts scripts before the programs of the same names in PATH. Their $real is the program.
 func tools(t *testing.T, scripts map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -43,7 +43,7 @@ func tools(t *testing.T, scripts map[string]string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// with makes a call during which scripts take the place of programs.
+// with makes a call while scripts replace programs.
 func with(t *testing.T, scripts map[string]string, call func() error) error {
 	t.Helper()
 	before := os.Getenv("PATH")
@@ -52,7 +52,7 @@ func with(t *testing.T, scripts map[string]string, call func() error) error {
 	return call()
 }
 
-// interruptFormat stages a volume whose mkfs fails at its end.
+// interruptFormat stages a volume with a mkfs that finishes the format and then fails.
 func (v testVolume) interruptFormat() {
 	v.guest.t.Helper()
 	const script = `"$real" "$@" && exit 1`
@@ -60,7 +60,7 @@ func (v testVolume) interruptFormat() {
 		"mkfs.btrfs": script}, v.stage), codes.Internal, csierr.NodeToolFailed)
 }
 
-// recordsAt returns the offsets of the records that are on the disk.
+// recordsAt returns those of the offsets at which the disk has a record of a format or a growth.
 func (v testVolume) recordsAt(offsets func(sizeBytes int64) []int64) (found []int64) {
 	v.guest.t.Helper()
 	for _, at := range offsets(v.disk.SizeBytes) {
@@ -88,7 +88,7 @@ func uuidOf(t *testing.T, d *guesttest.Disk) string {
 	return guesttest.Run(t, "blkid", "-p", "-s", "UUID", "-s", "TYPE", d.Loop)
 }
 
-// smallest returns the MiB of a small disk for a filesystem.
+// smallest returns the size, in MiB, of a small disk that the filesystem fits on.
 func smallest(fsType string) int64 {
 	switch fsType {
 	case volume.XFS:
@@ -120,7 +120,7 @@ func TestAFinishedBtrfsFormatIsKept(t *testing.T) {
 	v.checkStaged(t)
 }
 
-// checkStaged checks that the volume is staged as it should be, has no record, and keeps its data.
+// checkStaged checks the filesystem of a staged volume, and that a file survives a second stage.
 func (v testVolume) checkStaged(t *testing.T) {
 	t.Helper()
 	if left := v.recordsAt(filesystem.RecordOffsets); left != nil {
@@ -154,7 +154,7 @@ func (v testVolume) check(t *testing.T) {
 	}
 }
 
-// An xfs with small blocks may have a file at the offset of the superblock of a btrfs.
+// An xfs with small blocks may have a file's bytes where a btrfs has its superblock.
 func TestSuperblocksInAFileDoNotPreventAStage(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		t.Run(fsType, func(t *testing.T) {
@@ -178,7 +178,7 @@ func TestSuperblocksInAFileDoNotPreventAStage(t *testing.T) {
 	}
 }
 
-// snapshotOf restores a snapshot of the volume's disk to a disk of that size.
+// snapshotOf restores a snapshot of the volume to a new disk of that size.
 func (v testVolume) snapshotOf(t *testing.T, sizeBytes int64) testVolume {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", v.disk.Loop)
@@ -193,7 +193,7 @@ func (v testVolume) snapshotOf(t *testing.T, sizeBytes int64) testVolume {
 	return restored
 }
 
-func TestASnapshotOfAnUnfinishedDiskCanBeRestored(t *testing.T) {
+func TestASnapshotOfAnUnfinishedFormatCanBeStaged(t *testing.T) {
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
 		t.Run("a "+fsType+" on a disk three times as large", func(t *testing.T) {
 			origin := newGuest(t).disk(smallest(fsType), fsType)
@@ -207,7 +207,7 @@ func TestASnapshotOfAnUnfinishedDiskCanBeRestored(t *testing.T) {
 			v.check(t)
 		})
 	}
-	t.Run("and an ext4 whose growth was cut off grows", func(t *testing.T) {
+	t.Run("an ext4 with an interrupted growth grows", func(t *testing.T) {
 		origin := grown(t, volume.Ext4)
 		origin.interruptGrowth()
 		v := origin.snapshotOf(t, 2*origin.disk.SizeBytes)
@@ -236,7 +236,7 @@ func TestDamageFoundByTheKernelIsReported(t *testing.T) { // NS-11
 	v := newGuest(t).disk(smallest(volume.XFS), volume.XFS)
 	must(t, v.stage())
 	must(t, v.unstage())
-	const root = 64 << 10 // its inode
+	const root = 64 << 10 // the offset of its inode
 	v.disk.WriteAt(t, root+256, []byte("damage"))
 	csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 }
@@ -253,10 +253,10 @@ func TestASecondBtrfsWithTheSameUUIDIsNotStaged(t *testing.T) {
 	must(t, restored.unstage())
 }
 
-func TestUnstageABtrfsBesideItsTwin(t *testing.T) {
+func TestABtrfsIsUnstagedWhileItsCopyIsMounted(t *testing.T) {
 	for name, lost := range map[string]func(t *testing.T, g *testGuest, alias string){
-		"the kernel has another path": func(*testing.T, *testGuest, string) {},
-		"the kernel has a path that is gone": func(t *testing.T, _ *testGuest, alias string) {
+		"the kernel has recorded another path": func(*testing.T, *testGuest, string) {},
+		"the kernel has recorded a path that is gone": func(t *testing.T, _ *testGuest, alias string) {
 			must(t, os.Remove(alias))
 		},
 		"there is no record": func(t *testing.T, g *testGuest, _ string) {
@@ -271,7 +271,7 @@ func TestUnstageABtrfsBesideItsTwin(t *testing.T) {
 			restored := g.volume(g.AttachFile("csi-restored00000000", origin.disk.Copy(t)), volume.Btrfs)
 			must(t, origin.stage())
 			restored.up("pod")
-			// After a commit, a scan of the copy by another path makes the kernel give it the twin's UUID.
+			// After a commit, a scan under another path makes the kernel give the copy its origin's UUID.
 			must(t, os.WriteFile(filepath.Join(restored.staging(), "who"), []byte("copy"), 0o600))
 			guesttest.Run(t, "sync", "--file-system", restored.staging())
 			alias := filepath.Join(t.TempDir(), "alias")
@@ -305,7 +305,7 @@ func scanBtrfs(t *testing.T, path string) {
 	must(t, blockdev.Ioctl(int(control.Fd()), scanDevice, unsafe.Pointer(&arg)))
 }
 
-func TestAnUnstageEndsTheReadOfTheVolumesDisk(t *testing.T) {
+func TestUnstageStopsTheReadOfTheWholeDisk(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	v := newGuest(t).disk(64<<10, volume.Ext4)
 	v.Whole = true
@@ -317,8 +317,8 @@ func TestAnUnstageEndsTheReadOfTheVolumesDisk(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
-// The read of a disk fails if the disk is detached meanwhile. That is not a fault of the disk.
-func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
+// If the disk is detached while stage reads it, the read fails. The error must say so.
+func TestStageReportsADiskThatIsDetachedDuringItsRead(t *testing.T) {
 	v := newGuest(t).disk(64, volume.Ext4)
 	v.Whole = true
 	goOn := stopOnce(t, "blkid", v.stage)
@@ -364,7 +364,7 @@ func TestStageDoesNotDependOnTheEffectOfDiscards(t *testing.T) {
 	}
 }
 
-// grown returns a volume with a file in an ext filesystem, on a disk that is twice as large.
+// grown returns a volume whose ext filesystem has a file and covers only half of its disk.
 func grown(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	v := newGuest(t).disk(128, fsType)
@@ -377,7 +377,7 @@ func grown(t *testing.T, fsType string) testVolume {
 	return v.guest.volume(v.guest.AttachFile(guesttest.Serial, file), fsType)
 }
 
-// interruptGrowth stages a volume whose ext is to grow, with a resize2fs that fails at once.
+// interruptGrowth stages a volume whose ext filesystem has to grow, with a resize2fs that fails.
 func (v testVolume) interruptGrowth() {
 	v.guest.t.Helper()
 	csitest.Want(v.guest.t, with(v.guest.t, map[string]string{"resize2fs": "exit 1"}, v.stage),
@@ -399,15 +399,15 @@ func (v testVolume) hasGrown(t *testing.T) {
 	}
 }
 
-func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
-	t.Run("an ext4 whose superblock was being written by the check", func(t *testing.T) {
+func TestAnInterruptedGrowthIsRepeated(t *testing.T) {
+	t.Run("e2fsck is interrupted while it writes the superblock", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		csitest.Want(t, with(t, map[string]string{"e2fsck": "exit 8"}, v.stage), codes.Internal,
 			csierr.NodeToolFailed)
 		v.disk.WriteAt(t, 1024+0x40, []byte{1, 2, 3}) // the time of the last check
 		v.hasGrown(t)
 	})
-	t.Run("no repair with -y overwrites an unreadable block", func(t *testing.T) {
+	t.Run("e2fsck's check and repair fail at an unreadable block", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		v.interruptGrowth()
 		unread := func(option string, status int) error {
@@ -420,7 +420,7 @@ esac
 		same := v.disk.Same(t)
 		csitest.Want(t, unread("-n", 4), codes.Internal, csierr.NodeToolFailed)
 		same()
-		// The disk can be read at first, but not during the repair.
+		// The check (-n) can read the disk, but the repair (-y) cannot.
 		csitest.Want(t, unread("-y", 1), codes.Internal, csierr.NodeToolFailed)
 		v.hasGrown(t)
 	})
@@ -482,7 +482,7 @@ func TestAnExtWithBigallocIsMountedWithoutGrowing(t *testing.T) {
 	}
 }
 
-func TestTheHealthReportsAFilesystemThatIsNotGrown(t *testing.T) { // NS-13
+func TestHealthReportsAFilesystemThatIsNotGrown(t *testing.T) { // NS-13
 	v := grown(t, volume.Ext4)
 	v.Whole, v.guest.state = true, filepath.Join(v.guest.Dir, "state") // it records the size
 	v.disk.WriteAt(t, 200*guesttest.MiB, []byte("what somebody else has written"))
@@ -497,13 +497,13 @@ func TestTheHealthReportsAFilesystemThatIsNotGrown(t *testing.T) { // NS-13
 	}
 }
 
-func TestAForgedRecordIsNotErased(t *testing.T) {
+func TestAFileThatContainsARecordIsNotErased(t *testing.T) {
 	for _, grow := range []int64{0, 1 << 20} {
 		v := newGuest(t).disk(256, "block")
 		v.up("dev")
 		b, err := v.record(t, grow).Encode()
 		must(t, err)
-		// The workload has a partition with a filesystem, in which a file has a record's bytes.
+		// The workload has a partition with a filesystem, and a file in it has the bytes of a record.
 		v.disk.WriteAt(t, 446, []byte{0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0xF0, 7, 0})
 		v.disk.WriteAt(t, 510, []byte{0x55, 0xAA})
 		v.disk.WriteAt(t, 50*guesttest.MiB, bytes.Repeat([]byte("a guest's filesystem "), 5000))
@@ -556,7 +556,7 @@ func TestRecordsAreErasedBeforeARawPublish(t *testing.T) {
 	}
 }
 
-// record returns the record of a format of the volume or, with growFrom, of a growth.
+// record returns the record that a format of the volume writes, or a growth unless growFrom is 0.
 func (v testVolume) record(t *testing.T, growFrom int64) filesystem.Record {
 	t.Helper()
 	nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)

@@ -29,11 +29,11 @@ var must = csitest.Must
 
 const instance = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 
-// selinuxFlag is the mount flag that kubelet adds on a node with SELinux, to stage and to publish.
+// selinuxFlag is a mount flag that kubelet adds to all requests on a node with SELinux.
 const selinuxFlag = `context="system_u:object_r:container_file_t:s0:c1,c2"`
 
-// invalidLabel is a mount flag that the driver accepts and every kernel refuses: without SELinux
-// any label, and with SELinux this one.
+// invalidLabel is a mount flag that the driver accepts and every kernel refuses: without SELinux a
+// kernel refuses all labels, and with SELinux this one.
 const invalidLabel = "context=canary"
 
 type testGuest struct {
@@ -56,14 +56,14 @@ func statefulGuest(t *testing.T) *testGuest {
 	return g
 }
 
-// node returns a new process on the guest, which knows only the state directory.
+// node returns a new Service, as after a restart: it knows only what is in the state directory.
 func (g *testGuest) node() *Service {
 	return &Service{SysfsRoot: g.Sys(""), DevRoot: g.Dev(""), InstanceID: instance,
 		DeviceTimeout: 50 * time.Millisecond, StateDir: g.state,
 		Log: slog.New(slog.NewTextHandler(&g.log, nil))}
 }
 
-// mounts returns a check that the orchestrator's mounts have not changed since the call.
+// mounts returns a function that checks that the mounts of the guest have not changed meanwhile.
 func (g *testGuest) mounts() (same func()) {
 	before := guesttest.Mounts(g.t, g.Dir)
 	return func() {
@@ -97,7 +97,7 @@ func holds(t *testing.T, file, text string) {
 
 func (g *testGuest) path(name string) string { return filepath.Join(g.Dir, "kubelet", name) }
 
-// testVolume is a volume of the guest, with the fields of its requests.
+// testVolume is a volume of the guest. Its fields determine the requests of its calls.
 type testVolume struct {
 	guest   *testGuest
 	disk    *guesttest.Disk
@@ -113,8 +113,8 @@ type testVolume struct {
 	Staging string            // the staging path, if it is not the usual one
 }
 
-// idPrefix begins the volumes' ids. It is random, because Linux takes two btrfs with one UUID for
-// one filesystem, and other processes run these tests, too.
+// idPrefix begins the volumes' ids, which are also UUIDs of filesystems. It is random, because
+// Linux takes two btrfs with one UUID for one, and several processes run these tests at once.
 var idPrefix = "0b54" + uuid.NewString()[4:24]
 
 func (g *testGuest) volume(d *guesttest.Disk, fsType string) testVolume {
@@ -122,7 +122,7 @@ func (g *testGuest) volume(d *guesttest.Disk, fsType string) testVolume {
 		Name: d.Serial, FSType: fsType, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
 }
 
-// disk attaches a disk, whose serial is guesttest.Serial unless another one is given.
+// disk returns a volume on a new disk, whose serial is guesttest.Serial unless another is given.
 func (g *testGuest) disk(mib int64, fsType string, serial ...string) testVolume {
 	g.t.Helper()
 	serial = append(serial, guesttest.Serial)
@@ -181,8 +181,8 @@ func (v testVolume) unpublishRequest(target string) *csi.NodeUnpublishVolumeRequ
 	return &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: v.guest.path(target)}
 }
 
-// Each of the calls below is made by a new process, so none relies on the memory of an earlier
-// call.
+// Each method below makes its call with a new Service, so no call relies on the memory of an
+// earlier one.
 
 func (v testVolume) ask(request proto.Message) error {
 	return csitest.Call(v.guest.t.Context(), v.guest.node(), request)
@@ -213,8 +213,8 @@ func (v testVolume) down(target string) {
 	must(v.guest.t, v.unstage())
 }
 
-// smallTmpfs mounts a tmpfs of that size and returns its directory. A disk whose sparse file is
-// there fails when more is written to it.
+// smallTmpfs mounts a tmpfs of that size and returns its directory. Writes to a disk fail if its
+// sparse file is in the tmpfs and the tmpfs is full.
 func smallTmpfs(t *testing.T, sizeBytes int64) (dir string) {
 	t.Helper()
 	dir = t.TempDir()

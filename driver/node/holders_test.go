@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// opening starts a process that opens the file for reading ("<") or for writing, too ("<>").
+// opening starts a process that keeps the file open, for reading ("<") or for both ("<>").
 func opening(t *testing.T, how, path string) *neighbour {
 	t.Helper()
 	script := `exec 3` + how + `"$1"; echo ready; read -r x || true`
@@ -55,13 +55,13 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// use is a use of a device. The error that reports it must contain the names.
+// use is a use of a device: end ends it, and errors that report it have to contain the names.
 type use struct {
 	end   func()
 	names []string
 }
 
-// kernelUsers make the kernel use the device of a node.
+// kernelUsers contains functions that make the kernel or a process use the device of a node.
 var kernelUsers = map[string]func(t *testing.T, v testVolume, node string) use{
 	"a loop device over the published file, with a mounted filesystem": func(t *testing.T,
 		v testVolume, node string) use {
@@ -125,7 +125,7 @@ func loopOver(t *testing.T, path string, args ...string) string {
 	own, err := os.ReadFile(sequence)
 	must(t, err)
 	t.Cleanup(func() {
-		// The test may have detached the device, and then another process may have the number.
+		// If the test has detached the device, another process may use the loop device by now.
 		if now, err := os.ReadFile(sequence); err == nil && bytes.Equal(now, own) {
 			_ = exec.Command("losetup", "--detach", loop).Run()
 		}
@@ -194,7 +194,7 @@ func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
 		disk := flakydisk.NewDisk(flakydisk.NewImage(64 * guesttest.MiB))
 		return server, disk, server.Put("disk", disk)
 	}
-	t.Run("a loop device whose backing file's server is dead", func(t *testing.T) {
+	t.Run("unstage fails while a loop device's server is dead", func(t *testing.T) {
 		v := statefulGuest(t).disk(8, "block")
 		must(t, v.stage())
 		server, _, file := serve(t)
@@ -204,7 +204,7 @@ func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
 		detach(t, loop)
 		must(t, v.unstage())
 	})
-	t.Run("a disk in use that cannot be read", func(t *testing.T) {
+	t.Run("unstage fails while an unreadable disk is in use", func(t *testing.T) {
 		g := statefulGuest(t)
 		_, disk, file := serve(t)
 		v := g.volume(g.AttachFile(guesttest.Serial, file), volume.Ext4)
@@ -234,7 +234,7 @@ func TestLostWritesAreReportedTogetherWithAnotherError(t *testing.T) {
 	must(t, v.unstage())
 }
 
-func TestAReadOnlyDeviceOfADeadDriverBecomesWritable(t *testing.T) {
+func TestADeviceThatADeadDriverLeftReadOnlyBecomesWritable(t *testing.T) {
 	for name, finish := range map[string]func(v testVolume) error{
 		"by unpublish": func(v testVolume) error { return v.unpublish("dev") },
 		"by unpublish, where the target's directory is gone": func(v testVolume) error {
@@ -255,7 +255,7 @@ func TestAReadOnlyDeviceOfADeadDriverBecomesWritable(t *testing.T) {
 			v.isReadOnly(false)
 		})
 	}
-	t.Run("but not while another workload has it", func(t *testing.T) {
+	t.Run("a device stays read-only while another workload has it", func(t *testing.T) {
 		v := statefulGuest(t).disk(8, "block")
 		v.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 		must(t, v.stage())
@@ -270,8 +270,8 @@ func TestAReadOnlyDeviceOfADeadDriverBecomesWritable(t *testing.T) {
 	})
 }
 
-// hostile is a kind of process that tries to delay the driver, in a copy of the test's mount
-// namespace. Its children end with it. Unless root is set, it is an ordinary user in a user
+// hostile describes a process that tries to delay the driver. It runs in a copy of the test's mount
+// namespace, and its children end with it. Unless root is set, it is an unprivileged user in a user
 // namespace.
 type hostile struct {
 	kind string
@@ -346,7 +346,7 @@ var hostiles = []hostile{
 	{unanswered, false, func(string) {}},
 }
 
-// unanswered is the kind of process whose mountinfo the test replaces by a FIFO.
+// unanswered is the hostile process whose mountinfo the test replaces by a FIFO without a writer.
 const unanswered = "a mount table that does not answer"
 
 func emptyDir() {
@@ -362,16 +362,16 @@ func manyMounts(power int) {
 	double(0, power)
 }
 
-// double bind-mounts the whole directory on each of its numbered directories, which doubles the
-// number of mounts each time.
+// double bind-mounts the working directory, with all mounts in it, on its directories from, from+1,
+// up to to-1. Each bind mount doubles the number of mounts.
 func double(from, to int) {
 	for i := from; i < to; i++ {
 		try(unix.Mount(".", fmt.Sprint(i), "", unix.MS_BIND|unix.MS_REC, ""))
 	}
 }
 
-// fork makes a process that makes one system call and then waits to be killed. The process has a
-// single thread, so it cannot run other Go code.
+// fork makes a process that makes one system call and then waits until it is killed. The process
+// has a single thread, so it cannot run other Go code.
 func fork(call, arg uintptr) (pid int) {
 	r, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
@@ -394,7 +394,7 @@ func try(err error) {
 
 const hostileVariable = "OXIDE_TEST_HOSTILE"
 
-// A hostile process is this test program.
+// A hostile process runs this test program, acts here, and exits before the tests begin.
 func init() {
 	for _, h := range hostiles {
 		if h.kind == os.Getenv(hostileVariable) {
@@ -433,12 +433,12 @@ func (h hostile) start(g *testGuest) *neighbour {
 	return n
 }
 
-// usual is the time that a call may take: it searches all namespaces twice, for up to five seconds
-// each, and waits up to five seconds for the release of a device.
+// usual limits the duration of a call: a call searches all namespaces twice, for up to five seconds
+// each time, and waits up to five seconds for the release of a device.
 const usual = 20 * time.Second
 
-// The hostile process has copies of some volumes' mounts. Calls for other volumes must succeed in
-// time, and calls for its own volumes must return in time.
+// The hostile process has copies of the mounts of some volumes. Calls for these volumes have to
+// return in time, and calls for other volumes have to succeed in time.
 func TestAHostileProcessDelaysNoCallOfAnotherVolume(t *testing.T) {
 	kinds, lives, stuck := 0, 0, 0
 	for _, h := range short.Some(t, 1, hostiles) {

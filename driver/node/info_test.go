@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
+func TestNodeGetInfoReportsTheFreeSlots(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 	const own, boot = "csi-0123456789abcde", "nvme0n1=boot\n"
 	for _, c := range []struct {
 		name    string
@@ -39,13 +39,13 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 		warning bool
 	}{
 		{"an empty instance takes the rack's limit", "", 0, 12, false},
-		{"the boot disk takes a place", boot, 0, 11, false},
-		{"own disks take none", boot + "nvme1n1=" + own + "f\nnvme4n1=" + own + "g", 0, 11, false},
-		{"a disk attached by hand takes one", boot + "nvme1n1=csi-by-hand", 0, 10, false},
-		{"disks without an NVMe serial take none", boot + "vda=-\nloop0=-", 0, 11, false},
+		{"the boot disk takes a slot", boot, 0, 11, false},
+		{"own disks take no slot", boot + "nvme1n1=" + own + "f\nnvme4n1=" + own + "g", 0, 11, false},
+		{"a disk attached by hand takes a slot", boot + "nvme1n1=csi-by-hand", 0, 10, false},
+		{"disks without an NVMe serial take no slot", boot + "vda=-\nloop0=-", 0, 11, false},
 		{"a path below a multipath head counts once", boot + "nvme0c0n1=boot", 0, 11, false},
 		{"the limit can be set", boot, 8, 7, false},
-		{"an instance with one place left", boot, 2, 1, false},
+		{"an instance with one free slot", boot, 2, 1, false},
 		{"a full instance reports 1, because 0 means no limit", boot, 1, 1, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -65,7 +65,7 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 			}
 		})
 	}
-	t.Run("a static volume takes no place, also after a restart (NI-2)", func(t *testing.T) {
+	t.Run("a static volume takes no slot, even after a restart (NI-2)", func(t *testing.T) {
 		const disk = "made-by-hand-with-a-long-name"
 		disks := map[string]string{"nvme0n1": "boot", "nvme1n1": disk[:20]}
 		n := &Service{InstanceID: instance, StateDir: t.TempDir(), SysfsRoot: guesttest.Sysfs(t, disks)}
@@ -95,7 +95,7 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 			t.Fatal(diff)
 		}
 	})
-	t.Run("without an identity there is no answer (NI-4)", func(t *testing.T) {
+	t.Run("NodeGetInfo fails without an instance id (NI-4)", func(t *testing.T) {
 		csitest.Want(t, csitest.Call(t.Context(), (&Service{SysfsRoot: guesttest.Sysfs(t, nil)}),
 			&csi.NodeGetInfoRequest{}), codes.FailedPrecondition, csierr.InstanceUnknown)
 	})
@@ -132,7 +132,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			}
 		})
 	}
-	t.Run("without records, too, another volume's path is not found (VS-5)", func(t *testing.T) {
+	t.Run("another volume's path is NOT_FOUND, even without records (VS-5)", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.disk(8, volume.Ext4)
 		other := g.disk(8, volume.Ext4, "csi-other00000000000")
@@ -141,7 +141,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 		_, err := v.usage(other.staging())
 		csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
 	})
-	t.Run("a block volume has its size (VS-4)", func(t *testing.T) {
+	t.Run("a block volume reports only its size (VS-4)", func(t *testing.T) {
 		v := newGuest(t).disk(8, "block")
 		must(t, v.publish("dev"))
 		usage, err := v.usage(v.guest.path("dev"))
@@ -153,12 +153,12 @@ func TestNodeGetVolumeStats(t *testing.T) {
 }
 
 func TestNodeGetVolumeHealth(t *testing.T) {
-	t.Run("the node has to know the volume (NH-2)", func(t *testing.T) {
+	t.Run("the health of an unknown volume is NOT_FOUND (NH-2)", func(t *testing.T) {
 		n := &Service{SysfsRoot: guesttest.Sysfs(t, nil)}
 		csitest.Want(t, csitest.Call(t.Context(), n, &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
 			StagingTargetPath: "/no/such/path"}), codes.NotFound, csierr.VolumeUnknownToNode)
 	})
-	t.Run("a volume is healthy, then read-only, then without its device", func(t *testing.T) {
+	t.Run("a read-only filesystem is DEGRADED, a missing device INACCESSIBLE", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		n := v.guest.node()
 		must(t, csitest.Call(t.Context(), n, v.stageRequest()))
@@ -175,7 +175,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 			}
 			return said
 		}
-		// A new process finds the volume by its path.
+		// A new process has no record of the volume and finds it by its path.
 		both := func(want string) {
 			t.Helper()
 			for _, got := range []string{health(n, ""), health(v.guest.node(), v.staging())} {
@@ -205,7 +205,7 @@ func TestANodeExpandsNothingAndReportsNoStorage(t *testing.T) { // NE-1, NH-3
 	}
 }
 
-func TestInstanceID(t *testing.T) { // NI-1, D-28
+func TestInstanceIDNeedsSourcesThatAgree(t *testing.T) { // NI-1, D-28
 	const one, two = instance, "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a02"
 	oxide := map[string]string{"sys_vendor": "Oxide\n", "product_name": "OxVM\n",
 		"product_serial": one + "\n", "product_uuid": one + "\n"}
@@ -286,8 +286,8 @@ func TestInstanceID(t *testing.T) { // NI-1, D-28
 	}
 }
 
-// FuzzMetadata checks that a file of any content results in an id that follows the key in the file,
-// or in an error that shows none of the content.
+// FuzzMetadata checks that parseMetadata returns an error or an id that is in the file, and that a
+// comment and another key behind it do not change the id.
 func FuzzMetadata(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		id, err := parseMetadata(b)
@@ -304,8 +304,8 @@ func FuzzMetadata(f *testing.F) {
 	})
 }
 
-// FuzzRecord checks that a valid record of a volume is read as it was written, that a truncated one
-// is invalid, and that every id has a file of its own in the state directory.
+// FuzzRecord checks that a record is read as it was written, that a truncated one is invalid, and
+// that every volume id has a file of its own in the state directory.
 func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, id string) {
 		file := recordFile(id)
@@ -379,7 +379,7 @@ func digest(t *testing.T, dir string) string {
 	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
-func TestAnInspectionSeesAVolumeFromItsDeviceToItsMounts(t *testing.T) {
+func TestAnInspectionReportsAVolumesDeviceRecordAndMounts(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := statefulGuest(t).disk(320, fsType)
@@ -421,7 +421,7 @@ func TestAnInspectionChangesNothingAndWaitsForNothing(t *testing.T) {
 	v := statefulGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
 	must(t, os.WriteFile(filepath.Join(v.guest.state, "trial-1984.new"), nil, 0o600))
-	// Another process of the driver works on the device.
+	// Another process of the driver has locked the device.
 	locked, err := os.Open(filepath.Join(v.guest.Dir, "dev", v.disk.Name))
 	must(t, err)
 	defer func() { _ = locked.Close() }()
@@ -446,7 +446,7 @@ func TestAnInspectionChangesNothingAndWaitsForNothing(t *testing.T) {
 	}
 }
 
-func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
+func TestAnInspectionReportsMissingAndInvalidParts(t *testing.T) {
 	for name, c := range map[string]struct {
 		staged bool
 		disk   string // that the request names
@@ -510,7 +510,7 @@ func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
 	}
 }
 
-func TestAnInspectionShowsOpenChanges(t *testing.T) {
+func TestAnInspectionReportsUnfinishedChanges(t *testing.T) {
 	v := statefulGuest(t).disk(16, volume.Ext4)
 	recorder := &flight.Recorder{Log: slog.New(slog.DiscardHandler),
 		Dir: filepath.Join(v.guest.state, flight.DirName)}

@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// maxShownMounts of a volume are reported. Every namespace of the node may show it.
+	// maxShownMounts limits the mounts in a volume's report, because any namespace may have some.
 	maxShownMounts = 64
-	// maxShownChanges of a volume are reported.
+	// maxShownChanges limits the changes in a volume's report.
 	maxShownChanges = 50
 )
 
-// Inspect reports what this node sees of the given volumes, or of each volume that has a record. It
-// runs beside the driver and changes nothing: it takes no lock, does not wait, does not write, and
-// opens a device only for reading, which affects no call of the driver.
+// Inspect reports what this node sees of the volumes asked for or, without any, of each volume with
+// a record. It may run beside the driver, and affects no call: it takes no lock, waits for nothing,
+// writes nothing, and opens devices only for reading.
 func (n *Service) Inspect(asked []inspection.Asked) inspection.Report {
 	r := inspection.Report{Format: inspection.Format, At: time.Now().UTC(), Instance: n.InstanceID,
 		Devices: []inspection.Device{}, Volumes: []inspection.Volume{}}
@@ -140,8 +140,8 @@ func serialOf(a inspection.Asked, v inspection.Volume) (serial, from string) {
 	return "", ""
 }
 
-// inspectMounts lists the mounts of the volume's device, and returns those in the driver's own
-// namespace.
+// inspectMounts adds the mounts of the volume's device to the report, and returns those in the
+// driver's own namespace.
 func inspectMounts(v *inspection.Volume, d blockdev.Device, views mount.Views) (own []mount.Found) {
 	if views == nil {
 		v.Unseen = append(v.Unseen, inspection.Unseen{Part: inspection.PartMounts,

@@ -15,5 +15,5 @@ func (n *Service) Inspect([]inspection.Asked) inspection.Report {
 		{Part: inspection.PartDevices, Why: why}, {Part: inspection.PartMounts, Why: why}}}
 }
 
-// Use needs Linux.
+// Use returns an error, because it needs Linux.
 func (n *Service) Use() (Use, error) { return Use{}, errors.New("the node service needs Linux") }

@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// twoVolumes returns a published volume and another one, which is staged if known is set.
+// twoVolumes returns a published volume and another volume, which is staged if known is set.
 func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	g := statefulGuest(t)
 	v = g.disk(512, fsType)
@@ -44,7 +44,7 @@ func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	return v, other
 }
 
-func TestAVolumeUnderAnotherMountIsNotUnmounted(t *testing.T) {
+func TestAVolumeUnderAnotherVolumesMountIsNotUnmounted(t *testing.T) {
 	v, other := twoVolumes(t, volume.Ext4, true)
 	guesttest.Run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
 	guesttest.Run(t, "mount", "--bind", other.staging(), v.staging())
@@ -106,7 +106,7 @@ func TestUnstageIgnoresARestoredVolumeWithTheSameUUID(t *testing.T) { // NU-5
 	}
 }
 
-func TestAMountThatContradictsTheRecordIsAnError(t *testing.T) {
+func TestUnpublishAndUnstageFailIfTheRecordNamesAnotherDisk(t *testing.T) {
 	v := statefulGuest(t).disk(64, volume.Ext4)
 	v.up("pod")
 	record := filepath.Join(v.guest.state, v.ID+".json")
@@ -122,8 +122,8 @@ func TestAMountThatContradictsTheRecordIsAnError(t *testing.T) {
 	v.down("pod")
 }
 
-// replaced gives the number and the name of the volume's device to another disk, as the kernel may
-// do when the volume's disk is gone. It returns the volume of that disk.
+// replaced gives the volume's device another serial, as if the volume's disk were gone and another
+// disk had got its number and name. It returns a volume on the other disk.
 func (v testVolume) replaced(serial, fsType string) testVolume {
 	v.guest.t.Helper()
 	v.guest.Unplug(v.disk)
@@ -139,13 +139,13 @@ func (v testVolume) stats(path string) error {
 	return v.ask(&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.guest.path(path)})
 }
 
-func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
+func TestARawTargetDoesNotFollowAReusedDeviceNumber(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) (v, w testVolume) {
 		v = statefulGuest(t).disk(16, "block")
 		v.up("dev")
 		return v, v.replaced(guesttest.OtherSerial, fsType)
 	}
-	t.Run("it does not show the volume, nor is it published again (VS-5, NP-5)", func(t *testing.T) {
+	t.Run("the old target shows no volume and is not republished (VS-5, NP-5)", func(t *testing.T) {
 		v, _ := setUp(t, "block")
 		csitest.Want(t, v.stats("dev"), codes.NotFound, csierr.VolumeNotAtPath)
 		csitest.Want(t, v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
@@ -157,7 +157,7 @@ func TestARawTargetWhoseDeviceNumberIsReused(t *testing.T) {
 		must(t, v.publish("dev"))
 		must(t, v.stats("dev"))
 	})
-	t.Run("the other disk is not used before this one is unpublished (UP-3)", func(t *testing.T) {
+	t.Run("the new disk is not used until the old target is unpublished (UP-3)", func(t *testing.T) {
 		v, w := setUp(t, volume.Ext4)
 		same := w.disk.Same(t)
 		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
@@ -210,7 +210,7 @@ func TestPublishRefusesAStagingPathWithAnotherMount(t *testing.T) { // NP-5
 			})
 		}
 	}
-	t.Run("a new device with the same number", func(t *testing.T) {
+	t.Run("a new device with the same number is refused", func(t *testing.T) {
 		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
 		sequence := filepath.Join(v.guest.Dir, "sys/block", v.disk.Name, "diskseq")
@@ -219,7 +219,7 @@ func TestPublishRefusesAStagingPathWithAnotherMount(t *testing.T) { // NP-5
 	})
 }
 
-func TestStatsNeverCountTheFilesystemBelow(t *testing.T) { // VS-2
+func TestStatsFailIfTheVolumeIsNoLongerMounted(t *testing.T) { // VS-2
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
 		v := newGuest(t).disk(128, fsType)
 		must(t, v.stage())
@@ -234,9 +234,9 @@ func TestStatsNeverCountTheFilesystemBelow(t *testing.T) { // VS-2
 	}
 }
 
-// The kernel reuses names of devices, and the mount of a btrfs shows only the name of its device,
-// not the number.
-func TestStageADiskWithTheDeviceNameOfARemovedBtrfs(t *testing.T) {
+// The kernel reuses device names, and the mount table shows only the name of a btrfs' device, not
+// its number.
+func TestStageAcceptsADiskWithTheDeviceNameOfARemovedBtrfs(t *testing.T) {
 	g := statefulGuest(t)
 	v := g.disk(128, volume.Btrfs)
 	v.up("pod")
@@ -251,14 +251,14 @@ func TestStageADiskWithTheDeviceNameOfARemovedBtrfs(t *testing.T) {
 	v.down("pod")
 }
 
-// neighbour is another process of the node, which runs until leave.
+// neighbour is another process on the node, which runs until leave is called.
 type neighbour struct {
 	t     *testing.T
 	pid   int
 	leave func()
 }
 
-// begin starts a process that prints a line when it is ready and ends with its input.
+// begin starts a process and waits until it prints a line. The process has to end with its input.
 func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
 	t.Helper()
 	input, err := cmd.StdinPipe()
@@ -283,14 +283,14 @@ func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
 }
 
 // inNamespace starts a process that runs the script in a copy of the test's mount namespace, and
-// then stays there.
+// then stays in it until leave is called.
 func inNamespace(t *testing.T, propagation, script string, args ...string) *neighbour {
 	t.Helper()
 	return begin(t, exec.Command("unshare", append([]string{"--mount", "--propagation", propagation,
 		"sh", "-c", "set -e; " + script + "\necho ready; read -r x || true", "sh"}, args...)...))
 }
 
-// name returns how errors call a process of the program.
+// name returns the text for the process, which runs the program, in errors of the driver.
 func (n *neighbour) name(program string) string {
 	return fmt.Sprintf("process %d (%s)", n.pid, program)
 }
@@ -339,12 +339,12 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 		then           func(v testVolume)
 	}{
 		"an ext4": {volume.Ext4, "", leaveIt}, "an xfs": {volume.XFS, "", leaveIt},
-		"a btrfs": {volume.Btrfs, "", leaveIt},
-		"one at another path, unmounted at the first": {volume.Ext4, moved, leaveIt},
-		"one whose disk was removed": {volume.Ext4, "", func(v testVolume) {
+		"a btrfs":                                {volume.Btrfs, "", leaveIt},
+		"an ext4 that was moved to another path": {volume.Ext4, moved, leaveIt},
+		"an ext4 whose disk was removed": {volume.Ext4, "", func(v testVolume) {
 			v.guest.Unplug(v.disk)
 		}},
-		"a raw one": {"block", moved, func(v testVolume) { must(v.guest.t, v.unpublish("dev")) }},
+		"a raw device": {"block", moved, func(v testVolume) { must(v.guest.t, v.unpublish("dev")) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := statefulGuest(t).disk(smallest(c.fsType), c.fsType)
@@ -377,8 +377,8 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 	})
 }
 
-// sharedGuest returns a guest whose orchestrator's directory has copies in other namespaces, as
-// kubelet's has in the driver's container, and a directory outside of it.
+// sharedGuest returns a guest whose kubelet directory propagates its mounts to other namespaces, as
+// on a node whose driver runs in a container. aside is a directory outside of it.
 func sharedGuest(t *testing.T) (g *testGuest, aside string) {
 	t.Helper()
 	g = statefulGuest(t)
@@ -414,7 +414,7 @@ func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
 			})
 		}
 	}
-	t.Run("a copy that was moved in its namespace is a user", func(t *testing.T) {
+	t.Run("a copy at another path of its namespace is a user", func(t *testing.T) {
 		g, aside := sharedGuest(t)
 		v := g.disk(16, volume.Ext4)
 		must(t, v.stage())
@@ -424,7 +424,7 @@ func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
 		n.leave()
 		must(t, v.unstage())
 	})
-	t.Run("a copy that stays because of a mount in it is found afterwards", func(t *testing.T) {
+	t.Run("a copy that a mount in it keeps is found after the unmount", func(t *testing.T) {
 		g, _ := sharedGuest(t)
 		v := g.disk(16, volume.Ext4)
 		must(t, v.stage())
@@ -456,8 +456,8 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 			n := inNamespace(t, "private", "")
 			before := n.mounts(v.guest.Dir)
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted, strconv.Itoa(n.pid))
-			// The same holds if nothing is mounted here: the kernel would unmount the other namespace's
-			// mount when the path is removed.
+			// Unpublish also fails if only the other namespace has the mount, because removing the path
+			// would make the kernel unmount it there.
 			guesttest.Run(t, "umount", v.guest.path("pod"))
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted)
 			if after := n.mounts(v.guest.Dir); !slices.Equal(after, before) {
@@ -474,7 +474,7 @@ func TestUnstageAndUnpublishLeaveForeignMountsAlone(t *testing.T) {
 		"a tmpfs (UP-6, NU-5)": func(t *testing.T, _ *testGuest, path string) {
 			guesttest.Run(t, "mount", "-t", "tmpfs", "none", path)
 		},
-		"a disk of no instance": func(t *testing.T, g *testGuest, path string) {
+		"a disk that the guest lacks": func(t *testing.T, g *testGuest, path string) {
 			d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
 			g.Unplug(d)
 			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)

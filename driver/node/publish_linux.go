@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// NodePublishVolume shows a staged volume to a workload at the target path: a filesystem as a copy
-// of the staging mount, a block volume as the device's node.
+// NodePublishVolume mounts a staged volume at the target path, for a workload: a filesystem as a
+// copy of the staging mount, a block volume as a bind mount of the device's node.
 func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (
 	*csi.NodePublishVolumeResponse, error) {
 	v, err := parsePublish(req)
@@ -40,8 +40,8 @@ func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVol
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// publish verifies the device again and then shows it. It does not wait for a device, because a
-// staged volume has one.
+// publish finds and verifies the device again, and then mounts the volume at the target. It does
+// not wait for the device, because a staged volume has one.
 func (v *nodeVolume) publish(ctx context.Context) error {
 	v.node.scans.Drop(v.ID)
 	found, err := v.node.host().Lookup(v.serial())
@@ -94,7 +94,7 @@ func (v *nodeVolume) publish(ctx context.Context) error {
 	return v.publishMount(staged)
 }
 
-// findStaged returns the volume's mount at the staging path, verified by the number of its device.
+// findStaged returns the mount at the staging path. It fails if that is not the volume's.
 func (v *nodeVolume) findStaged(table mount.Table) (*mountinfo.Info, error) {
 	path, err := mount.Canonical(v.Staging)
 	if err != nil && !mount.IsMissing(err) {
@@ -121,8 +121,8 @@ func (v *nodeVolume) findStaged(table mount.Table) (*mountinfo.Info, error) {
 	return top, nil
 }
 
-// checkTarget compares the request with the mount at the target path or, without one, with the
-// volume's other publications.
+// checkTarget compares the request with the mount at the target. Without such a mount, it compares
+// the request with the volume's publications at other targets.
 func (v *nodeVolume) checkTarget(staged, top *mountinfo.Info, table mount.Table) error {
 	var wanted []string // mount flags
 	if !v.Block {
@@ -165,8 +165,8 @@ func (v *nodeVolume) checkPublished(top *mountinfo.Info, wanted []string) error 
 	return nil
 }
 
-// publications lists the other targets that show the volume. Mounts of directories inside it are
-// the orchestrator's or a workload's own.
+// publications lists the volume's mounts at other targets. It omits mounts of directories in the
+// volume, which the orchestrator or a workload has made.
 func (v *nodeVolume) publications(staged *mountinfo.Info, table mount.Table) (mount.Table, error) {
 	var found mount.Table
 	for _, m := range table.Of(v.device.Device) {
@@ -200,7 +200,7 @@ func (v *nodeVolume) publishMount(staged *mountinfo.Info) error {
 	return v.attachCopy(staged.Mountpoint, staged.FSType, set, unset, os.ModeDir)
 }
 
-// publishBlock shows the device's node at the target path.
+// publishBlock bind-mounts the device's node at the target path.
 //
 // A read-only mount of a node does not stop writes, so a read-only block volume makes the device
 // itself read-only. That applies to every user of the device, so read-only and writable
@@ -222,8 +222,8 @@ func (v *nodeVolume) publishBlock(table mount.Table) error {
 	return v.attachCopy(v.device.Path, "", set, 0, 0)
 }
 
-// attachCopy attaches a copy of the mount at source, a directory or a device node, at the target,
-// which has to be of that kind. It verifies first that the copy shows the device.
+// attachCopy bind-mounts source, a directory or a device node, at the target, which it creates if
+// it is missing. First it verifies that the copied mount is of the volume's device.
 func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind fs.FileMode) error {
 	m, err := mount.Clone(source, fsType)
 	if err != nil {
@@ -259,8 +259,8 @@ func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind f
 	return nil
 }
 
-// createTarget creates the target, a directory or a file. A target that exists is left from an
-// interrupted publication and is used.
+// createTarget creates the target, a directory or a file. It accepts an existing one of that kind,
+// which an interrupted publication may have left.
 func createTarget(target string, kind fs.FileMode) (created bool, err error) {
 	if kind.IsDir() {
 		err = os.Mkdir(target, 0o750)
@@ -299,8 +299,8 @@ func kindName(t fs.FileMode) string {
 	return "special file"
 }
 
-// NodeUnpublishVolume takes the volume away from the target path and removes the path. A volume
-// that is not published is a success.
+// NodeUnpublishVolume unmounts the volume at the target path and removes the path. It succeeds if
+// the volume is not published there.
 func (n *Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (
 	*csi.NodeUnpublishVolumeResponse, error) {
 	err := checkIDAndPath(req.GetVolumeId(), "target_path", req.GetTargetPath())
@@ -339,7 +339,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	if len(layers) > 0 && len(own) == 0 {
 		return v.undoReadOnly(ctx) // the path shows another volume
 	}
-	// Removing the target would detach, lazily, what other namespaces have mounted on it.
+	// Removing the target would lazily detach mounts on it in other namespaces, so wait for those.
 	if _, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {
@@ -356,8 +356,8 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	return removeTarget(target)
 }
 
-// unmountTarget unmounts what is at the target. A raw device is written out first, because its
-// workload may have written through the cache and ended.
+// unmountTarget unmounts the layers at the target. It flushes a raw device first, because the last
+// writes of its workload may still be in the kernel's cache.
 func (v heldVolume) unmountTarget(ctx context.Context, target string, layers []stagedDisk) (
 	err error) {
 	top := layers[len(layers)-1]
@@ -385,9 +385,9 @@ func (v heldVolume) unmountTarget(ctx context.Context, target string, layers []s
 	return endReadOnly(raw)
 }
 
-// undoReadOnly makes the device of a block volume writable again if a driver died after it had
-// unmounted the target. A device that cannot be opened stays as it is until a call needs it
-// writable.
+// undoReadOnly makes the device of a block volume writable again if a driver has unmounted the
+// target and died before it did so. If the device cannot be opened, a later call does it that needs
+// a writable device.
 func (v heldVolume) undoReadOnly(ctx context.Context) error {
 	known, ok := v.record.load()
 	if !ok || !known.Block {
@@ -408,7 +408,7 @@ func (v heldVolume) undoReadOnly(ctx context.Context) error {
 	return endReadOnly(device)
 }
 
-// endReadOnly makes the device writable again when its last read-only publication is gone.
+// endReadOnly makes a read-only device writable again if it has no mount any more.
 func endReadOnly(device *blockdev.OpenDevice) error {
 	readOnly, err := device.ReadOnly()
 	if err != nil || !readOnly {
@@ -425,7 +425,7 @@ func endReadOnly(device *blockdev.OpenDevice) error {
 }
 
 // removeTarget removes the directory or file that NodePublishVolume made, if it is empty. It never
-// removes a tree: if something is mounted at the path after all, the tree is a user's data.
+// removes a tree: should a volume still be mounted there, the tree would be a user's data.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	switch {
@@ -456,14 +456,14 @@ func removeTarget(target string) error {
 	return nil
 }
 
-// NodeUnpublishVolume and NodeUnstageVolume get an id and a path, and the path may show something
-// other than the volume. If it shows another volume, the call leaves that alone and succeeds: CSI
-// wants OK if the volume is not at the path. It is an error if the mount cannot be a volume's,
-// because no orchestrator makes such a mount and the volume may be below it; if a record
-// contradicts the mount; and if nothing proves that it is the volume's.
+// NodeUnpublishVolume and NodeUnstageVolume get a volume's id and a path, at which something else
+// may be mounted. If another volume is mounted there, the call leaves it alone and succeeds,
+// because CSI wants OK if the volume is not at the path. The call fails if no volume can have such
+// a mount, because the volume may be below it. It also fails if a record contradicts the mount, or
+// if nothing proves that the mount is the volume's.
 
-// ownMounts returns the mounts at an orchestrator's path that are the volume's. It returns none if
-// the path shows another volume.
+// ownMounts returns those of the mounts at a staging or target path that are the volume's. It
+// returns none if another volume is mounted there.
 func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([]stagedDisk,
 	error) {
 	var own []stagedDisk
@@ -500,10 +500,10 @@ func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([
 	return nil, nil
 }
 
-// claimPath locks a path for one call, of any process of the driver, that mounts something there:
-// two volumes at one path could not be told apart later. It locks the directory or file that the
-// mount will hide, until the descriptor is closed. If the kernel cannot lock that, nothing is
-// locked.
+// claimPath locks a path for a call that mounts at it, against calls of every process of the
+// driver: nobody could tell two volumes at one path apart later. The lock is on the directory or
+// file that the mount will hide, and ends when the returned file is closed. If the kernel cannot
+// lock that directory or file, the call goes on without a lock.
 func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -523,9 +523,9 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 	return f, nil
 }
 
-// ofVolume reports whether a mount of the disk may be treated as the volume's, because a record
-// names the disk or the driver made the mount. The disk is the zero device if it is gone. A btrfs
-// may lose its source when its device is scanned.
+// ofVolume reports whether the driver may treat a mount of disk d as the volume's: a record names
+// the disk, or the mount has the driver's mark. d is the zero device if the disk is gone. A btrfs
+// on a disk with one of the driver's names needs no mark, because a device scan may replace it.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 	node, _ := mount.NodeRoot(m)
 	isDisk := node || d.Path != "" || mount.IsDiskPath(m.Source)
@@ -533,8 +533,8 @@ func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 		m.FSType == volume.Btrfs && (d.Path == "" || volume.IsOwnName(d.Serial)))
 }
 
-// undoError converts the error of a call that takes a volume away. CSI does not allow
-// ALREADY_EXISTS for these calls. The obstacle may disappear, and the call is repeated until then.
+// undoError converts the error of an unpublish or unstage. CSI does not allow ALREADY_EXISTS for
+// these calls, so that becomes INTERNAL. The orchestrator then repeats the call until it succeeds.
 func undoError(err error) error {
 	err = csierr.Convert(err, csierr.NodeToolFailed)
 	if csierr.IsAlreadyExists(err) {
@@ -543,8 +543,8 @@ func undoError(err error) error {
 	return err
 }
 
-// goneToo returns text for an error that names a volume whose recorded disk is gone, because the
-// mount may be that volume's.
+// goneToo returns text for an error about a mount whose disk is gone: a volume whose recorded disk
+// is gone, too, because the mount may be that volume's. Without such a volume it returns "".
 func goneToo(host blockdev.Host, records []volumeRecord) string {
 	for _, r := range records {
 		if _, err := host.Lookup(volume.Serial(r.Disk)); csierr.Has(err, csierr.DeviceNotFound) {
@@ -554,8 +554,8 @@ func goneToo(host blockdev.Host, records []volumeRecord) string {
 	return ""
 }
 
-// mountedDisk returns the disk of this instance that a mount shows, or the zero device if it is no
-// longer there.
+// mountedDisk returns the disk that is mounted, or the zero device if the instance no longer has
+// it.
 func (v heldVolume) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.Device, error) {
 	node, deleted := mount.NodeRoot(m)
 	if !node && !volume.IsFilesystem(m.FSType) {

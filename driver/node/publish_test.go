@@ -34,7 +34,7 @@ const (
 	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 )
 
-func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
+func TestPublishVerifiesTheStagingMount(t *testing.T) { // D-29
 	t.Run("a volume staged with another filesystem is not published (NP-5)", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
@@ -108,7 +108,7 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
 	t.Run("a workload's own mount of a directory of the volume is no publication", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
-		// A name that looks like a disk's node.
+		// The name of the directory looks like a disk's node.
 		sub := filepath.Join(v.staging(), "nvme0n1")
 		must(t, os.Mkdir(sub, 0o755))
 		must(t, os.Mkdir(v.guest.path("sub"), 0o755))
@@ -119,7 +119,7 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
 		guesttest.Run(t, "umount", v.guest.path("sub"))
 		must(t, v.unstage())
 	})
-	t.Run("mount flags of a publication apply to it alone", func(t *testing.T) {
+	t.Run("a publication has its own mount flags and the staging mount's", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		v.Flags = []string{"nodev"}
 		must(t, v.stage())
@@ -136,7 +136,7 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
 	})
 }
 
-func TestReadOnlyPublications(t *testing.T) {
+func TestReadOnlyPublicationsRefuseWrites(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType+": only a read-only publication refuses writes (NP-9)", func(t *testing.T) {
 			v := newGuest(t).disk(512, fsType)
@@ -155,7 +155,7 @@ func TestReadOnlyPublications(t *testing.T) {
 			v.down("writer")
 		})
 	}
-	t.Run("a device is read-only until its read-only publication ends (NP-9)", func(t *testing.T) {
+	t.Run("a device is read-only until its last publication ends (NP-9)", func(t *testing.T) {
 		v := newGuest(t).disk(8, "block")
 		v.Mode = multiWriter
 		must(t, v.stage())
@@ -202,7 +202,7 @@ func TestAMountOfAnotherInstancesDeviceNodeIsNoPublication(t *testing.T) {
 	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 }
 
-func TestNodePublishVolumeHandlesItsTarget(t *testing.T) { // NP-10
+func TestPublishRefusesAnInvalidTarget(t *testing.T) { // NP-10
 	v := newGuest(t).disk(8, volume.Ext4)
 	must(t, v.stage())
 	must(t, os.WriteFile(v.guest.path("file"), []byte("mine"), 0o600))
@@ -227,7 +227,7 @@ func writeTo(path string) error {
 func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 	v := newGuest(t).disk(16, volume.Ext4)
 	v.up("pod")
-	t.Run("a volume or a target that is not published is a success (UP-2, UP-4)", func(t *testing.T) {
+	t.Run("unpublish succeeds without a volume or a target (UP-2, UP-4)", func(t *testing.T) {
 		must(t, testVolume{guest: newGuest(t), ID: "no-uuid"}.unpublish("pod"))
 		must(t, os.Mkdir(v.guest.path("empty"), 0o755))
 		for _, target := range []string{"other", "no/such/path", "empty"} {
@@ -235,13 +235,13 @@ func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 			absent(t, v.guest.path(target))
 		}
 	})
-	t.Run("a busy target is an error, and everything stays (UP-6)", func(t *testing.T) {
+	t.Run("a busy target is an error and stays mounted (UP-6)", func(t *testing.T) {
 		f, err := os.Create(filepath.Join(v.guest.path("pod"), "open"))
 		must(t, err)
 		csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.StillMounted)
 		must(t, f.Close())
 	})
-	t.Run("every layer of mounts goes (UP-3)", func(t *testing.T) {
+	t.Run("all mounts at the target are unmounted (UP-3)", func(t *testing.T) {
 		guesttest.Run(t, "mount", "--bind", v.staging(), v.guest.path("pod"))
 		must(t, v.unpublish("pod"))
 		v.guest.hasMounts(1)
@@ -257,7 +257,7 @@ func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 	must(t, v.unstage())
 }
 
-// breakExt makes ext4 find an error, after which it is read-only.
+// breakExt makes an ext4 report an error, after which the kernel makes it read-only.
 func breakExt(t *testing.T, v testVolume) {
 	t.Helper()
 	guesttest.Run(t, "mount", "-o", "remount,errors=remount-ro", v.staging())
@@ -273,7 +273,7 @@ func turnReadOnly(t *testing.T, path string) {
 		&unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
 }
 
-// forceDetach takes the disk away from its mount, and attaches it again.
+// forceDetach removes the disk of a mounted volume, and attaches a copy of it with the same serial.
 func forceDetach(t *testing.T, v testVolume) {
 	t.Helper()
 	copied := v.disk.Copy(t)
@@ -295,7 +295,7 @@ func shutDown(t *testing.T, v testVolume) {
 func TestNodeUnstageVolume(t *testing.T) {
 	v := newGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
-	t.Run("every layer is unmounted, and the data are on the disk (NU-4)", func(t *testing.T) {
+	t.Run("all mounts are unmounted, and the data are on the disk (NU-4)", func(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
 		guesttest.Run(t, "mount", "--bind", v.staging(), v.staging())
 		must(t, v.unstage())
@@ -305,7 +305,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 			t.Fatalf("the data are not on the disk: %v", err)
 		}
 	})
-	t.Run("it succeeds for an unstaged volume and a missing disk (NU-2, NU-3)", func(t *testing.T) {
+	t.Run("unstage succeeds without a staged volume or a disk (NU-2, NU-3)", func(t *testing.T) {
 		must(t, v.unstage())
 		must(t, exists(v.staging())) // the directory is the orchestrator's
 		must(t, os.Remove(v.staging()))
@@ -314,7 +314,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 	})
 	must(t, v.stage())
 	t.Run("a volume with a hidden mount is not released (NU-5)", func(t *testing.T) {
-		// A detached mount is in no mount table, like one of another mount namespace.
+		// A detached mount is in no mount table, like a mount in a namespace that is not visible.
 		elsewhere, err := mount.Clone(v.staging(), volume.Ext4)
 		must(t, err)
 		n, req := v.guest.impatient(), v.unstageRequest()
@@ -325,7 +325,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		must(t, csitest.Call(t.Context(), n, req))
 	})
 	must(t, v.stage())
-	t.Run("the error names a mount that hides the staging mount", func(t *testing.T) {
+	t.Run("the error tells that another mount hides the staging mount", func(t *testing.T) {
 		guesttest.Run(t, "mount", "-t", "tmpfs", "none", v.guest.path(""))
 		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted, "is hidden by one")
 		must(t, unix.Unmount(v.guest.path(""), 0))
@@ -351,8 +351,8 @@ func TestUnstageFailsIfTheDeviceCannotBeOpened(t *testing.T) { // NU-5
 	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
 }
 
-// freeze freezes the filesystem of the volume at path. At the end of the test it thaws a filesystem
-// that is still frozen, whether or not it is mounted.
+// freeze freezes the volume's filesystem, which is mounted at path. When the test ends, it thaws
+// the filesystem if it is still frozen, even if it is no longer mounted.
 func (v testVolume) freeze(path string) {
 	t := v.guest.t
 	t.Helper()
@@ -439,7 +439,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 			must(t, v.exclusive())
 		})
 	}
-	t.Run("it stays frozen while a process has its staging path open (NU-5)", func(t *testing.T) {
+	t.Run("a filesystem stays frozen while its staging path is open (NU-5)", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)
 		must(t, v.unpublish("pod"))
 		root, err := os.Open(v.staging())
@@ -451,7 +451,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 		}
 		must(t, v.unstage())
 	})
-	// The other namespace has the staging mount, or only a directory of it whose name is a disk's.
+	// Another namespace has the staging mount, or a mount of its directory named nvme0n1.
 	for shown, script := range map[string]string{
 		"staging mount": "", "directory": `mount --bind "$1/nvme0n1" "$2"; umount "$1"`,
 	} {
@@ -481,7 +481,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 				})
 		}
 	}
-	t.Run("of a disk that is read-only (NU-4)", func(t *testing.T) {
+	t.Run("a read-only mount is thawed and released, too (NU-4)", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		v.Flags = []string{"ro"}
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
@@ -493,7 +493,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 	})
 }
 
-func TestStatsOfAFrozenFilesystem(t *testing.T) { // VS-3
+func TestStatsDoNotWaitForAFrozenFilesystem(t *testing.T) { // VS-3
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
 		v := newGuest(t).disk(512, fsType)
 		v.up("pod")
@@ -512,7 +512,7 @@ func TestStatsOfAFrozenFilesystem(t *testing.T) { // VS-3
 	}
 }
 
-// awaitBlocked waits until a thread of this process sleeps where no signal reaches it.
+// awaitBlocked waits until a thread of this process is in uninterruptible sleep.
 func awaitBlocked(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {

@@ -25,15 +25,15 @@ import (
 )
 
 const (
-	// DefaultStateDir is empty after a reboot, when the mounts of its records are gone as well. It is
-	// not the socket's directory, in which CSI allows nothing but the socket.
+	// DefaultStateDir is on a tmpfs: a reboot removes the records and the mounts that they are about.
+	// It is not the socket's directory, in which CSI allows only the socket.
 	DefaultStateDir = "/run/" + volume.DriverName
-	// recordVersion is the version of the records; those of another version are ignored.
+	// recordVersion is the version of the records. The driver ignores a record of another version.
 	recordVersion = 1
 	recordSuffix  = ".json"
 	newSuffix     = flight.NewSuffix // of a record that is being written
 	lockName      = "lock"           // the file of the locks (blockdev.Host.Lock)
-	// maxRecordBytes is far more than a record takes.
+	// maxRecordBytes is far more than a record needs.
 	maxRecordBytes = 4096
 )
 
@@ -45,17 +45,17 @@ type volumeRecord struct {
 	Instance string `json:"instance"`
 	Disk     string `json:"disk"`
 	Block    bool   `json:"block,omitempty"` // published as a raw device
-	// Covers is the size of a filesystem that leaves a part of its disk unused. Only a stage reads it
-	// from the disk: a call for the volume's health must not wait for a disk that hangs.
+	// Covers is the size of the filesystem if it is smaller than its disk, and otherwise 0. A stage
+	// records it, because a call for the volume's health must not read from a disk, which may hang.
 	Covers int64 `json:"covers,omitempty"`
 }
 
-// asKnown keeps the record's value of Covers, in calls that do not read the filesystem.
+// asKnown makes save keep the recorded value of Covers, for calls that do not read the filesystem.
 const asKnown = -1
 
 // recordStore contains one record for each volume that this node has staged or published and not
-// unstaged. Records only make answers stricter: without one, a call relies on the kernel's mount
-// tables alone. So it does no harm if a record is lost or invalid.
+// yet unstaged. Records only make answers stricter: without one, a call relies on the kernel's
+// mount tables alone. So it does no harm if a record is lost or invalid.
 type recordStore struct {
 	dir      string // empty means that records are kept in memory only
 	instance string
@@ -73,8 +73,8 @@ func (n *Service) records() *recordStore {
 	return n.store
 }
 
-// parseRecord parses a record. It refuses one that is truncated, of another version, or followed by
-// anything.
+// parseRecord parses a record. It refuses a record that is truncated or of another version, and one
+// with anything behind it.
 func parseRecord(b []byte) (volumeRecord, error) {
 	if len(b) > maxRecordBytes {
 		return volumeRecord{}, fmt.Errorf("it has more than %d bytes", maxRecordBytes)
@@ -102,7 +102,7 @@ func (r volumeRecord) encode() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// recordKey returns a volume id in the one form in which records are kept.
+// recordKey returns the form of a volume id that records have: a UUID is in lower case.
 func recordKey(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id
@@ -110,8 +110,8 @@ func recordKey(volumeID string) string {
 	return volumeID
 }
 
-// recordFile returns the name of a volume's record. An id that is no UUID may contain any
-// characters.
+// recordFile returns the name of the file for a volume's record. It hashes an id that is no UUID,
+// because that may contain any characters.
 func recordFile(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id + recordSuffix
@@ -120,11 +120,11 @@ func recordFile(volumeID string) string {
 	return hex.EncodeToString(sum[:]) + recordSuffix
 }
 
-// storedRecord is the entry of one volume in the store, whether or not it has a record.
+// storedRecord gives access to the record of one volume, which may have none.
 type storedRecord struct {
 	*recordStore
 	id     string // the volume's, as the request has it
-	volume string // the id in the one form in which records are kept
+	volume string // the id in the form that records have
 	file   string // the name of the record's file
 }
 
@@ -133,13 +133,13 @@ func (s *recordStore) of(volumeID string) storedRecord {
 		file: recordFile(volumeID)}
 }
 
-// save records which disk a volume is. It is called after every check that may refuse the request
-// and before the first change, so that a driver that dies after that still knows the disk. It is an
-// error if the record cannot be written, because without it the calls that undo this one would be
-// less strict.
+// save records which disk a volume is. A call saves it after every check that may refuse the
+// request and before its first change, so that the next driver knows the disk if this one dies. If
+// the record cannot be written, the call fails, because an unpublish or unstage would be less
+// strict without a record.
 //
-// A volume keeps its disk until it is unstaged. Block stays set after workloads had the raw device,
-// because they may still have it open.
+// A volume keeps its disk until it is unstaged. Block stays set once a workload had the raw device,
+// because the workload may still have it open.
 func (s storedRecord) save(disk string, block bool, covers int64) error {
 	r := volumeRecord{Version: recordVersion, Volume: s.volume, Instance: s.instance,
 		Disk: disk, Block: block, Covers: max(covers, 0)}
@@ -178,7 +178,7 @@ func (s storedRecord) saveDisk(serial string) {
 	}
 }
 
-// load returns the record of a volume. It ignores an invalid one, with a line in the log.
+// load returns the record of a volume. It logs and ignores an invalid one.
 func (s storedRecord) load() (volumeRecord, bool) {
 	s.mu.Lock()
 	r, ok := s.kept[s.volume]
@@ -198,8 +198,8 @@ func (s storedRecord) load() (volumeRecord, bool) {
 	return r, true
 }
 
-// otherVolume returns why the disk with that serial cannot be the volume's, or "" if no record
-// contradicts. certain reports whether a record names the disk: this volume's or another's.
+// otherVolume returns why, according to the records, the disk with the serial is not the volume's,
+// or "". certain reports whether a record of this or another volume names the disk.
 func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	known, ok := s.load()
 	want := volume.Serial(known.Disk)
@@ -218,7 +218,7 @@ func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	return "", false
 }
 
-// all lists every valid record. open has logged the invalid ones.
+// all lists every valid record, perhaps twice. The invalid ones were logged by open.
 func (s *recordStore) all() []volumeRecord {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.kept))
@@ -254,7 +254,7 @@ func (s storedRecord) delete() {
 	}
 }
 
-// read reads the record of a volume, which has to be this node's and that volume's.
+// read reads the volume's record from its file. It refuses one of another volume or instance.
 func (s storedRecord) read() (volumeRecord, error) {
 	r, err := readRecordFile(filepath.Join(s.dir, s.file))
 	switch {
@@ -294,7 +294,7 @@ func (s *recordStore) write(r volumeRecord) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	// Somebody removed the directory under a running driver.
+	// Somebody has removed the directory since the driver started.
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
 	}
@@ -305,8 +305,8 @@ func (s *recordStore) write(r volumeRecord) error {
 func (n *Service) OpenState() error { return n.records().open() }
 
 // open creates the state directory, checks that it can be written, and removes the temporary files
-// of a driver that died while it wrote. Its error does not name the directory, which is a value of
-// the operator.
+// of a driver that died while it wrote. Its error does not name the directory, which is the value
+// of a setting.
 func (s *recordStore) open() error {
 	if s.dir == "" {
 		s.log.Warn("no state directory: after a restart the node will not know which " +
@@ -336,14 +336,14 @@ func (s *recordStore) open() error {
 	return nil
 }
 
-// unfinishedFile matches the temporary files of write and tryState. Nothing else is removed,
-// because an operator may name a directory that others use, too.
+// unfinishedFile matches the names of the temporary files of write and tryState. open removes no
+// other file, because an operator may name a directory that other programs use, too.
 var unfinishedFile = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|` +
 		`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)
 })
 
-// tryState creates the directory, the file of the locks, and a file that it removes again.
+// tryState tests whether it can create the directory, the file of the locks and a temporary file.
 func tryState(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -359,7 +359,7 @@ func tryState(dir string) error {
 	}
 	_, err = trial.WriteString("x")
 	err = errors.Join(err, trial.Close())
-	// Another driver that starts here may remove it first.
+	// Another driver that starts with this directory may have removed the file.
 	if gone := os.Remove(trial.Name()); !errors.Is(gone, fs.ErrNotExist) {
 		err = errors.Join(err, gone)
 	}

@@ -46,7 +46,7 @@ func (g *testGuest) hasRecords(want ...string) {
 	}
 }
 
-// isKnown fails the test unless a process of the driver has a record of the volume, or has none.
+// isKnown checks whether a new process of the driver has a record of the volume.
 func (v testVolume) isKnown(want bool) {
 	v.guest.t.Helper()
 	if r, known := v.guest.node().records().of(v.ID).load(); known != want {
@@ -71,8 +71,8 @@ func TestInvalidRecordsAreRejected(t *testing.T) {
 	}
 }
 
-// The state directory is removed before one of the calls of a volume's life. Each call is made by a
-// new process, and must have the same result as with the directory.
+// The test removes the state directory before one of the calls from stage to unstage. Each call is
+// made by a new Service, and must succeed without the directory, too.
 func TestNoCallNeedsTheStateDirectory(t *testing.T) { // B-10
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block", "static ext4"} {
 		for lost := range 9 {
@@ -148,7 +148,7 @@ func TestOpenStateRemovesOnlyTemporaryFilesOfTheDriver(t *testing.T) {
 		recordFile("no UUID") + newSuffix, "trial-1984.new"}, others...) {
 		must(t, os.WriteFile(filepath.Join(g.state, name), []byte("precious"), 0o600))
 	}
-	// The driver makes no directory of such a name.
+	// A directory is not the driver's, even if it has the name of a temporary file.
 	others = append(others, recordFile(racktest.Instance)+newSuffix)
 	must(t, os.Mkdir(filepath.Join(g.state, recordFile(racktest.Instance)+newSuffix), 0o700))
 	must(t, g.node().OpenState())
@@ -231,7 +231,7 @@ func TestALinkInTheStateDirectoryIsNotFollowed(t *testing.T) {
 }
 
 // stopOnce makes a call that runs the program, and waits until the program has begun. The program
-// then waits for goOn, which returns the result of the call.
+// then waits until goOn is called, which returns the result of the call.
 func stopOnce(t *testing.T, program string, call func() error) (goOn func() error) {
 	t.Helper()
 	begun, file := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
@@ -245,7 +245,7 @@ while [ ! -e '%s' ]; do sleep 0.01; done; fi; "$real" "$@"`, begun, file)})
 	}
 }
 
-// start makes a call beside the test. The function that it returns waits for the call's result.
+// start makes a call in a goroutine. The function that it returns waits for the call's result.
 func start(call func() error) (result func() error) {
 	called := async.Start(func() (struct{}, error) { return struct{}{}, call() })
 	return func() error {
@@ -255,7 +255,7 @@ func start(call func() error) (result func() error) {
 }
 
 func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
-	t.Run("a driver is refused while the other one makes the filesystem", func(t *testing.T) {
+	t.Run("a driver is refused while another one formats the disk", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		goOn := stopOnce(t, "mke2fs", v.stage)
 		csitest.Want(t, v.stage(), codes.Aborted, csierr.DeviceLocked, "(mke2fs)")
@@ -268,7 +268,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 		must(t, v.stage())
 		v.checkStaged(t)
 	})
-	t.Run("a program of a dead driver keeps the next driver out", func(t *testing.T) {
+	t.Run("a driver is refused while a dead driver's program runs", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		// The program has inherited the device and its lock from a driver, which has closed both.
 		host := v.guest.node().host()
@@ -290,7 +290,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 		must(t, v.stage())
 		v.checkStaged(t)
 	})
-	t.Run("another state directory does not help, if the disk is never raw", func(t *testing.T) {
+	t.Run("a driver with another state directory is refused, too", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		goOn := stopOnce(t, "mke2fs", v.stage)
 		other, w := v.guest.node(), v
@@ -300,7 +300,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 		csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
 		v.checkStaged(t)
 	})
-	t.Run("without a state directory the device's own lock is waited for", func(t *testing.T) {
+	t.Run("without a state directory, stage waits for the device's flock", func(t *testing.T) {
 		v := newGuest(t).disk(64, volume.Ext4)
 		node := filepath.Join(v.guest.Dir, "dev", v.disk.Name)
 		f, err := os.Open(node)
@@ -313,7 +313,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 	})
 }
 
-func TestUnstageWaitsForAnotherDriversStage(t *testing.T) {
+func TestUnstageIsAbortedDuringAnotherDriversStage(t *testing.T) {
 	v := statefulGuest(t).disk(64, volume.Ext4)
 	v.guest.Unplug(v.disk)
 	other := v.guest.node()
@@ -331,7 +331,7 @@ func TestUnstageWaitsForAnotherDriversStage(t *testing.T) {
 	v.guest.hasMounts(0)
 }
 
-func TestLocksWorkAgainWhenTheirFileWasRemoved(t *testing.T) {
+func TestLocksWorkAfterTheirFileIsRemoved(t *testing.T) {
 	g := statefulGuest(t)
 	hold := func() (heldVolume, error) { return g.node().hold(t.Context(), "a volume") }
 	held, err := hold()
@@ -351,8 +351,7 @@ func TestLocksWorkAgainWhenTheirFileWasRemoved(t *testing.T) {
 	must(t, third.lock.Close())
 }
 
-// ownDescriptors counts the descriptors of this process that are of the file and have the text in
-// their fdinfo.
+// ownDescriptors counts this process's descriptors of the file that have the text info in fdinfo.
 func ownDescriptors(t *testing.T, path, info string) (n int) {
 	t.Helper()
 	links, err := filepath.Glob("/proc/self/fd/*")

@@ -1,15 +1,14 @@
 // Package node implements CSI's node service.
 //
-// Service answers the node RPCs. A request is parsed once; the device is found by its serial and
-// kept open and locked from there to the answer; the mount table is read; package filesystem makes
-// the volume's filesystem ready; package mount mounts it. Every call reads again from the kernel
-// what is mounted.
+// Service answers the node RPCs. A call parses its request, finds the device by its serial, and
+// keeps it open and locked until the answer. It reads the mount table anew. Package filesystem
+// makes the volume's filesystem ready, and package mount mounts it.
 //
 // The service records for each volume, in memory and in the state directory, which disk it is,
 // because NodeUnstageVolume and NodeUnpublishVolume get only an id and a path. Records only make
 // answers stricter, so the loss of one does no harm.
 //
-// Inspect reports, beside a running service, what the node sees of its volumes, and changes
+// Inspect may run beside a service. It reports what the node sees of its volumes and changes
 // nothing.
 //
 // InstanceID finds out which instance this is. The package never talks to the rack: a node needs no
@@ -58,8 +57,8 @@ type Service struct {
 	MaxDisks      int // that the rack lets an instance have; 0 means 12
 	Topology      map[string]string
 	DeviceTimeout time.Duration // how long an attached disk may take to appear; 0 means 30 s
-	// ReleaseTimeout is how long NodeUnstageVolume waits for others to release the device, such as a
-	// short-lived mount namespace or a probe. 0 means 5 s.
+	// ReleaseTimeout limits the wait of an unstage or unpublish for other users of the volume, such as
+	// a short-lived mount namespace or a probe by udev. 0 means 5 s.
 	ReleaseTimeout time.Duration
 	// StateDir holds the records of volumes; empty means that they are kept in memory only.
 	StateDir string
@@ -68,29 +67,29 @@ type Service struct {
 	once  sync.Once
 	store *recordStore
 	scans filesystem.ZeroScans
-	// told contains the ids of volumes whose unpublish or unstage has already returned the error that
-	// data could not be written. The next stage or publish removes the id.
+	// told contains the ids of volumes for which an unpublish or unstage has returned the error that
+	// the device could not be flushed. The next stage or publish removes the id.
 	told sync.Map
 }
 
-// Close stops the reads of whole disks, which go on without a call, and waits for their end.
+// Close stops the reads of whole disks, which run in the background, and waits for their end.
 func (n *Service) Close() {
 	n.scans.Close()
 }
 
 func (n *Service) log() *slog.Logger { return cmp.Or(n.Log, slog.Default()) }
 
-// Use is how much of a node is in use.
+// Use counts the volumes and disks of a node.
 type Use struct {
 	Volumes int // staged or published
 	Disks   int // of the instance, the boot disk included
 	Limit   int // of disks that the rack lets an instance have
 }
 
-// InstanceIDKey is the variable, and the key in the metadata file, that holds the instance's id.
+// InstanceIDKey is the variable, and the key in the metadata file, with the instance's id.
 const InstanceIDKey = "OXIDE_INSTANCE_ID"
 
-// Identity names the sources of the instance's id.
+// Identity contains the possible sources of the instance's id.
 type Identity struct {
 	Explicit     string // OXIDE_INSTANCE_ID
 	MetadataFile string // OXIDE_INSTANCE_METADATA_FILE; empty means none
@@ -98,10 +97,10 @@ type Identity struct {
 }
 
 // InstanceID returns the UUID of the instance this process runs on, in lower case. All sources that
-// hold an id must agree, because a wrong identity attaches disks to somebody else's instance.
+// have an id must agree, because with a wrong id disks are attached to somebody else's instance.
 //
-// The files of cloud-init contain the id, too, but if an image is made of the disk they are copied
-// to other instances.
+// It does not read the files of cloud-init. They contain the id, too, but an image of the disk
+// copies them to other instances.
 func InstanceID(n Identity) (string, error) {
 	type claim struct{ source, id string }
 	var claims []claim
@@ -140,7 +139,7 @@ func InstanceID(n Identity) (string, error) {
 	return claims[0].id, nil
 }
 
-// canonicalUUID accepts the one form that the rack writes, in either case.
+// canonicalUUID accepts the form in which the rack writes UUIDs, in upper or lower case.
 func canonicalUUID(s string) (string, error) {
 	const length = 36 // with hyphens; uuid.Parse takes others too
 	id, err := uuid.Parse(s)
@@ -195,8 +194,8 @@ func parseMetadata(b []byte) (string, error) {
 	return id, nil
 }
 
-// smbiosInstanceID reads the id that the hypervisor gives to the guest, on a machine made by Oxide
-// only: on other machines product_serial is the number on a sticker.
+// smbiosInstanceID reads the instance's id from SMBIOS. It returns "" if the vendor is not Oxide,
+// because other vendors put the machine's serial number there.
 func smbiosInstanceID(sysfsRoot string) (string, error) {
 	if sysfsRoot == "" {
 		sysfsRoot = DefaultSysfsRoot

@@ -23,8 +23,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// NodeStageVolume makes the volume's filesystem ready at the staging path, and formats a blank disk
-// once. For a raw block volume it only verifies that the device is there.
+// NodeStageVolume mounts the volume's filesystem at the staging path. It formats the disk first if
+// that is blank. For a raw block volume it only verifies that the device is there.
 func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (
 	*csi.NodeStageVolumeResponse, error) {
 	v, err := parseStage(req)
@@ -82,7 +82,7 @@ func (v *nodeVolume) stage(ctx context.Context) error {
 		return csierr.New(csierr.DeviceHeld, "%s is already mounted at %s; unmount it there first",
 			v.device.Path, mounts.Paths())
 	}
-	// The orchestrator creates the directory. Create it if it is missing.
+	// Create the directory if the orchestrator has not.
 	if err := os.MkdirAll(v.Staging, 0o750); err != nil {
 		return csierr.New(csierr.PathInvalid, "staging_target_path has to be a directory: %w", err)
 	}
@@ -90,7 +90,7 @@ func (v *nodeVolume) stage(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
-	// Claim the path first, so that no disk is formatted for a path that is taken.
+	// Claim the path before the format, so that no disk is formatted for a path with another mount.
 	claim, err := claimPath(path, csierr.StagedDifferently)
 	if err != nil {
 		return err
@@ -112,10 +112,10 @@ func (v *nodeVolume) preparation() *filesystem.Preparation {
 		Flight: v.flight, Log: v.node.log(), Begin: v.begin}
 }
 
-// open opens and locks the device that was found for the volume, and compares it with what the
-// controller reports of the disk. It does not compare whether the disk is read-only, because a
-// guest's NVMe device need not show that. If the device is read-only and the disk is not, the call
-// fails before the first write (MakeWritable).
+// open opens and locks the device d, and compares its size and block size with those that the
+// controller reports of the disk. It does not compare whether they are read-only, because an
+// instance's NVMe device need not show that. If the device is read-only and the disk is not, the
+// call fails before the first write (MakeWritable).
 func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %s, but the disk has %s",
@@ -137,8 +137,8 @@ func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 
 func (v *nodeVolume) close() { _ = v.device.Close() }
 
-// recall extends the error of a disk that is not blank if the flight recorder shows that this node
-// has mounted the volume's filesystem. No decision depends on the flight recorder.
+// recall adds advice to the error that a disk is not blank, if the flight recorder shows that this
+// node has mounted the volume's filesystem. No decision depends on the flight recorder.
 func (v *nodeVolume) recall(err error) error {
 	stateDir := v.node.StateDir
 	if stateDir == "" || !csierr.Has(err, csierr.DiskNotBlank) {
@@ -156,8 +156,8 @@ func (v *nodeVolume) recall(err error) error {
 		v.FSType)
 }
 
-// stagedAt returns what is mounted at the staging path, nil if nothing is, and the mount table. If
-// the filesystem failed or lost its disk, and no workload uses it any more, it is unmounted, so
+// stagedAt returns the mount at the staging path, or nil, and the mount table. If the filesystem
+// there has failed or lost its disk, and no workload uses it any more, stagedAt unmounts it, so
 // that the volume can be staged again without a person.
 func (v heldVolume) stagedAt(path string) (*mountinfo.Info, mount.Table, error) {
 	table, err := mount.ReadTable()
@@ -193,7 +193,7 @@ func (v heldVolume) stagedAt(path string) (*mountinfo.Info, mount.Table, error) 
 		return nil, nil, csierr.New(csierr.FilesystemFailed, "the filesystem at the staging path is %s; "+
 			"look at the kernel's log; %w", state, err)
 	}
-	// If the thaw fails, the device stays in use, which is found later.
+	// If the thaw fails, the device stays in use, and a later check finds that.
 	_ = mount.ThawAt(top)
 	change := v.flight.Begin(flight.Unmounted, flight.Fields{Detail: "the filesystem was " +
 		fmt.Sprint(state)})
@@ -228,11 +228,11 @@ func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 	return nil
 }
 
-// begin is called after every proof, right before the first write to the volume's disk, or before
-// the mount. The device of a read-only disk may look writable, so it is made read-only for good:
-// the kernel then writes nothing, and refuses a filesystem whose log it would have to replay. The
-// device of another disk is made writable only if the disk may have been published as a raw device,
-// because that is the only use for which the driver makes a device read-only.
+// begin runs after every proof, right before the first write to the volume's disk, or before the
+// mount. It makes the device of a read-only disk read-only for good, because that may look
+// writable: the kernel then writes nothing, and refuses a filesystem whose log it would have to
+// replay. It makes another device writable only if that may have been published as a raw device,
+// because the driver makes a device read-only for no other use.
 func (v *nodeVolume) begin(covers int64) error {
 	known, _ := v.record.load()
 	if err := v.record.save(v.DiskName, v.Block, covers); err != nil {
@@ -275,7 +275,7 @@ func (v *nodeVolume) mountOptions() volume.MountOptions {
 	o := v.MountFlags
 	o.Super, o.Data = slices.Clone(o.Super), slices.Clone(o.Data)
 	if v.FSType == volume.XFS {
-		// A restored snapshot carries its origin's UUID, and both may be on one node.
+		// A restored snapshot has its origin's UUID. nouuid allows to mount both on one node.
 		o.AddData("nouuid")
 	}
 	if v.ReadOnly {
@@ -292,11 +292,11 @@ type nodeVolume struct {
 	MountFlags volume.MountOptions
 	Staging    string
 
-	// NodePublishVolume has these, too.
+	// Only a request of NodePublishVolume has these.
 	Target          string
 	PublishReadOnly bool // for the workload; the disk itself may be writable
 
-	// Every call that works on the volume locks it and then opens its device.
+	// Every call locks the volume and then opens its device.
 	heldVolume
 	device *blockdev.OpenDevice
 }
@@ -352,8 +352,8 @@ func checkCapability(c *csi.VolumeCapability) error {
 	case problem.Malformed:
 		return csierr.New(csierr.CapabilityInvalid, "%s", problem.Message)
 	case problem.Unsupported:
-		// For such a capability CSI wants FAILED_PRECONDITION from a node, and INVALID_ARGUMENT from a
-		// controller.
+		// For an unsupported capability CSI wants FAILED_PRECONDITION from a node, and INVALID_ARGUMENT
+		// from a controller.
 		return csierr.Coded(codes.FailedPrecondition, csierr.CapabilityUnsupported, "%s", problem.Message)
 	}
 	return nil
@@ -382,8 +382,8 @@ func checkPathText(field, path string) error {
 	return nil
 }
 
-// parseVolume gathers a volume from the parts of a request. publish_context wins over
-// volume_context, because the controller has just read it from the rack.
+// parseVolume reads a volume from the parts of a request. A value in publish_context wins over one
+// in volume_context, because the controller has just read it from the rack.
 func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]string) (nodeVolume,
 	error) {
 	v := nodeVolume{Mode: c.GetAccessMode().GetMode()}
@@ -433,7 +433,7 @@ func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]s
 	return v, v.checkUse()
 }
 
-// positive parses a number of bytes; an empty text is 0, for what is not known.
+// positive parses a number of bytes. An empty text means that it is unknown, and returns 0.
 func positive(field, text string) (int64, error) {
 	if text == "" {
 		return 0, nil
@@ -446,8 +446,8 @@ func positive(field, text string) (int64, error) {
 	return n, nil
 }
 
-// checkContexts refuses contexts that cannot belong to one volume: an orchestrator, or a person,
-// has combined the contexts of two.
+// checkContexts fails if publish_context and volume_context are of different volumes, which an
+// orchestrator or a person has confused.
 func checkContexts(id string, published, vol map[string]string) error {
 	for _, key := range []string{volume.CtxDiskName, volume.CtxDiskID, volume.CtxBlockSize} {
 		if a, b := published[key], vol[key]; a != "" && b != "" && !strings.EqualFold(a, b) {
@@ -463,9 +463,9 @@ func checkContexts(id string, published, vol map[string]string) error {
 	return nil
 }
 
-// checkUse refuses to show the volume in a way that it was not created for. Data that a workload
-// has written to a raw device may look like a blank disk in a sample, or like one of the driver's
-// filesystems.
+// checkUse refuses a raw device for a volume that was created for filesystems, and the reverse.
+// Data that a workload has written to a raw device may look like a blank disk in a sample, or like
+// one of the driver's filesystems.
 func (v nodeVolume) checkUse() error {
 	switch {
 	case v.Use == volume.UseFilesystem && v.Block:

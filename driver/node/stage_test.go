@@ -146,7 +146,7 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 	}
 }
 
-func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
+func TestStageFailsIfItsDeviceIsMissing(t *testing.T) {
 	t.Run("the error for a missing disk lists the serials found (NS-5)", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		v.Name = "csi-another000000000"
@@ -164,7 +164,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	})
 }
 
-func TestStageRefusesAnotherRequestForAStagedVolume(t *testing.T) { // NS-8
+func TestStageRefusesADifferentRequestForAStagedVolume(t *testing.T) { // NS-8
 	v := newGuest(t).disk(8, volume.Ext4)
 	must(t, v.stage())
 	for _, change := range []func(*testVolume){
@@ -180,7 +180,7 @@ func TestStageRefusesAnotherRequestForAStagedVolume(t *testing.T) { // NS-8
 	csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.DeviceHeld)
 }
 
-func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
+func TestStageMountsAsRequested(t *testing.T) { // D-30
 	t.Run("mount flags are applied, and appear in no log and no error (NS-15)", func(t *testing.T) {
 		v := newGuest(t).disk(16, volume.Ext4)
 		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
@@ -222,7 +222,7 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 			t.Fatalf("the label is missing: %s", top.VFSOptions)
 		}
 	})
-	t.Run("a path of a thousand bytes works (B-4)", func(t *testing.T) {
+	t.Run("a path of a thousand bytes is accepted (B-4)", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		long := strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000]
 		v.Staging = v.guest.path(long)
@@ -230,7 +230,7 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 		v.up(long + "-pod")
 		v.down(long + "-pod")
 	})
-	t.Run("a staging path over a symbolic link is found again", func(t *testing.T) {
+	t.Run("a second stage finds a staging path behind a symbolic link", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		real := v.guest.path("real")
 		must(t, errors.Join(os.Mkdir(real, 0o755), os.Symlink(real, v.guest.path("link"))))
@@ -240,7 +240,7 @@ func TestNodeStageVolumeMountsAsRequested(t *testing.T) { // D-30
 			t.Fatalf("mounts: %q", got)
 		}
 	})
-	t.Run("a staging path that is no directory is refused first (NS-2)", func(t *testing.T) {
+	t.Run("a staging path that is no directory is refused (NS-2)", func(t *testing.T) {
 		v := newGuest(t).disk(64, volume.Ext4)
 		same := v.disk.Same(t)
 		must(t, os.WriteFile(v.staging(), nil, 0o600))
@@ -296,7 +296,7 @@ func TestARefusedMountFlagIsNamedByItsPosition(t *testing.T) { // B-15
 	}
 }
 
-// isReadOnly ends the test unless the device is read-only, or is not.
+// isReadOnly ends the test if the device's read-only switch is not as wanted.
 func (v testVolume) isReadOnly(want bool) {
 	v.guest.t.Helper()
 	got := strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
@@ -321,7 +321,7 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 	v.isReadOnly(false)
 }
 
-func TestAFeatureThatTheKernelRefusesIsNamed(t *testing.T) {
+func TestTheErrorNamesAFeatureThatTheKernelRefuses(t *testing.T) {
 	refused := 0
 	for _, c := range []struct{ fsType, mkfs, want string }{
 		{volume.Ext4, "mke2fs -q -t ext4 -O casefold", "casefold"},
@@ -352,7 +352,7 @@ func TestAFeatureThatTheKernelRefusesIsNamed(t *testing.T) {
 	}
 }
 
-func TestTheErrorOfADestroyedSuperblockSaysIfItWasMountedHere(t *testing.T) {
+func TestTheErrorForALostSuperblockTellsOfAnEarlierMount(t *testing.T) {
 	const advice = "do not delete the volume"
 	for name, stageBefore := range map[string]bool{"mounted here before": true, "never": false} {
 		t.Run(name, func(t *testing.T) {
@@ -376,8 +376,8 @@ func TestTheErrorOfADestroyedSuperblockSaysIfItWasMountedHere(t *testing.T) {
 	}
 }
 
-// both makes two calls at once and returns how many succeed. A call that fails must have the reason
-// taken, or DeviceLocked.
+// both makes two calls at once and returns how many succeed. A call that fails must return the
+// reason taken or DeviceLocked.
 func both(t *testing.T, taken csierr.Reason, a, b func() error) (succeeded int) {
 	t.Helper()
 	first := start(a)

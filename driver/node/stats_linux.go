@@ -36,7 +36,7 @@ func (n *Service) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesR
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: list}, nil
 }
 
-// NodeGetInfo returns the id of this instance and how many volumes it takes.
+// NodeGetInfo returns the id of this instance and how many volumes it can have.
 func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse,
 	error) {
 	if n.InstanceID == "" {
@@ -52,7 +52,7 @@ func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 	foreign := foreignDisks(all, n.records().all())
 	room := limit - foreign
 	if room < 1 {
-		// 0 would mean "no limit" to the orchestrator. The rack's own refusal is the backstop.
+		// The orchestrator takes 0 for "no limit". The rack refuses a volume for which it has no slot.
 		n.log().Error("no room for volumes on this instance; NodeGetInfo reports 1, because 0 means no "+
 			"limit", "max_disks", limit, "foreign_disks", foreign)
 		room = 1
@@ -64,7 +64,7 @@ func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 	return info, nil
 }
 
-// Use returns what is in use on this node.
+// Use counts the volumes and disks of this node.
 func (n *Service) Use() (Use, error) {
 	disks, err := n.host().List()
 	if err != nil {
@@ -80,10 +80,10 @@ func (n *Service) Use() (Use, error) {
 
 // foreignDisks counts the disks that are no volumes: the boot disk and disks attached by hand. They
 // take slots from the rack's limit per instance. Disks come and go, so each call counts them. A
-// disk that has a record is not counted, because it is a volume, even if it was made by hand (a
-// static volume). Without a record, as after a reboot, a static volume counts until it is staged:
-// one slot too few makes a pod wait, while one too many makes a pod fail on a full node. The
-// cloud-init volume is no NVMe disk and does not count.
+// disk that has a record is a volume, even if it was made by hand (a static volume). Without a
+// record, as after a reboot, a static volume counts until it is staged: one slot too few makes a
+// pod wait, while one too many makes a pod fail on a full node. The cloud-init volume is no NVMe
+// disk and does not count.
 func foreignDisks(all []blockdev.Device, volumes []volumeRecord) int {
 	return len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
 		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r volumeRecord) bool {
@@ -164,8 +164,8 @@ type shownVolume struct {
 	Condition mount.Condition // of the filesystem
 }
 
-// statfs asks the filesystem through a descriptor that is verified to be on the volume's device. If
-// the volume was unmounted since it was found, the path leads to the filesystem below.
+// statfs asks the filesystem through a descriptor, and verifies that this is on the volume's
+// device. If the volume was unmounted in the meantime, the path leads to the filesystem below.
 func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	m, err := mount.Open(path, v.FSType)
 	if mount.IsMissing(err) {
@@ -175,7 +175,7 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 		return st, fmt.Errorf("open the filesystem at %q: %w", path, err)
 	}
 	defer func() { _ = m.Close() }()
-	// ENOTTY: the filesystem is no btrfs any more, and does not know the ioctl of btrfs.
+	// ENOTTY: the filesystem at the path is no btrfs any more, and does not know the ioctls of one.
 	if err := m.Verify(v.Device); csierr.Has(err, csierr.DeviceChanged) || errors.Is(err,
 		unix.ENOTTY) {
 		return st, csierr.New(csierr.VolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
@@ -188,8 +188,8 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	return st, nil
 }
 
-// volumeAt finds the disk that a path shows. It refuses a disk that, according to a record, is not
-// the volume's.
+// volumeAt returns the disk that is mounted at a path. It fails if the records show that the disk
+// is not the volume's.
 func (n *Service) volumeAt(volumeID, path string) (shownVolume, error) {
 	shown, err := shownAt(n.host(), path)
 	if err != nil {
@@ -250,7 +250,7 @@ func notAtPath(path string, err error) error {
 type healthEntries = []*csi.VolumeHealth_VolumeHealthEntry
 
 // NodeGetVolumeHealth reports what this node can see of a volume: whether its device is there, and
-// whether errors made its filesystem read-only. It reads neither the device nor what is on it.
+// whether errors made its filesystem read-only. It does not read from the device.
 func (n *Service) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (
 	*csi.NodeGetVolumeHealthResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -306,8 +306,8 @@ func (n *Service) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (healthEntri
 		mounts[0].Mountpoint, volume.SizeText(known.Covers), volume.SizeText(d.SizeBytes))), nil
 }
 
-// checkPaths refuses a path of the request that shows another volume. A path that shows nothing is
-// ignored.
+// checkPaths fails if another volume is mounted at a path of the request. It ignores a path without
+// a volume.
 func checkPaths(host blockdev.Host, req *csi.NodeGetVolumeHealthRequest, serial string) error {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
 		if path == "" {

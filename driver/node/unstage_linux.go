@@ -24,9 +24,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// NodeUnstageVolume undoes NodeStageVolume. OK means that the device can be taken away: nothing of
-// it is mounted here, nobody holds it, and its data are written. A volume that is not staged is a
-// success. The staging directory is the orchestrator's and stays.
+// NodeUnstageVolume unmounts the volume. After an OK the disk can be detached: it is not mounted
+// here, nobody uses its device, and its data are written. The call succeeds if the volume is not
+// staged. It keeps the staging directory, which is the orchestrator's.
 func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (
 	*csi.NodeUnstageVolumeResponse, error) {
 	err := checkIDAndPath(req.GetVolumeId(), "staging_target_path", req.GetStagingTargetPath())
@@ -79,8 +79,8 @@ func (v heldVolume) unstage(ctx context.Context, path string) error {
 	if err != nil || len(disks) == 0 {
 		return err
 	}
-	// Look for other mounts before the first unmount, so that a refusal for one changes nothing.
-	// Other users of the device are found only when nothing is mounted.
+	// Search for other mounts before the first unmount, so that a refusal because of one changes
+	// nothing. Other users of the device can be found only when nothing is mounted.
 	unread, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(mountsOf(vs, disks), layers)
 	})
@@ -101,7 +101,7 @@ func (v heldVolume) unstage(ctx context.Context, path string) error {
 	return fmt.Errorf("%w; %w", err, unwritten) // no later call can know it
 }
 
-// takeDown unmounts what is at the staging path and releases the disks.
+// takeDown unmounts what is at the staging path, and releases the disks.
 func (v heldVolume) takeDown(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	if len(layers) > 0 {
@@ -121,8 +121,8 @@ func (v heldVolume) takeDown(ctx context.Context, path string, layers []*mountin
 	return unwritten, nil
 }
 
-// stagedDisks returns the disks of the volume's mounts at the staging path and the one in its
-// record. It returns none when the volume is not staged, or when nothing of it is left to see.
+// stagedDisks returns the disks that are mounted at the staging path, and the disk in the volume's
+// record. It returns none if the volume is not staged, or if its mounts and its disk are gone.
 func (v heldVolume) stagedDisks(own []stagedDisk) ([]stagedDisk, error) {
 	var disks []stagedDisk
 	for _, d := range own {
@@ -170,20 +170,20 @@ func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []moun
 	return mount.AwaitNone(ctx, v.node.log(), v.releaseTimeout(), look)
 }
 
-// unmount writes out and unmounts what is at the staging path, and waits until no namespace has the
-// disks mounted. Data that cannot be written are lost whether or not the filesystem is unmounted,
-// so it is unmounted, and unwritten is the error for the caller, because an unmount reports none.
-// For a filesystem that had failed before it is nil, because the volume's health has reported that.
+// unmount syncs and unmounts the filesystems at the staging path, and waits until no namespace has
+// the disks mounted. If the sync fails, the data are lost in any case, so it goes on, and returns
+// the error as unwritten, because the unmount itself reports none. If the filesystem had failed
+// before, unwritten is nil, because the volume's health has reported that.
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {
-		// If the device is not released in time, the repeated call finds nothing mounted, and still
-		// has to know which disk to release.
+		// If the device is not released in time, the orchestrator repeats the call. Nothing is mounted
+		// then, and only the record tells which disk to release.
 		if d.Path != "" {
 			v.record.saveDisk(d.Serial)
 		}
 	}
-	// A write to a frozen filesystem would block until it is thawed.
+	// A write to a frozen filesystem blocks until the filesystem is thawed.
 	if err := mount.ThawAt(layers[len(layers)-1]); err != nil {
 		v.node.log().Warn("a filesystem could not be thawed before its unmount",
 			"path", path, "error", err)
@@ -211,9 +211,9 @@ func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinf
 	return unwritten, err
 }
 
-// release flushes a disk and waits until nobody holds its device: no mount of it in any namespace,
-// no other user in the kernel, and no process that writes to it. A device that is gone has nothing
-// to flush.
+// release flushes a disk and waits until nobody uses its device: it has no mount in any namespace,
+// no other user in the kernel, and no process that writes to it. gone means that the device is
+// gone, and so nothing was flushed.
 func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err error) {
 	if d.Path == "" {
 		return true, nil
@@ -223,7 +223,7 @@ func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err e
 		return true, err
 	}
 	defer func() { _ = device.Close() }()
-	// A driver that died after the unmount may not have done this, and no mount is left to ask.
+	// Without a layer, a driver may have unmounted a btrfs and died before it called ForgetBtrfs.
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
 		filesystem.ForgetBtrfs(device)
 	}
@@ -238,8 +238,8 @@ func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err e
 	return false, err
 }
 
-// checkJournal returns an error if the journal of the filesystem that was unmounted has failed,
-// which nothing else reports.
+// checkJournal fails if the unmounted ext filesystem on the device could not write its journal.
+// Nothing else reports that.
 func checkJournal(log *slog.Logger, device *blockdev.OpenDevice) error {
 	failed, err := filesystem.JournalFailed(device)
 	switch {
@@ -252,10 +252,9 @@ func checkJournal(log *slog.Logger, device *blockdev.OpenDevice) error {
 	return nil
 }
 
-// openFlushed opens and locks a device and writes out what the kernel holds of it. It returns nil
-// for a device that is gone, which has nothing to flush. If the flush fails, one call returns
-// the error, because data may be lost. The repeated call goes on, or else the volume could never be
-// taken from a disk that has failed.
+// openFlushed opens, locks and flushes a device. It returns nil if the device is gone. If the flush
+// fails, the first call returns the error, because data may be lost. A repeated call ignores it,
+// because otherwise a volume could never be unpublished or unstaged after its disk has failed.
 func (v heldVolume) openFlushed(ctx context.Context, d blockdev.Device) (*blockdev.OpenDevice,
 	error) {
 	device, err := v.node.host().OpenLocked(ctx, d, false)
@@ -285,8 +284,8 @@ func (v heldVolume) flush(device *blockdev.OpenDevice) error {
 	return csierr.New(csierr.NodeToolFailed, "flush %s: %w", device.Path, err)
 }
 
-// awaitFree waits until nobody holds the device any more, or until it is gone. A device that cannot
-// be asked is not taken for free. What was written while it waited is flushed.
+// awaitFree waits until nobody uses the device any more, or until it is gone. It fails if it cannot
+// find out. What was written while it waited is flushed.
 func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool) error {
 	device.Shared = raw
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 20 * time.Millisecond,
@@ -303,7 +302,7 @@ func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, 
 		switch {
 		case err == nil: // a writer may have ended since the first flush
 			return v.flush(device)
-		case csierr.Has(err, csierr.DeviceHeld): // whatever other error it has in it
+		case csierr.Has(err, csierr.DeviceHeld): // even if it wraps another error
 		case mount.IsMissing(err), blockdev.Vanished(err), blockdev.Lost(err),
 			csierr.Has(err, csierr.DeviceChanged):
 			return nil
@@ -324,7 +323,7 @@ func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, 
 	}
 }
 
-// heldVolume is a volume that a call changes on this node, from its begin to its end.
+// heldVolume is a volume that a call has locked on this node, to change it.
 type heldVolume struct {
 	node   *Service
 	id     string
@@ -333,9 +332,9 @@ type heldVolume struct {
 	flight flight.Call
 }
 
-// hold keeps the other processes of the driver from the volume until unlock. Every call that
-// changes a volume on this node holds it from its begin to its end, so that none of them says OK
-// while another process is in the middle of one.
+// hold locks the volume against other processes of the driver until unlock. Every call that changes
+// a volume on this node has the lock from its beginning to its end. So none returns OK while
+// another process is in the middle of a change.
 func (n *Service) hold(ctx context.Context, volumeID string) (heldVolume, error) {
 	lock, err := n.host().Lock(ctx, "the volume "+recordKey(volumeID))
 	return heldVolume{node: n, id: volumeID, lock: lock, record: n.records().of(volumeID),
