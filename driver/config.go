@@ -25,7 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Mode selects the services of a process. Identity is always among them.
+// Mode selects the services of a process: controller, node or both. Every process has Identity.
 type Mode string
 
 // The modes of the plugin.
@@ -43,8 +43,8 @@ func (m Mode) node() bool { return m != ModeController }
 type Config struct {
 	Mode     Mode
 	Endpoint string // unix:///absolute/path.sock
-	// LivenessEndpoint is a second socket, whose Probe reports only that the process works; empty
-	// means none.
+	// LivenessEndpoint is a second socket. Its Probe succeeds as long as the process works; empty
+	// means that there is no such socket.
 	LivenessEndpoint string
 
 	Host      string
@@ -64,10 +64,10 @@ type Config struct {
 	LateLimit            time.Duration
 	LookLimit            time.Duration
 
-	// Topology lists the locations from which the rack's disks can be reached, best first; a node is
-	// in one.
+	// Topology lists the locations from which the rack's disks can be reached, best first. A node has
+	// at most one, its own.
 	Topology []volume.Segments
-	// TopologyInstance makes every node report its instance, beside its location.
+	// TopologyInstance makes every node report its instance's id in addition to its location.
 	TopologyInstance bool
 
 	LogLevel       slog.Level
@@ -81,13 +81,13 @@ type Config struct {
 
 type setting struct {
 	flag, env, preset, usage string
-	// set parses a value, which is not empty and has no surrounding whitespace. Its error states what
-	// was expected, never the value.
+	// set parses and stores a value, which is not empty and has no surrounding whitespace. Its error
+	// states what was expected, never the value.
 	set func(value string) error
 }
 
-// settings returns every setting, with the functions that set it in this configuration. The token
-// has no flag, because the process list shows arguments to everybody.
+// settings returns all settings, whose set functions write to this configuration. The token has no
+// flag, because the process list shows arguments to everybody.
 func (c *Config) settings() []setting {
 	return []setting{
 		{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", c.setMode},
@@ -151,8 +151,8 @@ func (s setting) name() string {
 	return s.env + " (--" + s.flag + ")"
 }
 
-// value returns the value from the flags or the environment; empty means not set. Surrounding
-// whitespace is trimmed, because the value of a Secret often ends with a newline.
+// value returns the setting's value from the flags or else from the environment; empty means not
+// set. It trims whitespace, because the value of a Secret often ends with a newline.
 func (s setting) value(flags map[string]string, getenv func(string) string) string {
 	value, given := flags[s.flag]
 	if s.flag == "" || !given {
@@ -162,7 +162,7 @@ func (s setting) value(flags map[string]string, getenv func(string) string) stri
 }
 
 // ParseConfig parses the arguments and the environment. Its error is one line that names the
-// variable and never its value. --help writes its text to help and returns flag.ErrHelp.
+// variable and never its value. With --help it writes to help and returns flag.ErrHelp.
 func ParseConfig(args []string, getenv func(string) string, help io.Writer) (Config, error) {
 	var c Config
 	values, err := flagValues(args, &c.PrintVersion, help)
@@ -223,8 +223,7 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 	return values, nil
 }
 
-// flagProblem returns the message of package flag for an invalid argument if it does not quote a
-// value.
+// flagProblem returns the error text of package flag, or another text if that may quote a value.
 func flagProblem(err error) string {
 	for _, harmless := range []string{"flag provided but not defined: ", "flag needs an argument: "} {
 		if strings.HasPrefix(err.Error(), harmless) {
@@ -309,7 +308,7 @@ func text(field *string) func(string) error {
 	}
 }
 
-// either accepts one of two words, and sets the field if it is the word yes.
+// either returns a set function that accepts one of two words and sets the field if it is yes.
 func either(field *bool, yes, words string) func(string) error {
 	return func(value string) error {
 		if !slices.Contains(strings.Split(words, " or "), value) {
@@ -393,7 +392,7 @@ func (c *Config) rackWarnings() []string {
 	return warnings
 }
 
-// thisMachine reports whether a host is this machine by its name or address alone.
+// thisMachine reports whether a host is localhost or a loopback address. It resolves no names.
 func thisMachine(host string) bool {
 	ip := net.ParseIP(host)
 	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
@@ -420,8 +419,8 @@ func (c *Config) setProject(value string) error {
 var clusterID = volume.Word{Most: 63,
 	Looks: regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
 
-// runPrefix is the prefix of the cluster ID that oxide-conformance gives to its driver. A run finds
-// and deletes its objects by that ID, and passes it in runVariable, too.
+// A run of oxide-conformance deletes all objects of its driver's cluster ID, which begins with
+// runPrefix. So a driver accepts such an ID only if runVariable has the same value.
 const (
 	runPrefix   = "oxide-conformance-"
 	runVariable = "OXIDE_CONFORMANCE_MARK"
@@ -441,7 +440,7 @@ func (c *Config) setTopology(value string) (err error) {
 	return err
 }
 
-// setTopologyKey sets one key in every location, or adds the first location.
+// setTopologyKey returns a set function that adds a key to every location, or to a first one.
 func (c *Config) setTopologyKey(name string) func(string) error {
 	return func(value string) error {
 		if len(c.Topology) == 0 {
@@ -470,7 +469,7 @@ func (c *Config) nodeTopology(instance string) map[string]string {
 
 func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
-// address sets the address of a server. If local is set, only this machine can reach it.
+// address returns a set function for an address to serve at, which is not public if local is set.
 func address(field *string, local bool) func(string) error {
 	return func(value string) error {
 		if strings.HasPrefix(value, "unix:") {
@@ -489,7 +488,7 @@ func address(field *string, local bool) func(string) error {
 	}
 }
 
-// startFields returns the fields of the first line of the log. A node has no settings of a rack.
+// startFields returns the fields of the first log line. A node's line does not name a rack.
 func (c *Config) startFields() []any {
 	fields := []any{"version", Version(), "mode", string(c.Mode)}
 	if u, err := url.Parse(c.Host); err == nil && c.Mode.controller() {

@@ -30,7 +30,7 @@ func goodEnv(more map[string]string) func(string) string {
 	return func(key string) string { return env[key] }
 }
 
-func TestMisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) { // B-26
+func TestConfigurationErrorsNameTheVariableAndNotItsValue(t *testing.T) { // B-26
 	const canary = "tweety tweety"
 	type mistake struct {
 		name string
@@ -105,7 +105,7 @@ func TestAFlagWinsOverItsVariable(t *testing.T) {
 	}
 }
 
-func TestANodeReportsItsInstanceOnRequest(t *testing.T) { // NI-3
+func TestANodeReportsItsInstanceIfConfigured(t *testing.T) { // NI-3
 	const rack, id = volume.TopologyPrefix + "rack", racktest.Instance
 	for _, test := range []struct {
 		args     []string
@@ -128,7 +128,7 @@ func TestANodeReportsItsInstanceOnRequest(t *testing.T) { // NI-3
 	}
 }
 
-func TestNodesNeedNoRack(t *testing.T) { // D-64
+func TestNodesNeedNoSettingsOfTheRack(t *testing.T) { // D-64
 	c, err := ParseConfig([]string{"--mode=node"}, goodEnv(map[string]string{
 		"OXIDE_HOST": "", "OXIDE_TOKEN": "", "OXIDE_PROJECT": ""}), io.Discard)
 	if err != nil || c.Mode != ModeNode {
@@ -202,8 +202,8 @@ func TestRunFailsFastOnMisconfiguration(t *testing.T) { // B-26
 	}
 }
 
-// spokenDefaults are the defaults in the table of docs/configuration.md that the program describes
-// in no setting.
+// spokenDefaults contains defaults in the table of docs/configuration.md that are in no setting's
+// preset.
 var spokenDefaults = map[string]string{
 	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
 	"OXIDE_PPROF_ADDRESS": "none", "OXIDE_LIVENESS_ENDPOINT": "none", "OXIDE_LEAVE_SOCKET": "none",
@@ -216,7 +216,7 @@ func TestTheDocumentationListsEverySetting(t *testing.T) { // B-37
 	var want []string
 	for _, s := range (&Config{}).settings() {
 		if strings.HasPrefix(s.env, "OXIDE_TOPOLOGY_") && s.flag == "" {
-			// The row of OXIDE_TOPOLOGY lists its variants by their endings.
+			// The row of OXIDE_TOPOLOGY names this variable, or only its ending, such as _RACK.
 			short := strings.TrimPrefix(s.env, "OXIDE_TOPOLOGY")
 			if !strings.Contains(table, "`"+s.env+"`") && !strings.Contains(table, "`"+short+"`") {
 				t.Errorf("docs/configuration.md does not name %s", s.env)
@@ -247,7 +247,7 @@ func TestTheDocumentationListsEverySetting(t *testing.T) { // B-37
 	}
 }
 
-// FuzzConfig checks that no configuration shows a value in its error, or writes more than one line.
+// FuzzConfig checks that the error for an invalid configuration is one line and shows no value.
 func FuzzConfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		env := csitest.Pairs(strings.ReplaceAll(text, "%", canary))

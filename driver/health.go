@@ -36,42 +36,42 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// The intervals at which the controller checks whether the rack accepts it; the shorter one follows
-// a check that found a fault.
+// How often the controller checks whether the rack accepts it, how soon it repeats a failed check,
+// and how long a check may take.
 const (
 	rackCheckInterval   = time.Minute
 	rackRecheckInterval = 5 * time.Second
 	rackCheckTimeout    = 10 * time.Second
 )
 
-// rackHealth checks in the background whether the rack accepts the token and shows the project, so
-// that Probe never waits.
+// rackHealth checks in the background whether the rack accepts the token and shows the project. So
+// Probe need not wait for the rack.
 type rackHealth struct {
 	Rack   *rack.Client
 	Tokens *rack.TokenSource // nil: no token file to check
 	Log    *slog.Logger
 
-	// asked requests a check before the interval ends.
+	// A value in asked requests a check before the interval ends.
 	asked chan struct{}
 
 	mu sync.Mutex
 	// guarded by mu
 	known rackKnown
-	// askedExpiry is when expires was read; only run uses it.
+	// askedExpiry is when readExpiry last asked the rack; only run's goroutine uses it.
 	askedExpiry time.Time
 }
 
-// rackKnown is what the checks have found out.
+// rackKnown contains the results of the checks.
 type rackKnown struct {
 	checked bool
 	fault   error
-	// reported is the reason of the last line in the log.
+	// reported is the reason in the last line that report has logged.
 	reported string
 	reached  bool // by the last check
 	answered bool // by any check
-	// unanswered is why the rack has never answered, nil if it has.
+	// unanswered is the error of the last check, until the rack has answered one; then nil.
 	unanswered error
-	// expires is the zero time if no token expires, or the rack does not report it.
+	// expires is when the first token of the user expires; zero if none does, or it is not known.
 	expires time.Time
 }
 
@@ -83,8 +83,8 @@ func (h *rackHealth) now() rackKnown {
 
 const expiryInterval = time.Hour
 
-// readExpiry reads when the first of the user's tokens expires. It is no fault if the rack does not
-// report the time.
+// readExpiry reads, at most once an hour, when the first of the user's tokens expires. A rack that
+// does not report that has no fault.
 func (h *rackHealth) readExpiry(ctx context.Context) {
 	if time.Since(h.askedExpiry) < expiryInterval {
 		return
@@ -92,7 +92,7 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	h.askedExpiry = time.Now()
 	var first time.Time
 	err := h.Rack.EachToken(ctx, func(token *oxide.DeviceAccessToken) {
-		// A token that has expired is not the token in use.
+		// An expired token is not the driver's, because the rack has just accepted that one.
 		if at := token.TimeExpires; at != nil && at.After(time.Now()) &&
 			(first.IsZero() || at.Before(first)) {
 			first = *at
@@ -108,7 +108,7 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	h.known.expires = first
 }
 
-// checkSoon requests a check, after the rack refused the token of a call. It does not wait.
+// checkSoon requests a check, because the rack has refused the token. It does not wait for it.
 func (h *rackHealth) checkSoon() {
 	select {
 	case h.asked <- struct{}{}:
@@ -134,7 +134,7 @@ func (h *rackHealth) run(ctx context.Context) {
 	}
 }
 
-// soon returns the channel of requested checks, or nil after a check that failed: a hundred refused
+// soon returns the channel of requested checks, or nil while a fault is known. So a hundred refused
 // calls cause one check.
 func (h *rackHealth) soon() <-chan struct{} {
 	if h.now().fault != nil {
@@ -184,7 +184,7 @@ func (h *rackHealth) check(ctx context.Context) bool {
 	return err == nil && fileFault == nil
 }
 
-// report logs one line when the result of a check differs from the one before. The caller holds mu.
+// report logs a line if the result of a check differs from the result before. The caller holds mu.
 func (h *rackHealth) report(ctx context.Context, err, fault error) {
 	why := fault
 	if why == nil {
@@ -209,8 +209,8 @@ func (h *rackHealth) report(ctx context.Context, err, fault error) {
 	h.known.reported = told
 }
 
-// healthFault returns the fault that a person has to repair, or nil. A rack that cannot be reached
-// is no such fault.
+// healthFault returns an error if a person has to repair what made a check fail, and nil if the
+// rack cannot be reached.
 func healthFault(err error) error {
 	switch reason := csierr.ReasonOf(err); reason {
 	case csierr.TokenRejected, csierr.RoleMissing, csierr.ProjectChanged:
@@ -238,20 +238,20 @@ func toolsHealth() error {
 type identityService struct {
 	csi.UnimplementedIdentityServer
 
-	// Topology reports whether the operator set a topology. Controller and nodes have to agree.
+	// Topology reports whether a topology is set. The controller and the nodes have to agree.
 	Topology bool
-	// Health reports whether the process is ready, or returns an error that a person has to repair. It
-	// must not wait for the rack. Nil means always ready.
+	// Health reports whether the process is ready, or returns an error whose cause a person has to
+	// repair. It must not wait for the rack. Nil means always ready.
 	Health func() (ready bool, err error)
-	// Waiting returns a sentence about what a healthy process has waited for since it started, or "".
-	// Nil means that it waits for nothing.
+	// Waiting returns a sentence that says for what a healthy process has waited since it started, or
+	// "" if it does not wait. It may be nil.
 	Waiting func() string
 }
 
-// waitingTrailer is the key of the metadata in which an answer to Probe contains what the process
-// waits for. CSI's answer has no field for it: if Probe answered "not ready", a CO would start
-// nothing and show no reason, and if it answered an error, a supervisor might restart the plugin.
-// It ends in -bin because a sentence need not be ASCII.
+// waitingTrailer is the key of the gRPC trailer in which Probe returns the sentence of Waiting.
+// CSI's response has no field for it. If Probe answered "not ready", a CO would start nothing and
+// show no reason, and if it returned an error, a supervisor might restart the plugin. The key ends
+// in -bin because other trailers have to be ASCII.
 const waitingTrailer = "oxide-csi-waiting-bin"
 
 // GetPluginInfo returns the driver's name and version.
@@ -281,9 +281,9 @@ func (i *identityService) GetPluginCapabilities(context.Context,
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: list}, nil
 }
 
-// Probe reports whether this process is ready. It makes no call, so it may be called at any rate.
-// An outage of the rack is no reason to restart the plugin. A refused token and missing programs
-// are errors, because a person has to repair them.
+// Probe reports whether this process is ready. It sends no request, so it may be called at any
+// rate. It succeeds during an outage of the rack, which a restart of the plugin does not end. A
+// refused token and missing programs are errors, because a person has to repair them.
 func (i *identityService) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse,
 	error) {
 	ready := true
@@ -369,8 +369,8 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return answer, err
 }
 
-// knownStatuses are the HTTP statuses of a rack and of common proxies. All others share one series,
-// because a server could send any number of them.
+// knownStatuses lists the HTTP statuses of a rack and of common proxies. All others are counted as
+// one, because a server could send any number of different statuses.
 var knownStatuses = []int{200, 201, 202, 204, 400, 401, 403, 404, 408, 409, 410, 429, 499, 500, 501,
 	502, 503, 504, 507}
 
@@ -418,10 +418,10 @@ func (m *metrics) watchNode(n *node.Service) {
 	}))
 }
 
-// collector sends the metrics that have a value now.
+// A collector sends those metrics that have a value at the time of a collection.
 type collector func(to chan<- prometheus.Metric)
 
-// Describe describes nothing, because not every metric always has a value.
+// Describe sends nothing, because a metric without a value is missing from a collection.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }
@@ -433,7 +433,7 @@ func gauge(name, help string, value float64) prometheus.Metric {
 
 func (m *metrics) change(e flight.Entry) { m.changes.WithLabelValues(string(e.Event)).Inc() }
 
-// listenPages listens at an address for HTTP: a socket, or a TCP port.
+// listenPages listens for HTTP at a Unix socket or a TCP port.
 func listenPages(address string) (net.Listener, error) {
 	if strings.HasPrefix(address, "unix:") {
 		return listenEndpoint(address)

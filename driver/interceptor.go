@@ -68,8 +68,8 @@ func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// controllerTimeLimit is the deadline of a call without one, so that no goroutine waits for a rack
-// forever.
+// controllerTimeLimit is the time for a controller call that comes without a deadline. So no
+// goroutine waits for a rack forever.
 const controllerTimeLimit = 2 * time.Minute
 
 // limitTime sets a deadline for controller calls that have none. Node calls run to their end,
@@ -104,7 +104,7 @@ func (r flightRecorders) intercept(ctx context.Context, req any, info *grpc.Unar
 	return handler(ctx, req)
 }
 
-// changedBy returns the fields of the flight recorder that a request contains.
+// changedBy returns the ids and the path in a request, as fields for the flight recorder.
 func changedBy(req any) flight.Fields {
 	f := flight.Fields{
 		Volume:   cmp.Or(textIn(req, "source_volume_id"), textIn(req, "volume_id")),
@@ -154,13 +154,13 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// levelOf lowers the level of frequent read-only calls, and raises the level of failures.
+// levelOf returns a low level for frequent calls that only read, and a high level for failures.
 func levelOf(method string, err error) slog.Level {
 	asking := method == "Probe" || strings.Contains(method, "Get") ||
 		strings.Contains(method, "List") || strings.HasPrefix(method, "Validate")
 	switch code := status.Code(err); {
 	case code == codes.OK && asking, code == codes.Unimplemented,
-		// Kubelet asks every few seconds, and a fault that Probe reports was logged when it was found.
+		// Kubelet calls Probe every few seconds. The rack check has already logged the fault.
 		method == "Probe" && code == codes.FailedPrecondition:
 		return slog.LevelDebug
 	case code == codes.OK, code == codes.Canceled, code == codes.Aborted:
@@ -171,7 +171,7 @@ func levelOf(method string, err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// objects returns the ids and names in a request, by which a log is searched.
+// objects returns the ids and names in a request, by which people search the log.
 func objects(req any) []slog.Attr {
 	var attrs []slog.Attr
 	for _, f := range []struct{ key, field string }{{"name", "name"}, {"volume", "volume_id"},
@@ -183,7 +183,7 @@ func objects(req any) []slog.Attr {
 	return attrs
 }
 
-// made returns the id of the object that a call made, by which later calls are found.
+// made returns the id of the object that a call created. Later calls have only this id.
 func made(answer any) []slog.Attr {
 	if r, ok := answer.(*csi.CreateVolumeResponse); ok && r.GetVolume() != nil {
 		return []slog.Attr{slog.String("volume", r.GetVolume().GetVolumeId())}
@@ -194,7 +194,7 @@ func made(answer any) []slog.Attr {
 	return nil
 }
 
-// redacted wraps a message for the log, so that it is redacted only if the line is written.
+// redacted wraps a message for the log and redacts it only when the line is written.
 type redacted struct{ message any }
 
 // LogValue returns the message as JSON without secrets and mount flags.
@@ -224,9 +224,9 @@ func (r redacted) LogValue() slog.Value {
 // maxMapBytes is CSI's limit for every map without a limit of its own (B-2).
 const maxMapBytes = 4 << 10
 
-// fieldLimits are the fields with other limits; 0 means none. The node checks the length of paths.
-// A starting token that is too long is invalid, which has a code of its own. Mount flags are
-// counted together.
+// fieldLimits lists the string fields with another limit than volume.MaxStringBytes; 0 means that
+// nothing is checked here. The node checks the length of paths. CSI has a code of its own for an
+// invalid starting token, and limits the total size of mount flags.
 var fieldLimits = map[protoreflect.Name]int{
 	"target_path": 0, "staging_target_path": 0, "volume_path": 0,
 	"starting_token": 0, "mount_flags": 0, "node_id": 256,
@@ -243,7 +243,7 @@ func checkLimits(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// limitProblem returns an error that names a field over its limit, but never shows its value.
+// limitProblem returns an error that names the field that exceeds its limit, but not its value.
 func limitProblem(m protoreflect.Message) (err error) {
 	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
 		switch {
@@ -303,9 +303,9 @@ func valueProblem(field protoreflect.FieldDescriptor, value protoreflect.Value) 
 // locks admits one call at a time for each object. The zero value is ready for use.
 type locks struct{ held sync.Map }
 
-// intercept returns ABORTED while another call for the same object is in progress. The lock is held
-// as long as the handler runs: a caller that gives up does not release an object that mkfs works on
-// (B-12).
+// intercept returns ABORTED while another call for the same object is in progress. It holds the
+// lock until the handler returns, even if the caller has given up, because mkfs may still work on
+// the object (B-12).
 func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	key := lockKey(req)
@@ -317,8 +317,8 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 			"this one later", csierr.Plain(key))
 	}
 	defer l.held.Delete(key)
-	// A caller that gave up may have made another call since, which this call would undo if it began
-	// now. A connection delivers the end of a call before the next call.
+	// A caller that gave up this call may have made and finished a later one, which this call would
+	// undo. gRPC delivers the cancellation of a call before later calls of the same connection.
 	switch ctx.Err() {
 	case nil:
 		return handler(ctx, req)
@@ -330,8 +330,8 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 		"done")
 }
 
-// lockKey returns the object that a call changes, or "" for a read-only call. A create is
-// identified by its name, any other call by its id.
+// lockKey returns a key for the object that a call changes, or "" for a read-only call. The key
+// contains an object's name in a create call, and its id in other calls.
 func lockKey(req any) string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
@@ -359,11 +359,11 @@ func objectKey(kind, id string) string {
 	return kind + " " + id
 }
 
-// hidden redacts the tokens that this process has used. A server in the rack's place may echo a
-// request, and no pattern matches every token.
+// hidden redacts the tokens that this process has used, because a server may echo a request. No
+// pattern matches every token.
 type hidden struct {
 	mu sync.Mutex
-	// guarded by mu; the latest is last
+	// guarded by mu; the newest token is last
 	tokens []string
 	// guarded by mu; the tokens in every encoding in which they may appear
 	words []string
@@ -372,10 +372,10 @@ type hidden struct {
 }
 
 const (
-	// maxTokens is how many tokens are kept. Responses to requests with older tokens are no longer
-	// expected.
+	// maxTokens limits the tokens that hidden keeps. No response is still expected to a request with
+	// an older one.
 	maxTokens = 16
-	// minPrefix is how much of a truncated token is enough to recognize it.
+	// minPrefix is the number of bytes by which a truncated token is recognized.
 	minPrefix = 12
 )
 
@@ -400,7 +400,7 @@ func (h *hidden) add(token string) {
 	h.starts = regexp.MustCompile(strings.Join(starts, "|"))
 }
 
-// beginning returns as much of a word as is enough to recognize it.
+// beginning returns the prefix by which a word is recognized.
 func beginning(word string) string {
 	for n := range word {
 		if n >= minPrefix {
@@ -425,10 +425,8 @@ func (h *hidden) text(text string) string {
 	return csierr.WithoutTokens(h.withoutWords(text))
 }
 
-// withoutWords redacts every text that begins like one of the words. It searches at every position,
-// because two tokens may overlap.
-//
-// The caller holds h.mu.
+// withoutWords redacts each of the words in a text, also truncated ones. It searches at every
+// position, because two tokens may overlap.
 func (h *hidden) withoutWords(text string) string {
 	if h.starts == nil {
 		return text
@@ -450,10 +448,9 @@ func (h *hidden) withoutWords(text string) string {
 	}
 }
 
-// length returns how many bytes are redacted of a text that begins like one of the words: those
-// that equal a word and, after a truncated word, those that may be its rest in another encoding.
-//
-// The caller holds h.mu.
+// length returns how many bytes to redact of a text that begins like one of the words. These are
+// the bytes that equal the word and, if the word is cut off there, those up to a space or a quote,
+// which may be the rest of the word in another encoding.
 func (h *hidden) length(text string) int {
 	equal, whole := 0, false
 	for _, word := range h.words {
@@ -488,8 +485,8 @@ func (h *hidden) attribute(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// intercept redacts the tokens in the text of an error, except for the reason, which is a word of
-// the driver.
+// intercept redacts the tokens in an error's text. It keeps the reason, which is a constant of the
+// driver.
 func (h *hidden) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	answer, err := handler(ctx, req)

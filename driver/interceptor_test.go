@@ -26,7 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// Programs read the log too: they find the calls of a volume by its ids.
+// Programs that read the log find a volume's calls by its ids.
 func TestACallIsLoggedInOneLineWithItsObjectsAndDuration(t *testing.T) {
 	const volume, node, snapshot = racktest.Disk, racktest.Instance, racktest.Snapshot
 	type objects map[string]string
@@ -110,10 +110,10 @@ func TestACanceledCallDoesNotBegin(t *testing.T) {
 	}
 }
 
-func TestAPanicInAGoroutineIsThePanicOfItsCall(t *testing.T) {
+func TestACallFailsIfItsGoroutinePanics(t *testing.T) {
 	for name, call := range map[string]func() (any, error){
 		"in the background": func() (any, error) { return async.Start(panicking)() },
-		"in a crew": func() (any, error) {
+		"in a group": func() (any, error) {
 			var group async.Group
 			for range 3 {
 				group.Go(func() { _, _ = panicking() })
@@ -140,7 +140,7 @@ func panicking() (any, error) { panic("the secret is " + canary) }
 
 func TestAPanicInARackCheckIsReportedByProbe(t *testing.T) {
 	book := &logBook{}
-	// Without a client every check panics.
+	// This rack.Client contains no client of the API, so every check panics.
 	h := &rackHealth{Rack: &rack.Client{Project: racktest.Project},
 		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
 	end := begin(t, h)
@@ -152,7 +152,7 @@ func TestAPanicInARackCheckIsReportedByProbe(t *testing.T) {
 	}
 }
 
-func TestGoroutinesAreStartedByPackageAsync(t *testing.T) {
+func TestOnlyPackageAsyncStartsGoroutines(t *testing.T) {
 	starts := regexp.MustCompile(`(?m)^.*(\tgo .*\(|\bWaitGroup\b|errgroup|\.AfterFunc\().*$`)
 	paths := csitest.Got(filepath.Glob("*.go"))(t)
 	below := csitest.Got(filepath.Glob("*/*.go"))(t)
@@ -198,7 +198,7 @@ func TestATokenOfAnyFormIsRedacted(t *testing.T) { // B-15
 	}
 }
 
-func TestOldTokensAreRedactedToo(t *testing.T) { // B-15
+func TestEarlierTokensAreRedacted(t *testing.T) { // B-15
 	h := &hidden{}
 	for n := range maxTokens {
 		h.add(fmt.Sprintf("tweety-%d", n))
@@ -218,7 +218,7 @@ func TestOldTokensAreRedactedToo(t *testing.T) { // B-15
 	}
 }
 
-func TestNoTokenIsLeftInAnyText(t *testing.T) { // B-15
+func TestEveryTokenInATextIsRedacted(t *testing.T) { // B-15
 	rapid.Check(t, func(t *rapid.T) {
 		h := &hidden{}
 		word := rapid.StringOfN(rapid.RuneFrom([]rune("ab\"\\<é")), 1, 30, -1)
@@ -236,8 +236,8 @@ func TestNoTokenIsLeftInAnyText(t *testing.T) { // B-15
 	})
 }
 
-// A server may repeat a token, and another that begins like it, and every text is cut somewhere.
-func TestNoPartOfATokenIsLeftInATruncatedText(t *testing.T) { // B-15
+// A response may contain several whole or truncated tokens, and the driver truncates texts, too.
+func TestTruncatedTokensAreRedacted(t *testing.T) { // B-15
 	rapid.Check(t, func(t *rapid.T) {
 		h := &hidden{}
 		token := rapid.StringOfN(rapid.RuneFrom([]rune(`ab"\<-0`)), minPrefix, 30, -1).Draw(t, "token")
@@ -257,7 +257,7 @@ func TestNoPartOfATokenIsLeftInATruncatedText(t *testing.T) { // B-15
 	})
 }
 
-func TestAnEchoedTokenIsInNoStatus(t *testing.T) { // B-16
+func TestStatusesShowNoEchoedToken(t *testing.T) { // B-16
 	h := &hidden{}
 	h.add("Internal")
 	s := serve(t, &csiServer{hidden: h, Controller: oddController{create: func() error {
@@ -274,7 +274,7 @@ type showsToken struct{ token string }
 
 func (s showsToken) LogValue() slog.Value { return slog.StringValue("a value with " + s.token) }
 
-func TestATokenIsInNoLogLine(t *testing.T) { // B-15
+func TestLogLinesShowNoToken(t *testing.T) { // B-15
 	const token = "tweetytweety-without-a-prefix"
 	for _, asJSON := range []bool{false, true} {
 		book := &logBook{}

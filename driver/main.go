@@ -1,15 +1,15 @@
 // Package driver serves Oxide disks as volumes of the Container Storage Interface.
 //
 // docs/life-of-a-volume.md shows what the calls do to a disk, docs/data-safety.md the rules that
-// they keep, and ARCHITECTURE.md the packages, with the path of a call through them. No step needs
-// what an earlier one kept in memory: the rack, sysfs and the kernel's mount tables have the state,
-// so any process may be killed at any point, and a repeated call continues from there.
+// they keep, and ARCHITECTURE.md the packages, with the path of a call through them. No call needs
+// what an earlier call kept in memory: the rack, sysfs and the kernel's mount tables have the
+// state. So any process may be killed at any point, and a repeated call continues from there.
 //
-// Each RPC parses its request, does one thing, and builds its response. The rest has one place
-// each: interceptors log without secrets, count, recover panics, enforce CSI's field limits and
-// admit one call at a time for each object (interceptor.go); package csierr has the reasons of
-// errors with their gRPC codes; package volume the names and ids of the orchestrator and of the
-// rack; package rack validates the rack's responses.
+// Each RPC only parses its request, does its work, and builds its response. Interceptors log
+// without secrets, count, recover panics, enforce CSI's field limits and admit one call at a time
+// for each object (interceptor.go). Package csierr defines the reasons of errors and their gRPC
+// codes, and package volume the names and ids of the orchestrator and of the rack. Package rack
+// validates the rack's responses.
 package driver
 
 import (
@@ -48,8 +48,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// Main is oxide-csi-plugin: it runs the program that the arguments name until ctx ends, and returns
-// the exit status: 0, 1 for an error, or 2 and 3 for the findings of an audit or a doctor.
+// Main runs the plugin, or the subcommand that the first argument names, until ctx ends. It returns
+// the exit status: 0, 1 for an error, or 2 and 3 for the findings of audit and doctor.
 func Main(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer,
 ) int {
@@ -64,7 +64,7 @@ func Main(ctx context.Context, args []string, getenv func(string) string,
 	return status
 }
 
-// invocation is what a program was started with.
+// invocation contains a program's arguments, its environment and its output files.
 type invocation struct {
 	args           []string
 	getenv         func(string) string
@@ -126,20 +126,20 @@ func Version() string {
 	return info.Main.Version
 }
 
-// subcommand is a program of an operator beside the plugin. It has some of the plugin's settings,
-// and flags of its own.
+// subcommand describes a command for operators, such as audit. It has some of the plugin's
+// settings, and flags of its own.
 type subcommand struct {
 	name, about string
-	settings    []string // by their variables
+	settings    []string // the names of their variables
 	operands    string   // what the arguments without a flag are; empty if there are none
 }
 
 var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_PROJECT",
 	"OXIDE_CLUSTER_ID", "OXIDE_CA_FILE"}
 
-// parse parses the arguments and the environment into the settings and the program's own flags. It
-// returns the operands, which may stand between flags. --help writes its text and returns
-// flag.ErrHelp.
+// parse parses the arguments and the environment into the settings and the command's own flags. It
+// returns the operands, which may be mixed with the flags. With --help it writes the help text and
+// returns flag.ErrHelp.
 func (s subcommand) parse(in invocation, c *Config, own func(*flag.FlagSet)) (operands []string,
 	err error) {
 	flags := flag.NewFlagSet(s.name, flag.ContinueOnError)
@@ -305,7 +305,7 @@ func diagnose(ctx context.Context, c Config, o doctor.Options, out io.Writer, se
 	status int, err error) {
 	sources := doctor.Sources{NoRack: c.noRack(), ClusterID: c.ClusterID, Version: Version(),
 		Kubectl: kube.Kubectl}
-	// The token is redacted without a rack, too: Kubernetes' objects may contain it.
+	// Redact the token even if no rack is asked: Kubernetes objects may contain it.
 	tokens := tokensOf(c, secrets, slog.New(slog.DiscardHandler))
 	if sources.NoRack == "" {
 		client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
@@ -331,8 +331,9 @@ func diagnose(ctx context.Context, c Config, o doctor.Options, out io.Writer, se
 	return diagnosis.Status(), diagnosis.Write(out, o)
 }
 
-// writeNew writes to a new file that only its owner reads. It refuses an existing file or link,
-// because that would keep its mode and its open descriptors. Without a path it does nothing.
+// writeNew writes a new file that only its owner can read. It refuses a path that exists, because
+// an existing file keeps its mode and may be open in other processes. With an empty path it does
+// nothing.
 func writeNew(flag, path string, secrets *hidden, write func(io.Writer) error) error {
 	if path == "" {
 		return nil
@@ -355,8 +356,7 @@ func writeNew(flag, path string, secrets *hidden, write func(io.Writer) error) e
 	return nil
 }
 
-// terminal reports whether text with colours may be written: to a terminal whose user wants them
-// (no-color.org).
+// terminal reports whether out is a terminal whose user has not disabled colours (no-color.org).
 func terminal(out io.Writer) bool {
 	f, isFile := out.(*os.File)
 	if !isFile || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
@@ -425,7 +425,7 @@ var readyCommand = subcommand{
 	settings: []string{"CSI_ENDPOINT"},
 }
 
-// readyTimeout is shorter than the chart's timeout of the probe, so that the reason is shown.
+// readyTimeout is shorter than the chart's probe timeout, so that ready can still print the reason.
 const readyTimeout = 4 * time.Second
 
 func runReady(ctx context.Context, in invocation) (status int, err error) {
@@ -439,7 +439,7 @@ func runReady(ctx context.Context, in invocation) (status int, err error) {
 	return 0, ready(ctx, c.Endpoint)
 }
 
-// ready returns an error that says why the plugin at an endpoint cannot work, or nil.
+// ready asks the plugin at an endpoint whether it can work, and returns the reason if it cannot.
 func ready(ctx context.Context, endpoint string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -492,8 +492,8 @@ func runPrestop(ctx context.Context, in invocation) (status int, err error) {
 	return 0, awaitClose(ctx, c.LeaveSocket, timeout, in.stdout)
 }
 
-// awaitClose waits until the program at the socket closes the connection. A program that is not
-// there is no reason to wait: the driver ends, as it would without the hook.
+// awaitClose connects to the socket and waits until the program there closes the connection. If no
+// program serves there, it returns at once, so the driver ends as it would without the hook.
 func awaitClose(ctx context.Context, socket string, timeout time.Duration, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -53,8 +53,8 @@ func TestTheDocumentationListsTheMetricsOfEachProcess(t *testing.T) {
 	}
 }
 
-// registered returns type and labels of each metric that a process of that mode registers, after
-// work that gives every metric a sample.
+// registered returns the type and labels of each metric that a process with the mode registers.
+// First it makes a call and a rack check, so that every metric has a sample.
 func registered(t *testing.T, mode string) map[string]string {
 	t.Helper()
 	p := assembled(t, mode)
@@ -92,7 +92,7 @@ func registered(t *testing.T, mode string) map[string]string {
 	return found
 }
 
-func TestUnknownStatusesShareOneSeries(t *testing.T) {
+func TestUnknownHTTPStatusesShareOneSeries(t *testing.T) {
 	m := newMetrics()
 	for status := range 1000 {
 		m.request(httptest.NewRequest(http.MethodGet, "/v1/disks", nil),
@@ -112,7 +112,7 @@ func kindOf(kind string, labels []string) string {
 	return kind + " {" + strings.Join(labels, ",") + "}"
 }
 
-// assembled makes a process, with a rack whose user has a token that expires.
+// assembled makes a plugin with the mode, whose rack reports a token that expires.
 func assembled(t *testing.T, mode string) *plugin {
 	t.Helper()
 	url := racktest.At(t, func(w http.ResponseWriter, r *http.Request) {

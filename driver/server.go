@@ -38,8 +38,8 @@ type csiServer struct {
 	flight  flightRecorders
 }
 
-// serve serves until ctx ends. Then it accepts no new calls, drains those in flight, removes the
-// socket and returns nil.
+// serve serves until ctx ends. Then it accepts no new calls, waits for the calls in progress,
+// removes the socket and returns nil.
 func (s *csiServer) serve(ctx context.Context, listener net.Listener) error {
 	server := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(s.interceptors()...),
@@ -70,8 +70,8 @@ func (s *csiServer) serve(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// Run runs the plugin with a configuration until ctx ends. An error before serving is a
-// misconfiguration: one line, with the variable's name.
+// Run runs the plugin until ctx ends. An error before it serves is a misconfiguration: one line,
+// with the variable's name.
 func Run(ctx context.Context, c Config, logTo io.Writer) error {
 	m := newMetrics()
 	p := plugin{config: c, metrics: m}
@@ -126,7 +126,7 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 		}
 	}
 	if c.Mode.node() {
-		// Continue: mounted volumes can be unmounted without these programs. Probe reports the same.
+		// Serve nevertheless: without these programs volumes can be unmounted. Probe returns the error.
 		if err := toolsHealth(); err != nil {
 			log.Error("this node cannot stage volumes", "error", csierr.Message(err))
 		}
@@ -143,7 +143,7 @@ type plugin struct {
 	health *rackHealth // nil without a controller
 	stop   func()      // ends calls that wait for long reads; nil without a node
 	closes []func()
-	// background runs until the last calls have finished.
+	// background contains functions that run until the last calls have ended.
 	background []func(context.Context) error
 }
 
@@ -249,7 +249,7 @@ func (p *plugin) waiting() string {
 	if p.health == nil {
 		return ""
 	}
-	// An outage after the first answer does not count (PR-5).
+	// An outage after the first answer is not reported (PR-5).
 	why := p.health.now().unanswered
 	if why == nil {
 		return ""
@@ -258,7 +258,7 @@ func (p *plugin) waiting() string {
 		p.hidden.text(csierr.Message(why))
 }
 
-// serve runs the CSI server, the servers beside it and the rack checks, and returns when all have
+// serve runs the CSI server, the other servers and the rack checks, and returns when all have
 // ended.
 func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt net.Listener) error {
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -324,9 +324,9 @@ func listenEndpoint(endpoint string) (net.Listener, error) {
 	return listenUnix(path)
 }
 
-// listenUnix creates the socket, and nothing else in its directory, which belongs to the
-// supervisor. It removes a socket left by a process that was killed, but not one that answers, or
-// any other file.
+// listenUnix creates the socket, and no other file in its directory, which belongs to the
+// supervisor. First it removes a socket that a killed process has left, but neither a socket whose
+// process still answers nor a file of another kind.
 func listenUnix(path string) (net.Listener, error) {
 	unlock, err := lockDirectory(filepath.Dir(path))
 	if err != nil {
@@ -336,8 +336,8 @@ func listenUnix(path string) (net.Listener, error) {
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
-	// The umask creates the socket with its final mode, so that it is never accessible to others.
-	// Serving has not begun, so no other goroutine creates files meanwhile.
+	// With this umask the kernel creates the socket with its final mode, so others never have access.
+	// No other goroutine creates files with it, because serving has not begun.
 	old := syscall.Umask(0o777 &^ socketMode)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	syscall.Umask(old)
@@ -353,14 +353,14 @@ func listenUnix(path string) (net.Listener, error) {
 	return &ownSocket{UnixListener: listener, path: path, info: info}, nil
 }
 
-// ownSocket removes its file when it is closed, but not the file of a process that replaced it.
+// ownSocket removes its file when it is closed, unless another process has replaced the file.
 type ownSocket struct {
 	*net.UnixListener
 	path string
 	info os.FileInfo
 }
 
-// Close stops listening. While the socket is open no other file can have its inode number.
+// Close stops listening, and removes the file if it has the socket's inode number.
 func (s *ownSocket) Close() error {
 	if unlock, err := lockDirectory(filepath.Dir(s.path)); err == nil {
 		defer unlock()
@@ -372,8 +372,8 @@ func (s *ownSocket) Close() error {
 }
 
 // lockDirectory keeps other processes of the driver from creating or removing a socket in dir until
-// unlock is called: two that start at once would each treat the other's new socket as stale. The
-// lock is on the directory itself and leaves no file in it.
+// unlock is called. Otherwise two that start at once would each take the other's new socket for a
+// stale one. The lock is on the directory itself and leaves no file in it.
 func lockDirectory(dir string) (unlock func(), err error) {
 	const maxWait = 2 * time.Second
 	held, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY, 0)

@@ -86,7 +86,7 @@ func (o oddController) CreateVolume(context.Context, *csi.CreateVolumeRequest) (
 	return &csi.CreateVolumeResponse{}, o.create()
 }
 
-// serveCreate serves a CreateVolume, and returns a function that calls it for a name.
+// serveCreate serves a CreateVolume that runs work, and returns a function that calls it.
 func serveCreate(t *testing.T, work func() error) (*served, func(ctx context.Context,
 	name string) error) {
 	t.Helper()
@@ -96,14 +96,14 @@ func serveCreate(t *testing.T, work func() error) (*served, func(ctx context.Con
 	}
 }
 
-// inBackground returns a channel with the result of a call.
+// inBackground makes a call in a goroutine, and returns a channel with its result.
 func inBackground(call func() error) <-chan error {
 	result := make(chan error, 1)
 	go func() { result <- call() }()
 	return result
 }
 
-func TestAPanicIsInternalAndTheServerLives(t *testing.T) {
+func TestAPanicReturnsInternalAndTheServerContinues(t *testing.T) {
 	s, create := serveCreate(t, func() error { panic("the secret is " + canary) })
 	for range 2 { // the second call fails if the panic left the lock held
 		fails(csierr.Internal)(t, create(t.Context(), "x"))
@@ -205,8 +205,8 @@ func TestNoSecretReachesTheLogAtAnyLevel(t *testing.T) { // B-15
 	}
 }
 
-// TestEveryMessageIsRedacted fills every field of every message of CSI that could carry a
-// secret or mount flags.
+// TestEveryMessageIsRedacted fills the secrets and mount flags of every CSI message and checks that
+// the log shows neither.
 func TestEveryMessageIsRedacted(t *testing.T) { // B-15
 	messages := 0
 	for i := range csi.File_csi_proto.Messages().Len() {
@@ -245,7 +245,7 @@ func plantCanaries(m protoreflect.Message, depth int) {
 	}
 }
 
-func TestLogLevels(t *testing.T) {
+func TestLogLevelsDependOnMethodAndCode(t *testing.T) {
 	for _, test := range []struct {
 		method string
 		err    error
@@ -293,7 +293,7 @@ func TestLockKeysNameTheObject(t *testing.T) { // CP-14, CU-9, DV-5, CS-7, DS-5,
 	}
 }
 
-func TestControllerCallsHaveADeadlineAndNodeCallsNone(t *testing.T) {
+func TestOnlyControllerCallsGetADeadline(t *testing.T) {
 	for method, want := range map[string]bool{
 		"/csi.v1.Controller/CreateVolume": true, "/csi.v1.Node/NodeStageVolume": false,
 	} {
@@ -307,7 +307,7 @@ func TestControllerCallsHaveADeadlineAndNodeCallsNone(t *testing.T) {
 	}
 }
 
-func TestFieldLimits(t *testing.T) { // B-1, B-2, B-5
+func TestFieldsOverTheirLimitAreRefused(t *testing.T) { // B-1, B-2, B-5
 	long := strings.Repeat("x", 129)
 	flagged := csitest.Filesystem("ext4")
 	flagged.GetMount().MountFlags = []string{long}
@@ -381,7 +381,7 @@ func names(t *testing.T, dir string) []string {
 	return list
 }
 
-func TestNothingButASocketIsRemoved(t *testing.T) { // B-19
+func TestAFileAtTheSocketsPathIsNotRemoved(t *testing.T) { // B-19
 	dir := t.TempDir()
 	path := filepath.Join(dir, "csi.sock")
 	must(t, os.WriteFile(path, []byte("precious"), 0o600))
@@ -399,7 +399,7 @@ func TestOnlyOneOfManyProcessesThatStartAtOnceServes(t *testing.T) { // B-19
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "csi.sock")
 		left := csitest.Got(listenUnix(path))(t)
-		// A stale socket, which all of them try to remove.
+		// This socket is stale, and all processes try to remove it.
 		_ = left.(*ownSocket).UnixListener.Close()
 		servers := startAtOnce(t, path, 16)
 		if len(servers) != 1 {
@@ -438,10 +438,10 @@ func startAtOnce(t *testing.T, path string, many int) []net.Listener {
 	return servers
 }
 
-func TestAProcessThatEndsLeavesItsSuccessorsSocket(t *testing.T) { // B-19
+func TestAnEndingProcessDoesNotRemoveItsSuccessorsSocket(t *testing.T) { // B-19
 	path := filepath.Join(t.TempDir(), "csi.sock")
 	old := csitest.Got(listenUnix(path))(t)
-	// The old socket is removed, and another process starts.
+	// Remove the first socket, as if another process had replaced it.
 	must(t, os.Remove(path))
 	successor := csitest.Got(listenUnix(path))(t)
 	_ = old.Close()

@@ -28,7 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-func TestSurroundingWhitespaceIsTrimmed(t *testing.T) { // D-45
+func TestWhitespaceAroundSettingsIsTrimmed(t *testing.T) { // D-45
 	values := map[string]string{
 		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": racktest.Token,
 		"OXIDE_PROJECT": "kittens", "OXIDE_CLUSTER_ID": "e2e", "OXIDE_LOG_FORMAT": "json",
@@ -96,16 +96,16 @@ func (p *running) line(t *testing.T, level string) (found map[string]string) {
 	return found
 }
 
-// A process that cannot work logs one line that says why, and ready prints the same. Its liveness
-// probe succeeds, so that nothing restarts it.
-func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
+// A controller that the rack refuses logs one line with the reason, and ready prints the same. Its
+// liveness probe succeeds, so that nothing restarts the process.
+func TestARefusedControllerReportsWhyAndStaysAlive(t *testing.T) { // D-45
 	at := func(mood racktest.Exchange) map[string]string {
 		return map[string]string{"OXIDE_HOST": racktest.At(t, moody(mood).ServeHTTP)}
 	}
 	secure := secureRack(t, moody(inOrder))
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(ca, racktest.PEM(secure.Certificate().Raw), 0o600))
-	// The form of this token does not show that it is one, and quotes change it.
+	// No pattern recognizes this token, and quoting changes it.
 	const echoed = `a"tweety<b\c`
 	for _, test := range []struct {
 		name  string
@@ -291,7 +291,7 @@ func TestAProcessMakesItsSocketAndLogsToItsStandardErrorOnly(t *testing.T) { // 
 	}
 }
 
-func TestAMistakeEndsTheProcessWithOneLine(t *testing.T) { // B-26
+func TestAnInvalidSettingEndsTheProcessWithOneLine(t *testing.T) { // B-26
 	var out, log bytes.Buffer
 	status := Main(t.Context(), nil, goodEnv(map[string]string{"OXIDE_MODE": "tweety"}), &out, &log)
 	said := log.String()
@@ -301,7 +301,7 @@ func TestAMistakeEndsTheProcessWithOneLine(t *testing.T) { // B-26
 	}
 }
 
-func TestAProcessKnowsItsVersion(t *testing.T) { // GI-3
+func TestTheVersionFlagPrintsTheVersion(t *testing.T) { // GI-3
 	var out, log bytes.Buffer
 	status := Main(t.Context(), []string{"--version"}, goodEnv(nil), &out, &log)
 	if status != 0 || strings.TrimSpace(out.String()) == "" {
@@ -322,7 +322,7 @@ func clientFor(t *testing.T, url string) *rack.Client {
 
 var inOrder = racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}
 
-// shortDir returns a directory whose path is short enough for a socket; that of t.TempDir is not.
+// shortDir returns a directory whose path is short enough for a socket, unlike that of t.TempDir.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir := csitest.Got(os.MkdirTemp("", "csi"))(t)
@@ -336,7 +336,7 @@ type running struct {
 	stop     func()
 }
 
-// run starts a plugin. At its end it must have removed its sockets.
+// run starts a plugin. Its stop ends the plugin and checks that it has removed its sockets.
 func run(t *testing.T, args []string, env map[string]string) *running {
 	t.Helper()
 	dir := shortDir(t)
@@ -360,9 +360,8 @@ func run(t *testing.T, args []string, env map[string]string) *running {
 	return p
 }
 
-// moodyRack answers every request with the same response, which can be changed, and counts the
-// requests. While that response is a success, it answers a request for the current user with the
-// user.
+// moodyRack answers every request with mood, which a test can change, and counts the requests. If
+// mood is a success, it answers a request for the current user with a user.
 type moodyRack struct {
 	mood   atomic.Pointer[racktest.Exchange]
 	served atomic.Int64
@@ -397,7 +396,7 @@ var (
 	away     = racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
 )
 
-// begin runs the checks of a rack until end, which waits for the last one.
+// begin runs the rack checks in a goroutine. end stops them and waits for the last one.
 func begin(t *testing.T, h *rackHealth) (end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -466,7 +465,7 @@ func TestProbeReportsTheStateOfTheRack(t *testing.T) { // PR-1, PR-3, PR-5
 	}
 }
 
-// awaitHealth waits until the checks find the rack in order, or do not.
+// awaitHealth waits until a check finds the rack in order or, if fine is false, finds a fault.
 func awaitHealth(t *testing.T, h *rackHealth, fine bool) {
 	t.Helper()
 	csitest.Await(t, fmt.Sprint("the rack is in order: ", fine), func() bool {
@@ -493,7 +492,7 @@ func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
 	}
 }
 
-// After a token or a role was corrected, the process needs no restart.
+// Once the operator has corrected the token or its role, the process needs no restart.
 func TestARefusedProcessChecksAgainByItself(t *testing.T) { // D-63
 	rack := moody(badToken)
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))

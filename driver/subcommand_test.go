@@ -24,10 +24,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// canaryToken is the driver's own token. Its form does not show that it is a token.
+// canaryToken is the driver's token. No pattern recognizes it.
 const canaryToken = "tweetytweety-without-a-prefix"
 
-// canaryObjects is what kubectl prints of a volume whose name and message contain the token.
+// canaryObjects is kubectl's output for a PersistentVolume with the token in its name and message.
 const canaryObjects = `{"kind":"List","items":[{"kind":"PersistentVolume",` +
 	`"metadata":{"name":"pv-` + canaryToken + `"},"spec":{"csi":{"driver":"` + volume.DriverName +
 	`","volumeHandle":"` + racktest.Disk + `"}},"status":{"phase":"Failed","message":"no ` +
@@ -47,7 +47,7 @@ func echoingRack(t *testing.T) string {
 	})
 }
 
-// command runs a program with an environment.
+// command runs oxide-csi-plugin with an environment and arguments.
 func command(t *testing.T, env map[string]string, args ...string) (status int, out, errs string) {
 	t.Helper()
 	var toOut, toErr bytes.Buffer
@@ -56,7 +56,7 @@ func command(t *testing.T, env map[string]string, args ...string) (status int, o
 }
 
 // The doctor's own tests show that no other secret is in the evidence.
-func TestTheTokenIsNotInWhatADoctorWrites(t *testing.T) { // B-26
+func TestTheDoctorRedactsTheToken(t *testing.T) { // B-26
 	env := map[string]string{"OXIDE_HOST": echoingRack(t), "OXIDE_TOKEN": canaryToken,
 		"OXIDE_PROJECT": racktest.Project, "OXIDE_CLUSTER_ID": "blue"}
 	dir := t.TempDir()
@@ -102,7 +102,7 @@ func TestTheTokenIsNotInWhatADoctorWrites(t *testing.T) { // B-26
 	}
 }
 
-func TestTheTokenIsNotInWhatADoctorWithoutARackWrites(t *testing.T) { // B-26
+func TestTheDoctorRedactsTheTokenWithoutARack(t *testing.T) { // B-26
 	tools, bundle := t.TempDir(), filepath.Join(t.TempDir(), "bundle")
 	must(t, os.WriteFile(filepath.Join(tools, "kubectl"),
 		[]byte("#!/bin/sh\necho '"+canaryObjects+"'"), 0o755))
@@ -138,7 +138,7 @@ func TestABundleIsWrittenToANewFileOnly(t *testing.T) {
 	}
 }
 
-func TestTheExitStatusOfADoctor(t *testing.T) {
+func TestTheDoctorsExitStatusReflectsItsFindings(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string
 		want int
@@ -190,7 +190,7 @@ func TestInspectPrintsAReportThatADoctorReads(t *testing.T) {
 	}
 }
 
-func TestTheHelpNamesTheProgramsOfAnOperator(t *testing.T) {
+func TestTheHelpListsAllSubcommands(t *testing.T) {
 	status, out, _ := command(t, nil, "--help")
 	if status != 0 {
 		t.Errorf("status %d", status)
@@ -202,7 +202,7 @@ func TestTheHelpNamesTheProgramsOfAnOperator(t *testing.T) {
 	}
 }
 
-func TestAuditOptions(t *testing.T) {
+func TestInvalidAuditOptionsAreRefused(t *testing.T) {
 	env := map[string]string{"OXIDE_HOST": "https://rack", "OXIDE_TOKEN": racktest.Token,
 		"OXIDE_PROJECT": racktest.Project, "OXIDE_CLUSTER_ID": "blue"}
 	parse := func(without string, args ...string) (auditConfig, error) {
@@ -288,7 +288,7 @@ func TestPrestopWaitsUntilTheConnectionIsClosed(t *testing.T) {
 	}
 }
 
-func TestPrestopEndsIfNoConnectionIsClosed(t *testing.T) {
+func TestPrestopEndsWithoutAPeerOrAfterItsTimeout(t *testing.T) {
 	listener, none := leaving(t)
 	left := filepath.Join(filepath.Dir(none), "left.sock")
 	must(t, os.Rename(none, left)) // closing the listener does not find it there
