@@ -440,7 +440,7 @@ func (c *Config) setTopology(value string) (err error) {
 	return err
 }
 
-// setTopologyKey returns a set function that adds a key to every location, or to a first one.
+// setTopologyKey returns a set function that adds a key to every location, or to a new one.
 func (c *Config) setTopologyKey(name string) func(string) error {
 	return func(value string) error {
 		if len(c.Topology) == 0 {
@@ -469,7 +469,7 @@ func (c *Config) nodeTopology(instance string) map[string]string {
 
 func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
-// address returns a set function for an address to serve at, which is not public if local is set.
+// address returns a set function for an address, which only this machine can reach if local is set.
 func address(field *string, local bool) func(string) error {
 	return func(value string) error {
 		if strings.HasPrefix(value, "unix:") {

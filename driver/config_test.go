@@ -94,7 +94,7 @@ func TestConfigurationHasDefaults(t *testing.T) {
 	}
 }
 
-func TestAFlagWinsOverItsVariable(t *testing.T) {
+func TestAFlagOverridesItsVariable(t *testing.T) {
 	c := csitest.Got(ParseConfig([]string{"--mode=node", "--endpoint", "unix:///other/x.sock",
 		"--max-disks=8", "--log-level=DEBUG", "--log-format=json", "--topology=rack=r1"},
 		goodEnv(map[string]string{"OXIDE_MAX_DISKS": "9", "OXIDE_TOPOLOGY_ZONE": "z1"}), io.Discard))(t)
@@ -136,7 +136,7 @@ func TestNodesNeedNoSettingsOfTheRack(t *testing.T) { // D-64
 	}
 }
 
-func TestTheHostBecomesAURL(t *testing.T) {
+func TestTheHostSettingBecomesAURL(t *testing.T) {
 	for value, want := range map[string]string{
 		"silo.sys.example.com":       "https://silo.sys.example.com",
 		"https://silo.example.com/":  "https://silo.example.com",
@@ -202,8 +202,7 @@ func TestRunFailsFastOnMisconfiguration(t *testing.T) { // B-26
 	}
 }
 
-// spokenDefaults contains defaults in the table of docs/configuration.md that are in no setting's
-// preset.
+// spokenDefaults maps variables without a preset to their defaults in docs/configuration.md.
 var spokenDefaults = map[string]string{
 	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
 	"OXIDE_PPROF_ADDRESS": "none", "OXIDE_LIVENESS_ENDPOINT": "none", "OXIDE_LEAVE_SOCKET": "none",

@@ -83,8 +83,8 @@ func (h *rackHealth) now() rackKnown {
 
 const expiryInterval = time.Hour
 
-// readExpiry reads, at most once an hour, when the first of the user's tokens expires. A rack that
-// does not report that has no fault.
+// readExpiry reads, at most once an hour, when the first of the user's tokens expires. If the rack
+// does not report that, it only logs the error.
 func (h *rackHealth) readExpiry(ctx context.Context) {
 	if time.Since(h.askedExpiry) < expiryInterval {
 		return
@@ -92,7 +92,7 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	h.askedExpiry = time.Now()
 	var first time.Time
 	err := h.Rack.EachToken(ctx, func(token *oxide.DeviceAccessToken) {
-		// An expired token is not the driver's, because the rack has just accepted that one.
+		// An expired token is not the driver's, which the rack has just accepted.
 		if at := token.TimeExpires; at != nil && at.After(time.Now()) &&
 			(first.IsZero() || at.Before(first)) {
 			first = *at
@@ -108,7 +108,7 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	h.known.expires = first
 }
 
-// checkSoon requests a check, because the rack has refused the token. It does not wait for it.
+// checkSoon requests a check and does not wait. It is called when the rack refuses a token.
 func (h *rackHealth) checkSoon() {
 	select {
 	case h.asked <- struct{}{}:
@@ -250,8 +250,8 @@ type identityService struct {
 
 // waitingTrailer is the key of the gRPC trailer in which Probe returns the sentence of Waiting.
 // CSI's response has no field for it. If Probe answered "not ready", a CO would start nothing and
-// show no reason, and if it returned an error, a supervisor might restart the plugin. The key ends
-// in -bin because other trailers have to be ASCII.
+// show no reason, and if it returned an error, a supervisor might restart the plugin. Without the
+// ending -bin the value would have to be ASCII.
 const waitingTrailer = "oxide-csi-waiting-bin"
 
 // GetPluginInfo returns the driver's name and version.
@@ -421,7 +421,7 @@ func (m *metrics) watchNode(n *node.Service) {
 // A collector sends those metrics that have a value at the time of a collection.
 type collector func(to chan<- prometheus.Metric)
 
-// Describe sends nothing, because a metric without a value is missing from a collection.
+// Describe sends no descriptions, because some metrics are missing from some collections.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }

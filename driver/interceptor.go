@@ -183,7 +183,7 @@ func objects(req any) []slog.Attr {
 	return attrs
 }
 
-// made returns the id of the object that a call created. Later calls have only this id.
+// made returns the id of the object that a call created. Later calls name the object by this id.
 func made(answer any) []slog.Attr {
 	if r, ok := answer.(*csi.CreateVolumeResponse); ok && r.GetVolume() != nil {
 		return []slog.Attr{slog.String("volume", r.GetVolume().GetVolumeId())}
@@ -372,8 +372,8 @@ type hidden struct {
 }
 
 const (
-	// maxTokens limits the tokens that hidden keeps. No response is still expected to a request with
-	// an older one.
+	// maxTokens limits the tokens that hidden keeps. Responses to requests with older tokens are no
+	// longer expected.
 	maxTokens = 16
 	// minPrefix is the number of bytes by which a truncated token is recognized.
 	minPrefix = 12

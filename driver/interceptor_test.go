@@ -26,7 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// Programs that read the log find a volume's calls by its ids.
+// Programs search the log for the ids of a volume, a node or a snapshot.
 func TestACallIsLoggedInOneLineWithItsObjectsAndDuration(t *testing.T) {
 	const volume, node, snapshot = racktest.Disk, racktest.Instance, racktest.Snapshot
 	type objects map[string]string

@@ -245,7 +245,7 @@ func TestAProblemWithTheRackIsLoggedOnce(t *testing.T) {
 	}
 }
 
-func TestANodeNamesMissingProgramsAtItsStart(t *testing.T) { // PR-4
+func TestANodeLogsMissingProgramsAtStart(t *testing.T) { // PR-4
 	path := t.TempDir()
 	for _, tool := range filesystem.Tools {
 		if tool != "mkfs.xfs" && tool != "btrfs" {
@@ -261,7 +261,7 @@ func TestANodeNamesMissingProgramsAtItsStart(t *testing.T) { // PR-4
 	}
 }
 
-func TestAProcessMakesItsSocketAndLogsToItsStandardErrorOnly(t *testing.T) { // B-30, B-22, B-29
+func TestAProcessLogsToStandardErrorAndMakesOnlyItsSocket(t *testing.T) { // B-30, B-22, B-29
 	dir := shortDir(t)
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
 	env := goodEnv(map[string]string{"CSI_ENDPOINT": endpoint, "OXIDE_LOG_LEVEL": "debug",

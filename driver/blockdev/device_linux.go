@@ -61,8 +61,8 @@ func (h Host) mounted(d Device) string {
 	return h.Mounted(d)
 }
 
-// Await waits, at most for the given time, until a device has the serial and a device node. It
-// polls, because inotify does not report changes in sysfs, and udev need not run.
+// Await waits, at most for the given time, until one device has the serial and a device node. It
+// polls, because inotify does not report changes in sysfs, and udev may not be running.
 func (h Host) Await(ctx context.Context, serial string, wait time.Duration) (Device, error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 250 * time.Millisecond,
 		End: time.Now().Add(wait)}
@@ -260,9 +260,9 @@ func (d *OpenDevice) descriptorPath() string {
 // Root opens the root directory of a new tmpfs. At the device's own path it contains a node of the
 // device, even if that path in /dev leads to another disk by now.
 //
-// mount(2) takes a path, not a descriptor, and shows it in the mount table, where programs look it
-// up. With this root directory the path is the usual one and leads to the right device. The tmpfs
-// is detached, so it disappears when the directory is closed.
+// The kernel mounts a device by its path, not by a descriptor, and shows the path in the mount
+// table, where programs look the device up. For a thread with this root directory, the usual path
+// leads to the right device. The tmpfs is detached, so it disappears when the directory is closed.
 func (d Device) Root() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

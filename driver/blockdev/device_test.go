@@ -45,7 +45,7 @@ func TestHostFindsADeviceByItsSerial(t *testing.T) {
 	})
 }
 
-func TestParseDiskstats(t *testing.T) {
+func TestParseDiskstatsReturnsTheDevicesCounters(t *testing.T) {
 	const text = "   7       0 loop0 95279 245 2672904 9264 15799 74501 20875650 36154 0 11260" +
 		" 49908 28 0 9568286 1 2595 4488\n" +
 		"   7       1 loop1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n" +

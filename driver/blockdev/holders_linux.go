@@ -219,9 +219,9 @@ const kernelSysfs = "/sys"
 const loopWait = time.Second
 
 // CheckLoops fails if a loop device uses the device or a partition of it, directly or through other
-// loop devices. The kernel opens the file below a loop device in no process and not exclusively, so
-// other checks do not find it. A loop device that does not report its file counts as a user only if
-// a workload may have the device's node (Shared).
+// loop devices. The kernel itself opens the file below a loop device, and not exclusively, so no
+// search of the processes and no exclusive open finds it. A loop device that does not report its
+// file counts as a user only if a workload may have the device's node (Shared).
 func (d *OpenDevice) CheckLoops() error {
 	bound, err := boundLoops()
 	if err != nil {
@@ -274,8 +274,8 @@ type loop struct {
 	err   error  // why below is not known
 }
 
-// describe returns text for an error: the loop device, the name over of the device that it uses,
-// and the loop device's own users.
+// describe returns text for an error: the loop device l, the device named over that l uses, and the
+// users of l.
 func (l loop) describe(h Host, over string) string {
 	words := fmt.Sprintf("%s (over %s by the path %.200q)", l.Name, over, l.file)
 	if at := h.mounted(l.Device); at != "" {
@@ -322,7 +322,7 @@ func askLoops(loops []loop) error {
 	return errors.Join(errs...)
 }
 
-// ask sets below, or err if the kernel does not answer. It returns an error if it cannot ask.
+// ask sets l.below, or l.err if the kernel does not report it. It fails if it cannot ask.
 func (l *loop) ask() error {
 	var below uint64
 	var failed, err error

@@ -26,13 +26,13 @@ type OpenDevice struct {
 	lock *os.File // against other processes of the driver; nil unless OpenLocked opened it
 	// Shared reports whether a workload may have, or have had, a node of the device.
 	Shared bool
-	// Inherited lists the files for programs that work on the device: File, and the locks, which a
-	// program keeps if this process dies.
+	// Inherited lists the files that a program inherits to work on the device: File, and the locks,
+	// which the program then keeps if this process dies.
 	Inherited []*os.File
 }
 
-// Open opens the device and verifies that the open device has the number, size and diskseq of d in
-// sysfs.
+// Open opens the device and verifies that it has the number, size and diskseq that sysfs has
+// reported.
 func (h Host) Open(device Device) (*OpenDevice, error) { return h.open(device.Path, device) }
 
 func (h Host) open(path string, device Device) (*OpenDevice, error) {
@@ -94,7 +94,7 @@ func (d *OpenDevice) verify() error {
 }
 
 // Reverify verifies that the path still leads to the open device, and that the device still has the
-// serial. Then a program that has just worked at the path has worked on this disk.
+// serial. If so, a program that was given the path has worked on this disk.
 func (d *OpenDevice) Reverify() error {
 	now, err := d.host.Lookup(d.Serial)
 	if err != nil {
@@ -143,7 +143,7 @@ func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 }
 
 // awaitCopies waits up to a second until no process has a copy of the descriptor that WithExclusive
-// closed. A child between fork and exec has one, or a process that reads /proc/PID/fd.
+// closed. A child between fork and exec may have one, or a process that reads /proc/PID/fd.
 func (d *OpenDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		if !csierr.Has(d.TryExclusive(), csierr.DeviceHeld) {
@@ -250,8 +250,8 @@ func (d *OpenDevice) SetReadOnly(on bool) error {
 	return Ioctl(d.descriptor(), unix.BLKROSET, unsafe.Pointer(&n))
 }
 
-// DropCache makes the kernel drop its cache of the device. After a failed write the cache contains
-// the new bytes, which are not on the disk, as long as any process has the device open.
+// DropCache makes the kernel drop its cache of the device. While any process has the device open,
+// the cache keeps the bytes of a failed write, which are not on the disk.
 func (d *OpenDevice) DropCache() error {
 	if err := Ioctl(d.descriptor(), unix.BLKFLSBUF, nil); err != nil {
 		return fmt.Errorf("drop what the kernel has kept of %s: %w", d.Path, err)

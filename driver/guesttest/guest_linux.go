@@ -54,7 +54,7 @@ type Disk struct {
 
 var left sync.Once
 
-// New makes a guest without disks. When the test ends, New's cleanup unmounts what is below g.Dir.
+// New makes a guest without disks. When the test ends, a cleanup unmounts all below its directory.
 func New(t testing.TB) *Guest {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -118,7 +118,7 @@ func BlockSize(bytes int) Option { return func(c *loopdev.Config) { c.BlockSize 
 // AttachFile adds a disk that is backed by the file.
 func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	g.t.Helper()
-	// The names do not have the order of attachment, because on an instance they need not have it.
+	// The names are not in the order of attachment, as on an instance.
 	g.disks++
 	d := &Disk{Name: fmt.Sprintf("nvme%dn1", 7-g.disks%7), Serial: serial, File: file}
 	// btrfs would treat two loop devices with the same serial as one device.
@@ -195,7 +195,7 @@ func (d *Disk) WriteAt(t testing.TB, offset int64, b []byte) {
 	csitest.Must(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
-// Same returns a function that checks that the disk's bytes are still those of the call of Same.
+// Same returns a function that checks that the disk's bytes have not changed since this call.
 func (d *Disk) Same(t testing.TB) (check func()) {
 	t.Helper()
 	before := d.digest(t)
@@ -273,8 +273,8 @@ func unmountBelow(t testing.TB, dir string) {
 	}
 }
 
-// Sysfs makes a directory like /sys with block devices, which serials maps by name, and returns its
-// path. The serial "-" means that the device has none.
+// Sysfs makes a directory like /sys with a block device for each name in serials, and returns its
+// path. A device with the serial "-" has none.
 func Sysfs(t testing.TB, serials map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

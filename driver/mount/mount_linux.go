@@ -201,7 +201,7 @@ func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 	return st, err
 }
 
-// Verify fails if the mount is not of device d, such as of another device that has d's path by now.
+// Verify fails if the mount is of another device than d, which may have had the same path.
 func (m *Mount) Verify(d blockdev.Device) error {
 	major, minor, err := m.number(d)
 	if err != nil {
@@ -360,8 +360,8 @@ func Thaw(root *os.File) error {
 // mount. Such a process may rely on the freeze, and prevents the unmount in any case.
 func ThawAt(m *mountinfo.Info) error {
 	// The first unmount with MNT_EXPIRE returns EAGAIN if the mount is not in use. If another process
-	// has made the first one, this one unmounts. The frozen filesystem then keeps the device in use,
-	// which the exclusive open at the end of the CSI call finds.
+	// has already made a first one, this one unmounts. The frozen filesystem then keeps the device in
+	// use, which the exclusive open at the end of the CSI call finds.
 	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
 	if !errors.Is(err, unix.EAGAIN) {
 		return nil

@@ -66,7 +66,7 @@ func TestNewMountsTheOpenDeviceNotItsPath(t *testing.T) {
 	}
 }
 
-func TestTheMountSourceIsTheMarkedPathOfTheDevice(t *testing.T) {
+func TestNewSetsTheSourceThatMarksTheDriversMounts(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)
@@ -140,7 +140,7 @@ func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 	}
 }
 
-func TestAMountDoesNotChangeTheProcesssRoot(t *testing.T) {
+func TestNewKeepsTheRootOfTheProcess(t *testing.T) {
 	_, device := formatted(t, guesttest.New(t), guesttest.Serial, volume.Ext4)
 	for range 20 {
 		mounts(t, device, volume.Ext4)
@@ -201,7 +201,7 @@ func TestTableListsMountsFlagsAndConditions(t *testing.T) {
 	}
 }
 
-// In a user namespace any user can create deep directories, and so a line of this length.
+// In a user namespace any user can create deep directories, and so lines of this length.
 func TestMountLinesOfAnyLengthAreParsed(t *testing.T) {
 	deep := strings.Repeat("/a-directory", 10_000)
 	table, err := parseTable([]byte("21 1 254:0 / / rw - ext4 /dev/root rw\n" +

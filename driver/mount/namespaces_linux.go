@@ -131,7 +131,7 @@ func readOther(namespace, path string, most int, end time.Time) (b []byte, err e
 	return read, readErr
 }
 
-// readUntil reads whole lines of a mount table, or returns errUnread with the lines within limits.
+// readUntil reads whole lines of a mount table. If it stops at a limit, it returns errUnread, too.
 func readUntil(path string, most int, end time.Time) (b []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -298,8 +298,8 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 // resolveCached is RESOLVE_CACHED of linux/openat2.h, which x/sys lacks.
 const resolveCached = 0x20
 
-// device returns the number of the device of a mount in the view, like Device. In another namespace
-// it asks the filesystem itself, because the source of a btrfs still names a disk that is gone. It
+// device returns the device number of a mount in the view, as Device does. In another namespace it
+// asks the filesystem itself, because the source of a btrfs still names a disk that is gone. It
 // resolves only paths in the kernel's cache and opens only the mount itself, so it never waits for
 // another filesystem of the namespace.
 func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
@@ -334,7 +334,7 @@ func (t Table) byID() map[int]*mountinfo.Info {
 	return mounts
 }
 
-// parent returns the mount that has m's mount point. It returns nil for the root mount, and if the
+// parent returns the mount on which m is mounted. It returns nil for the root mount, and if the
 // parent is outside of the process's root directory.
 func (v view) parent(m *mountinfo.Info) *mountinfo.Info {
 	if m.Parent == m.ID {
@@ -394,8 +394,8 @@ func (vs Views) receivers(group string) map[string]bool {
 // Elsewhere returns those of the mounts that stay when the driver unmounts its own.
 //
 // If kubelet and the driver's container share a directory, both have a copy of a mount there. When
-// the driver unmounts, the kernel unmounts kubelet's copy, too, so that is no user of the volume.
-// The caller searches again after the unmount and finds a copy that has stayed.
+// the driver unmounts, the kernel unmounts kubelet's copy, too, so the copy is not a user of the
+// volume. The caller searches again after the unmount and finds a copy that has stayed.
 func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	for _, layer := range own {
 		var at location
@@ -421,8 +421,8 @@ func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 
 // AwaitNone waits until find returns no mounts. If some stay, its error lists them. It does not
 // wait for a mount in the driver's own namespace, because that is a publication, which stays until
-// it is unpublished. A mount in another namespace may end soon, for example when a container has
-// started. unread names the processes whose namespaces may have further mounts.
+// it is unpublished. A mount in another namespace may end soon, as when a container starts. unread
+// names the processes whose namespaces may have further mounts.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	find func(Views) []Found) (unread string, err error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,

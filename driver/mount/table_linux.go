@@ -195,8 +195,8 @@ func NodeRoot(m *mountinfo.Info) (node, deleted bool) {
 // IsDiskPath reports whether path looks like the path of a disk's node.
 func IsDiskPath(path string) bool { return diskNode.MatchString(path) }
 
-// shownNode returns the number of the disk whose node is mounted. ok is false for any other mount,
-// on which it does not call stat, because that may hang if a server is dead.
+// shownNode returns the number of the disk whose node is mounted. For any other mount ok is false,
+// and it does not call stat, which may hang if a server is dead.
 func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if !diskNode.MatchString(m.Root) {
 		return 0, 0, false
@@ -229,7 +229,7 @@ func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err
 // Flags returns those flags of a mount that have to be the same as a request's or another mount's.
 func Flags(m *mountinfo.Info) []string { return volume.ShownFlags(m.Options, m.VFSOptions) }
 
-// Condition is what errors have done to a mounted filesystem.
+// Condition tells what errors have done to a mounted filesystem.
 type Condition int
 
 // The conditions of a filesystem.

@@ -30,7 +30,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// tools puts scripts before the programs of the same names in PATH. Their $real is the program.
+// tools puts scripts before the programs of the same names in PATH. They can run these as $real.
 func tools(t *testing.T, scripts map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -195,7 +195,7 @@ func (v testVolume) snapshotOf(t *testing.T, sizeBytes int64) testVolume {
 
 func TestASnapshotOfAnUnfinishedFormatCanBeStaged(t *testing.T) {
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
-		t.Run("a "+fsType+" on a disk three times as large", func(t *testing.T) {
+		t.Run(fsType+" on a disk three times as large", func(t *testing.T) {
 			origin := newGuest(t).disk(smallest(fsType), fsType)
 			origin.interruptFormat()
 			v := origin.snapshotOf(t, 3*origin.disk.SizeBytes)
@@ -317,7 +317,7 @@ func TestUnstageStopsTheReadOfTheWholeDisk(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
-// If the disk is detached while stage reads it, the read fails. The error must say so.
+// If the disk is detached while stage reads it, the error is that the device is missing.
 func TestStageReportsADiskThatIsDetachedDuringItsRead(t *testing.T) {
 	v := newGuest(t).disk(64, volume.Ext4)
 	v.Whole = true
@@ -556,7 +556,7 @@ func TestRecordsAreErasedBeforeARawPublish(t *testing.T) {
 	}
 }
 
-// record returns the record that a format of the volume writes, or a growth unless growFrom is 0.
+// record returns the record of a format of the volume, or of a growth if growFrom is not 0.
 func (v testVolume) record(t *testing.T, growFrom int64) filesystem.Record {
 	t.Helper()
 	nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)

@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// opening starts a process that keeps the file open, for reading ("<") or for both ("<>").
+// opening starts a process that keeps the file open, for reading ("<") or also for writing ("<>").
 func opening(t *testing.T, how, path string) *neighbour {
 	t.Helper()
 	script := `exec 3` + how + `"$1"; echo ready; read -r x || true`

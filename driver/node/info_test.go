@@ -107,7 +107,7 @@ func (v testVolume) usage(path string) ([]*csi.VolumeUsage, error) {
 	return resp.GetUsage(), err
 }
 
-func TestNodeGetVolumeStats(t *testing.T) {
+func TestStatsReportTheUsageOfAVolume(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType+" counts bytes and inodes (VS-3)", func(t *testing.T) {
 			v := newGuest(t).disk(512, fsType)
@@ -152,7 +152,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	})
 }
 
-func TestNodeGetVolumeHealth(t *testing.T) {
+func TestHealthReportsErrorsOfAVolume(t *testing.T) {
 	t.Run("the health of an unknown volume is NOT_FOUND (NH-2)", func(t *testing.T) {
 		n := &Service{SysfsRoot: guesttest.Sysfs(t, nil)}
 		csitest.Want(t, csitest.Call(t.Context(), n, &csi.NodeGetVolumeHealthRequest{VolumeId: "v",

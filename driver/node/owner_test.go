@@ -424,7 +424,7 @@ func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
 		n.leave()
 		must(t, v.unstage())
 	})
-	t.Run("a copy that a mount in it keeps is found after the unmount", func(t *testing.T) {
+	t.Run("a copy that stays mounted is found after the unmount", func(t *testing.T) {
 		g, _ := sharedGuest(t)
 		v := g.disk(16, volume.Ext4)
 		must(t, v.stage())

@@ -385,9 +385,9 @@ func (v heldVolume) unmountTarget(ctx context.Context, target string, layers []s
 	return endReadOnly(raw)
 }
 
-// undoReadOnly makes the device of a block volume writable again if a driver has unmounted the
-// target and died before it did so. If the device cannot be opened, a later call does it that needs
-// a writable device.
+// undoReadOnly makes the device of a block volume writable again, in case a driver has unmounted
+// the target and died before that. If the device cannot be opened, it stays read-only until a call
+// needs it writable.
 func (v heldVolume) undoReadOnly(ctx context.Context) error {
 	known, ok := v.record.load()
 	if !ok || !known.Block {
@@ -425,7 +425,7 @@ func endReadOnly(device *blockdev.OpenDevice) error {
 }
 
 // removeTarget removes the directory or file that NodePublishVolume made, if it is empty. It never
-// removes a tree: should a volume still be mounted there, the tree would be a user's data.
+// removes a tree: if something is still mounted there, the tree is a user's data.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	switch {
@@ -458,9 +458,9 @@ func removeTarget(target string) error {
 
 // NodeUnpublishVolume and NodeUnstageVolume get a volume's id and a path, at which something else
 // may be mounted. If another volume is mounted there, the call leaves it alone and succeeds,
-// because CSI wants OK if the volume is not at the path. The call fails if no volume can have such
-// a mount, because the volume may be below it. It also fails if a record contradicts the mount, or
-// if nothing proves that the mount is the volume's.
+// because CSI wants OK if the volume is not at the path. The call fails if the mount cannot be a
+// volume's, because the volume may be hidden below it. It also fails if a record contradicts the
+// mount, or if nothing proves that the mount is the volume's.
 
 // ownMounts returns those of the mounts at a staging or target path that are the volume's. It
 // returns none if another volume is mounted there.
@@ -525,7 +525,7 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 
 // ofVolume reports whether the driver may treat a mount of disk d as the volume's: a record names
 // the disk, or the mount has the driver's mark. d is the zero device if the disk is gone. A btrfs
-// on a disk with one of the driver's names needs no mark, because a device scan may replace it.
+// whose disk is gone, or is the driver's, needs no mark, because a device scan may replace it.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 	node, _ := mount.NodeRoot(m)
 	isDisk := node || d.Path != "" || mount.IsDiskPath(m.Source)
@@ -543,8 +543,8 @@ func undoError(err error) error {
 	return err
 }
 
-// goneToo returns text for an error about a mount whose disk is gone: a volume whose recorded disk
-// is gone, too, because the mount may be that volume's. Without such a volume it returns "".
+// goneToo returns text for the error about a mount whose disk is gone. It names a volume whose
+// recorded disk is gone, too, because the mount may be that volume's; "" if there is none.
 func goneToo(host blockdev.Host, records []volumeRecord) string {
 	for _, r := range records {
 		if _, err := host.Lookup(volume.Serial(r.Disk)); csierr.Has(err, csierr.DeviceNotFound) {

@@ -77,7 +77,7 @@ func TestPublishVerifiesTheStagingMount(t *testing.T) { // D-29
 	})
 }
 
-func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
+func TestRepeatedPublishesReturnTheCodesThatCSIWants(t *testing.T) { // NP-6, NP-7, NP-8
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, singleWriter, multiWriter} {
 			t.Run(fsType+" with "+mode.String(), func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestRepeatedPublishesFollowCSIsTable(t *testing.T) { // NP-6, NP-7, NP-8
 		csitest.Want(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 		csitest.Want(t, v.publish("pod2"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 	})
-	t.Run("a workload's own mount of a directory of the volume is no publication", func(t *testing.T) {
+	t.Run("a workload's mount of a directory in the volume is no publication", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
 		// The name of the directory looks like a disk's node.
@@ -224,7 +224,7 @@ func writeTo(path string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
+func TestUnpublishUnmountsTheVolumeAndRemovesTheTarget(t *testing.T) { // D-36, D-37
 	v := newGuest(t).disk(16, volume.Ext4)
 	v.up("pod")
 	t.Run("unpublish succeeds without a volume or a target (UP-2, UP-4)", func(t *testing.T) {
@@ -292,7 +292,7 @@ func shutDown(t *testing.T, v testVolume) {
 	must(t, blockdev.Ioctl(int(f.Fd()), shutdown, unsafe.Pointer(&flags)))
 }
 
-func TestNodeUnstageVolume(t *testing.T) {
+func TestUnstageUnmountsAndReleasesTheVolume(t *testing.T) {
 	v := newGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
 	t.Run("all mounts are unmounted, and the data are on the disk (NU-4)", func(t *testing.T) {
@@ -451,7 +451,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 		}
 		must(t, v.unstage())
 	})
-	// Another namespace has the staging mount, or a mount of its directory named nvme0n1.
+	// Another namespace has the staging mount, or only a mount of the directory nvme0n1 in it.
 	for shown, script := range map[string]string{
 		"staging mount": "", "directory": `mount --bind "$1/nvme0n1" "$2"; umount "$1"`,
 	} {
@@ -460,7 +460,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 			fsTypes = []string{volume.Ext4} // the mount of a btrfs does not have the number of its disk
 		}
 		for _, fsType := range fsTypes {
-			t.Run("a refused stage does not thaw the "+shown+" of another namespace: "+fsType,
+			t.Run(shown+" of another namespace is not thawed by a refused stage: "+fsType,
 				func(t *testing.T) { // NS-7
 					v := setUp(t, fsType)
 					must(t, v.unpublish("pod"))

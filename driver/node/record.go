@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// DefaultStateDir is on a tmpfs: a reboot removes the records and the mounts that they are about.
-	// It is not the socket's directory, in which CSI allows only the socket.
+	// DefaultStateDir is on a tmpfs, because the mounts do not survive a reboot either. It is not the
+	// socket's directory, in which CSI allows only the socket.
 	DefaultStateDir = "/run/" + volume.DriverName
 	// recordVersion is the version of the records. The driver ignores a record of another version.
 	recordVersion = 1
@@ -73,8 +73,8 @@ func (n *Service) records() *recordStore {
 	return n.store
 }
 
-// parseRecord parses a record. It refuses a record that is truncated or of another version, and one
-// with anything behind it.
+// parseRecord parses a record. It refuses a record that is truncated, of another version, or
+// followed by more text.
 func parseRecord(b []byte) (volumeRecord, error) {
 	if len(b) > maxRecordBytes {
 		return volumeRecord{}, fmt.Errorf("it has more than %d bytes", maxRecordBytes)
@@ -102,7 +102,7 @@ func (r volumeRecord) encode() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// recordKey returns the form of a volume id that records have: a UUID is in lower case.
+// recordKey returns a volume's id as records contain it: a UUID in lower case.
 func recordKey(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id
@@ -198,8 +198,8 @@ func (s storedRecord) load() (volumeRecord, bool) {
 	return r, true
 }
 
-// otherVolume returns why, according to the records, the disk with the serial is not the volume's,
-// or "". certain reports whether a record of this or another volume names the disk.
+// otherVolume returns why, according to the records, the disk with the serial is not the volume's;
+// "" if no record says so. certain reports whether any volume's record names the disk.
 func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	known, ok := s.load()
 	want := volume.Serial(known.Disk)
@@ -218,7 +218,7 @@ func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	return "", false
 }
 
-// all lists every valid record, perhaps twice. The invalid ones were logged by open.
+// all lists every valid record, some of them twice. open has logged the invalid ones.
 func (s *recordStore) all() []volumeRecord {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.kept))

@@ -139,7 +139,7 @@ func InstanceID(n Identity) (string, error) {
 	return claims[0].id, nil
 }
 
-// canonicalUUID accepts the form in which the rack writes UUIDs, in upper or lower case.
+// canonicalUUID accepts a UUID only with hyphens, as the rack writes it, in upper or lower case.
 func canonicalUUID(s string) (string, error) {
 	const length = 36 // with hyphens; uuid.Parse takes others too
 	id, err := uuid.Parse(s)

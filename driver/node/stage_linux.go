@@ -229,9 +229,9 @@ func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 }
 
 // begin runs after every proof, right before the first write to the volume's disk, or before the
-// mount. It makes the device of a read-only disk read-only for good, because that may look
-// writable: the kernel then writes nothing, and refuses a filesystem whose log it would have to
-// replay. It makes another device writable only if that may have been published as a raw device,
+// mount. The device of a read-only disk may look writable, so begin makes it read-only for good:
+// the kernel then writes nothing, and refuses a filesystem whose log it would have to replay. The
+// device of another disk becomes writable only if it may have been published as a raw device,
 // because the driver makes a device read-only for no other use.
 func (v *nodeVolume) begin(covers int64) error {
 	known, _ := v.record.load()
@@ -433,7 +433,7 @@ func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]s
 	return v, v.checkUse()
 }
 
-// positive parses a number of bytes. An empty text means that it is unknown, and returns 0.
+// positive parses a number of bytes. It returns 0 for an empty text, which means unknown.
 func positive(field, text string) (int64, error) {
 	if text == "" {
 		return 0, nil
@@ -465,7 +465,7 @@ func checkContexts(id string, published, vol map[string]string) error {
 
 // checkUse refuses a raw device for a volume that was created for filesystems, and the reverse.
 // Data that a workload has written to a raw device may look like a blank disk in a sample, or like
-// one of the driver's filesystems.
+// one of the driver's filesystems, so a stage might overwrite them.
 func (v nodeVolume) checkUse() error {
 	switch {
 	case v.Use == volume.UseFilesystem && v.Block:

@@ -52,7 +52,7 @@ func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 	foreign := foreignDisks(all, n.records().all())
 	room := limit - foreign
 	if room < 1 {
-		// The orchestrator takes 0 for "no limit". The rack refuses a volume for which it has no slot.
+		// The orchestrator takes 0 for "no limit". The rack refuses to attach a disk too many.
 		n.log().Error("no room for volumes on this instance; NodeGetInfo reports 1, because 0 means no "+
 			"limit", "max_disks", limit, "foreign_disks", foreign)
 		room = 1
@@ -175,7 +175,7 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 		return st, fmt.Errorf("open the filesystem at %q: %w", path, err)
 	}
 	defer func() { _ = m.Close() }()
-	// ENOTTY: the filesystem at the path is no btrfs any more, and does not know the ioctls of one.
+	// ENOTTY: another filesystem is at the path by now, which does not know the ioctls of btrfs.
 	if err := m.Verify(v.Device); csierr.Has(err, csierr.DeviceChanged) || errors.Is(err,
 		unix.ENOTTY) {
 		return st, csierr.New(csierr.VolumeNotAtPath, "the volume is no longer at %q: %w", path, err)

@@ -212,8 +212,8 @@ func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinf
 }
 
 // release flushes a disk and waits until nobody uses its device: it has no mount in any namespace,
-// no other user in the kernel, and no process that writes to it. gone means that the device is
-// gone, and so nothing was flushed.
+// no other user in the kernel, and no process that writes to it. gone reports that the device does
+// not exist any more.
 func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err error) {
 	if d.Path == "" {
 		return true, nil
@@ -223,7 +223,7 @@ func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err e
 		return true, err
 	}
 	defer func() { _ = device.Close() }()
-	// Without a layer, a driver may have unmounted a btrfs and died before it called ForgetBtrfs.
+	// If nothing was mounted, a driver may have unmounted a btrfs and died before ForgetBtrfs.
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
 		filesystem.ForgetBtrfs(device)
 	}
@@ -285,7 +285,7 @@ func (v heldVolume) flush(device *blockdev.OpenDevice) error {
 }
 
 // awaitFree waits until nobody uses the device any more, or until it is gone. It fails if it cannot
-// find out. What was written while it waited is flushed.
+// find that out. At the end it flushes what others have written while it waited.
 func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool) error {
 	device.Shared = raw
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 20 * time.Millisecond,
