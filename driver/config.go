@@ -223,7 +223,7 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 	return values, nil
 }
 
-// flagProblem returns the error text of package flag, or another text if that may quote a value.
+// flagProblem returns the error text of package flag or, if it may quote a value, a general text.
 func flagProblem(err error) string {
 	for _, harmless := range []string{"flag provided but not defined: ", "flag needs an argument: "} {
 		if strings.HasPrefix(err.Error(), harmless) {
@@ -440,7 +440,7 @@ func (c *Config) setTopology(value string) (err error) {
 	return err
 }
 
-// setTopologyKey returns a set function that adds a key to every location, or to a new one.
+// setTopologyKey returns a set function that adds a key to every location, or to a new location.
 func (c *Config) setTopologyKey(name string) func(string) error {
 	return func(value string) error {
 		if len(c.Topology) == 0 {

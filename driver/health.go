@@ -84,7 +84,7 @@ func (h *rackHealth) now() rackKnown {
 const expiryInterval = time.Hour
 
 // readExpiry reads, at most once an hour, when the first of the user's tokens expires. If the rack
-// does not report that, it only logs the error.
+// does not report that, readExpiry only logs an error.
 func (h *rackHealth) readExpiry(ctx context.Context) {
 	if time.Since(h.askedExpiry) < expiryInterval {
 		return
@@ -243,8 +243,8 @@ type identityService struct {
 	// Health reports whether the process is ready, or returns an error whose cause a person has to
 	// repair. It must not wait for the rack. Nil means always ready.
 	Health func() (ready bool, err error)
-	// Waiting returns a sentence that says for what a healthy process has waited since it started, or
-	// "" if it does not wait. It may be nil.
+	// Waiting returns a sentence that names what a healthy process has waited for since its start, or
+	// "". It may be nil.
 	Waiting func() string
 }
 
@@ -421,7 +421,7 @@ func (m *metrics) watchNode(n *node.Service) {
 // A collector sends those metrics that have a value at the time of a collection.
 type collector func(to chan<- prometheus.Metric)
 
-// Describe sends no descriptions, because some metrics are missing from some collections.
+// Describe sends nothing, so that Prometheus accepts collections without some of the metrics.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }

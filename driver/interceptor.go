@@ -471,7 +471,7 @@ func (h *hidden) length(text string) int {
 	return equal + len(restOfWord.FindString(text[equal:]))
 }
 
-// restOfWord matches up to a space, or a quote that is not escaped.
+// restOfWord matches the text up to a space or an unescaped quote.
 var restOfWord = regexp.MustCompile(`^(\\+[!-~]|[!#-\[\]-~])*`)
 
 func (h *hidden) attribute(_ []string, a slog.Attr) slog.Attr {

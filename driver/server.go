@@ -258,8 +258,7 @@ func (p *plugin) waiting() string {
 		p.hidden.text(csierr.Message(why))
 }
 
-// serve runs the CSI server, the other servers and the rack checks, and returns when all have
-// ended.
+// serve runs the CSI server, the other servers and the rack checks until all of them have ended.
 func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt net.Listener) error {
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var work async.Group
@@ -360,7 +359,8 @@ type ownSocket struct {
 	info os.FileInfo
 }
 
-// Close stops listening, and removes the file if it has the socket's inode number.
+// Close removes the file if it still has the socket's inode number, and stops listening. No other
+// file gets that number while the socket is open.
 func (s *ownSocket) Close() error {
 	if unlock, err := lockDirectory(filepath.Dir(s.path)); err == nil {
 		defer unlock()

@@ -336,7 +336,7 @@ type running struct {
 	stop     func()
 }
 
-// run starts a plugin. Its stop ends the plugin and checks that it has removed its sockets.
+// run starts a plugin, whose stop function ends it and checks that it has removed its sockets.
 func run(t *testing.T, args []string, env map[string]string) *running {
 	t.Helper()
 	dir := shortDir(t)

@@ -274,8 +274,8 @@ type loop struct {
 	err   error  // why below is not known
 }
 
-// describe returns text for an error: the loop device l, the device named over that l uses, and the
-// users of l.
+// describe returns text for an error about the loop device l: the device that l uses, whose name is
+// over, and the users of l.
 func (l loop) describe(h Host, over string) string {
 	words := fmt.Sprintf("%s (over %s by the path %.200q)", l.Name, over, l.file)
 	if at := h.mounted(l.Device); at != "" {

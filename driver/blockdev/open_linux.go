@@ -477,8 +477,7 @@ func awaitLock(ctx context.Context, what string, take func() error, locker func(
 	}
 }
 
-// locker names the visible processes that have a lock on the file. isFile and mark are those of
-// openers.
+// locker names the visible processes that have a lock on the file. See openers for isFile and mark.
 func locker(isFile func(*unix.Statx_t) bool, mark string) string {
 	locking := slices.DeleteFunc(openers(isFile, mark), func(o opener) bool { return !o.Locking })
 	if len(locking) == 0 {

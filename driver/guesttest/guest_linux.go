@@ -54,7 +54,7 @@ type Disk struct {
 
 var left sync.Once
 
-// New makes a guest without disks. When the test ends, a cleanup unmounts all below its directory.
+// New makes a guest without disks, and unmounts everything below g.Dir when the test ends.
 func New(t testing.TB) *Guest {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -118,7 +118,7 @@ func BlockSize(bytes int) Option { return func(c *loopdev.Config) { c.BlockSize 
 // AttachFile adds a disk that is backed by the file.
 func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	g.t.Helper()
-	// The names are not in the order of attachment, as on an instance.
+	// As on an instance, the names do not follow the order of attachment.
 	g.disks++
 	d := &Disk{Name: fmt.Sprintf("nvme%dn1", 7-g.disks%7), Serial: serial, File: file}
 	// btrfs would treat two loop devices with the same serial as one device.

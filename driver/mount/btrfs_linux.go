@@ -194,7 +194,7 @@ func makeControl() error { return unix.Mknod(privateControl, unix.S_IFCHR|0o600,
 
 // forgetMount makes the kernel forget a btrfs that a failed mount, or mkfs, has registered with a
 // device's number. If another disk gets the number, Linux 6.18 takes its btrfs for the registered
-// one and refuses to mount it. The caller has to be in inRoot, and path is the device's path there.
+// one and refuses to mount it. forgetMount has to run in inRoot, where path leads to the device.
 func forgetMount(path, fsType string) error {
 	if fsType != volume.Btrfs {
 		return nil

@@ -79,8 +79,8 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	return m, nil
 }
 
-// madeOf returns the source by which the driver marks its mounts of the device at path: the path
-// with "./" before the name, which leads to the same file, but which nobody types.
+// madeOf returns the source that marks the driver's mounts of the device at path: the path with
+// "./" before the name. It leads to the same file, but nobody types it.
 func madeOf(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "./" + name
@@ -360,8 +360,8 @@ func Thaw(root *os.File) error {
 // mount. Such a process may rely on the freeze, and prevents the unmount in any case.
 func ThawAt(m *mountinfo.Info) error {
 	// The first unmount with MNT_EXPIRE returns EAGAIN if the mount is not in use. If another process
-	// has already made a first one, this one unmounts. The frozen filesystem then keeps the device in
-	// use, which the exclusive open at the end of the CSI call finds.
+	// has already made a first call, this call unmounts. The frozen filesystem then keeps the device
+	// in use, which the exclusive open at the end of the CSI call finds.
 	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
 	if !errors.Is(err, unix.EAGAIN) {
 		return nil

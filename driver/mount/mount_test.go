@@ -112,7 +112,7 @@ func TestABtrfsIsMountedDuringDeviceScans(t *testing.T) {
 
 func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 	for _, origin := range []string{"failed", "mounted"} {
-		t.Run("the origin's mount: "+origin, func(t *testing.T) {
+		t.Run(origin+" origin", func(t *testing.T) {
 			g := guesttest.New(t)
 			disk, device := formatted(t, g, guesttest.Serial, volume.Btrfs)
 			other, otherDevice := formatted(t, g, guesttest.OtherSerial, volume.Btrfs)

@@ -73,7 +73,7 @@ func ReadViews(log *slog.Logger) (Views, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Read in random order: if the time is too short for all processes, each call omits other ones.
+	// Read in random order, so that each call omits different processes if the time is too short.
 	rand.Shuffle(len(pids), func(i, j int) { pids[i], pids[j] = pids[j], pids[i] })
 	roots, hidden := map[string][]string{}, 0 // the roots of each namespace
 	end, left := time.Now().Add(viewsTime), maxViewsBytes
@@ -131,7 +131,7 @@ func readOther(namespace, path string, most int, end time.Time) (b []byte, err e
 	return read, readErr
 }
 
-// readUntil reads whole lines of a mount table. If it stops at a limit, it returns errUnread, too.
+// readUntil reads whole lines of a mount table. If it stops at a limit, it also returns errUnread.
 func readUntil(path string, most int, end time.Time) (b []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -144,7 +144,8 @@ func (t Table) Of(d blockdev.Device) Table {
 	return found
 }
 
-// location identifies a directory in all namespaces: its filesystem and the path in that.
+// location identifies a directory in all namespaces, by its filesystem and its path in the
+// filesystem.
 type location struct {
 	major, minor int
 	dir          string
@@ -166,12 +167,12 @@ func (t Table) locate(dir string) (location, bool) {
 	}
 }
 
-// locationOf returns the directory of the node that a mount shows.
+// locationOf returns the directory of the device node that is mounted.
 func locationOf(m *mountinfo.Info) location {
 	return location{m.Major, m.Minor, filepath.Dir(nodePath(m))}
 }
 
-// nodePath returns the path, in its filesystem, of the node that a mount shows.
+// nodePath returns the path, in its filesystem, of the device node that is mounted.
 func nodePath(m *mountinfo.Info) string { return strings.TrimSuffix(m.Root, "//deleted") }
 
 // Paths returns the mount points, for an error.
@@ -196,7 +197,7 @@ func NodeRoot(m *mountinfo.Info) (node, deleted bool) {
 func IsDiskPath(path string) bool { return diskNode.MatchString(path) }
 
 // shownNode returns the number of the disk whose node is mounted. For any other mount ok is false,
-// and it does not call stat, which may hang if a server is dead.
+// and shownNode does not call stat, which may hang if a server is dead.
 func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if !diskNode.MatchString(m.Root) {
 		return 0, 0, false
@@ -283,7 +284,7 @@ func Canonical(path string) (string, error) {
 	return filepath.Join(dir, filepath.Base(path)), nil
 }
 
-// IsMissing reports whether an error means that there is no such path.
+// IsMissing reports whether an error means that a path does not exist.
 func IsMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }

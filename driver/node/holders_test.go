@@ -55,13 +55,13 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// use is a use of a device: end ends it, and errors that report it have to contain the names.
+// use describes a use of a device: end ends it, and errors about it have to contain the names.
 type use struct {
 	end   func()
 	names []string
 }
 
-// kernelUsers contains functions that make the kernel or a process use the device of a node.
+// kernelUsers contains functions that make the kernel or a process use the device behind a node.
 var kernelUsers = map[string]func(t *testing.T, v testVolume, node string) use{
 	"a loop device over the published file, with a mounted filesystem": func(t *testing.T,
 		v testVolume, node string) use {

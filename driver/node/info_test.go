@@ -286,8 +286,8 @@ func TestInstanceIDNeedsSourcesThatAgree(t *testing.T) { // NI-1, D-28
 	}
 }
 
-// FuzzMetadata checks that parseMetadata returns an error or an id that is in the file, and that a
-// comment and another key behind it do not change the id.
+// FuzzMetadata checks that parseMetadata returns an error or an id that is in the file, and that
+// further lines without the key do not change the id.
 func FuzzMetadata(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		id, err := parseMetadata(b)

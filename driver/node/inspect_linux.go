@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// maxShownMounts limits the mounts in a volume's report, because any namespace may have some.
+	// maxShownMounts limits the mounts in a volume's report, which may be in many namespaces.
 	maxShownMounts = 64
 	// maxShownChanges limits the changes in a volume's report.
 	maxShownChanges = 50

@@ -234,7 +234,7 @@ func TestStatsFailIfTheVolumeIsNoLongerMounted(t *testing.T) { // VS-2
 	}
 }
 
-// The kernel reuses device names, and the mount table shows only the name of a btrfs' device, not
+// The kernel reuses device names, and the mount table shows only the name of a btrfs's device, not
 // its number.
 func TestStageAcceptsADiskWithTheDeviceNameOfARemovedBtrfs(t *testing.T) {
 	g := statefulGuest(t)
@@ -258,7 +258,7 @@ type neighbour struct {
 	leave func()
 }
 
-// begin starts a process and waits until it prints a line. The process has to end with its input.
+// begin starts a process and waits for its first line. The process must end when its input ends.
 func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
 	t.Helper()
 	input, err := cmd.StdinPipe()
@@ -290,7 +290,7 @@ func inNamespace(t *testing.T, propagation, script string, args ...string) *neig
 		"sh", "-c", "set -e; " + script + "\necho ready; read -r x || true", "sh"}, args...)...))
 }
 
-// name returns the text for the process, which runs the program, in errors of the driver.
+// name returns the text by which the driver's errors name the process, which runs the program.
 func (n *neighbour) name(program string) string {
 	return fmt.Sprintf("process %d (%s)", n.pid, program)
 }
@@ -378,7 +378,7 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 }
 
 // sharedGuest returns a guest whose kubelet directory propagates its mounts to other namespaces, as
-// on a node whose driver runs in a container. aside is a directory outside of it.
+// on a node whose driver runs in a container. aside is a directory outside of that directory.
 func sharedGuest(t *testing.T) (g *testGuest, aside string) {
 	t.Helper()
 	g = statefulGuest(t)

@@ -94,7 +94,7 @@ func (v *nodeVolume) publish(ctx context.Context) error {
 	return v.publishMount(staged)
 }
 
-// findStaged returns the mount at the staging path. It fails if that is not the volume's.
+// findStaged returns the mount at the staging path. It fails if that mount is not the volume's.
 func (v *nodeVolume) findStaged(table mount.Table) (*mountinfo.Info, error) {
 	path, err := mount.Canonical(v.Staging)
 	if err != nil && !mount.IsMissing(err) {
@@ -339,7 +339,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	if len(layers) > 0 && len(own) == 0 {
 		return v.undoReadOnly(ctx) // the path shows another volume
 	}
-	// Removing the target would lazily detach mounts on it in other namespaces, so wait for those.
+	// Removing the target would lazily detach other namespaces' mounts on it. Wait until they end.
 	if _, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {
@@ -385,9 +385,9 @@ func (v heldVolume) unmountTarget(ctx context.Context, target string, layers []s
 	return endReadOnly(raw)
 }
 
-// undoReadOnly makes the device of a block volume writable again, in case a driver has unmounted
-// the target and died before that. If the device cannot be opened, it stays read-only until a call
-// needs it writable.
+// undoReadOnly makes the device of a block volume writable again, in case a driver has died between
+// the unmount of the target and this step. If the device cannot be opened, it stays read-only until
+// a call needs it writable.
 func (v heldVolume) undoReadOnly(ctx context.Context) error {
 	known, ok := v.record.load()
 	if !ok || !known.Block {
@@ -524,8 +524,8 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 }
 
 // ofVolume reports whether the driver may treat a mount of disk d as the volume's: a record names
-// the disk, or the mount has the driver's mark. d is the zero device if the disk is gone. A btrfs
-// whose disk is gone, or is the driver's, needs no mark, because a device scan may replace it.
+// the disk, or the mount has the driver's mark. d is the zero device if the disk is gone. A device
+// scan may replace the mark of a btrfs, so none is needed if its disk is gone or is the driver's.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 	node, _ := mount.NodeRoot(m)
 	isDisk := node || d.Path != "" || mount.IsDiskPath(m.Source)

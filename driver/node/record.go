@@ -133,10 +133,10 @@ func (s *recordStore) of(volumeID string) storedRecord {
 		file: recordFile(volumeID)}
 }
 
-// save records which disk a volume is. A call saves it after every check that may refuse the
-// request and before its first change, so that the next driver knows the disk if this one dies. If
-// the record cannot be written, the call fails, because an unpublish or unstage would be less
-// strict without a record.
+// save records which disk a volume is. Stage and publish call it after every check that may refuse
+// the request and before their first change, so that the next driver knows the disk if this one
+// dies. If the record cannot be written, the call fails, because an unpublish or unstage would be
+// less strict without a record.
 //
 // A volume keeps its disk until it is unstaged. Block stays set once a workload had the raw device,
 // because the workload may still have it open.

@@ -275,7 +275,7 @@ func (v *nodeVolume) mountOptions() volume.MountOptions {
 	o := v.MountFlags
 	o.Super, o.Data = slices.Clone(o.Super), slices.Clone(o.Data)
 	if v.FSType == volume.XFS {
-		// A restored snapshot has its origin's UUID. nouuid allows to mount both on one node.
+		// A restored snapshot has its origin's UUID. With nouuid both can be mounted on one node.
 		o.AddData("nouuid")
 	}
 	if v.ReadOnly {

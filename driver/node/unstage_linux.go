@@ -24,9 +24,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// NodeUnstageVolume unmounts the volume. After an OK the disk can be detached: it is not mounted
-// here, nobody uses its device, and its data are written. The call succeeds if the volume is not
-// staged. It keeps the staging directory, which is the orchestrator's.
+// NodeUnstageVolume unmounts the volume. After an OK the disk can be detached: it is not mounted on
+// this node, nobody uses its device, and its data are written. The call succeeds if the volume is
+// not staged. It keeps the staging directory, which is the orchestrator's.
 func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (
 	*csi.NodeUnstageVolumeResponse, error) {
 	err := checkIDAndPath(req.GetVolumeId(), "staging_target_path", req.GetStagingTargetPath())
@@ -333,7 +333,7 @@ type heldVolume struct {
 }
 
 // hold locks the volume against other processes of the driver until unlock. Every call that changes
-// a volume on this node has the lock from its beginning to its end. So none returns OK while
+// a volume on this node has the lock from its beginning to its end. So no call returns OK while
 // another process is in the middle of a change.
 func (n *Service) hold(ctx context.Context, volumeID string) (heldVolume, error) {
 	lock, err := n.host().Lock(ctx, "the volume "+recordKey(volumeID))
