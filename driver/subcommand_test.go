@@ -291,7 +291,7 @@ func TestPrestopWaitsUntilTheConnectionIsClosed(t *testing.T) {
 func TestPrestopEndsWithoutAPeerOrAfterItsTimeout(t *testing.T) {
 	listener, none := leaving(t)
 	left := filepath.Join(filepath.Dir(none), "left.sock")
-	must(t, os.Rename(none, left)) // closing the listener does not find it there
+	must(t, os.Rename(none, left)) // so closing the listener does not remove it
 	must(t, listener.Close())
 	silence, silent := leaving(t)
 	ctx, cancel := context.WithCancel(t.Context())

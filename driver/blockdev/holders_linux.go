@@ -300,7 +300,7 @@ func boundLoops() ([]loop, error) {
 		}
 		file, err := os.ReadFile(filepath.Join(dir, name, "loop/backing_file"))
 		if err != nil {
-			continue // it has none
+			continue // it has no backing file
 		}
 		number, _ := os.ReadFile(filepath.Join(dir, name, "dev"))
 		l := loop{Device: Device{Name: name, Path: "/dev/" + name}, file: strings.TrimSpace(string(file))}

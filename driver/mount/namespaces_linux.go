@@ -255,7 +255,7 @@ func SameFilesystem(a, b *mountinfo.Info) bool {
 func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
 	switch {
 	case m.Major != 0 && uint32(m.Major) == d.Major && uint32(m.Minor) == d.Minor:
-		return true // a filesystem, whatever the name of the directory that is mounted
+		return true // a filesystem, even if the mounted directory is named like a disk
 	case diskNode.MatchString(m.Root):
 		// A file outside of the device directory is not the node. A stat of it might hang.
 		if known && locationOf(m) != home {

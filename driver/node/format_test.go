@@ -160,7 +160,7 @@ func TestSuperblocksInAFileDoNotPreventAStage(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			v := newGuest(t).disk(smallest(fsType), fsType)
 			v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=1024"}
-			v.Tag = map[string]string{volume.CtxFilesystemUUID: v.ID} // else blkid decides
+			v.Tag = map[string]string{volume.CtxFilesystemUUID: v.ID} // without it, blkid decides
 			must(t, v.stage())
 			block := make([]byte, 1024)
 			copy(block[0x38:], "\x53\xEF\x00\x00\x00\x00\x00\x00_BHRfS_M")

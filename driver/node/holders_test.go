@@ -230,7 +230,7 @@ func TestLostWritesAreReportedTogetherWithAnotherError(t *testing.T) {
 	err = v.unstage()
 	must(t, f.Close())
 	csitest.Want(t, err, codes.Internal, csierr.StillMounted, "could not be written out")
-	_ = v.unstage() // now the filesystem may have noticed, or not
+	_ = v.unstage() // the filesystem may have noticed the loss by now
 	must(t, v.unstage())
 }
 

@@ -100,7 +100,7 @@ func TestUnstageIgnoresARestoredVolumeWithTheSameUUID(t *testing.T) { // NU-5
 			restored.Tag = map[string]string{volume.CtxFilesystemUUID: origin.ID}
 			must(t, restored.stage())
 			must(t, os.RemoveAll(g.state))
-			must(t, origin.unstage()) // repeated
+			must(t, origin.unstage()) // a repeated call
 			must(t, restored.unstage())
 		})
 	}

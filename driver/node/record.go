@@ -123,7 +123,7 @@ func recordFile(volumeID string) string {
 // storedRecord gives access to the record of one volume, which may have none.
 type storedRecord struct {
 	*recordStore
-	id     string // the volume's, as the request has it
+	id     string // the volume's id as in the request
 	volume string // the id in the form that records have
 	file   string // the name of the record's file
 }

@@ -98,7 +98,7 @@ func (v heldVolume) unstage(ctx context.Context, path string) error {
 	case unwritten == nil:
 		return err
 	}
-	return fmt.Errorf("%w; %w", err, unwritten) // no later call can know it
+	return fmt.Errorf("%w; %w", err, unwritten) // no later call can report the lost data
 }
 
 // takeDown unmounts what is at the staging path, and releases the disks.
@@ -115,7 +115,7 @@ func (v heldVolume) takeDown(ctx context.Context, path string, layers []*mountin
 			return unwritten, err
 		}
 		if gone {
-			unwritten = nil // nobody expects that of a disk that was taken away
+			unwritten = nil // nobody expects the data on a disk that was taken away
 		}
 	}
 	return unwritten, nil
@@ -313,7 +313,7 @@ func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, 
 		case ended != nil:
 			return fmt.Errorf("wait until nobody holds %s: %w", device.Path, ended)
 		case !again:
-			holders := "" // what the error does not say
+			holders := "" // the users that the error does not name
 			if errors.Is(err, unix.EBUSY) {
 				holders = ", " + device.DescribeHolders()
 			}
