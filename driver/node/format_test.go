@@ -400,14 +400,14 @@ func (v testVolume) hasGrown(t *testing.T) {
 }
 
 func TestAnInterruptedGrowthIsRepeated(t *testing.T) {
-	t.Run("e2fsck is interrupted while it writes the superblock", func(t *testing.T) {
+	t.Run("a growth is repeated after e2fsck failed halfway", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		csitest.Want(t, with(t, map[string]string{"e2fsck": "exit 8"}, v.stage), codes.Internal,
 			csierr.NodeToolFailed)
 		v.disk.WriteAt(t, 1024+0x40, []byte{1, 2, 3}) // the time of the last check
 		v.hasGrown(t)
 	})
-	t.Run("e2fsck's check and repair fail at an unreadable block", func(t *testing.T) {
+	t.Run("a growth fails if e2fsck cannot read a block", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		v.interruptGrowth()
 		unread := func(option string, status int) error {

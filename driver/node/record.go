@@ -198,8 +198,8 @@ func (s storedRecord) load() (volumeRecord, bool) {
 	return r, true
 }
 
-// otherVolume returns why, according to the records, the disk with the serial is not the volume's;
-// "" if no record says so. certain reports whether any volume's record names the disk.
+// otherVolume describes the disk with the serial if the records show that it is not the volume's,
+// and otherwise returns "". certain reports whether any volume's record names the disk.
 func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	known, ok := s.load()
 	want := volume.Serial(known.Disk)
