@@ -30,27 +30,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// The limits of these controllers, which are shorter than the defaults. A late effect comes within
-// lateLimit. Another controller leads after lease, which is longer than callLimit and lookLimit, as
-// it is in the chart.
+// These controllers get shorter limits than the defaults: lateLimit for a change that the rack has
+// not answered, and lookLimit for the time from a look to its change. As in the chart, another
+// controller leads after lease, which is longer than callLimit and lookLimit.
 const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
 	lookLimit  = 400 * time.Millisecond
-	// pause is the time for which an answer is held back, so that something happens before it.
+	// pause is the time for which a fault delays a request or an answer, so that the actor acts first.
 	pause     = 150 * time.Millisecond
 	callLimit = 800 * time.Millisecond
 	lease     = time.Second
 )
 
-// lanes is the number of trials that run at once.
+// lanes is the number of trials that run at the same time.
 const lanes = 6
 
-// Each trial has an actor that disturbs a call: a proxy that answers wrongly with a request ID as a
-// rack's, a rack that carries a request out after its answer, a person or another controller that
-// makes the same change, a leader that is stopped right before its change while another one leads,
-// or a token without its role for a moment. The rack's faults do all that happens to a request.
-func TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork(t *testing.T) {
+// In each trial an actor disturbs one call: a proxy gives a wrong answer with the rack's request
+// ID, the rack carries a request out after its answer, a person or another controller makes the
+// same change, the leader is stopped right before its change while another controller leads, or the
+// token has no role for a moment. Faults of the rack cause these requests and answers.
+func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "answers")
 	n := 240
@@ -73,8 +73,8 @@ func TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork(t *testing.T) {
 	}
 }
 
-// answerRules contains guards of the controller, and the actors that reveal a controller without
-// the guard.
+// answerRules lists guards of the controller. If a guard is removed, trials with the actors in
+// shownBy must fail.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor
@@ -105,7 +105,7 @@ var answerRules = []struct {
 	TEXT`}}}, []actor{noRoleForAMoment}},
 }
 
-func TestAControllerWithoutOneOfItsGuardsIsNoticed(t *testing.T) {
+func TestAControllerWithoutOneOfItsGuardsFailsATrial(t *testing.T) {
 	t.Parallel()
 	var guards []proof.Guard
 	for _, rule := range answerRules {
@@ -129,7 +129,7 @@ func TestAControllerWithoutOneOfItsGuardsIsNoticed(t *testing.T) {
 	}
 }
 
-// answerProof is a rack with controllers, and the results of the trials.
+// answerProof runs trials against a rack with two controllers per lane, and counts their results.
 type answerProof struct {
 	t    *testing.T
 	p    *proof.Proof
@@ -137,14 +137,14 @@ type answerProof struct {
 	all  []*lane
 
 	trials, void, acts, undone, leaked atomic.Int64
-	// mu guards wrong, the failures of trials.
+	// mu guards wrong, which describes the trials that failed.
 	mu    sync.Mutex
 	wrong []string
 }
 
 func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *answerProof {
 	t.Helper()
-	// The rack accepts any token. Faults select a controller by its own one.
+	// The rack accepts any token. Each controller has its own token, by which faults select it.
 	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{
 		Args: []string{"--token="}})
 	csitest.Must(t, err)
@@ -168,7 +168,7 @@ func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *an
 	return a
 }
 
-// run runs n trials, each with one of the actors, until some have failed.
+// run runs n trials, each with a random one of the actors. It stops after six failures.
 func (a *answerProof) run(n int, with []actor) {
 	seeds := make([]uint64, n)
 	for i := range seeds {
@@ -190,7 +190,7 @@ func (a *answerProof) results() []string {
 	return a.wrong
 }
 
-// report records a failure of a trial, and counts it.
+// report records that the trial failed, and increments count.
 func (v *life) report(count *atomic.Int64, format string, args ...any) {
 	count.Add(1)
 	v.mu.Lock()
@@ -199,9 +199,9 @@ func (v *life) report(count *atomic.Int64, format string, args ...any) {
 		fmt.Sprintf(format, args...)))
 }
 
-// wrongAnswer returns an answer that does not come from the rack, or reports a failure of the rack.
-// nil is no answer. The answers have the rack's request ID, so 204 is not among their statuses: a
-// delete has been done after it.
+// wrongAnswer returns a proxy's answer, or a 503 of the rack. It returns nil if the connection is
+// to be cut. All answers have the request ID of the rack's answer. So 204 is not among the
+// statuses: it would be a valid answer of the rack to a delete.
 func wrongAnswer(r *rand.Rand) *adminapi.Response {
 	if r.IntN(6) == 0 {
 		return nil
@@ -220,7 +220,7 @@ func wrongAnswer(r *rand.Rand) *adminapi.Response {
 		Body: bodies[r.IntN(len(bodies))]}
 }
 
-// actor disturbs one call of a trial.
+// actor names the disturbance of one call of a trial.
 type actor string
 
 const (
@@ -233,14 +233,14 @@ const (
 
 var actors = []actor{aProxy, aLateRack, aPerson, aStoppedLeader, noRoleForAMoment}
 
-// leader is a controller, with its token.
+// leader is a controller with its token. Of a lane's two controllers, the first one leads.
 type leader struct {
 	*harness.Plugin
 	token string
 }
 
-// stop stops the controller. It returns when every thread has stopped: on a busy machine a thread
-// may run on for a while after the signal, and send its change when it is continued.
+// stop sends SIGSTOP and returns when all threads have stopped. On a busy machine a thread may run
+// on after the signal, and would send its change before the trial continues.
 func (l leader) stop() error {
 	if err := l.Signal(syscall.SIGSTOP); err != nil {
 		return err
@@ -253,18 +253,18 @@ func (l leader) stop() error {
 	}
 }
 
-// lane runs one trial at a time, with two controllers, of which one leads.
+// lane runs one trial after the other, with two controllers of its own.
 type lane struct {
 	*answerProof
-	// leaders are the controllers. The first one leads.
+	// leaders contains the two controllers. The first one leads.
 	leaders []leader
-	// seen is the number of a request in the rack's log, before those of the next trial.
+	// seen is a number of a request in the rack's log. lateness reads only later requests.
 	seen int
-	// stopped receives a value when the first controller was stopped.
+	// stopped receives a value when the leader was stopped.
 	stopped chan struct{}
 }
 
-// elect makes the other controller lead after the lease if the leader was stopped.
+// elect waits for the end of the lease and reverses the leaders if the first one was stopped.
 func (l *lane) elect() {
 	select {
 	case <-l.stopped:
@@ -274,7 +274,7 @@ func (l *lane) elect() {
 	}
 }
 
-// life is one volume, with what the answers have told its orchestrator.
+// life is one volume's trial, with the results that the driver has acknowledged.
 type life struct {
 	*lane
 	ctx  context.Context
@@ -282,23 +282,23 @@ type life struct {
 	rand *rand.Rand
 	who  actor
 	name string
-	// id is the acknowledged ID of the volume, and snapshot that of its snapshot, or "".
+	// id is the acknowledged ID of the volume, and snapshot that of its snapshot. Both may be "".
 	id, snapshot string
 	volume       *csi.Volume
 	limit        time.Duration // of a call
-	// node is the node of the last publish.
+	// node is the node on which the volume was last published.
 	node      string
 	published bool
-	// left waits for the calls of a controller that was stopped.
+	// left waits for calls to a controller that was stopped before it answered.
 	left sync.WaitGroup
-	// late is the fault by which the rack carries a request out after its answer, or "".
+	// late is the ID of the fault that makes the rack carry a request out after its answer, or "".
 	late string
-	// missed means that the call ended before the actor acted.
+	// missed is set if the call ended before the actor acted, although the fault fired.
 	missed bool
 }
 
-// step is a call of the orchestrator, with the operations of the rack that it uses: reads, and then
-// a change.
+// step is a call of the orchestrator, with the rack's operations that the driver uses for it: first
+// the reads, and then the change.
 type step struct {
 	call   func(*life) error
 	reads  []string
@@ -317,8 +317,8 @@ var (
 	}
 )
 
-// trial makes some calls for a volume, of which an actor disturbs one. Then it compares the rack
-// with what was acknowledged.
+// trial makes some calls for one volume, while an actor disturbs one of them. Then it compares the
+// state of the rack with the acknowledged results.
 func (l *lane) trial(seed uint64, with []actor) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -335,7 +335,7 @@ func (v *life) live() {
 		all = slices.Insert(slices.Clone(steps), 3, publishing, unpublishing)
 	}
 	all = all[:1+v.rand.IntN(len(all))]
-	// A disturbance of one of the last calls shows in the state at the end.
+	// The actor disturbs one of the last three calls, because later calls would repair the damage.
 	disturbed := max(0, len(all)-1-v.rand.IntN(3))
 	for i, s := range all {
 		end := func() {}
@@ -362,7 +362,7 @@ func (v *life) live() {
 	}
 }
 
-// disturb makes the actor act on a request of the leader's next call, until end is called.
+// disturb makes the actor act on one request of the leader's next call. end ends the disturbance.
 func (v *life) disturb(s step) (end func()) {
 	f := adminapi.Fault{Bearer: v.leaders[0].token, Operation: s.change, Times: 1,
 		Phase: adminapi.After, Response: wrongAnswer(v.rand)}
@@ -411,7 +411,7 @@ func (v *life) disturb(s step) (end func()) {
 	return v.inject(f, meanwhile)
 }
 
-// inject adds a fault. When it fires, meanwhile is called, unless it is nil. end removes the fault.
+// inject adds a fault, and calls meanwhile, if it is not nil, when the fault fires. end removes it.
 func (v *life) inject(f adminapi.Fault, meanwhile func()) (end func()) {
 	admin := v.rack.Admin
 	id, err := admin.AddFault(v.ctx, f)
@@ -452,7 +452,7 @@ func (v *life) inject(f adminapi.Fault, meanwhile func()) (end func()) {
 	}
 }
 
-// lateness waits for the late effect of a request, and returns how long after the request it came.
+// lateness waits until the rack has carried the delayed request out, and returns the delay.
 func (v *life) lateness() (late time.Duration) {
 	if v.late == "" {
 		return 0
@@ -479,8 +479,8 @@ func (v *life) lateness() (late time.Duration) {
 	return late
 }
 
-// call makes a call as an orchestrator does: until it succeeds or ends with a final code, or only
-// once. If the leader is stopped before it answers, call asks the other controller.
+// call repeats a call until it succeeds or ends with a final code. If once is set, it makes the
+// call only once. If the leader is stopped before it answers, call asks the new leader.
 func (v *life) call(once bool, req proto.Message) (answer proto.Message, err error) {
 	for {
 		ctx, cancel := context.WithTimeout(v.ctx, v.limit)
@@ -527,7 +527,7 @@ func (v *life) create() error {
 }
 
 // publish publishes the volume, always on the same node. Sometimes the orchestrator makes the call
-// only once, and unpublishes the volume if it fails.
+// only once. If the call fails, it unpublishes the volume.
 func (v *life) publish() error {
 	if v.node == "" {
 		v.node = v.rack.Instances[v.rand.IntN(2)].ID
@@ -545,8 +545,8 @@ func (v *life) unpublish() error {
 	return err
 }
 
-// delete deletes the volume. Sometimes the orchestrator makes the call only once, and creates the
-// volume again if it fails.
+// delete deletes the volume. Sometimes the orchestrator makes the call only once. If the call
+// fails, it creates the volume again.
 func (v *life) delete() error {
 	_, err := v.call(v.rand.IntN(2) == 0, &csi.DeleteVolumeRequest{VolumeId: v.id})
 	if v.id = ""; err != nil {
@@ -571,11 +571,11 @@ func (v *life) deleteSnapshot() error {
 	return nil
 }
 
-// end compares the rack with what was acknowledged, unless the trial is void, and removes what is
-// left of the volume.
+// end compares the rack with the acknowledged results, unless the trial is void. Then it removes
+// the volume and its snapshots.
 func (v *life) end(void bool) error {
 	state, err := v.rack.Admin.State(v.ctx)
-	// The node of each disk, and aSnapshot for a snapshot, by ID.
+	// want and got map the ID of a disk to its node, and the ID of a snapshot to aSnapshot.
 	const aSnapshot = "a snapshot"
 	want, got := map[string]string{v.id: "", v.snapshot: aSnapshot}, map[string]string{}
 	if v.published {

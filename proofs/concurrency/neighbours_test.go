@@ -31,15 +31,14 @@ import (
 func TestMain(m *testing.M) { namespace.Main(m) }
 
 const (
-	// asksPerVolume is the number of times that the orchestrator asks for the health and the usage of
-	// a volume whose disk hangs.
+	// asksPerVolume is the number of health and usage calls for each volume whose disk hangs.
 	asksPerVolume = 10
-	// brief is the deadline of a call that may hang.
+	// brief is the deadline of a call that may hang because its own disk hangs.
 	brief = 500 * time.Millisecond
 )
 
-// While disks hang, fail or are locked by their workloads, other volumes of the node go through
-// their whole lives. Callers that ask for such a volume do not block a thread of the driver each.
+// While disks hang, fail or are locked by workloads, all node calls for other volumes must succeed
+// in time. Repeated calls for a hanging volume must not each block a thread of the driver.
 func TestAFailingDiskDelaysOnlyItsOwnVolume(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, time.Minute)
 	n.live("first", kinds...) // fills the caches, so that the next two can be compared
@@ -54,9 +53,9 @@ func TestAFailingDiskDelaysOnlyItsOwnVolume(t *testing.T) {
 	}
 }
 
-// While a btrfs hangs in a commit, it holds locks of the kernel with which every other btrfs is
-// mounted and unmounted. No other filesystem waits.
-func TestABtrfsThatHangsInACommitDelaysOnlyBtrfs(t *testing.T) {
+// A btrfs that hangs in a commit holds locks of the kernel that each mount and unmount of another
+// btrfs needs. Volumes with other filesystems must not wait.
+func TestAHangingBtrfsCommitDelaysOnlyBtrfsVolumes(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, 20*time.Second)
 	hangs := n.trouble("hangs-in-commit", "btrfs", true,
 		adminapi.DiskFault{On: []string{"flush"}, Hang: true})
@@ -70,8 +69,8 @@ func TestABtrfsThatHangsInACommitDelaysOnlyBtrfs(t *testing.T) {
 	}
 }
 
-// waits contains the guards without which a call waits for another volume's disk or lock, or blocks
-// a thread on a disk that hangs.
+// waits lists guards of the node service. Without one of them, a call waits for the disk or lock of
+// another volume, or blocks a thread on a disk that hangs.
 var waits = []proof.Guard{
 	{Name: "an unstage reads no other disk", Edits: []proof.Edit{{
 		Place: "node.heldVolume.stagedDisks", Text: "known, ok := v.record.load()",
@@ -96,7 +95,7 @@ var waits = []proof.Guard{
 		With: "(REMOVED || (TEXT))"}}},
 }
 
-func TestTheProofNoticesADriverThatWaitsForAnotherVolume(t *testing.T) {
+func TestADriverWithoutOneOfItsGuardsGetsStuck(t *testing.T) {
 	program, err := proof.BuildMutant(t.Context(), t.TempDir(), waits)
 	csitest.Must(t, err)
 	for _, guard := range short.Some(t, 1, waits) {
@@ -113,13 +112,13 @@ func TestTheProofNoticesADriverThatWaitsForAnotherVolume(t *testing.T) {
 	}
 }
 
-// neighbours are volumes of one node.
+// neighbours manages the volumes of one node, and counts the calls and threads that get stuck.
 type neighbours struct {
 	*proof.Environment
 	t          *testing.T
 	controller csi.ControllerClient
 	node       *harness.Plugin
-	// limit is the deadline of a call that must not wait for another volume.
+	// limit is the deadline of a call that must not wait for the disk of another volume.
 	limit                 time.Duration
 	lives, stuck, threads int
 	troubled              []*neighbour
@@ -127,7 +126,7 @@ type neighbours struct {
 	end                   []func()
 }
 
-// newNeighbours starts a rack whose disks can hang, with a driver in one of its instances.
+// newNeighbours starts a rack with disks that can hang, a controller, and one node's driver.
 func newNeighbours(t *testing.T, options harness.PluginOptions, limit time.Duration) *neighbours {
 	t.Helper()
 	env, err := proof.New(t, "hung-neighbour").StartEnvironment(t.Context(), harness.RunFor(t),
@@ -144,10 +143,9 @@ func newNeighbours(t *testing.T, options harness.PluginOptions, limit time.Durat
 		limit: limit}
 }
 
-// nodeCall is a call to the node's driver.
 type nodeCall = func(context.Context, csi.NodeClient) error
 
-// converge repeats a call until it is OK.
+// converge repeats a call until it succeeds.
 func (n *neighbours) converge(call nodeCall) {
 	n.t.Helper()
 	if err := harness.Await(n.t.Context(), 2*time.Minute, func() error {
@@ -157,7 +155,7 @@ func (n *neighbours) converge(call nodeCall) {
 	}
 }
 
-// neighbour is a volume on the node.
+// neighbour is a volume with its paths on the node.
 type neighbour struct {
 	harness.Placement
 	n *neighbours
@@ -173,7 +171,7 @@ func (p *neighbour) health(ctx context.Context, node csi.NodeClient) error {
 		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging})
 }
 
-// data returns the data of a workload in the volume.
+// data returns the reader and writer of a workload's data in the volume.
 func (p *neighbour) data() harness.Data {
 	return harness.Data{Rack: p.n.Rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
 		Seed: 1, PieceBytes: 4096}
@@ -211,7 +209,7 @@ func (p *neighbour) remove() {
 	})
 }
 
-// call makes a call that must end within the limit, and reports whether it did.
+// call makes a call and counts it as stuck unless it succeeds within the limit.
 func (n *neighbours) call(what string, call nodeCall) bool {
 	err := n.within(n.limit, call)
 	if err != nil {
@@ -229,8 +227,8 @@ func (n *neighbours) within(limit time.Duration, call nodeCall) error {
 
 var kinds = []string{"ext4", "xfs", "btrfs", "block"}
 
-// live takes a volume of each kind through its whole life, one after the other, and returns how
-// long the node's calls took. The last call unstages a volume that the node has already forgotten.
+// live creates, uses and deletes a volume of each kind, and returns how long the node's calls took.
+// The last of them unstages a volume that the node does not know any more.
 func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 	for _, fsType := range kinds {
 		p := n.attach(name+"-"+fsType, fsType)
@@ -252,9 +250,9 @@ func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 	return took
 }
 
-// inTrouble creates volumes with faults: disks in use that hang or fail, a raw device that is
-// locked by its workload, one that a loop device uses, and a blank disk that hangs in its first
-// stage.
+// inTrouble creates volumes that other volumes must not wait for: disks in use that hang or fail, a
+// raw device that its workload has locked, a raw device under a loop device, and a blank disk that
+// hangs during its first stage.
 func (n *neighbours) inTrouble() {
 	all := []string{"read", "write", "flush"}
 	var asked []*neighbour
@@ -284,12 +282,12 @@ func (n *neighbours) inTrouble() {
 	}
 	n.threadsBefore = n.waiting()
 	n.ask(asked...)
-	// A volume may be published once more and unpublished, even if its own workload has locked it.
+	// The driver must publish and unpublish a volume again although its own workload has locked it.
 	n.call("publish what its workload has locked", raw.Publish)
 	n.call("unpublish what its workload has locked", raw.Unpublish)
 }
 
-// trouble creates a volume, publishes it if used is true, and then makes its disk fail.
+// trouble creates a volume, publishes it if used is set, and then makes its disk hang or fail.
 func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.DiskFault) *neighbour {
 	ctx := n.t.Context()
 	p := n.attach(name, fsType)
@@ -308,7 +306,7 @@ func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.Disk
 	return p
 }
 
-// ask asks for the health and the usage of volumes repeatedly.
+// ask calls for the health and the usage of each volume repeatedly.
 func (n *neighbours) ask(of ...*neighbour) {
 	for range asksPerVolume {
 		for _, p := range of {
@@ -317,7 +315,7 @@ func (n *neighbours) ask(of ...*neighbour) {
 	}
 }
 
-// commit makes a workload write and sync, and returns when the sync waits for the disk.
+// commit writes a file, starts a sync, and returns when the sync waits for the disk.
 func (n *neighbours) commit(p *neighbour) {
 	f, err := os.Create(filepath.Join(p.Target, "synced"))
 	csitest.Must(n.t, err)
@@ -344,8 +342,8 @@ func (n *neighbours) commit(p *neighbour) {
 	}))
 }
 
-// nodeOf opens a published raw device by its node in the guest, so that the published path itself
-// is not in use. A workload does the same through a mount in its own namespace.
+// nodeOf opens a raw volume through the guest's device node, as a workload does through a mount in
+// its own namespace. So the published path itself is not in use.
 func (n *neighbours) nodeOf(p *neighbour) *os.File {
 	disk, err := n.node.Instance.Device(p.Volume.GetVolumeContext()["diskName"])
 	csitest.Must(n.t, err)
@@ -354,7 +352,7 @@ func (n *neighbours) nodeOf(p *neighbour) *os.File {
 	return device
 }
 
-// waiting counts the threads of the node's process that wait for a disk.
+// waiting counts the threads of the node's driver that wait for a disk (state D).
 func (n *neighbours) waiting() (threads int) {
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", n.node.PID()))
 	csitest.Must(n.t, err)
@@ -367,10 +365,10 @@ func (n *neighbours) waiting() (threads int) {
 	return threads
 }
 
-// close counts the threads that still wait, ends all trouble, and removes the volumes.
+// close counts the threads that still wait for a disk, repairs all disks, and removes the volumes.
 func (n *neighbours) close() {
 	ctx := n.t.Context()
-	// Other threads may wait for a disk for a moment.
+	// A thread may wait for a healthy disk for a moment.
 	_ = harness.Await(ctx, 5*time.Second, func() error {
 		if n.threads = n.waiting() - n.threadsBefore; n.threads > 0 {
 			return fmt.Errorf("%d threads wait for a disk", n.threads)

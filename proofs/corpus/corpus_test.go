@@ -61,14 +61,14 @@ func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1, N
 	}
 }
 
-// shortKinds is the number of disks that the short form tries, by the wanted outcome, and of those
-// with forged records. shortGuards is the number of guards that it removes.
+// shortKinds contains how many disks the short form tries for each wanted outcome, and how many
+// with forged records. shortGuards is the number of guards that the short form removes.
 var shortKinds = map[string]int{string(formatted): 4, string(mounted): 8, string(refused): 32,
 	"forged records": 1}
 
 const shortGuards = 10
 
-// some returns the generators of the short form.
+// some chooses the generators that the short form tries.
 func some(t *testing.T, all []generator, seed uint64) (chosen []generator) {
 	kinds := map[string][]generator{}
 	for _, g := range all {
@@ -96,7 +96,7 @@ func chosen(t *testing.T, all []generator) []generator {
 	})
 }
 
-// lab is what the drivers of a test share.
+// lab contains the proof, the run and the prepared filesystems that all benches of a test share.
 type lab struct {
 	p     *proof.Proof
 	t     *testing.T
@@ -113,18 +113,18 @@ func newLab(t *testing.T, name string) *lab {
 	return l
 }
 
-// answer prints the answer of a call if PROOF_ANSWERS is set.
+// answer logs the answer of a call if PROOF_ANSWERS is set.
 func (l *lab) answer(format string, args ...any) {
 	if os.Getenv("PROOF_ANSWERS") != "" {
 		l.p.Say(format, args...)
 	}
 }
 
-// tally counts the results.
+// tally runs the trials in rounds, and counts their results.
 type tally struct {
 	*lab
-	// features is set for images with features. All those of a btrfs have the same UUID, of which the
-	// kernel mounts only one, so btrfs is locked during the trial of one.
+	// features is set in the test of features. All its btrfs images have the same UUID, and the kernel
+	// mounts only one btrfs of a UUID at a time. So each trial of a btrfs locks the mutex btrfs.
 	features bool
 	btrfs    sync.Mutex
 
@@ -132,15 +132,15 @@ type tally struct {
 	mu                 sync.Mutex
 	disks, overwritten int
 	outcomes           map[outcome]int
-	// notMade counts the images whose options mkfs refuses, and internal the answers INTERNAL.
+	// notMade counts images whose options mkfs refuses, and internal counts answers with INTERNAL.
 	notMade, internal int
 }
 
 // benches is the number of drivers that work at once. Each mostly waits for the kernel.
 const benches = 3
 
-// round tries each generator once. The first round of disks without features is completed even if
-// the time is over.
+// round runs each generator's trial once. It stops when the proof's time is over, but it always
+// completes the first round of the corpus.
 func (c *tally) round(ctx context.Context, all []generator, seed uint64) {
 	c.p.Error(harness.Share(benches, all, func(i int, jobs <-chan generator) error {
 		b, err := c.newBench(ctx, "", "")
@@ -203,19 +203,19 @@ func (g generator) trial(seed uint64) *trial {
 	return t
 }
 
-// mutation removes one guard of the driver after the other, and checks that a trial fails then.
+// mutation runs the driver without one guard at a time, and checks that the guard's trials fail.
 type mutation struct {
 	*lab
 	program string
 	all     []generator
 
-	// mu guards unnoticed, the names of the guards without which no trial failed.
+	// mu guards unnoticed, the names of the guards whose trials passed although the guard was removed.
 	mu        sync.Mutex
 	unnoticed map[string]bool
 }
 
-// check runs the trials of each guard on a driver without that guard, and all of these trials on
-// the mutant with all guards, which must behave like the driver.
+// check runs the trials of each guard on a driver without this guard, where they must fail. It also
+// runs all these trials on the mutant program with all its guards, where they must pass.
 func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 	if !m.p.Long() {
 		guards = withOneTrial(guards, seed)
@@ -235,8 +235,8 @@ func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 	}))
 }
 
-// withOneTrial returns the guards with one of their trials each, chosen by the seed. Every trial
-// fails without its guard. The long form runs all trials.
+// withOneTrial reduces each guard to one of its trials, which the seed selects. Each trial of a
+// guard fails without the guard, so one is enough. The long form runs all trials.
 func withOneTrial(all []guard, seed uint64) []guard {
 	all = slices.Clone(all)
 	for i, g := range all {
@@ -255,8 +255,8 @@ func trialsOf(guards []guard) []string {
 	return slices.Compact(names)
 }
 
-// one runs the trials of a guard on a driver without that guard. A guard without a name stands for
-// none.
+// one runs the trials of a guard on a driver without this guard. If the guard has no name, the
+// driver keeps all guards.
 func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 	b, err := m.newBench(ctx, m.program, g.name)
 	if err != nil {

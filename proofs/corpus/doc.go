@@ -1,51 +1,51 @@
-// Package corpus proves the driver's first promise about data: it formats a disk only when the
-// disk is proven blank, or proven to contain this driver's own unfinished format.
+// Package corpus proves the driver's first promise about data: it formats a disk only when the disk
+// is proven blank, or proven to contain this driver's own unfinished format.
 //
 // # The corpus
 //
-// A generator makes a disk and a request, and knows what must happen. The disk is a sparse file
-// behind a loop device. It is shown in a guest's sysfs and device directory to the unmodified
-// driver process, and a call over gRPC asks the driver to stage it. The families of generators are
-// in the function corpus: filesystems, tables and headers whole, cut, wiped, nested, damaged or
-// reduced to a copy; disks that cannot be read, are in use, of another size or another identity,
-// from the start or from the moment of the inspection; unfinished formats and growths, the
-// driver's own and foreign ones; and single bytes where a mark could be.
+// A generator makes a disk and a request, and knows the right answer. The disk is a sparse file
+// behind a loop device, which a guest's sysfs and device directory show to the unmodified driver
+// process. A gRPC call asks the driver to stage the disk. The function corpus lists the generators:
+// filesystems, tables and headers that are whole, cut, wiped, nested, damaged or reduced to a copy;
+// disks that cannot be read, are in use, or have another size or identity, from the start or from
+// the moment of the inspection; unfinished formats and growths of the driver or of another program;
+// and single bytes where a format could have a mark.
 //
-// There are three outcomes. A blank disk, or one with an unfinished format of the driver's own,
-// gets the wanted filesystem: without such disks a driver that refuses everything would pass. A
-// healthy filesystem is mounted, and its bytes and the bytes behind it stay the same. Every other
-// disk is refused with a code, a reason, and true evidence: the name of its content, or an offset
-// at which it is not zero. Not one byte of such a disk may change. Each disk has a blank decoy
-// beside it, whose serial differs in one letter, and which must stay blank.
+// There are three outcomes. The driver must format a blank disk, and a disk with an unfinished
+// format of its own: otherwise a driver that refuses everything would pass. It must mount a healthy
+// filesystem, and keep its bytes and the bytes behind it. It must refuse every other disk with a
+// code, a reason and true evidence (the name of the content, or an offset that is not zero), and
+// change none of its bytes. A decoy disk, whose serial differs in one letter, must stay blank.
 //
 // Bystanders, and files in which workloads have forged the driver's records (package proof), must
 // be the same after every call.
 //
-// Every disk has its own seed, so each can be made again alone. Every generator is tried once. The
-// short form tries some of each outcome, and the long form all of them with one seed after another.
+// Every disk has its own seed, so a single disk can be made again. The test tries each generator
+// once, the short form some for each outcome, and the long form all with one seed after another.
 //
 // # Features
 //
 // A second test makes filesystems with features: each option of the installed mkfs programs and
-// each pair of options, each bit of each word of features, each pair of values that tie a
-// filesystem to another disk, and filesystems with a part on a second disk. The driver must mount
-// each, with the same bytes in its file, or refuse it: the refusal names a feature, is not
-// INTERNAL, and changes neither disk. The special values are always tried, and of the others the
-// seed chooses some. Some bits need structures that only mkfs makes, and are not set alone.
+// each pair of options, each feature bit, each pair of values that tie a filesystem to another
+// disk, and filesystems of which a part is on a second disk. The driver must mount each one and
+// keep the bytes of its file, or refuse it: the refusal names a feature, is not INTERNAL, and
+// changes neither disk. The test always tries the special values, and some others by the seed. No
+// image sets a bit alone that announces structures of mkfs.
 //
 // # The mutation check
 //
-// The driver's guards are listed with the disks that only this guard protects (guards_test.go). The
-// driver runs without each guard in turn, and each of these disks must then have a wrong outcome.
-// Guards that protect the same disk one after the other are removed together. Some guards only
-// matter in a race. Their trials always win it: a program in the driver's PATH waits, and the trial
-// changes something in the meantime.
+// guards_test.go lists the driver's guards, each with disks that only this guard protects. The test
+// runs the driver without one guard at a time, and each of the guard's disks must then have a wrong
+// outcome. Guards that protect the same disk are removed together. Some guards matter only in a
+// race. Their trials always win the race: a program in the driver's PATH waits for a change by the
+// trial.
 //
 // # What it does not prove
 //
-// If the driver created a disk blank, for filesystems only, it reads only samples and the places
-// where filesystems, tables and labels have marks. If such a disk has other data all the same, in
-// less than a hundredth of its size, the driver may format it. It reads every other disk whole.
+// If the driver created a disk blank, for filesystems only, it reads only samples and the regions
+// in which filesystems, tables and labels have marks. If other data exist on this disk all the
+// same, in less than a hundredth of its size, the driver may format it. It reads every other disk
+// whole.
 //
 // PROOF_ONLY is a regular expression that selects disks by their names. PROOF_ANSWERS prints the
 // answer of each call.

@@ -19,28 +19,28 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// featureImage is a filesystem with features. They are set by options of mkfs, or by a patch of the
-// superblock, which also corrects the checksum.
+// featureImage describes a filesystem with unusual features. Options of mkfs set them, or a patch
+// of the superblock, after which fill corrects the checksum.
 type featureImage struct {
 	fs      string
 	options []string
 	patch   []fieldValue
 }
 
-// fieldValue is a new value for a field. If or is true, the field keeps its other bits.
+// fieldValue is a new value for a superblock field. If or is set, the field keeps its other bits.
 type fieldValue struct {
 	field
 	value uint64
 	or    bool
 }
 
-// field is a field of a superblock, with features or with a relation to another device.
+// field is a superblock field that contains feature bits, or that refers to another device.
 type field struct {
 	name      string
 	at, bytes int64
 }
 
-// layout describes the superblock of a filesystem.
+// layout describes how to make a filesystem, and which fields its superblock has.
 type layout struct {
 	tool      []string // the program, with arguments that all images need
 	size      int64
@@ -48,16 +48,16 @@ type layout struct {
 	order     binary.ByteOrder
 	sum       func([]byte)
 	features  []field
-	// structures contains bits that are set only by options of mkfs: without the structures of its
-	// feature, the filesystem would be damaged.
+	// structures contains feature bits that no patch sets, because only mkfs makes the structures that
+	// they announce. Without these structures the filesystem would be damaged.
 	structures []string
-	// specials contains values that tie the filesystem to another device, or prevent a mount.
+	// specials contains values that tie the filesystem to another device, or that prevent a mount.
 	specials []fieldValue
 	// groups contains options of mkfs. An image has at most one option of each group.
 	groups [][]string
 }
 
-func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
+func TestFilesystemsWithUnknownFeaturesAreRefused(t *testing.T) {
 	c := &tally{lab: newLab(t, "features"), outcomes: map[outcome]int{}, features: true}
 	p := c.p
 	all, rest := featureImages()
@@ -86,8 +86,8 @@ func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 	}
 }
 
-// sampledImages is the number of images that are tried besides the special ones. The short form
-// tries shortImages of both kinds, and the long form all.
+// The test tries all special images, and sampledImages random others. The short form tries
+// shortImages of each, and the long form tries all images.
 const (
 	sampledImages = 40
 	shortImages   = 8
@@ -96,7 +96,7 @@ const (
 // errNotMade means that the mkfs program refuses a combination of options.
 var errNotMade = errors.New("mkfs refuses the options")
 
-// generator returns the trial of the image. A refusal has to name a feature.
+// generator returns a trial of the image. If the driver refuses it, the answer must name a feature.
 func (i featureImage) generator() generator {
 	return generator{i.String(), func(t *trial) {
 		t.FS, t.Size, t.History, t.Fill = i.fs, layouts[i.fs].size, nil, i.fill
@@ -115,8 +115,8 @@ func (i featureImage) String() string {
 	return i.fs + " with " + strings.Join(words, " and ")
 }
 
-// names returns words of which a refusal must contain one: the names of the patched fields or, for
-// options of mkfs, of all fields.
+// names returns words, of which a refusal must contain one: the names of the patched fields or, if
+// options of mkfs set the features, of all feature fields.
 func (i featureImage) names() []string {
 	var names []string
 	if i.patch == nil {
@@ -166,8 +166,8 @@ func (v fieldValue) set(superblock []byte, order binary.ByteOrder) {
 	}
 }
 
-// mkfs makes a filesystem that contains the payload. An option that begins with "then" is a command
-// to run on the filesystem.
+// mkfs makes a filesystem that contains the payload. An option that begins with "then" is a
+// command, which mkfs runs on the new filesystem.
 func (l layout) mkfs(bases *bases, options []string, path string) error {
 	args, then := slices.Clone(l.tool), [][]string(nil)
 	for _, option := range options {
@@ -192,8 +192,8 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 	return nil
 }
 
-// featureImages returns the special images, with one special value or a part on a second disk, and
-// all other images: those with one or two options of mkfs, one bit of a word of features, or two
+// featureImages returns the special images and all others. A special image has one special value,
+// or needs a second disk. The others have one or two options of mkfs, one more feature bit, or two
 // special values.
 func featureImages() (special, all []generator) {
 	special = foreignParts()
@@ -232,7 +232,7 @@ func featureImages() (special, all []generator) {
 	return special, all
 }
 
-// alone returns a group for each value of an option.
+// alone returns a group of options for each value of a flag.
 func alone(flag string, values ...string) (groups [][]string) {
 	for _, v := range values {
 		groups = append(groups, []string{flag + " " + v})
@@ -240,7 +240,7 @@ func alone(flag string, values ...string) (groups [][]string) {
 	return groups
 }
 
-// oneOf returns one group with all the values of an option.
+// oneOf returns one group with an option for each value of a flag.
 func oneOf(flag string, values ...string) [][]string {
 	return [][]string{slices.Concat(alone(flag, values...)...)}
 }
@@ -339,7 +339,7 @@ func sumXFS(b []byte) {
 
 func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
 
-// patch overwrites a part of the superblock at an offset, and corrects its checksum.
+// patch overwrites bytes of the superblock at an offset, and then corrects the checksum.
 func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	b := im.read(offset, n)
 	copy(b[at:], bytes)
@@ -347,7 +347,7 @@ func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	im.write(offset, b...)
 }
 
-// foreignParts returns filesystems that have a part on another disk, or an unknown feature.
+// foreignParts returns filesystems with a part on another disk, and one with an unknown feature.
 func foreignParts() []generator {
 	unknown := refuse(feature)
 	unknown.Says = []string{"s_feature_compat: 0x40000000"}
@@ -373,9 +373,9 @@ func foreignParts() []generator {
 	}
 }
 
-// hideJournal removes the journal from the superblock of an ext4, and damages the checksum, so that
-// the driver checks the filesystem with a copy of the superblock. A user can do this to a raw
-// device.
+// hideJournal removes the external journal from the first superblock of an ext4, makes its checksum
+// wrong, and forges a growth record. So the driver checks the filesystem by a copy of the
+// superblock. A user of a raw device can do the same.
 func hideJournal(f *fixture) {
 	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
 	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
@@ -393,15 +393,15 @@ func (g generator) then(do func(*fixture)) generator {
 	})
 }
 
-// countOne patches the number of disks in all superblocks of a btrfs.
+// countOne sets the number of disks to one in both superblocks of a btrfs.
 func countOne(f *fixture) {
 	for _, at := range []int64{64 * kib, 64 * mib} {
 		f.image.patch(at, 4*kib, 0x88, []byte{1}, sumBtrfs)
 	}
 }
 
-// featureTrials returns the names of the trials that fail without the check of features. Of the two
-// others, the driver refuses one by blkid, and the kernel does not mount the other.
+// featureTrials returns the trials that fail without the check of features. It leaves out an ext4
+// journal, which the driver refuses because of blkid, and a btrfs that the kernel does not mount.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {
@@ -413,8 +413,8 @@ func featureTrials() []string {
 	return names
 }
 
-// across returns a filesystem that shell commands make on the disk $1 and another disk $2. The
-// driver must not write to the other disk.
+// across returns a filesystem that shell commands make on the trial's disk $1 and a second disk $2.
+// The driver must not write to the second disk.
 func across(name, fs, says string, commands ...string) generator {
 	return generator{name, func(t *trial) {
 		var bystander *image

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// kind is a way to make a filesystem of fsBytes.
+// kind describes a filesystem of fsBytes bytes, and the command that makes it.
 type kind struct {
 	name string
 	// fs is the kernel's name of the filesystem.
@@ -25,19 +25,19 @@ type kind struct {
 	sector int
 	tool   string
 	args   []string
-	// copies returns the offsets of further superblocks on a disk of that size.
+	// copies returns the offsets of the backup superblocks on a disk of the given size.
 	copies func(size int64) []int64
-	// unmountable is set for a filesystem that the kernel of this machine may not support.
+	// unmountable is set if the kernel of the test machine may not support the filesystem.
 	unmountable bool
 }
 
-// fsBytes is the size of the filesystems. A smaller xfs of 8 groups has no space for its log.
+// fsBytes is the size of each filesystem. A smaller xfs with 8 groups has no space for its log.
 const fsBytes = 640 * mib
 
-// kinds contains the filesystems of volumes, and similar ones. The places of the copies of their
-// superblocks are documented in Documentation/filesystems/ext4/blockgroup.rst (groups 1 and powers
-// of 3, 5, 7), XFS Algorithms & Data Structures (each allocation group) and the on-disk format of
-// btrfs (64 MiB, 256 GiB).
+// kinds contains the filesystems that volumes can have, and similar ones. The offsets of their
+// backup superblocks are documented in Documentation/filesystems/ext4/blockgroup.rst (groups 1 and
+// powers of 3, 5, 7), XFS Algorithms & Data Structures (each allocation group) and the on-disk
+// format of btrfs (64 MiB, 256 GiB).
 var kinds = []kind{
 	mke2fs("ext2", "ext2 with 4096-byte blocks", 4096, "-b", "4096"),
 	mke2fs("ext2", "ext2 with 1024-byte blocks", 1024, "-b", "1024"),
@@ -71,11 +71,11 @@ var kinds = []kind{
 		args: []string{"--csum", "xxhash"}, copies: mirrors},
 }
 
-// mke2fs returns a filesystem of the ext family. A copy of the superblock is in the first block of
-// group 1. A group has 8 blocks for each byte of a block. With blocks of 1024 bytes, group 0 begins
-// at block 1.
+// mke2fs returns a filesystem of the ext family. Its first backup superblock is in the first block
+// of group 1. A group has 8 blocks for each byte of a block. If blocks have 1024 bytes, group 0
+// begins at block 1.
 func mke2fs(fs, name string, block int64, args ...string) kind {
-	// The number of inodes is small, because mke2fs may write their tables completely.
+	// The number of inodes is small, because mke2fs may write the whole inode tables.
 	args = append([]string{"-t", fs, "-N", "2048"}, args...)
 	return kind{name: name, fs: fs, tool: "mke2fs", args: args,
 		copies: func(int64) []int64 {
@@ -91,19 +91,19 @@ func quarters(size int64) []int64 { return []int64{size / 4, size / 2, size / 4 
 
 func mirrors(int64) []int64 { return []int64{64 * mib} }
 
-// filesystem writes the filesystem to the start of the disk.
+// filesystem writes a filesystem of the kind to the start of the disk.
 func (im *image) filesystem(k kind) { im.filesystemAt(k, 0) }
 
 func (im *image) filesystemAt(k kind, offset int64) {
 	im.copyIn(im.bases.get(k.name, fsBytes, func(base *image) { base.mkfs(k) }), offset)
 }
 
-// mkfs makes the filesystem, which contains the payload.
+// mkfs makes a filesystem of the kind, with the payload in it.
 func (im *image) mkfs(k kind) {
 	im.tool(k.tool, slices.Concat([]string{"-q"}, k.args, im.bases.options(k.tool))...)
 }
 
-// options returns the options with which a mkfs program makes a filesystem with the payload.
+// options returns the options that make a mkfs program copy the payload into the new filesystem.
 func (b *bases) options(mkfs string) []string {
 	switch mkfs {
 	case "mke2fs":
@@ -122,8 +122,8 @@ func kindOf(name string) kind {
 	return kinds[i]
 }
 
-// of gives the trial a disk of the filesystem's size with the filesystem. If volumes can have this
-// filesystem, the request asks for it.
+// of gives the trial a disk with the filesystem. If volumes can have this filesystem, the trial's
+// request asks for it.
 func (k kind) of(t *trial) {
 	t.Size, t.BlockSize = fsBytes, max(k.sector, 512)
 	t.Fill = func(im *image) { im.filesystem(k) }
@@ -132,7 +132,7 @@ func (k kind) of(t *trial) {
 	}
 }
 
-// volume reports whether a volume can have this filesystem, so that the driver mounts it.
+// volume reports whether a volume can have this filesystem and the kernel can mount it.
 func (k kind) volume() bool { return slices.Contains(ours, k.fs) && !k.unmountable }
 
 func filesystems() []generator {
@@ -171,8 +171,8 @@ func (k kind) whole() []generator {
 	return all
 }
 
-// inUse returns copies that were taken of mounted filesystems. The payload was synced, and is in
-// the journal.
+// inUse returns filesystems that were copied while they were mounted. The payload was synced, so
+// the journal contains it.
 func (k kind) inUse() []generator {
 	if k.name == "ext4 without a journal" {
 		return nil
@@ -183,10 +183,10 @@ func (k kind) inUse() []generator {
 		k.on(" in use, on a read-only disk", refuse("LogNotReplayed"), (*fixture).reading).and(live)}
 }
 
-// reading makes the controller report that the disk is read-only. The guest's device is writable.
+// reading makes the controller report a read-only disk, although the guest's device is writable.
 func (f *fixture) reading() { f.Publish["readOnly"] = "true" }
 
-// inUse writes a copy of the filesystem, taken while it was mounted, to the start of the disk.
+// inUse writes a filesystem that was copied while it was mounted to the start of the disk.
 func (im *image) inUse(k kind) {
 	im.copyIn(im.bases.get(k.name+" in use", fsBytes, func(base *image) {
 		base.tool(k.tool, append([]string{"-q"}, k.args...)...)
@@ -200,8 +200,7 @@ mv "$1.live" "$1"`, filepath.Join(im.bases.root(), payloadName))
 	}), 0)
 }
 
-// cut returns filesystems whose end is missing: the disk is too small, or its end cannot be
-// read.
+// cut returns filesystems without their end: the disk is too small, or unreadable at its end.
 func (k kind) cut() []generator {
 	large, unread := refuse(tooLarge, notBlank), refuse(unreadable, notBlank)
 	large.Names, unread.Names = []string{k.fs}, []string{k.fs}
@@ -218,14 +217,14 @@ func (k kind) cut() []generator {
 	}
 }
 
-// only keeps a page of the disk, and wipes everything else.
+// only wipes the whole disk except for the page at the offset.
 func (im *image) only(offset int64) {
 	copied := im.read(offset, pageBytes)
 	im.wipe(0, im.Size)
 	im.write(offset, copied...)
 }
 
-// wiped returns filesystems whose start is zero, so that blkid does not find them.
+// wiped returns filesystems whose start is zero or lost, so that blkid does not find them.
 func (k kind) wiped() []generator {
 	copies := k.copies(fsBytes)
 	wipe := func(t *trial, start, end int64) {
@@ -259,7 +258,7 @@ func (k kind) wiped() []generator {
 	return all
 }
 
-// nested returns filesystems that begin behind the start of the disk.
+// nested returns filesystems that do not begin at the start of the disk.
 func (k kind) nested() []generator {
 	inside := func(t *trial, offset int64) {
 		k.of(t)
@@ -284,19 +283,19 @@ func (k kind) nested() []generator {
 	}
 }
 
-// unfinished returns filesystems whose mkfs, which another program than the driver ran, was
-// interrupted.
+// unfinished returns filesystems whose mkfs was interrupted. Another program than the driver ran
+// mkfs, so the disk has no mark of the driver.
 func unfinished() []generator {
 	return []generator{
 		with("xfs whose mkfs did not end", xfs, foreign(xfs), func(im *image) { im.write(126, 1) }, nil),
 		with("btrfs whose mkfs did not end", btrfs, foreign(btrfs), unfinishBtrfs, nil),
-		// mke2fs writes the first superblock last.
+		// mke2fs writes the first superblock last, so an interrupted one leaves it blank.
 		with("ext4 whose mkfs did not end", ext4, foreign(ext4),
 			func(im *image) { im.wipe(1024, 1024) }, nil),
 	}
 }
 
-// largeBtrfs returns a btrfs that is large enough for the third superblock.
+// largeBtrfs returns trials of a btrfs that is large enough for a third superblock.
 func largeBtrfs() []generator {
 	large := func(name string, w want, change func(*image)) generator {
 		return blank("a large btrfs"+name, btrfs, w, nil).and(func(t *trial) {
@@ -316,8 +315,8 @@ func largeBtrfs() []generator {
 	return all
 }
 
-// tails returns filesystems with data behind them on the disk. The driver must mount them without
-// growing them, and must not change a byte behind them.
+// tails returns disks with a filesystem and data behind it. The driver must mount the filesystem
+// without growing it, and must not change a byte behind it.
 func tails() []generator {
 	var all []generator
 	for _, fs := range ours {
@@ -349,7 +348,7 @@ func anywhere(t *trial, im *image) {
 	im.write(fsBytes+t.Rand.Int64N(im.Size-fsBytes), 1)
 }
 
-// restoredFrom makes the controller report this history of the disk.
+// restoredFrom makes the controller report a disk that was restored from a source of sourceBytes.
 func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) {
 	return func(f *fixture) {
 		f.Publish["origin"], f.Publish["use"] = origin, use
@@ -357,7 +356,7 @@ func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) {
 	}
 }
 
-// tail returns a filesystem with data behind it.
+// tail returns a disk twice as large as its filesystem. fill writes data behind the filesystem.
 func tail(name, fs string, fill func(*trial, *image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		var before string
@@ -387,8 +386,8 @@ func tail(name, fs string, fill func(*trial, *image), set func(*fixture)) genera
 	}}
 }
 
-// nothingBehind returns a filesystem that must grow. Without such trials, a driver that never grows
-// a filesystem would pass.
+// nothingBehind returns a disk whose filesystem must grow. Without these trials, a driver that
+// never grows a filesystem would pass.
 func nothingBehind(name, fs string, set func(*fixture)) generator {
 	return tail(name, fs, func(*trial, *image) {}, set).and(func(t *trial) {
 		t.Check = func(f *fixture) error {
@@ -400,15 +399,15 @@ func nothingBehind(name, fs string, set func(*fixture)) generator {
 	})
 }
 
-// mountedBytes returns the size of the staged filesystem, without its own structures.
+// mountedBytes returns the size of the staged filesystem without its metadata.
 func (f *fixture) mountedBytes() int64 {
 	var st unix.Statfs_t
 	harness.Must(unix.Statfs(f.Staging, &st))
 	return int64(st.Blocks) * st.Bsize
 }
 
-// growthOfAnother interrupts a growth of the filesystem for another volume, and then writes a byte
-// behind the filesystem.
+// growthOfAnother stages the disk as another volume and lets its resize2fs fail. Then it writes a
+// byte behind the filesystem.
 func (f *fixture) growthOfAnother() {
 	volume := f.VolumeID
 	f.VolumeID = randomUUID(f.trial)
@@ -418,9 +417,9 @@ func (f *fixture) growthOfAnother() {
 	harness.Must(f.loop.Sync())
 }
 
-// described returns the kinds of ext whose group descriptors are damaged. They differ in the sizes
-// and places of the descriptors, the bitmaps and the inodes. The clusters of those with bigalloc
-// are small, so that there is a second group, which has a copy of the descriptors.
+// described returns the ext filesystems whose group descriptors the trials damage. They differ in
+// the sizes and offsets of descriptors, bitmaps and inodes. Those with bigalloc have small
+// clusters, so that they have a second group, which contains a copy of the descriptors.
 func described() []kind {
 	return []kind{
 		kindOf(ext3),
@@ -436,9 +435,9 @@ func described() []kind {
 	}
 }
 
-// descriptors returns filesystems that need a check, and whose group descriptors or copies of them
-// are damaged. e2fsck -p would write damaged descriptors over the copies, so the driver must refuse
-// the filesystem. If only copies are damaged, it must mount the filesystem.
+// descriptors returns filesystems that need a check, and have damaged group descriptors or damaged
+// copies of them. The driver must refuse damaged descriptors, because e2fsck -p would write them
+// over the copies. If only copies are damaged, the driver must mount the filesystem.
 func descriptors() []generator {
 	var all []generator
 	for _, k := range described() {
@@ -484,7 +483,7 @@ func descriptors() []generator {
 
 func (k kind) growable() bool { return !slices.Contains(k.args, "bigalloc") }
 
-// span is a part of a disk.
+// span is a range of bytes on a disk.
 type span struct{ offset, bytes int64 }
 
 var (
@@ -493,8 +492,8 @@ var (
 	descriptorBlocks = regexp.MustCompile(`(?m)^Block size: +(\d+)$`)
 )
 
-// descriptors returns the place of the group descriptors of an ext, and the places of their copies,
-// as dumpe2fs reads them.
+// descriptors returns where dumpe2fs finds the group descriptors of an ext filesystem, and then
+// where it finds their copies.
 func (im *image) descriptors() (places []span) {
 	out, err := exec.Command("dumpe2fs", im.Path).Output()
 	size, found := descriptorBlocks.FindSubmatch(out), descriptorPlaces.FindAllSubmatch(out, -1)
@@ -510,25 +509,25 @@ func (im *image) descriptors() (places []span) {
 	return places
 }
 
-// damages contains functions that damage group descriptors in an evident way: a bitmap or a table
-// of inodes would be outside of the filesystem.
+// Each function in damages makes group descriptors evidently wrong: a bitmap or an inode table is
+// at a block where it cannot be.
 var damages = []func(*trial, *image, span){
-	// A sector is lost.
+	// The first sector becomes zero.
 	func(_ *trial, im *image, s span) { im.wipe(s.offset, 512) },
-	// Other bytes were written there.
+	// Random bytes, or repetitions of one byte, replace all descriptors.
 	func(t *trial, im *image, s span) { im.write(s.offset, randomBytes(t.Rand, s.bytes)...) },
 	func(t *trial, im *image, s span) {
 		im.write(s.offset, slices.Repeat([]byte{byte(0x20 + t.Rand.IntN(0x60))}, int(s.bytes))...)
 	},
-	// A bitmap or the inodes of the first group are at block 0 or behind the end.
+	// The first group has a bitmap or its inodes at block 0, or behind the end of the filesystem.
 	func(t *trial, im *image, s span) {
 		at := []uint32{0, 1 << 30, 1<<32 - 1}[t.Rand.IntN(3)]
 		im.write(s.offset+4*t.Rand.Int64N(3), le.AppendUint32(nil, at)...)
 	},
 }
 
-// misplaceInodes changes the place of the inodes of the first group, among them those of the root
-// and the journal, to free blocks of the filesystem.
+// misplaceInodes moves the inode table in the first group descriptor to free blocks. The root and
+// the journal have their inodes in this table.
 func misplaceInodes(t *trial, im *image, s span) {
 	im.write(s.offset+8, le.AppendUint32(nil, uint32(140_000+t.Rand.Int64N(20_000)))...)
 }

@@ -20,14 +20,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// fixture is a running trial: its disk in the guest, and its request.
+// fixture is a running trial, with its disk in the guest and its request.
 type fixture struct {
 	*trial
 	bench *bench
 	image *image
 	loop  loopdev.Device
-	// decoy is a blank disk of the same size, whose name differs in the last byte. The driver must
-	// not change it.
+	// decoy is a blank disk of the same size. Its serial differs from the disk's in the last byte. The
+	// driver must not change it.
 	decoy *image
 	// Device is the name of the disk's device in the guest.
 	Device   string
@@ -37,16 +37,16 @@ type fixture struct {
 	Staging  string
 
 	dir string
-	// keep is set if the disk's file has to be kept for a failed trial.
+	// keep is set if end must not remove the files, because the trial has failed.
 	keep bool
-	// mark is the result of learnMark.
+	// mark contains the driver's marks on the disk, as learnMark has read them.
 	mark []piece
-	// happened, if it is set, returns an error unless the hook of the trial was called.
+	// happened, if not nil, returns the error of the trial's hook, or an error if the hook never ran.
 	happened func() error
 	cleanup  []func() error
 }
 
-// The names of the devices of the disk and the decoy in the guest.
+// diskDevice and decoyDevice are the device names of the disk and the decoy in the guest.
 const (
 	diskDevice  = "nvme2n1"
 	decoyDevice = "nvme1n1"
@@ -81,7 +81,7 @@ func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error
 	return f, nil
 }
 
-// publishContext returns what the controller reports about the disk.
+// publishContext returns the publish context by which the controller describes the disk.
 func (f *fixture) publishContext() map[string]string {
 	all := map[string]string{"diskName": f.DiskName, "sizeBytes": fmt.Sprint(f.image.Size)}
 	maps.Copy(all, f.History)
@@ -99,7 +99,7 @@ func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) loopdev.
 	return loop
 }
 
-// atEnd registers a function that is called at the end, in reverse order.
+// atEnd registers a function that end calls. end calls the last registered function first.
 func (f *fixture) atEnd(do func() error) { f.cleanup = append(f.cleanup, do) }
 
 func (f *fixture) end() error {
@@ -118,7 +118,7 @@ func (f *fixture) placement() *harness.Placement {
 		PublishContext: f.Publish, Capability: harness.Mounted(f.FS)}
 }
 
-// stage makes the call that is tested.
+// stage makes the NodeStageVolume call that the trial tests.
 func (f *fixture) stage(ctx context.Context) error {
 	return f.bench.Do(ctx, "stage", f.placement().Stage)
 }
@@ -142,22 +142,21 @@ func randomUUID(t *trial) string {
 		b&0xFFFFFFFFFFFF)
 }
 
-// bench is a guest with a driver in it, which runs one trial after the other.
+// bench runs one trial after the other in a guest with a driver.
 type bench struct {
 	*proof.Bench
 	*lab
-	// evidence makes the bench keep the disks of failed trials. kept reports whether there are
-	// any.
+	// evidence is set if the bench keeps the disks of failed trials, and kept if it has kept one.
 	evidence, kept bool
 }
 
-// newBench starts a driver: the run's, or a mutant without a guard.
+// newBench starts the run's driver or, if program is set, a mutant without the guard.
 func (l *lab) newBench(ctx context.Context, program, guard string) (*bench, error) {
 	started, err := proof.StartBench(ctx, l.run, program, map[string]string{proof.RemovedGuard: guard})
 	return &bench{Bench: started, lab: l}, err
 }
 
-// close ends the driver and compares the bystanders. It returns an error if the driver fails.
+// close stops the driver, compares the bystanders, and removes the files if nothing has failed.
 func (b *bench) close() error {
 	err := b.Close()
 	if b.kept || err != nil {
@@ -166,7 +165,7 @@ func (b *bench) close() error {
 	return os.RemoveAll(b.Dir)
 }
 
-// trial is a disk, with a request and the wanted outcome. A generator sets the fields.
+// trial describes a disk, a request and the wanted outcome. A generator sets its fields.
 type trial struct {
 	Name string
 	// Size is the size of the disk, and BlockSize the size of its logical blocks.
@@ -180,12 +179,12 @@ type trial struct {
 	Rand *rand.Rand
 	// Fill writes the content of the disk.
 	Fill func(*image)
-	// Until is the offset up to which a refused disk must keep its bytes; 0 means its end. Behind it
-	// the kernel writes, or the driver its records of a growth.
+	// Until is the offset up to which a refused disk must keep its bytes; 0 means the whole disk.
+	// Behind Until the kernel may write, or the driver may write its growth records.
 	Until int64
-	// Set, if it is set, makes further changes after the disk was attached to the guest.
+	// Set, if not nil, changes the disk or the request after the disk was attached to the guest.
 	Set func(*fixture)
-	// Check, if it is set, is a further check of the result.
+	// Check, if not nil, checks the result of the call further.
 	Check func(*fixture) error
 	Want  want
 }
@@ -197,7 +196,7 @@ const (
 	formatted outcome = "formatted"
 	mounted   outcome = "mounted"
 	refused   outcome = "refused"
-	// either wants a disk mounted, or refused with one of the names.
+	// either allows a mounted disk, and a refusal whose evidence contains one of want.Names.
 	either outcome = "mounted or refused"
 )
 
@@ -205,18 +204,18 @@ type want struct {
 	Outcome outcome
 	// Reasons are the allowed reasons of a refusal.
 	Reasons []string
-	// Names contains words of which the evidence must contain one, unless it names an offset at which
-	// the disk is not zero.
+	// Names contains words. The evidence must contain one of them, or an offset at which the disk is
+	// not zero.
 	Names []string
-	// Says contains words that the evidence must contain.
+	// Says contains words, all of which the evidence must contain.
 	Says []string
-	// Begun is set if a format may have begun before the refusal, because the disk was blank.
+	// Begun is set if the disk was blank, so that the driver may begin a format before it refuses it.
 	Begun bool
 	// Code is the code of the answer. Empty means FAILED_PRECONDITION.
 	Code string
 }
 
-// The reasons of refusals in these trials.
+// These are the reasons with which the driver refuses the disks of the trials.
 const (
 	notBlank    = "DiskNotBlank"
 	unreadable  = "DeviceUnreadable"
@@ -237,7 +236,7 @@ const (
 func refuse(reasons ...string) want { return want{Outcome: refused, Reasons: reasons} }
 
 // foreign wants a refusal because the disk is not blank. The evidence must contain one of the
-// names, or an offset.
+// names, or an offset at which the disk is not zero.
 func foreign(names ...string) want {
 	return want{Outcome: refused, Reasons: []string{notBlank}, Names: names}
 }
@@ -247,19 +246,19 @@ var (
 	isMounted   = want{Outcome: mounted}
 )
 
-// generator sets the fields of a trial that differ from the defaults: a small disk, for an ext4.
+// generator changes a trial of defaults, which has a small blank disk and asks for an ext4.
 type generator struct {
 	name string
 	make func(t *trial)
 }
 
-// blank returns a trial of a blank disk that set changes.
+// blank returns a trial of a blank disk, which set changes if it is not nil.
 func blank(name, fs string, w want, set func(*fixture)) generator {
 	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
 }
 
-// with returns a trial of a disk with the filesystem of a kind. If they are not nil, change writes
-// more to the disk before it is attached, and set changes it then.
+// with returns a trial of a disk with a filesystem of the kind. change, if not nil, changes the
+// disk before it is attached to the guest, and set, if not nil, afterwards.
 func with(name, kind string, w want, change func(*image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		k := kindOf(kind)
@@ -274,7 +273,7 @@ func with(name, kind string, w want, change func(*image), set func(*fixture)) ge
 	}}
 }
 
-// and returns the generator with further settings.
+// and returns a generator that calls more after g.
 func (g generator) and(more func(*trial)) generator {
 	return generator{g.name, func(t *trial) {
 		g.make(t)
@@ -282,7 +281,7 @@ func (g generator) and(more func(*trial)) generator {
 	}}
 }
 
-// larger returns the generator with a disk that is larger than its filesystem.
+// larger returns a generator whose disk is larger than the filesystem on it.
 func (g generator) larger() generator { return g.and(func(t *trial) { t.Size += fsBytes }) }
 
 func corpus() []generator {
@@ -291,11 +290,11 @@ func corpus() []generator {
 		foreignParts(), forged(), forgedRecords())
 }
 
-// smallest is the size from which on mke2fs uses its default options. Disks are not much larger,
-// because the driver reads many of them whole.
+// smallest is the smallest size at which mke2fs uses its default options. Most disks are not much
+// larger, because the driver reads many of them whole.
 const smallest = 512 * mib
 
-// defaults returns the values that most trials have.
+// defaults returns a trial with the values that most generators keep.
 func defaults(name string, r *rand.Rand) *trial {
 	return &trial{
 		Name: name, Rand: r, Size: smallest + 64*mib*r.Int64N(4), BlockSize: 512, FS: ext4,
@@ -310,10 +309,10 @@ const (
 	btrfs = "btrfs"
 )
 
-// ours contains the filesystems of volumes.
+// ours contains the filesystems that volumes can have.
 var ours = []string{ext3, ext4, xfs, btrfs}
 
-// each returns n generators that differ only in their random numbers. A single one has no number.
+// each returns n generators that differ only in their random numbers. If n is 1, its name has none.
 func each(n int, name string, make func(t *trial)) []generator {
 	if n == 1 {
 		return []generator{{name, make}}

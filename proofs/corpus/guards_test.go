@@ -9,15 +9,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// guard is a guard of the driver, with the names of its trials: each of them fails without this
-// guard alone.
+// guard is a guard of the driver. Each of its trials must fail if only this guard is removed.
 type guard struct {
 	name   string
 	edits  []edit
 	trials []string
 }
 
-// edit is a [proof.Edit].
+// edit is a short form of [proof.Edit].
 type edit struct{ place, text, with string }
 
 func mutable(guards []guard) []proof.Guard {
@@ -32,7 +31,7 @@ func mutable(guards []guard) []proof.Guard {
 	return list
 }
 
-func TestEveryGuardIsInTheSource(t *testing.T) {
+func TestEveryGuardIsFoundInTheDriversSource(t *testing.T) {
 	if err := proof.CheckGuards("../../driver", mutable(guards())); err != nil {
 		t.Fatal(err)
 	}
@@ -43,11 +42,11 @@ func guards() []guard {
 		historyGuards(), tailGuards(), repairGuards())
 }
 
-// in returns the edit of a single place.
+// in returns one edit, which replaces text in the function at.
 func in(at, text, with string) []edit { return []edit{{at, text, with}} }
 
-// asked returns a guard that is a condition under which the driver refuses, called one that is a
-// call whose error makes it refuse, and taken one that is a condition without which it refuses.
+// These functions return guards. The driver refuses a disk if the condition of asked is true, if
+// the call of called fails, or if the condition of taken is false.
 func asked(name, at, text string, trials ...string) guard {
 	return guard{name, in(at, text, proof.NotAsked), trials}
 }
@@ -60,7 +59,7 @@ func taken(name, at, text string, trials ...string) guard {
 	return guard{name, in(at, text, proof.Taken), trials}
 }
 
-// identityGuards check that a disk is the right one.
+// identityGuards ensure that the driver uses only the requested disk.
 func identityGuards() []guard {
 	return []guard{
 		{"a serial is compared to its last byte", in("blockdev.Host.Lookup", "d.Serial == serial",
@@ -120,7 +119,7 @@ func identityGuards() []guard {
 	}
 }
 
-// holderGuards check that no other program uses the disk, and that the disk can be written.
+// holderGuards ensure that no other program uses the disk, and that the disk can be written.
 func holderGuards() []guard {
 	return []guard{
 		{"a disk is opened exclusively", []edit{
@@ -153,7 +152,7 @@ func holderGuards() []guard {
 	}
 }
 
-// blankGuards check that the driver formats only blank disks and mounts only filesystems.
+// blankGuards ensure that the driver formats only blank disks, and mounts only filesystems.
 func blankGuards() []guard {
 	return []guard{
 		{"data in an area are not overwritten", in("filesystem.scan.checkBlank", "if dirty ||",
@@ -203,7 +202,7 @@ func blankGuards() []guard {
 	}
 }
 
-// areaGuards make the driver read the places that may contain marks.
+// areaGuards make the driver read each region of a disk in which a format may have a mark.
 func areaGuards() []guard {
 	call := func(name, place, text string, trials ...string) guard {
 		return guard{name, in("filesystem."+place, text, "if !REMOVED {\nTEXT\n}"), trials}
@@ -236,11 +235,11 @@ func areaGuards() []guard {
 	return all
 }
 
-// nothingUnexpected removes the check of the bytes when the driver reads a whole disk.
+// nothingUnexpected makes the driver accept all bytes that it finds when it reads a whole disk.
 var nothingUnexpected = edit{"filesystem.disk.readCounted", "d.traces(v, j.expected).check",
 	"func(b []byte, at int64) (int, error) {\nif REMOVED {\nreturn -1, nil\n}\nreturn TEXT(b, at)\n}"}
 
-// markGuards check that only an unfinished format of this volume is repeated.
+// markGuards ensure that the driver repeats only an unfinished format of this volume.
 func markGuards() []guard {
 	return []guard{
 		{"a filesystem that was mounted is never formatted", []edit{
@@ -278,8 +277,8 @@ func markGuards() []guard {
 	}
 }
 
-// historyGuards check that samples prove a disk blank only if its history leaves no other
-// possibility.
+// historyGuards ensure that the driver reads only samples of a disk if the disk's history allows
+// it, and that no other program uses the disk.
 func historyGuards() []guard {
 	return []guard{
 		taken("a disk that was not created blank is read completely", "filesystem.Volume.madeBlank",
@@ -311,7 +310,7 @@ func historyGuards() []guard {
 	}
 }
 
-// tailGuards check that a filesystem does not grow over other data.
+// tailGuards ensure that a filesystem does not grow over other data.
 func tailGuards() []guard {
 	return []guard{
 		called("a filesystem grows only over proven data", "filesystem.Preparation.mayGrow",
@@ -327,11 +326,11 @@ func tailGuards() []guard {
 	}
 }
 
-// repairGuards check that a repair does not make a damage worse.
+// repairGuards ensure that a repair does not increase the damage.
 func repairGuards() []guard {
 	var damaged, misplaced []string
 	for _, k := range described() {
-		// With these, e2fsck itself ends before it writes in some of the trials.
+		// On these filesystems, e2fsck itself stops before it writes in some of the trials.
 		if k.fs == ext3 || k.name == "ext4 without flexible groups" {
 			continue
 		}

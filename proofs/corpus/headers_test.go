@@ -12,18 +12,18 @@ import (
 	"strings"
 )
 
-// header is the mark of a format that a disk can have.
+// header describes the bytes by which a format on a disk is recognized.
 type header struct {
 	name string
 	// offset is the offset of the mark. A negative offset counts from the disk's end.
 	offset int64
 	mark   string
-	// owners are the names that the evidence may use.
+	// owners contains names of the format, of which the evidence must use one.
 	owners string
 }
 
-// marks contains the marks by which libblkid, the kernel and programs recognize formats, with their
-// sources. blkid does not recognize all of them alone, but every such disk has an owner.
+// marks contains the bytes by which libblkid, the kernel and other programs recognize formats, with
+// their sources. blkid does not recognize all of them, but each shows that somebody uses the disk.
 var marks = []header{
 	// LUKS1 On-Disk Format Specification 1.2.3, 2.1; LUKS2 1.1.3, 2.1
 	{"LUKS1", 0, "LUKS\xba\xbe\x00\x01", "luks"},
@@ -146,9 +146,9 @@ func marked(name string, names []string, fill func(im *image)) generator {
 	}}
 }
 
-// zfsLabel writes one of the four labels of a pool's member (ZFS On-Disk Specification, 1.2):
-// two labels are at the start, and two at the end of the disk, whose size is rounded down to
-// 256 KiB. The second half of a label is a ring of uberblocks.
+// zfsLabel writes one of the four labels of a disk in a ZFS pool (ZFS On-Disk Specification, 1.2).
+// Two labels are at the start of the disk and two at its end, after the size is rounded down to 256
+// KiB. The second half of a label is a ring of uberblocks.
 func zfsLabel(im *image, number int64) {
 	const label = 256 * 1024
 	at := number * label
@@ -164,8 +164,8 @@ func zfsLabel(im *image, number int64) {
 	}
 }
 
-// mdSuperblock returns the superblock of a member of a Linux RAID (linux/md_p.h), of version
-// 0.90 or 1, for the place where it will be.
+// mdSuperblock returns the superblock of a disk in a Linux RAID (linux/md_p.h), of version 0.90 or
+// 1. A superblock of version 1 contains its own offset, at.
 func mdSuperblock(version uint32, at int64) []byte {
 	b := make([]byte, 1024)
 	le.PutUint32(b, 0xa92b4efc)
@@ -180,7 +180,7 @@ func mdSuperblock(version uint32, at int64) []byte {
 	return b
 }
 
-// mdPlaces returns the offset of the superblock for each version.
+// mdPlaces maps a RAID version to the offset of the superblock on a disk of the given size.
 var mdPlaces = map[string]func(size int64) int64{
 	"0.90": func(size int64) int64 { return size&^(64*kib-1) - 64*kib },
 	"1.0":  func(size int64) int64 { return (size/512 - 16) &^ 7 * 512 },
@@ -198,8 +198,8 @@ func mdMembers() []generator {
 		}
 		all = append(all, marked("a member of an md RAID "+version, names, fill))
 		for _, k := range []string{"ext4", "xfs", "btrfs"} {
-			// On half of a mirror, the filesystem begins at the start of the disk, and the superblock of
-			// the RAID is behind it.
+			// These versions have the RAID's superblock at the end of the disk. So each disk of a mirror
+			// begins with the filesystem.
 			if version != "0.90" && version != "1.0" {
 				continue
 			}
@@ -253,8 +253,8 @@ func mbr(kind byte, start, sectors uint32) []byte {
 	return b
 }
 
-// gptHeader returns the header of a GUID partition table (UEFI 2.10, 5.3.2) in block own of a
-// disk with that many blocks. The other header is in block other.
+// gptHeader returns the header of a GUID partition table (UEFI 2.10, 5.3.2) for block own of a disk
+// with so many blocks. The block other contains the table's second header.
 func gptHeader(own, other, blocks, entries uint64, array []byte) []byte {
 	b := make([]byte, 512)
 	copy(b, "EFI PART")
@@ -273,7 +273,7 @@ func gptHeader(own, other, blocks, entries uint64, array []byte) []byte {
 	return b
 }
 
-// gptArray returns an array with one partition, for Linux.
+// gptArray returns an array of partitions with one Linux partition.
 func gptArray() []byte {
 	b := make([]byte, 128*128)
 	copy(b, "\xaf\x3d\xc6\x0f\x83\x84\x72\x47\x8e\x79\x3d\x69\xd8\x47\x7d\xe4a partition's id")
@@ -283,7 +283,7 @@ func gptArray() []byte {
 	return b
 }
 
-// gpt writes the parts of a table: the protective MBR, the table at the start, and the backup.
+// gpt writes parts of a GUID partition table: the protective MBR, the primary table or the backup.
 func (im *image) gpt(block int64, protective, primary, backup bool) {
 	blocks, array := uint64(im.Size/block), gptArray()
 	arrayBlocks := uint64(int64(len(array)) / block)
@@ -300,7 +300,7 @@ func (im *image) gpt(block int64, protective, primary, backup bool) {
 	}
 }
 
-// tables returns disks with complete and incomplete partition tables.
+// tables returns disks with complete or incomplete partition tables.
 func tables() []generator {
 	with := func(name string, block int, fill func(im *image), names ...string) generator {
 		return marked(name, names, fill).and(func(t *trial) { t.BlockSize = block })
@@ -350,8 +350,8 @@ func tables() []generator {
 	}))
 }
 
-// bsdLabel returns a label of 4.4BSD (sys/disklabel.h): it has two magic numbers, and the sum
-// of all words is 0.
+// bsdLabel returns a label of 4.4BSD (sys/disklabel.h): it has two magic numbers, and the XOR of
+// its 16-bit words is 0.
 func bsdLabel() []byte {
 	b := make([]byte, 512)
 	le.PutUint32(b, 0x82564557)
@@ -368,7 +368,7 @@ func bsdLabel() []byte {
 	return b
 }
 
-// sunLabel returns a SunOS label: it has a magic number at the end, and the sum of all words
+// sunLabel returns a SunOS label: it has a magic number at the end, and the XOR of its 16-bit words
 // is 0.
 func sunLabel() []byte {
 	b := make([]byte, 512)
@@ -396,8 +396,8 @@ func sgiLabel() []byte {
 	return b
 }
 
-// spots are the places far from both ends where formats have marks. The driver reads each of them
-// because of an entry of its list of regions.
+// spots contains offsets far from both ends of a disk at which formats have marks. The driver reads
+// each of them because of an entry in its list of regions, which is quoted in region.
 var spots = []struct {
 	at            int64
 	where, region string
@@ -426,8 +426,8 @@ var spots = []struct {
 		`{1000 << 30, sectorBytes, "a copy of the label of Ceph"}`},
 }
 
-// regions returns disks that are blank except for one region far from both ends, where a format has
-// a mark or a copy of it.
+// regions returns disks that are blank except for some bytes far from both ends. Most have one byte
+// where a format has a mark or a copy of it.
 func regions() []generator {
 	all := []generator{
 		singleByte("where a large xfs has its second group", 1024*gib),
@@ -471,7 +471,7 @@ func regions() []generator {
 	return slices.Clip(all)
 }
 
-// inAHundredth writes to a hundredth of the disk, at a place where no format has a mark on a disk
+// inAHundredth writes to a hundredth of the disk, at an offset where no format has a mark on a disk
 // of this size.
 func inAHundredth(t *trial) {
 	t.Size = 3*gib + 8*mib
@@ -484,8 +484,8 @@ func inAHundredth(t *trial) {
 	t.Want = foreign()
 }
 
-// singleByte returns a disk with one byte at that offset. The disk's size is chosen so that no
-// other format has a mark there.
+// singleByte returns a disk with one byte at an offset. Its size is chosen so that no other format
+// has a mark there.
 func singleByte(where string, at int64) generator {
 	return generator{"one byte " + where, func(t *trial) {
 		t.Size = max(3*gib, at/gib*gib+gib) + 8*mib
@@ -493,8 +493,7 @@ func singleByte(where string, at int64) generator {
 	}}
 }
 
-// provenStart and provenEnd are the sizes of the parts at a disk's start and end that are
-// always read completely.
+// The driver always reads provenStart bytes at a disk's start and provenEnd bytes at its end.
 const (
 	provenStart = mib
 	provenEnd   = mib

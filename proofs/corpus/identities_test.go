@@ -23,14 +23,14 @@ func (im *image) uuid(fs string) string {
 		"-o", "value", im.Path).Output())))
 }
 
-// expect makes the controller report this UUID of the volume's filesystem.
+// expect makes the controller report uuid as the UUID of the volume's filesystem.
 func (f *fixture) expect(uuid string) { f.Publish["filesystemUUID"] = uuid }
 
-// expectFound makes the controller report the UUID of the filesystem on the disk.
+// expectFound makes the controller report the UUID that blkid reads from the disk.
 func (f *fixture) expectFound() { f.expect(f.image.uuid(f.FS)) }
 
-// expectAt makes the controller report the UUID at an offset of the disk, whose filesystem blkid
-// does not find.
+// expectAt makes the controller report the UUID at an offset of the disk, for a filesystem that
+// blkid does not find.
 func expectAt(offset int64) func(*fixture) {
 	return func(f *fixture) {
 		b := f.image.read(offset, 16)
@@ -40,7 +40,7 @@ func expectAt(offset int64) func(*fixture) {
 
 func (f *fixture) expectOther() { f.expect(randomUUID(f.trial)) }
 
-// hasExpected returns an error unless the filesystem has the expected UUID.
+// hasExpected returns an error unless the filesystem has the UUID that the controller reported.
 func (f *fixture) hasExpected() error {
 	harness.Must(f.loop.Sync())
 	if got := f.image.uuid(f.FS); got != f.Publish["filesystemUUID"] {
@@ -49,8 +49,8 @@ func (f *fixture) hasExpected() error {
 	return nil
 }
 
-// identities returns disks for which the controller reports the UUID of a filesystem: that of the
-// disk, or another one.
+// identities returns disks for which the controller reports the UUID of a filesystem. It is the
+// UUID of the filesystem on the disk, or another one.
 func identities() []generator {
 	var all []generator
 	other, identified := (*fixture).expectOther, func(t *trial) { t.Check = (*fixture).hasExpected }
@@ -76,8 +76,8 @@ func damageExt(im *image) { im.write(1024+0x88, []byte("/a wrong checksum")...) 
 // The checksum of the superblock is right.
 func unfinishBtrfs(im *image) { im.patch(64*kib, 4096, 0x40, []byte("!BHRfS_M"), sumBtrfs) }
 
-// unclean returns filesystems that must be refused although they have this volume's UUID, or before
-// a repair writes to them.
+// unclean returns filesystems of this volume that are damaged or unfinished, one of another volume
+// that needs a check, and a mkfs that makes a wrong UUID. The driver must refuse all of them.
 func unclean() []generator {
 	begun := refuse(wrongFilesystem)
 	begun.Begun = true
@@ -142,13 +142,13 @@ func disputed() []generator {
 		}, own).and(func(t *trial) { t.Size += mib }))
 }
 
-// forgeGrowth writes a record of a growth of this volume's filesystem to its place on the disk.
+// forgeGrowth writes a forged growth record of this volume where the driver would write its own.
 func (f *fixture) forgeGrowth() {
 	f.poke(proof.GrowthSlots(f.image.Size)[0], f.forgery().GrowthRecord(f.image.Size, 0, true)...)
 }
 
-// owners returns disks with more than one format, or whose format only a part of the driver's
-// checks finds.
+// owners returns disks with more than one format, or with a format that only some of the driver's
+// checks find.
 func owners() []generator {
 	return []generator{
 		with("ext3 under an old partition table", ext3, foreign("partition table (dos)", "ext3"),
@@ -170,7 +170,7 @@ func btrfsSuperblock(im *image) {
 	im.write(64*kib, from.read(64*kib, 4*kib)...)
 }
 
-// oddities returns disks with unusual tools or surroundings.
+// oddities returns trials with unusual answers of blkid, a multipath path, or a read-only report.
 func oddities() []generator {
 	blkid := func(script string) func(*fixture) {
 		return func(f *fixture) { f.wrap("blkid", script) }
@@ -190,8 +190,8 @@ func oddities() []generator {
 	}
 }
 
-// The sizes of disks with forged records, of disks that are full of them, and the size to which
-// disks grow.
+// forgedBytes is the size of disks with some forged records, and forgedFull and forgedFullBtrfs of
+// disks that are full of them. Disks grow to forgedNext.
 const (
 	forgedBytes     = 320 * mib
 	forgedFull      = 64 * mib
@@ -199,15 +199,15 @@ const (
 	forgedNext      = 512 * mib
 )
 
-// forging is a method of a forgery that writes files.
+// forging is a method of [proof.Forgery] that writes files with forged records.
 type forging func(proof.Forgery, string) (proof.ForgedFiles, error)
 
 func ofGrowths(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
 func ofFormats(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, false) }
 
-// forged returns volumes with files in which a workload has forged the driver's records, where the
-// driver has its own. Some of the disks are then damaged or enlarged, and for some the controller
-// reports another history of the disk.
+// forged returns volumes with files in which a workload has forged the driver's records, at the
+// offsets where the driver writes its own. Some disks are then damaged or enlarged, and for some
+// the controller reports another history.
 func forged() []generator {
 	var all []generator
 	pick := func(t *trial) {
@@ -229,7 +229,7 @@ func forged() []generator {
 		f.grow(forgedNext)
 	}
 	const full, few = " full of forged records", " with forged records where the driver has its own"
-	// These filesystems do not report the places of files, so the whole disk is filled with records.
+	// ext3 and btrfs do not report the blocks of a file, so files with records fill the whole disk.
 	all = append(all, damaged(full+" of a format", ext3, forgedFull, ofFormats)...)
 	all = append(all, damaged(full+" of a format", btrfs, forgedFullBtrfs, ofFormats)...)
 	all = append(all, forgery(ext3+full+" of a growth", ext3, forgedFull, ofGrowths, mounted, nil))
@@ -245,8 +245,8 @@ func forged() []generator {
 var superblocks = map[string][2]int64{ext3: {1024, 1024}, ext4: {1024, 1024}, xfs: {0, 4096},
 	btrfs: {64 * kib, 4096}}
 
-// forgery returns a trial of a disk in whose files a workload has forged records. Then, if it is
-// not nil, that function changes the disk.
+// forgery returns a trial of a disk in whose files a workload has forged records. The function
+// then, if not nil, changes this disk before the call.
 func forgery(name, fs string, size int64, write forging, want outcome,
 	then func(*fixture)) generator {
 	return generator{name, func(t *trial) {
@@ -260,7 +260,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			}
 			checks = filepath.Join(f.dir, "checks")
 			f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))
-			// The change may have set another size or history.
+			// then may have changed the disk's size or history.
 			f.Publish = f.publishContext()
 		}
 		t.Want.Outcome = want
@@ -280,7 +280,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			if want == mounted {
 				return f.bench.Forged.Checked(files.Check(f.Staging))
 			}
-			// Changed bytes need no search here: judge searches for them if the call is refused.
+			// judge has already compared the bytes of a refused disk.
 			m, err := f.staged()
 			if m != nil {
 				err = errors.New("a disk with a workload's files was formatted")
@@ -290,13 +290,13 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 	}}
 }
 
-// forgery returns a forgery by a workload of the volume.
+// forgery returns the values with which a workload of this volume forges records.
 func (f *fixture) forgery() proof.Forgery {
 	return proof.Forgery{Volume: f.VolumeID, Disk: f.DiskName, Filesystem: f.FS,
 		SizeBytes: f.image.Size, NextBytes: forgedNext, Device: f.loop.Path}
 }
 
-// grow enlarges the disk, as the rack does when it restores a larger volume from a snapshot.
+// grow enlarges the disk, as the rack does when it restores a snapshot to a larger volume.
 func (f *fixture) grow(size int64) {
 	f.image.resize(size)
 	f.replaceLoop(false)
@@ -305,8 +305,8 @@ func (f *fixture) grow(size int64) {
 // wipe sets n bytes of the disk to zero through its device.
 func (f *fixture) wipe(offset, n int64) { f.poke(offset, make([]byte, n)...) }
 
-// forgedRecords returns a trial that compares a forged record with the driver's own: the bytes and
-// the places must be equal.
+// forgedRecords returns a trial that compares a forged record with the driver's own: both must have
+// the same bytes and offsets.
 func forgedRecords() []generator {
 	return []generator{{"an own format whose record is equal to a forged one", func(t *trial) {
 		t.FS, t.Size = xfs, forgedBytes
@@ -324,8 +324,8 @@ func forgedRecords() []generator {
 	}}}
 }
 
-// noticesHarm checks that a trial fails if a tool of the driver writes to a bystander, or if
-// another program changes a file of forged records.
+// noticesHarm checks that a trial fails if mke2fs writes to a bystander, or if another program
+// changes a file with forged records.
 func (l *lab) noticesHarm(ctx context.Context) {
 	l.t.Helper()
 	b, err := l.newBench(ctx, "", "")

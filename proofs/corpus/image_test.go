@@ -33,8 +33,7 @@ const (
 	gib = int64(1) << 30
 )
 
-// image is a sparse file with the bytes of a disk. A change that fails ends the trial
-// (harness.Must).
+// image is a sparse file with the bytes of a disk. A failing method ends the trial (harness.Must).
 type image struct {
 	Path  string
 	Size  int64
@@ -57,7 +56,7 @@ func (im *image) resize(size int64) {
 // cut changes the size of the file only.
 func (im *image) cut(size int64) { harness.Must(os.Truncate(im.Path, size)) }
 
-// at converts a negative offset, which counts from the end.
+// at converts a negative offset, which counts from the end of the disk, to a positive one.
 func (im *image) at(offset int64) int64 {
 	if offset < 0 {
 		return im.Size + offset
@@ -65,7 +64,7 @@ func (im *image) at(offset int64) int64 {
 	return offset
 }
 
-// write writes bytes at an offset. A negative offset counts from the end.
+// write writes bytes at an offset. A negative offset counts from the end of the disk.
 func (im *image) write(offset int64, b ...byte) {
 	im.with(func(f *os.File) error {
 		_, err := f.WriteAt(b, im.at(offset))
@@ -116,11 +115,11 @@ func (im *image) read(offset, n int64) []byte {
 	return b
 }
 
-// pageBytes is the unit in which images are compared.
+// pageBytes is the size of the pieces in which images are read and compared.
 const pageBytes = 4096
 
-// digest returns a hash of the file's size, and of its bytes between two offsets. If to is 0, they
-// are all bytes from the first offset on. A hole has the same hash as zeros.
+// digest returns a hash of the file's size, and of its bytes from one offset to another one, or to
+// the end if to is 0. A hole has the same hash as zeros.
 func (im *image) digest(from, to int64) string {
 	sum := sha256.New()
 	harness.Must(proof.EachPage(im.Path, func(at int64, page []byte) error {
@@ -140,11 +139,11 @@ func (im *image) blank() string {
 	return fmt.Sprintf(digestFormat, im.Size, sha256.New().Sum(nil)[:8])
 }
 
-// payloadName is the name of a file in every filesystem of the corpus. A filesystem without it was
-// made by the driver.
+// payloadName is the name of a file in every filesystem that a trial makes. A filesystem without it
+// was made by the driver.
 const payloadName = "payload"
 
-// bases keeps filesystems that trials copy, so that most trials need no mkfs of their own.
+// bases keeps prepared filesystems. Trials copy them, so most trials run no mkfs of their own.
 type bases struct {
 	dir     string
 	payload []byte
@@ -165,12 +164,12 @@ func newBases(dir string, r *rand.Rand) (*bases, error) {
 		os.WriteFile(b.proto(), []byte(proto), 0o600))
 }
 
-// root returns the directory with the files of each filesystem. proto returns the path of their
-// description for mkfs.xfs.
+// root returns the directory that mkfs copies into each filesystem. proto returns the path of a
+// file that describes this directory for mkfs.xfs.
 func (b *bases) root() string  { return filepath.Join(b.dir, "root") }
 func (b *bases) proto() string { return filepath.Join(b.dir, "proto") }
 
-// get returns the file for a key, which it makes at the first call.
+// get returns the file with the filesystem of a key. At the first call, fill makes the filesystem.
 func (b *bases) get(key string, size int64, fill func(*image)) (path string) {
 	key = fmt.Sprintf("%s of %d bytes", key, size)
 	b.mu.Lock()
@@ -194,18 +193,18 @@ func (b *bases) get(key string, size int64, fill func(*image)) (path string) {
 type verdict struct {
 	Outcome outcome
 	Answer  error
-	// Wrong describes the fault, or is nil if there is none.
+	// Wrong describes what the driver did wrong, or is nil.
 	Wrong error
-	// Overwritten is set if the disk was not blank and was changed.
+	// Overwritten is set if the driver wrote to a disk that it must not change.
 	Overwritten bool
 }
 
-// setupViolation describes a fault of the driver during the preparation of a trial.
+// setupViolation describes what the driver did wrong while a trial was prepared.
 type setupViolation string
 
 func (m setupViolation) Error() string { return string(m) }
 
-// try runs a trial. The error means that the trial could not be made.
+// try runs a trial. It returns an error only if the trial cannot be run.
 func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	f, err := b.newFixture(ctx, t)
 	if f != nil {
@@ -270,7 +269,7 @@ func (f *fixture) digest() string {
 	return f.image.digest(0, f.Until)
 }
 
-// judge determines the outcome of the call and compares it with the wanted one.
+// judge determines the outcome of the call, and compares it with the trial's wanted outcome.
 func (f *fixture) judge(before string, answer error) (outcome, error) {
 	harness.Must(f.loop.Sync())
 	if answer != nil {
@@ -292,7 +291,7 @@ func (f *fixture) judge(before string, answer error) (outcome, error) {
 }
 
 // judgeMount inspects the mount that the call has made. If the filesystem contains payloadName, the
-// call did not make it.
+// driver did not format the disk.
 func (f *fixture) judgeMount() (outcome, error) {
 	m, err := f.staged()
 	switch {
@@ -329,7 +328,7 @@ func (f *fixture) judgeFiles() (outcome, error) {
 	return formatted, os.WriteFile(filepath.Join(f.Staging, "new"), []byte("new"), 0o600)
 }
 
-// entries lists a directory without the entries that mkfs makes.
+// entries lists a directory without the directory lost+found, which mkfs makes.
 func entries(dir string) ([]string, error) {
 	list, err := os.ReadDir(dir)
 	var names []string
@@ -377,7 +376,7 @@ func (f *fixture) judgeRefusal(answer *status.Status) error {
 
 var place = regexp.MustCompile(`offset (\d+)`)
 
-// judgePlaces returns an error unless the disk is not zero at the places that the evidence names.
+// judgePlaces returns an error if the disk is zero at an offset that the evidence names.
 func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 	for _, m := range place.FindAllStringSubmatch(sentence, -1) {
 		offset, err := strconv.ParseInt(m[1], 10, 64)

@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// piece is a part of a disk that is not zero.
+// piece contains bytes of a disk, and their offset.
 type piece struct {
 	offset int64
 	bytes  []byte
@@ -30,11 +30,11 @@ func mkfs(fs string) string {
 	return "mke2fs"
 }
 
-// cutOff makes the driver begin a format with the script in place of mkfs, which must fail. The
-// disk then has an unfinished format of this volume.
+// cutOff stages the volume while the script replaces mkfs. The stage must fail, and leaves an
+// unfinished format of this volume on the disk.
 func (f *fixture) cutOff(script string) { f.failStage(mkfs(f.FS), script) }
 
-// failStage stages the volume with the script in place of a program, which must fail.
+// failStage stages the volume while the script replaces a program. The stage must fail.
 func (f *fixture) failStage(program, script string) {
 	unwrap := f.wrap(program, script)
 	if err := f.stage(context.Background()); err == nil {
@@ -43,8 +43,8 @@ func (f *fixture) failStage(program, script string) {
 	harness.Must(errors.Join(unwrap(), f.loop.Sync()))
 }
 
-// learnMark returns the mark that the driver writes to this disk before a mkfs that does nothing:
-// all pages that are not zero, because the disk was blank.
+// learnMark makes the driver begin a format with a mkfs that does nothing. It returns the driver's
+// marks: all pages that are not zero, because the disk was blank.
 func (f *fixture) learnMark() (pieces []piece) {
 	f.cutOff("exit 1")
 	harness.Must(proof.EachPage(f.image.Path, func(at int64, page []byte) error {
@@ -65,10 +65,10 @@ func (f *fixture) poke(offset int64, b ...byte) {
 	harness.Must(errors.Join(err, device.Sync(), device.Close()))
 }
 
-// markOnly leaves the marks of a format that has not begun.
+// markOnly leaves the driver's marks on the disk, as if mkfs had not begun.
 func (f *fixture) markOnly() { f.learnMark() }
 
-// formatted leaves a whole format, of whose end there is no record.
+// formatted leaves a complete format on the disk, whose marks the driver has not erased.
 func (f *fixture) formatted() { f.cutOff(failAtEnd) }
 
 func (f *fixture) pokeAll(pieces []piece) {
@@ -77,7 +77,7 @@ func (f *fixture) pokeAll(pieces []piece) {
 	}
 }
 
-// formats returns disks with the mark of an interrupted format.
+// formats returns disks with marks of an interrupted format or growth.
 func formats() []generator {
 	return slices.Concat(ownFormats(), oddPrograms(), foreignFormats(), takenFormats(),
 		copiedMarks(), growths())
@@ -124,7 +124,7 @@ func ownFormats() []generator {
 	return all
 }
 
-// oddPrograms returns trials with a mkfs that does something wrong.
+// oddPrograms returns trials in which mkfs does something wrong.
 func oddPrograms() []generator {
 	used := []byte("mkfs has written at the place of the mark")
 	return []generator{
@@ -152,8 +152,8 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 	}
 }
 
-// eachRemain formats the disk, calls lose with each page that is then not zero, and wipes the page
-// if lose returns true and the page is none of the marks.
+// eachRemain formats the disk and calls lose with each page that is not zero. It wipes the page if
+// lose returns true, but never a mark.
 func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) {
 	marks := f.learnMark()
 	f.formatted()
@@ -165,11 +165,11 @@ func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) {
 	}))
 }
 
-// someOfIt makes mkfs finish and then removes some of its pages, as a power cut does with writes
-// that were not flushed. The marks were flushed, and stay. The first superblock of a btrfs is
-// always removed: with whole superblocks the driver would mount the btrfs (see superblocksOfIt).
-// The blocks of a btrfs are removed whole, because only its head shows to which filesystem a block
-// belongs.
+// someOfIt formats the disk and then wipes some pages of the filesystem, as a power cut loses
+// writes that were not flushed. The marks were flushed, and stay. It always wipes the first
+// superblock of a btrfs: the driver would mount a btrfs with whole superblocks (see
+// superblocksOfIt). It wipes whole blocks of a btrfs, because only the head of a block shows to
+// which filesystem it belongs.
 func (f *fixture) someOfIt() {
 	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
 	if f.FS == btrfs {
@@ -183,13 +183,13 @@ func (f *fixture) someOfIt() {
 	})
 }
 
-// superblocksOfIt makes the mkfs of a btrfs finish, and then removes everything except its
-// superblocks and the marks.
+// superblocksOfIt formats the disk with btrfs, and then wipes everything except the superblocks and
+// the marks.
 func (f *fixture) superblocksOfIt() {
 	f.eachRemain(func(at int64, _ []byte) bool { return at != 64*kib && at != 64<<20 })
 }
 
-// logOfItLost makes the mkfs of an xfs finish, and then removes its log.
+// logOfItLost formats the disk with xfs, and then wipes the log.
 func (f *fixture) logOfItLost() {
 	lost := 0
 	f.eachRemain(func(_ int64, page []byte) bool {
@@ -204,7 +204,7 @@ func (f *fixture) logOfItLost() {
 	}
 }
 
-// markGone returns an error if a finished format has left a mark.
+// markGone returns an error if the driver has left a mark after it finished the format.
 func (f *fixture) markGone() error {
 	for _, p := range f.mark {
 		if bytes.Equal(f.image.read(p.offset, 16), p.bytes[:16]) {
@@ -214,8 +214,8 @@ func (f *fixture) markGone() error {
 	return nil
 }
 
-// growths returns ext filesystems whose growth was interrupted. The driver must mount them, and no
-// data may be lost.
+// growths returns ext filesystems whose growth was interrupted. The driver must mount them without
+// losing data.
 func growths() []generator {
 	var all []generator
 	for _, fs := range []string{ext3, ext4, "ext4 with 1024-byte blocks"} {
@@ -271,7 +271,7 @@ func (f *fixture) work(others ...[]byte) {
 	})
 }
 
-// used stages the volume, writes its payload, and unstages it after a workload.
+// used stages the volume, writes the payload, calls workload, and unstages the volume.
 func (f *fixture) used(workload func()) {
 	harness.Must(f.stage(context.Background()))
 	harness.Unforked(func() {
@@ -281,8 +281,8 @@ func (f *fixture) used(workload func()) {
 	harness.Must(errors.Join(f.unstage(context.Background()), f.loop.Sync()))
 }
 
-// marksThen returns a disk with the marks of this volume's unfinished format, which set then
-// changes.
+// marksThen returns a disk with the marks of this volume's unfinished format. set then changes the
+// disk or the request.
 func marksThen(name string, w want, set func(f *fixture)) generator {
 	return situation("an unfinished format "+name, w, func(f *fixture) {
 		f.learnMark()
@@ -326,8 +326,8 @@ func foreignFormats() (all []generator) {
 	return all
 }
 
-// forgeries contains changes of one value of a mark. A mark has its version at offset 16, the
-// checksum of the rest at 20, the length of its text at 24, and then the text.
+// forgeries contains functions that change one value of a mark. A mark has its version at offset
+// 16, the checksum of all later bytes at 20, the length of its text at 24, and then the text.
 var forgeries = []struct {
 	name  string
 	forge func(b []byte)
@@ -349,8 +349,8 @@ func sumUp(b []byte) {
 	le.PutUint32(b[20:], crc32.Checksum(b[24:512], crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// takenFormats returns disks with the driver's own unfinished format that must not be repeated,
-// mostly because another program has written to the disk since.
+// takenFormats returns disks with the driver's own unfinished format, which the driver must not
+// repeat. In most of them another program has written to the disk since.
 func takenFormats() []generator {
 	blkid := func(what, found string) func(*fixture) {
 		return func(f *fixture) {

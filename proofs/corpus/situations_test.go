@@ -25,23 +25,23 @@ func situations() []generator {
 	return slices.Concat(sizes(), holders(), names(), unreadableBlanks())
 }
 
-// situation returns a blank disk that the driver must refuse.
+// situation returns a trial of a blank disk that the driver must refuse.
 func situation(name string, w want, set func(f *fixture)) generator {
 	return blank(name, "", w, set).and(func(t *trial) { t.FS = ours[t.Rand.IntN(len(ours))] })
 }
 
-// onHealthy is situation with an ext4 that could be mounted.
+// onHealthy returns a trial of a disk with a healthy ext4 that the driver must refuse.
 func onHealthy(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext4, w, nil, set)
 }
 
-// onProbed is situation with an ext3. Its superblock has no checksum, so the driver asks blkid
-// about it.
+// onProbed returns a trial of a disk with a healthy ext3 that the driver must refuse. The
+// superblock of an ext3 has no checksum, so the driver runs blkid on the disk.
 func onProbed(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext3, w, nil, set)
 }
 
-// sizes returns disks whose size is not the reported one.
+// sizes returns disks of another size than the controller or sysfs reports.
 func sizes() []generator {
 	off := func(f *fixture) int64 { return 512 * (1 + f.Rand.Int64N(4096)) }
 	publish := func(add func(f *fixture) int64) func(f *fixture) {
@@ -74,12 +74,12 @@ func sizes() []generator {
 // forgetSize makes the controller report no size.
 func (f *fixture) forgetSize() { delete(f.Publish, "sizeBytes") }
 
-// attribute changes what sysfs shows of the disk.
+// attribute changes an attribute of the disk in the guest's sysfs.
 func (f *fixture) attribute(name, value string) {
 	harness.Must(f.bench.Guest.SetAttribute(f.Device, name, value))
 }
 
-// holders returns disks that another program uses.
+// holders returns disks that another program uses, or that are read-only.
 func holders() []generator {
 	aside := refuse(held)
 	aside.Says = []string{"/aside"} // the path of its mount
@@ -118,7 +118,7 @@ func (f *fixture) open(flags int) *os.File {
 	return device
 }
 
-// loopOver puts a loop device over the disk or, in some trials, another one over that.
+// loopOver attaches a loop device to the disk and, in some trials, a second one to the first.
 func (f *fixture) loopOver() {
 	for over, depth := f.loop.Path, 1+f.Rand.IntN(2); depth > 0; depth-- {
 		out := harness.Got(exec.Command("losetup", "--find", "--show", "--offset",
@@ -139,10 +139,10 @@ func (f *fixture) mountAside() {
 	harness.Must(unix.Mount(f.loop.Path, f.aside(), ext4, 0, ""))
 }
 
-// mountOutOfSight mounts the disk in a mount namespace that only one process has.
+// mountOutOfSight mounts the disk in a mount namespace of a single other process.
 func (f *fixture) mountOutOfSight() {
-	// The new namespace begins with copies of all mounts of this one. Without the umount, volumes of
-	// other trials could not be unstaged.
+	// The new namespace begins with copies of all mounts of this process. Without the umount, the
+	// driver could not unstage the volumes of other trials.
 	cmd := exec.Command("sh", "-ec", `mount --make-rprivate /
 while read -r _ _ _ _ point _; do
 	case $point in "$2"/*) umount -l "$point" ;; esac
@@ -167,13 +167,13 @@ func ignoreExit(err error) error {
 	return err
 }
 
-// remembered makes the kernel cache the blank disk, and then writes to the disk's file.
+// remembered reads the blank disk into the page cache, and then changes only the disk's file.
 func (f *fixture) remembered() {
 	harness.Got(f.open(os.O_RDONLY).ReadAt(make([]byte, 2*mib), 0))
 	f.image.write(0, []byte("LUKS\xba\xbe\x00\x02")...)
 }
 
-// replaceLoop attaches a new loop device to the disk's file, and shows it in place of the old one.
+// replaceLoop attaches a new loop device to the disk's file, and shows it instead of the old one.
 func (f *fixture) replaceLoop(readOnly bool) {
 	f.loop = f.attach(context.Background(), f.image, readOnly)
 	f.show(f.Device, f.DiskName, f.loop)
@@ -185,7 +185,7 @@ func (f *fixture) show(device, diskName string, loop loopdev.Device) {
 		os.RemoveAll(f.bench.Guest.Node(device)), f.bench.Guest.Plug(device, diskName, loop)))
 }
 
-// twin returns a function that attaches one more blank disk of the same size and serial.
+// twin returns a function that attaches another blank disk with the same size and serial.
 func twin(device string) func(*fixture) {
 	return func(f *fixture) {
 		im := newImage(filepath.Join(f.dir, device), f.image.Size)
@@ -193,15 +193,15 @@ func twin(device string) func(*fixture) {
 	}
 }
 
-// names returns situations in which the guest shows a disk that is, or may be, another one than
-// the requested disk.
+// names returns trials in which the guest may show another disk in place of the requested one, or
+// shows two candidates.
 func names() []generator {
 	both := func(twin string) want {
 		w := refuse(notUnique)
 		w.Says = []string{diskDevice, twin}
 		return w
 	}
-	// without gives the disk another serial, so that no disk of the guest has the requested one.
+	// without gives the disk another serial, so that no disk of the guest has the requested serial.
 	without := func(serial func(f *fixture) string) func(f *fixture) {
 		return func(f *fixture) { f.attribute("device/serial", serial(f)) }
 	}
@@ -246,7 +246,7 @@ func cutOffAt(at func(*trial) int64) func(*fixture) {
 	return func(f *fixture) { f.image.cut(at(f.trial)) }
 }
 
-// unreadableBlanks returns disks that are blank, as far as they can be read.
+// unreadableBlanks returns blank disks of which a part cannot be read.
 func unreadableBlanks() []generator {
 	w := refuse(unreadable)
 	w.Says = []string{"offset "}
@@ -265,8 +265,8 @@ func unreadableBlanks() []generator {
 	}
 }
 
-// blanks returns blank disks, which must be formatted. Without such trials, a driver that refuses
-// everything would pass.
+// blanks returns blank disks, which the driver must format. Without these trials, a driver that
+// refuses everything would pass.
 func blanks() []generator {
 	var all []generator
 	for _, fs := range ours {
@@ -298,8 +298,8 @@ func blanks() []generator {
 // filesystems only. With any other history, the driver reads the whole disk.
 var made = map[string]string{"origin": "blank", "use": "filesystem"}
 
-// histories contains, by the name of such a disk, the histories for which the driver must read the
-// whole disk to prove that it is blank.
+// histories contains reports of the controller by a description of the disk. For each of them, the
+// driver must read the whole disk to prove that it is blank.
 var histories = map[string]map[string]string{
 	"that the driver did not make": nil,
 	"restored from a snapshot":     {"origin": "snapshot", "use": "filesystem"},
@@ -307,7 +307,7 @@ var histories = map[string]map[string]string{
 	"that is also for raw use":     {"origin": "blank", "use": "both"},
 }
 
-// grown returns disks with histories that do not exclude data anywhere on the disk.
+// grown returns disks with a history after which data may be anywhere on the disk.
 func grown() []generator {
 	var all []generator
 	for _, name := range slices.Sorted(maps.Keys(histories)) {
@@ -319,7 +319,7 @@ func grown() []generator {
 		}
 		anyOf := func(t *trial) { t.FS, t.Want = ours[t.Rand.IntN(len(ours))], isFormatted }
 		add(3, "data of a sector anywhere on a disk", func(t *trial) { t.anywhere(512) })
-		// Small and large pieces have the same frequency.
+		// The length is a random power of two, so short and long data are equally frequent.
 		add(3, "data of any length anywhere on a disk", func(t *trial) {
 			t.anywhere(512 << t.Rand.IntN(22))
 		})
@@ -343,7 +343,7 @@ func grown() []generator {
 	return append(all, uses()...)
 }
 
-// anywhere writes up to n bytes at a random place.
+// anywhere makes Fill write n bytes, but at most half of the disk, at a random offset.
 func (t *trial) anywhere(n int64) {
 	n = min(n, t.Size/2)
 	at := t.Rand.Int64N((t.Size-n)/512) * 512
@@ -379,11 +379,11 @@ func uses() []generator {
 	}
 }
 
-// lock locks the disk as a driver does that works on it.
+// lock takes all volume locks of the node, as another driver process does while it works.
 func (f *fixture) lock() { f.atEnd(harness.Got(f.bench.Plugin.LockVolumes()).Close) }
 
-// races returns disks that are replaced while the driver inspects them. The driver runs blkid
-// after it has opened the disk and before it formats or mounts it.
+// races returns disks that change while the driver inspects them. The driver runs blkid after it
+// has opened the disk and before it formats or mounts it.
 func races() []generator {
 	during := func(program string, do func(f *fixture)) func(f *fixture) {
 		return func(f *fixture) { f.hook(program, func() { do(f) }) }
@@ -400,13 +400,13 @@ func races() []generator {
 	return []generator{
 		begun(swapped+"when mke2fs begins", ext4, "mke2fs", refuse(changed), (*fixture).swapNode),
 		begun(swapped+"when mkfs.xfs begins", xfs, "mkfs.xfs", refuse(changed), (*fixture).swapNode),
-		// mkfs.btrfs inspects the path by which the open disk was opened, and fails on its own.
+		// mkfs.btrfs inspects the path of the open disk, which now is another disk, and fails by itself.
 		begun(swapped+"when mkfs.btrfs begins", btrfs, "mkfs.btrfs", failed, (*fixture).swapNode),
 		begun("a disk whose serial is duplicated while mkfs runs", ext4, "mke2fs", refuse(notUnique),
 			twin),
 		begun("a disk that gets a new sequence number while mkfs runs", ext3, "mke2fs", refuse(changed),
 			bornAgain),
-		// The driver mounts the disk that it has opened.
+		// The driver must mount the disk that it has opened.
 		with(swapped+"while its filesystem is checked", ext4, isMounted, nil,
 			during("e2fsck", (*fixture).swapNode)).larger(),
 		situation("a disk whose node is replaced during the call", refuse(changed),
@@ -425,8 +425,8 @@ func races() []generator {
 	}
 }
 
-// swapDisk gives the disk's serial, name and node to the decoy, as if the disk was detached and the
-// decoy attached in its place.
+// swapDisk gives the decoy the disk's serial, name and node, as if the rack had detached the disk
+// and attached the decoy in its place.
 func swapDisk(f *fixture) {
 	g := f.bench.Guest
 	from, to := g.Sys("block/"+decoyDevice), g.Sys("block/"+f.Device)
@@ -438,8 +438,8 @@ func swapDisk(f *fixture) {
 	f.swapNode()
 }
 
-// wrap replaces a program that the driver runs by a shell script, in which "$real" is the program,
-// until unwrap is called or the fixture ends.
+// wrap replaces a program that the driver runs by a shell script, in which "$real" is the program.
+// The replacement ends when unwrap is called or the fixture ends.
 func (f *fixture) wrap(program, script string) (unwrap func() error) {
 	path := filepath.Join(f.bench.Bin, program)
 	text := fmt.Sprintf("#!/bin/sh\nreal='%s'\n%s\n", harness.Got(exec.LookPath(program)), script)
@@ -453,12 +453,12 @@ func (f *fixture) wrap(program, script string) (unwrap func() error) {
 const failAtEnd = `"$real" "$@"; exit 1`
 
 // hook calls do when the driver starts the program on a disk for the first time, before the program
-// runs. So do always happens at this moment of a race. The trial fails if do is not called.
+// runs. So do wins the race in every trial. The trial fails if do is not called.
 func (f *fixture) hook(program string, do func()) {
 	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
 	harness.Must(errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)))
-	// A FIFO that is opened for reading and writing does not wait for another process to open it, and
-	// reports no end when that closes it.
+	// Opening a FIFO for reading and writing does not wait for another process, and the FIFO reports
+	// no end of file when the other process closes it.
 	questions := harness.Got(os.OpenFile(ask, os.O_RDWR|unix.O_NONBLOCK, 0))
 	answers := harness.Got(os.OpenFile(answer, os.O_RDWR|unix.O_NONBLOCK, 0))
 	happened := make(chan error, 1)

@@ -21,19 +21,18 @@ import (
 )
 
 const (
-	// blocks is the number of places in a volume to which the pods write, and blockSize the size
-	// of each.
+	// Pods write to blocks places in a volume, each of blockSize bytes.
 	blocks    = 8
 	blockSize = 4096
 )
 
-// content is the content of a volume.
+// content is what the model expects in a volume.
 type content struct {
-	// written contains, for each block, the value that was acknowledged, and then the values that were
-	// written after it without acknowledgment. A block that was never written has the value 0.
+	// written contains, for each block, the acknowledged value and then the values that were written
+	// later without acknowledgment. A block that was never written has the value 0.
 	written [blocks][]uint64
-	// partial is set if the volume was detached from its node while in use. Then any part of the
-	// later values may exist.
+	// partial is set if the volume was detached from its node while in use. Then each block may have
+	// its acknowledged or any later value.
 	partial bool
 	// formatted is set if the volume has a filesystem, or data in its first or last block.
 	formatted bool
@@ -49,7 +48,7 @@ func newContent() *content {
 	return c
 }
 
-// clone returns the content of a snapshot of the volume, which may have been in use.
+// clone returns the content of a snapshot of the volume. The volume may have been in use.
 func (c *content) clone() *content {
 	copied := *c
 	copied.partial = true
@@ -59,17 +58,17 @@ func (c *content) clone() *content {
 	return &copied
 }
 
-// wrote records a write. A synced write is acknowledged, and replaces all earlier writes.
+// wrote records a write. A synced write is acknowledged, and replaces all earlier values.
 func (c *content) wrote(block int, value uint64, synced bool) {
 	if synced {
-		// The driver does not notice data in the middle of a raw device.
+		// The driver does not find data in the middle of a raw device.
 		c.formatted = c.formatted || block == 0 || block == blocks-1
 		c.written[block] = nil
 	}
 	c.written[block] = append(c.written[block], value)
 }
 
-// flushed records that all data are on the disk, because a call that flushes them answered OK.
+// flushed records that all data are on the disk after a flushing call has answered OK.
 func (c *content) flushed() {
 	for b, values := range c.written {
 		if !c.partial {
@@ -78,7 +77,7 @@ func (c *content) flushed() {
 	}
 }
 
-// cut records that the volume, if it exists, was taken from its node while in use.
+// cut records that the volume was detached from its node while in use. c is nil without a volume.
 func (c *content) cut() {
 	if c != nil {
 		c.partial = true
@@ -98,7 +97,7 @@ func (c *content) values(block int) []uint64 {
 	return all
 }
 
-// read compares the blocks with the model, and records the values that were read.
+// read fails if a block has a value that the model does not allow, and records the values.
 func (c *content) read(v int, data [][]byte) error {
 	for b, got := range data {
 		values := c.values(b)
@@ -117,8 +116,8 @@ func (c *content) read(v int, data [][]byte) error {
 	return nil
 }
 
-// pattern returns the bytes of a value. A restored volume has the bytes of the volume from which
-// its snapshot was taken.
+// pattern returns the bytes of a block with a value. A restored volume has the same bytes as the
+// volume from which its snapshot was taken.
 func pattern(v, block int, value uint64) []byte {
 	data := make([]byte, blockSize)
 	if value == 0 {
@@ -131,8 +130,8 @@ func pattern(v, block int, value uint64) []byte {
 	return data
 }
 
-// origin returns the volume from whose snapshots a volume was restored, or the volume itself if it
-// was created blank.
+// origin returns the volume whose data a restored volume has, or the volume itself if it was
+// created blank.
 func origin(v int) int {
 	if s := kinds[v].snap; s != 0 {
 		return origin(snapOf[s])
@@ -158,7 +157,7 @@ func describe(v, block int, data []byte) string {
 	return fmt.Sprintf("a damaged or misplaced copy of v%d block %d value %d", w, b, value)
 }
 
-// fileOf returns the file that contains the blocks: one in the filesystem, or the device.
+// fileOf returns the file to which pods write: a file in the filesystem, or the raw device.
 func fileOf(path string, v int) string {
 	if kinds[v].block() {
 		return path
@@ -166,7 +165,7 @@ func fileOf(path string, v int) string {
 	return filepath.Join(path, "blocks")
 }
 
-// offsetOf returns a block's offset in its file. On a device the blocks are spread over all of it.
+// offsetOf returns a block's offset in its file. The blocks are spread over a whole raw device.
 func offsetOf(v, block int) int64 {
 	switch {
 	case !kinds[v].block():
@@ -194,7 +193,7 @@ func put(path string, v, block int, value uint64, synced bool) error {
 	if err != nil || !synced || kinds[v].block() {
 		return err
 	}
-	// The file may be new, so the directory with its name must be synced, too.
+	// The file may be new, so the directory that contains its name must be synced, too.
 	dir, err := os.Open(path)
 	if err != nil {
 		return err
@@ -222,10 +221,10 @@ func contents(path string, v int) (data [][]byte, err error) {
 	return data, file.Close()
 }
 
-// impossible is the result of a step that is not possible in the present state.
+// impossible is the result of a step that cannot be done in the present state.
 const impossible = "impossible"
 
-// act does a step that is not a call of the driver, and returns text for the transcript, or
+// act does a step that is not a call to a driver. It returns a text for the transcript, or
 // impossible.
 func (h *History) act(ctx context.Context, s Step) (said string, err error) {
 	defer harness.Catch(&err)
@@ -280,7 +279,7 @@ func (h *History) write(s Step) string {
 	return fmt.Sprintf(" = value %d", h.value)
 }
 
-// forge writes files with forged records, before the first block of a filesystem.
+// forge writes files with forged records before a pod writes to a filesystem for the first time.
 func (h *History) forge(s Step, content *content) {
 	if kinds[s.vol].block() || content.forged != nil {
 		return
@@ -291,7 +290,7 @@ func (h *History) forge(s Step, content *content) {
 		Device: proof.DiskFile(h.env.Rack, id)}.Write(h.env.target(s.vol, s.node, s.pod)))
 }
 
-// wait waits for the end of every abandoned call, after which no fact is in doubt.
+// wait waits until every abandoned call has ended, and then clears the doubts.
 func (h *History) wait(ctx context.Context) {
 	h.env.awaitIdle(ctx, h.world.rackDown)
 	if h.world.rackDown {
@@ -318,7 +317,7 @@ func (h *History) addFault(ctx context.Context, name string) string {
 	return ""
 }
 
-// replace kills or stops a driver, and starts it again.
+// replace kills or stops a driver, and starts a new one.
 func (h *History) replace(ctx context.Context, s Step) string {
 	if (s.op == killNode || s.op == endNode) && h.world.down[s.node] {
 		return impossible
@@ -346,7 +345,7 @@ func (h *History) switchInstance(ctx context.Context, s Step) string {
 	h.env.stopNode(ctx, s.node)
 	h.world.down[s.node] = true
 	for v := 1; v < len(kinds); v++ {
-		// The mounts are gone, and data that were not synced may be lost.
+		// The stop ends the mounts, and data that were not synced may be lost.
 		if h.world.seen.mounted(v, s.node) {
 			h.contents[v].cut()
 		}
@@ -389,7 +388,7 @@ func (h *History) actOnRack(ctx context.Context, o op) string {
 	return ""
 }
 
-// freeze freezes or thaws a filesystem as a backup does. No pod writes to a frozen filesystem,
+// freeze freezes or thaws a filesystem, as a backup does. Pods do not write to a frozen filesystem,
 // because the write would wait until it is thawed.
 func (h *History) freeze(s Step) string {
 	here := h.at(s)
@@ -404,8 +403,8 @@ func (h *History) freeze(s Step) string {
 	return ""
 }
 
-// hold opens a device for writing, as a process does that outlives the publication of its volume,
-// or lets a loop device use it. letGo ends that use.
+// hold opens a device for writing, or attaches a loop device to it, like a process that uses the
+// device longer than the volume is published. For letGo it closes the device.
 func (h *History) hold(s Step) string {
 	here := h.at(s)
 	if s.op == letGo {
@@ -449,7 +448,7 @@ func (p *place) drop() (err error) {
 	return err
 }
 
-// dropLost closes the devices that the guest does not show any more.
+// dropLost closes the held devices that the guest does not show any more.
 func (h *History) dropLost(j *joint) {
 	for v, n := range everywhere {
 		if _, seen := j.device(v, n); !seen {
@@ -465,8 +464,8 @@ func (h *History) dropAll() (err error) {
 	return err
 }
 
-// sensible reports whether the model knows the answer to a mistaken call: the other volume, which
-// the call uses by mistake, must be in a known state.
+// sensible reports whether the model knows the answer to a call that is wrong on purpose. The state
+// of the other volume, which the call uses, must be known.
 func (h *History) sensible(s Step) bool {
 	w, here, there := h.world, h.at(s), h.world.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {

@@ -16,8 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// check compares the observed state with the states that the calls allow, and checks the rules for
-// every state. Then the observed state becomes the state of the model.
+// check fails if the observed state is none that the calls allow, or breaks a rule for all states.
+// Otherwise the observed state becomes the state of the model.
 func (h *History) check(j *joint, calls []ended) {
 	h.unplugged(j, calls)
 	h.deviceless(j, calls)
@@ -32,8 +32,8 @@ func (h *History) check(j *joint, calls []ended) {
 	h.checkData(j, calls)
 }
 
-// checkFields fails unless every fact has its earlier value, or a value that one of the
-// calls gives it.
+// checkFields fails if a fact has neither its earlier value nor a value that one of the calls may
+// give it.
 func (h *History) checkFields(j *joint, calls []ended) {
 	for _, f := range allFields {
 		value, allowed := j.facts[f], h.world.allowed(f, calls)
@@ -59,8 +59,8 @@ var allFields = func() (all []field) {
 	return all
 }()
 
-// checkPromises fails unless every call that answered OK has its effect, or another call
-// may have undone it: one of another kind in the same step, or an abandoned one.
+// checkPromises fails if a call answered OK and its effect is missing, unless another call may have
+// undone it: a call of another op in the same step, or an abandoned call.
 func (h *History) checkPromises(j *joint, calls []ended) {
 	for i, c := range calls {
 		if c.how != succeeded {
@@ -75,9 +75,9 @@ func (h *History) checkPromises(j *joint, calls []ended) {
 	}
 }
 
-// kept reports whether the first field that the call changes has the value that an OK means. After
-// a delete or a detach, another call may have created the object again or attached it to another
-// node.
+// kept reports whether the first field that the call changes has the value that its OK promises.
+// After a delete or a detach, the field may have any other value: another call may have created the
+// object again or attached it elsewhere.
 func (s Step) kept(f facts) (field, bool) {
 	intends := s.intends()
 	if len(intends) == 0 {
@@ -95,7 +95,7 @@ func (s Step) kept(f facts) (field, bool) {
 	return field, f[field] == intends[0].value
 }
 
-// mayTouch reports whether one of the calls, or an earlier abandoned call, can change the field.
+// mayTouch reports whether one of the calls, or an abandoned call, can change the field.
 func (h *History) mayTouch(f field, calls []ended) bool {
 	touches := func(a assign) bool { return a.field == f }
 	return slices.ContainsFunc(h.world.doubts, touches) ||
@@ -104,8 +104,8 @@ func (h *History) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// deviceless finds the volumes that are attached to a node without a device: the rack has recorded
-// the attach only, or the device was hidden behind a namesake's that has gone (A54).
+// deviceless finds the volumes that are attached to a node without a device: the rack has only
+// recorded the attach, or the guest once showed a namesake's device instead, which is gone (A54).
 func (h *History) deviceless(j *joint, calls []ended) {
 	w := h.world
 	for v, n := range everywhere {
@@ -121,9 +121,9 @@ func (h *History) deviceless(j *joint, calls []ended) {
 	}
 }
 
-// checkAttached fails unless the node has the device of each volume whose attach
-// answered OK. The device may be missing if the rack records an attach first, if the device appears
-// late, or if the guest shows a namesake's device.
+// checkAttached fails if an attach answered OK and the node does not have the volume's device. The
+// device may be missing if the rack records an attach first, if the device appears late, or if the
+// guest shows a namesake's device.
 func (h *History) checkAttached(j *joint, calls []ended) {
 	w := h.world
 	for i, c := range calls {
@@ -139,13 +139,13 @@ func (h *History) checkAttached(j *joint, calls []ended) {
 	}
 }
 
-// underWay returns the abandoned calls, whose effects may happen during the observation.
+// underWay returns the abandoned calls. Their effects may happen during the observation.
 func underWay(calls []ended) []ended {
 	return slices.DeleteFunc(slices.Clone(calls), func(c ended) bool { return c.how != openCall })
 }
 
-// checkHolders fails if a disk has more than one device, or has one in the guest of
-// another instance than the rack names.
+// checkHolders fails if a disk has more than one device, or if another instance than the rack's
+// holder has the device.
 func (h *History) checkHolders(j *joint, calls []ended) {
 	for v := 1; v < len(kinds); v++ {
 		var where []string
@@ -169,8 +169,8 @@ func (h *History) checkHolders(j *joint, calls []ended) {
 	}
 }
 
-// checkReleased fails if an unstage succeeded while the device is in use or a pod has
-// the volume. A lost block device does not count.
+// checkReleased fails if an unstage answered OK while the device is in use or a pod has the volume.
+// It ignores block volumes whose device is lost.
 func (h *History) checkReleased(j *joint, calls []ended) {
 	for _, c := range calls {
 		dead := kinds[c.vol].block() && h.at(c.Step).lost
@@ -190,8 +190,8 @@ func (h *History) checkReleased(j *joint, calls []ended) {
 	}
 }
 
-// checkMounts fails unless every mount is at a path of a volume, is the only one there,
-// and shows the volume's device.
+// checkMounts fails if a mount is not at a path of a volume, is not the only one at its path, or
+// does not show the volume's device.
 func (h *History) checkMounts(j *joint, _ []ended) {
 	known := map[string]bool{}
 	for v, n := range everywhere {
@@ -216,7 +216,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 	device, ok := j.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
-		// If an abandoned call has unmounted the volume since, number is of the directory's filesystem.
+		// If an abandoned call has unmounted the volume since, number belongs to the filesystem below.
 		now := harness.Got(mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint)))
 		if len(now) > 0 && now[0].ID == infos[0].ID {
 			fail("device %s is mounted at %s, not the device of v%d (%v)", number,
@@ -225,7 +225,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 }
 
-// unplugged finds the mounted volumes whose device is gone although the detach may not have ended.
+// unplugged marks the mounted volumes whose device is gone although the detach may not have ended.
 func (h *History) unplugged(j *joint, calls []ended) {
 	for v, n := range everywhere {
 		_, seen := j.device(v, n)
@@ -237,13 +237,13 @@ func (h *History) unplugged(j *joint, calls []ended) {
 	}
 }
 
-// lostBy reports whether the volume is mounted on the node and its disk was detached from the node.
+// lostBy reports whether the volume is mounted on the node although its disk was detached from it.
 func (h *History) lostBy(j *joint, v int, n string) bool {
 	return h.world.at(v, n).lost ||
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
 }
 
-// checkForeign fails if a disk that the driver did not create, or a bystander, has changed.
+// checkForeign fails if a bystander, or a disk that the driver did not create, has changed.
 func (h *History) checkForeign(j *joint, _ []ended) {
 	harness.Must(h.env.Bystanders.Check())
 	for _, d := range h.env.foreign {
@@ -294,7 +294,7 @@ func (h *History) believe(j *joint) {
 	w.seen = j.facts
 }
 
-// checkData reads every volume that a pod can read, and compares its data with the model.
+// checkData reads every volume that is published to a pod, and compares its data with the model.
 func (h *History) checkData(j *joint, calls []ended) {
 	moving := underWay(calls)
 	for v, c := range h.contents {
@@ -326,8 +326,8 @@ func (h *History) checkData(j *joint, calls []ended) {
 	}
 }
 
-// TearDown ends all disturbances and undoes everything, as a patient orchestrator does. If read is
-// set, it first brings every volume to a pod. It returns an error if something is left.
+// TearDown ends all disturbances, and then deletes all volumes and snapshots by the orchestrator's
+// calls. If read is set, it first publishes every volume. It returns an error if something is left.
 func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	defer harness.Catch(&err)
 	h.calm(ctx)
@@ -358,7 +358,7 @@ func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	return errors.New("the volumes and snapshots cannot be deleted")
 }
 
-// until does the steps that next returns, until there is no more, or 20 of them.
+// until runs the steps that next returns, until there are no more, but at most 20 steps.
 func (h *History) until(ctx context.Context, next func() (s Step, more bool)) {
 	for range 20 {
 		s, more := next()
@@ -369,7 +369,7 @@ func (h *History) until(ctx context.Context, next func() (s Step, more bool)) {
 	}
 }
 
-// Release takes all volumes from their nodes.
+// Release unpublishes, unstages and detaches all volumes.
 func (h *History) Release(ctx context.Context) (err error) {
 	defer harness.Catch(&err)
 	harness.Must(h.Wait(ctx))
@@ -382,7 +382,7 @@ func (h *History) Release(ctx context.Context) (err error) {
 	return nil
 }
 
-// readAll brings every volume to a pod once more. The checks then read all acknowledged data.
+// readAll publishes every volume once more, so that checkData reads all acknowledged data.
 func (h *History) readAll(ctx context.Context) {
 	for v := 1; v < len(kinds); v++ {
 		h.until(ctx, func() (Step, bool) {
@@ -424,7 +424,7 @@ func (h *History) calm(ctx context.Context) {
 	}
 }
 
-// clean fails if the history has left something.
+// clean fails if the history has left a volume, a snapshot, a mount or another object.
 func (h *History) clean(ctx context.Context) {
 	for f, value := range h.world.seen {
 		if value != "" {
@@ -447,7 +447,7 @@ func (h *History) clean(ctx context.Context) {
 	harness.Must(h.env.Balance(ctx))
 }
 
-// towards returns the orchestrator's next call towards a pod that uses the volume on a node.
+// towards returns the orchestrator's next step to give the volume to pods on the node.
 func (h *History) towards(v int, n string) Step {
 	f, ctl := h.world.seen, 1+int(h.value+uint64(len(h.lines)))%2
 	holder := f[holderField(v)]
@@ -484,8 +484,8 @@ func (h *History) towards(v int, n string) Step {
 	return s
 }
 
-// towardsDisk returns the next call towards a volume's creation. If the volume is restored from a
-// snapshot, the snapshot and its volume are created first.
+// towardsDisk returns the next call to create the volume. If the volume is restored from a
+// snapshot, the orchestrator first creates the snapshot and the snapshot's volume.
 func (h *History) towardsDisk(v, ctl int) Step {
 	snap := kinds[v].snap
 	switch {
@@ -498,8 +498,8 @@ func (h *History) towardsDisk(v, ctl int) Step {
 	return Step{op: createSnapshot, ctl: ctl, snap: snap}
 }
 
-// away returns the orchestrator's next call towards the deletion of a volume, or false if the
-// volume is deleted.
+// away returns the orchestrator's next call to delete a volume, beginning with its unpublication.
+// It returns false if the volume is deleted.
 func (h *History) away(v int) (Step, bool) {
 	f, ctl := h.world.seen, 1+len(h.lines)%2
 	for _, n := range nodes {

@@ -20,13 +20,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// callers is the number of callers that call at once.
+// callers is the number of callers in a crowd.
 const callers = 64
 
-// TestManyCallersAtOnceSeeOneState runs histories in which each step is a crowd: many callers call
+// TestConcurrentCallersSeeOneState runs histories in which each step is a crowd: many callers call
 // two controllers, or a node, at once, for one volume or for four. The long form repeats this until
 // its time is over.
-func TestManyCallersAtOnceSeeOneState(t *testing.T) { // B-13, D-41
+func TestConcurrentCallersSeeOneState(t *testing.T) { // B-13, D-41
 	before := goleak.IgnoreCurrent()
 	r := newRunner(t, "concurrency")
 	if r.proof.Short() {
@@ -59,7 +59,7 @@ func TestManyCallersAtOnceSeeOneState(t *testing.T) { // B-13, D-41
 	r.proof.Bystanders.Report()
 }
 
-// formatsAre returns an error unless every volume with a filesystem was formatted once.
+// formatsAre returns an error unless mkfs ran once for every volume with a filesystem.
 func (r *runner) formatsAre() (err error) {
 	if r.env == nil {
 		return nil // it ended with a history that failed
@@ -71,8 +71,8 @@ func (r *runner) formatsAre() (err error) {
 	return err
 }
 
-// close ends the environment, and returns the numbers of data races in the logs and of leaked
-// goroutines.
+// close ends the environment. It returns how many data races the logs report, and how many
+// goroutines leaked.
 func (r *runner) close(t *testing.T) (races, leaked int) {
 	if r.env == nil {
 		return 0, 0
@@ -96,15 +96,15 @@ func (r *runner) close(t *testing.T) (races, leaked int) {
 	return races, leaked
 }
 
-// wave describes a crowd, whose callers make these calls in turn. disturbed adds a fault of the
-// rack, which affects one of the calls.
+// wave describes the calls of a crowd. The callers take the ops in rotation. If disturbed is set, a
+// fault of the rack affects one of the calls.
 type wave struct {
 	ops       []op
 	disturbed bool
 }
 
-// The waves of a life. After a wave of calls that undo each other, all callers make the same call,
-// so that the state is known again.
+// waysUp create and use volumes, and waysDown remove them. After a wave of calls that undo each
+// other, all callers make the same call, so that the state is known again.
 var (
 	waysUp = slices.Concat([]wave{
 		{[]op{createVolume}, true}, {[]op{createVolume, deleteVolume}, false},
@@ -114,7 +114,7 @@ var (
 		{[]op{stage}, false}, {[]op{unstage, publish}, false}, {[]op{unpublish}, false},
 	}, contended), []wave{
 		{[]op{stage}, false}, {[]op{publish}, false}, {[]op{stats, publish}, false},
-		// The history takes no snapshot of a blank btrfs.
+		// This comes after the stages, because the history takes no snapshot of a blank btrfs.
 		{[]op{createSnapshot}, true}, {[]op{createSnapshot, deleteSnapshot}, false},
 		{[]op{createSnapshot}, false},
 	})
@@ -128,7 +128,7 @@ var (
 	})
 )
 
-// contended is how often a node gets calls that undo each other: each time they have another order.
+// contended is the number of waves of node calls that undo each other, each in another order.
 const contended = 3
 
 // crowds takes one volume through its life with all callers. Except in the short form, it then does
@@ -157,8 +157,8 @@ func (h *History) crowds(ctx context.Context, r *rand.Rand, round int) {
 	}
 }
 
-// crowd makes the calls of a wave at once. Some callers, but not the first one, abandon their call.
-// No caller abandons a detach, because the rack might carry it out after the next attach.
+// crowd makes the calls of a wave at once. Some callers abandon their call, but never the first
+// caller and never a detach, because the rack might carry it out after the next attach.
 func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave) {
 	var first *Step
 	late := false
@@ -195,7 +195,7 @@ func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 	h.noteCrowd(volumes, w)
 }
 
-// faultOf returns a fault of the rack that strikes such a call.
+// faultOf returns a step that adds a fault of the rack, which affects a call like s.
 func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	names := slices.DeleteFunc(faultNames(), func(name string) bool {
 		return faults[name].Operation != operations[s.op] || faults[name].Device != nil

@@ -1,10 +1,10 @@
 // Package model compares the driver with a small model of volumes, nodes and data. A history is a
-// list of steps: calls of an orchestrator, which repeats, reorders, duplicates and abandons them,
-// for several volumes at two controllers and three nodes, with faults of the rack, and deaths of
-// processes. After each step the model must allow the joint state of the rack, the devices and the
-// mounts. Bystanders, and files in which a pod has forged records of the driver, must never change
-// (package proof). A step may have many calls at once (crowd_test.go). Package crash runs histories
-// of its own, and kills processes in the middle of a step.
+// list of steps. Most steps are calls of an orchestrator, which repeats, reorders, duplicates and
+// abandons them, for several volumes at two controllers and three nodes. Others are faults of the
+// rack and kills of processes. After each step the model must allow the state of the rack, the
+// devices and the mounts. Bystanders, and files in which a pod has forged records of the driver,
+// must never change (package proof). A step may have many calls at once (crowd_test.go). Package
+// crash runs histories of its own, and kills processes in the middle of a step.
 //
 // Read these files first: world.go (the objects, the effect of each call, and its allowed answers),
 // step.go (the steps, their text, and the calls that they make), acts.go (the content of the disks,

@@ -24,24 +24,24 @@ import (
 
 const (
 	gib = harness.GiB
-	// patience limits every wait. An ordinary wait is much shorter.
+	// patience limits every wait. A wait without a failure is much shorter.
 	patience = time.Minute
 )
 
 // Environment is a rack with three instances and an administrator's own disks, two controllers, and
-// a node driver in each instance. A history that succeeds leaves it for the next one.
+// a node driver in each instance. After a history without failure, the next one uses it, too.
 type Environment struct {
 	*proof.Environment
 	Controllers []*harness.Plugin
 	Nodes       map[string]*harness.Plugin
 	foreign     []*foreignDisk
-	// bystandersAt is the node that has the bystanders.
+	// bystandersAt is the node whose instance has the bystanders.
 	bystandersAt string
 	// stopped contains the nodes whose instance is stopped.
 	stopped map[string]bool
 }
 
-// NewEnvironment starts a rack and its drivers. The environment of an error can be closed, too.
+// NewEnvironment starts a rack and its drivers. The environment is never nil, and has to be closed.
 func NewEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof, bystandersAt string,
 	member proof.Member, node harness.PluginOptions) (env *Environment, err error) {
 	started, err := p.StartEnvironment(ctx, run, harness.RackOptions{Instances: nodes}, bystandersAt,
@@ -58,7 +58,7 @@ func NewEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof, bysta
 	return env, nil
 }
 
-// staging and target return the orchestrator's paths on a node.
+// staging and target return the paths that the orchestrator uses on a node.
 func (env *Environment) staging(v int, n string) string {
 	return env.Nodes[n].Kubelet(fmt.Sprintf("v%d", v), "globalmount")
 }
@@ -67,7 +67,7 @@ func (env *Environment) target(v int, n string, p int) string {
 	return env.Nodes[n].Kubelet(fmt.Sprintf("pod-%d", p), fmt.Sprintf("v%d", v))
 }
 
-// paths returns the staging path of a volume on a node, and the paths of its pods.
+// paths returns a volume's staging path on a node, and its target path for each pod.
 func (env *Environment) paths(v int, n string) []string {
 	paths := []string{env.staging(v, n)}
 	for _, p := range pods {
@@ -76,7 +76,7 @@ func (env *Environment) paths(v int, n string) []string {
 	return paths
 }
 
-// awaitIdle waits until no driver and no rack works on a request.
+// awaitIdle waits until no driver and not the rack works on a request.
 func (env *Environment) awaitIdle(ctx context.Context, rackDown bool) {
 	idle := func(who, handler string, profile []byte) {
 		if i := bytes.Index(profile, []byte(handler)); i >= 0 {
@@ -107,7 +107,7 @@ func (env *Environment) activeFaults(ctx context.Context, names map[string]strin
 	return left
 }
 
-// stopNode stops an instance: the driver ends, and all mounts disappear.
+// stopNode stops an instance, kills its driver, and removes its mounts.
 func (env *Environment) stopNode(ctx context.Context, n string) {
 	if n == env.bystandersAt {
 		harness.Must(env.Bystanders.Suspend())
@@ -125,7 +125,7 @@ func (env *Environment) startNode(ctx context.Context, n string) {
 	harness.Must(env.Nodes[n].Start(ctx))
 }
 
-// resumeBystanders mounts the bystander again, unless its instance is stopped.
+// resumeBystanders mounts the bystanders again, unless their instance is stopped.
 func (env *Environment) resumeBystanders(ctx context.Context) {
 	if env.stopped[env.bystandersAt] {
 		return
@@ -145,7 +145,7 @@ func (env *Environment) recordFirst(ctx context.Context, first bool) {
 // name returns the name that the orchestrator gives to a volume or a snapshot.
 func name(kind string, number any) string { return fmt.Sprint("model-", kind, number) }
 
-// joint is the state of the rack, the kernel and the guests at one moment.
+// joint is an observed state of the rack, the kernel and the guests.
 type joint struct {
 	facts facts
 	// disks are the rack's disks by ID. It is nil while the API does not answer.
@@ -156,14 +156,14 @@ type joint struct {
 	// the rack's directory, by path.
 	devices map[string][]harness.GuestDevice
 	mounts  map[string][]*mountinfo.Info
-	// shown contains, by "v1 a", the volumes for which the guest shows a namesake's device.
+	// shown contains, by keys like "v1 a", the volumes for which the guest shows a namesake's device.
 	shown map[string]bool
-	// loops contains the loop devices of each file.
+	// loops maps a file to the names of its loop devices.
 	loops map[string][]string
 }
 
-// observe reads the whole state. While the rack is down, observe derives the rack's state from the
-// last known one and the later answers.
+// observe reads the whole state. While the rack is down, it derives the rack's state from the last
+// observed facts and the answers since then.
 func (h *History) observe(ctx context.Context, calls []ended) *joint {
 	j := &joint{facts: facts{}, serials: h.serials, shown: map[string]bool{}}
 	if h.world.rackDown {
@@ -175,7 +175,7 @@ func (h *History) observe(ctx context.Context, calls []ended) *joint {
 	return j
 }
 
-// remembered returns the last known facts of the rack, with the effects of the calls.
+// remembered returns the last observed facts of the rack, changed by the calls that succeeded.
 func (h *History) remembered(calls []ended) facts {
 	f := maps.Clone(h.world.seen)
 	for _, c := range calls {
@@ -227,7 +227,7 @@ func (env *Environment) observeRack(ctx context.Context, j *joint) {
 	}
 }
 
-// numberIn returns the number of the volume or the snapshot with that description, or 0.
+// numberIn returns the number of the volume or snapshot that has the description, or 0.
 func numberIn(description, kind string) int {
 	text, is := strings.CutPrefix(harness.NameIn(description), name(kind, ""))
 	number, err := strconv.Atoi(text)
@@ -269,7 +269,7 @@ func (env *Environment) observeNodes(j *joint) {
 	j.leaveNamesakes(env.foreign)
 }
 
-// leaveNamesakes removes the namesakes' devices from devices, and records them in shown.
+// leaveNamesakes moves the devices of namesakes from devices to shown.
 func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	for _, d := range foreign {
 		if d.of == 0 {
@@ -287,7 +287,7 @@ func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	}
 }
 
-// numberOf returns the number of a loop device in the form of harness.GuestDevice, or "" if the
+// numberOf returns the number of a loop device in the format of harness.GuestDevice, or "" if the
 // device is gone.
 func numberOf(loop string) string {
 	text, err := os.ReadFile(filepath.Join("/sys/block", loop, "dev"))
@@ -297,8 +297,8 @@ func numberOf(loop string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// livingLoops returns the loop devices of the files below a directory. It leaves out a device that
-// is cut off from its file, which exists until its last user closes it.
+// livingLoops returns the loop devices of the files below a directory. It ignores a device that was
+// cut off from its file and only exists until its last user closes it.
 func livingLoops(dir string) map[string][]string {
 	files := harness.Got(filepath.Glob("/sys/block/loop*/loop/backing_file"))
 	loops := map[string][]string{}
@@ -315,7 +315,7 @@ func livingLoops(dir string) map[string][]string {
 	return loops
 }
 
-// device returns the device with the volume's serial in the node's guest.
+// device returns the device that has the volume's serial in the node's guest.
 func (j *joint) device(v int, n string) (harness.GuestDevice, bool) {
 	i := slices.IndexFunc(j.devices[n], func(d harness.GuestDevice) bool {
 		return d.Serial != "" && d.Serial == j.serials[v]
@@ -336,7 +336,7 @@ type foreignDisk struct {
 }
 
 // makeForeign makes three foreign disks: a detached one with a filesystem and a name like the
-// driver's own, one with a filesystem at node a, and one with random bytes at node b.
+// driver's, one with a filesystem at node a, and one with random bytes at node b.
 func (env *Environment) makeForeign(ctx context.Context) {
 	for _, d := range []*foreignDisk{
 		{name: "csi-0123456789abcdef", gib: 1},
@@ -347,11 +347,11 @@ func (env *Environment) makeForeign(ctx context.Context) {
 	}
 }
 
-// makeNamesake attaches a foreign disk whose name begins like the name of the volume's disk, so
-// that both devices have the same serial. One kind has a filesystem, like a backup. The other kind
-// is blank, like a disk for restored data. It is larger than the volume's disk: of the same size,
-// the driver could not distinguish it from the volume's blank disk if only the foreign one is
-// there.
+// makeNamesake attaches a foreign disk whose name begins with the name of the volume's disk, so
+// that both devices have the same serial. For an odd volume the foreign disk has a filesystem, like
+// a backup. For an even volume it is blank, like a disk for restored data, and larger than the
+// volume's disk: if the guest shows only one of them, the driver can tell two blank disks apart
+// only by size.
 func (h *History) makeNamesake(ctx context.Context, s Step) string {
 	if h.world.rackDown || h.world.down[s.node] || len(h.world.faults) > 0 ||
 		h.serials[s.vol] == "" || h.namesake(s.vol) != nil {
@@ -385,7 +385,7 @@ func (h *History) namesake(v int) *foreignDisk {
 	return nil
 }
 
-// takeForeign deletes a foreign disk, and fails if it was changed.
+// takeForeign deletes a foreign disk. It fails if the disk's bytes have changed.
 func (env *Environment) takeForeign(ctx context.Context, d *foreignDisk) {
 	d.unchanged(true)
 	env.foreign = slices.DeleteFunc(env.foreign, func(f *foreignDisk) bool { return f == d })
@@ -411,7 +411,7 @@ func (env *Environment) makeForeignDisk(ctx context.Context, d *foreignDisk) {
 	env.foreign = append(env.foreign, d)
 }
 
-// unchanged fails if a disk was written to. If bytes is set, it compares the bytes, too.
+// unchanged fails if the disk was written to. If bytes is set, it also compares all bytes.
 func (d *foreignDisk) unchanged(bytes bool) {
 	harness.Got(d.state.Compare("the foreign disk "+d.name, d.path, bytes))
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// regressions contains histories that once failed, or that are rarely generated, in the form in
-// which a failed run prints them. The answers may be left out.
+// regressions contains histories that once failed, or that are rarely generated, in the format of
+// Transcript. They may lack the answers.
 var regressions = []struct{ name, steps string }{
 	{"a device that a pod has is not released after the node's driver was killed", `
 		controller 1: create v4, and bring it to pod 1 on a
@@ -154,7 +154,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeStage v1`},
 }
 
-func TestEarlierFailuresDoNotHappenAgain(t *testing.T) {
+func TestHistoriesThatOnceFailedPass(t *testing.T) {
 	runner := newRunner(t, "model-regressions")
 	for _, past := range short.Some(t, 3, regressions) {
 		t.Run(past.name, func(t *testing.T) {
@@ -165,9 +165,9 @@ func TestEarlierFailuresDoNotHappenAgain(t *testing.T) {
 	}
 }
 
-// A device's name does not identify a disk. The mount table shows only the name of a btrfs's
-// device, as it was at the time of the mount, and no usable number.
-func TestADeadMountIsNotTakenForANewDeviceOfThatName(t *testing.T) {
+// The mount table shows a btrfs's device only by the name that it had at the mount, and by no
+// usable number. After a detach, a new device may get the same name.
+func TestADetachedBtrfsIsNotMistakenForANewDeviceOfTheSameName(t *testing.T) {
 	runner := newRunner(t, "model-regressions")
 	h, err := runner.replay(t, nil, `
 		controller 1: create v3, and bring it to pod 1 on a, which writes block 1`, func(h *History) {
@@ -181,8 +181,8 @@ func TestADeadMountIsNotTakenForANewDeviceOfThatName(t *testing.T) {
 	}
 }
 
-// plugUntilNamedAsBefore detaches v3 from node a and attaches it again, repeatedly, until its
-// device has the same name as before.
+// plugUntilNamedAsBefore detaches v3 from node a and attaches it again until its device has the
+// same name as before.
 func (h *History) plugUntilNamedAsBefore(ctx context.Context) {
 	nameOf := func() string {
 		device, _ := h.env.Rack.Instance("a").Device(h.serials[3]) // it may be detached
@@ -199,15 +199,15 @@ func (h *History) plugUntilNamedAsBefore(ctx context.Context) {
 	fail("v3's device was never %s again", before)
 }
 
-// The beginnings of histories: inUse brings a filesystem to a pod, which writes to it, and
-// deviceInUse a device. released detaches the device, and moved also brings it to another node.
+// These are beginnings of histories. In inUse a pod writes to a filesystem, and in deviceInUse to a
+// device. released then takes the device from the node, and moved gives it to another node.
 const (
 	inUse = `
 		controller 1: create v1, and bring it to pod 1 on a, which writes block 3`
 	deviceInUse = `
 		controller 1: create v4, and bring it to pod 1 on a, which writes block 2
 		pod 1 on a: write and fsync v4 block 3`
-	// bare attaches a volume without a device, and stages it.
+	// bare attaches a volume without a device. Its stage fails.
 	bare = `
 		controller 1: CreateVolume v1
 		rack: no device
@@ -219,7 +219,7 @@ const (
 		controller 2: bring v4 to pod 1 on b`
 )
 
-// skipCall answers OK to a call that it does not make.
+// skipCall answers OK to the calls of an op, and does not make them.
 func skipCall(o op) manipulation {
 	return manipulation{answer: func(_ *History, s Step, real func() (reply, error)) (reply, error) {
 		if s.op == o {
@@ -229,7 +229,7 @@ func skipCall(o op) manipulation {
 	}}
 }
 
-// pretend makes a call and replaces its error.
+// pretend makes the calls of an op, and replaces their errors.
 func pretend(o op, err error) manipulation {
 	return manipulation{answer: func(_ *History, s Step, real func() (reply, error)) (reply, error) {
 		r, truth := real()
@@ -258,8 +258,8 @@ func overwrite(path string, offset int64, data []byte) error {
 
 const detached = "controller 1: ControllerUnpublish v4"
 
-// manipulations contains faults that the model must notice: a history, the fault, and a part of the
-// error. There is at least one for each check of the model.
+// manipulations contains false answers and states that the model must notice, each with a history
+// and a part of the expected error. There is at least one for each check of the model.
 var manipulations = []struct {
 	name, steps  string
 	manipulation manipulation
@@ -435,9 +435,9 @@ func showInB(_ context.Context, h *History) error {
 	return os.CopyFS(to, os.DirFS(from))
 }
 
-// TestTheModelNoticesEveryManipulation tests the model itself, because a test that cannot fail
-// proves nothing.
-func TestTheModelNoticesEveryManipulation(t *testing.T) {
+// TestEveryManipulatedHistoryFails tests the model itself, because a test that cannot fail proves
+// nothing.
+func TestEveryManipulatedHistoryFails(t *testing.T) {
 	r := newRunner(t, "model-lies")
 	noticed := 0
 	cases := short.Some(t, 6, manipulations)

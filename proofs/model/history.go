@@ -19,32 +19,32 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// History is a running history: the model, the orchestrator, and the steps that were done.
+// History runs the steps of an orchestrator, and compares the results with the model.
 type History struct {
 	// Patient is set if the orchestrator repeats each call until it answers OK.
 	Patient bool
-	// ReadOnlyAt is the node whose pods have the volumes read-only, or "".
+	// ReadOnlyAt is the node whose pods get the volumes read-only, or "".
 	ReadOnlyAt string
 
 	env   *Environment
 	world *world
-	// volumes and taken are what the orchestrator knows from answers, which may be out of date: the
-	// results of creates, and the IDs of snapshots, by number. given contains the publications that
-	// were tried and not undone.
+	// volumes and taken contain the volumes and the snapshot IDs that the orchestrator knows from
+	// answers, by number. They may be out of date. given contains the publications that were tried and
+	// not undone.
 	volumes map[int]*csi.Volume
 	taken   map[int]string
 	given   map[field]bool
-	// contents contains the contents of volumes by number, and snapshots those of snapshots by ID.
+	// contents maps numbers of volumes to their contents, and snapshots maps IDs of snapshots.
 	contents  map[int]*content
 	snapshots map[string]*content
 	serials   map[int]string
 	// lines are the steps that were done, with their answers.
 	lines []string
 	mu    sync.Mutex // guards lines while calls are made at once
-	// manipulation tests the model itself.
+	// manipulation falsifies answers or states to test the model itself. It may be nil.
 	manipulation *manipulation
 
-	// goals are the nodes on which the orchestrator wants to use the volumes.
+	// goals maps volumes to the nodes on which the orchestrator wants to use them.
 	goals      map[int]string
 	last       Step
 	doubtSince int
@@ -53,30 +53,29 @@ type History struct {
 	count      *counts
 	// ended contains the calls of the last step.
 	ended []ended
-	// preparing is locked while a call is prepared, or put in doubt.
+	// preparing is locked while a call's request is made, and while Doubt runs.
 	preparing sync.Mutex
 }
 
-// counts contains the numbers of the figure.
+// counts contains the numbers that a proof reports.
 type counts struct {
 	steps, faults, restarts int
 	// bare counts the volumes that were attached without a device.
 	bare int
-	// holders counts the devices that were kept open. released counts the unstages that answered OK
-	// although the device was kept open.
+	// holders counts the devices that a process kept open. released counts the unstages that answered
+	// OK although a process kept the device open.
 	holders, released int
 	// bytes counts acknowledged bytes, and lost the lost ones among them.
 	bytes, lost int64
 	// copies counts the restored volumes that were compared with their snapshot.
 	copies int
-	// calls counts all calls, and aborted those that were repeated because they were answered
-	// ABORTED.
+	// calls counts all calls, and aborted counts the repetitions among them.
 	calls, aborted atomic.Int64
-	// of counts the calls of crowds, by their kind; the other numbers are their results.
+	// of counts the calls of crowds by op. The other numbers are the results of these calls.
 	of                                   [wait]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
-	// formats is the number of runs of mkfs, and formatted the number of volumes that need one.
+	// formats is the number of runs of mkfs, and formatted the number of volumes that need one run.
 	formats int
 }
 
@@ -89,11 +88,11 @@ func NewHistory(env *Environment) *History {
 		faultNames: map[string]string{}, goals: map[int]string{}}
 }
 
-// Do does a step and compares all results with the model.
+// Do runs a step, and compares all results with the model.
 func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil &&
 		(s.op >= write && s.op <= takeNamesake || h.doubtSince >= 3) {
-		// The act needs a known state, or the abandoned calls have had enough time.
+		// The step needs a known state, or the abandoned calls have had enough time.
 		if err := h.Wait(ctx); err != nil {
 			return err
 		}
@@ -139,7 +138,7 @@ func (h *History) step(ctx context.Context, s Step) (err error) {
 // fail ends the step with an error.
 func fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
-// around calls do, as the step wants it.
+// around calls do, through the step's Around if it is set.
 func (s Step) around(ctx context.Context, do func(context.Context)) (Mishap, error) {
 	if s.Around == nil {
 		do(ctx)
@@ -156,17 +155,17 @@ func (h *History) Succeeded() bool {
 // Deviceless returns how many volumes were attached without a device.
 func (h *History) Deviceless() int { return h.count.bare }
 
-// Doubt puts a call that is in progress in doubt, so that others can be made meanwhile.
+// Doubt adds the changes of a call in progress to the doubts, so that other calls can be made.
 func (h *History) Doubt(s Step) {
 	h.preparing.Lock()
 	defer h.preparing.Unlock()
 	h.world.doubts = append(h.world.doubts, s.intends()...)
 }
 
-// Wait waits until no process works on a call, after which no fact is in doubt.
+// Wait waits until no process works on a call. Afterwards there are no doubts.
 func (h *History) Wait(ctx context.Context) error { return h.step(ctx, Step{op: wait}) }
 
-// Transcript returns the text of the history with the answers. ParseHistory can parse it.
+// Transcript returns the text of the steps and their answers. ParseHistory can parse it.
 func (h *History) Transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
 
 func (h *History) run(ctx context.Context, steps ...Step) {
@@ -175,7 +174,7 @@ func (h *History) run(ctx context.Context, steps ...Step) {
 	}
 }
 
-// observeAndCheck observes the state, checks it, and records which calls are still in doubt.
+// observeAndCheck observes and checks the state, and adds the unfinished calls to the doubts.
 func (h *History) observeAndCheck(ctx context.Context, calls []ended) {
 	h.manipulation.apply(ctx, h)
 	h.check(h.observe(ctx, calls), calls)
@@ -284,8 +283,8 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 	return calls, errors.Join(errs...)
 }
 
-// reachable returns the states in which a call may run while others work on the same objects: the
-// others may have had their effects, in any order.
+// reachable returns the states in which a call may run while others work on the same objects: any
+// of the others may have made their changes, in any order.
 func reachable(before facts, s Step, others []*Step) []facts {
 	different := map[string]*Step{}
 	for _, other := range others {
@@ -314,8 +313,8 @@ func judge(s Step, err error, allowed []codes.Code) error {
 	return nil
 }
 
-// explained returns an error unless the answer to a stage without a device describes the fault and
-// both remedies.
+// explained returns an error if a stage without a device was answered without the fault and both
+// remedies.
 func (h *History) explained(s Step, err error) error {
 	if s.op != stage || status.Code(err) != codes.NotFound || len(h.world.doubts) > 0 ||
 		!h.at(s).bare {
@@ -342,7 +341,7 @@ func shown(err error) string {
 	return fmt.Sprintf("%s (%.300s)", status.Code(err), status.Convert(err).Message())
 }
 
-// outcome classifies an answer by what the orchestrator knows after it.
+// outcome returns what the orchestrator knows about a call's effect after its answer.
 func (h *History) outcome(s Step, a answer) outcome {
 	switch {
 	case s.mishap == Overtaken:
@@ -358,8 +357,8 @@ func (h *History) outcome(s Step, a answer) outcome {
 	return refusedCall
 }
 
-// learn updates the model, and what the orchestrator knows, after an answer. It does not remove the
-// ID of a deleted object, because a later call may still use it.
+// learn updates the model and the orchestrator's knowledge after an answer. It keeps the ID of a
+// deleted object, because a later call may still use the ID.
 func (h *History) learn(s *Step, c *ended, a answer) {
 	here := h.at(*s)
 	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
@@ -413,7 +412,7 @@ type answer struct {
 	err   error
 }
 
-// send makes calls at the same time, with their mishaps.
+// send makes the calls at the same time, and causes their mishaps.
 func (h *History) send(ctx context.Context, steps []*Step) []answer {
 	answers := make([]answer, len(steps))
 	var calls sync.WaitGroup
@@ -452,8 +451,8 @@ func (h *History) send(ctx context.Context, steps []*Step) []answer {
 	return answers
 }
 
-// busy reports whether a call was aborted because another call works on the same object. An ABORTED
-// with any other reason is not allowed when many callers call at once.
+// busy reports whether a call was aborted because another call works on the same object. While many
+// callers call at once, ABORTED is allowed for no other reason.
 func busy(s Step, err error) bool {
 	reasons := []string{"OperationPending", "DiskBusy"}
 	if s.op == deleteSnapshot {
@@ -469,7 +468,7 @@ func repeatable(err error) bool {
 		codes.Canceled, codes.Internal, codes.FailedPrecondition}, status.Code(err))
 }
 
-// driver returns the driver that serves a call, or that a step ends.
+// driver returns the driver that serves the call, or that the step kills or stops.
 func (h *History) driver(s Step) *harness.Plugin {
 	if s.op.onNode() || s.op == killNode || s.op == endNode {
 		return h.env.Nodes[s.node]
@@ -477,7 +476,7 @@ func (h *History) driver(s Step) *harness.Plugin {
 	return h.env.Controllers[s.ctl-1]
 }
 
-// killLater kills the process that works on a call, a moment after the call was made.
+// killLater kills the process that serves the call, some time after the call began.
 func (h *History) killLater(ctx context.Context, s Step) {
 	select {
 	case <-ctx.Done():
@@ -496,12 +495,12 @@ func (h *History) restart(ctx context.Context, s Step) error {
 	return h.driver(s).Start(ctx)
 }
 
-// manipulation changes answers, or the state of the rack or a node, without the orchestrator's
+// manipulation falsifies answers, or the state of the rack or a node, without the orchestrator's
 // knowledge. A nil *manipulation changes nothing.
 type manipulation struct {
-	// answer, if it is set, replaces a call. real makes the original call.
+	// answer, if not nil, answers instead of the driver. real makes the original call.
 	answer func(h *History, s Step, real func() (reply, error)) (reply, error)
-	// action, if it is set, runs after the step whose line begins with when, before the state is
+	// action, if not nil, runs after the step whose line begins with when, before the state is
 	// observed.
 	when   string
 	action func(ctx context.Context, h *History) error

@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// wholeHistories is the number of histories, and shortHistories in the short form. longest is the
-// maximum number of wishes in a history.
+// wholeHistories is the number of histories, and shortHistories the number in the short form.
+// longest is the maximum number of wishes in a history.
 const (
 	wholeHistories = 7
 	shortHistories = 1
@@ -36,11 +36,11 @@ type runner struct {
 	proof *proof.Proof
 	run   *harness.Run
 	env   *Environment
-	// formats counts the formats of the environment.
+	// formats counts the runs of mkfs in the environment.
 	formats proof.Formats
-	// page is the page of the last history that failed.
+	// page is the path of the page that shows the last failed history.
 	page string
-	// count counts what all histories did.
+	// count contains the sums over all histories.
 	count counts
 }
 
@@ -55,7 +55,7 @@ func newRunner(t testing.TB, name string) *runner {
 	return r
 }
 
-// runHistory runs the steps of a history, and then undoes everything that they have made.
+// runHistory runs the steps of a history, and then deletes everything that they have created.
 func (r *runner) runHistory(ctx context.Context, name string, seed uint64, m *manipulation,
 	steps func(*History)) (h *History, err error) {
 	if r.env == nil {
@@ -93,7 +93,7 @@ func (r *runner) newEnvironment(ctx context.Context) (err error) {
 	return r.env.TakeBaseline(ctx)
 }
 
-// replay runs a history that is given as text, and then the functions.
+// replay runs the history in the text, and then calls the functions.
 func (r *runner) replay(t *testing.T, m *manipulation, text string,
 	then ...func(*History)) (*History, error) {
 	t.Helper()
@@ -106,7 +106,7 @@ func (r *runner) replay(t *testing.T, m *manipulation, text string,
 	})
 }
 
-func TestTheModelAllowsEveryStateOfEveryHistory(t *testing.T) { // B-38
+func TestRandomHistoriesReachOnlyStatesOfTheModel(t *testing.T) { // B-38
 	r := newRunner(t, "model")
 	p := r.proof
 	sum := &r.count
@@ -180,8 +180,8 @@ func TestParseStepIsTheInverseOfString(t *testing.T) {
 	})
 }
 
-// wish is a generated intention of the orchestrator, or a disturbance. The state in which it
-// happens determines its step, so rapid can remove wishes from a history.
+// wish is a random intention of the orchestrator, or a disturbance. resolve derives its steps from
+// the present state, so a history remains possible when rapid removes some of its wishes.
 type wish struct {
 	kind, vol, node, pod, block, ctl, fault, op int
 	other                                       int
@@ -225,8 +225,8 @@ func kindOf(percent int) int {
 var restarts = []op{killNode, killController, endNode, endController, killRack, restartRack,
 	stopInstance}
 
-// disturbances are acts of pods and administrators, and mistaken calls. No orchestrator
-// intends them.
+// disturbances are acts of pods and administrators, and calls that are wrong on purpose. towards
+// and away never return them.
 var disturbances = []op{freeze, thaw, hold, hold, holdByLoop, holdByLoop, letGo, stageAstray,
 	unstageAstray, publishOther, unpublishAstray, makeNamesake, makeNamesake, takeNamesake}
 
@@ -278,8 +278,7 @@ func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 	return volumes, wishes
 }
 
-// backwards returns the next call towards the deletion of a volume or, if it is deleted, towards
-// its next life.
+// backwards returns the next call to delete a volume or, if it is deleted, to create it again.
 func (h *History) backwards(v int) Step {
 	if s, more := h.away(v); more {
 		return s
@@ -322,7 +321,7 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 	case misfortune:
 		return h.misfortune(w, v)
 	case restarting:
-		// A rack or an instance that is stopped is started.
+		// If the rack or the instance is stopped, the step starts it.
 		if h.world.rackDown {
 			s.op = startRack
 		} else if h.world.down[n] && (s.op == stopInstance || s.op == killNode || s.op == endNode) {
@@ -343,8 +342,8 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 	return []Step{s}
 }
 
-// holding returns a step that keeps the device of a volume in use open, and the calls that would
-// release it. It returns a step towards such a volume if there is none.
+// holding returns a step that keeps the device of a published volume open, and the calls that would
+// release the volume. If the volume is not published, it returns the next step to publish it.
 func (h *History) holding(s Step, volumes []int) []Step {
 	v := slices.IndexFunc(volumes, func(v int) bool { return h.goals[v] != "" })
 	if v < 0 {
@@ -373,7 +372,7 @@ func (h *History) misfortune(w wish, v int) []Step {
 		next = h.backwards(v)
 	}
 	if operations[next.op] == "" {
-		// No fault affects that call. An attach can be made in every state.
+		// No fault affects the next call. It is replaced by an attach, which is possible in every state.
 		next = Step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
 	}
 	names := slices.DeleteFunc(faultNames(), func(name string) bool {
@@ -387,14 +386,14 @@ func (h *History) misfortune(w wish, v int) []Step {
 	return []Step{{op: fault, fault: names[w.fault%len(names)]}, next}
 }
 
-// operations maps a call to the rack's operation that it makes.
+// operations maps a call to the rack's operation by which the driver carries it out.
 var operations = map[op]string{
 	createVolume: "disk_create", deleteVolume: "disk_delete", attach: "instance_disk_attach",
 	detach: "instance_disk_detach", detachAll: "instance_disk_detach",
 	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
 }
 
-// pair returns a step with two calls at once: other, or the same call twice.
+// pair returns a step with two calls at once: the volume's next call, and other or its repetition.
 func (h *History) pair(w wish, v int, other Step) Step {
 	s := h.towards(v, h.goals[v])
 	if !s.op.isCall() {

@@ -63,7 +63,7 @@ const (
 	wait
 )
 
-// forms contains the texts of steps, as they are printed and parsed.
+// forms contains the text of each op. Steps are printed and parsed in this form.
 var forms = map[op]string{
 	createVolume:    "controller {ctl}: CreateVolume v{vol}",
 	deleteVolume:    "controller {ctl}: DeleteVolume v{vol}",
@@ -104,21 +104,21 @@ var forms = map[op]string{
 	wait:            "wait until all is quiet",
 }
 
-// onNode reports whether the step is a call to a node's driver. isCall reports whether it is a call
-// to any driver.
+// onNode reports whether the step is a call to a node's driver, and isCall whether it is a call to
+// any driver.
 func (o op) onNode() bool { return o >= stage && o <= stats }
 func (o op) isCall() bool { return o <= stats }
 
-// astray reports whether the call is a mistake: it uses a value of another volume, or another
-// access type.
+// astray reports whether the call is wrong on purpose: it uses a value of another volume, or
+// another access type.
 func (o op) astray() bool {
 	return o == stageAstray || o == unstageAstray || o == publishOther || o == unpublishAstray
 }
 
-// Mishap is an event that happens during a call.
+// Mishap is an event that disturbs a call.
 type Mishap int
 
-// These are the mishaps.
+// A call has at most one of these mishaps.
 const (
 	None      Mishap = iota
 	Abandoned        // the caller does not wait for the answer
@@ -141,20 +141,20 @@ type Step struct {
 	with                *Step // another call at the same time, which may have a further one
 	id, source          string
 
-	// Around, if it is set, makes the calls of the step or does its act, and may interrupt them.
+	// Around, if not nil, runs the step: it calls do, and may interrupt it.
 	Around func(ctx context.Context, do func(context.Context)) (Mishap, error)
 	// Starred is set if the line of the step begins with a star.
 	Starred bool
-	// Driver, if it is set, gets the call instead of the node's driver, which may stand still.
+	// Driver, if not nil, gets the call instead of the node's driver, which may be paused.
 	Driver *harness.Plugin
 }
 
-// OnNode reports whether the step is a call to the driver of that node, or the work of a pod there.
+// OnNode reports whether the step is a call to the node's driver, or a pod's write on the node.
 func (s Step) OnNode(n string) bool {
 	return s.node == n && (s.op.onNode() || s.op == write || s.op == writeSynced)
 }
 
-// AbandonedAfter returns the step of an orchestrator that waits so long for an answer.
+// AbandonedAfter returns the step with a caller that waits for the answer only until the limit.
 func (s Step) AbandonedAfter(limit time.Duration) Step {
 	if s.op.isCall() {
 		s.mishap, s.after = Abandoned, limit
@@ -184,7 +184,7 @@ func (s Step) String() string {
 	return text
 }
 
-// fields returns the fields that are in the forms, by their names there.
+// fields returns pointers to the fields that occur in forms, by their names in forms.
 func (s *Step) fields() map[string]any {
 	return map[string]any{"ctl": &s.ctl, "vol": &s.vol, "snap": &s.snap, "pod": &s.pod,
 		"block": &s.block, "other": &s.other, "node": &s.node, "fault": &s.fault}
@@ -192,7 +192,7 @@ func (s *Step) fields() map[string]any {
 
 var places = regexp.MustCompile(`\{(\w+)\}`)
 
-// patterns contains the forms as regular expressions, in the order of the operations.
+// patterns contains a regular expression for each form.
 var patterns = func() map[op]*regexp.Regexp {
 	all := map[op]*regexp.Regexp{}
 	for o, form := range forms {
@@ -243,8 +243,8 @@ func parseOne(line string) (Step, error) {
 	return Step{}, fmt.Errorf("no step: %q", line)
 }
 
-// abbreviations contains the abbreviations in histories, each with its steps. A star before one is
-// a star before each of its calls.
+// abbreviations contains abbreviations in histories, each with the steps that replace it. A star
+// before an abbreviation is put before each of its steps.
 var abbreviations = []struct {
 	form  *regexp.Regexp
 	steps string
@@ -311,7 +311,7 @@ func (h *History) identify(s *Step) bool {
 	return h.volumes[s.vol] != nil
 }
 
-// reply contains the values of an answer that are kept.
+// reply contains the values of an answer that the orchestrator keeps.
 type reply struct {
 	volume   *csi.Volume
 	snapshot string
@@ -320,7 +320,7 @@ type reply struct {
 
 func capabilityOf(v int) *csi.VolumeCapability { return accessOf(v, kinds[v].fsType) }
 
-// accessOf returns the volume's capability with the given filesystem; "" is a device.
+// accessOf returns the volume's capability with the given filesystem, or with raw access for "".
 func accessOf(v int, fsType string) *csi.VolumeCapability {
 	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	if kinds[v].shared {
@@ -332,7 +332,7 @@ func accessOf(v int, fsType string) *csi.VolumeCapability {
 	return harness.InMode(mode, harness.Mounted(fsType))
 }
 
-// call makes a call as the orchestrator does.
+// call sends the request of the step to a controller or a node.
 func (h *History) call(ctx context.Context, s Step) (reply, error) {
 	if s.op.onNode() {
 		return reply{}, h.callNode(ctx, s)
@@ -375,7 +375,7 @@ func createRequest(s Step) *csi.CreateVolumeRequest {
 	return req
 }
 
-// placement returns a volume on a node as a call names it, which may be a mistake.
+// placement returns the volume and paths of a node call. In an astray call, one of them is wrong.
 func (h *History) placement(s Step) *harness.Placement {
 	h.preparing.Lock()
 	defer h.preparing.Unlock()

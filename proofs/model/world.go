@@ -14,8 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// volumeKind describes a volume of the model. There are the volumes v1…, the snapshots s1…, and the
-// nodes a, b and c, each with two pods.
+// volumeKind describes a volume of the model. The model has the volumes v1…, the snapshots s1…, and
+// the nodes a, b and c with two pods each.
 type volumeKind struct {
 	// fsType is the filesystem, "" for a raw block volume.
 	fsType string
@@ -36,8 +36,8 @@ func (k volumeKind) bytes() int64 {
 	return gib
 }
 
-// kinds contains the kinds of volumes by number. snapOf contains the volume of each snapshot.
-// Both begin with number 1.
+// kinds describes each volume, and snapOf contains the number of each snapshot's volume. Both have
+// the number of the volume or snapshot as index, beginning with 1.
 var (
 	kinds = []volumeKind{{},
 		{fsType: "ext4", shared: true}, {fsType: "xfs"}, {fsType: "btrfs"}, {shared: true},
@@ -48,7 +48,7 @@ var (
 	pods   = []int{1, 2}
 )
 
-// field names a fact. Its value is "" if the object does not exist, or is not in that state:
+// field names a fact. Its value is "" if the object does not exist, or is not in this state:
 //
 //	v1 disk             the ID of the volume's disk
 //	v1 source           the ID of the snapshot that the disk was made from
@@ -74,7 +74,7 @@ const (
 	anyID = "*"
 )
 
-// facts contains the values of fields, in the model or as they were observed.
+// facts maps fields to values, which the model expects or the test has observed.
 type facts map[field]string
 
 func (f facts) published(v int, n string) bool {
@@ -86,13 +86,13 @@ func (f facts) mounted(v int, n string) bool {
 	return f[stagedField(v, n)] != "" || f.published(v, n)
 }
 
-// assign is a change of a field by a call.
+// assign is a call's change of a field.
 type assign struct {
 	field field
 	value string
 }
 
-// intends returns the changes of a call that succeeds. A value that the rack chooses is anyID.
+// intends returns the changes of a call that succeeds. anyID is an ID that the rack chooses.
 func (s Step) intends() []assign {
 	v, n := s.vol, s.node
 	switch s.op {
@@ -122,7 +122,7 @@ func (s Step) intends() []assign {
 	return nil
 }
 
-// effects returns the changes that a call may make in this state.
+// effects returns the changes that the call may make in the state f.
 func (s Step) effects(f facts) []assign {
 	disk, holder := f[diskField(s.vol)], f[holderField(s.vol)]
 	mine := disk != "" && (disk == s.id || disk == anyID)
@@ -147,7 +147,7 @@ func (s Step) effects(f facts) []assign {
 	return s.intends()
 }
 
-// then returns the state after the effect of the call.
+// then returns the state after the call has made its changes in the state f.
 func (s Step) then(f facts) facts {
 	next := maps.Clone(f)
 	for _, a := range s.effects(f) {
@@ -156,15 +156,15 @@ func (s Step) then(f facts) facts {
 	return next
 }
 
-// world is the state of the model: the facts that were observed last, the changes that abandoned
-// calls may still make, and what the facts do not show.
+// world is the state of the model: the facts that were observed last, and everything else on which
+// the answers to calls depend.
 type world struct {
 	seen facts
-	// doubts are the effects that abandoned calls may still have.
+	// doubts contains the changes that abandoned calls may still make.
 	doubts []assign
-	// places contains what the facts do not show about a volume on a node.
+	// places describes each volume on each node, beyond the facts. Its keys are those of at.
 	places map[string]*place
-	// recordsFirst is set if an attach may end without a device.
+	// recordsFirst is set if the rack may record an attach although the instance gets no device.
 	recordsFirst bool
 
 	// down contains the instances that are stopped.
@@ -173,15 +173,15 @@ type world struct {
 	rackDown bool
 	// faults contains the names of the faults that may still apply.
 	faults []string
-	// open contains the volumes and snapshots of which a call was answered UNAVAILABLE, with the time
-	// until which a controller may not know the effect, and answers EffectUnknown to further calls.
+	// open contains the targets of calls that were answered UNAVAILABLE. Until the given time, a
+	// controller may not know the effect of this call, and may answer EffectUnknown to further calls.
 	open map[string]time.Time
 }
 
-// lateLimit is the driver's time for a change that the rack has not answered.
+// lateLimit is how long the driver waits for the effect of a change that the rack has not answered.
 const lateLimit = time.Minute
 
-// target names the step's volume or snapshot, as the keys of world.open do.
+// target returns the key of the step's volume or snapshot in world.open.
 func (s Step) target() string {
 	if s.op == createSnapshot || s.op == deleteSnapshot {
 		return fmt.Sprintf("s%d", s.snap)
@@ -189,24 +189,24 @@ func (s Step) target() string {
 	return fmt.Sprintf("v%d", s.vol)
 }
 
-// place is a volume on a node.
+// place is the state of a volume on a node.
 type place struct {
-	// lost is set if the volume was detached from the node while it was mounted. The mounts do not
-	// work any more. half is set if the rack may not have finished that detach: the guest does not
-	// show the disk, but the mounts may still work.
+	// lost is set if the volume was detached while it was mounted on the node, so that its mounts do
+	// not work any more. half is set, too, if the rack may not have finished this detach: the guest
+	// does not show the disk, but the mounts may still work.
 	lost, half bool
-	// frozen is set if the filesystem was frozen, and may still be.
+	// frozen is set if a pod has frozen the filesystem, and nothing has certainly thawed it.
 	frozen bool
-	// open is what keeps the device open, or nil.
+	// open is the file or loop device that keeps the volume's device open, or nil.
 	open io.Closer
-	// namesake is set if the disk has the same serial as another disk of the instance. The guest
-	// shows one of the two devices (A54); shown is set if it shows the other disk's.
+	// namesake is set if another disk of the instance has the same serial as the volume's disk. The
+	// guest shows only one of the two devices (A54). shown is set if it shows the other disk's device.
 	namesake, shown bool
 	// bare is set if the volume is attached without a device, and slow if the device may appear late.
 	bare, slow bool
-	// staged is set if the last stage answered OK, and tried if a stage was tried and not undone.
+	// staged is set if the last stage answered OK, and tried if a stage was sent and not undone.
 	staged, tried bool
-	// context is the publish context of the last attach.
+	// context is the publish context in the answer to the last attach.
 	context map[string]string
 }
 
@@ -221,7 +221,7 @@ func newWorld() *world {
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
 
-// at returns what is known about a volume on a node: nothing for a call without one of both.
+// at returns the place of a volume on a node, or an empty place if the call has no volume or node.
 func (w *world) at(v int, n string) *place {
 	if p := w.places[at(v, n)]; p != nil {
 		return p
@@ -247,7 +247,7 @@ func (w *world) doubtful(s Step) bool {
 	return slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) })
 }
 
-// about reports whether a call depends on a field: one of its volume, its snapshot or its source.
+// about reports whether a field belongs to the call's volume, to its snapshot, or to their source.
 func about(f field, s Step) bool {
 	var kind byte
 	var number int
@@ -274,7 +274,7 @@ const (
 	openCall
 )
 
-// ended is a call that has ended, with the effects that were possible in the state before it.
+// ended is a call that has ended, with the changes that it could make in the states before it.
 type ended struct {
 	Step
 	how     outcome
@@ -311,7 +311,7 @@ func (w *world) allowed(f field, calls []ended) []string {
 	return append([]string{before}, perhaps...)
 }
 
-// isAllowed reports whether a value is allowed. A disk that does not exist has no holder.
+// isAllowed reports whether a value is allowed. anyID allows every value except "".
 func isAllowed(value string, allowed []string) bool {
 	return slices.Contains(allowed, value) || value != "" && slices.Contains(allowed, anyID)
 }
@@ -323,8 +323,8 @@ var faultCodes = map[string]codes.Code{
 	"500": codes.Unavailable, "403": codes.PermissionDenied,
 }
 
-// codes returns the answers that the model allows for a call in this state, by CSI's tables of
-// errors and, where these leave a choice, by the requirements.
+// codes returns the codes that the model allows for a call in the state f. They follow CSI's tables
+// of errors and, where these leave a choice, the requirements of the driver.
 func (w *world) codes(s Step, f facts) []codes.Code {
 	var list []codes.Code
 	if s.op.onNode() {
@@ -333,7 +333,7 @@ func (w *world) codes(s Step, f facts) []codes.Code {
 		list = w.controllerCodes(s, f)
 	}
 	if w.doubtful(s) {
-		// An abandoned call still works on the same objects.
+		// An abandoned call may still work on the same objects.
 		list = append(list, codes.Aborted, codes.NotFound, codes.FailedPrecondition,
 			codes.AlreadyExists, codes.Internal)
 		if s.op != stageOther && s.op != stageAstray && s.op != publishOther {
@@ -355,13 +355,13 @@ func (w *world) controllerCodes(s Step, f facts) []codes.Code {
 		if code, ok := faultCodes[faults[fault].code]; ok {
 			list = append(list, code)
 		}
-		// The driver repeats a request whose answer was lost, and the rack may still work on the first.
+		// The driver repeats a request without an answer, while the rack may still work on the first.
 		list = append(list, codes.Aborted)
 	}
 	return list
 }
 
-// answers contains the codes that are allowed if they apply.
+// answers is a case: whether it applies, and the codes that it allows.
 type answers struct {
 	apply   bool
 	allowed []codes.Code
@@ -369,7 +369,7 @@ type answers struct {
 
 func when(apply bool, allowed ...codes.Code) answers { return answers{apply, allowed} }
 
-// first returns the codes of the first answers that apply, or OK.
+// first returns the codes of the first case that applies, or OK if none applies.
 func first(all ...answers) []codes.Code {
 	for _, a := range all {
 		if a.apply {
@@ -386,7 +386,7 @@ func calmCodes(s Step, f facts) []codes.Code {
 	snap := f[snapField(s.snap)]
 	switch s.op {
 	case createVolume:
-		// CV-18, even if the source does not exist any more; CV-14; CV-19
+		// The cases follow CV-18, even if the source does not exist any more, CV-14 and CV-19.
 		return first(when(disk != "" && f[sourceField(s.vol)] == s.source, codes.OK),
 			when(s.source != "" && f[snapField(kinds[s.vol].snap)] != s.source, codes.NotFound),
 			when(disk != "", codes.AlreadyExists))
@@ -430,7 +430,7 @@ func (w *world) calmNodeCodes(s Step, f facts) []codes.Code {
 		return first(when(staged || published || held, codes.Internal)) // NU-5
 	case unstage:
 		return first(when(held && !here.lost, codes.Internal), // NU-5
-			// The device of the published node is gone, or belongs to another disk.
+			// The device behind the pod's path is gone, or its number belongs to another disk.
 			when(published && here.lost && block, codes.OK, codes.Internal),
 			when(published, codes.Internal)) // NU-5
 	case publish:
@@ -469,8 +469,8 @@ func (w *world) nodeCodes(s Step, f facts) []codes.Code {
 	return list
 }
 
-// namesakeCodes returns the answers if the guest shows a namesake's device in place of the
-// volume's. A volume in use stays in use, and can be unpublished and unstaged.
+// namesakeCodes returns the codes if the guest shows a namesake's device instead of the volume's. A
+// volume in use stays in use, and can be unpublished and unstaged.
 func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 	switch {
 	case s.op == stage && f[stagedField(s.vol, s.node)] != "",
@@ -482,8 +482,8 @@ func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 	return list
 }
 
-// shadowed reports whether another block volume is published on the node without its device. This
-// volume's device may have the number of that device, and then seems to be in use.
+// shadowed reports whether another block volume is still published on the node although its device
+// is gone. If this volume's device has got the same number, it seems to be in use.
 func (w *world) shadowed(v int, n string) bool {
 	for other := range kinds {
 		if other != v && kinds[other].block() && w.at(other, n).lost {
@@ -493,7 +493,7 @@ func (w *world) shadowed(v int, n string) bool {
 	return false
 }
 
-// rule is a fault with its kind: a key of faultCodes, or "" for a fault that changes no answer.
+// rule is a fault of the rack. code is a key of faultCodes, or "" if the fault changes no answer.
 type rule struct {
 	code string
 	adminapi.Fault
@@ -503,7 +503,7 @@ type rule struct {
 // attached without a device (docs/hot-plug.md).
 const noDevice = "no device"
 
-// faults contains the faults of the rack, by name. Each applies once.
+// faults contains the faults of the rack, by name. Each affects one request.
 var faults = func() map[string]rule {
 	all := map[string]rule{
 		"slow device": {"", adminapi.Fault{Operation: "instance_disk_attach",
