@@ -23,7 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/model"
 )
 
-// leastTrials and leastRackTrials are the minimum numbers of trials. The short form makes
+// A proof makes at least leastTrials or leastRackTrials trials, and in the short form at least
 // shortTrials.
 const (
 	leastTrials     = 20
@@ -31,8 +31,8 @@ const (
 	shortTrials     = 4
 )
 
-// only is the environment variable with a part of the names of the points to try. With the same
-// seed a point has the same trial.
+// only is an environment variable. The proofs try only points whose names contain its value. With
+// the same seed a point has the same trial.
 const only = "CRASH_ONLY"
 
 func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
@@ -57,20 +57,20 @@ func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
 // driverProof is the name of the proof in which the driver is killed.
 const driverProof = "crash-points"
 
-// campaign is one run of a proof.
+// campaign makes the trials of one of the two proofs.
 type campaign struct {
 	*proof.Proof
 	t   *testing.T
 	run *harness.Run
-	// envs run trials at the same time, because a trial mostly waits for processes and disks. There
-	// are two, one for each dry run, and in the short form one.
+	// The two envs run trials at the same time, because a trial mostly waits for processes and disks.
+	// Each makes one dry run. In the short form there is only one.
 	envs  []*environment
 	kinds []string
 	// least is the minimum number of trials.
 	least int
 
 	points []point
-	// starts contains, by process, the number of effects while it starts.
+	// starts maps a process to the number of effects of its start.
 	starts map[string]int
 
 	// mu guards the fields below.
@@ -101,7 +101,7 @@ func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, le
 	return c
 }
 
-// runProof counts the points, tries them, and prints the figure. It returns the number of trials.
+// runProof finds the points, runs trials at some of them, and returns the number of trials.
 func (c *campaign) runProof() int64 {
 	ctx := c.t.Context()
 	c.Fatal(c.each(func(i int) error { return c.openEnvironment(ctx, i) }))
@@ -143,9 +143,9 @@ func (c *campaign) runProof() int64 {
 	return int64(c.trials)
 }
 
-// count finds the points. It makes two dry runs and keeps the points that both have: the others are
-// random, such as those that depend on the number of extents of a file, or the size of the rack's
-// records.
+// count finds the points by two dry runs, and keeps those that both have. Other points happen only
+// in some runs, such as those that depend on the number of extents of a file, or on the size of the
+// rack's records.
 func (c *campaign) count(ctx context.Context) {
 	var runs [2][]point
 	c.Fatal(c.each(func(i int) (err error) {
@@ -157,7 +157,7 @@ func (c *campaign) count(ctx context.Context) {
 	c.points = slices.DeleteFunc(runs[1], func(p point) bool { return !slices.Contains(runs[0], p) })
 }
 
-// countStarts counts the effects in the start of each process.
+// countStarts counts the effects of each process while the process starts.
 func (c *campaign) countStarts(ctx context.Context) {
 	for _, p := range c.points {
 		if c.starts[p.process] > 0 {
@@ -170,7 +170,7 @@ func (c *campaign) countStarts(ctx context.Context) {
 	}
 }
 
-// each calls do for every environment, at the same time.
+// each calls do for all environments at the same time.
 func (c *campaign) each(do func(i int) error) error {
 	errs := make([]error, len(c.envs))
 	harness.AtOnce(len(c.envs), func(i int) { errs[i] = do(i) })
@@ -182,8 +182,8 @@ func (c *campaign) openEnvironment(ctx context.Context, i int) (err error) {
 	return err
 }
 
-// attempts runs a trial for each point, in all environments. The seed determines the other parts of
-// a trial.
+// attempts runs one trial for each point. The environments share the points. The seed determines
+// the rest of each trial.
 func (c *campaign) attempts(ctx context.Context, points []point, seed uint64) {
 	c.Error(harness.Share(len(c.envs), points, func(i int, jobs <-chan point) error {
 		for p := range jobs {
@@ -205,7 +205,7 @@ func matching(points []point, text string) []point {
 	})
 }
 
-// without returns the points that are not among the others.
+// without returns the points that are not in others.
 func without(points, others []point) []point {
 	return slices.DeleteFunc(slices.Clone(points), func(p point) bool {
 		return slices.Contains(others, p)
@@ -213,7 +213,7 @@ func without(points, others []point) []point {
 }
 
 // attempt runs a trial in an environment. After a failed trial it keeps the files of the
-// environment and opens a new environment. It returns an error if that fails.
+// environment and opens a new environment. It returns an error if it cannot open one.
 func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	env := c.envs[i]
 	env.kills, env.overlaps = 0, 0
@@ -234,14 +234,14 @@ func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	return c.openEnvironment(ctx, i)
 }
 
-// draw draws the page of a failed trial, and returns its path.
+// draw writes a page about a failed trial, and returns the path of the page.
 func (c *campaign) draw(ctx context.Context, env *environment, tr trial, broken error) string {
 	return c.Draw(ctx, proof.Failure{Name: tr.String(), Seed: tr.seed, Broken: broken,
 		Repeat: fmt.Sprintf("%s=%q make crash SEED=%d", only, tr.point, tr.seed), Dir: c.run.Dir,
 		Rack: env.Rack, Plugins: env.Plugins, History: env.Rack.History})
 }
 
-func TestATrialThatLeavesAFileFailsAndIsDrawn(t *testing.T) {
+func TestALeftFileFailsTheTrialAndGetsAFailurePage(t *testing.T) {
 	run := harness.RunFor(t)
 	putGates(t, run)
 	c := newCampaign(t, run, driverProof, nil, 0)
@@ -261,7 +261,7 @@ func TestATrialThatLeavesAFileFailsAndIsDrawn(t *testing.T) {
 		"killed at the point", "NodeStageVolume", "Formatted", "disk_create", tr.String()))
 }
 
-// note counts a trial.
+// note counts a trial and its result.
 func (c *campaign) note(env *environment, tr trial, converged bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,39 +275,38 @@ func (c *campaign) note(env *environment, tr trial, converged bool) {
 	c.SayOften("%d trials, %d converged, %d kills; last %s", c.trials, c.converged, c.kills, tr.rpc)
 }
 
-// point is a place in a lifecycle.
+// point is a moment in a lifecycle: right before, during or after an effect of a process.
 type point struct {
 	lifecycle string
-	// process is the process to which the point belongs.
+	// process is the name of the process that causes the effect.
 	process string
 	// step is the number of the step in the lifecycle. rpc is its name.
 	step int
 	rpc  string
-	// kind is a name that similar effects have in common.
+	// kind is the name of the effect without its target.
 	kind  string
 	trace trace.Point
 }
 
-// The actions of the orchestrator after the process was killed and started again.
+// After the process was killed and started again, the orchestrator does one of these.
 const (
 	again     = "the orchestrator repeats the call"
 	giveUp    = "the orchestrator gives up and undoes everything"
 	elsewhere = "the orchestrator moves the volume to the other node"
-	// This action kills no process.
+	// A trial with overlap kills no process.
 	overlap = "the orchestrator calls a second process while the first one is paused"
 )
 
-// trial is a point, at which a process is killed or paused, and the orchestrator's action after
-// that.
+// trial kills or pauses a process at a point. then tells what the orchestrator does afterwards.
 type trial struct {
 	point
 	then string
-	// seed is the seed of the random parts.
+	// seed determines the random choices of the trial.
 	seed uint64
-	// starting, if it is set, is the point at which the process is killed again while it starts.
+	// starting, if not nil, is the point of the process's start at which the process is killed again.
 	starting *trace.Point
-	// second, if it is set, is the point at which the process is killed again when the call is
-	// repeated for the first time.
+	// second, if not nil, is the point at which the process is killed again during the first
+	// repetition of the call.
 	second *trace.Point
 }
 
@@ -327,7 +326,7 @@ func (t trial) String() string {
 	return name
 }
 
-// countPoints runs every kind of lifecycle once, watches it, and numbers its points.
+// countPoints makes a dry run of each kind of lifecycle, and returns the points of their steps.
 func countPoints(ctx context.Context, env *environment, kinds []string) (points []point,
 	err error) {
 	defer harness.Catch(&err)
@@ -353,7 +352,7 @@ func countPoints(ctx context.Context, env *environment, kinds []string) (points 
 	return points, nil
 }
 
-// pointsOf returns the points of the effects of a step.
+// pointsOf returns the points of a step's effects.
 func pointsOf(effects []trace.Effect, kind string, i int, st step) (points []point) {
 	for _, e := range effects {
 		if e.Failed { // a failed call has no effect, so there is no time before or after it
@@ -367,7 +366,7 @@ func pointsOf(effects []trace.Effect, kind string, i int, st step) (points []poi
 	return points
 }
 
-// trials returns all trials that are possible at a point.
+// trials returns all possible trials at a point.
 func trials(p point) []trial {
 	then := []string{again}
 	if p.goingUp() {
@@ -384,7 +383,7 @@ func trials(p point) []trial {
 			all = append(all, t)
 		}
 	}
-	// The same call can be made to a second node driver.
+	// The orchestrator can also make the call to the second node driver in instance a.
 	if p.process == driverA && p.rpc != "NodeGetVolumeStats" {
 		t := trial{point: p, then: overlap}
 		t.trace.Pause = true
@@ -393,15 +392,15 @@ func trials(p point) []trial {
 	return all
 }
 
-// goingUp reports whether the orchestrator can give up at the point. While it removes the volume,
-// it can only continue.
+// goingUp reports whether the orchestrator can give up at the point. It cannot while it removes the
+// volume.
 func (p point) goingUp() bool {
 	return slices.Contains([]string{"CreateVolume", "ControllerPublish", "NodeStage", "NodePublish",
 		"NodeGetVolumeStats", "CreateSnapshot", "stop instance a"}, p.rpc)
 }
 
-// choose makes the choices of a seed for a trial at a point. starts is the number of effects in the
-// start of the point's process.
+// choose returns a trial at the point, with random choices by the seed. starts is the number of
+// effects in the start of the point's process.
 func choose(p point, points []point, starts int, seed uint64) trial {
 	name := fnv.New64a()
 	fmt.Fprint(name, p)
@@ -459,20 +458,20 @@ const (
 	leastDeviceless = 3
 )
 
-// The kinds of lifecycles. A plain one moves a volume from one node to another. A restored one has
-// a second, larger volume, which is made from a snapshot. In a shared one the volume is also
-// published read-only on node b.
+// driverLifecycles are the lifecycles in which a driver is killed. "plain" moves a volume from one
+// node to another. "restored" also has a larger volume, which is made from a snapshot. "shared"
+// also publishes the volume read-only on node b.
 var driverLifecycles = []string{
 	"plain ext4", "plain xfs", "plain btrfs", "plain block",
 	"restored ext4", "restored xfs", "restored btrfs", "shared block", "shared ext4", deviceless,
 }
 
-// rackLifecycles are the lifecycles in which the rack is killed. Snapshots are taken of the volume
-// in use and detached, and its instance is stopped and started.
+// rackLifecycles are the lifecycles in which the rack is killed. They take snapshots of the volume
+// while it is in use and while it is detached, and stop and start its instance.
 var rackLifecycles = []string{"rack ext4", "rack block"}
 
-// shapes contains the steps of lifecycles. VOL is a volume, SNAP its snapshot, and COPY a volume
-// that is made from the snapshot. The steps with a star have points.
+// shapes contains the steps of the kinds of lifecycles. VOL is a volume, SNAP its snapshot, and
+// COPY a volume that is made from the snapshot. The steps with a star have points.
 var shapes = map[string]string{
 	"plain": `
 		* controller 1: create VOL, and bring it to pod 1 on a, which writes block 0
@@ -537,7 +536,7 @@ var shapes = map[string]string{
 		* controller 1: DeleteVolume COPY
 		* controller 1: DeleteVolume VOL
 		* controller 1: DeleteSnapshot SNAP`,
-	// The volume is removed from its nodes before this.
+	// In a trial with elsewhere, the volume is detached before these steps.
 	elsewhere: `
 		controller 1: bring VOL to pod 1 on b, which writes block 1
 		controller 1: take VOL from pod 1 on b
@@ -545,8 +544,8 @@ var shapes = map[string]string{
 		controller 1: take VOL from pod 1 on a`,
 }
 
-// objects contains the volume, the snapshot and the copy of each access type, as the model names
-// them.
+// objects replaces VOL, SNAP and COPY, by access type, by the names that the model has for a
+// volume, its snapshot and its copy.
 var objects = map[string]*strings.Replacer{
 	"ext4":  strings.NewReplacer("VOL", "v1", "SNAP", "s1", "COPY", "v5"),
 	"xfs":   strings.NewReplacer("VOL", "v2", "SNAP", "s3", "COPY", "v7"),
@@ -554,7 +553,7 @@ var objects = map[string]*strings.Replacer{
 	"block": strings.NewReplacer("VOL", "v4", "SNAP", "s2", "COPY", "v6"),
 }
 
-// step is a step of a lifecycle. rpc is its call, and on the driver that gets it, or "".
+// step is a step of a lifecycle. rpc is its call, and on is the driver that gets the call, or "".
 type step struct {
 	model.Step
 	rpc, on string
@@ -562,7 +561,7 @@ type step struct {
 	watched string
 }
 
-// stepsOf returns the steps of a shape for the volume of a kind of lifecycle.
+// stepsOf returns the steps of a shape, with the volume of a kind of lifecycle.
 func stepsOf(shape, kind string) (steps []step) {
 	killed, access, _ := strings.Cut(kind, " ")
 	for _, s := range harness.Got(model.ParseHistory(objects[access].Replace(shapes[shape]))) {

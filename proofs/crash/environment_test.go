@@ -28,39 +28,39 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/model"
 )
 
-// The processes of an environment: the node drivers of two instances, the rack, and the controller
-// "controller 1".
+// These are the processes of an environment, besides the controller "controller 1": the node
+// drivers of two instances, and the rack.
 const (
 	driverA     = "a"
 	driverB     = "b"
 	rackProcess = "rack"
-	// beside is a second node driver in instance a, with the state directory of the first one, as
-	// after the forced deletion of its pod.
+	// beside is a second node driver in instance a, with the state directory of the first one. A
+	// forced deletion of the driver's pod causes this.
 	beside = "beside"
 )
 
-// environment is an environment of the model with a tracer. It runs one lifecycle at a time.
+// environment is an environment of package model with a tracer. It runs one lifecycle at a time.
 type environment struct {
 	*model.Environment
 	processes map[string]process
-	// second is the driver beside that of instance a.
+	// second is the process beside.
 	second  *harness.Plugin
 	watcher *trace.Watcher
-	// files contains the files that existed before the first lifecycle, and storage is the number of
-	// bytes that the rack charged for then.
+	// files contains the files before the first lifecycle, and storage the number of bytes for which
+	// the rack charged then.
 	files   harness.Ledger
 	storage int64
-	// unformatted is the number of volumes that were mounted, but formatted by no driver.
+	// unformatted counts the mounted volumes that no driver has formatted.
 	unformatted int
-	// killed contains the process groups of the processes that were killed in this lifecycle.
+	// killed contains the process groups that were killed in this lifecycle.
 	killed map[int]bool
 	// kills counts the kills of a trial. overlaps is 1 if a second driver was called while the first
 	// one was paused.
 	kills, overlaps int
 }
 
-// newEnvironment starts all processes and takes the baseline. The bystanders are in instance a or,
-// if a is stopped in lifecycles, in b.
+// newEnvironment starts all processes and takes the baseline. The bystanders are in instance a. If
+// lifecycles stop a, they are in b.
 func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env *environment,
 	err error) {
 	instance := driverB
@@ -80,8 +80,8 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env 
 	for name, p := range map[string]*harness.Plugin{driverA: env.Nodes[driverA],
 		driverB: env.Nodes[driverB], beside: env.second, "controller 1": env.Controllers[0]} {
 		env.processes[name] = process{p, "driver", p.Dir, p.LogFile, p.Lane()}
-		// The driver would make this directory in the first lifecycle only, and its effect would be a
-		// point that no trial reaches.
+		// Otherwise the driver would make this directory in the first lifecycle only, and the effect
+		// would be a point that no trial reaches.
 		harness.Must(os.MkdirAll(filepath.Dir(p.FlightFile("none")), 0o700))
 	}
 	env.watcher = harness.Got(trace.NewWatcher(tracer))
@@ -91,7 +91,7 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env 
 	return env, nil
 }
 
-// close stops all processes, and returns an error if something is left.
+// close stops all processes, and returns an error if a file, mount or device is left.
 func (env *environment) close() error {
 	var err error
 	if env.watcher != nil {
@@ -101,7 +101,7 @@ func (env *environment) close() error {
 }
 
 // process is a driver or the rack, with its name in effects, its directory, its log and its lane in
-// the history. Kill waits for its end.
+// the history. Kill returns after the process has ended.
 type process struct {
 	killable
 	as, dir, log, lane string
@@ -114,7 +114,7 @@ type killable interface {
 	Start(ctx context.Context) error
 }
 
-// watched calls do while a process is watched. If kill is set, the process is killed at that point.
+// watched calls do while a tracer watches a process. If kill is set, the tracer kills it there.
 func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
 	order := env.order(name, env.processes[name].PID(), kill)
 	if err := env.watcher.Watch(order); err != nil {
@@ -128,14 +128,14 @@ func (env *environment) watched(name string, kill *trace.Point, do func()) (trac
 	return report, err
 }
 
-// order returns an order to watch a process of the environment.
+// order returns an order for the tracer to watch a process.
 func (env *environment) order(name string, pid int, kill *trace.Point) trace.Order {
 	p := env.processes[name]
 	return trace.Order{As: p.as, Root: env.Rack.Dir, Rack: env.Rack.Port(), PID: pid,
 		Logs: []string{p.log}, Kill: kill}
 }
 
-// noteKilled records that the watcher has killed a process.
+// noteKilled records that the tracer has killed a process.
 func (env *environment) noteKilled(name string, pid int) {
 	env.Rack.History.Mark(env.processes[name].lane, "killed at the point")
 	env.killed[pid] = true
@@ -143,8 +143,8 @@ func (env *environment) noteKilled(name string, pid int) {
 }
 
 // checkClean returns an error if a file or a process exists that did not exist before the first
-// lifecycle, or if the changes in the nodes' flight recorders are not possible. A lifecycle has
-// copies of volumes that were formatted before.
+// lifecycle, or if the changes in the nodes' flight recorders are not possible. copies is the
+// number of the lifecycle's volumes that no driver formats, because they are restored.
 func (env *environment) checkClean(ctx context.Context, copies int) (err error) {
 	defer harness.Catch(&err)
 	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume
@@ -179,9 +179,9 @@ func (env *environment) checkClean(ctx context.Context, copies int) (err error) 
 	return nil
 }
 
-// filesNow lists the files below the rack's directory: disks, guest views, the drivers' records,
-// and files in the orchestrator's directories. It omits logs, flight recorders and sockets.
-// The number of a device may change when its instance is stopped.
+// filesNow counts the files below the rack's directory: disks, guest views, the drivers' records,
+// and files in the orchestrator's directories. It omits logs, flight recorders and sockets. It
+// removes the numbers of devices from names, because a stop of an instance may change them.
 func (env *environment) filesNow() (harness.Ledger, error) {
 	files := harness.Ledger{}
 	err := filepath.WalkDir(env.Rack.Dir, func(path string, entry fs.DirEntry, err error) error {
@@ -217,9 +217,9 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// gate is a script that runs in place of a program, and then executes the program in its process.
-// If the directory of the process contains a pipe named gate, the script waits until that is
-// written to. In the meantime the watcher begins to watch the process.
+// gate is a script that runs instead of a program, and then executes the program in its process. If
+// the directory of the process contains a pipe named gate, the script first waits for a line from
+// the pipe. In the meantime the tracer begins to watch the process.
 const gate = `#!/bin/sh
 for arg; do
 	case $arg in
@@ -235,7 +235,7 @@ fi
 exec %s "$@"
 `
 
-// putGates replaces both programs of the run by gates.
+// putGates makes the run start both programs through gates.
 func putGates(t *testing.T, run *harness.Run) {
 	t.Helper()
 	for program, variable := range map[string]string{
@@ -253,8 +253,8 @@ func putGates(t *testing.T, run *harness.Run) {
 	}
 }
 
-// startWatched starts a process that was killed and watches its start. If kill is set, the process
-// is killed again at that point.
+// startWatched starts a process while the tracer watches it. If kill is set, the tracer kills the
+// process at that point of its start.
 func (env *environment) startWatched(ctx context.Context, name string, kill *trace.Point) (
 	report trace.Report, err error) {
 	defer harness.Catch(&err)
@@ -288,20 +288,20 @@ func (env *environment) startWatched(ctx context.Context, name string, kill *tra
 // trialTimeout limits a trial, which takes seconds on an idle machine.
 const trialTimeout = 5 * time.Minute
 
-// tries is the number of lifecycles in which a trial tries to reach its point: in some of them, the
-// goroutines may run in an order without that point.
+// tries is the number of lifecycles in which a trial tries to reach its point. In some lifecycles
+// the goroutines run in an order that does not reach it.
 const tries = 3
 
-// lifecycle is the life of a volume and, if it has a snapshot, of a volume that is made from that.
-// The orchestrator repeats each call until it succeeds.
+// lifecycle runs the steps of a volume's lifecycle, with an orchestrator that repeats each call
+// until it succeeds.
 type lifecycle struct {
 	*environment
 	*model.History
 	steps []step
-	// copies is the number of volumes whose filesystem comes from a snapshot.
+	// copies is the number of volumes that are restored from a snapshot.
 	copies int
-	// reached is set if the process was killed or paused at its point. Otherwise effects contains the
-	// effects of the step.
+	// reached is set if the process was killed or paused at its point. effects contains the effects of
+	// the step.
 	reached bool
 	effects []trace.Effect
 }
@@ -321,22 +321,22 @@ func (env *environment) begin(kind string) *lifecycle {
 	return l
 }
 
-// finish ends a lifecycle. Nothing of it may remain.
+// finish deletes all objects of the lifecycle, and fails if something remains.
 func (l *lifecycle) finish(ctx context.Context) {
 	harness.Must(l.TearDown(ctx, false))
 	harness.Must(l.checkClean(ctx, l.copies))
 }
 
-// run does steps one after the other.
+// run does the steps one after the other.
 func (l *lifecycle) run(ctx context.Context, steps []step) {
 	for _, st := range steps {
 		harness.Must(l.Do(ctx, st.Step))
 	}
 }
 
-// runTrial runs a lifecycle in which a process is killed at one point, and returns an error unless
-// the lifecycle converges. If the lifecycle has fewer effects of the point's name than the dry run,
-// the last of them becomes the point.
+// runTrial runs a lifecycle in which a process is killed or paused at one point. It returns an
+// error unless the lifecycle converges. If the lifecycle has fewer effects of the point's name than
+// the dry run, the next try uses the last of these effects as the point.
 func (env *environment) runTrial(ctx context.Context, t trial) error {
 	for range tries {
 		l, err := env.runOnce(ctx, t)
@@ -368,8 +368,8 @@ func (env *environment) runOnce(ctx context.Context, t trial) (l *lifecycle, err
 	return l, nil
 }
 
-// runInterrupted runs the steps of a lifecycle. In one of them the process is killed or paused, and
-// the orchestrator acts after that.
+// runInterrupted runs the steps of a lifecycle. It kills or pauses the process in one step, and
+// then does what the trial wants the orchestrator to do.
 func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	l.run(ctx, l.steps[:t.step])
 	if done := strings.Count(l.Transcript(), "\n") + 1; done < t.step {
@@ -382,14 +382,14 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	}
 	l.reached = l.killDuring(ctx, st, t.trace, t.starting)
 	if l.reached && t.second != nil {
-		// The repeated call may not reach the second point, because less work is left.
+		// The repeated call may not reach the second point, because it has less work to do.
 		l.killDuring(ctx, st, *t.second, nil)
 	}
 	switch {
 	case l.reached && t.then == giveUp && st.on == "":
 		harness.Must(l.Do(ctx, st.Step)) // now the instance is stopped, and is started at the end
 	case l.reached && t.then == giveUp:
-		// Every lifecycle ends with the calls that are left to make.
+		// finish makes the calls that delete everything.
 	case l.reached && t.then == elsewhere:
 		harness.Must(l.Release(ctx))
 		l.run(ctx, stepsOf(elsewhere, t.lifecycle))
@@ -398,12 +398,12 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	}
 }
 
-// mayOutliveDriver contains the tools that continue when their driver dies, because an interrupted
-// repair is worse than the damage. They must end, and until then no call may succeed.
+// mayOutliveDriver contains the tools that may continue when their driver is killed, because an
+// interrupted repair is worse than the damage. Until they have ended, no call may succeed.
 var mayOutliveDriver = []string{"e2fsck", "resize2fs"}
 
-// mayOutlive reports whether a program may continue when its driver was killed at a point. A child
-// of the driver has the driver's name until its execve.
+// mayOutlive reports whether a program may continue after its driver was killed at the point. Until
+// its execve, a child of the driver has the driver's name.
 func mayOutlive(program string, at trace.Point) bool {
 	const driver = "driver"
 	if program == driver && at.Phase == trace.Before {
@@ -412,8 +412,8 @@ func mayOutlive(program string, at trace.Point) bool {
 	return slices.Contains(mayOutliveDriver, program)
 }
 
-// killDuring does a step, kills its process at a point, and starts it again. If starting is set, it
-// kills the process at that point of its start, too.
+// killDuring does a step, kills the watched process at a point, and starts it again. If starting is
+// set, it also kills the process at that point of its start.
 func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	starting *trace.Point) (killed bool) {
 	process := l.processes[st.watched]
@@ -442,8 +442,8 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	return killed
 }
 
-// whileRunning returns a context that ends with a process, and a function that ends it, too. After
-// that nothing watches the process, which may then be started again.
+// whileRunning returns a context that ends when the process ends, or when the returned function is
+// called. After this function, no goroutine watches the process, so it can be started again.
 func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup
@@ -459,8 +459,8 @@ func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	return ctx, func() { cancel(); watch.Wait() }
 }
 
-// startAgain starts a process that was killed. If at is set, the process is killed again at that
-// point of its start, and started once more.
+// startAgain starts a killed process. If at is set, it kills the process at that point of its
+// start, and starts it once more.
 func (l *lifecycle) startAgain(ctx context.Context, name string, at *trace.Point) error {
 	if at != nil {
 		report, err := l.startWatched(ctx, name, at)
@@ -477,9 +477,9 @@ func (l *lifecycle) startAgain(ctx context.Context, name string, at *trace.Point
 // overlapTimeout limits a call to the second process, which may wait for the first one.
 const overlapTimeout = 3 * time.Second
 
-// overlapped makes a step's call. While the process is paused at the point, overlapped makes the
-// same call, and the following calls on the node, to a second process of the driver. Whatever the
-// first process does afterwards must not undo the calls that the second process answered with OK.
+// overlapped makes a step's call. While the first process is paused at the point, it makes the same
+// call, and the following calls on the node, to the second process. After the pause the first
+// process must not undo what the second process has answered with OK.
 func (l *lifecycle) overlapped(ctx context.Context, t trial) {
 	st := l.steps[t.step]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
@@ -500,7 +500,7 @@ func (l *lifecycle) overlapped(ctx context.Context, t trial) {
 	l.run(ctx, l.steps[l.stageBefore(t.step):])
 }
 
-// callSecondProcess makes the calls on the node to the second process, until one of them fails.
+// callSecondProcess makes the calls on the node to the second process until a call fails.
 func (l *lifecycle) callSecondProcess(ctx context.Context, from int) error {
 	for _, st := range l.steps[from:] {
 		if !st.OnNode(driverA) {
@@ -514,8 +514,8 @@ func (l *lifecycle) callSecondProcess(ctx context.Context, from int) error {
 	return nil
 }
 
-// stageBefore returns the step at which the orchestrator continues. Before a publish it stages the
-// volume again, because the calls to the second process may have unstaged it.
+// stageBefore returns the number of the step with which the orchestrator continues. Before a
+// publish it stages the volume again, because the second process may have unstaged it.
 func (l *lifecycle) stageBefore(i int) int {
 	if l.steps[i].rpc != "NodePublish" {
 		return i

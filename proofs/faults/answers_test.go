@@ -28,28 +28,28 @@ const (
 
 var phases = []phase{before, instead, after, twice, deferred, later}
 
-// done reports whether the effect comes before the answer.
+// done reports whether the operation has its effect before the rack answers.
 func (p phase) done() bool { return p == after || p == twice }
 
-// answer is a wrong answer of the rack, and the code with which the driver answers then. After
+// answer is a wrong answer of the rack, with the code that the driver then returns. If the code is
 // DeadlineExceeded, the rack's answer arrives after the call's deadline.
 type answer struct {
 	name string
 	code codes.Code
-	// fault is what is the same in every cell. set, if it is set, adds the rest.
+	// fault contains the values that are the same in every cell. set, if not nil, adds the others.
 	fault adminapi.Fault
 	set   func(f *adminapi.Fault, r *cellRun)
-	// phases contains the phases in which this answer is possible. Nil means all.
+	// phases contains the phases in which the rack can give this answer. Nil means all.
 	phases []phase
 	// natural is set if the call may succeed in spite of the answer.
 	natural bool
 	// success is set if the answer has the status of a successful operation.
 	success bool
-	// pages replaces set for an answer to a list: it returns the nth page.
+	// pages, if not nil, returns the nth page of an answer to a list.
 	pages func(r *cellRun, n int) string
 }
 
-// suits reports whether this answer is possible for an operation in a phase.
+// suits reports whether the rack can give this answer to an operation in a phase.
 func (a answer) suits(operation string, ph phase) bool {
 	return (a.phases == nil || slices.Contains(a.phases, ph)) &&
 		(a.pages == nil || strings.HasSuffix(operation, "_list"))
@@ -78,10 +78,10 @@ func (r *cellRun) faults() []adminapi.Fault {
 	return faults
 }
 
-// mostPages is the number of pages of an endless list. The driver must not ask for the last one.
+// mostPages is the number of pages of an endless list. The driver must not request the last one.
 const mostPages = 64
 
-// endless returns the answer of a list whose pages never end. The rack does not read the requests,
+// endless returns an answer to a list whose pages never end. The rack does not read the requests,
 // because it would refuse their page tokens.
 func endless(name string, pages func(r *cellRun, n int) string) answer {
 	return answer{name: name, code: codes.Unavailable, phases: []phase{before}, pages: pages}
@@ -106,8 +106,8 @@ func page(status int) answer {
 		Status: status, ContentType: "text/html", Body: "<html>not a rack</html>"})
 }
 
-// success returns an answer with the status of a successful operation and that body, with white
-// space before it.
+// success returns an answer with the status of a successful operation, and with white space before
+// the body.
 func success(name string, spaces int, body func(r *cellRun) string) answer {
 	return answer{name: name, code: codes.Unavailable, success: true,
 		set: func(f *adminapi.Fault, r *cellRun) {
@@ -119,7 +119,7 @@ func success(name string, spaces int, body func(r *cellRun) string) answer {
 // hugeBytes is larger than every answer of a rack.
 const hugeBytes = 40 << 20
 
-// answers contains the columns of the matrix.
+// answers contains all wrong answers of the matrix.
 var answers = []answer{
 	refusal(400, "ObjectAlreadyExists", "already exists", codes.AlreadyExists),
 	refusal(400, "InvalidValue", "unsupported value", codes.OutOfRange),
@@ -179,11 +179,11 @@ var answers = []answer{
 	{name: "own", natural: true, phases: []phase{twice}},
 }
 
-// other returns the JSON of another object of the kind that the operation returns or lists.
+// other returns the JSON of a wrong object, of the kind that the operation returns.
 func (r *cellRun) other() string { return r.others[kindOf(r.operation)] }
 
-// setBody gives the answer a body for a fault that damages bodies: the rack's own if the operation
-// was done, another object's if not, and an error's for a delete, which has no body.
+// setBody gives the answer a body, which the fault then damages. It is the rack's own body if the
+// operation was done, and another object if not. A delete has no body, so it gets an error instead.
 func setBody(f *adminapi.Fault, r *cellRun) {
 	switch {
 	case strings.HasSuffix(r.operation, "_delete"):
@@ -195,7 +195,7 @@ func setBody(f *adminapi.Fault, r *cellRun) {
 }
 
 // setOtherRelease sets the answer of a rack of another release, in which fields are missing. If the
-// operation was not done, the answer contains another object.
+// operation was not done, the answer contains another object than the right one.
 func setOtherRelease(f *adminapi.Fault, r *cellRun) {
 	fields := releaseFields[kindOf(r.operation)]
 	if r.phase.done() && !strings.HasSuffix(r.operation, "_delete") {
@@ -235,7 +235,7 @@ func statusOf(operation string) int {
 	return http.StatusOK
 }
 
-// filled returns the objects of the nth page: enough to make the driver ask for the next page.
+// filled returns so many objects for the nth page that the driver asks for the next page.
 func (r *cellRun) filled(n int) []string {
 	objects := make([]string, 1)
 	if r.operation == "instance_disk_list" {
@@ -271,9 +271,9 @@ func text(value any) string {
 	return string(data)
 }
 
-// doubt contains, by operation and answer, the answers after which the driver reads the rack's
-// state and derives its own answer from that (A0.3, OX-1, OX-3, OX-6). The code of the call without
-// a fault is then allowed, too, and so are the codes here.
+// doubt lists operations and answers after which the driver reads the rack's state, and derives its
+// own answer from the state (A0.3, OX-1, OX-3, OX-6). The codes here are then allowed, and also the
+// code of the call without a fault.
 var doubt = map[string]map[string][]codes.Code{
 	"disk_create": {
 		// The rack answers that the object exists, but the object does not exist.
@@ -307,19 +307,19 @@ var doubt = map[string]map[string][]codes.Code{
 	// The driver does not find the object, which may have been deleted in the meantime.
 	"disk_view": {
 		"ObjectNotFound": {codes.Aborted},
-		// No rack answers a read in this way. If the source is missing, the driver reports that.
+		// No rack answers a read like this. If the source is missing, the driver reports this instead.
 		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
 	},
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
-	// In the list after the attach the disk lacks a field, and the orchestrator must repeat the call.
+	// In the list after the attach, the disk lacks a field. The orchestrator must repeat the call.
 	"instance_disk_list": {
 		"other-release": {codes.Unavailable},
-		// The driver reads the disk, too, and may answer because of that.
+		// The driver also reads the disk, and may derive its answer from the disk.
 		"ObjectNotFound": {},
 	},
 	// The image is a parameter of the call (CV-6).
 	"image_view": {"ObjectNotFound": {codes.InvalidArgument}},
-	// If a token may not see the project, it lacks a role (OX-6).
+	// A token that may not see the project lacks a role (OX-6).
 	"current_user_view": {"other-object": {codes.FailedPrecondition}},
 	"project_view":      {"ObjectNotFound": {codes.PermissionDenied}},
 }
@@ -344,7 +344,7 @@ func (c cell) allowed() []codes.Code {
 		all = append(all, codes.OK, codes.Aborted)
 	}
 	if c.operation == "snapshot_create" {
-		// After every refusal the driver checks whether an earlier request has taken the snapshot.
+		// After every refusal the driver checks whether an earlier request has created the snapshot.
 		all = append(all, c.scenario.want)
 	}
 	if strings.HasSuffix(c.operation, "_view") && !strings.HasPrefix(c.scenario.name, "get") {
@@ -352,15 +352,15 @@ func (c cell) allowed() []codes.Code {
 		all = append(all, codes.Unavailable)
 	}
 	if c.hotplug.Has(adminapi.RefusalsAs500) && c.scenario.name == "publish-to-a-full-node" {
-		// After a refusal without a reason the driver finds the reason itself.
+		// If the rack refuses without a reason, the driver finds the reason itself.
 		all = append(all, codes.ResourceExhausted)
 	}
 	return all
 }
 
-// making contains the operations after which the driver reads the state in the same call if the
-// answer does not tell whether the change was made. If it does not find the effect, it answers
-// UNAVAILABLE. With INTERNAL, the orchestrator would not repeat the call and lose the object.
+// If the answer to one of these operations does not tell whether the change was made, the driver
+// reads the state in the same call. If the effect is missing, it answers UNAVAILABLE: after
+// INTERNAL the orchestrator would not repeat the call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
 // open reports whether the answer does not tell whether a change was made.
@@ -369,8 +369,8 @@ func (c cell) open() bool {
 }
 
 // deniesObject reports whether the rack answers a read with "not found" although the object exists.
-// The driver then reads it again (OX-6): a call that removes the object is repeated, and a list has
-// no entry.
+// The driver reads again (OX-6). It may abort a removal, which the orchestrator then repeats, and
+// may omit the object from a list.
 func (c cell) deniesObject() bool {
 	takes := c.scenario.name == "list-a-snapshot" ||
 		strings.HasPrefix(c.scenario.name, "delete") || strings.HasPrefix(c.scenario.name, "unpublish")

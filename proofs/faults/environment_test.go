@@ -34,7 +34,7 @@ const (
 )
 
 // environment is a rack with a driver, and the objects that exist before every cell. It runs one
-// cell at a time. A step that fails ends the cell (harness.Must).
+// cell at a time. A method that fails ends the cell (harness.Must).
 type environment struct {
 	*harness.Environment
 	ctx   context.Context
@@ -42,20 +42,20 @@ type environment struct {
 	run   *harness.Run
 	ctl   csi.ControllerClient
 
-	// up is an instance that runs, and down is one that is stopped. full is stopped and has as
-	// many disks as it can have.
+	// up is an instance that runs, and down is one that is stopped. full is stopped, too, and has the
+	// maximum number of disks.
 	up, down, full string
 	// boot is the boot disk of down.
 	boot *oxide.Disk
-	// source is a volume, and snap is its snapshot. gone is a snapshot whose volume was deleted.
+	// source is a volume, and snap is a snapshot of it. gone is a snapshot whose volume was deleted.
 	source     *csi.Volume
 	snap, gone *csi.Snapshot
-	// foreign and foreignDisk are a snapshot and a disk in the other project. local is a local disk.
+	// foreign and foreignDisk are a snapshot and a disk in otherProject. local is a local disk.
 	foreign     *oxide.Snapshot
 	foreignDisk *oxide.Disk
 	local       *oxide.Disk
 	image       *oxide.Image
-	// others contains, by kind, the JSON of objects that replace the right ones in answers.
+	// others contains, by kind, the JSON of objects that replace the right objects in answers.
 	others map[string]string
 
 	// page is the path of the page of the last failed cell.
@@ -69,7 +69,7 @@ type environment struct {
 	baseState rackState
 }
 
-// newEnvironment starts an environment, which ends with the test. Then nothing may be left.
+// newEnvironment starts an environment. The test's end stops it, and fails if something is left.
 func newEnvironment(t *testing.T, p *proof.Proof, run *harness.Run) (env *environment, err error) {
 	defer harness.Catch(&err)
 	started, err := run.StartEnvironment(t.Context(), harness.RackOptions{
@@ -87,7 +87,7 @@ func newEnvironment(t *testing.T, p *proof.Proof, run *harness.Run) (env *enviro
 		tokenFile: filepath.Join(rack.Dir, "token"), tokenTime: time.Now()}
 	t.Cleanup(func() { p.Error(env.shutDown()) })
 	env.rotate()
-	// A driver that is ready has read its project, and does not do so while a cell runs.
+	// A ready driver has read its project, and does not read it again while a cell runs.
 	env.ctl = harness.Got(env.StartPlugin(env.ctx, harness.PluginOptions{Mode: harness.ModeController,
 		Env: map[string]string{"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": env.tokenFile,
 			"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})).Controller()
@@ -123,7 +123,7 @@ func (env *environment) createObjects() {
 		oxide.ImageListParams{Project: rackProject})).Items[0]
 }
 
-// fetchOtherObjects reads the objects that later replace the right ones in answers.
+// fetchOtherObjects reads the objects that replace the right objects in answers.
 func (env *environment) fetchOtherObjects() {
 	stranger := env.volume("stranger").GetVolumeId()
 	env.others = map[string]string{
@@ -136,7 +136,7 @@ func (env *environment) fetchOtherObjects() {
 	for kind, path := range env.others {
 		env.others[kind] = string(harness.Got(env.Rack.Get(env.ctx, path, nil)))
 	}
-	// The rack has only one image, one utilization and one user.
+	// The rack has only one image, one utilization and one user, so these replacements are made up.
 	env.others["image"] = altered(env.others["image"], func(fields object) {
 		fields["id"], fields["size"] = nobody, 3*gib
 	})
@@ -145,7 +145,7 @@ func (env *environment) fetchOtherObjects() {
 }
 
 // rotate writes a new token to the driver's file, without changing the file's size and time. It
-// returns the old token, which the driver still uses.
+// returns the old token, which the driver still sends.
 func (env *environment) rotate() (old string) {
 	old = fmt.Sprintf("oxide-token-%08d", env.tokens)
 	env.tokens++
@@ -154,7 +154,7 @@ func (env *environment) rotate() (old string) {
 	return old
 }
 
-// shutDown stops all processes, and returns an error if something is left.
+// shutDown stops all processes, and returns an error if an object or a goroutine is left.
 func (env *environment) shutDown() (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(env.ctx), time.Minute)
 	defer cancel()
@@ -183,13 +183,13 @@ func (env *environment) attach(disk, instance string) {
 	harness.Must(env.Rack.AttachDisk(env.ctx, disk, instance))
 }
 
-// hotplug switches what the rack does with the disks of running instances.
+// hotplug changes how the rack handles the disks of running instances.
 func (env *environment) hotplug(mode adminapi.Hotplug) {
 	harness.Must(env.Rack.Admin.Switch(env.ctx, map[string]any{"hotplug": mode}))
 }
 
-// recordWithoutDevice makes the rack record the attach of a disk to a running instance, which then
-// gets no device (docs/hot-plug.md).
+// recordWithoutDevice makes the rack record that a disk is attached to a running instance, but give
+// the instance no device (docs/hot-plug.md).
 func (env *environment) recordWithoutDevice(disk, instance string) {
 	env.hotplug(adminapi.HotplugFull.With(adminapi.RecordFirst))
 	defer env.hotplug(adminapi.HotplugFull)
@@ -218,12 +218,12 @@ func (env *environment) bootFrom(instance, disk oxide.NameOrId) {
 	}))
 }
 
-// volume makes a volume through the driver.
+// volume creates a volume through the driver.
 func (env *environment) volume(name string) *csi.Volume {
 	return env.made(harness.CreateRequest(name))
 }
 
-// attached makes a volume and attaches it to an instance.
+// attached creates a volume through the driver, and attaches its disk to an instance.
 func (env *environment) attached(instance string) *csi.Volume {
 	volume := env.volume(env.name("attached"))
 	env.attach(volume.GetVolumeId(), instance)
@@ -239,7 +239,7 @@ func (env *environment) snapshot(name, volume string) *csi.Snapshot {
 		volume))).GetSnapshot()
 }
 
-// cleanUp removes the objects of a cell, and returns an error if the rack is then not as before it.
+// cleanUp removes the objects of a cell, and returns an error unless the rack then has baseState.
 func (env *environment) cleanUp() (err error) {
 	defer harness.Catch(&err)
 	now := env.state()
@@ -269,8 +269,8 @@ func (env *environment) deleteSnapshot(id string) {
 		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}))
 }
 
-// restoreRequest returns a request for a volume from a snapshot, with that block size; ""
-// allows any.
+// restoreRequest returns a request for a volume from a snapshot with the given block size. "" means
+// any block size.
 func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 	req := harness.FromSnapshot(harness.CreateRequest(name), snapshot)
 	if blockSize != "" {
@@ -279,12 +279,12 @@ func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 	return req
 }
 
-// rackState is the complete state of the rack. The keys are "disk" and "snapshot" with the
-// orchestrator's name or, if there is none, its own; "device" with a serial, for the number of loop
-// devices; and "storage", for the bytes that the silo uses.
+// rackState is the complete state of the rack. "disk NAME" and "snapshot NAME" are objects, with
+// the orchestrator's name if they have one. "device SERIAL" is a number of loop devices. "storage"
+// is the number of bytes that the silo uses.
 type rackState map[string]item
 
-// item is a disk, a snapshot with the disk that it is From, or a number.
+// item describes a disk or a snapshot, where From is the ID of its source, or has a number as Size.
 type item struct {
 	ID, Name, State, At, From string
 	Size                      int64
@@ -295,7 +295,7 @@ func (state rackState) add(name string, more int64) {
 	state[name] = item{Size: state[name].Size + more}
 }
 
-// fresh replaces the IDs of objects that did not exist when the cell began.
+// fresh stands for the ID of each object that did not exist when the cell began.
 const fresh = "new"
 
 func (env *environment) state() rackState {
@@ -322,7 +322,7 @@ func (env *environment) state() rackState {
 	return all
 }
 
-// insert adds an object. If the name is taken, insert adds a number to it.
+// insert adds an object. If another object has the name, insert adds a number to the name.
 func (state rackState) insert(name string, object item) {
 	free := name
 	for n := 2; state[free].ID != ""; n++ {
@@ -331,7 +331,7 @@ func (state rackState) insert(name string, object item) {
 	state[free] = object
 }
 
-// since returns the state with the ID fresh for all objects that an earlier state does not have.
+// since returns the state in which all objects that the earlier state lacks have the ID fresh.
 func (state rackState) since(earlier rackState) rackState {
 	now, known := maps.Clone(state), map[string]bool{"": true}
 	for _, object := range earlier {

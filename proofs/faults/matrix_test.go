@@ -34,14 +34,14 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// wholeRacks is the number of racks, and shortRacks that of the short form. Each runs one cell at a
-// time, which mostly waits.
+// wholeRacks is the number of racks, and shortRacks the number in the short form. Each rack runs
+// one cell at a time, which mostly waits.
 const (
 	wholeRacks = 6
 	shortRacks = 2
 )
 
-// only is the environment variable with a pattern of the cells to run alone.
+// only is an environment variable. If it is set, only cells with matching names run.
 const only = "FAULTS_CELL"
 
 func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10, B-43, OX-8
@@ -70,21 +70,21 @@ func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10
 	}
 }
 
-// matrix is a run of the cells.
+// matrix chooses cells and runs them.
 type matrix struct {
 	t            *testing.T
 	proof        *proof.Proof
 	environments []*environment
-	// pairs contains the operations of all scenarios, as cells without a phase and an answer.
+	// pairs contains each scenario with each of its operations, as cells without phase and answer.
 	pairs []cell
-	// all is the number of all cells. cells contains the cells of this run.
+	// all is the number of possible cells, and cells contains those of this run.
 	all    int
 	cells  []cell
 	passed atomic.Int64
 }
 
-// observe finds the operations of each scenario. It reports an error unless together they are the
-// operations of the driver's source.
+// observe finds the operations that each scenario uses. Together they must be the operations that
+// the driver's source uses.
 func (m *matrix) observe(used []string) {
 	m.t.Helper()
 	var mu sync.Mutex // guards m.pairs and seen
@@ -116,7 +116,7 @@ func (m *matrix) observe(used []string) {
 	}
 }
 
-// share calls do for each job, on each rack for one after the other.
+// share calls do for each job. The environments share the jobs, and each does one at a time.
 func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
 	return harness.Share(len(m.environments), all, func(i int, jobs <-chan J) error {
 		var errs []error
@@ -127,12 +127,12 @@ func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
 	})
 }
 
-// sampledPhases is the number of phases in which each operation and answer is tried, except in the
-// long form.
+// sampledPhases is the number of phases in which the test tries each operation and answer, except
+// in the long form.
 const sampledPhases = 2
 
-// choose chooses for each operation and answer one call in some of the phases. In the long form it
-// chooses all cells, and in the short form one for each operation.
+// choose chooses one call in some phases for each operation and answer. In the long form it chooses
+// all cells, and in the short form one cell for each operation.
 func (m *matrix) choose() {
 	m.t.Helper()
 	var all []cell
@@ -181,7 +181,7 @@ func (m *matrix) choose() {
 	}
 }
 
-// some returns up to n cells of each kind, with different phases.
+// some returns up to n cells of each kind, all in different phases.
 func some(all []cell, n int, kind func(cell) string) (chosen []cell) {
 	taken := map[string][]phase{}
 	for _, c := range all {
@@ -215,7 +215,7 @@ func (c cell) repetition(env *environment) string {
 	return fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed)
 }
 
-func TestACellWithAWrongCodeFailsAndIsDrawn(t *testing.T) {
+func TestAWrongCodeFailsTheCellAndGetsAFailurePage(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	env, err := newEnvironment(t, p, harness.RunFor(t))
 	p.Fatal(err)
@@ -229,7 +229,7 @@ func TestACellWithAWrongCodeFailsAndIsDrawn(t *testing.T) {
 		"CreateVolume"))
 }
 
-// background is an operation that the controller uses for a metric, and that no call uses.
+// background is an operation that the controller uses for a metric, but in no call.
 const background = "current_user_access_token_list"
 
 // driverOperations returns the operations that the driver's source uses, with the API's names:
@@ -265,7 +265,7 @@ func driverOperations(t *testing.T) []string {
 	return slices.Sorted(maps.Keys(asked))
 }
 
-// selected matches a method or a field in Go source, and humps a border of two words in its name.
+// selected matches a selector such as .DiskView in Go source, and humps a word boundary in it.
 var (
 	selected = regexp.MustCompile(`\.\s*([A-Z]\w+)`)
 	humps    = regexp.MustCompile(`([a-z])([A-Z])`)
@@ -289,11 +289,11 @@ func (c cell) String() string {
 	return strings.Join(parts, "/")
 }
 
-// otherRacks are the racks on which the cells of attach and detach run, too.
+// otherRacks are hot-plug modes with which the cells of attach and detach run, too.
 var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
 	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
 
-// on returns the cell on another rack, with the code that its call has there without a fault.
+// on returns the cell for another rack. Its call may have another code without a fault there.
 func (c cell) on(rack adminapi.Hotplug) cell {
 	c.hotplug = rack
 	switch {
@@ -306,7 +306,7 @@ func (c cell) on(rack adminapi.Hotplug) cell {
 	return c
 }
 
-// The deadlines of a call whose answer is slow, and of any other call.
+// A call whose answer is slow has the deadline shortLimit. Every other call has longLimit.
 const (
 	shortLimit = 250 * time.Millisecond
 	longLimit  = 20 * time.Second
@@ -315,8 +315,8 @@ const (
 // errNotFired means that the call ended before it made the request that the fault affects.
 var errNotFired = errors.New("the fault did not apply")
 
-// run runs a cell. If the deadline passes before the faulty request is made, run repeats the cell
-// with twice the deadline.
+// run runs a cell. If the deadline passes before the driver makes the faulty request, run repeats
+// the cell with twice the deadline.
 func (c cell) run(env *environment) error {
 	limit := longLimit
 	if c.answer.code == codes.DeadlineExceeded {
@@ -327,7 +327,7 @@ func (c cell) run(env *environment) error {
 		err := c.runOnce(env, limit)
 		ended := time.Now()
 		if err != nil {
-			// No fault of this cell may affect the next one.
+			// The faults of this cell must not affect the next cell.
 			err = errors.Join(err, env.Rack.Admin.ClearFaults(env.ctx),
 				env.Rack.Admin.RunDeferred(env.ctx))
 		}
@@ -344,7 +344,7 @@ func (c cell) run(env *environment) error {
 	}
 }
 
-// cellRun is a run of a cell, with the states of the rack before it and as it must be after it.
+// cellRun is a run of a cell. start and want are the rack's states before and after a correct call.
 type cellRun struct {
 	cell
 	*environment
@@ -417,8 +417,7 @@ func (r *cellRun) callOnce(limit time.Duration) (proto.Message, error) {
 	return answer, err
 }
 
-// checkResult checks that the call's code is an allowed one, and that the rack's state agrees with
-// the code.
+// checkResult fails if the call's code is not allowed, or if the rack's state contradicts the code.
 func (r *cellRun) checkResult() {
 	code := status.Code(r.err)
 	if allowed := r.allowed(); !slices.Contains(allowed, code) {
@@ -442,8 +441,8 @@ func (r *cellRun) checkResult() {
 func (r *cellRun) now() rackState { return r.state().since(r.start) }
 
 // repeat makes the call again, as an orchestrator does, until the driver knows the effect of the
-// first one. It fails unless the call has its effect and, if the first call succeeded, the same
-// answer. what names the call in errors.
+// first call. It fails unless the call has its effect. If the first call succeeded, the answers
+// must be equal. what names the call in errors.
 func (r *cellRun) repeat(what string) {
 	var again proto.Message
 	var err error
@@ -464,7 +463,7 @@ func (r *cellRun) repeat(what string) {
 	r.checkState(what)
 }
 
-// checkState fails unless the rack has the state that the call must have as its effect.
+// checkState fails unless the rack has the state to which the call must lead.
 func (r *cellRun) checkState(what string) {
 	if difference := r.now().differs(r.want); difference != "" {
 		fail("%s: the rack has (+) where it should have (-):\n%s", what, difference)

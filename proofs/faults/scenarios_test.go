@@ -10,23 +10,23 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// effect is the request of a prepared call, with the state that the rack must have after the call.
+// effect is the request of a prepared call, with the state to which the call must lead.
 type effect struct {
 	request proto.Message
-	// apply changes the state as the call does. Nil means that the call changes nothing.
+	// apply changes the state as the call must. Nil means that the call changes nothing.
 	apply func(rackState)
 }
 
 // call returns the effect of a call that changes nothing.
 func call(request proto.Message) effect { return effect{request: request} }
 
-// always prepares nothing before a call that changes nothing.
+// always returns a preparation that does nothing, for a request that changes nothing.
 func always(request proto.Message) func(*environment) effect {
 	return func(*environment) effect { return call(request) }
 }
 
-// createEffect returns the effect of a call that makes a disk of 1 GiB, with the block size of
-// its source.
+// createEffect returns the effect of a request that creates a disk of 1 GiB. The ID of the disk's
+// source is from, or "" for a blank disk.
 func createEffect(s *environment, req *csi.CreateVolumeRequest, from string) effect {
 	return effect{request: req, apply: func(state rackState) {
 		state["disk "+req.GetName()] = item{ID: fresh, State: "detached", From: from,
@@ -38,7 +38,7 @@ func createEffect(s *environment, req *csi.CreateVolumeRequest, from string) eff
 // madeBlocks maps whether a disk is made from an image to the disk's block size.
 var madeBlocks = map[bool]int{true: 512, false: 4096}
 
-// removes returns the effect of a call that deletes the volume or the snapshot of that name.
+// removes returns the effect of a request that deletes the volume or the snapshot with the name.
 func removes(name string, req proto.Message) effect {
 	return effect{request: req, apply: func(state rackState) {
 		delete(state, "disk "+name)
@@ -47,7 +47,7 @@ func removes(name string, req proto.Message) effect {
 	}}
 }
 
-// moves returns the effect of a call that attaches the disk of that name to an instance, or
+// moves returns the effect of a request that attaches the disk with the name to an instance, or
 // detaches it if the instance is "". A running instance gets a device.
 func (s *environment) moves(name, to string, req proto.Message) effect {
 	return effect{request: req, apply: func(state rackState) {
@@ -62,14 +62,14 @@ func (s *environment) moves(name, to string, req proto.Message) effect {
 	}}
 }
 
-// publishEffect returns the effect of a call that attaches a new volume.
+// publishEffect creates a volume, and returns the effect of a request that attaches it.
 func publishEffect(s *environment, node string) effect {
 	name := s.name("publish")
 	return s.moves(name, node, harness.PublishRequest(s.volume(name), node))
 }
 
-// unpublishEffect returns the effect of a call that detaches a new volume from the node to which
-// attach has attached it.
+// unpublishEffect creates a volume, attaches it to an instance with attach, and returns the effect
+// of a request that detaches it.
 func unpublishEffect(s *environment, attach func(disk, instance string), from, node string) effect {
 	name := s.name("unpublish")
 	id := s.volume(name).GetVolumeId()
@@ -81,10 +81,10 @@ func unpublish(id, node string) *csi.ControllerUnpublishVolumeRequest {
 	return &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node}
 }
 
-// serial returns the part of a disk's name that a guest sees.
+// serial returns the part of a disk's name that a guest sees as the serial.
 func serial(name string) string { return name[:min(len(name), 20)] }
 
-// scenario is a CSI call in a situation.
+// scenario is a CSI call, with the state of the rack in which it is made.
 type scenario struct {
 	name string
 	// want is the code of the call without a fault.
@@ -218,7 +218,7 @@ var readScenarios = []scenario{
 	}},
 }
 
-// attachScenarios are scenarios that attach or detach.
+// attachScenarios are scenarios that attach or detach volumes.
 var attachScenarios = []scenario{
 	{"publish", codes.OK, func(s *environment) effect { return publishEffect(s, s.down) }},
 	{"publish-to-a-running-node", codes.OK,

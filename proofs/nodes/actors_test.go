@@ -37,7 +37,7 @@ import (
 // These functions simulate the programs of a cluster: attacher, controllers, kubelets, and a
 // program that starts stopped instances.
 
-// attacher tries every attachment that is not done once, like external-attacher with the driver.
+// attacher tries each unfinished attachment once, like external-attacher with the driver.
 func (w *testCluster) attacher() {
 	states := w.states()
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
@@ -86,7 +86,7 @@ func (w *testCluster) attacher() {
 	}
 }
 
-// attachOnce attaches a disk, unless the rack shows it as attached, like the driver.
+// attachOnce attaches a disk if the rack does not show it as attached, like the driver.
 func (w *testCluster) attachOnce(p oxide.InstanceDiskAttachParams) error {
 	attached, err := w.rack.Client.InstanceDiskListAllPages(w.ctx,
 		oxide.InstanceDiskListParams{Instance: p.Instance})
@@ -99,7 +99,7 @@ func (w *testCluster) attachOnce(p oxide.InstanceDiskAttachParams) error {
 	return err
 }
 
-// explain returns the driver's message for a refusal.
+// explain returns the message with which the driver reports an error of the rack.
 func explain(err error) string {
 	var answer *oxide.HTTPError
 	if errors.As(err, &answer) && answer.HTTPResponse.StatusCode == http.StatusBadRequest {
@@ -109,8 +109,8 @@ func explain(err error) string {
 	return "rpc error: code = Unavailable desc = RackUnavailable: the rack does not answer"
 }
 
-// controllers create attachments, and delete those of pods that are gone. They create pods
-// again and update the budgets.
+// controllers creates attachments for pods, deletes attachments without a pod, ends and recreates
+// deleted pods, and updates the budgets.
 func (w *testCluster) controllers() {
 	alive := w.alive()
 	wanted := map[string]string{} // the node for each volume
@@ -142,7 +142,7 @@ func (w *testCluster) controllers() {
 	w.budgets()
 }
 
-// end ends a pod that has a deletion timestamp, and creates it again on another node.
+// end ends a deleted pod. It creates a pod of an owner, without a volume, again on another node.
 func (w *testCluster) end(p *corev1.Pod) {
 	if p.DeletionTimestamp == nil || w.stuck {
 		return
@@ -166,8 +166,8 @@ func (w *testCluster) end(p *corev1.Pod) {
 
 var apps = []string{"db", "web"}
 
-// most returns how many pods of an app may be unavailable. After the repairs it is at least the
-// number of pods on each node, so that each node can be stopped.
+// most returns how many pods of an app may be unavailable. After mend it is at least the number of
+// pods on each node, so that each node can be stopped.
 func (w *testCluster) most(app string) int {
 	most, on, healthies := 2, map[string]int{}, 0
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -184,15 +184,15 @@ func (w *testCluster) most(app string) int {
 	switch {
 	case w.noEviction:
 		return 0
-	// Few pods are healthy, because others were lost with their nodes. With the usual budget no node
-	// could be stopped any more.
+	// Only few pods are healthy, because the others were lost with their nodes. With the usual budget,
+	// no node could be stopped any more.
 	case w.mended && healthies <= most:
 		return 100
 	}
 	return most
 }
 
-// budgets updates the number of disruptions that each PodDisruptionBudget allows.
+// budgets updates how many disruptions each PodDisruptionBudget allows.
 func (w *testCluster) budgets() {
 	for _, app := range apps {
 		expected, current := int32(0), int32(0)
@@ -224,8 +224,8 @@ func (w *testCluster) alive() map[string]bool {
 	return alive
 }
 
-// kubelets reports nodes and pods. For a node without a working kubelet, it reports what
-// Kubernetes does: the node and its pods are lost.
+// kubelets updates the status of nodes and pods. If a kubelet does not work, its node becomes
+// Unknown and its pods become unready, as Kubernetes does it.
 func (w *testCluster) kubelets() {
 	attached := map[string]bool{}
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
@@ -268,7 +268,7 @@ func (w *testCluster) kubelets() {
 	w.budgets()
 }
 
-// runJob advances the pod of a Job: it begins with an init container, runs, and ends.
+// runJob advances the pod of a Job: it runs an init container, then its containers, and ends.
 func (w *testCluster) runJob(p *corev1.Pod, ready bool) {
 	if p.Spec.RestartPolicy != corev1.RestartPolicyNever || !ready {
 		return
@@ -299,7 +299,7 @@ func (w *testCluster) starts() {
 	}
 }
 
-// pass advances the clock. Delayed requests reach the rack when they are due.
+// pass advances the clock, and sends the delayed requests that are due.
 func (w *testCluster) pass(d time.Duration) {
 	end := w.clock.Add(d)
 	w.onWay = slices.DeleteFunc(w.onWay, func(r onWay) bool {
@@ -316,18 +316,18 @@ func (w *testCluster) pass(d time.Duration) {
 	w.starts()
 }
 
-// startsAfter is the time from a stop of an instance to its start by the controller of Cluster
-// API's provider.
+// startsAfter is how long after an instance's stop the controller of Cluster API's provider starts
+// the instance.
 const startsAfter = 10 * time.Second
 
-// threads is the number of the attacher's worker threads in the chart. callTime is the duration of
-// each of its calls for another node while the attacher is busy.
+// threads is the number of the attacher's worker threads in the chart. While the attacher is busy,
+// each of its calls for other nodes takes callTime.
 const (
 	threads  = 32
 	callTime = 500 * time.Millisecond
 )
 
-// queue is the queue of external-attacher: each of its workers tries one attachment at a time. An
+// queue is the queue of external-attacher. Each worker tries one attachment at a time. An
 // attachment is added when it is created or annotated, and after each failure when its backoff is
 // over.
 type queue struct {
@@ -336,7 +336,7 @@ type queue struct {
 	attached chan time.Duration // the time from the instance's stop
 }
 
-// follow adds the attachments that are created or annotated.
+// follow adds attachments to the queue when they are created or annotated.
 func (q *queue) follow(ctx context.Context, kube *keeper.Cluster) {
 	watch := harness.Got(kube.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{}))
 	defer watch.Stop()
@@ -373,7 +373,7 @@ func (q *queue) work(ctx context.Context) {
 	}
 }
 
-// try tries an attachment as the driver does.
+// try tries to attach a disk, as the driver does.
 func (q *queue) try(name string) {
 	a, ok := keepertest.Get[*storagev1.VolumeAttachment](q.w.api, "", name)
 	if !ok || a.Status.Attached {
@@ -396,7 +396,7 @@ func (q *queue) try(name string) {
 	q.attached <- time.Since(*instance.TimeRunStateUpdated)
 }
 
-// onStop calls a function when a stop is requested.
+// onStop calls do before it sends a request to stop an instance.
 type onStop struct {
 	http.RoundTripper
 	do func()
@@ -410,8 +410,8 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // wake lets a keeper stop an instance in real time, and returns how long after the stop the
-// attacher has attached the disk. When the stop is requested, the attacher gets so many other calls
-// to make, and a program starts the instance ten seconds later.
+// attacher attached the disk. At the stop the attacher gets others more calls to make. Ten seconds
+// later a program starts the instance.
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)
@@ -465,7 +465,7 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	}
 }
 
-func TestTheWokenAttacherIsFasterThanAProgramThatStartsTheInstance(t *testing.T) { // D-61
+func TestTheAttacherAttachesBeforeAProgramStartsTheInstance(t *testing.T) { // D-61
 	p := proof.New(t, "keeper-wake")
 	rack, _ := startRack(t)
 	many, busyCalls := 20, 10*threads
@@ -487,10 +487,10 @@ func TestTheWokenAttacherIsFasterThanAProgramThatStartsTheInstance(t *testing.T)
 	}
 }
 
-// A rack that records an attach first may leave a volume attached without a device. To Kubernetes
-// the volume is attached, so the keeper stops no node for it, until somebody deletes the pod: then
-// the detach needs a stop, and the next pod has its device (D-61, docs/hot-plug.md).
-func TestTheStopForADetachHealsAVolumeWithoutADevice(t *testing.T) { // D-61
+// A rack that records an attach first may leave a volume attached without a device. For Kubernetes
+// the volume is attached, so the keeper stops no instance for it. When somebody deletes the pod,
+// the detach needs a stop. Then the next pod gets the device (D-61, docs/hot-plug.md).
+func TestDeletingThePodRepairsAVolumeWithoutADevice(t *testing.T) { // D-61
 	rack, _ := startRack(t)
 	w := newTestCluster(t.Context(), t, rack)
 	defer func() { harness.Must(w.clear()) }()

@@ -18,11 +18,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// This file checks the promises at every request of a keeper. It computes itself what it compares
-// with: from the keeper it uses only the names of labels and annotations, and the format of the
-// record.
+// This file checks the keeper's promises at each request of a keeper. It computes the expected
+// values itself, and takes from the keeper only the names of labels and annotations and the format
+// of the record.
 
-// recorded contains the fields of a record that the proof uses.
+// recorded contains the fields of a keeper's record that the checks use.
 type recorded struct {
 	Step     string `json:"step"`
 	Instance string `json:"instance"`
@@ -31,7 +31,7 @@ type recorded struct {
 	Volumes map[string]any `json:"volumes"`
 }
 
-// recordsIn returns the operations in progress that a ConfigMap records, by node. If a Node was
+// recordsIn returns the operations in progress in a ConfigMap with records, by node. If a Node was
 // deleted during an operation and created again, it returns the operation of the new Node.
 func (w *testCluster) recordsIn(m *corev1.ConfigMap) map[string]*recorded {
 	all := map[string]*recorded{}
@@ -60,22 +60,22 @@ func (w *testCluster) records() map[string]*recorded {
 
 const namespaceOfRecords = "oxide"
 
-// operation is the observed state of the operations on a node.
+// operation contains what the checks have observed of a node's present and last operation.
 type operation struct {
 	began, ended time.Time
-	// asked reports whether a keeper has asked for the instance's stop. sets are the StatefulSets
-	// whose pods stop.
+	// asked is set if a keeper has requested the instance's stop. sets are the StatefulSets whose pods
+	// end with the stop.
 	asked bool
 	sets  []string
 	// stopper is the keeper that has asked for the stop.
 	stopper *replica
-	// stopped is the end of the last operation with a stop, and stoppedSets are its StatefulSets.
+	// stopped is when the last operation with a stop ended, and stoppedSets are its StatefulSets.
 	stopped     time.Time
 	stoppedSets []string
 }
 
-// late is the time after an operation within which the keeper starts an instance that a late
-// request has stopped.
+// late is how long after an operation the keeper starts an instance again that a delayed request
+// has stopped.
 const late = 2 * time.Minute
 
 func (w *testCluster) checkState() {
@@ -161,7 +161,7 @@ func (w *testCluster) checkStop(k *replica, name string) {
 	}
 }
 
-// checkJobs checks that a stop ends no pod of a Job, which would not be created again.
+// checkJobs checks that a stop ends no running pod of a Job, which no controller creates again.
 func (w *testCluster) checkJobs(name string) {
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		if p.Spec.NodeName == name && running(p) && !w.stale && !w.raced {
@@ -195,7 +195,7 @@ func (w *testCluster) countStop(k *replica, name string, r *recorded) {
 	}
 }
 
-// registered returns the instance with which the driver of a node is registered.
+// registered returns the instance with which a node's driver is registered, or "".
 func (w *testCluster) registered(name string) string {
 	c, ok := keepertest.Get[*storagev1.CSINode](w.api, "", name)
 	if !ok || len(c.Spec.Drivers) == 0 || c.OwnerReferences[0].UID != w.node(name).UID {
@@ -204,7 +204,7 @@ func (w *testCluster) registered(name string) string {
 	return c.Spec.Drivers[0].NodeID
 }
 
-// ready returns a Node's only condition, or an empty one.
+// ready returns the first condition of a Node, or an empty one if the Node has none.
 func ready(n *corev1.Node) corev1.NodeCondition {
 	if len(n.Status.Conditions) == 0 {
 		return corev1.NodeCondition{}
@@ -212,8 +212,8 @@ func ready(n *corev1.Node) corev1.NodeCondition {
 	return n.Status.Conditions[0]
 }
 
-// checkClusterRequest checks the promises for a change that a keeper makes in the cluster. The
-// caller has to call the returned function if the change is made.
+// checkClusterRequest checks a change that a keeper requests in the cluster. The caller must call
+// made after the change was applied.
 func (w *testCluster) checkClusterRequest(k *replica, r keepertest.KubeRequest) (made func()) {
 	if r.Subresource == "eviction" {
 		p, ok := keepertest.Get[*corev1.Pod](w.api, r.Namespace, r.Name)
@@ -241,8 +241,8 @@ func (w *testCluster) checkClusterRequest(k *replica, r keepertest.KubeRequest) 
 	return func() {}
 }
 
-// checkRecords checks what a keeper records. The caller has to call the returned function if the
-// change is made.
+// checkRecords checks a change of the keepers' records. The caller must call made after the change
+// was applied.
 func (w *testCluster) checkRecords(k *replica, r keepertest.KubeRequest) (made func()) {
 	made = func() {}
 	var next corev1.ConfigMap
@@ -305,8 +305,8 @@ func (w *testCluster) checkBegin(k *replica, n *corev1.Node, name string,
 	return func() { o.began, o.asked, o.sets, o.stopper = w.clock, false, nil, nil }
 }
 
-// checkEnd checks that the instance runs at the end of an operation, unless somebody else has
-// stopped it.
+// checkEnd checks that the instance runs at the end of an operation, unless a person has stopped
+// it.
 func (w *testCluster) checkEnd(name string, r *recorded) (made func()) {
 	o := w.operations[name]
 	if state := w.states()[name]; r.Step != "Draining" && state != oxide.InstanceStateRunning &&
@@ -334,8 +334,8 @@ func (w *testCluster) statefulSets(name string) []string {
 	return sets
 }
 
-// checkBudgets checks that a stop of a node violates no budget. A pod that waits for its volume,
-// and so has never run there, does not count as unavailable.
+// checkBudgets checks that stopping a node violates no disruption budget. A pod that waits for its
+// volume has never run on its node, and does not count as unavailable.
 func (w *testCluster) checkBudgets(name string) {
 	if w.stale || w.raced {
 		return

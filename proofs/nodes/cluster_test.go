@@ -31,71 +31,71 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// names are the names of the nodes, and also of the instances. A keeper runs on each of the
-// first two nodes.
+// names are the names of the nodes and of their instances. A keeper runs on each of the first two
+// nodes.
 var names = []string{"a", "b", "c"}
 
-// testCluster is the environment of a history.
+// testCluster is a simulated cluster on a simulated rack, with two keepers and all disturbances.
 type testCluster struct {
 	t     keepertest.T
 	ctx   context.Context
 	rack  *harness.Rack
 	api   *keepertest.Server
 	clock time.Time
-	// keepers are the two replicas. If one is killed, another one with the same name replaces it.
+	// keepers are the two replicas. restart replaces a killed one by a new one with the same name.
 	keepers [2]*replica
 	leader  int
 
 	volumes int
 	pods    int
 	disks   map[string]string // the disk of each PersistentVolume
-	// configs are the configurations with which the replicas are started.
+	// configs are the configurations of the two replicas.
 	configs [2]keeper.Config
-	// byHand contains the nodes that a person has cordoned, dead those whose kubelet does not come
-	// back, and lying those whose kubelet reports while the instance is stopped.
+	// byHand contains the nodes that a person has cordoned. The kubelets of dead nodes never report,
+	// and those of lying nodes report even while the instance is stopped.
 	byHand, dead, lying map[string]bool
-	// corrupted reports whether somebody has corrupted the records.
+	// corrupted is set if a person has corrupted the keepers' records.
 	corrupted bool
-	// byPeople contains, by instance, the time at which a person stopped it, or did something that may
-	// leave it stopped.
+	// byPeople contains the instances that a person has stopped, or may have left stopped, with the
+	// time.
 	byPeople map[string]time.Time
-	// destroyed contains the instances that the rack does not show any more. hidden means that the
-	// token has lost its rights.
+	// destroyed contains the instances that the rack does not show any more. hidden is set while the
+	// keepers' token has no rights, so that they see no instance.
 	destroyed map[string]bool
 	hidden    bool
-	// noEviction makes the budget allow nothing. stuck makes pods never end. lagging means that
-	// dead kubelets are not noticed.
+	// noEviction makes the budgets allow no disruption. stuck keeps deleted pods from ending. lagging
+	// keeps Kubernetes from noticing that a kubelet is dead.
 	noEviction, stuck, lagging bool
 	// outage is the time at which the API server is available again. starter runs a program that
-	// starts every stopped instance, ten seconds after its last check.
+	// checks every ten seconds, last at looked, and starts all stopped instances.
 	outage  time.Time
 	starter bool
 	looked  time.Time
-	// mended reports that all disturbances have ended.
+	// mended is set when all disturbances have ended.
 	mended bool
-	// hotplug is the time since which the rack has hot-plug, and hotAttach that since which it
-	// attaches disks to running instances.
+	// The rack attaches disks to running instances since hotAttach, and also detaches them since
+	// hotplug.
 	hotplug, hotAttach time.Time
-	// failing contains how the requests to a resource, or to an operation of the rack, fail.
+	// failing maps a Kubernetes resource or an operation of the rack to the failure of its requests.
 	failing map[string]failure
-	// refused contains the errors with which the driver refuses to attach or detach volumes.
+	// refused maps a volume to the error with which the driver refuses to attach or detach it.
 	refused map[string]string
-	// delays contains the delay of the next request for an operation of the rack.
+	// delays maps an operation of the rack to the delay of its next request.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes maps the time of an instance's change by the rack's clock to its time by the history's.
+	// changes maps the rack's time of an instance's change to the time of the history's clock.
 	changes map[string]time.Time
-	// stale reports that a keeper has acted on a state that it read before another keeper acted.
-	// raced reports that something else has changed during a round.
+	// stale is set if a keeper may act on what it read before the other keeper acted, and raced if a
+	// disturbance happened within a round. Most checks are then skipped.
 	stale, raced bool
-	// made is called when a change that a keeper has asked for is made.
+	// made is called after the API server has applied the change that a keeper requested.
 	made       func()
 	operations map[string]*operation
-	// causes contains the stops of instances, by the volume for which they were stopped. It is
-	// emptied when a person permits further stops. mostStops is the highest number of stops for a
-	// volume within a day.
+	// causes maps a volume to the stops of instances for this volume. ask empties it, because a person
+	// then permits further stops. mostStops is the highest number of stops for one volume within a
+	// day.
 	causes map[string][]stop
-	// ends contains, by pod, the time at which the pod of a Job ends.
+	// ends maps the pod of a Job to the time at which the pod ends.
 	ends      map[string]time.Time
 	mostStops int
 	counts    map[string]int
@@ -115,8 +115,8 @@ type replica struct {
 	cut  func()
 }
 
-// gate calls act at a certain change that a keeper makes, or at a certain request: before it
-// reaches the cluster or the rack, or after it was applied there.
+// gate calls act once: at the keeper's at-th change or, if reads is set, at its at-th request. act
+// runs before the request is sent or, if after is set, after the change was applied.
 type gate struct {
 	at     int
 	after  bool
@@ -145,7 +145,7 @@ var errKilled = errors.New("the keeper is dead")
 
 var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 
-// pass is called before and after each change, and before each read.
+// pass must be called before and after each change, and before each read.
 func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil
@@ -157,7 +157,7 @@ func (g *gate) pass(read, after bool) error {
 	return nil
 }
 
-// newTestCluster makes a cluster of three nodes on a rack whose instances run and have no disks.
+// newTestCluster makes a cluster of three nodes. The rack's instances must run and have no disks.
 func newTestCluster(ctx context.Context, t keepertest.T, r *harness.Rack) *testCluster {
 	r.History.Begin()
 	w := &testCluster{t: t, ctx: ctx, rack: r, clock: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC),
@@ -188,8 +188,8 @@ func (w *testCluster) calm() {
 	w.refused = map[string]string{}
 }
 
-// join creates a Node, and registers its driver. The record of an earlier Node's last operation is
-// lost with it. If a stop is still delayed then, people have to repair its effect.
+// join creates a Node, and registers its driver. An earlier Node's record of its last operation is
+// lost. If the operation's stop request is still delayed, people have to repair its effect.
 func (w *testCluster) join(name string) {
 	w.operations[name] = &operation{}
 	for volume, stops := range w.causes {
@@ -213,7 +213,7 @@ func (w *testCluster) register(name, instance string) {
 	keepertest.Put(w.api, c)
 }
 
-// windowLength is the length of a keeper's window, which begins at the full hour.
+// windowLength is the length of a keeper's maintenance window, which begins at each full hour.
 const windowLength = 10 * time.Minute
 
 // config returns a configuration with shorter intervals than the defaults.
@@ -224,7 +224,7 @@ func config(node string) keeper.Config {
 	return c
 }
 
-// restart starts a keeper that replaces another one.
+// restart starts a new keeper as replica i.
 func (w *testCluster) restart(i int) {
 	k := &replica{node: names[i]}
 	name := fmt.Sprintf("keeper-%d", i)
@@ -244,8 +244,8 @@ func (w *testCluster) restart(i int) {
 	w.keepers[i] = k
 }
 
-// waiting waits until the cluster has answered a request, even if the sender's time is over: what a
-// gate does within the request must not continue beside the keeper.
+// waiting waits for the cluster's answer even if the request's context has ended. Otherwise the act
+// of a gate, which runs within the request, would run at the same time as the keeper.
 type waiting struct{ http.RoundTripper }
 
 func (w waiting) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -264,7 +264,7 @@ type gatedTransport struct {
 	i int
 }
 
-// RoundTrip sends a request, unless the keeper dies before it.
+// RoundTrip sends a request of a keeper, or returns an error if the keeper was killed.
 func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	w := g.w
 	if w.keepers[g.i] != g.k {
@@ -298,8 +298,8 @@ func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// hinder returns the result of a request that a disturbance keeps from the rack, or nothing if
-// there is none.
+// hinder returns an answer or an error if a disturbance keeps the request from the rack, or nothing
+// otherwise.
 func (w *testCluster) hinder(to http.RoundTripper, r *http.Request) (*http.Response, error) {
 	operation := "view"
 	if r.Method != http.MethodGet {
@@ -345,7 +345,7 @@ func answer(status int, code string) *http.Response {
 			`{"error_code": %q, "message": "no", "request_id": "1"}`, code)))}
 }
 
-// fails returns the error of the next request for something, or nil.
+// fails returns the error of the next request for a resource or an operation, or nil.
 func (w *testCluster) fails(what string) error {
 	f := w.failing[what]
 	if f.times == 0 {
@@ -378,7 +378,7 @@ func (w *testCluster) inTime(response *http.Response) (*http.Response, error) {
 	return response, nil
 }
 
-// changed returns the time by the history's clock at which a change of an instance was first seen.
+// changed returns when, by the history's clock, an instance's change was first seen.
 func (w *testCluster) changed(rack time.Time) time.Time {
 	key := rack.UTC().String()
 	if _, known := w.changes[key]; !known {
@@ -387,7 +387,7 @@ func (w *testCluster) changed(rack time.Time) time.Time {
 	return w.changes[key]
 }
 
-// intercept passes each change of a keeper in the cluster through the keeper's gate.
+// intercept calls the keeper's gate for each change that a keeper makes in the cluster.
 func (w *testCluster) intercept(r keepertest.KubeRequest) error {
 	k := w.sender(r)
 	if k == nil || r.Resource == "events" {
@@ -412,7 +412,7 @@ func (w *testCluster) intercept(r keepertest.KubeRequest) error {
 	return k.gate.pass(false, true)
 }
 
-// interceptRead passes each read of a keeper through the keeper's gate, or makes it fail.
+// interceptRead calls the keeper's gate for each read of a keeper in the cluster, or makes it fail.
 func (w *testCluster) interceptRead(r keepertest.KubeRequest) error {
 	k := w.sender(r)
 	if k == nil {
@@ -440,7 +440,7 @@ func (w *testCluster) sender(r keepertest.KubeRequest) *replica {
 
 func (w *testCluster) count(what string) { w.counts[what]++ }
 
-// log adds a line to the transcript, unless the last line has the same text.
+// log adds a line to the transcript, unless the last line ends with the same text.
 func (w *testCluster) log(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if len(w.lines) == 0 || !strings.HasSuffix(w.lines[len(w.lines)-1], text) {
@@ -458,7 +458,7 @@ func (w *testCluster) breaks(format string, args ...any) {
 	w.broken = append(w.broken, fmt.Sprintf(format, args...))
 }
 
-// states returns the instances' states. No fault affects this request.
+// states returns the states of the instances. No disturbance affects its request.
 func (w *testCluster) states() map[string]oxide.InstanceState {
 	page := harness.Got(w.rack.Client.InstanceList(w.ctx,
 		oxide.InstanceListParams{Project: oxide.NameOrId(w.rack.Project)}))
@@ -516,8 +516,8 @@ func (w *testCluster) addPod(name string, kind int) {
 	w.log("%s %s is scheduled to %s", owner.Kind, pod.Name, name)
 }
 
-// addVolume creates a disk and the objects that Kubernetes has for it, and asks for its
-// attachment.
+// addVolume creates a disk, with a claim and a PersistentVolume for it, and adds the claim to the
+// pod.
 func (w *testCluster) addVolume(pod *corev1.Pod) {
 	w.volumes++
 	volume := fmt.Sprintf("pvc-%d", w.volumes)

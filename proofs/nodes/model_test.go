@@ -29,33 +29,33 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// wholeHistories is the number of histories, and shortHistories in the short form. longest is the
-// maximum number of acts in a history.
+// wholeHistories is the number of histories, and shortHistories the number in the short form.
+// longest is the maximum number of acts in a history.
 const (
 	wholeHistories = 20
 	shortHistories = 3
 	longest        = 44
 )
 
-// act is a part of a history. The meaning of its numbers depends on its kind.
+// act is one event of a history. Its kind determines what a and b mean.
 type act struct {
 	kind string
 	a, b int
 	// at is the number of the leader's request before which a disturbance happens. If it is not
-	// set, the disturbance happens at once.
+	// positive, the disturbance happens at once.
 	at int
 }
 
-// kinds contains the kinds of acts. A kind that is listed several times happens more often.
+// kinds contains the kinds of acts besides disturbances. Those that are listed often happen often.
 var kinds = []string{
 	"turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn",
 	"kill before", "kill before", "kill after", "kill after", "refuse", "freeze", "elect",
 	"round", "attacher", "kubelets", "controllers", "time", "time", "pod", "pod", "no pod",
 }
 
-// drawActs generates the acts of a history. A history has only a few kinds of disturbances, so
-// that some things still work. Two kinds follow from the history's number, so that a few
-// histories together have all kinds.
+// drawActs generates the acts of a history. A history has only a few kinds of disturbances, so that
+// part of the cluster still works. Two kinds depend on the number turn, so that a few histories
+// together have all kinds.
 func drawActs(t *rapid.T, turn uint64) []act {
 	all := slices.Sorted(maps.Keys(disturbances))
 	n := uint64(len(all))
@@ -118,10 +118,10 @@ func (w *testCluster) do(a act) {
 	}
 }
 
-// turn does what happens in about a second if nothing is disturbed.
+// turn lets every program of the cluster and the leading keeper work once, within two seconds.
 func (w *testCluster) turn() { w.turnOf(w.round) }
 
-// turnOf is turn with something else in place of the keeper's round.
+// turnOf is like turn, but calls round instead of the leading keeper's round.
 func (w *testCluster) turnOf(round func()) {
 	w.controllers()
 	w.attacher()
@@ -130,7 +130,7 @@ func (w *testCluster) turnOf(round func()) {
 	w.pass(2 * time.Second)
 }
 
-// arm sets a gate at one of the next requests of the leader.
+// arm gives the leading keeper a gate, which acts at one of its next requests.
 func (w *testCluster) arm(g *gate) { w.keepers[w.leader].gate = g }
 
 func (w *testCluster) round() {
@@ -152,7 +152,7 @@ func (w *testCluster) round() {
 	w.checkState()
 }
 
-// startStopped does the work that both replicas do all the time.
+// startStopped lets both keepers start stopped instances, which they do without being the leader.
 func (w *testCluster) startStopped() {
 	for _, k := range w.keepers {
 		if err := k.StartStopped(w.ctx); err != nil {
@@ -161,8 +161,8 @@ func (w *testCluster) startStopped() {
 	}
 }
 
-// elect makes a keeper the leader. It ends w.stale unless the other keeper's decisions may still
-// have effects: a delayed request, or an instance that is still stopped.
+// elect makes keeper i the leader. It clears stale if no earlier decision can still have an effect:
+// no request is delayed, and every instance runs.
 func (w *testCluster) elect(i int) {
 	w.leader = i
 	if !w.stale || len(w.onWay) > 0 || len(w.busy()) > 1 {
@@ -176,7 +176,7 @@ func (w *testCluster) elect(i int) {
 	w.stale = false
 }
 
-// kill ends the leader at once. Another keeper becomes the leader after the interrupted round.
+// kill cuts the leader off. After the interrupted round, round replaces it and elects a leader.
 func (w *testCluster) kill() error {
 	k := w.keepers[w.leader]
 	w.log("the keeper on %s is killed", k.node)
@@ -186,8 +186,8 @@ func (w *testCluster) kill() error {
 	return keepertest.ErrBreak
 }
 
-// freeze halts a keeper before a change that it has decided on. Meanwhile the cluster continues
-// with the other keeper as the leader.
+// freeze halts the leader right before a change. Meanwhile the cluster continues with the other
+// keeper as the leader.
 func (w *testCluster) freeze() error {
 	frozen := w.leader
 	w.log("the keeper on %s freezes", w.keepers[frozen].node)
@@ -228,8 +228,8 @@ func (w *testCluster) unrest() string {
 	return ""
 }
 
-// rest makes the cluster continue until it is at rest. After failures, a keeper waits at most half
-// an hour.
+// rest runs turns until the cluster is at rest. Its limit allows for keepers that wait half an hour
+// after failures.
 func (w *testCluster) rest() error {
 	unrest := ""
 	for i := range 700 {
@@ -244,7 +244,7 @@ func (w *testCluster) rest() error {
 	return errors.New("the world does not come to rest: " + unrest)
 }
 
-// clear restores the rack: all instances run and have no disks.
+// clear restores the rack: all instances run, and no disk is left.
 func (w *testCluster) clear() (err error) {
 	for _, i := range w.rack.Instances {
 		err = errors.Join(err, w.rack.StopInstance(w.ctx, i.ID))
@@ -292,15 +292,15 @@ func startRack(t *testing.T) (rack *harness.Rack, dir string) {
 	return rack, run.Dir
 }
 
-// draw draws a history that failed, and returns the path of the page.
+// draw writes a page about a failed history, and returns the path of the page.
 func (w *testCluster) draw(p *proof.Proof, dir string, seed uint64, broken error) string {
 	return p.Draw(w.ctx, proof.Failure{Name: fmt.Sprint("seed ", seed), Seed: seed, Broken: broken,
 		At: w.brokenAt, Repeat: fmt.Sprintf("make nodes SEED=%d", seed), Dir: dir, Rack: w.rack,
 		Omit: "instance_list", History: w.rack.History})
 }
 
-// TestABrokenPromiseIsDrawn makes a keeper stop the instance on which it runs.
-func TestABrokenPromiseIsDrawn(t *testing.T) {
+// TestABrokenPromiseGetsAFailurePage makes a keeper stop the instance on which it runs.
+func TestABrokenPromiseGetsAFailurePage(t *testing.T) {
 	p := proof.New(t, "keeper-model")
 	rack, dir := startRack(t)
 	w := newTestCluster(t.Context(), t, rack)
@@ -316,8 +316,8 @@ func TestABrokenPromiseIsDrawn(t *testing.T) {
 		"make nodes SEED="))
 }
 
-// TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd is the proof (D-61).
-func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
+// TestEveryInstanceRunsAfterKillsAndDisturbancesOfTheKeeper runs random histories (D-61).
+func TestEveryInstanceRunsAfterKillsAndDisturbancesOfTheKeeper(t *testing.T) {
 	p := proof.New(t, "keeper-model")
 	rack, dir := startRack(t)
 	proof.SetFlags(t, "rapid.checks", proof.OneCheck(), "rapid.nofailfile", "true",
@@ -366,7 +366,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 		"fenced", counts["fenced"], "max_stops_per_volume_day", most, "violations", 0)
 }
 
-// effects contains what disturbances must cause at least once in many histories.
+// effects contains events that disturbances must cause at least once in many histories.
 var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudgets",
 	"failed persistentvolumes", "failed volumeattachments", "failed csinodes", "failed stop",
 	"failed start", "failed view", "late request", "started, stopped late", "within a round",

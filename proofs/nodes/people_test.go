@@ -23,7 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// disturbances contains acts of people, and failures of programs and racks. Most of them end when
+// disturbances contains acts of people, and failures of programs and racks. Most of them last until
 // the same disturbance happens again.
 var disturbances = map[string]func(w *testCluster, name string, a act){
 	"cordon":         (*testCluster).cordon,
@@ -71,7 +71,7 @@ var disturbances = map[string]func(w *testCluster, name string, a act){
 		w.hidden = !w.hidden
 		w.log("the token has no rights: %v", w.hidden)
 	},
-	// The cluster continues while the keeper waits for the answer.
+	// The cluster continues while a keeper waits for the rack's answer.
 	"slow rack": func(w *testCluster, _ string, a act) {
 		for range a.b {
 			w.turnOf(func() {})
@@ -104,8 +104,8 @@ func init() {
 	}
 }
 
-// disturb does one of the disturbances: now, in the middle of an operation, or in the middle
-// of a round.
+// disturb causes a disturbance: now, in the middle of a keeper's operation, or in the middle of a
+// keeper's round.
 func (w *testCluster) disturb(a act) {
 	name, does := names[a.a%len(names)], disturbances[a.kind]
 	if a.at%2 != 0 || strings.HasSuffix(a.kind, "record") {
@@ -123,7 +123,7 @@ func (w *testCluster) disturb(a act) {
 	}})
 }
 
-// untilBusy makes the cluster continue until an operation is in progress and has done some steps.
+// untilBusy runs turns until an operation of a keeper is in progress, and then some more turns.
 func (w *testCluster) untilBusy(name string, steps int) {
 	w.addPod(name, 0)
 	for i := 0; i < 20 && len(w.busy()) == 0; i++ {
@@ -157,7 +157,7 @@ func (w *testCluster) label(name string, _ act) {
 	})
 }
 
-// refusals are errors of the driver for a volume whose instance is stopped.
+// refusals are errors with which the driver refuses a volume although the instance is stopped.
 var refusals = []string{
 	"rpc error: code = ResourceExhausted desc = InstanceFull: 8 of 8 disks",
 	"rpc error: code = Unavailable desc = RackUnavailable: the rack does not answer",
@@ -168,7 +168,7 @@ var refusals = []string{
 	"rpc error: code = Internal desc = RackError: 500",
 }
 
-// refuse makes the driver refuse each volume that waits on a node, for hours.
+// refuse makes the driver refuse every waiting volume of a node. Then hours pass.
 func (w *testCluster) refuse(name string, a act) {
 	w.addPod(name, 0)
 	w.controllers()
@@ -217,8 +217,8 @@ func (w *testCluster) cutOff(name string, a act) {
 	w.log("the API server is back")
 }
 
-// untilStopped makes the cluster continue until a keeper has asked for an instance's stop, and then
-// for some rounds.
+// untilStopped runs turns until a keeper has requested the stop of an instance, and then some
+// rounds.
 func (w *testCluster) untilStopped(name string, a act) {
 	w.untilBusy(name, 1)
 	for range 20 {
@@ -232,12 +232,12 @@ func (w *testCluster) untilStopped(name string, a act) {
 	}
 }
 
-// stoppedBy returns the keeper that has asked for the stop of an instance in the present
-// operation.
+// stoppedBy returns the keeper that has requested the stop of an instance in the present operation,
+// or nil.
 func (w *testCluster) stoppedBy(name string) *replica { return w.operations[name].stopper }
 
-// forge writes annotations on a Node, as its kubelet may: records of another instance's operation.
-// They must have no effect, except that a node whose CordonAnnotation is overwritten stays
+// forge writes annotations on a Node, as its kubelet could: records of another instance's
+// operation. They must have no effect. But if CordonAnnotation is overwritten, the node stays
 // cordoned.
 func (w *testCluster) forge(name string, a act) {
 	w.log("the kubelet of %s forges records", name)
@@ -253,8 +253,8 @@ func (w *testCluster) forge(name string, a act) {
 	})
 }
 
-// corrupt makes the records unreadable, so that nobody knows the last operations any more. A person
-// who does that has to check the instances.
+// corrupt makes the records unreadable, so that the keepers do not know the last operations any
+// more. A person who corrupts records has to check the instances.
 func (w *testCluster) corrupt(string, act) {
 	w.log("somebody corrupts the records")
 	w.corrupted = true
@@ -271,12 +271,12 @@ func (w *testCluster) corrupt(string, act) {
 	})
 }
 
-// mayStop records that people have to make sure that an instance runs.
+// mayStop records that the instance may be stopped, and that a person has to start it.
 func (w *testCluster) mayStop(name string) { w.byPeople[name] = w.clock }
 
 // reregister registers the driver of a node with no instance, with another node's, or with its own
-// again. It corrects the other nodes' registrations first: a keeper could not tell which of two
-// wrong ones is right.
+// again. It first corrects the other nodes' registrations, because a keeper cannot handle two wrong
+// ones.
 func (w *testCluster) reregister(name string, a act) {
 	w.correctOthers(name)
 	other := names[(a.a+1)%len(names)]
@@ -316,7 +316,7 @@ func (w *testCluster) deleteNode(name string, a act) {
 	}
 }
 
-// taint sets the taint that a kubelet sets when it registers a node.
+// taint adds the taint that a kubelet sets when it registers a new node.
 func (w *testCluster) taint(name string, _ act) {
 	w.edit(name, func(n *corev1.Node) {
 		if !tainted(n, keeper.StartupTaint) {
@@ -333,7 +333,7 @@ func (w *testCluster) stopByHand(name string, _ act) {
 	w.states()
 }
 
-// destroy makes the rack hide an instance, or show it again.
+// destroy stops an instance and makes the rack hide it, or makes the rack show it again.
 func (w *testCluster) destroy(name string, a act) {
 	if w.destroyed[name] {
 		delete(w.destroyed, name)
@@ -345,7 +345,7 @@ func (w *testCluster) destroy(name string, a act) {
 	w.destroyed[name] = true
 }
 
-// plug gives the rack hot-plug: first for attaches alone, or for both at once.
+// plug gives the rack hot-plug, in some histories first for attaches alone.
 func (w *testCluster) plug(_ string, a act) {
 	mode := "full"
 	switch {
@@ -366,7 +366,7 @@ func (w *testCluster) plug(_ string, a act) {
 	harness.Must(w.rack.Admin.Switch(w.ctx, map[string]any{"hotplug": mode}))
 }
 
-// configure restarts one of the keepers, or both, with other arguments.
+// configure restarts one or both keepers with another configuration.
 func (w *testCluster) configure(_ string, a act) {
 	for i := range w.keepers {
 		if a.b < 3 && i != a.b%2 {
@@ -391,7 +391,7 @@ func (w *testCluster) configure(_ string, a act) {
 	}
 }
 
-// ask makes the keepers forget earlier stops, as a person does after repairs.
+// ask makes the keepers forget earlier stops, as a person may after repairs.
 func (w *testCluster) ask() {
 	for _, v := range keepertest.List[*corev1.PersistentVolume](w.api, "") {
 		keepertest.Edit(w.api, "", v.Name, func(v *corev1.PersistentVolume) {
@@ -405,7 +405,7 @@ func (w *testCluster) ask() {
 	w.causes = map[string][]stop{}
 }
 
-// mend ends all disturbances, and repairs what people have to repair.
+// mend ends all disturbances, and makes the repairs that only people can make.
 func (w *testCluster) mend() {
 	for _, r := range w.onWay {
 		r.send()

@@ -7,14 +7,14 @@
 // volumes of every filesystem on such disks: on a blank disk, on one that has grown, with a
 // filesystem that needs a repair or the recovery of its journal, after an interrupted format or
 // growth, and as a raw device. A workload creates, replaces, overwrites and removes files. For each
-// promise of the driver, an acknowledged fsync or an unstage, the disk's log gets a note.
+// promise of the driver, an acknowledged fsync or an unstage, the proof adds a note to the disk's
+// log.
 //
-// The images are made from the log. For some flushes of each scenario, or for every flush in the
-// long form, there is one image with everything before the flush and nothing after it. Of the
-// writes between two flushes an image has all up to one record, all but one, one alone, or some,
-// in any order, and torn at 512 bytes. An image that is equal to an earlier one is left out. A
-// driver on an instance that does not know the volume stages each image. It must answer OK, and
-// then:
+// The proof makes images from the log. For some flushes of each scenario, or for every flush in the
+// long form, it makes an image with all writes before the flush and none after it. Other images
+// also have some of the writes until the next flush: all up to one record, all but one, one alone,
+// or some in any order, whole or torn at 512 bytes. Equal images are tried once. A driver on an
+// instance that does not know the volume stages each image. It must answer OK, and then:
 //
 //   - all acknowledged data are there, byte for byte;
 //   - a filesystem that had been in use was not formatted;
@@ -23,26 +23,26 @@
 //   - bystanders, and files in which the workload has forged the driver's records, have not changed
 //     (package proof), and the driver has ignored the forged records.
 //
-// Three refusals are right:
+// The driver may refuse three kinds of images:
 //
 //   - an ext4 or a btrfs whose superblock of several sectors was torn while the kernel wrote it;
 //   - an xfs with a block of metadata that was torn so that its first sector is new, because the
-//     kernel's recovery then takes the whole block for written;
+//     kernel's recovery then assumes that the whole block was written;
 //   - a format for btrfs with a tree block of mkfs that was torn so that its head is missing,
 //     because then nothing distinguishes the rest from foreign data.
 //
 // If the driver refuses an image, the kernel must not be able to mount it either. On disks with
 // blocks of 4096 bytes, which are the default of the driver, only the last refusal can happen.
 //
-// Each flush of the driver is removed in turn. Then some image must be wrong, or a failed flush
-// must be unreported. A disk that ignores flushes must lose acknowledged data.
+// The proof removes one flush of the driver at a time. Then some image must be wrong, or a failed
+// flush must be unreported. A disk that ignores flushes must lose acknowledged data.
 //
 // # Disks that fail
 //
-// Sectors that a stage reads or writes fail, once or always. The driver must not format or mount
-// on a guess, it must give the right reason, and the call must converge when the disk works
-// again. A filesystem that cannot be grown to the size of its disk may be used without growing,
-// if its health reports this.
+// Sectors that a stage reads or writes fail, once or always. The driver must not format or mount on
+// a guess, it must give the right reason, and the call must converge when the disk works again. A
+// filesystem that cannot be grown to the size of its disk may be used without growing, if its
+// health reports this.
 //
 // Other tests make a disk fail while a workload uses it, and a flush fail while a volume is
 // unstaged. The caller gets an error, and the volume can be unstaged.
@@ -50,9 +50,9 @@
 // # What it does not prove
 //
 // The seed determines the workload and the images, but not what the kernel writes, and when. Two
-// runs with the same seed have similar, but not the same logs, so a failed image is saved as a
-// file. An xfs or a btrfs grows over the records of its growth, which stay in its free space. They
-// are valid only for a filesystem of the size that they name.
+// runs with the same seed have similar logs, but not the same, so the test saves a failed image in
+// a file. An xfs or a btrfs grows over the records of its growth, which stay in its free space.
+// They are valid only for a filesystem of the size that they name.
 //
 // In the long form the images take the time of the proof, and the sectors as much again. Two cores
 // check about 50 images in a second, or about 15 with the race detector. All sectors of one seed

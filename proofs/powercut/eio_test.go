@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// sampledSectors is the number of sectors of a scenario that fail, each in another request. In the
-// short form it is shortSectors. In the long form all requests fail.
+// In each scenario sampledSectors sectors fail, each of another request, and shortSectors in the
+// short form. In the long form, sectors of all requests fail.
 const (
 	sampledSectors = 4
 	shortSectors   = 1
@@ -62,16 +62,16 @@ func TestAStageOnAFailingSectorNeverFormatsOrMountsOnAGuess(t *testing.T) {
 	c.p.Bystanders.Report()
 }
 
-// failures counts the results of the failing sectors.
+// failures makes sectors fail, and counts the results.
 type failures struct {
 	*trials
 	sectors, of, right int
-	// notGrown counts the filesystems that were used without growing, and whose health reports
+	// notGrown counts the filesystems that were used without growing, while their health reported
 	// this.
 	notGrown int
 }
 
-// round records every scenario with a seed, and makes its sectors fail.
+// round records every scenario with the seed, and makes sectors of the recordings fail.
 func (c *failures) round(ctx context.Context, seed uint64) {
 	recorded, err := recordAll(ctx, c.run, seed)
 	if err != nil {
@@ -88,7 +88,7 @@ func (c *failures) round(ctx context.Context, seed uint64) {
 		}
 		found, most = append(found, sectors), max(most, len(sectors))
 	}
-	// The scenarios take turns, so that each has results if the time is too short for all sectors.
+	// The jobs alternate between the scenarios, so each has results even if the time ends early.
 	var jobs []job
 	for i := range most {
 		for _, sectors := range found {
@@ -107,7 +107,7 @@ func (c *failures) round(ctx context.Context, seed uint64) {
 	c.work(ctx, jobs)
 }
 
-// note counts the result for a sector.
+// note counts the result of one failing sector.
 func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,9 +124,9 @@ func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	c.p.SayOften("%d sectors; the last one: %v", c.sectors, f)
 }
 
-// sectorsOf returns failing sectors of a stage, in random order: one sector for each of some
-// requests, which fails once or always. In the long form it returns sectors of all requests, and
-// each sector twice: failing once, and always.
+// sectorsOf returns sectors of a stage that are to fail, in random order: one sector for each of
+// some requests, which fails once or always. In the long form it returns sectors of all requests,
+// each twice: to fail once, and to fail always.
 func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	found := requests(of, r)
 	r.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
@@ -154,9 +154,9 @@ func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	return all
 }
 
-// requests returns, for each request of a stage, the sectors that can fail: all sectors of a small
-// request, and the first, the last and one in between of a large one. It omits sectors that were in
-// an earlier request of the same kind.
+// requests returns, for each request of a stage, the sectors that can fail. These are all sectors
+// of a small request, and the first, the last and one in between of a large one. Sectors of an
+// earlier request of the same kind are left out.
 func requests(of *recording, r *rand.Rand) (all [][]failing) {
 	const small = 8
 	seen := map[failing]bool{}
@@ -193,8 +193,8 @@ func requests(of *recording, r *rand.Rand) (all [][]failing) {
 	return all
 }
 
-// fail stages a volume on a disk with a failing sector, and again when the disk works. It reports
-// whether the first stage mounted a filesystem without growing it.
+// fail stages a volume on a disk with a failing sector, and stages it again when the disk works. It
+// reports whether the first stage mounted a filesystem without growing it.
 func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) {
 	content := f.of.base.Fork()
 	disk := flakydisk.NewDisk(content)
@@ -216,7 +216,7 @@ func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) 
 }
 
 // stageFailing stages and unstages a volume while a sector fails, and returns the driver's message.
-// The error describes a fault of the driver.
+// The error describes what the driver did wrong.
 func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool, said string,
 	err error) {
 	fired := p.disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,
@@ -228,7 +228,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
-	// Read after Heal: until then the kernel's own writes to the mounted filesystem may fail, too.
+	// This comes after Heal: before, the kernel's own writes to the mounted filesystem may also fail.
 	struck, said := fired(), fmt.Sprint(answer)
 	after := harness.Got(p.bench.formats.Count())
 	switch {
@@ -242,8 +242,8 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	case f.of.grows:
 		notGrown, err = p.reportsNotGrown(ctx)
 	}
-	// The kernel writes the inode tables of a mounted ext gradually. If such a write has failed, the
-	// first unstage reports it.
+	// The kernel writes the inode tables of a mounted ext gradually. If one of these writes has
+	// failed, the first unstage reports the failure.
 	undo := p.unstage
 	if f.op == flakydisk.OnWrite && struck > 0 {
 		undo = p.unstageTwice
@@ -251,7 +251,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	return notGrown, said, errors.Join(err, undo(ctx))
 }
 
-// stageInOrder stages a volume on a disk that works again.
+// stageInOrder stages a volume whose disk works again, checks its data, and unstages it.
 func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	if err := p.stage(ctx); err != nil {
 		return fmt.Errorf("the disk is in order, and the call does not converge: %w", err)
@@ -274,7 +274,7 @@ func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err err
 	return notGrown, nil
 }
 
-// wrongReason returns an error unless the answer to a stage has the right reason.
+// wrongReason returns an error unless a failed stage has reported one of the right reasons.
 func wrongReason(f failing, answer error) error {
 	reasons := []string{"NodeToolFailed"}
 	if f.op == flakydisk.OnRead {
@@ -288,8 +288,8 @@ func wrongReason(f failing, answer error) error {
 	return fmt.Errorf("the reason is none of %q: %w", reasons, answer)
 }
 
-// onNewDisk stages and publishes a volume on a new disk, and writes a file, which fsync
-// acknowledges. Then it calls do, and removes what do has left.
+// onNewDisk stages and publishes a volume on a new disk, and writes and syncs a file. Then it calls
+// do, and removes everything that do has left.
 func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
 	do func(*recorder)) (err error) {
 	life := lifeOf(newVolume(access))
@@ -342,14 +342,14 @@ func (r *recorder) writeUntilItFails() error {
 	return errors.New("the filesystem is not read-only after 50 failed writes")
 }
 
-// writable reports whether new files can be made in the filesystem.
+// writable reports whether a program can make new files in the filesystem.
 func (r *recorder) writable() bool {
 	f, err := os.Create(filepath.Join(r.place.Target, "new"))
 	return err == nil && f.Close() == nil
 }
 
-// reportsFailure returns an error unless statistics and health report that the filesystem has
-// failed.
+// reportsFailure returns an error unless the volume's health and statistics report that the
+// filesystem has failed.
 func (p *placement) reportsFailure(ctx context.Context) error {
 	health, err := p.bench.Plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.volume.id, VolumePublishPath: p.Target, StagingTargetPath: p.Staging})
@@ -375,12 +375,12 @@ func (p *placement) unstageTwice(ctx context.Context) error {
 	return p.unstage(ctx)
 }
 
-func TestAFlushThatFailsWhileAVolumeIsUnstagedIsReported(t *testing.T) {
+func TestAFailedFlushDuringUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 
-// checkReported calls fails for volumes of several access types. fails causes a failure, and
-// returns an error unless a call reports it.
+// checkReported calls fails for a volume of each access type. fails causes a failure, and returns
+// an error as wrong unless the driver reports the failure.
 func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()
@@ -397,8 +397,8 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	}
 }
 
-// flushFails makes one flush fail while a volume is removed. It returns an error unless a call
-// reports this and the repeated calls succeed.
+// flushFails makes one flush fail while a volume is unpublished and unstaged. wrong is an error
+// unless a call reports the failure. The repeated calls must succeed.
 func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
@@ -418,18 +418,18 @@ func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wro
 	return wrong, err
 }
 
-func TestAJournalThatFailsBeforeAVolumeIsUnstagedIsReported(t *testing.T) {
+func TestAFailedJournalCommitBeforeUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
 }
 
-// journalFails makes the commit of a journal fail in another program than the driver. It returns an
-// error unless a call or the volume's health reports this.
+// journalFails makes the commit of a journal fail in another program than the driver. wrong is an
+// error unless a call or the volume's health reports the failure.
 func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
 		target := harness.Got(os.Open(rec.place.Target))
-		// After this, the failing commit contains only a new name. If it contained data, or the kernel
-		// still wrote inode tables, a thread of the kernel would notice the failure before any call.
+		// After this sync, the failing commit contains only a new name. If it contained data, or if the
+		// kernel still wrote inode tables, a kernel thread would notice the failure before any call.
 		harness.Must(unix.Syncfs(int(target.Fd())))
 		if access == ext4 {
 			harness.Must(harness.StopLazyInit(rec.place.Staging))

@@ -24,21 +24,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// flush is a flush of the driver, with the trial that must fail without it.
+// flush is a flush of the driver, with the trial that must fail if the flush is removed.
 type flush struct {
 	proof.Guard
 	try    trial
 	stream uint64 // of random numbers
 }
 
-// scenario makes a recording with the drivers of a trial.
+// scenario makes a recording with the drivers of b and whole.
 type scenario func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording
 
-// trial returns the failure of a test with the driver of a bench, or nil. The other bench has the
-// unmodified driver.
+// trial tests the driver of b, and returns what is wrong, or nil. whole has the unmodified driver.
 type trial func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error)
 
-// of returns the trial of a scenario's images.
+// of returns a trial that records a scenario, and checks images of the recording.
 func of(access string, record scenario) trial {
 	return func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error) {
 		defer harness.Catch(&err)
@@ -46,8 +45,8 @@ func of(access string, record scenario) trial {
 	}
 }
 
-// directly is a trial of the bench's driver alone. It is for a flush without which no image is
-// wrong, because another program flushes, too.
+// directly returns a trial that calls fails with the driver of b. If the flush of this trial is
+// removed, no image is wrong, because another program flushes, too.
 func directly(access string, fails func(context.Context, *bench, string, *rand.Rand) (wrong,
 	err error)) trial {
 	return func(ctx context.Context, b, _ *bench, r *rand.Rand) (wrong, err error) {
@@ -55,8 +54,8 @@ func directly(access string, fails func(context.Context, *bench, string, *rand.R
 	}
 }
 
-// flushes returns the flushes with which the driver makes a disk's bytes durable, except that of
-// the record of a growth: resize2fs flushes the disk before it writes, so no test fails without it.
+// flushes returns the driver's flushes of a disk. The flush of a growth record is left out:
+// resize2fs flushes before it writes, so no test fails without this flush.
 func flushes() []flush {
 	one := func(name, place, text, with string, try trial) flush {
 		return flush{Guard: proof.Guard{Name: name,
@@ -76,7 +75,7 @@ func flushes() []flush {
 			last, skip, of(ext4, aRelease)),
 		one("what was written is durable when the volume is unstaged", "node.heldVolume.flush",
 			"device.Flush()", proof.NotCalled, of(raw, aLife)),
-		// An ext4 would report the failure itself, by its journal.
+		// The trial uses xfs, because the journal of an ext4 would report the failure itself.
 		one("an unstage reports what could not be written", "node.heldVolume.unmount",
 			"mount.Sync(path)", proof.NotCalled, directly(xfs, flushFails)),
 		one("an unstage reports a journal that has failed", "node.heldVolume.release",
@@ -88,12 +87,12 @@ func flushes() []flush {
 	}
 }
 
-// aLife records a life with the driver that is tested.
+// aLife records how the driver of b formats a blank disk and a workload uses the volume.
 func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) *recording {
 	return recorded(ctx, b, lifeOf(v), r, liveOnce)
 }
 
-// after returns a scenario that begins after a life, which the unmodified driver records.
+// after returns a scenario in which the driver of whole records a life, and next continues from it.
 func after(next func(context.Context, *bench, *recording, *rand.Rand) *recording) scenario {
 	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording {
 		return next(ctx, b, aLife(ctx, whole, nil, v, r), r)
@@ -109,11 +108,11 @@ var (
 // shortGuards is the number of flushes that the short form removes.
 const shortGuards = 3
 
-// guardImages is the number of images that are sampled for a driver without a flush.
+// guardImages is the number of random images that a trial checks.
 const guardImages = 100
 
-// The driver runs without each of its flushes in turn, and with disks that ignore all flushes.
-func TestADriverWithoutOneOfItsFlushesIsNoticed(t *testing.T) {
+// The test removes one flush of the driver at a time, and also uses disks that ignore all flushes.
+func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
 	p := proof.New(t, "flush-guards")
 	g := guardTrials{t: t, p: p, run: harness.RunFor(t)}
 	all := flushes()
@@ -151,17 +150,17 @@ func TestADriverWithoutOneOfItsFlushesIsNoticed(t *testing.T) {
 	p.Figure("tried", len(some), "noticed", g.noticed.Load())
 }
 
-// guardTrials runs drivers without a flush, several at once.
+// guardTrials runs drivers that lack a flush, several at once.
 type guardTrials struct {
 	t       *testing.T
 	p       *proof.Proof
 	run     *harness.Run
 	program string
-	// noticed counts the missing flushes that were noticed.
+	// noticed counts the flushes whose trial failed when they were removed.
 	noticed atomic.Int64
 }
 
-// remove checks that a missing flush is noticed.
+// remove runs the trial of a flush on a driver without this flush, and fails if the trial passes.
 func (g *guardTrials) remove(whole *bench, f flush) {
 	b, err := newBench(g.t.Context(), g.run, g.program, map[string]string{proof.RemovedGuard: f.Name})
 	if err != nil {
@@ -181,14 +180,14 @@ func (g *guardTrials) remove(whole *bench, f flush) {
 	g.p.Error(b.close())
 }
 
-// firstWrong returns the fault of the first wrong image of a recording.
+// firstWrong checks images of a recording, and returns what is wrong with the first wrong image.
 func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (wrong, err error) {
 	return b.first(ctx, rec, r, func(s *sampler) []image {
 		return slices.Concat(fromBothEnds(s.early()), s.flushes(), s.sample(guardImages))
 	}, func(v verdict) bool { return v.wrong != nil })
 }
 
-// firstLoss returns the fault of the first image of a recording that lacks acknowledged data.
+// firstLoss checks images of a recording, and returns what the first one with a loss of data lacks.
 func (b *bench) firstLoss(ctx context.Context, rec *recording, r *rand.Rand) (lost, err error) {
 	return b.first(ctx, rec, r, func(s *sampler) []image {
 		return slices.DeleteFunc(append(s.flushes(), s.sample(guardImages)...), func(m image) bool {
@@ -198,7 +197,7 @@ func (b *bench) firstLoss(ctx context.Context, rec *recording, r *rand.Rand) (lo
 	}, func(v verdict) bool { return v.lost || v.formatted })
 }
 
-// first checks images of a recording until the verdict on one counts, and returns its fault.
+// first checks images of a recording until counts accepts a verdict, and returns what is wrong.
 func (b *bench) first(ctx context.Context, rec *recording, r *rand.Rand,
 	images func(*sampler) []image, counts func(verdict) bool) (fault, err error) {
 	defer harness.Catch(&err)
@@ -211,8 +210,8 @@ func (b *bench) first(ctx context.Context, rec *recording, r *rand.Rand,
 	return nil, s.err
 }
 
-// fromBothEnds orders images from both ends to the middle. The middle has the many writes of mkfs,
-// and the driver's own flushes are before and after them.
+// fromBothEnds orders images from both ends to the middle. The many writes of mkfs are in the
+// middle, and the driver's own flushes before and after them.
 func fromBothEnds(images []image) (all []image) {
 	for i, j := 0, len(images)-1; i <= j; i, j = i+1, j-1 {
 		all = append(all, images[i])
@@ -223,8 +222,8 @@ func fromBothEnds(images []image) (all []image) {
 	return all
 }
 
-// lie returns the trial of a disk that ignores every flush: data are lost. The first image that
-// shows this is drawn.
+// lie returns a trial with a disk that ignores every flush, so that data must be lost. It writes a
+// page about the first image with a loss.
 func (g *guardTrials) lie(access string) trial {
 	return func(ctx context.Context, _, whole *bench, r *rand.Rand) (lost, err error) {
 		defer harness.Catch(&err)
@@ -267,14 +266,14 @@ func recorded(ctx context.Context, b *bench, made *recording, r *rand.Rand,
 	return made
 }
 
-// lifeOf returns the recording of a volume that begins with its blank disk.
+// lifeOf returns an empty recording of a volume whose disk is blank.
 func lifeOf(v volume) *recording {
 	return &recording{name: "the life of " + v.access, volume: v, blank: true,
 		base: flakydisk.NewImage(v.size)}
 }
 
-// wholeLife returns the recording of the life of a volume that may also be used as a raw device.
-// The driver reads its whole disk before it formats it, which takes long, so it has no power cuts.
+// wholeLife returns an empty recording of a volume that may also be used as a raw device. The
+// driver reads the whole disk before it formats it. This takes long, so no images are made.
 func wholeLife(v volume) *recording {
 	life := lifeOf(v)
 	life.name, life.readWhole = "the life of a disk that is read whole", true
@@ -283,7 +282,7 @@ func wholeLife(v volume) *recording {
 	return life
 }
 
-// liveOnce stages a volume, makes a workload use it, and unstages it.
+// liveOnce stages a volume, uses it as a workload does, and unstages it.
 func liveOnce(ctx context.Context, r *recorder) {
 	r.stage(ctx)
 	if r.volume.raw() {
@@ -295,7 +294,7 @@ func liveOnce(ctx context.Context, r *recorder) {
 	r.unstage(ctx)
 }
 
-// useAgain stages, uses and unstages a volume that has a filesystem already.
+// useAgain stages, uses and unstages a volume that already has a filesystem.
 func useAgain(ctx context.Context, r *recorder) {
 	r.stage(ctx)
 	r.work(2)
@@ -314,7 +313,7 @@ func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recordi
 }
 
 // growAgain records the repetition of a growth that was interrupted after a write behind the old
-// end of the filesystem, or anywhere if it is a btrfs, which writes nothing there until it commits.
+// end of the filesystem. A btrfs writes there only when it commits, so it is interrupted anywhere.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) *recording {
 	base := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()
@@ -331,7 +330,7 @@ func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) *
 	return recorded(ctx, b, made, r, useAgain)
 }
 
-// recoverFrom records the recovery of a volume whose workload was interrupted.
+// recoverFrom records a volume whose workload was interrupted by a power cut.
 func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	base := cutAt(ctx, b, life, r, func(m image) bool {
 		_, staged := life.ledger.at(m.events)
@@ -360,7 +359,7 @@ func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) *
 	}), r)
 }
 
-// resumeFrom records the repetition of a format whose interruption has left the image.
+// resumeFrom records the repetition of a format whose interruption has left the image base.
 func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
 	r *rand.Rand) *recording {
 	return recorded(ctx, b, &recording{name: "the resumed format of " + life.volume.access,
@@ -399,7 +398,7 @@ func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 		})
 }
 
-// write writes the data of a record to the disk, without a flush.
+// write writes the data of a log entry to the disk, without a flush.
 func (p *placement) write(r flakydisk.LogEntry) error {
 	device, err := os.OpenFile(p.loop.Path, os.O_WRONLY, 0)
 	if err != nil {
@@ -418,8 +417,8 @@ func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) *r
 	return recorded(ctx, b, made, r, liveOnce)
 }
 
-// repair records an ext that is marked as having errors, and has wrong counts, which e2fsck -p
-// repairs.
+// repair records an ext filesystem that is marked as having errors, and has wrong counts. e2fsck -p
+// repairs them.
 func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	path := filepath.Join(b.Dir, "repair")
 	harness.Must(life.final.Save(path))
@@ -435,8 +434,8 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 		ledger: ledger{first: life.kept}}, r, useAgain)
 }
 
-// cutAt returns an image of a recording that fits and that the driver accepts: some images are
-// rightly refused. It saves an image with a fault.
+// cutAt returns an image of a recording for which fits returns true, and which the driver accepts.
+// The driver may refuse some images. If an image is wrong, cutAt saves it and fails.
 func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 	fits func(image) bool) image {
 	s := harness.Got(newSampler(of, r))

@@ -37,18 +37,18 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// size is the size of a round: the number of images, how many flushes of a scenario have an image
-// each, and the minimum number of other images of a scenario, which are sampled.
+// size is the size of a round, which has so many images. In each scenario, flushes images have a
+// power cut at a flush, and at least sampled other images are random.
 type size struct{ images, flushes, sampled int }
 
-// The sizes of a round of the short form, of the proof, and of the long form.
+// The short form has rounds of shortRound, the proof of wholeRound, and the long form of longRound.
 var (
 	shortRound = size{images: 60, flushes: 1, sampled: 1}
 	wholeRound = size{images: 500, flushes: 12, sampled: 10}
 	longRound  = size{images: 2000, flushes: math.MaxInt, sampled: 10}
 )
 
-// size returns the size of a round.
+// size returns the size of a round of this test.
 func (c *count) size() size {
 	switch {
 	case c.p.Long():
@@ -75,7 +75,7 @@ func TestAStageConvergesAfterAPowerCutAtAnyPoint(t *testing.T) {
 	}
 }
 
-// count counts the results of the images.
+// count checks images, and counts the results.
 type count struct {
 	*trials
 	records, writes, flushes, images int
@@ -83,7 +83,7 @@ type count struct {
 	lost, formatted                  int
 }
 
-// round records every scenario with a seed and checks its images.
+// round records every scenario with the seed, and checks images of the recordings.
 func (c *count) round(ctx context.Context, seed uint64) {
 	recorded, err := recordAll(ctx, c.run, seed)
 	if err != nil {
@@ -132,13 +132,13 @@ func (c *count) round(ctx context.Context, seed uint64) {
 	c.check(ctx, images, seed)
 }
 
-// latest contains the latest recordings. The tests share them.
+// latest contains the recordings of the last seed. Several tests use them.
 var latest struct {
 	seed uint64
 	all  []*recording
 }
 
-// recordAll records the scenarios of every access type, several at once.
+// recordAll records the scenarios of every access type, several types at once.
 func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recording, err error) {
 	if latest.all != nil && latest.seed == seed {
 		return latest.all, nil
@@ -160,7 +160,7 @@ func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recor
 	return latest.all, nil
 }
 
-// check checks images, several at once.
+// check checks the images, with several drivers at once.
 func (c *count) check(ctx context.Context, images []image, seed uint64) {
 	var jobs []job
 	for _, m := range images {
@@ -172,7 +172,7 @@ func (c *count) check(ctx context.Context, images []image, seed uint64) {
 	c.work(ctx, jobs)
 }
 
-// note counts the result of an image, and saves an image with a fault.
+// note counts the result of an image. A wrong result fails the test, and note saves the image.
 func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed error, seed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -193,16 +193,16 @@ func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed e
 	c.p.SayOften("%d images; the last one: %s", c.images, m.name)
 }
 
-// workers is the number of drivers that work at once.
+// workers is the number of drivers that work at the same time.
 const workers = 5
 
-// job is work on the disk of a volume.
+// job is a trial with a disk of the access type.
 type job struct {
 	access string
 	do     func(*bench)
 }
 
-// trials runs trials with several drivers at once.
+// trials runs jobs with several drivers at once.
 type trials struct {
 	p   *proof.Proof
 	t   *testing.T
@@ -217,7 +217,7 @@ func newTrials(t *testing.T, name string) *trials {
 	return &trials{p: proof.New(t, name), t: t, run: harness.RunFor(t)}
 }
 
-// noteHarm fails the test if a trial has changed a bystander.
+// noteHarm fails the test if a job has changed a bystander.
 func (c *trials) noteHarm(b *bench) {
 	if err := b.Bystanders.Harm(); err != nil {
 		c.t.Errorf("after volume %d of %s: %v", b.shown, b.Dir, err)
@@ -235,7 +235,7 @@ func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int6
 	return peak
 }
 
-// over reports whether the time is over, or many trials have failed.
+// over reports whether the time is over, or at least 20 trials have failed.
 func (c *trials) over() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -273,7 +273,7 @@ func (c *trials) work(ctx context.Context, jobs []job) {
 	c.p.Error(errors.Join(errs[:]...))
 }
 
-// bench is a guest with a driver in it, to which one disk after the other is attached.
+// bench is a guest with a driver. It attaches one disk after the other to the guest.
 type bench struct {
 	*proof.Bench
 	disks   *flakydisk.Server
@@ -281,7 +281,7 @@ type bench struct {
 	shown   int
 }
 
-// newBench starts a driver: the given program, or the run's driver.
+// newBench starts the given driver program, or the run's driver if program is "".
 func newBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
 	b *bench, err error) {
 	defer harness.Catch(&err)
@@ -293,7 +293,7 @@ func newBench(ctx context.Context, run *harness.Run, program string, env map[str
 	return b, nil
 }
 
-// close ends the driver and its disks. It returns an error if the driver fails.
+// close stops the driver and ends its disks. It returns an error if the driver fails.
 func (b *bench) close() error { return errors.Join(b.Close(), b.disks.Close()) }
 
 // placement is a volume whose disk is attached to the guest.
@@ -314,9 +314,9 @@ var (
 	collected atomic.Uint64
 )
 
-// collect collects garbage if much memory was allocated since the last collection. It waits until
-// no disk is attached: a collection would stop the threads that serve disks, and wait for threads
-// that wait for a disk in the kernel.
+// collect collects garbage if much memory was allocated since the last collection. It first waits
+// until no disk is attached: a collection would stop the threads that serve disks, and wait for
+// threads that wait for such a disk in the kernel.
 func collect() {
 	const much = 128 * mib
 	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
@@ -329,7 +329,7 @@ func collect() {
 	}
 }
 
-// peakMiB returns the most memory that this process has had.
+// peakMiB returns the maximum memory of this process so far.
 func peakMiB() (int64, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -341,10 +341,10 @@ func peakMiB() (int64, error) {
 	return kib / 1024, err
 }
 
-// shownEntries is the number of entries of a disk's log that a page shows before the power cut.
+// shownEntries is how many entries of a disk's log before the power cut a failure page shows.
 const shownEntries = 12
 
-// cut begins the history of an image with the last entries of the disk's log before the power cut.
+// cut begins a new history: the last entries of the disk's log, and then the image's power cut.
 func (b *bench) cut(m image) {
 	b.Plugin.History.Begin()
 	for _, e := range m.of.log[max(0, m.at-shownEntries):m.at] {
@@ -355,7 +355,7 @@ func (b *bench) cut(m image) {
 	b.Plugin.History.Mark(history.Disk, "power cut: "+m.name)
 }
 
-// draw draws the page of the last image, and returns its path.
+// draw writes a page about the last image, and returns its path.
 func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint64,
 	broken error) string {
 	return p.Draw(ctx, proof.Failure{Name: fmt.Sprintf("seed %d, volume %d of %s", seed, b.shown,
@@ -364,8 +364,8 @@ func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint6
 		Plugins: []*harness.Plugin{b.Plugin}, History: b.Plugin.History})
 }
 
-// show attaches a disk to the guest. As on another instance, the driver has no record of the
-// volume.
+// show attaches a disk to the guest. The driver must have no record of the volume, like a driver on
+// another instance.
 func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (p *placement,
 	err error) {
 	collect()
@@ -439,7 +439,7 @@ const (
 	raw   = "block"
 )
 
-// filesystems are the filesystems of volumes.
+// filesystems are the filesystems that volumes can have.
 var filesystems = []string{ext3, ext4, xfs, btrfs}
 
 const mib = 1 << 20
@@ -449,15 +449,15 @@ const mib = 1 << 20
 var sizes = map[string]int64{ext3: 128 * mib, ext4: 128 * mib, xfs: 320 * mib, btrfs: 192 * mib,
 	raw: 128 * mib}
 
-// volume contains the values of a volume in requests.
+// volume contains the values by which requests name a volume.
 type volume struct {
 	id, disk, access string
-	// size is the size of the disk before it grows.
+	// size is the size of the disk before it is enlarged.
 	size    int64
 	history map[string]string
 }
 
-// newVolume returns a volume with a UUID of its own, by which the kernel identifies a btrfs.
+// newVolume returns a volume with its own UUID, because the kernel identifies a btrfs by its UUID.
 func newVolume(access string) volume {
 	v := volume{access: access, id: uuid.NewString(), disk: fmt.Sprintf("csi-%016x", rand.Uint64()),
 		size: sizes[access], history: map[string]string{"origin": "blank", "use": "filesystem"}}

@@ -21,42 +21,42 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// recording is the log of a disk while a volume is used. Images are made from it.
+// recording contains the log of a disk while a volume was used. A sampler makes images from it.
 type recording struct {
 	name   string
 	volume volume
 	base   *flakydisk.Image
-	// log is without reads. stage is its part until the volume is staged, with reads.
+	// log contains no reads. stage contains the entries until the volume was staged, with the reads.
 	log, stage []flakydisk.LogEntry
 	ledger     ledger
-	// final is the content of the disk at the end, and kept contains the promises at that time.
+	// final is the content of the disk at the end, and kept contains the promises that hold then.
 	final *flakydisk.Image
 	kept  map[string]promise
-	// grows is set if the filesystem must become larger.
+	// grows is set if the driver must grow the filesystem.
 	grows bool
 	// blank is set if the base is blank, or has an unfinished format.
 	blank bool
 	// readWhole is set if the driver reads the whole disk to prove that it is blank.
 	readWhole bool
-	// used is the index in the log from which on the disk is in use, and must not be formatted.
+	// used is the index in log from which on the disk is in use, so that no driver may format it.
 	used int
 }
 
-// recorder makes a recording.
+// recorder uses a volume as a workload does, and records this.
 type recorder struct {
 	*recording
 	place *placement
 	disk  *flakydisk.Disk
 	rand  *rand.Rand
-	// prefix and files form the names of files.
+	// prefix and the number files are parts of file names.
 	prefix string
 	files  int
 	// loose contains contents that were written without fsync. An unstage makes them durable.
 	loose map[string]promise
 }
 
-// record calls do, which uses the volume of a recording, on a disk with the content of the
-// recording's base. The disk has the faults.
+// record calls do, which uses the recording's volume. The disk has the content of the recording's
+// base, and the faults. Then record stores the log of the disk.
 func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 	do func(context.Context, *recorder), faults ...flakydisk.Fault) (err error) {
 	image := r.base.Fork()
@@ -88,18 +88,18 @@ func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 	return nil
 }
 
-// happened adds an event to the ledger, and its number to the log.
+// happened adds an event to the ledger, and a note with the event's number to the disk's log.
 func (r *recorder) happened(e event) {
 	r.ledger.events = append(r.ledger.events, e)
 	r.disk.Note(note(len(r.ledger.events)))
 }
 
-// promise records the possible contents of a file from now on.
+// promise records which contents a file may have from now on. Nil means that it does not exist.
 func (r *recorder) promise(name string, contents ...[]byte) {
 	r.happened(event{promises: map[string]promise{name: {contents: contents}}})
 }
 
-// undecided records that a file may have any content.
+// undecided records that a file may have any content from now on.
 func (r *recorder) undecided(name string) {
 	r.happened(event{promises: map[string]promise{name: {anything: true}}})
 }
@@ -117,7 +117,7 @@ func (r *recorder) unstage(ctx context.Context) {
 	r.happened(event{promises: r.loose})
 }
 
-// content returns bytes that no other file has.
+// content returns random bytes, which no other file has.
 func (r *recorder) content() []byte {
 	var key [32]byte
 	for i := range key {
@@ -163,8 +163,8 @@ func (r *recorder) write(name string, content []byte, flags int) error {
 	return errors.Join(err, f.Close())
 }
 
-// writeNew creates a file. It syncs the directory, too, because the fsync of a file does not make
-// its name durable.
+// writeNew creates a file and syncs it. It also syncs the directory, because the fsync of a file
+// does not make the file's name durable.
 func (r *recorder) writeNew(name string) {
 	content := r.content()
 	r.undecided(name)
@@ -181,7 +181,7 @@ func (r *recorder) syncDir() error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// forge writes files with forged records of the volume, whose content is promised from then on.
+// forge writes files with forged records of the volume, and promises their contents.
 func (r *recorder) forge() {
 	files := harness.Got(proof.Forgery{Volume: r.volume.id, Disk: r.volume.disk,
 		Filesystem: r.volume.access, SizeBytes: r.base.Size(), NextBytes: r.volume.grownTo(),
@@ -224,7 +224,7 @@ func (r *recorder) remove(name string) {
 	r.promise(name, nil)
 }
 
-// writeLoose writes without fsync: a file, or to a raw device.
+// writeLoose writes a file, or a sector of a raw device, without fsync.
 func (r *recorder) writeLoose() {
 	if r.volume.raw() {
 		device := harness.Got(os.OpenFile(r.place.Target, os.O_WRONLY, 0))
@@ -262,8 +262,8 @@ func (r *recorder) workRaw(rounds int) {
 // mark is the beginning of each record that the driver writes to a disk.
 var mark = []byte("oxide-csi format")
 
-// marked reports whether bytes begin with a record of the driver. A record that a workload has
-// forged does not count.
+// marked reports whether bytes begin with a record of the driver. It ignores records that a
+// workload has forged.
 func marked(data []byte) bool {
 	return bytes.HasPrefix(data, mark) &&
 		!bytes.Contains(data[:min(len(data), flakydisk.SectorBytes)], []byte(proof.Trace))
@@ -279,8 +279,8 @@ func marks(m *flakydisk.Image) (offsets []int64) {
 	return offsets
 }
 
-// usedFrom returns the index of the flush in a log that makes the erasure of the format's last
-// record durable. From then on the disk must not be formatted.
+// usedFrom returns the index of the flush in a log after which no record of the format can come
+// back. From then on the driver must not format the disk.
 func usedFrom(base *flakydisk.Image, log []flakydisk.LogEntry) int {
 	now, places := base.Fork(), map[int64]bool{}
 	for _, at := range marks(base) {
@@ -310,31 +310,31 @@ func usedFrom(base *flakydisk.Image, log []flakydisk.LogEntry) int {
 	return len(log)
 }
 
-// promise describes the possible contents of a file, or of a range of a raw volume: one of
-// contents, of which nil means that the file does not exist; any content, while it is written; or
-// the forged records with a hash.
+// promise describes what a file, or a range of a raw volume, may contain: one of contents, where
+// nil means that the file does not exist; anything, while it is being written; or forged records
+// with a hash.
 type promise struct {
 	anything bool
 	forged   *[sha256.Size]byte
 	contents [][]byte
 }
 
-// event is an event during a recording. Its number is in a note of the log.
+// event is something that happened during a recording. A note in the log contains its number.
 type event struct {
 	// promises are the new promises, by name.
 	promises map[string]promise
-	// staged means that NodeStageVolume has answered OK.
+	// staged is set if NodeStageVolume has answered OK.
 	staged bool
 }
 
-// ledger contains the promises to a workload at each event of a log.
+// ledger contains the promises to a workload after each event of a log.
 type ledger struct {
-	// first contains the promises from the time before the log.
+	// first contains the promises that held before the log began.
 	first  map[string]promise
 	events []event
 }
 
-// at returns the promises after that number of events, and whether the volume was staged.
+// at returns the promises after so many events, and whether the volume was staged by then.
 func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 	promises = maps.Clone(l.first)
 	if promises == nil {
@@ -349,8 +349,8 @@ func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 
 func note(number int) string { return strconv.Itoa(number) }
 
-// checkFiles returns an error unless the files of a directory are as promised. forged counts the
-// comparisons of files with forged records.
+// checkFiles returns an error unless the files of a directory satisfy the promises. forged counts
+// the comparisons of files with forged records.
 func checkFiles(dir string, promises map[string]promise, forged *proof.Invariant) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(promises)) {
@@ -383,8 +383,8 @@ func describe(content []byte) string {
 	return fmt.Sprintf("%d bytes", len(content))
 }
 
-// checkRanges returns an error unless the ranges of a raw volume, named by their offsets, are
-// as promised.
+// checkRanges returns an error unless the ranges of a raw volume, whose names are their offsets,
+// satisfy the promises.
 func checkRanges(device *os.File, promises map[string]promise) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(promises)) {

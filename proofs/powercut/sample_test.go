@@ -32,14 +32,14 @@ type image struct {
 	name string
 }
 
-// content makes the image's content. It is not kept, because there are many images.
+// content computes the bytes of the image. The image does not store them, because there are many.
 func (m image) content() *flakydisk.Image {
 	content := m.durable.Fork()
 	_ = flakydisk.Apply(content, m.pieces...) // has succeeded in sampler.add
 	return content
 }
 
-// whole returns the image with whole records in place of parts.
+// whole returns the image with whole records instead of torn ones.
 func (m image) whole() image {
 	m.pieces, m.torn = slices.Clone(m.pieces), false
 	for i, p := range m.pieces {
@@ -48,7 +48,7 @@ func (m image) whole() image {
 	return m
 }
 
-// sampler makes the images of a recording, each once.
+// sampler makes images of a recording, each image once.
 type sampler struct {
 	of     *recording
 	rand   *rand.Rand
@@ -64,7 +64,7 @@ func newSampler(of *recording, r *rand.Rand) (*sampler, error) {
 	return &sampler{of: of, rand: r, epochs: epochs, seen: map[[2]uint64]bool{}}, err
 }
 
-// flushes returns an image for every flush, with all records before it and none after it.
+// flushes returns an image for every flush: it has all records before the flush and none after it.
 func (s *sampler) flushes() []image {
 	var all []image
 	for i := range s.epochs {
@@ -73,8 +73,8 @@ func (s *sampler) flushes() []image {
 	return all
 }
 
-// early returns images from the time before the volume was staged: of the records between two
-// flushes all except one, or one alone.
+// early returns images of power cuts before the volume was staged. Each image has all records
+// between two flushes except one, or only one of them.
 func (s *sampler) early() []image {
 	var all []image
 	staged := slices.IndexFunc(s.of.log, func(r flakydisk.LogEntry) bool {
@@ -92,7 +92,7 @@ func (s *sampler) early() []image {
 	return all
 }
 
-// sample returns up to n images with random parts of the records between two flushes.
+// sample returns up to n images with a random part of the records between two flushes.
 func (s *sampler) sample(n int) []image {
 	var all []image
 	for tries := 0; len(all) < n && tries < 20*n; tries++ {
@@ -130,7 +130,7 @@ func (s *sampler) sample(n int) []image {
 	return all
 }
 
-// allBut adds the image that lacks one record of an epoch.
+// allBut adds the image that has all records of an epoch except one.
 func (s *sampler) allBut(all []image, epoch, lost int) []image {
 	e := s.epochs[epoch]
 	pieces := append(s.whole(e.First, lost), s.whole(lost+1, e.End)...)
@@ -147,7 +147,7 @@ func (s *sampler) changes(e flakydisk.Epoch) (indexes []int) {
 	return indexes
 }
 
-// whole returns the changes in a part of the log as whole pieces.
+// whole returns the records of a part of the log that change the disk, as whole pieces.
 func (s *sampler) whole(from, to int) (pieces []flakydisk.Piece) {
 	for _, r := range s.of.log[from:to] {
 		if r.Changes() {
@@ -191,7 +191,7 @@ func (s *sampler) tear(p flakydisk.Piece) flakydisk.Piece {
 	return p
 }
 
-// add adds an image, unless it is equal to an earlier one with the same promises.
+// add adds an image to all, unless an earlier image has the same content and the same promises.
 func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakydisk.Piece) []image {
 	collect()
 	durable := s.epochs[epoch].Durable
@@ -235,15 +235,15 @@ type verdict struct {
 	lost, formatted    bool
 	// damaged is set if the kernel refused an xfs with a torn block.
 	damaged bool
-	// wrong describes the fault, or is nil if there is none.
+	// wrong describes what the driver did wrong, or is nil.
 	wrong error
 }
 
-// check stages an image, and checks what must hold after every power cut. The error means that the
-// check could not be made.
+// check stages an image, and checks everything that must hold after a power cut. It returns an
+// error if the check cannot be made.
 //
-// The kernel's recovery of an xfs skips a torn block of metadata if its first sector is new. If an
-// image is refused for this reason, the same image with whole records must be accepted.
+// The kernel's recovery of an xfs skips a torn block of metadata if its first sector is new. If the
+// driver refuses an image for this reason, it must accept the same image with whole records.
 func (b *bench) check(ctx context.Context, m image) (verdict, error) {
 	v, err := b.checkOnce(ctx, m)
 	if err != nil || !v.damaged {
@@ -313,8 +313,8 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 // cut tears one, its checksum is wrong, and the kernel does not mount the filesystem.
 var superblocks = map[string][2]int64{ext4: {1024, 1024}, btrfs: {64 << 10, 4096}}
 
-// refusedRightly reports whether the refusal of an image is right: for a torn superblock or, if a
-// format for btrfs was interrupted, for a torn tree block.
+// refusedRightly reports whether the driver may refuse the image: because of a torn superblock or,
+// if a format for btrfs was interrupted, because of a torn tree block.
 func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	if m.torn && m.of.blank && m.at <= m.of.used && m.of.volume.access == btrfs &&
 		m.headless(found, answer) {
@@ -346,7 +346,7 @@ func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 }
 
 // headless reports whether a disk with an unfinished format for btrfs was refused because of a tree
-// block of mkfs whose first sector is missing. Only that sector shows to which filesystem it
+// block of mkfs whose first sector is missing. Only this sector shows to which filesystem the block
 // belongs.
 func (m image) headless(found *flakydisk.Image, answer error) bool {
 	const treeBlock = 16 << 10
@@ -375,7 +375,7 @@ func (p *placement) mountable() bool {
 }
 
 // btrfsBytes returns the size of a btrfs from its superblock, or 0 for another volume. If a grown
-// btrfs had its old size again, data behind that would be lost.
+// btrfs had its old size again, the data behind this size would be lost.
 func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 	b := make([]byte, 8)
 	if _, err := found.ReadAt(b, 64<<10+0x70); err != nil || m.of.volume.access != btrfs {
@@ -384,7 +384,7 @@ func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 	return int64(binary.LittleEndian.Uint64(b))
 }
 
-// checkData returns an error unless the workload's data are as promised.
+// checkData returns an error unless the workload's data satisfy the promises.
 func (p *placement) checkData(ctx context.Context, promises map[string]promise) (err error) {
 	defer harness.Catch(&err)
 	if !p.volume.raw() {
@@ -396,7 +396,7 @@ func (p *placement) checkData(ctx context.Context, promises map[string]promise) 
 	return errors.Join(checkRanges(device, promises), device.Close(), p.unpublish(ctx))
 }
 
-// usable returns an error unless a workload can use the filesystem and its whole disk.
+// usable returns an error unless the filesystem can be written, and uses its whole disk.
 func (p *placement) usable(of *recording) error {
 	if p.volume.raw() {
 		return nil

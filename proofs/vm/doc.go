@@ -1,4 +1,4 @@
-// Package vm proves with instances that are virtual machines what the simulator's guests can only
-// imitate: devices, a kernel and a boot of their own (package simulator/machine). Its tests run in
-// make vm and make rehearsal, which install QEMU and make an image.
+// Package vm proves, with instances that are virtual machines, what the simulator's guests can only
+// imitate: their own devices, kernel and boot (package simulator/machine). make vm and make
+// rehearsal install QEMU, make an image, and run these tests.
 package vm

@@ -28,7 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
 )
 
-// instance is an instance of a rack of virtual machines, without the driver.
+// instance is an instance of a rack in a test. Its guest has no driver.
 type instance struct {
 	*testing.T
 	*node
@@ -51,7 +51,7 @@ func (i instance) await(state oxide.InstanceState) {
 	}))
 }
 
-// in runs a command in the guest, when its sshd answers.
+// in waits until the guest's sshd answers, and runs a command in the guest.
 func (i instance) in(command string) string {
 	i.Helper()
 	var out []byte
@@ -71,7 +71,7 @@ func (i instance) in(command string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// sees waits until the guest sees these NVMe devices, by their serials.
+// sees waits until the guest has exactly the NVMe devices with these serials.
 func (i instance) sees(serials string) {
 	i.Helper()
 	got := i.in(fmt.Sprintf(`for try in $(seq 100); do `+
@@ -82,7 +82,7 @@ func (i instance) sees(serials string) {
 	}
 }
 
-// console returns the last bytes of the serial console as the rack's API has them.
+// console reads the last bytes of the serial console through the rack's API.
 func (i instance) console() (string, error) {
 	got, err := i.rack.Client.InstanceSerialConsole(i.Context(), oxide.InstanceSerialConsoleParams{
 		Instance: oxide.NameOrId(i.ID), MostRecent: oxide.NewPointer(uint64(1 << 16))})
@@ -133,7 +133,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 	cold, hot := disk("cold"), disk("hot")
 
-	// A user's key opens the guest, and a disk of the creation is there.
+	// The guest accepts the user's key, and has the disk that the creation of the instance attached.
 	made, err := rack.Client.InstanceCreate(t.Context(), oxide.InstanceCreateParams{
 		Project: oxide.NameOrId(rack.Project), Body: &oxide.InstanceCreate{Name: "a", Hostname: "a",
 			Ncpus: 1, Memory: 1 << 30, Start: oxide.NewPointer(true),
@@ -148,7 +148,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 		t.Errorf("the guest is %s, its firmware's %s", name, id)
 	}
 
-	// Disks come and go while it runs; what it has flushed is in a snapshot.
+	// The running guest sees attached and detached disks. A snapshot has what the guest has flushed.
 	i.must(rack.AttachDisk(t.Context(), hot.Id, i.ID))
 	i.sees("cold hot root")
 	text := base64.StdEncoding.EncodeToString([]byte(uuid.NewString()))
@@ -172,7 +172,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	i.must(rack.DetachDisk(t.Context(), hot.Id, i.ID))
 	i.sees("cold root")
 
-	// The machine outlives the simulator, which finds it again: the same boot, the same places.
+	// The machine survives a kill of the simulator. The next simulator finds it, with the same disks.
 	const bootID = "cat /proc/sys/kernel/random/boot_id"
 	boot := i.in(bootID)
 	rack.Kill()
@@ -190,7 +190,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	if text, err := i.console(); err != nil || !strings.Contains(text, "the guest is up") {
 		t.Errorf("the serial console says %q: %v", text, err)
 	}
-	// So does a reboot, of which the guest notices everything.
+	// The disks also survive a reboot, after which the guest has another boot ID.
 	_, err = rack.Client.InstanceReboot(t.Context(),
 		oxide.InstanceRebootParams{Instance: oxide.NameOrId(i.ID)})
 	i.must(err)
@@ -198,7 +198,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 	i.sees("cold root")
 
-	// A machine that is killed is an instance that failed, also while no simulator runs.
+	// After a kill of its machine an instance is failed, even if no simulator ran at that time.
 	i.killQEMU()
 	i.await(oxide.InstanceStateFailed)
 	i.must(rack.StartInstance(t.Context(), i.ID))
@@ -207,7 +207,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	i.must(rack.Start(t.Context()))
 	i.await(oxide.InstanceStateFailed)
 
-	// What its root filesystem has, and what is attached while it is off, is there after a boot.
+	// A boot keeps the root filesystem, and finds a disk that was attached while the machine was off.
 	i.must(rack.StartInstance(t.Context(), i.ID))
 	i.in("touch /kept; sync; poweroff")
 	i.await(oxide.InstanceStateStopped)
@@ -230,7 +230,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 }
 
-func TestTheMachinesOfATemporaryRackEndWithIt(t *testing.T) {
+func TestMachinesEndWithTheirTemporaryRack(t *testing.T) {
 	image := imageDir(t)
 	program, err := harness.RunFor(t).Binary(t.Context(), "oxide-simulator")
 	must(t, err)
@@ -239,7 +239,7 @@ func TestTheMachinesOfATemporaryRackEndWithIt(t *testing.T) {
 	out, err := rack.StdoutPipe()
 	must(t, err)
 	must(t, rack.Start())
-	// The simulator prints how to enter a when the machine of a runs.
+	// When the machine of the instance a runs, the simulator prints how to log in to it.
 	said := bufio.NewScanner(out)
 	for said.Scan() && !strings.Contains(said.Text(), "Enter a: ssh -i ") {
 	}
@@ -261,8 +261,8 @@ func TestTheMachinesOfATemporaryRackEndWithIt(t *testing.T) {
 	_ = rack.Wait() // it was killed
 }
 
-// knownDifferences are those between a guest's view and a virtual machine, by patterns of the disk
-// and its attribute, with the reason.
+// knownDifferences contains the differences between a guest view and a virtual machine, by patterns
+// of a disk and its attribute, with their reasons.
 var knownDifferences = map[string]string{
 	"*/device/serial":  "QEMU pads with spaces; the view with NULs, as a rack does",
 	"*/device/model":   "QEMU has a model; a rack leaves it empty",
@@ -272,8 +272,8 @@ var knownDifferences = map[string]string{
 	"root/node/size":   "as above",
 }
 
-// reader prints attributes of each NVMe disk below a sysfs and a device directory, and of the
-// firmware. Numbers that differ from boot to boot it compares with those of the device's node.
+// reader is a Perl program that prints attributes of the firmware, and of each NVMe disk in a sysfs
+// and a device directory. It hides numbers that change with each boot if the device node has them.
 const reader = `use Fcntl ":mode"; my ($sys, $dev, $want, $firmware) = @ARGV;
 sub get { my $of = shift; -d $of and return "directory"; open(my $f, "<", $of) or return "missing";
 	local $/; my $v = <$f>; my $mode = (stat $f)[2];
@@ -294,8 +294,8 @@ for my $dir (glob "$sys/block/nvme*n1") {
 	print "$of/node/block\t", S_ISBLK($mode) ? 1 : 0, "\n$of/node/size\t", ask($f, 0x80081272, "Q"),
 		"\n$of/node/blocksize\t", ask($f, 0x1268, "L"), "\n$of/node/ro\t", ask($f, 0x125e, "L"), "\n" }`
 
-// TestGuestViewShowsWhatAMachineShows compares the view of a guest that is a directory with a
-// virtual machine that has the same disks.
+// TestGuestViewShowsWhatAMachineShows compares a guest view, which is a directory, with a virtual
+// machine that has the same disks.
 func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 	key := hostKey(t)
 	p, run := proof.New(t, "guest-view"), harness.RunFor(t)
@@ -317,7 +317,7 @@ func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 	dir := start()
 	vm := start("--guests=vm", "--vm-image", imageDir(t))
 	dir.attachAll()
-	// A machine has a boot disk of its own, whose serial number this is.
+	// A machine has a boot disk with the serial root, so the guest view gets a disk of this name, too.
 	d, err := dir.rack.CreateDisk(t.Context(), dir.rack.Project, "root", harness.GiB)
 	dir.must(err)
 	dir.must(dir.rack.AttachDisk(t.Context(), d.Id, dir.ID))
@@ -383,8 +383,8 @@ func (i instance) attachAll() {
 		ReadOnly: oxide.NewPointer(true)}})
 }
 
-// attributes returns the files and directories of the disks, and those of the firmware, that the
-// view of the instance has.
+// attributes returns the names of all files and directories of disks, and of all firmware files, in
+// the instance's guest view.
 func (i instance) attributes() (disk, firmware []string) {
 	i.Helper()
 	of := regexp.MustCompile(`^block/nvme\d+n1/(.+)$|^class/dmi/id/(.+)$`)
@@ -401,7 +401,7 @@ func (i instance) attributes() (disk, firmware []string) {
 	return slices.Compact(disk), firmware
 }
 
-// parse parses what the reader prints of the instance.
+// parse returns the values that the reader has printed, by disk and attribute.
 func (i instance) parse(out string) map[string]string {
 	of := map[string]string{}
 	for line := range strings.Lines(strings.ReplaceAll(out, i.ID, "ID")) {

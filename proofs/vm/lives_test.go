@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-func TestLivesOfVolumesInMachines(t *testing.T) {
+func TestVolumesInMachinesKeepAcknowledgedData(t *testing.T) {
 	p, count := proof.New(t, "vm-lives"), 16
 	switch {
 	case p.Short():
@@ -38,7 +38,7 @@ func TestLivesOfVolumesInMachines(t *testing.T) {
 	}
 }
 
-func TestALifeOfAVolumeBehindPCIeRootPorts(t *testing.T) {
+func TestVolumesBehindPCIeRootPortsKeepAcknowledgedData(t *testing.T) {
 	p, count := proof.New(t, "vm-lives-q35"), 2
 	if p.Short() {
 		count = 1
@@ -50,7 +50,7 @@ func TestALifeOfAVolumeBehindPCIeRootPorts(t *testing.T) {
 	if got := strings.TrimSpace(string(n)); got != "12" || err != nil {
 		t.Errorf("the machine has %q root ports, not 12: %v", got, err)
 	}
-	// A machine starts with its disks before its firmware has numbered the ports' buses.
+	// A starting machine has its disks before its firmware numbers the buses of the ports.
 	l.nodes[0].sever()
 	ctx, instance := t.Context(), l.nodes[0].ID
 	must(t, l.rack.StopInstance(ctx, instance))
@@ -105,8 +105,8 @@ func runLives(t *testing.T, p *proof.Proof, count int, args ...string) *lab {
 	return l
 }
 
-// guard checks that lost bytes are noticed: a writer acknowledges bytes that it has not synced, and
-// then the machine is killed.
+// guard checks that compare finds lost bytes: a writer acknowledges bytes that it has not synced,
+// and then the machine is killed.
 func (l *lab) guard(t *testing.T) {
 	ctx, n := t.Context(), l.nodes[0]
 	var err error
@@ -130,27 +130,27 @@ func (l *lab) guard(t *testing.T) {
 }
 
 const (
-	// callTimeout is kubelet's. A call that needs it is stuck, and so is an orchestrator that has
-	// repeated one for convergence.
+	// callTimeout is kubelet's timeout. A call is stuck if it takes this long, or if it still fails
+	// after the orchestrator has repeated it for the time convergence.
 	callTimeout = 2 * time.Minute
 	convergence = 4 * time.Minute
 	patience    = 30 * time.Second
-	// recordBytes is the size of a record, and recordsRound how many a workload adds on a node.
+	// recordBytes is the size of a record. A workload adds recordsRound records on each node.
 	recordBytes  = 4096
 	recordsRound = 40
-	// manyRecords is more than a workload writes until its plug is pulled.
+	// manyRecords is more than a workload can write before its plug is pulled.
 	manyRecords = 100000
 )
 
 var (
 	filesystems = []string{"ext4", "xfs", "btrfs", "block"}
-	// What an orchestrator does with a volume on a node, in order.
+	// stages contains the orchestrator's calls and the workload's write on a node, in order.
 	stages = []string{"attach", "stage", "publish", "write", "unpublish", "unstage", "detach"}
-	// plugs are what is pulled.
+	// plugs contains the disturbances of a machine and of its disk.
 	plugs = []string{"killed", "disk pulled", "reset", "paused", "disk put back"}
 )
 
-// plan is what the seed chooses for a life.
+// plan contains the random choices for the life of a volume.
 type plan struct {
 	number, first        int // first is the node of the first round
 	kind                 string
@@ -158,17 +158,17 @@ type plan struct {
 	cold, moves, restore bool
 }
 
-// pull is a plug that is pulled during a call of a round, after a delay.
+// pull is a disturbance, a plug, which happens some time after a call of a round has begun.
 type pull struct {
 	plug, during string
 	delay        time.Duration
 	round        int
 }
 
-// draw draws a life. Consecutive lives have all kinds and plugs, and in each the machine is killed
-// when the volume has records. The first eight move each kind from either kernel to the other. A
-// disk that no workload uses is not pulled. A copy of a btrfs is not mounted beside its origin:
-// Linux 6.1 cannot do that.
+// draw returns a random plan. Consecutive plans have all kinds and plugs, and each kills the
+// machine when the volume has records. The first eight move each kind from either kernel to the
+// other. A disk is pulled only while a workload may use it. Only an xfs is restored beside its
+// origin: Linux 6.1 cannot mount a btrfs and its copy at the same time.
 func draw(r *rand.Rand, number int) plan {
 	p := plan{number: number, kind: filesystems[number%len(filesystems)],
 		first: (number + number/4) % 2, moves: r.IntN(2) == 0 || number < 8,
@@ -179,7 +179,7 @@ func draw(r *rand.Rand, number int) plan {
 		if strings.HasPrefix(plug, "disk") {
 			at = []string{"stage", "publish", "write", "unpublish", "unstage"}
 		}
-		// Half of them are pulled under the writer.
+		// Half of the plugs are pulled while the workload writes.
 		next := pull{plug: plug, during: "write", round: round + i,
 			delay: time.Duration(r.Int64N(int64(2 * time.Second)))}
 		if r.IntN(2) == 0 {
@@ -191,7 +191,7 @@ func draw(r *rand.Rand, number int) plan {
 	return p
 }
 
-// lab is a rack of two machines with the driver's node service, and its controller outside. The
+// lab is a rack of two machines with the driver's node service. The controller runs outside. The
 // second machine has a newer kernel and newer tools.
 type lab struct {
 	*proof.Proof
@@ -261,21 +261,21 @@ type life struct {
 	plan
 	volume *csi.Volume
 	at     *harness.Placement
-	// acked is the number of records whose fsync the guest has acknowledged, or, without sync, that
-	// it has written.
+	// acked is the number of records that the guest has acknowledged: after an fsync or, if unsynced
+	// is set, after a write.
 	acked    int
 	unsynced bool
-	// plug is the plug that was pulled last, or that is pulled during this call if pulling is set.
+	// plug is the plug that was pulled last or, if pulling is set, that is pulled during this call.
 	plug    string
 	pulling bool
-	// wrote gets the first record that is acknowledged while a plug is to be pulled.
+	// wrote receives a value when the guest acknowledges a record of the call that a plug disturbs.
 	wrote chan struct{}
 }
 
-// errPulled means that a plug was pulled, so that the orchestrator begins with the node again.
+// errPulled means that a plug was pulled, so that the orchestrator must begin again with this node.
 var errPulled = errors.New("a plug was pulled")
 
-// newLife makes the volume, from a snapshot if one is given.
+// newLife creates the volume, from the snapshot if one is given.
 func (l *lab) newLife(ctx context.Context, p plan, snapshot string) *life {
 	v := &life{lab: l, plan: p}
 	req := harness.CreateRequest(fmt.Sprintf("pvc-%d-%d", p.number, l.lives), harness.Access(p.kind))
@@ -294,7 +294,7 @@ func (l *lab) newLife(ctx context.Context, p plan, snapshot string) *life {
 	return v
 }
 
-// until repeats a call as an orchestrator does, until it succeeds.
+// until repeats a call until it succeeds, as an orchestrator does.
 func (v *life) until(ctx context.Context, what string, call func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(ctx, convergence)
 	defer cancel()
@@ -322,7 +322,7 @@ func (v *life) until(ctx context.Context, what string, call func(context.Context
 	}
 }
 
-// call returns a call of the orchestrator for a node, or the workload of the volume there.
+// call returns a function that makes an orchestrator's call for a node, or runs the workload there.
 func (v *life) call(what string, n *node) func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"attach": func(ctx context.Context) error {
@@ -344,8 +344,8 @@ func (v *life) call(what string, n *node) func(context.Context) error {
 	}[what]
 }
 
-// step makes a call of a round on a node. If the plug is to be pulled now, it is pulled during
-// the call.
+// step makes a call of a round on a node. If the next plug is to be pulled during this call, step
+// pulls it.
 func (v *life) step(ctx context.Context, n *node, round int, what string) {
 	call := v.call(what, n)
 	if len(v.pulls) == 0 || round != v.pulls[0].round || what != v.pulls[0].during {
@@ -421,8 +421,8 @@ func (v *life) diskID(ctx context.Context, name string) (string, error) {
 	return "", errors.Join(err, fmt.Errorf("the rack has no disk %s", name))
 }
 
-// recover does what an orchestrator does before it begins with the node again: it waits for its
-// boot, or takes the volume away from it. After a pause answers may be lost, and every call may be
+// recover prepares the node for a new visit, as an orchestrator does: it waits for the node's boot,
+// or removes the volume from the node. After a pause answers may be lost, and every call may be
 // repeated.
 func (v *life) recover(ctx context.Context, n *node) {
 	again := map[string][]string{"disk pulled": {"unpublish", "unstage", "detach"},
@@ -445,8 +445,8 @@ func (v *life) coldly(ctx context.Context, n *node) {
 	harness.Must(n.connect(ctx))
 }
 
-// visit brings the volume to a workload on a node, which reads what it has and writes more, and
-// takes it away again. While it is there, it may be visited itself.
+// visit brings the volume to a node, verifies its data, writes more, and removes it from the node.
+// While the volume is published, it calls beside, if that is not nil.
 func (v *life) visit(ctx context.Context, n *node, round int, beside func()) (err error) {
 	defer harness.Catch(&err)
 	v.makeDirs(ctx, n)
@@ -464,7 +464,7 @@ func (v *life) visit(ctx context.Context, n *node, round int, beside func()) (er
 	return nil
 }
 
-// makeDirs makes the directories that an orchestrator makes, unless they have survived a boot.
+// makeDirs makes the directories that an orchestrator makes, if they do not exist.
 func (v *life) makeDirs(ctx context.Context, n *node) {
 	harness.Got(n.run(ctx, nil, fmt.Sprintf("mkdir -p %s %s", v.at.Staging,
 		filepath.Dir(v.at.Target))))
@@ -482,8 +482,8 @@ func (v *life) place() string {
 	return v.at.Target + "/records"
 }
 
-// writer writes numbered records into a file, and bytes that nobody syncs into another one. The
-// device that is both has its records at the beginning.
+// writer is a Perl program. It writes numbered records to one file, and bytes that nobody syncs to
+// another. If both are the same device, the records are at its beginning.
 const writer = `use IO::Handle; $| = 1; my ($f, $d, $n, $end, $sync, $of) = @ARGV;
 sub put { my ($to, $at, $what) = @_;
 	sysseek($to, $at, 0) && syswrite($to, $what) == length $what or die "write: $!" }
@@ -496,8 +496,8 @@ for (; $n < $end; $n++) {
 	select undef, undef, undef, 0.005
 }`
 
-// write runs a writer in the guest, which syncs each record before it acknowledges it, and leaves
-// dirty pages behind that nobody syncs.
+// write runs the writer in the guest. The writer syncs each record before it acknowledges the
+// record, and leaves dirty pages that nobody syncs.
 func (v *life) write(ctx context.Context, n *node) error {
 	count, sync := recordsRound, "1"
 	if v.pulling && v.plug != "paused" {
@@ -537,7 +537,7 @@ func (v *life) write(ctx context.Context, n *node) error {
 	return nil
 }
 
-// verify compares every acknowledged byte with what the disk has.
+// verify reads all acknowledged records from the disk, and fails if a byte is lost.
 func (v *life) verify(ctx context.Context, n *node) {
 	if v.acked == 0 {
 		return
@@ -601,7 +601,7 @@ func (v *life) end(ctx context.Context) {
 	})
 }
 
-// restored takes and restores a snapshot, and uses the new volume beside this one on the same node.
+// restored restores a snapshot, and uses the new volume beside the original on the same node.
 func (v *life) restored(ctx context.Context, n *node) {
 	var id string
 	v.until(ctx, "snapshot", func(ctx context.Context) error {

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) { namespace.Main(m) }
 // bootTime is how long a guest may take until its sshd answers.
 const bootTime = 10 * time.Minute
 
-// imageDir returns the directory of the machines' image, or skips the test without one.
+// imageDir returns the directory of the machines' image. Without an image it skips the test.
 func imageDir(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("OXIDE_VM_IMAGE")
@@ -56,7 +56,7 @@ func imageDir(t *testing.T) string {
 	return dir
 }
 
-// hostKey returns the file of the key that opens every guest, or skips the test without an image.
+// hostKey returns the key file for the ssh of every guest. Without an image it skips the test.
 func hostKey(t *testing.T) string {
 	t.Helper()
 	h, err := machine.Open(t.Context(), imageDir(t))
@@ -64,12 +64,12 @@ func hostKey(t *testing.T) string {
 	return h.Key()
 }
 
-// node is an instance of the rack that runs as a virtual machine, with the driver's node service in
-// it. An ssh keeps a connection to it, on which the driver's socket comes out and all commands go.
+// node is an instance that runs as a virtual machine, with the driver's node service in it. An ssh
+// process keeps one connection to it, which forwards the driver's socket and carries all commands.
 type node struct {
 	harness.Instance
 	rack *harness.Rack
-	// key is the private key that the guest accepts, and driver the program that is copied there.
+	// key is the private key that the guest accepts. driver is the program that connect copies to it.
 	key, driver string
 	address     string // of the guest's sshd, since its last boot
 
@@ -85,7 +85,7 @@ const (
 
 func (n *node) path(name string) string { return filepath.Join(n.rack.Dir, n.Name+"."+name) }
 
-// ssh returns an ssh that runs a command in the guest, without having started it.
+// ssh returns an ssh command, not yet started, that runs a command in the guest.
 func (n *node) ssh(ctx context.Context, command string, options ...string) *exec.Cmd {
 	_, port, _ := net.SplitHostPort(n.address)
 	args := append([]string{"-i", n.key, "-p", port, "-S", n.path("ssh"), "-o", "BatchMode=yes",
@@ -94,7 +94,7 @@ func (n *node) ssh(ctx context.Context, command string, options ...string) *exec
 	return exec.CommandContext(ctx, "ssh", append(args, "root@127.0.0.1", command)...)
 }
 
-// run returns what a command prints in the guest.
+// run runs a command in the guest, and returns its output.
 func (n *node) run(ctx context.Context, stdin io.Reader, command string) ([]byte, error) {
 	c := n.ssh(ctx, command)
 	var out, said bytes.Buffer
@@ -105,7 +105,7 @@ func (n *node) run(ctx context.Context, stdin io.Reader, command string) ([]byte
 	return out.Bytes(), nil
 }
 
-// changeImage gives the instance a new root disk, of the image that a directory names.
+// changeImage gives the instance a new root disk, made from the current image in a directory.
 func (n *node) changeImage(ctx context.Context, dir string) error {
 	name, err := os.ReadFile(filepath.Join(dir, "current"))
 	if err != nil {
@@ -115,7 +115,7 @@ func (n *node) changeImage(ctx context.Context, dir string) error {
 		return err
 	}
 	image, at := filepath.Join(dir, strings.TrimSpace(string(name))), filepath.Join(n.Guest, "machine")
-	// The QEMU that has just ended may still have its files open.
+	// QEMU has just ended, and may still have its files open.
 	out, err := exec.CommandContext(ctx, "sh", "-ec", `ln -sfn "$1" "$2/image"; rm "$2/root.qcow2"
 		qemu-img create -q -f qcow2 -F raw -b "$1/root.img" "$2/root.qcow2"`, "sh", image, at).
 		CombinedOutput()
@@ -157,7 +157,7 @@ func (n *node) reach(ctx context.Context) (err error) {
 	n.sever()
 	n.address = harness.Got(n.sshd(ctx))
 	_ = os.Remove(n.path("ssh"))
-	// The connection outlives this call.
+	// The connection must stay open after this call.
 	c := n.ssh(context.WithoutCancel(ctx), "echo up; exec cat >/dev/null", "-M", "-o",
 		"StreamLocalBindUnlink=yes", "-L", n.path("sock")+":"+guestSocket)
 	out := harness.Got(c.StdoutPipe())
@@ -171,7 +171,7 @@ func (n *node) reach(ctx context.Context) (err error) {
 	return nil
 }
 
-// sshd returns the address of the sshd of the instance's machine.
+// sshd returns the address of the instance's sshd.
 func (n *node) sshd(ctx context.Context) (string, error) {
 	state, err := n.rack.Admin.State(ctx)
 	for _, m := range state.Machines {
@@ -182,7 +182,7 @@ func (n *node) sshd(ctx context.Context) (string, error) {
 	return "", errors.Join(err, errors.New("it has no machine"))
 }
 
-// sever ends all connections to the guest, as its end would: calls and commands fail.
+// sever closes all connections to the guest, so that calls and commands fail as if the guest ended.
 func (n *node) sever() {
 	if n.conn != nil {
 		_ = n.conn.Close()
@@ -211,7 +211,7 @@ func (n *node) qemu() (*os.Process, error) {
 	return nil, errors.Join(err, fmt.Errorf("instance %s has no QEMU", n.Name))
 }
 
-// kill kills the machine, and starts the instance again when the rack has noticed.
+// kill kills the machine, waits until the rack reports a failed instance, and starts it again.
 func (n *node) kill(ctx context.Context) error {
 	process, err := n.qemu()
 	if err == nil {
@@ -256,7 +256,7 @@ func after(ctx context.Context, d time.Duration) {
 }
 
 // TestKeeperBootsAMachineForAColdAttach gives a volume to a machine of a rack without hot-plug. The
-// test acts as the attacher and as the kubelet of the node; the keeper stops and starts it.
+// test acts as the attacher and the node's kubelet. The keeper stops and starts the machine.
 func TestKeeperBootsAMachineForAColdAttach(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SHORT= make vm runs it")
@@ -360,10 +360,10 @@ func TestKeeperBootsAMachineForAColdAttach(t *testing.T) {
 	p.Figure("stops", stops, "blocks_compared", v.compared, "bytes_lost", v.lost)
 }
 
-// TestCSISanityOfTheNodeServiceInAMachine runs csi-sanity's specs of the node service over one kind
-// of volume. The node service is in a machine, in which csi-sanity makes its directories; the
-// controller is outside.
-func TestCSISanityOfTheNodeServiceInAMachine(t *testing.T) {
+// TestNodeServiceInAMachinePassesCSISanity runs csi-sanity's specs of the node service for one kind
+// of volume. csi-sanity makes its directories in the machine, where the node service runs. The
+// controller runs outside.
+func TestNodeServiceInAMachinePassesCSISanity(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SHORT= make vm runs it")
 	}

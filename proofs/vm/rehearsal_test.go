@@ -26,16 +26,16 @@ import (
 )
 
 const (
-	// stepTime is how long a block of the page may take; a run is the longest.
+	// stepTime is how long the commands of one block may take. A conformance run takes longest.
 	stepTime = 40 * time.Minute
-	// gateway is the operator's machine as a guest sees it.
+	// gateway is the address at which a guest reaches the operator's machine.
 	gateway = "10.0.2.2"
 )
 
-// TestRehearsalOfTheConformancePage runs the commands of docs/conformance.md as an operator does:
-// on the operator's machine and in the instance a of a rack, with a second instance b and a helper
-// h. The instances are virtual machines. REHEARSAL_PARTS names parts of the run, for --only.
-func TestRehearsalOfTheConformancePage(t *testing.T) {
+// TestRehearsalFollowsTheConformancePage runs the commands of docs/conformance.md as an operator
+// does: on the operator's machine and in the instance a of a rack, with a second instance b and a
+// helper h. The instances are virtual machines. REHEARSAL_PARTS names parts of the run, for --only.
+func TestRehearsalFollowsTheConformancePage(t *testing.T) {
 	if os.Getenv("OXIDE_REHEARSAL") == "" {
 		t.Skip("make rehearsal runs it, and needs an hour without KVM")
 	}
@@ -95,21 +95,21 @@ func TestRehearsalOfTheConformancePage(t *testing.T) {
 	}
 }
 
-// operator follows the page on one rack.
+// operator runs the commands of the page on one rack.
 type operator struct {
 	rack *harness.Rack
 	// work is the working directory, and env the environment of the operator's machine.
 	work string
 	env  []string
-	// release is what the operator calls the rack's release, if it is not the page's v21.
+	// release, if set, replaces the release v21 in the page's commands.
 	release string
-	// block returns the only block of the page that has this text.
+	// block returns the block of the page that contains the text.
 	block   func(text string) docs.Block
 	exports string
 }
 
 // newOperator starts a rack with the instances a and b, which run, and h, which is stopped. The
-// operator can enter all of them by their names, and so can root in a.
+// operator can log in to all of them by their names, and so can root on a.
 func newOperator(t *testing.T, work, key, release string, hotplug adminapi.Hotplug) *operator {
 	t.Helper()
 	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{Hotplug: hotplug,
@@ -172,8 +172,8 @@ func blocksOf(t *testing.T) func(text string) docs.Block {
 	}
 }
 
-// relay returns a port of loopback that leads to the sshd of an instance, whose own port changes
-// with every start.
+// relay returns a port of loopback that forwards to the sshd of an instance. The port of the sshd
+// changes with every start of the instance.
 func relay(t *testing.T, rack *harness.Rack, id string) (port int) {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -232,8 +232,8 @@ func (o *operator) here(t *testing.T, b docs.Block) {
 	}
 }
 
-// onA runs the commands of a block of the docs at a terminal of the instance a, and answers yes. It
-// returns what the operator sees.
+// onA runs the commands of a block at a terminal of the instance a, and answers yes. It returns
+// what the terminal shows.
 func (o *operator) onA(t *testing.T, b docs.Block) (out string, status int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), stepTime)
@@ -267,8 +267,8 @@ func (o *operator) onA(t *testing.T, b docs.Block) (out string, status int) {
 	return seen.String(), c.ProcessState.ExitCode()
 }
 
-// kill starts a run of the checks of data, and kills it when the rack has a disk of it, and so many
-// attachments.
+// kill starts a conformance run of the data checks. It kills the run when the rack has a disk of
+// the run and enough attachments.
 func (o *operator) kill(t *testing.T, command string, attachments int) {
 	t.Helper()
 	command = strings.Replace(command, "--report v21", "--only data", 1)
@@ -283,7 +283,7 @@ func (o *operator) kill(t *testing.T, command string, attachments int) {
 			err = errors.New("the run has not begun")
 		}
 		if err == nil {
-			// The program has started itself again in a mount namespace, as /proc/self/exe.
+			// The program has started itself in a mount namespace, as /proc/self/exe, so its name is exe.
 			err = o.command(t.Context(), "ssh root@a pkill -9 -x exe").Run()
 		}
 		select {

@@ -1,18 +1,18 @@
 // Package trace follows a running, unmodified process with ptrace, numbers its external effects,
 // and kills or pauses the process at a chosen effect.
 //
-// A tracer is a process of its own (Serve), for two reasons: the kernel binds a traced process to
-// one thread of its tracer, and the parent of a traced process would be woken at each of its stops.
-// A Watcher starts a tracer and gives it orders.
+// A tracer is a separate process (Serve), for two reasons: the kernel binds a traced process to one
+// thread of its tracer, and the parent of a traced process would be woken at each of its stops. A
+// Watcher starts a tracer and gives it orders.
 package trace
 
 import "fmt"
 
-// Phase is the moment, relative to an effect, at which the process is killed.
+// Phase is a moment relative to an effect. The process is killed or paused at this moment.
 type Phase string
 
-// The phases of an effect. Sent exists only for requests: the request was sent, and its answer has
-// not arrived.
+// An effect has these phases. Only a request has the phase Sent: the process has sent the request,
+// and the answer has not arrived.
 const (
 	Before Phase = "before"
 	Sent   Phase = "sent"
@@ -25,14 +25,14 @@ type Effect struct {
 	Program string `json:"program"`
 	// Call is the name of the system call, or the method of an HTTP request.
 	Call string `json:"call"`
-	// Target is the object of the call, such as a path, without the parts that differ between runs.
+	// Target is the object of the call, such as a path. Parts that differ between runs are replaced.
 	Target string `json:"target"`
 	// N counts the effects of the same program, call and target from 1.
 	N int `json:"n"`
-	// Failed reports whether the kernel refused the call, so that it had no effect.
+	// Failed is set if the kernel refused the call, so that it had no effect.
 	Failed bool `json:"failed,omitempty"`
-	// Request reports whether the effect is a request that gets an answer. Only requests have the
-	// phase Sent.
+	// Request is set if the effect is a request that gets an answer. Only requests have the phase
+	// Sent.
 	Request bool `json:"request,omitempty"`
 }
 
@@ -50,16 +50,16 @@ func (e Effect) Phases() []Phase {
 	return []Phase{Before, After}
 }
 
-// Point is a point in the life of a process: the N-th effect of that name, or, without a name,
-// the N-th of all effects.
+// Point selects the N-th effect with the name or, if the name is empty, the N-th of all effects,
+// and a phase of it.
 type Point struct {
 	Name  string `json:"name"`
 	N     int    `json:"n"`
 	Phase Phase  `json:"phase"`
-	// Group also kills the tools of the process, as the end of a container or of a machine does.
+	// Group also kills the tools of the process, as the end of its container or machine would.
 	Group bool `json:"group"`
-	// Pause stops the process and its tools at the point until the watcher resumes them, and kills
-	// none of them.
+	// Pause pauses the process and its tools at the point until the watcher resumes them. It kills no
+	// process.
 	Pause bool `json:"pause,omitempty"`
 }
 
@@ -81,24 +81,24 @@ type Report struct {
 	Killed bool `json:"killed"`
 	// Paused reports whether the process reached the point and was paused there.
 	Paused bool `json:"paused,omitempty"`
-	// Orphans are programs that still ran after the process that started them was dead.
+	// Orphans are programs that the process had started, and that still ran when it was dead.
 	Orphans []string `json:"orphans,omitempty"`
 	Error   string   `json:"error,omitempty"`
-	// Over reports whether this is the last report, because the process is released or dead.
+	// Over is set if this is the last report, because the process is released or dead.
 	Over bool `json:"over,omitempty"`
 }
 
 // Order names the process to watch, and the point at which to kill or pause it.
 type Order struct {
 	PID int `json:"pid"`
-	// As is the name of the process in the names of effects.
+	// As is the name of the process in Effect.Program.
 	As string `json:"as"`
-	// Rack is the port of the rack's API. A write to a connection with this port is a request. If
-	// the process itself listens there, its write is an answer.
+	// Rack is the port of the rack's API. A write to a connection to this port is a request. If the
+	// process itself listens on this port, its write is an answer.
 	Rack uint16 `json:"rack"`
 	// Root is removed from the names of paths below it.
 	Root string `json:"root"`
-	// Logs are files to which writes do not count as effects.
+	// Logs are paths of files. Writes to them are no effects.
 	Logs []string `json:"logs"`
 	Kill *Point   `json:"kill,omitempty"`
 }

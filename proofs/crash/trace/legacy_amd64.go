@@ -4,7 +4,7 @@ package trace
 
 import "golang.org/x/sys/unix"
 
-// These calls exist only on old architectures.
+// Only old architectures such as amd64 have these calls.
 func init() {
 	for number, r := range map[uint64]rule{
 		unix.SYS_OPEN:    {"openat", opens(0, 1)},

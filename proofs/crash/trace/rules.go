@@ -23,15 +23,15 @@ type call struct {
 	tid int
 }
 
-// rule is the name of a system call in effects, and a function that returns the effect of a call,
-// or false if the call has none.
+// rule contains the name that a system call has in effects, and a function that returns the effect
+// of a call, or false if the call has no effect.
 type rule struct {
 	name   string
 	effect func(c call) (e Effect, ok bool)
 }
 
-// rules contains the system calls with effects. Changes that end with the process, such as those of
-// descriptors, locks, memory and detached mounts, are no effects.
+// rules contains the system calls that have effects. Changes that end with the process are no
+// effects, such as changes of descriptors, locks, memory and detached mounts.
 var rules = map[uint64]rule{
 	unix.SYS_WRITE:           {"write", writes},
 	unix.SYS_WRITEV:          {"write", writes},
@@ -90,7 +90,7 @@ func always(target string) func(call) (Effect, bool) {
 	return func(call) (Effect, bool) { return Effect{Target: target}, true }
 }
 
-// file finds the file, directory or device whose descriptor is an argument of the call.
+// file returns an effect on the file, directory or device whose descriptor is an argument.
 func file(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		target, ok := c.fileTarget(int(int32(c.arg(arg))))
@@ -98,17 +98,17 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path finds the path that is an argument: absolute, or relative to the working directory.
+// path returns an effect on a path in an argument, absolute or relative to the working directory.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt finds the path that is an argument, in the directory that the first argument names.
+// pathAt returns an effect on the path in an argument, relative to the directory in argument 0.
 func pathAt(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(c.directory(), c.arg(arg)) }
 }
 
-// pathWith is pathAt for a path that is the second argument, if the flags after it contain a flag.
+// pathWith is pathAt for the path in argument 1, if argument 2 contains the flag.
 func pathWith(flag uint64) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(2)&flag == 0 {
@@ -136,13 +136,13 @@ func (c call) onPath(directory int, address uint64) (Effect, bool) {
 	return Effect{Target: c.plain(name)}, !kernelFile(name)
 }
 
-// kernelFile reports whether a file is one of the kernel's own, or exists only in memory.
+// kernelFile reports whether a file belongs to the kernel, or exists only in memory.
 func kernelFile(name string) bool {
 	return name == "/dev/null" || strings.HasPrefix(name, "/proc/") ||
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
-// opens finds the file that a call opens, if the call may create it.
+// opens returns an effect on the file that a call opens if the call may create it.
 func opens(name, flags int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(flags)&unix.O_CREAT == 0 {
@@ -160,13 +160,13 @@ func opensHow(c call) (Effect, bool) {
 	return c.onPath(c.directory(), c.arg(1))
 }
 
-// program finds the name of the tool that a call starts.
+// program returns the effect of starting a tool. The target is the name of the tool.
 func program(c call) (Effect, bool) {
 	return Effect{Target: filepath.Base(text(c.tid, c.arg(0)))}, true
 }
 
-// configures finds the two commands of fsconfig that make the kernel open or change a filesystem.
-// The other commands only collect options.
+// configures returns an effect for the two commands of fsconfig that make the kernel open or change
+// a filesystem. The other commands only collect options.
 func configures(c call) (Effect, bool) {
 	switch c.flags(1) {
 	case unix.FSCONFIG_CMD_CREATE, 8: // FSCONFIG_CMD_CREATE_EXCL
@@ -182,7 +182,7 @@ func changes(c call) (Effect, bool) {
 	return Effect{Call: name, Target: "device"}, ok
 }
 
-// writes finds the file that a call writes to, or the request or answer that it sends.
+// writes returns an effect on the file that a call writes, or the request or answer that it sends.
 func writes(c call) (Effect, bool) {
 	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", c.tid, c.descriptor()))
 	if err != nil {
@@ -228,8 +228,8 @@ func (c call) message(link string) (Effect, bool) {
 	return Effect{}, false
 }
 
-// answer returns an effect for the first answer only. Later ones may be answers to callers that
-// poll, or further parts of the first one.
+// answer returns an effect for the first answer only. Later writes may be answers to callers that
+// poll, or further parts of the first answer.
 func (c call) answer(target string, is bool) (Effect, bool) {
 	if !is || c.answered {
 		return Effect{}, false
@@ -238,8 +238,8 @@ func (c call) answer(target string, is bool) (Effect, bool) {
 	return Effect{Call: "answer", Target: target}, true
 }
 
-// hasHeaders reports whether data of an HTTP/2 connection contains a frame with headers, as the
-// beginning and the end of an answer do.
+// hasHeaders reports whether data of an HTTP/2 connection contain a frame with headers. The
+// beginning and the end of an answer have such a frame.
 func hasHeaders(data []byte) bool {
 	const frameHeader, headers = 9, 1
 	for len(data) >= frameHeader {
@@ -273,7 +273,7 @@ func (c call) fileTarget(fd int) (string, bool) {
 	return "", false
 }
 
-// The parts of a path that differ between runs.
+// These parts of a path differ between runs.
 var (
 	uuids   = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 	names   = regexp.MustCompile(`csi-[0-9a-v]{16}`)
@@ -288,8 +288,8 @@ func (s *tracing) plain(path string) string {
 	return numbers.ReplaceAllString(path, "#")
 }
 
-// socketKind is the kind of a socket: of a client of the rack, of the rack's server, a Unix socket,
-// or another one.
+// socketKind tells whether a socket is a connection to the rack, a connection of the rack's server,
+// a Unix socket, or another socket.
 type socketKind int
 
 const (
@@ -299,8 +299,8 @@ const (
 	local
 )
 
-// socket returns the kind of a socket by its name in /proc/PID/fd. It keeps the result: during a
-// session the kernel hardly gives the same number to another socket.
+// socket returns the kind of a socket by its name in /proc/PID/fd. It caches the kind, because the
+// kernel is unlikely to give the same number to another socket while the process is watched.
 func (s *tracing) socket(link string) socketKind {
 	kind, known := s.sockets[link]
 	if !known {

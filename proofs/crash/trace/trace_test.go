@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// script is a program that waits for a line, and then runs the commands that are watched.
+// script is a shell that waits for a line, and then runs commands while a tracer watches it.
 type script struct {
 	dir   string
 	cmd   *exec.Cmd
@@ -74,7 +74,7 @@ func (s *script) watcher(t *testing.T, kill *trace.Point) *trace.Watcher {
 	return w
 }
 
-func TestAProcessIsPausedAtItsPoint(t *testing.T) {
+func TestAProcessIsPausedBeforeTheChosenEffect(t *testing.T) {
 	s := start(t, "echo first >first; echo second >second")
 	w := s.watcher(t, &trace.Point{N: 3, Phase: trace.Before, Pause: true})
 	during := map[string]bool{}
@@ -91,7 +91,7 @@ func TestAProcessIsPausedAtItsPoint(t *testing.T) {
 	}
 }
 
-// watch lets the script continue while it is watched, and waits for its end.
+// watch lets the script continue under a tracer, and waits until the script has ended.
 func (s *script) watch(t *testing.T, kill *trace.Point) trace.Report {
 	t.Helper()
 	w := s.watcher(t, kill)
@@ -153,7 +153,7 @@ func TestAProcessIsKilledRightBeforeOrRightAfterAnEffect(t *testing.T) {
 	}
 }
 
-func TestTheToolOfAKilledProcessDiesWithItOrIsReported(t *testing.T) {
+func TestAToolOfAKilledProcessIsKilledOrReported(t *testing.T) {
 	for _, group := range []bool{true, false} {
 		s := start(t, `touch a; : >b`)
 		report := s.watch(t, &trace.Point{Name: "touch: openat /a", N: 1, Phase: trace.Before,
@@ -174,7 +174,7 @@ func TestTheToolOfAKilledProcessDiesWithItOrIsReported(t *testing.T) {
 	}
 }
 
-func TestAProcessIsKilledOnlyAtThePoint(t *testing.T) {
+func TestAProcessThatDoesNotReachThePointIsNotKilled(t *testing.T) {
 	s := start(t, `: >a`)
 	report := s.watch(t, &trace.Point{Name: "script: openat /a", N: 2, Phase: trace.Before})
 	if report.Killed || !s.has("a") || !s.cmd.ProcessState.Success() {

@@ -32,28 +32,28 @@ type tracing struct {
 	counts   map[string]int
 	sockets  map[string]socketKind
 
-	// answered is set after the first answer to an RPC or a request.
+	// answered is set after the process has sent its first answer to an RPC or an HTTP request.
 	answered bool
-	// answers, if it is not -1, is the descriptor from which the process reads the answer after which
-	// it is killed.
+	// answers is the descriptor from which the process reads the answer to a request. When it has read
+	// the answer, it is killed. answers is -1 if there is no such request.
 	answers int
-	// held contains threads that were stopped when the process was killed. They stay stopped until the
+	// held contains threads that stopped after the kill of the process. They stay stopped until the
 	// process is dead.
 	held []int
 	// dead is set when the process has ended. Its tools may still run.
 	dead bool
-	// paused tells the watcher that the process is paused. The end of the pause closes goOn.
+	// paused reports the pause to the watcher. Closing goOn ends the pause.
 	paused  func() error
 	goOn    chan struct{}
 	resumed sync.Once
-	// letGo is set by release. run then detaches from all threads.
+	// letGo is set by release, and makes run detach from all threads.
 	letGo    atomic.Bool
 	detached bool
 }
 
 type thread struct {
 	pid int
-	// doing is the index of the effect whose system call the thread is in, or -1.
+	// doing is the index of the effect whose system call the thread is making, or reading, or -1.
 	doing int
 }
 
@@ -93,8 +93,8 @@ func begin(order Order) (*tracing, error) {
 	}
 }
 
-// firstStops waits until every thread has stopped once. From then on, the threads stop at
-// their system calls.
+// firstStops waits until every thread has stopped once. After this stop, a thread stops at each of
+// its system calls.
 func (s *tracing) firstStops() error {
 	waiting := map[int]bool{}
 	for tid := range s.threads {
@@ -123,7 +123,7 @@ func wait() (tid int, status syscall.WaitStatus, err error) {
 	}
 }
 
-// run handles stops until the process is released, or is dead with all programs that it started.
+// run handles stops until the process is released, or is dead together with its tools.
 func (s *tracing) run() error {
 	for len(s.threads) > 0 {
 		if s.letGo.Load() && !s.detached && !s.report.Killed {
@@ -146,14 +146,14 @@ func (s *tracing) run() error {
 	return nil
 }
 
-// release makes run release the process. Any thread may call it. The signal ends the tracer's wait;
-// Go programs ignore it.
+// release makes run release the process. Any thread may call it. The signal interrupts the wait of
+// run. Go programs ignore this signal.
 func (s *tracing) release() {
 	s.letGo.Store(true)
 	_ = unix.Kill(s.order.PID, unix.SIGURG)
 }
 
-// step handles one stop or end.
+// step handles a stop or the end of a thread.
 func (s *tracing) step(tid int, status syscall.WaitStatus) error {
 	if status.Exited() || status.Signaled() {
 		s.ended(tid)
@@ -199,7 +199,7 @@ func (s *tracing) add(tid, pid int) *thread {
 	return t
 }
 
-// expect records the thread that a stopped thread has made, so that run also waits for that one.
+// expect records the thread that maker has just created, so that run waits for this thread, too.
 func (s *tracing) expect(maker int) error {
 	made, err := unix.PtraceGetEventMsg(maker)
 	if tid := int(made); err == nil && !s.known[tid] {
@@ -208,7 +208,7 @@ func (s *tracing) expect(maker int) error {
 	return err
 }
 
-// gone returns nil for a thread that was killed in the meantime. Its end is reported
+// gone returns nil if the thread was killed in the meantime. wait reports the end of the thread
 // separately.
 func gone(err error) error {
 	if errors.Is(err, unix.ESRCH) {
@@ -217,8 +217,8 @@ func gone(err error) error {
 	return err
 }
 
-// leave detaches from a stopped thread. If the process was killed and a tool of it still lives,
-// that is an orphan.
+// leave detaches from a stopped thread. If the process was killed and the thread's tool still
+// lives, it records the tool as an orphan.
 func (s *tracing) leave(tid int, pass unix.Signal) error {
 	t := s.threads[tid]
 	if s.report.Killed && t != nil && t.pid != s.order.PID && !dying(tid) {
@@ -256,13 +256,13 @@ func (s *tracing) ended(tid int) {
 			_ = s.leave(tid, 0)
 		}
 	}
-	// The remaining threads were started by the process. They are released at their next stop.
+	// The remaining threads belong to tools. step detaches from them at their next stop.
 	for tid := range s.threads {
 		_ = interrupt(tid)
 	}
 }
 
-// program returns the name of the program for the effects of a process.
+// program returns the name of a process in effects.
 func (s *tracing) program(pid int) string {
 	if pid == s.order.PID {
 		return s.order.As
@@ -331,7 +331,7 @@ func (s *tracing) enter(c call, t *thread) error {
 // readCalls are the calls that read an answer.
 var readCalls = []uint64{unix.SYS_READ, unix.SYS_READV, unix.SYS_RECVFROM}
 
-// reading is the value of doing for a thread that reads from the descriptor answers.
+// reading is the value of thread.doing while the thread reads from the descriptor tracing.answers.
 const reading = -2
 
 // leaveCall records the result of an effect.
@@ -365,10 +365,10 @@ func (s *tracing) here(e Effect, phase Phase) bool {
 	return k.N == e.N && k.Name == e.Name()
 }
 
-// resume ends the pause, or prevents a later one. A second call does nothing.
+// resume ends the pause, or prevents a later pause. A second call does nothing.
 func (s *tracing) resume() { s.resumed.Do(func() { close(s.goOn) }) }
 
-// actAt kills or pauses the process.
+// actAt kills or pauses the process at the point.
 func (s *tracing) actAt() error {
 	if !s.order.Kill.Pause {
 		s.kill()
@@ -377,15 +377,15 @@ func (s *tracing) actAt() error {
 	if s.report.Paused {
 		return nil
 	}
-	// Other threads stop at their next system call, and are not resumed during the pause.
+	// The other threads stop at their next system calls, and stay stopped during the pause.
 	s.report.Paused = true
 	err := s.paused()
 	<-s.goOn
 	return err
 }
 
-// kill kills the process while the thread that reached the point is stopped. If that thread is
-// at the entry of a system call, the call is not made.
+// kill kills the process while the thread that reached the point is stopped. If this thread is at
+// the entry of a system call, the kernel does not make the call.
 func (s *tracing) kill() {
 	s.report.Killed = true
 	_ = unix.Kill(s.order.PID, unix.SIGKILL)
@@ -500,7 +500,7 @@ func memory(tid int, address uint64, n int) []byte {
 	read, err := unix.ProcessVMReadv(tid, local,
 		[]unix.RemoteIovec{{Base: uintptr(address), Len: n}}, 0)
 	if err != nil {
-		// Some of the memory may not be mapped. The part up to the next page is.
+		// The memory may be mapped only up to the end of the page.
 		const page = 4096
 		rest := page - int(address%page)
 		if rest >= n {

@@ -21,8 +21,8 @@ type Watcher struct {
 	said   *json.Decoder
 }
 
-// NewWatcher starts a tracer. The tracer is this program, started with a variable that makes
-// it call Serve.
+// NewWatcher starts a tracer. The tracer is another process of this program, in which the variable
+// is set. The program must then call Serve.
 func NewWatcher(variable string) (*Watcher, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -32,7 +32,7 @@ func NewWatcher(variable string) (*Watcher, error) {
 	// By default the race detector delays the end of a process by a second.
 	cmd.Env = append(os.Environ(), variable+"=1", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
-	// An interrupt at the terminal reaches only the tests, which then end the tracer.
+	// An interrupt at the terminal reaches only the test process, which then ends the tracer.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdin, errIn := cmd.StdinPipe()
 	stdout, errOut := cmd.StdoutPipe()
@@ -46,15 +46,15 @@ func NewWatcher(variable string) (*Watcher, error) {
 		said: json.NewDecoder(stdout)}, nil
 }
 
-// message is a message to a tracer: an order to watch, the end of a pause or, if it is empty, an
-// order to release the process.
+// message is a message to a tracer: an order to watch a process, an order to end its pause or, if
+// the message is empty, an order to release it.
 type message struct {
 	Watch  *Order `json:"watch,omitempty"`
 	Resume bool   `json:"resume,omitempty"`
 }
 
-// Watch begins to watch a process. When it returns, every thread of the process is traced.
-// Release must follow.
+// Watch begins to watch a process. When it returns, the tracer traces every thread of the process.
+// The caller must then call Release or ReleaseAtPause.
 func (w *Watcher) Watch(order Order) error {
 	report, err := w.ask(message{Watch: &order})
 	if err != nil {
@@ -69,8 +69,8 @@ func (w *Watcher) Watch(order Order) error {
 // Release lets the process continue, if it lives, and returns a report of its effects.
 func (w *Watcher) Release() (Report, error) { return w.finish(w.ask(message{})) }
 
-// ReleaseAtPause is Release for an order with Pause. It calls do, in which the process works. If
-// the process is paused before do returns, ReleaseAtPause calls meanwhile during the pause.
+// ReleaseAtPause replaces Release for an order with Pause. It calls do, which makes the process
+// work. If the process is paused before do returns, it calls meanwhile, and then ends the pause.
 func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	paused, done := make(chan answer, 1), make(chan struct{})
 	go func() {
@@ -85,7 +85,7 @@ func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	var first answer
 	select {
 	case <-done:
-		// The process may reach the point later, or never. A release ends a pause, too.
+		// The process may reach the point later, or never. The release also ends a pause.
 		err := w.orders.Encode(message{})
 		if first = <-paused; err != nil || !first.report.Paused || first.report.Over {
 			return w.finish(first.report, errors.Join(err, first.err))
