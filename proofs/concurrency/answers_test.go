@@ -30,9 +30,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// These controllers get shorter limits than the defaults: lateLimit for a change that the rack has
-// not answered, and lookLimit for the time from a look to its change. As in the chart, another
-// controller leads after lease, which is longer than callLimit and lookLimit.
+// lateLimit and lookLimit replace the defaults of the driver, which are longer. As in the chart,
+// the lease, after which another controller leads, is longer than callLimit and lookLimit.
 const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
@@ -168,7 +167,7 @@ func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *an
 	return a
 }
 
-// run runs n trials, each with a random one of the actors. It stops after six failures.
+// run runs n trials with a random actor each. It stops after six failures.
 func (a *answerProof) run(n int, with []actor) {
 	seeds := make([]uint64, n)
 	for i := range seeds {

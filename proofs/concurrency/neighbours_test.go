@@ -306,7 +306,7 @@ func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.Disk
 	return p
 }
 
-// ask calls for the health and the usage of each volume repeatedly.
+// ask requests the health and the usage of each volume asksPerVolume times.
 func (n *neighbours) ask(of ...*neighbour) {
 	for range asksPerVolume {
 		for _, p := range of {

@@ -14,8 +14,9 @@
 // There are three outcomes. The driver must format a blank disk, and a disk with an unfinished
 // format of its own: otherwise a driver that refuses everything would pass. It must mount a healthy
 // filesystem, and keep its bytes and the bytes behind it. It must refuse every other disk with a
-// code, a reason and true evidence (the name of the content, or an offset that is not zero), and
-// change none of its bytes. A decoy disk, whose serial differs in one letter, must stay blank.
+// code and a reason, and change none of its bytes. Its evidence must be true: the name of the
+// content, or an offset at which the disk is not zero. A decoy disk, whose serial differs in one
+// letter, must stay blank.
 //
 // Bystanders, and files in which workloads have forged the driver's records (package proof), must
 // be the same after every call.
@@ -29,23 +30,22 @@
 // each pair of options, each feature bit, each pair of values that tie a filesystem to another
 // disk, and filesystems of which a part is on a second disk. The driver must mount each one and
 // keep the bytes of its file, or refuse it: the refusal names a feature, is not INTERNAL, and
-// changes neither disk. The test always tries the special values, and some others by the seed. No
-// image sets a bit alone that announces structures of mkfs.
+// changes neither disk. The test always tries the special values, and lets the seed choose some of
+// the others. No image sets a bit without the structures that mkfs makes for it.
 //
 // # The mutation check
 //
 // guards_test.go lists the driver's guards, each with disks that only this guard protects. The test
 // runs the driver without one guard at a time, and each of the guard's disks must then have a wrong
-// outcome. Guards that protect the same disk are removed together. Some guards matter only in a
-// race. Their trials always win the race: a program in the driver's PATH waits for a change by the
-// trial.
+// outcome. Guards that protect the same disk are removed together. If a guard matters only in a
+// race, a program in the driver's PATH waits for the trial's change, so the trial always wins the
+// race.
 //
 // # What it does not prove
 //
 // If the driver created a disk blank, for filesystems only, it reads only samples and the regions
-// in which filesystems, tables and labels have marks. If other data exist on this disk all the
-// same, in less than a hundredth of its size, the driver may format it. It reads every other disk
-// whole.
+// in which filesystems, tables and labels have marks. If such a disk has other data in less than a
+// hundredth of its size, the driver may format it. It reads every other disk whole.
 //
 // PROOF_ONLY is a regular expression that selects disks by their names. PROOF_ANSWERS prints the
 // answer of each call.

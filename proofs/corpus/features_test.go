@@ -374,8 +374,8 @@ func foreignParts() []generator {
 }
 
 // hideJournal removes the external journal from the first superblock of an ext4, makes its checksum
-// wrong, and forges a growth record. So the driver checks the filesystem by a copy of the
-// superblock. A user of a raw device can do the same.
+// wrong, and forges a growth record. So the driver uses a copy of the superblock to check the
+// filesystem. A user of a raw device can do the same.
 func hideJournal(f *fixture) {
 	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
 	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
@@ -401,7 +401,7 @@ func countOne(f *fixture) {
 }
 
 // featureTrials returns the trials that fail without the check of features. It leaves out an ext4
-// journal, which the driver refuses because of blkid, and a btrfs that the kernel does not mount.
+// journal, which blkid finds, and a btrfs that the kernel does not mount.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {

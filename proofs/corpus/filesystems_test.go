@@ -224,7 +224,7 @@ func (im *image) only(offset int64) {
 	im.write(offset, copied...)
 }
 
-// wiped returns filesystems whose start is zero or lost, so that blkid does not find them.
+// wiped returns filesystems whose start was wiped, so that blkid does not find them.
 func (k kind) wiped() []generator {
 	copies := k.copies(fsBytes)
 	wipe := func(t *trial, start, end int64) {
@@ -289,7 +289,7 @@ func unfinished() []generator {
 	return []generator{
 		with("xfs whose mkfs did not end", xfs, foreign(xfs), func(im *image) { im.write(126, 1) }, nil),
 		with("btrfs whose mkfs did not end", btrfs, foreign(btrfs), unfinishBtrfs, nil),
-		// mke2fs writes the first superblock last, so an interrupted one leaves it blank.
+		// mke2fs writes the first superblock last, so an interrupted mke2fs leaves it blank.
 		with("ext4 whose mkfs did not end", ext4, foreign(ext4),
 			func(im *image) { im.wipe(1024, 1024) }, nil),
 	}
@@ -406,8 +406,8 @@ func (f *fixture) mountedBytes() int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// growthOfAnother stages the disk as another volume and lets its resize2fs fail. Then it writes a
-// byte behind the filesystem.
+// growthOfAnother stages the disk as another volume and makes resize2fs fail. Then it writes a byte
+// behind the filesystem.
 func (f *fixture) growthOfAnother() {
 	volume := f.VolumeID
 	f.VolumeID = randomUUID(f.trial)

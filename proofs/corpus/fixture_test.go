@@ -209,7 +209,7 @@ type want struct {
 	Names []string
 	// Says contains words, all of which the evidence must contain.
 	Says []string
-	// Begun is set if the disk was blank, so that the driver may begin a format before it refuses it.
+	// Begun is set if the disk was blank: the driver may begin a format before it refuses the disk.
 	Begun bool
 	// Code is the code of the answer. Empty means FAILED_PRECONDITION.
 	Code string
@@ -246,7 +246,7 @@ var (
 	isMounted   = want{Outcome: mounted}
 )
 
-// generator changes a trial of defaults, which has a small blank disk and asks for an ext4.
+// generator changes the fields of the default trial, a small blank disk and a request for ext4.
 type generator struct {
 	name string
 	make func(t *trial)
@@ -312,7 +312,7 @@ const (
 // ours contains the filesystems that volumes can have.
 var ours = []string{ext3, ext4, xfs, btrfs}
 
-// each returns n generators that differ only in their random numbers. If n is 1, its name has none.
+// each returns n generators that differ only in their random numbers, and in a number as suffix.
 func each(n int, name string, make func(t *trial)) []generator {
 	if n == 1 {
 		return []generator{{name, make}}

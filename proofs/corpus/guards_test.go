@@ -42,11 +42,11 @@ func guards() []guard {
 		historyGuards(), tailGuards(), repairGuards())
 }
 
-// in returns one edit, which replaces text in the function at.
+// in returns one edit: in the function that at names, with replaces text.
 func in(at, text, with string) []edit { return []edit{{at, text, with}} }
 
-// These functions return guards. The driver refuses a disk if the condition of asked is true, if
-// the call of called fails, or if the condition of taken is false.
+// asked returns a guard that is a condition: if it is true, the driver refuses the disk. The guard
+// of called is a call that must not fail, and the guard of taken is a condition that must be true.
 func asked(name, at, text string, trials ...string) guard {
 	return guard{name, in(at, text, proof.NotAsked), trials}
 }
@@ -235,7 +235,7 @@ func areaGuards() []guard {
 	return all
 }
 
-// nothingUnexpected makes the driver accept all bytes that it finds when it reads a whole disk.
+// nothingUnexpected is an edit that makes the driver accept all bytes when it reads a whole disk.
 var nothingUnexpected = edit{"filesystem.disk.readCounted", "d.traces(v, j.expected).check",
 	"func(b []byte, at int64) (int, error) {\nif REMOVED {\nreturn -1, nil\n}\nreturn TEXT(b, at)\n}"}
 

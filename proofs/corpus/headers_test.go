@@ -164,8 +164,8 @@ func zfsLabel(im *image, number int64) {
 	}
 }
 
-// mdSuperblock returns the superblock of a disk in a Linux RAID (linux/md_p.h), of version 0.90 or
-// 1. A superblock of version 1 contains its own offset, at.
+// mdSuperblock returns the superblock of a disk in a Linux RAID (linux/md_p.h). version is 0 for
+// 0.90, or 1. A superblock of version 1 contains its own offset, at.
 func mdSuperblock(version uint32, at int64) []byte {
 	b := make([]byte, 1024)
 	le.PutUint32(b, 0xa92b4efc)
@@ -283,7 +283,7 @@ func gptArray() []byte {
 	return b
 }
 
-// gpt writes parts of a GUID partition table: the protective MBR, the primary table or the backup.
+// gpt writes the chosen parts of a GUID partition table: protective MBR, primary table, backup.
 func (im *image) gpt(block int64, protective, primary, backup bool) {
 	blocks, array := uint64(im.Size/block), gptArray()
 	arrayBlocks := uint64(int64(len(array)) / block)

@@ -76,8 +76,8 @@ func damageExt(im *image) { im.write(1024+0x88, []byte("/a wrong checksum")...) 
 // The checksum of the superblock is right.
 func unfinishBtrfs(im *image) { im.patch(64*kib, 4096, 0x40, []byte("!BHRfS_M"), sumBtrfs) }
 
-// unclean returns filesystems of this volume that are damaged or unfinished, one of another volume
-// that needs a check, and a mkfs that makes a wrong UUID. The driver must refuse all of them.
+// unclean returns disks that the driver must refuse: damaged or unfinished filesystems of this
+// volume, one of another volume that needs a check, and a disk for which mkfs makes a wrong UUID.
 func unclean() []generator {
 	begun := refuse(wrongFilesystem)
 	begun.Begun = true
@@ -170,7 +170,7 @@ func btrfsSuperblock(im *image) {
 	im.write(64*kib, from.read(64*kib, 4*kib)...)
 }
 
-// oddities returns trials with unusual answers of blkid, a multipath path, or a read-only report.
+// oddities returns trials with an unusual blkid, a hidden multipath device, or a read-only report.
 func oddities() []generator {
 	blkid := func(script string) func(*fixture) {
 		return func(f *fixture) { f.wrap("blkid", script) }
@@ -260,7 +260,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			}
 			checks = filepath.Join(f.dir, "checks")
 			f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))
-			// then may have changed the disk's size or history.
+			// The function then may have changed the disk's size or history.
 			f.Publish = f.publishContext()
 		}
 		t.Want.Outcome = want

@@ -43,7 +43,7 @@ func (f *fixture) failStage(program, script string) {
 	harness.Must(errors.Join(unwrap(), f.loop.Sync()))
 }
 
-// learnMark makes the driver begin a format with a mkfs that does nothing. It returns the driver's
+// learnMark makes the driver begin a format with a mkfs that fails at once. It returns the driver's
 // marks: all pages that are not zero, because the disk was blank.
 func (f *fixture) learnMark() (pieces []piece) {
 	f.cutOff("exit 1")

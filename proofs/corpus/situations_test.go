@@ -298,8 +298,8 @@ func blanks() []generator {
 // filesystems only. With any other history, the driver reads the whole disk.
 var made = map[string]string{"origin": "blank", "use": "filesystem"}
 
-// histories contains reports of the controller by a description of the disk. For each of them, the
-// driver must read the whole disk to prove that it is blank.
+// histories maps descriptions of disks to histories that the controller reports. For each history,
+// the driver must read the whole disk to prove that it is blank.
 var histories = map[string]map[string]string{
 	"that the driver did not make": nil,
 	"restored from a snapshot":     {"origin": "snapshot", "use": "filesystem"},
@@ -382,8 +382,8 @@ func uses() []generator {
 // lock takes all volume locks of the node, as another driver process does while it works.
 func (f *fixture) lock() { f.atEnd(harness.Got(f.bench.Plugin.LockVolumes()).Close) }
 
-// races returns disks that change while the driver inspects them. The driver runs blkid after it
-// has opened the disk and before it formats or mounts it.
+// races returns disks that change during the call, mostly while the driver runs blkid. The driver
+// runs blkid after it has opened the disk and before it formats or mounts it.
 func races() []generator {
 	during := func(program string, do func(f *fixture)) func(f *fixture) {
 		return func(f *fixture) { f.hook(program, func() { do(f) }) }

@@ -241,7 +241,7 @@ func (c *campaign) draw(ctx context.Context, env *environment, tr trial, broken 
 		Rack: env.Rack, Plugins: env.Plugins, History: env.Rack.History})
 }
 
-func TestALeftFileFailsTheTrialAndGetsAFailurePage(t *testing.T) {
+func TestATrialWithALeftoverFileFailsAndGetsAFailurePage(t *testing.T) {
 	run := harness.RunFor(t)
 	putGates(t, run)
 	c := newCampaign(t, run, driverProof, nil, 0)
@@ -544,8 +544,7 @@ var shapes = map[string]string{
 		controller 1: take VOL from pod 1 on a`,
 }
 
-// objects replaces VOL, SNAP and COPY, by access type, by the names that the model has for a
-// volume, its snapshot and its copy.
+// objects contains, by access type, the names of the model that replace VOL, SNAP and COPY.
 var objects = map[string]*strings.Replacer{
 	"ext4":  strings.NewReplacer("VOL", "v1", "SNAP", "s1", "COPY", "v5"),
 	"xfs":   strings.NewReplacer("VOL", "v2", "SNAP", "s3", "COPY", "v7"),

@@ -43,7 +43,7 @@ const (
 type environment struct {
 	*model.Environment
 	processes map[string]process
-	// second is the process beside.
+	// second is the second node driver in instance a.
 	second  *harness.Plugin
 	watcher *trace.Watcher
 	// files contains the files before the first lifecycle, and storage the number of bytes for which
@@ -59,8 +59,8 @@ type environment struct {
 	kills, overlaps int
 }
 
-// newEnvironment starts all processes and takes the baseline. The bystanders are in instance a. If
-// lifecycles stop a, they are in b.
+// newEnvironment starts all processes and takes the baseline. The bystanders are in instance a or,
+// if lifecycles stop instance a, in instance b.
 func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env *environment,
 	err error) {
 	instance := driverB
@@ -114,7 +114,7 @@ type killable interface {
 	Start(ctx context.Context) error
 }
 
-// watched calls do while a tracer watches a process. If kill is set, the tracer kills it there.
+// watched calls do while a tracer watches the process. The tracer kills it at kill, if that is set.
 func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
 	order := env.order(name, env.processes[name].PID(), kill)
 	if err := env.watcher.Watch(order); err != nil {
@@ -289,7 +289,7 @@ func (env *environment) startWatched(ctx context.Context, name string, kill *tra
 const trialTimeout = 5 * time.Minute
 
 // tries is the number of lifecycles in which a trial tries to reach its point. In some lifecycles
-// the goroutines run in an order that does not reach it.
+// the goroutines run in an order that does not reach the point.
 const tries = 3
 
 // lifecycle runs the steps of a volume's lifecycle, with an orchestrator that repeats each call
@@ -382,14 +382,14 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	}
 	l.reached = l.killDuring(ctx, st, t.trace, t.starting)
 	if l.reached && t.second != nil {
-		// The repeated call may not reach the second point, because it has less work to do.
+		// The repeated call may not reach the second point, because less work is left.
 		l.killDuring(ctx, st, *t.second, nil)
 	}
 	switch {
 	case l.reached && t.then == giveUp && st.on == "":
 		harness.Must(l.Do(ctx, st.Step)) // now the instance is stopped, and is started at the end
 	case l.reached && t.then == giveUp:
-		// finish makes the calls that delete everything.
+		// There is nothing to do: finish makes the calls that delete everything.
 	case l.reached && t.then == elsewhere:
 		harness.Must(l.Release(ctx))
 		l.run(ctx, stepsOf(elsewhere, t.lifecycle))
@@ -443,7 +443,7 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 }
 
 // whileRunning returns a context that ends when the process ends, or when the returned function is
-// called. After this function, no goroutine watches the process, so it can be started again.
+// called. When this function returns, no goroutine watches the process, so it can be started again.
 func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup
@@ -477,9 +477,9 @@ func (l *lifecycle) startAgain(ctx context.Context, name string, at *trace.Point
 // overlapTimeout limits a call to the second process, which may wait for the first one.
 const overlapTimeout = 3 * time.Second
 
-// overlapped makes a step's call. While the first process is paused at the point, it makes the same
-// call, and the following calls on the node, to the second process. After the pause the first
-// process must not undo what the second process has answered with OK.
+// overlapped makes a step's call to the first process. While this process is paused at the point,
+// overlapped makes the same call, and the following calls on the node, to the second process. After
+// the pause the first process must not undo what the second process has answered with OK.
 func (l *lifecycle) overlapped(ctx context.Context, t trial) {
 	st := l.steps[t.step]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {

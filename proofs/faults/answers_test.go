@@ -36,7 +36,7 @@ func (p phase) done() bool { return p == after || p == twice }
 type answer struct {
 	name string
 	code codes.Code
-	// fault contains the values that are the same in every cell. set, if not nil, adds the others.
+	// fault contains the values that are the same in every cell. set, if not nil, adds other values.
 	fault adminapi.Fault
 	set   func(f *adminapi.Fault, r *cellRun)
 	// phases contains the phases in which the rack can give this answer. Nil means all.
@@ -276,7 +276,7 @@ func text(value any) string {
 // code of the call without a fault.
 var doubt = map[string]map[string][]codes.Code{
 	"disk_create": {
-		// The rack answers that the object exists, but the object does not exist.
+		// The rack answers that the object exists, but it does not.
 		"ObjectAlreadyExists": {codes.Aborted}, "InsufficientCapacity": {},
 		"InvalidRequest": {}, "Conflict": {}, "ObjectNotFound": {},
 		// The disk may exist already.
@@ -307,7 +307,7 @@ var doubt = map[string]map[string][]codes.Code{
 	// The driver does not find the object, which may have been deleted in the meantime.
 	"disk_view": {
 		"ObjectNotFound": {codes.Aborted},
-		// No rack answers a read like this. If the source is missing, the driver reports this instead.
+		// A rack never gives this answer to a read. If the source is missing, NOT_FOUND is right, too.
 		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
 	},
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
@@ -363,7 +363,7 @@ func (c cell) allowed() []codes.Code {
 // INTERNAL the orchestrator would not repeat the call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
-// open reports whether the answer does not tell whether a change was made.
+// open reports whether it is unknown after the answer if the change was made.
 func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && c.answer.code == codes.Unavailable
 }

@@ -69,7 +69,7 @@ type environment struct {
 	baseState rackState
 }
 
-// newEnvironment starts an environment. The test's end stops it, and fails if something is left.
+// newEnvironment starts an environment. When the test ends, it fails if something is left.
 func newEnvironment(t *testing.T, p *proof.Proof, run *harness.Run) (env *environment, err error) {
 	defer harness.Catch(&err)
 	started, err := run.StartEnvironment(t.Context(), harness.RackOptions{
@@ -284,7 +284,7 @@ func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 // is the number of bytes that the silo uses.
 type rackState map[string]item
 
-// item describes a disk or a snapshot, where From is the ID of its source, or has a number as Size.
+// item describes an object, with the ID of its source as From, or contains a number as Size.
 type item struct {
 	ID, Name, State, At, From string
 	Size                      int64

@@ -215,7 +215,7 @@ func (c cell) repetition(env *environment) string {
 	return fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed)
 }
 
-func TestAWrongCodeFailsTheCellAndGetsAFailurePage(t *testing.T) {
+func TestACellWithAWrongCodeFailsAndGetsAFailurePage(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	env, err := newEnvironment(t, p, harness.RunFor(t))
 	p.Fatal(err)
@@ -293,7 +293,7 @@ func (c cell) String() string {
 var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
 	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
 
-// on returns the cell for another rack. Its call may have another code without a fault there.
+// on returns the cell for another rack. There the call may have another code even without a fault.
 func (c cell) on(rack adminapi.Hotplug) cell {
 	c.hotplug = rack
 	switch {

@@ -21,12 +21,13 @@ import (
 )
 
 const (
-	// Pods write to blocks places in a volume, each of blockSize bytes.
+	// blocks is the number of places in a volume to which pods write, and blockSize is the size of a
+	// place.
 	blocks    = 8
 	blockSize = 4096
 )
 
-// content is what the model expects in a volume.
+// content describes the data that the model expects in a volume.
 type content struct {
 	// written contains, for each block, the acknowledged value and then the values that were written
 	// later without acknowledgment. A block that was never written has the value 0.
@@ -77,7 +78,7 @@ func (c *content) flushed() {
 	}
 }
 
-// cut records that the volume was detached from its node while in use. c is nil without a volume.
+// cut records that the volume, if it exists, was detached from its node while in use.
 func (c *content) cut() {
 	if c != nil {
 		c.partial = true
@@ -97,7 +98,7 @@ func (c *content) values(block int) []uint64 {
 	return all
 }
 
-// read fails if a block has a value that the model does not allow, and records the values.
+// read fails if a block has a value that the model does not allow, and records the values it read.
 func (c *content) read(v int, data [][]byte) error {
 	for b, got := range data {
 		values := c.values(b)

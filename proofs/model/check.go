@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// check fails if the observed state is none that the calls allow, or breaks a rule for all states.
+// check fails if the calls do not allow the observed state, or if the state breaks a general rule.
 // Otherwise the observed state becomes the state of the model.
 func (h *History) check(j *joint, calls []ended) {
 	h.unplugged(j, calls)
@@ -76,8 +76,8 @@ func (h *History) checkPromises(j *joint, calls []ended) {
 }
 
 // kept reports whether the first field that the call changes has the value that its OK promises.
-// After a delete or a detach, the field may have any other value: another call may have created the
-// object again or attached it elsewhere.
+// After a delete or a detach this is any value except the old one, because another call may have
+// created the object again or attached it elsewhere.
 func (s Step) kept(f facts) (field, bool) {
 	intends := s.intends()
 	if len(intends) == 0 {
@@ -216,7 +216,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 	device, ok := j.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
-		// If an abandoned call has unmounted the volume since, number belongs to the filesystem below.
+		// If an abandoned call has unmounted the volume since, number is that of the directory.
 		now := harness.Got(mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint)))
 		if len(now) > 0 && now[0].ID == infos[0].ID {
 			fail("device %s is mounted at %s, not the device of v%d (%v)", number,
@@ -237,7 +237,7 @@ func (h *History) unplugged(j *joint, calls []ended) {
 	}
 }
 
-// lostBy reports whether the volume is mounted on the node although its disk was detached from it.
+// lostBy reports whether the volume is mounted on a node from which its disk was detached.
 func (h *History) lostBy(j *joint, v int, n string) bool {
 	return h.world.at(v, n).lost ||
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n

@@ -114,7 +114,7 @@ var (
 		{[]op{stage}, false}, {[]op{unstage, publish}, false}, {[]op{unpublish}, false},
 	}, contended), []wave{
 		{[]op{stage}, false}, {[]op{publish}, false}, {[]op{stats, publish}, false},
-		// This comes after the stages, because the history takes no snapshot of a blank btrfs.
+		// The snapshots come after the stages, because a blank btrfs gets no snapshot.
 		{[]op{createSnapshot}, true}, {[]op{createSnapshot, deleteSnapshot}, false},
 		{[]op{createSnapshot}, false},
 	})
@@ -157,8 +157,8 @@ func (h *History) crowds(ctx context.Context, r *rand.Rand, round int) {
 	}
 }
 
-// crowd makes the calls of a wave at once. Some callers abandon their call, but never the first
-// caller and never a detach, because the rack might carry it out after the next attach.
+// crowd makes the calls of a wave at once. Some callers abandon their call, but not the first
+// caller. No detach is abandoned, because the rack might carry it out after the next attach.
 func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave) {
 	var first *Step
 	late := false

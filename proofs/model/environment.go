@@ -76,7 +76,7 @@ func (env *Environment) paths(v int, n string) []string {
 	return paths
 }
 
-// awaitIdle waits until no driver and not the rack works on a request.
+// awaitIdle waits until neither a driver nor the rack works on a request.
 func (env *Environment) awaitIdle(ctx context.Context, rackDown bool) {
 	idle := func(who, handler string, profile []byte) {
 		if i := bytes.Index(profile, []byte(handler)); i >= 0 {
@@ -269,7 +269,7 @@ func (env *Environment) observeNodes(j *joint) {
 	j.leaveNamesakes(env.foreign)
 }
 
-// leaveNamesakes moves the devices of namesakes from devices to shown.
+// leaveNamesakes removes the namesakes' devices from devices, and adds their volumes to shown.
 func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	for _, d := range foreign {
 		if d.of == 0 {

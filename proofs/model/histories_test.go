@@ -154,7 +154,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeStage v1`},
 }
 
-func TestHistoriesThatOnceFailedPass(t *testing.T) {
+func TestPreviouslyFailedHistoriesSucceed(t *testing.T) {
 	runner := newRunner(t, "model-regressions")
 	for _, past := range short.Some(t, 3, regressions) {
 		t.Run(past.name, func(t *testing.T) {
@@ -165,7 +165,7 @@ func TestHistoriesThatOnceFailedPass(t *testing.T) {
 	}
 }
 
-// The mount table shows a btrfs's device only by the name that it had at the mount, and by no
+// The mount table shows a btrfs's device only by the name that it had at the mount, without a
 // usable number. After a detach, a new device may get the same name.
 func TestADetachedBtrfsIsNotMistakenForANewDeviceOfTheSameName(t *testing.T) {
 	runner := newRunner(t, "model-regressions")

@@ -34,7 +34,7 @@ type History struct {
 	volumes map[int]*csi.Volume
 	taken   map[int]string
 	given   map[field]bool
-	// contents maps numbers of volumes to their contents, and snapshots maps IDs of snapshots.
+	// contents maps numbers of volumes to contents, and snapshots maps IDs of snapshots to contents.
 	contents  map[int]*content
 	snapshots map[string]*content
 	serials   map[int]string
@@ -65,7 +65,7 @@ type counts struct {
 	// holders counts the devices that a process kept open. released counts the unstages that answered
 	// OK although a process kept the device open.
 	holders, released int
-	// bytes counts acknowledged bytes, and lost the lost ones among them.
+	// bytes counts acknowledged bytes, and lost counts those of them that were lost.
 	bytes, lost int64
 	// copies counts the restored volumes that were compared with their snapshot.
 	copies int
@@ -313,7 +313,7 @@ func judge(s Step, err error, allowed []codes.Code) error {
 	return nil
 }
 
-// explained returns an error if a stage without a device was answered without the fault and both
+// explained returns an error unless the answer to a stage without a device names the fault and both
 // remedies.
 func (h *History) explained(s Step, err error) error {
 	if s.op != stage || status.Code(err) != codes.NotFound || len(h.world.doubts) > 0 ||

@@ -106,7 +106,7 @@ func (r *runner) replay(t *testing.T, m *manipulation, text string,
 	})
 }
 
-func TestRandomHistoriesReachOnlyStatesOfTheModel(t *testing.T) { // B-38
+func TestRandomHistoriesReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-38
 	r := newRunner(t, "model")
 	p := r.proof
 	sum := &r.count
@@ -372,7 +372,7 @@ func (h *History) misfortune(w wish, v int) []Step {
 		next = h.backwards(v)
 	}
 	if operations[next.op] == "" {
-		// No fault affects the next call. It is replaced by an attach, which is possible in every state.
+		// No fault affects this call, so an attach replaces it, which is possible in every state.
 		next = Step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
 	}
 	names := slices.DeleteFunc(faultNames(), func(name string) bool {

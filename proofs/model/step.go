@@ -130,7 +130,7 @@ const (
 // mishaps contains the mishaps by their texts.
 var mishaps = map[string]Mishap{"abandoned": Abandoned, "killed": Killed, "the rack dies": rackDies}
 
-// Step is one step of a history. Only the fields in its form are used.
+// Step is one step of a history. It uses only the fields in the form of its op.
 type Step struct {
 	op                  op
 	ctl, vol, snap, pod int

@@ -162,7 +162,7 @@ type world struct {
 	seen facts
 	// doubts contains the changes that abandoned calls may still make.
 	doubts []assign
-	// places describes each volume on each node, beyond the facts. Its keys are those of at.
+	// places describes each volume on each node, beyond the facts. The function at returns its keys.
 	places map[string]*place
 	// recordsFirst is set if the rack may record an attach although the instance gets no device.
 	recordsFirst bool
@@ -174,7 +174,7 @@ type world struct {
 	// faults contains the names of the faults that may still apply.
 	faults []string
 	// open contains the targets of calls that were answered UNAVAILABLE. Until the given time, a
-	// controller may not know the effect of this call, and may answer EffectUnknown to further calls.
+	// controller may not know the effect of the call, and may answer EffectUnknown to further calls.
 	open map[string]time.Time
 }
 
@@ -195,7 +195,7 @@ type place struct {
 	// not work any more. half is set, too, if the rack may not have finished this detach: the guest
 	// does not show the disk, but the mounts may still work.
 	lost, half bool
-	// frozen is set if a pod has frozen the filesystem, and nothing has certainly thawed it.
+	// frozen is set if a pod has frozen the filesystem, and it may still be frozen.
 	frozen bool
 	// open is the file or loop device that keeps the volume's device open, or nil.
 	open io.Closer
@@ -274,7 +274,7 @@ const (
 	openCall
 )
 
-// ended is a call that has ended, with the changes that it could make in the states before it.
+// ended is a call that has ended, with the changes that it may have made.
 type ended struct {
 	Step
 	how     outcome
@@ -386,7 +386,7 @@ func calmCodes(s Step, f facts) []codes.Code {
 	snap := f[snapField(s.snap)]
 	switch s.op {
 	case createVolume:
-		// The cases follow CV-18, even if the source does not exist any more, CV-14 and CV-19.
+		// In order: CV-18, even if the source does not exist any more; CV-14; CV-19.
 		return first(when(disk != "" && f[sourceField(s.vol)] == s.source, codes.OK),
 			when(s.source != "" && f[snapField(kinds[s.vol].snap)] != s.source, codes.NotFound),
 			when(disk != "", codes.AlreadyExists))

@@ -86,7 +86,7 @@ func (w *testCluster) attacher() {
 	}
 }
 
-// attachOnce attaches a disk if the rack does not show it as attached, like the driver.
+// Like the driver, attachOnce attaches a disk only if the rack does not show it as attached.
 func (w *testCluster) attachOnce(p oxide.InstanceDiskAttachParams) error {
 	attached, err := w.rack.Client.InstanceDiskListAllPages(w.ctx,
 		oxide.InstanceDiskListParams{Instance: p.Instance})
@@ -142,7 +142,7 @@ func (w *testCluster) controllers() {
 	w.budgets()
 }
 
-// end ends a deleted pod. It creates a pod of an owner, without a volume, again on another node.
+// end ends a deleted pod. A pod with an owner and without a volume is created again elsewhere.
 func (w *testCluster) end(p *corev1.Pod) {
 	if p.DeletionTimestamp == nil || w.stuck {
 		return
@@ -225,7 +225,7 @@ func (w *testCluster) alive() map[string]bool {
 }
 
 // kubelets updates the status of nodes and pods. If a kubelet does not work, its node becomes
-// Unknown and its pods become unready, as Kubernetes does it.
+// Unknown and its pods become unready, as in Kubernetes.
 func (w *testCluster) kubelets() {
 	attached := map[string]bool{}
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
@@ -410,8 +410,8 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // wake lets a keeper stop an instance in real time, and returns how long after the stop the
-// attacher attached the disk. At the stop the attacher gets others more calls to make. Ten seconds
-// later a program starts the instance.
+// attacher attached the disk. At the stop, wake queues so many calls for other nodes as others
+// says. Ten seconds later a program starts the instance.
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)

@@ -74,8 +74,8 @@ type operation struct {
 	stoppedSets []string
 }
 
-// late is how long after an operation the keeper starts an instance again that a delayed request
-// has stopped.
+// late is the time after an operation within which the keeper starts an instance that a delayed
+// request has stopped.
 const late = 2 * time.Minute
 
 func (w *testCluster) checkState() {

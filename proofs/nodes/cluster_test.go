@@ -83,7 +83,7 @@ type testCluster struct {
 	// delays maps an operation of the rack to the delay of its next request.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes maps the rack's time of an instance's change to the time of the history's clock.
+	// changes maps the times of instance changes by the rack's clock to times of the history's clock.
 	changes map[string]time.Time
 	// stale is set if a keeper may act on what it read before the other keeper acted, and raced if a
 	// disturbance happened within a round. Most checks are then skipped.
@@ -145,7 +145,7 @@ var errKilled = errors.New("the keeper is dead")
 
 var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 
-// pass must be called before and after each change, and before each read.
+// pass decides whether to call act, before and after each change, and before each read.
 func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil

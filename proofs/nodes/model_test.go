@@ -46,7 +46,7 @@ type act struct {
 	at int
 }
 
-// kinds contains the kinds of acts besides disturbances. Those that are listed often happen often.
+// kinds contains the other kinds of acts. A kind that is listed several times happens more often.
 var kinds = []string{
 	"turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn",
 	"kill before", "kill before", "kill after", "kill after", "refuse", "freeze", "elect",
@@ -176,7 +176,7 @@ func (w *testCluster) elect(i int) {
 	w.stale = false
 }
 
-// kill cuts the leader off. After the interrupted round, round replaces it and elects a leader.
+// kill stops the leader. The method round then replaces it by a new keeper and elects a leader.
 func (w *testCluster) kill() error {
 	k := w.keepers[w.leader]
 	w.log("the keeper on %s is killed", k.node)

@@ -168,7 +168,7 @@ var refusals = []string{
 	"rpc error: code = Internal desc = RackError: 500",
 }
 
-// refuse makes the driver refuse every waiting volume of a node. Then hours pass.
+// refuse makes the driver refuse every volume that waits for an attach or detach. Then hours pass.
 func (w *testCluster) refuse(name string, a act) {
 	w.addPod(name, 0)
 	w.controllers()

@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// In each scenario sampledSectors sectors fail, each of another request, and shortSectors in the
-// short form. In the long form, sectors of all requests fail.
+// In each scenario sampledSectors sectors fail or, in the short form, shortSectors. Each is part of
+// another request. In the long form, sectors of all requests fail.
 const (
 	sampledSectors = 4
 	shortSectors   = 1
@@ -228,7 +228,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
-	// This comes after Heal: before, the kernel's own writes to the mounted filesystem may also fail.
+	// This reads the count after Heal, until which the kernel's own writes to the disk may fail, too.
 	struck, said := fired(), fmt.Sprint(answer)
 	after := harness.Got(p.bench.formats.Count())
 	switch {
@@ -379,8 +379,8 @@ func TestAFailedFlushDuringUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 
-// checkReported calls fails for a volume of each access type. fails causes a failure, and returns
-// an error as wrong unless the driver reports the failure.
+// checkReported calls fails for a volume of each access type. fails causes a failure. Its result
+// wrong is an error unless the driver reports the failure.
 func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()

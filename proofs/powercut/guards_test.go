@@ -92,7 +92,7 @@ func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) *recording 
 	return recorded(ctx, b, lifeOf(v), r, liveOnce)
 }
 
-// after returns a scenario in which the driver of whole records a life, and next continues from it.
+// after returns a scenario that records a life with the driver of whole, from which next continues.
 func after(next func(context.Context, *bench, *recording, *rand.Rand) *recording) scenario {
 	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording {
 		return next(ctx, b, aLife(ctx, whole, nil, v, r), r)
@@ -138,7 +138,7 @@ func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
 			t.Fatalf("PROOF_ONLY=%q is the name of no flush", only)
 		}
 	}
-	// Each trial mostly waits, and has an unmodified driver at hand.
+	// A trial mostly waits, so three of them run at once, each beside an unmodified driver.
 	p.Error(harness.Share(3, some, func(_ int, jobs <-chan flush) (err error) {
 		defer harness.Catch(&err)
 		whole := harness.Got(newBench(t.Context(), g.run, "", nil))
@@ -187,7 +187,7 @@ func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (w
 	}, func(v verdict) bool { return v.wrong != nil })
 }
 
-// firstLoss checks images of a recording, and returns what the first one with a loss of data lacks.
+// firstLoss checks images of a recording, and returns what the first image with lost data lacks.
 func (b *bench) firstLoss(ctx context.Context, rec *recording, r *rand.Rand) (lost, err error) {
 	return b.first(ctx, rec, r, func(s *sampler) []image {
 		return slices.DeleteFunc(append(s.flushes(), s.sample(guardImages)...), func(m image) bool {
@@ -273,7 +273,7 @@ func lifeOf(v volume) *recording {
 }
 
 // wholeLife returns an empty recording of a volume that may also be used as a raw device. The
-// driver reads the whole disk before it formats it. This takes long, so no images are made.
+// driver reads the whole disk before a format. This takes long, so no images are made.
 func wholeLife(v volume) *recording {
 	life := lifeOf(v)
 	life.name, life.readWhole = "the life of a disk that is read whole", true
@@ -313,7 +313,8 @@ func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recordi
 }
 
 // growAgain records the repetition of a growth that was interrupted after a write behind the old
-// end of the filesystem. A btrfs writes there only when it commits, so it is interrupted anywhere.
+// end of the filesystem. A btrfs writes there only in a commit, so any interruption suffices for a
+// btrfs.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) *recording {
 	base := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()

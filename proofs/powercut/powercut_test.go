@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// size is the size of a round, which has so many images. In each scenario, flushes images have a
-// power cut at a flush, and at least sampled other images are random.
+// size is the size of a round. images is the number of all images. In each scenario, flushes images
+// have a power cut at a flush, and at least sampled other images are random.
 type size struct{ images, flushes, sampled int }
 
 // The short form has rounds of shortRound, the proof of wholeRound, and the long form of longRound.
@@ -449,7 +449,7 @@ const mib = 1 << 20
 var sizes = map[string]int64{ext3: 128 * mib, ext4: 128 * mib, xfs: 320 * mib, btrfs: 192 * mib,
 	raw: 128 * mib}
 
-// volume contains the values by which requests name a volume.
+// volume contains the values that describe a volume in requests.
 type volume struct {
 	id, disk, access string
 	// size is the size of the disk before it is enlarged.

@@ -94,7 +94,7 @@ func (r *recorder) happened(e event) {
 	r.disk.Note(note(len(r.ledger.events)))
 }
 
-// promise records which contents a file may have from now on. Nil means that it does not exist.
+// promise records which contents a file may have from now on. Nil means that there is no file.
 func (r *recorder) promise(name string, contents ...[]byte) {
 	r.happened(event{promises: map[string]promise{name: {contents: contents}}})
 }

@@ -64,7 +64,7 @@ func newSampler(of *recording, r *rand.Rand) (*sampler, error) {
 	return &sampler{of: of, rand: r, epochs: epochs, seen: map[[2]uint64]bool{}}, err
 }
 
-// flushes returns an image for every flush: it has all records before the flush and none after it.
+// flushes returns an image for every flush, with all records before the flush and none after it.
 func (s *sampler) flushes() []image {
 	var all []image
 	for i := range s.epochs {
@@ -233,7 +233,7 @@ func (s *sampler) events(before int) int {
 type verdict struct {
 	converged, refused bool
 	lost, formatted    bool
-	// damaged is set if the kernel refused an xfs with a torn block.
+	// damaged is set if the driver refused an image of an xfs with a torn block as damaged.
 	damaged bool
 	// wrong describes what the driver did wrong, or is nil.
 	wrong error

@@ -148,7 +148,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 		t.Errorf("the guest is %s, its firmware's %s", name, id)
 	}
 
-	// The running guest sees attached and detached disks. A snapshot has what the guest has flushed.
+	// Disks come and go while the guest runs. A snapshot contains what the guest has flushed.
 	i.must(rack.AttachDisk(t.Context(), hot.Id, i.ID))
 	i.sees("cold hot root")
 	text := base64.StdEncoding.EncodeToString([]byte(uuid.NewString()))
@@ -198,7 +198,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 	i.sees("cold root")
 
-	// After a kill of its machine an instance is failed, even if no simulator ran at that time.
+	// If its machine is killed, an instance fails, even if no simulator runs at that time.
 	i.killQEMU()
 	i.await(oxide.InstanceStateFailed)
 	i.must(rack.StartInstance(t.Context(), i.ID))
@@ -207,7 +207,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	i.must(rack.Start(t.Context()))
 	i.await(oxide.InstanceStateFailed)
 
-	// A boot keeps the root filesystem, and finds a disk that was attached while the machine was off.
+	// After a boot the guest has its old files, and a disk that was attached while it was off.
 	i.must(rack.StartInstance(t.Context(), i.ID))
 	i.in("touch /kept; sync; poweroff")
 	i.await(oxide.InstanceStateStopped)
@@ -317,7 +317,7 @@ func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 	dir := start()
 	vm := start("--guests=vm", "--vm-image", imageDir(t))
 	dir.attachAll()
-	// A machine has a boot disk with the serial root, so the guest view gets a disk of this name, too.
+	// A machine's boot disk has the serial root, so the guest view gets a disk of this name, too.
 	d, err := dir.rack.CreateDisk(t.Context(), dir.rack.Project, "root", harness.GiB)
 	dir.must(err)
 	dir.must(dir.rack.AttachDisk(t.Context(), d.Id, dir.ID))

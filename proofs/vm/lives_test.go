@@ -158,7 +158,7 @@ type plan struct {
 	cold, moves, restore bool
 }
 
-// pull is a disturbance, a plug, which happens some time after a call of a round has begun.
+// pull names a disturbance, the plug, and the call of a round that it disturbs after a delay.
 type pull struct {
 	plug, during string
 	delay        time.Duration
@@ -422,8 +422,8 @@ func (v *life) diskID(ctx context.Context, name string) (string, error) {
 }
 
 // recover prepares the node for a new visit, as an orchestrator does: it waits for the node's boot,
-// or removes the volume from the node. After a pause answers may be lost, and every call may be
-// repeated.
+// or removes the volume from the node. After a pause answers may be lost, and the orchestrator may
+// repeat every call.
 func (v *life) recover(ctx context.Context, n *node) {
 	again := map[string][]string{"disk pulled": {"unpublish", "unstage", "detach"},
 		"disk put back": {"unpublish", "unstage"}}

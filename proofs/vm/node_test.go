@@ -56,7 +56,7 @@ func imageDir(t *testing.T) string {
 	return dir
 }
 
-// hostKey returns the key file for the ssh of every guest. Without an image it skips the test.
+// hostKey returns the file of the ssh key for every guest, or skips the test without an image.
 func hostKey(t *testing.T) string {
 	t.Helper()
 	h, err := machine.Open(t.Context(), imageDir(t))

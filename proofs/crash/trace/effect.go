@@ -50,8 +50,7 @@ func (e Effect) Phases() []Phase {
 	return []Phase{Before, After}
 }
 
-// Point selects the N-th effect with the name or, if the name is empty, the N-th of all effects,
-// and a phase of it.
+// Point is a phase of the N-th effect with the name or, if the name is empty, of the N-th effect.
 type Point struct {
 	Name  string `json:"name"`
 	N     int    `json:"n"`

@@ -90,7 +90,7 @@ func always(target string) func(call) (Effect, bool) {
 	return func(call) (Effect, bool) { return Effect{Target: target}, true }
 }
 
-// file returns an effect on the file, directory or device whose descriptor is an argument.
+// file returns a function that finds the file, directory or device whose descriptor is an argument.
 func file(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		target, ok := c.fileTarget(int(int32(c.arg(arg))))
@@ -98,17 +98,17 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path returns an effect on a path in an argument, absolute or relative to the working directory.
+// path returns a function that finds the path in an argument, from / or the working directory.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt returns an effect on the path in an argument, relative to the directory in argument 0.
+// pathAt returns a function that finds the path in an argument, from the directory in argument 0.
 func pathAt(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(c.directory(), c.arg(arg)) }
 }
 
-// pathWith is pathAt for the path in argument 1, if argument 2 contains the flag.
+// pathWith is like pathAt(1), but only finds paths if argument 2 contains the flag.
 func pathWith(flag uint64) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(2)&flag == 0 {
@@ -142,7 +142,7 @@ func kernelFile(name string) bool {
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
-// opens returns an effect on the file that a call opens if the call may create it.
+// opens returns a function that finds the file that a call opens, if the call may create it.
 func opens(name, flags int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(flags)&unix.O_CREAT == 0 {

@@ -34,8 +34,8 @@ type tracing struct {
 
 	// answered is set after the process has sent its first answer to an RPC or an HTTP request.
 	answered bool
-	// answers is the descriptor from which the process reads the answer to a request. When it has read
-	// the answer, it is killed. answers is -1 if there is no such request.
+	// answers is the descriptor from which the process reads the answer to a request, or -1. The
+	// process is killed when it has read the answer.
 	answers int
 	// held contains threads that stopped after the kill of the process. They stay stopped until the
 	// process is dead.

@@ -21,8 +21,8 @@ type Watcher struct {
 	said   *json.Decoder
 }
 
-// NewWatcher starts a tracer. The tracer is another process of this program, in which the variable
-// is set. The program must then call Serve.
+// NewWatcher starts a tracer: this program again, with the variable in its environment. If the
+// variable is set, the program must call Serve.
 func NewWatcher(variable string) (*Watcher, error) {
 	self, err := os.Executable()
 	if err != nil {
