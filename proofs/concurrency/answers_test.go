@@ -239,7 +239,7 @@ type leader struct {
 }
 
 // stop sends SIGSTOP and returns when all threads have stopped. On a busy machine a thread may run
-// on after the signal, and would send its change before the trial continues.
+// on for a while after the signal, and send its change.
 func (l leader) stop() error {
 	if err := l.Signal(syscall.SIGSTOP); err != nil {
 		return err
@@ -330,7 +330,7 @@ func (l *lane) trial(seed uint64, with []actor) {
 
 func (v *life) live() {
 	all := steps
-	if v.rand.IntN(2) == 0 { // on the same node again
+	if v.rand.IntN(2) == 0 { // publish once more, on the same node
 		all = slices.Insert(slices.Clone(steps), 3, publishing, unpublishing)
 	}
 	all = all[:1+v.rand.IntN(len(all))]

@@ -228,7 +228,7 @@ func (n *neighbours) within(limit time.Duration, call nodeCall) error {
 var kinds = []string{"ext4", "xfs", "btrfs", "block"}
 
 // live creates, uses and deletes a volume of each kind, and returns how long the node's calls took.
-// The last of them unstages a volume that the node does not know any more.
+// The last call unstages a volume that the node does not know any more.
 func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 	for _, fsType := range kinds {
 		p := n.attach(name+"-"+fsType, fsType)

@@ -27,7 +27,7 @@ type featureImage struct {
 	patch   []fieldValue
 }
 
-// fieldValue is a new value for a superblock field. If or is set, the field keeps its other bits.
+// fieldValue is a value for a superblock field. The flag or keeps the other bits of the field.
 type fieldValue struct {
 	field
 	value uint64
@@ -428,7 +428,7 @@ func across(name, fs, says string, commands ...string) generator {
 					command)))
 			}
 			if fs == btrfs {
-				f.atEnd(func() error { // so that the kernel forgets it
+				f.atEnd(func() error { // makes the kernel forget the btrfs
 					return exec.Command("btrfs", "device", "scan", "--forget", f.loop.Path).Run()
 				})
 			}

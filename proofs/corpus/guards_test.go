@@ -42,7 +42,7 @@ func guards() []guard {
 		historyGuards(), tailGuards(), repairGuards())
 }
 
-// in returns one edit: in the function that at names, with replaces text.
+// in returns one edit, which replaces a text in a function of the driver.
 func in(at, text, with string) []edit { return []edit{{at, text, with}} }
 
 // asked returns a guard that is a condition: if it is true, the driver refuses the disk. The guard

@@ -165,7 +165,7 @@ func zfsLabel(im *image, number int64) {
 }
 
 // mdSuperblock returns the superblock of a disk in a Linux RAID (linux/md_p.h). version is 0 for
-// 0.90, or 1. A superblock of version 1 contains its own offset, at.
+// 0.90, or 1. A superblock of version 1 contains its own offset.
 func mdSuperblock(version uint32, at int64) []byte {
 	b := make([]byte, 1024)
 	le.PutUint32(b, 0xa92b4efc)

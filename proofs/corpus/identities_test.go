@@ -260,7 +260,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			}
 			checks = filepath.Join(f.dir, "checks")
 			f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))
-			// The function then may have changed the disk's size or history.
+			// The call of then may have changed the disk's size or history.
 			f.Publish = f.publishContext()
 		}
 		t.Want.Outcome = want

@@ -118,8 +118,8 @@ func (im *image) read(offset, n int64) []byte {
 // pageBytes is the size of the pieces in which images are read and compared.
 const pageBytes = 4096
 
-// digest returns a hash of the file's size, and of its bytes between the offsets from and to. If to
-// is 0, these are all bytes behind from. A hole has the same hash as zeros.
+// digest returns a hash of the file's size, and of its bytes from the first offset to the second
+// one, or to the end if the second one is 0. A hole has the same hash as zeros.
 func (im *image) digest(from, to int64) string {
 	sum := sha256.New()
 	harness.Must(proof.EachPage(im.Path, func(at int64, page []byte) error {

@@ -112,7 +112,7 @@ func (c *campaign) runProof() int64 {
 	some, want := matching(c.points, named), c.least
 	switch {
 	case named != "" && len(some) == 0:
-		return 0 // it may be a point of the other campaign
+		return 0 // the point may belong to the other proof
 	case named != "":
 		some, want = sample(some, len(some), c.Rand()), 1
 	case c.Long():
@@ -297,7 +297,7 @@ const (
 	overlap = "the orchestrator calls a second process while the first one is paused"
 )
 
-// trial kills or pauses a process at a point. then tells what the orchestrator does afterwards.
+// trial kills or pauses a process at a point. The field then says what the orchestrator does next.
 type trial struct {
 	point
 	then string

@@ -34,8 +34,8 @@ const (
 	driverA     = "a"
 	driverB     = "b"
 	rackProcess = "rack"
-	// beside is a second node driver in instance a, with the state directory of the first one. A
-	// forced deletion of the driver's pod causes this.
+	// beside is a second node driver in instance a, with the state directory of the first one, as
+	// after a forced deletion of the first driver's pod.
 	beside = "beside"
 )
 
@@ -114,7 +114,7 @@ type killable interface {
 	Start(ctx context.Context) error
 }
 
-// watched calls do while a tracer watches the process. The tracer kills it at kill, if that is set.
+// watched calls do while a tracer watches a process, and may kill the process at the point kill.
 func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
 	order := env.order(name, env.processes[name].PID(), kill)
 	if err := env.watcher.Watch(order); err != nil {
@@ -387,7 +387,7 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	}
 	switch {
 	case l.reached && t.then == giveUp && st.on == "":
-		harness.Must(l.Do(ctx, st.Step)) // now the instance is stopped, and is started at the end
+		harness.Must(l.Do(ctx, st.Step)) // stops the instance; finish starts it
 	case l.reached && t.then == giveUp:
 		// There is nothing to do: finish makes the calls that delete everything.
 	case l.reached && t.then == elsewhere:

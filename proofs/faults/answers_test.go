@@ -279,13 +279,13 @@ var doubt = map[string]map[string][]codes.Code{
 		// The rack answers that the object exists, but it does not.
 		"ObjectAlreadyExists": {codes.Aborted}, "InsufficientCapacity": {},
 		"InvalidRequest": {}, "Conflict": {}, "ObjectNotFound": {},
-		// The disk may exist already.
+		// In spite of these answers, an earlier request may have created the disk.
 		"Unauthorized": {}, "Forbidden": {}, "Gone": {}, "InvalidValue": {}, "unknown-code": {},
 	},
 	"snapshot_create": {
 		"ObjectAlreadyExists": {codes.Aborted}, "InsufficientCapacity": {}, "InvalidRequest": {},
 		"ObjectNotFound": {codes.Aborted}, // the disk does exist
-		// Another snapshot of the disk is in progress.
+		// Conflict means that another snapshot of the disk is in progress.
 		"Conflict": {codes.Aborted},
 	},
 	"instance_disk_attach": {

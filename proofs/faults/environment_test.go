@@ -69,7 +69,7 @@ type environment struct {
 	baseState rackState
 }
 
-// newEnvironment starts an environment. When the test ends, it fails if something is left.
+// newEnvironment starts an environment. The test fails if something is left at its end.
 func newEnvironment(t *testing.T, p *proof.Proof, run *harness.Run) (env *environment, err error) {
 	defer harness.Catch(&err)
 	started, err := run.StartEnvironment(t.Context(), harness.RackOptions{

@@ -228,7 +228,7 @@ var attachScenarios = []scenario{
 	{"publish-again-without-a-device", codes.OK, func(s *environment) effect {
 		volume := s.volume(s.name("publish"))
 		s.recordWithoutDevice(volume.GetVolumeId(), s.up)
-		return call(harness.PublishRequest(volume, s.up)) // and the disk is not attached again
+		return call(harness.PublishRequest(volume, s.up)) // must not attach the disk again
 	}},
 	{"publish-static", codes.OK, func(s *environment) effect {
 		name := s.name("static")

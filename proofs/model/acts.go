@@ -62,7 +62,7 @@ func (c *content) clone() *content {
 // wrote records a write. A synced write is acknowledged, and replaces all earlier values.
 func (c *content) wrote(block int, value uint64, synced bool) {
 	if synced {
-		// The driver does not find data in the middle of a raw device.
+		// The driver's checks find data only in the first and the last block of a raw device.
 		c.formatted = c.formatted || block == 0 || block == blocks-1
 		c.written[block] = nil
 	}

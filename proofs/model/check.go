@@ -455,7 +455,7 @@ func (h *History) towards(v int, n string) Step {
 	case h.world.rackDown:
 		return Step{op: startRack}
 	case h.world.at(v, n).namesake && len(h.lines)%3 == 0:
-		return Step{op: takeNamesake, vol: v} // in the meantime the calls are refused
+		return Step{op: takeNamesake, vol: v} // until then the driver refuses calls
 	case f[diskField(v)] == "" || h.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return h.towardsDisk(v, ctl)
 	case holder != "" && holder != n:

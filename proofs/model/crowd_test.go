@@ -62,7 +62,7 @@ func TestConcurrentCallersSeeOneState(t *testing.T) { // B-13, D-41
 // formatsAre returns an error unless mkfs ran once for every volume with a filesystem.
 func (r *runner) formatsAre() (err error) {
 	if r.env == nil {
-		return nil // it ended with a history that failed
+		return nil // a failed history has ended the environment
 	}
 	n := &r.count
 	if n.formats, err = r.formats.Count(); err == nil && n.formats != n.formatted {
@@ -83,7 +83,7 @@ func (r *runner) close(t *testing.T) (races, leaked int) {
 		t.Errorf("the ledger does not balance: %v", err)
 		leaked = strings.Count(err.Error(), "goroutine of")
 	}
-	r.proof.Error(env.Close()) // also of a process that the race detector ended
+	r.proof.Error(env.Close()) // reports a process that the race detector ended, too
 	logs := []string{env.Rack.LogFile()}
 	for _, p := range env.Plugins {
 		logs = append(logs, p.LogFile)

@@ -386,7 +386,7 @@ func calmCodes(s Step, f facts) []codes.Code {
 	snap := f[snapField(s.snap)]
 	switch s.op {
 	case createVolume:
-		// In order: CV-18, even if the source does not exist any more; CV-14; CV-19.
+		// The cases are CV-18, even if the source does not exist any more, then CV-14 and CV-19.
 		return first(when(disk != "" && f[sourceField(s.vol)] == s.source, codes.OK),
 			when(s.source != "" && f[snapField(kinds[s.vol].snap)] != s.source, codes.NotFound),
 			when(disk != "", codes.AlreadyExists))
@@ -421,7 +421,7 @@ func (w *world) calmNodeCodes(s Step, f facts) []codes.Code {
 			when(here.lost, codes.FailedPrecondition, codes.AlreadyExists),
 			when(staged, codes.AlreadyExists),    // NS-8
 			when(true, codes.FailedPrecondition)) // NS-10
-	case stageAstray: // NS-8, and the other reasons to refuse the other disk
+	case stageAstray: // NS-8, and other reasons to refuse another volume's disk
 		return []codes.Code{codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition,
 			codes.InvalidArgument}
 	case publishOther:

@@ -410,8 +410,8 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // wake lets a keeper stop an instance in real time, and returns how long after the stop the
-// attacher attached the disk. At the stop, wake queues so many calls for other nodes as others
-// says. Ten seconds later a program starts the instance.
+// attacher attached the disk. others is the number of calls for other nodes that the attacher gets
+// at the stop. Ten seconds later a program starts the instance.
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)
@@ -505,7 +505,7 @@ func TestDeletingThePodRepairsAVolumeWithoutADevice(t *testing.T) { // D-61
 
 	w.addPod("a", 0)
 	w.pass(time.Minute)
-	for range 10 { // the attacher's second call finds the disk attached, like the driver
+	for range 10 { // the second attachOnce finds the disk attached, as the driver does
 		w.turn()
 		w.pass(time.Minute)
 	}

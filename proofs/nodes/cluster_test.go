@@ -321,7 +321,7 @@ func (w *testCluster) hinder(to http.RoundTripper, r *http.Request) (*http.Respo
 	case w.delays[operation] > 0:
 		w.log("it is on its way for %s", w.delays[operation])
 		w.count("late request")
-		w.stale = true // when the request arrives, something else may have been decided
+		w.stale = true // a keeper may decide something else before the request arrives
 		later := r.Clone(w.ctx)
 		w.onWay = append(w.onWay, onWay{w.clock.Add(w.delays[operation]), func() {
 			w.log("the rack is asked late: %s", operation)

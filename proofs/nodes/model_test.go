@@ -152,7 +152,7 @@ func (w *testCluster) round() {
 	w.checkState()
 }
 
-// startStopped lets both keepers start stopped instances, which they do without being the leader.
+// startStopped lets both keepers start stopped instances. A keeper need not be the leader for this.
 func (w *testCluster) startStopped() {
 	for _, k := range w.keepers {
 		if err := k.StartStopped(w.ctx); err != nil {
@@ -299,8 +299,8 @@ func (w *testCluster) draw(p *proof.Proof, dir string, seed uint64, broken error
 		Omit: "instance_list", History: w.rack.History})
 }
 
-// TestABrokenPromiseGetsAFailurePage makes a keeper stop the instance on which it runs.
-func TestABrokenPromiseGetsAFailurePage(t *testing.T) {
+// TestABrokenKeeperPromiseGetsAFailurePage makes a keeper stop the instance on which it runs.
+func TestABrokenKeeperPromiseGetsAFailurePage(t *testing.T) {
 	p := proof.New(t, "keeper-model")
 	rack, dir := startRack(t)
 	w := newTestCluster(t.Context(), t, rack)

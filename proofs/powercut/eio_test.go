@@ -136,7 +136,7 @@ func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 			n = shortSectors
 		}
 		if of.readWhole {
-			n /= 2 // because such a stage takes long
+			n /= 2 // because the stage reads the whole disk
 		}
 		for i, sectors := range found[:min(n, len(found))] {
 			f := sectors[r.IntN(len(sectors))]
@@ -402,7 +402,7 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
-		if access == ext4 { // the kernel would ignore that a flush of this work fails
+		if access == ext4 { // lazy initialization would hide a failed flush
 			harness.Must(harness.StopLazyInit(rec.place.Staging))
 		}
 		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})

@@ -313,8 +313,7 @@ func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recordi
 }
 
 // growAgain records the repetition of a growth that was interrupted after a write behind the old
-// end of the filesystem. A btrfs writes there only in a commit, so any interruption suffices for a
-// btrfs.
+// end of the filesystem. A btrfs writes there only in a commit, so it is interrupted anywhere.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) *recording {
 	base := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()

@@ -321,7 +321,7 @@ type promise struct {
 
 // event is something that happened during a recording. A note in the log contains its number.
 type event struct {
-	// promises are the new promises, by name.
+	// promises maps names of files or ranges to what they may contain from now on.
 	promises map[string]promise
 	// staged is set if NodeStageVolume has answered OK.
 	staged bool

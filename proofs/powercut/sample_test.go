@@ -32,7 +32,7 @@ type image struct {
 	name string
 }
 
-// content computes the bytes of the image. The image does not store them, because there are many.
+// content computes the bytes of the image, which are not stored, because there are many images.
 func (m image) content() *flakydisk.Image {
 	content := m.durable.Fork()
 	_ = flakydisk.Apply(content, m.pieces...) // has succeeded in sampler.add
@@ -339,7 +339,7 @@ func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	}
 	for _, r := range m.of.log {
 		if err := flakydisk.Apply(now, flakydisk.Whole(r)); err != nil || got == superblock(now) {
-			return false // this is a superblock as it was written once, so it is not torn
+			return false // the kernel wrote this superblock whole, so it is not torn
 		}
 	}
 	return true

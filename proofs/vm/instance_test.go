@@ -183,7 +183,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 		Path: files[0], SizeBytes: size, BlockSize: 512, ReadOnly: true}))
 	i.must(errors.Join(found.Pause(t.Context()), found.Release()))
 	i.must(rack.Start(t.Context()))
-	i.sees("cold root") // and no disk of which the records do not know
+	i.sees("cold root") // without the disk that the records do not have
 	if again := i.in(bootID); again != boot {
 		t.Errorf("the next simulator finds boot %s, not %s", again, boot)
 	}
@@ -194,7 +194,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	_, err = rack.Client.InstanceReboot(t.Context(),
 		oxide.InstanceRebootParams{Instance: oxide.NameOrId(i.ID)})
 	i.must(err)
-	for i.in(bootID) == boot { // the kernel of before answers until the reset
+	for i.in(bootID) == boot { // until the reset, the old kernel answers
 	}
 	i.sees("cold root")
 

@@ -85,7 +85,7 @@ func runLives(t *testing.T, p *proof.Proof, count int, args ...string) *lab {
 	l, drawn := newLab(t, p, args...), 0
 	for n := 0; n < count || p.Long() && count > 2 && !p.Over(); n++ {
 		life := draw(p.Rand(), n)
-		if p.Short() { // only what the machine's end and boot need
+		if p.Short() { // test only what needs a machine's end and boot
 			life.cold, life.restore, life.pulls = false, false, life.pulls[1:]
 		}
 		drawn += len(life.pulls)
@@ -364,7 +364,7 @@ func (v *life) step(ctx context.Context, n *node, round int, what string) {
 	if what == "write" { // a writer takes a while to start
 		select {
 		case <-v.wrote:
-		case failed := <-ended: // without a record
+		case failed := <-ended: // the call ended without a record
 			ended <- failed
 		}
 	}

@@ -74,7 +74,7 @@ type node struct {
 	address     string // of the guest's sshd, since its last boot
 
 	master *exec.Cmd
-	hold   io.Closer // its standard input: it ends with that
+	hold   io.Closer // master's standard input; closing it ends master
 	conn   *grpc.ClientConn
 }
 

@@ -88,7 +88,7 @@ func TestRehearsalFollowsTheConformancePage(t *testing.T) {
 				t.Error(err)
 			}
 			if c.release == "v22" {
-				o.release = "" // the command names both
+				o.release = "" // the command names both releases
 				o.here(t, o.block("conformance diff"))
 			}
 		})

@@ -42,7 +42,7 @@ func (e Effect) Name() string { return e.Program + ": " + e.Call + " " + e.Targe
 // Kind returns the name of the effect without its target.
 func (e Effect) Kind() string { return e.Program + ": " + e.Call }
 
-// Phases returns the phases at which a process can be killed at the effect.
+// Phases returns the phases of the effect in which a process can be killed.
 func (e Effect) Phases() []Phase {
 	if e.Request {
 		return []Phase{Before, Sent, After}

@@ -98,12 +98,12 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path returns a function that finds the path in an argument, from / or the working directory.
+// path returns a function that finds the absolute or relative path in an argument.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt returns a function that finds the path in an argument, from the directory in argument 0.
+// pathAt returns a function that finds the path in an argument, below the directory in argument 0.
 func pathAt(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(c.directory(), c.arg(arg)) }
 }

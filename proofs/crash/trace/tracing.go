@@ -175,7 +175,7 @@ func (s *tracing) step(tid int, status syscall.WaitStatus) error {
 	case event == unix.PTRACE_EVENT_CLONE, event == unix.PTRACE_EVENT_FORK,
 		event == unix.PTRACE_EVENT_VFORK:
 		err = s.expect(tid)
-	case event != 0: // the first stop of a new thread, or the stop that was asked for
+	case event != 0: // the first stop of a new thread, or a stop by interrupt
 	default:
 		pass = sig
 	}
