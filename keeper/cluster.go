@@ -485,8 +485,8 @@ func (k *Keeper) forgetStop(instance string) {
 	delete(k.stops, instance)
 }
 
-// If the API server is unreachable, StartStopped starts the instances that this process has
-// stopped: without the server no attacher works. Otherwise the leader starts them.
+// StartStopped starts the instances that this process has stopped if the API server is unreachable:
+// without the server no attacher works. Otherwise the leader starts them.
 func (k *Keeper) StartStopped(ctx context.Context) error {
 	k.mu.Lock()
 	stops := maps.Clone(k.stops)
