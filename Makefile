@@ -99,8 +99,8 @@ BUILD    = $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... && \
 BUILDRACE = $(GO) build -race -o $(PROGRAMS)/raced/ ./cmd/...
 # The packages that have more cases than -short runs. Those of RACED run with the race detector, and
 # so do UNITS: they make many calls at once, or test data that goroutines share. For the race
-# detector the cases of FEW are alike, so it gets only those of -short. It gets none of SERIAL, which
-# render and compare texts: under it they take six times as long.
+# detector the cases of FEW are alike, so it gets only those of -short, and none of SERIAL, which
+# render and compare texts: with it they take six times as long. RACE=-race changes neither.
 WHOLE    = $(or $(ONLY),$(shell grep -rlE 'short\.(Some|Left|Skip)|testing\.Short|[.]Short\b' \
 	--include='*_test.go' --exclude-dir=tools --exclude-dir=short . | sed 's|/[^/]*$$||' | sort -u))
 RACED    = ./driver% ./keeper% ./internal% ./simulator% ./proofs/concurrency ./proofs/model ./sanity ./conformance/rules
@@ -109,11 +109,12 @@ SERIAL   = ./deploy ./docs
 FEW      = ./loopdev/... ./harness/... ./operate/... ./cmd/... ./conformance/guest ./conformance/report
 disks    = ./proofs/corpus ./proofs/powercut
 calls    = ./proofs/crash ./proofs/faults ./proofs/model ./proofs/concurrency ./proofs/nodes
+UNRACED  = $(SERIAL) $(FEW:%/...=%/%)
 others   = $(filter-out $(disks) $(calls),$(WHOLE))
 CHOSEN   = $(if $(PART),$($(PART)),$(WHOLE))
-NOTRACED = $(if $(RACE),$(filter $(SERIAL),$(CHOSEN)),$(filter-out $(RACED),$(CHOSEN)))
+NOTRACED = $(if $(RACE),$(filter $(UNRACED),$(CHOSEN)),$(filter-out $(RACED),$(CHOSEN)))
 SOME     = $(ONLY)$(filter-out others,$(PART))
-ISRACED  = $(if $(RACE),$(filter-out $(SERIAL),$(CHOSEN)),$(filter $(RACED),$(CHOSEN))) $(if $(SOME),,$(UNITS))
+ISRACED  = $(if $(RACE),$(filter-out $(UNRACED),$(CHOSEN)),$(filter $(RACED),$(CHOSEN))) $(if $(SOME),,$(UNITS))
 # The release is in the module tools.
 MAKES    = $(if $(SOME),,$(call TESTSUM,release) env $(PLAIN) $(GO) -C tools test -json -count=1 \
 	-timeout=$(TIMEOUT) ./release || failed=1;)
