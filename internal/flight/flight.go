@@ -299,16 +299,16 @@ var Events = []explained{
 		"been lost, and a repeated call found the disk."},
 	{DiskAttached, "disk attached", "The rack attached the disk to the node's instance."},
 	{ProvenBlank, "disk proven blank", "The driver has read the disk, as far as `detail` says, and " +
-		"found nothing but zeroes. Only then does it format."},
-	{FormatResumed, "unfinished format resumed", "An earlier format of this volume was cut off. " +
-		"What it left is erased, and the disk is formatted anew."},
+		"found only zeroes, or what its own unfinished format wrote."},
+	{FormatResumed, "unfinished format resumed", "An earlier format of this volume was " +
+		"interrupted. The driver erases what it left, and formats the disk anew."},
 	{Formatted, "disk formatted", "The disk has a new filesystem; `detail` has the command's " +
 		"options."},
-	{RecordErased, "record of a format erased", "The rest of an unfinished format was erased before " +
-		"a workload got the disk as a raw device."},
-	{FilesystemChecked, "filesystem checked", "e2fsck has looked at a filesystem that was not " +
-		"unmounted in order, and changed nothing."},
-	{FilesystemRepaired, "filesystem repaired", "e2fsck has corrected errors that need no decision."},
+	{RecordErased, "record of a format erased", "The driver erased the record of an unfinished " +
+		"format or growth before a workload got the disk as a raw device."},
+	{FilesystemChecked, "filesystem checked", "e2fsck has checked the filesystem, after an unclean " +
+		"unmount or before a growth."},
+	{FilesystemRepaired, "filesystem repaired", "e2fsck has corrected errors in this check."},
 	{FilesystemGrown, "filesystem grown", "The filesystem was smaller than its disk, for example " +
 		"after a restore to a larger volume."},
 	{Mounted, "volume mounted", "The filesystem is mounted at the staging path."},
