@@ -103,28 +103,21 @@ func run(ctx context.Context, args []string, getenv func(string) string,
 
 // write creates the file atomically. The value is in single quotes, because the kubelet, which
 // reads the file for a fileKeyRef, accepts no other form.
-func write(path, id string) (err error) {
+func write(path, id string) error {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(file.Name())
-		}
-	}()
 	_, err = fmt.Fprintf(file, "OXIDE_INSTANCE_ID='%s'\n", id)
+	// The driver runs as another user, and has to read the file.
+	err = cmp.Or(err, file.Chmod(0o644), file.Close())
 	if err == nil {
-		// The driver runs as another user, and has to read the file.
-		err = file.Chmod(0o644)
-	}
-	if closeErr := file.Close(); err == nil {
-		err = closeErr
+		err = os.Rename(file.Name(), path)
 	}
 	if err != nil {
-		return err
+		_ = os.Remove(file.Name())
 	}
-	return os.Rename(file.Name(), path)
+	return err
 }
 
 // providerPrefix precedes the instance's UUID in provider IDs of Oxide's cloud controller manager.
@@ -173,17 +166,16 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 	defer cancel()
 	said := ""
 	for {
-		providerID, err := n.providerID(ctx)
-		if err == nil {
+		providerID, later, err := n.providerID(ctx)
+		switch {
+		case err != nil:
+			return "", err
+		case later == "":
 			return instanceOf(n.Name, providerID)
 		}
-		var later notYet
-		if !errors.As(err, &later) {
-			return "", err
-		}
-		// If the timeout canceled the request, keep the earlier error, which is more useful.
-		if said == "" || ctx.Err() == nil && later.text != said {
-			said = later.text
+		// If the timeout canceled the request, keep the earlier reason, which is more useful.
+		if said == "" || ctx.Err() == nil && later != said {
+			said = later
 			_, _ = fmt.Fprintf(n.Log, "waiting up to %s: %s\n", timeout, said)
 		}
 		select {
@@ -197,21 +189,17 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 	}
 }
 
-// notYet is an error that may pass, so the request is repeated.
-type notYet struct{ text string }
-
-func (e notYet) Error() string { return e.text }
-
-// providerID reads spec.providerID once.
-func (n *node) providerID(ctx context.Context) (string, error) {
+// providerID reads spec.providerID once. If the cause of a failure may pass, so that the request is
+// repeated, it returns the cause as later.
+func (n *node) providerID(ctx context.Context) (id, later string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, n.URL, nil)
 	if err != nil {
-		return "", fmt.Errorf("%s does not name a node: %w", nodeNameKey, err)
+		return "", "", fmt.Errorf("%s does not name a node: %w", nodeNameKey, err)
 	}
 	request.Header.Set("Accept", "application/json")
 	response, err := n.Client.Do(request)
 	if err != nil {
-		return "", notYet{"the Kubernetes API does not answer: " + reasonOf(err)}
+		return "", "the Kubernetes API does not answer: " + reasonOf(err), nil
 	}
 	defer func() { _ = response.Body.Close() }()
 	// A Node with many images and volumes has a few hundred KiB.
@@ -223,42 +211,39 @@ func (n *node) providerID(ctx context.Context) (string, error) {
 		} `json:"spec"`
 	}
 	err = json.NewDecoder(io.LimitReader(response.Body, most)).Decode(&found)
-	if response.StatusCode != http.StatusOK {
-		return "", n.refusal(response.StatusCode, found.Message)
+	switch {
+	case response.StatusCode != http.StatusOK:
+		later, err = n.refusal(response.StatusCode, found.Message)
+	case err != nil:
+		later, err = "the response of the Kubernetes API is truncated or not JSON", nil
+	case found.Spec.ProviderID == "":
+		later = fmt.Sprintf("node %s has no spec.providerID; the Oxide cloud controller manager sets "+
+			"it, or the kubelet's --provider-id", n.Name)
 	}
-	if err != nil {
-		return "", notYet{"the response of the Kubernetes API is truncated or not JSON"}
-	}
-	if found.Spec.ProviderID == "" {
-		return "", notYet{fmt.Sprintf("node %s has no spec.providerID; the Oxide cloud controller "+
-			"manager sets it, or the kubelet's --provider-id", n.Name)}
-	}
-	return found.Spec.ProviderID, nil
+	return found.Spec.ProviderID, later, err
 }
 
-// refusal returns the error for a response without a Node.
-func (n *node) refusal(code int, message string) error {
+// refusal returns the error for a response without a Node, or its text if the cause may pass.
+func (n *node) refusal(code int, message string) (later string, err error) {
 	switch code {
 	case http.StatusNotFound:
-		return fmt.Errorf("the cluster has no node %q; %s has to be the name of the Node object",
+		return "", fmt.Errorf("the cluster has no node %q; %s has to be the name of the Node object",
 			n.Name, nodeNameKey)
 	case http.StatusForbidden:
-		return errors.New(`the pod's service account may not read nodes; bind it to a ClusterRole ` +
+		return "", errors.New(`the pod's service account may not read nodes; bind it to a ClusterRole ` +
 			`with the rule apiGroups: [""], resources: ["nodes"], verbs: ["get"]`)
 	case http.StatusUnauthorized:
-		return errors.New("the Kubernetes API does not accept the token of the pod's service " +
+		return "", errors.New("the Kubernetes API does not accept the token of the pod's service " +
 			"account; delete the pod for a new one")
 	case http.StatusTooManyRequests:
-		return notYet{"the Kubernetes API has too many requests"}
+		return "the Kubernetes API has too many requests", nil
 	}
-	text := fmt.Sprintf("the Kubernetes API answers with status %d", code)
-	if line := oneLine(message); line != "" {
-		text += ": " + line
-	}
+	text := strings.TrimSuffix(fmt.Sprintf("the Kubernetes API answers with status %d: %s", code,
+		oneLine(message)), ": ")
 	if code >= http.StatusInternalServerError {
-		return notYet{text}
+		return text, nil
 	}
-	return errors.New(text)
+	return "", errors.New(text)
 }
 
 // instanceOf returns the instance's UUID from spec.providerID, in canonical form.

@@ -70,13 +70,6 @@ func nodeWith(providerID string) http.HandlerFunc {
 	}
 }
 
-// outcome is the result of a run of the command: the content of the file that it wrote, or "", its
-// log and its error.
-type outcome struct {
-	file, said string
-	err        error
-}
-
 // patience is a log writer that cancels the run when the first line is written.
 type patience struct {
 	bytes.Buffer
@@ -88,12 +81,12 @@ func (p *patience) Write(b []byte) (int, error) {
 	return p.Buffer.Write(b)
 }
 
-// tell runs the command as a pod on a node does, until it ends or begins to wait.
-func tell(ctx context.Context, t *testing.T, config *rest.Config, name string, args ...string,
-) outcome {
+// tell runs the command as a pod on a node does, until it ends or begins to wait. It returns the
+// content of the file that the command wrote, or "", its log and its error.
+func tell(t *testing.T, config *rest.Config, name string, args ...string) (string, string, error) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "config.env")
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	said := &patience{end: cancel}
 	err := run(ctx, append([]string{"--out=" + out}, args...), environment(nodeNameKey, name),
@@ -102,7 +95,7 @@ func tell(ctx context.Context, t *testing.T, config *rest.Config, name string, a
 	if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
 		t.Fatal(readErr)
 	}
-	return outcome{file: string(b), said: said.String(), err: err}
+	return string(b), said.String(), err
 }
 
 func environment(key, value string) func(string) string {
@@ -115,23 +108,15 @@ func environment(key, value string) func(string) string {
 }
 
 func TestTheInstanceComesFromTheProviderID(t *testing.T) { // D-65
-	for _, test := range []struct{ name, providerID string }{
-		{"a provider ID of the cloud controller manager", "oxide://" + testID},
-		{"a provider ID in capital letters", "oxide://" + strings.ToUpper(testID)},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			got := tell(t.Context(), t, apiServer(t, nodeWith(test.providerID)), testNode)
-			if got.err != nil {
-				t.Fatal(got.err)
-			}
-			// D-67: the kubelet reads a value only if it is in single quotes.
-			if want := "OXIDE_INSTANCE_ID='" + testID + "'\n"; got.file != want {
-				t.Errorf("wrote %q, want %q", got.file, want)
-			}
-			if strings.Count(got.said, "\n") != 1 || !strings.Contains(got.said, testID) {
-				t.Errorf("said %q, want one line with the instance", got.said)
-			}
-		})
+	for _, id := range []string{testID, strings.ToUpper(testID)} {
+		file, said, err := tell(t, apiServer(t, nodeWith("oxide://"+id)), testNode)
+		// D-67: the kubelet reads a value only if it is in single quotes.
+		if want := "OXIDE_INSTANCE_ID='" + testID + "'\n"; err != nil || file != want {
+			t.Errorf("wrote %q, %v, want %q", file, err, want)
+		}
+		if strings.Count(said, "\n") != 1 || !strings.Contains(said, testID) {
+			t.Errorf("said %q, want one line with the instance", said)
+		}
 	}
 }
 
@@ -198,11 +183,11 @@ func TestErrorsAreOneLineAndSayWhatToDo(t *testing.T) { // D-65 D-66
 			if test.change != nil {
 				test.change(config)
 			}
-			got := tell(t.Context(), t, config, test.node, test.args...)
-			if text := fmt.Sprint(got.err); got.err == nil || !strings.Contains(text, test.want) ||
-				strings.Contains(text, "\n") || strings.Contains(text, testToken) || got.file != "" {
+			file, _, err := tell(t, config, test.node, test.args...)
+			if text := fmt.Sprint(err); err == nil || !strings.Contains(text, test.want) ||
+				strings.Contains(text, "\n") || strings.Contains(text, testToken) || file != "" {
 				t.Errorf("got %q, and the file %q; want one line with %q, without the token, and no file",
-					text, got.file, test.want)
+					text, file, test.want)
 			}
 		})
 	}
@@ -244,8 +229,7 @@ func TestTheWaitEndsAtTheTimeoutAndNamesItsReason(t *testing.T) { // D-66
 		t.Fatal(err)
 	}
 	n.Interval = time.Millisecond
-	const timeout = time.Second
-	_, err = n.instance(t.Context(), timeout)
+	_, err = n.instance(t.Context(), time.Second)
 	want := "waited 1s (--timeout): node oxide-csi-worker has no spec.providerID"
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %s…", err, want)
