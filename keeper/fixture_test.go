@@ -106,7 +106,7 @@ func waiting(t *testing.T, nodes ...string) *fixture {
 func (w *fixture) client(name string) (client *Cluster, cut func()) {
 	w.t.Helper()
 	config, cut := w.api.Client(name)
-	return try(Connect(config, name))(w.t), cut
+	return csitest.Got(Connect(config, name))(w.t), cut
 }
 
 func (w *fixture) now() time.Time {
@@ -198,7 +198,7 @@ func (w *fixture) recorded(name string) record {
 func (w *fixture) setRecord(name string, r record) {
 	w.t.Helper()
 	r.NodeName = name
-	w.setRecordText(name, string(try(json.Marshal(r))(w.t)))
+	w.setRecordText(name, string(csitest.Got(json.Marshal(r))(w.t)))
 }
 
 func (w *fixture) setRecordText(name, text string) {
@@ -399,7 +399,7 @@ func (w *fixture) seen() []string {
 // the number of samples.
 func (w *fixture) metric(name, label string) float64 {
 	w.t.Helper()
-	for _, family := range try(w.Metrics.Registry.Gather())(w.t) {
+	for _, family := range csitest.Got(w.Metrics.Registry.Gather())(w.t) {
 		if family.GetName() != "oxide_node_keeper_"+name {
 			continue
 		}
@@ -411,15 +411,6 @@ func (w *fixture) metric(name, label string) float64 {
 		}
 	}
 	return 0
-}
-
-// try returns the value, and fails the test on an error: try(f())(t).
-func try[V any](v V, err error) func(*testing.T) V {
-	return func(t *testing.T) V {
-		t.Helper()
-		csitest.Must(t, err)
-		return v
-	}
 }
 
 var errBroken = errors.New("broken")
@@ -470,7 +461,7 @@ func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		body = racktest.UserOf(racktest.Numbered(9))
 	default:
 		if changes {
-			letter := try(strconv.ParseUint(id[:8], 16, 8))(r.w.t)
+			letter := csitest.Got(strconv.ParseUint(id[:8], 16, 8))(r.w.t)
 			r.w.note(verb + " " + string(rune(letter)))
 		}
 		status, body = r.answer(id, verb, changes)

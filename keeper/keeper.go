@@ -324,12 +324,8 @@ func ParseSettings(args []string, getenv func(string) string, help io.Writer) (S
 	if s.LogJSON = logFormat == "json"; !s.LogJSON && logFormat != "text" {
 		return s, errors.New("--log-format has to be text or json")
 	}
-	if s.NodeName == "" {
-		s.NodeName = getenv("K8S_NODE_NAME")
-	}
-	if s.LeaseNamespace == "" {
-		s.LeaseNamespace = getenv("K8S_NAMESPACE")
-	}
+	s.NodeName = cmp.Or(s.NodeName, getenv("K8S_NODE_NAME"))
+	s.LeaseNamespace = cmp.Or(s.LeaseNamespace, getenv("K8S_NAMESPACE"))
 	return s, errors.Join(s.setRack(getenv), s.Check(), s.complete())
 }
 

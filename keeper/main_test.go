@@ -23,7 +23,6 @@ import (
 	"go.uber.org/goleak"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -92,7 +91,7 @@ func (w *fixture) run(met func() bool, env func(string) string, args ...string) 
 	defer cancel()
 	status := make(chan int, 1)
 	go func() { status <- Main(ctx, args, env, &stdout, &stderr) }()
-	w.await(strings.Join(args, " "), func() bool { return len(status) > 0 || met() })
+	csitest.Await(w.t, strings.Join(args, " "), func() bool { return len(status) > 0 || met() })
 	cancel()
 	return <-status, stdout.String() + stderr.String()
 }
@@ -169,7 +168,7 @@ func TestTheDocumentationListsEveryFlag(t *testing.T) {
 			want[m[1]] = written(m[2])
 		}
 	}
-	page := string(try(os.ReadFile("../docs/configuration.md"))(t))
+	page := string(csitest.Got(os.ReadFile("../docs/configuration.md"))(t))
 	_, table, _ := strings.Cut(page, "\n## The node keeper\n")
 	table, _, _ = strings.Cut(table, "\n## ")
 	got := map[string]string{}
@@ -205,7 +204,7 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	}
 	got := map[string]string{}
 	row := regexp.MustCompile("(?m)^\\| `(oxide_node_keeper_\\w+)` \\| (\\w+) \\| (.*?) ?\\| ")
-	page := string(try(os.ReadFile("../docs/metrics.md"))(t))
+	page := string(csitest.Got(os.ReadFile("../docs/metrics.md"))(t))
 	for _, m := range row.FindAllStringSubmatch(page, -1) {
 		got[m[1]] = strings.TrimSpace(m[2] + " " + strings.Trim(m[3], "`"))
 	}
@@ -230,7 +229,7 @@ func env(changed ...string) func(string) string {
 func TestSettingsAreReadFromTheArgumentsAndTheEnvironment(t *testing.T) {
 	args := []string{"--cold-attach", "--settle=1s", "--window=0 2 * * 6", "--window-length=2h",
 		"--log-format=json", "--log-level=warn", "--leader-election-lease-duration=30s"}
-	s := try(ParseSettings(args, env("OXIDE_TOKEN", "", "OXIDE_TOKEN_FILE", "/token ",
+	s := csitest.Got(ParseSettings(args, env("OXIDE_TOKEN", "", "OXIDE_TOKEN_FILE", "/token ",
 		"OXIDE_CA_FILE", "/ca.pem"), nil))(t)
 	if !s.ColdAttach || s.Fence || s.DryRun || s.Settle != time.Second ||
 		s.MinInterval != 10*time.Minute || s.Window.String() != `"0 2 * * 6" for 2h0m0s` ||
@@ -239,7 +238,7 @@ func TestSettingsAreReadFromTheArgumentsAndTheEnvironment(t *testing.T) {
 		s.Rack.CAFile != "/ca.pem" || s.Rack.Host != "https://rack.example.com" {
 		t.Errorf("the settings are %+v", s)
 	}
-	s = try(ParseSettings([]string{"--startup-taint", "--node-name=y",
+	s = csitest.Got(ParseSettings([]string{"--startup-taint", "--node-name=y",
 		"--leader-election-namespace=there"}, env(), nil))(t)
 	if s.NodeName != "y" || s.LeaseNamespace != "there" || s.Window != nil || s.Token == "" {
 		t.Errorf("the settings are %+v", s)
@@ -307,8 +306,8 @@ func TestAMaintenanceWindowIsOpenForItsLength(t *testing.T) {
 			false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := try(ParseWindow(c.window, c.length))(t)
-			if got := w.open(try(time.Parse(time.RFC3339, c.at))(t)); got != c.open {
+			w := csitest.Got(ParseWindow(c.window, c.length))(t)
+			if got := w.open(csitest.Got(time.Parse(time.RFC3339, c.at))(t)); got != c.open {
 				t.Errorf("%s is open at %s: %v", w, c.at, got)
 			}
 		})
@@ -351,15 +350,10 @@ func (w *fixture) leader() string {
 	return *lease.Spec.HolderIdentity
 }
 
-func (w *fixture) await(what string, met func() bool) {
-	w.t.Helper()
-	csitest.Await(w.t, what, met)
-}
-
 func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
 	w := waiting(t, "a")
 	w.replica("a")
-	w.await("the replica on the node gives up the lead", func() bool {
+	csitest.Await(w.t, "the replica on the node gives up the lead", func() bool {
 		_, led := keepertest.Get[*coordinationv1.Lease](w.api, "oxide", component)
 		return led && w.leader() == ""
 	})
@@ -367,23 +361,12 @@ func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
 		t.Errorf("the step is %s, the plan %q", w.step("a"), w.plan("a"))
 	}
 	w.replica("second")
-	w.await("the instance is stopped", func() bool {
+	csitest.Await(w.t, "the instance is stopped", func() bool {
 		w.retry()
 		return w.step("a") == string(attaching)
 	})
 	if w.rack.state("a") != "stopped" {
 		t.Errorf("the instance is %s", w.rack.state("a"))
-	}
-}
-
-func TestSaveConflictsIfAnotherKeeperHasWritten(t *testing.T) { // D-61
-	w := newFixture(t, "a")
-	for i, refused := range []func(error) bool{apierrors.IsAlreadyExists, apierrors.IsConflict} {
-		v := try(w.observe(t.Context()))(t)
-		w.setRecord("a", record{Fenced: instanceOf("a") + strings.Repeat("x", i)}) // by another keeper
-		if err := w.save(t.Context(), v, v.Nodes[0]); !refused(err) {
-			t.Errorf("the error is %v", err)
-		}
 	}
 }
 
@@ -394,7 +377,7 @@ func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	led := make(chan bool)
 	go func() { led <- p.lead(ctx) }()
-	w.await("it watches", func() bool {
+	csitest.Await(w.t, "it watches", func() bool {
 		for _, r := range w.api.Log() {
 			if r.Verb == "watch" {
 				return true
@@ -404,7 +387,7 @@ func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
 	})
 	rounds := w.metric("rounds_total", "ok")
 	keepertest.Put(w.api, va(attachFailed(mustStop, 0)).VolumeAttachment)
-	w.await("another round", func() bool { return w.metric("rounds_total", "ok") > rounds })
+	csitest.Await(w.t, "another round", func() bool { return w.metric("rounds_total", "ok") > rounds })
 	cancel()
 	if <-led {
 		t.Error("it steps aside")
@@ -456,13 +439,13 @@ func TestMetricsAndHealthAreServed(t *testing.T) {
 		"/metrics": `oxide_node_keeper_rounds_total{result="error"} 1`} {
 		response, err := http.Get(server.URL + path)
 		csitest.Must(t, err)
-		text := string(try(io.ReadAll(response.Body))(t))
+		text := string(csitest.Got(io.ReadAll(response.Body))(t))
 		_ = response.Body.Close()
 		if response.StatusCode != http.StatusOK || !strings.Contains(text, want) {
 			t.Errorf("%s has the status %d and no %q:\n%s", path, response.StatusCode, want, text)
 		}
 	}
-	stop := try(p.serve())(t)
+	stop := csitest.Got(p.serve())(t)
 	stop()
 	p.settings.HTTPEndpoint = "nowhere"
 	if _, err := p.serve(); err == nil || !strings.Contains(err.Error(), "--http-endpoint") {

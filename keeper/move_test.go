@@ -368,7 +368,7 @@ func leave(t *testing.T, limit time.Duration) *leaving {
 	l.leaver = &Leaver{Kubernetes: l.Kubernetes, NodeName: "a", Limit: limit,
 		Socket: filepath.Join(t.TempDir(), "leave.sock"), Log: slog.New(slog.DiscardHandler)}
 	// An earlier process was killed, and its socket is still there.
-	stale := try(net.ListenUnix("unix", &net.UnixAddr{Name: l.leaver.Socket, Net: "unix"}))(t)
+	stale := csitest.Got(net.ListenUnix("unix", &net.UnixAddr{Name: l.leaver.Socket, Net: "unix"}))(t)
 	stale.SetUnlinkOnClose(false)
 	csitest.Must(t, stale.Close())
 	ctx, cancel := context.WithCancel(t.Context())
