@@ -275,8 +275,9 @@ var (
 	// keptVolume leaves only a PersistentVolume that was deleted long ago and still exists.
 	keptVolume = all(without(kindPod, kindClaim), object(kindVolume,
 		stuck("external-provisioner.volume.kubernetes.io/finalizer")), askVolume)
-	askVolume = ask(Question{Kind: AskVolume, Name: racktest.Disk})
-	askNode   = ask(Question{Kind: AskNode, Name: "worker-1"})
+	askVolume  = ask(Question{Kind: AskVolume, Name: racktest.Disk})
+	askNode    = ask(Question{Kind: AskNode, Name: "worker-1"})
+	askCluster = ask(Question{Kind: AskCluster})
 	// noReport removes the node's report, as if the node was not asked.
 	noReport = all(put("nodes/reports", nil), put("nodes/unseen/", "no node was asked"))
 	noRack   = put("rack", RackObjects{Unseen: "OXIDE_HOST is not set"})

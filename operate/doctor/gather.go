@@ -248,8 +248,6 @@ var eventReasons = []string{"ProvisioningFailed", "Provisioning", "ProvisioningS
 	"FailedMount", "FailedMapVolume", "FailedAttachVolume", "SuccessfulAttachVolume",
 	"VolumeFailedDelete", "FailedScheduling"}
 
-var errNoNode = errors.New("the node was not asked")
-
 func (g *gatherer) rack(ctx context.Context) {
 	r := &g.e.Rack
 	r.Cluster = g.ClusterID
@@ -519,8 +517,8 @@ func (g *gatherer) askNode(ctx context.Context, c *chain, volumes []string) (ins
 	error) {
 	pod := c.driverPod(c.nodeName)
 	if pod == nil {
-		return inspection.Report{}, fmt.Errorf("%w: %s", errNoNode,
-			cmp.Or(g.e.Cluster.Unseen[kindDriverPod], "no pod of the driver is on the node "+c.nodeName))
+		return inspection.Report{}, errors.New("the node was not asked: " + cmp.Or(
+			g.e.Cluster.Unseen[kindDriverPod], "no pod of the driver is on the node "+c.nodeName))
 	}
 	ctx, cancel := g.limit(ctx)
 	defer cancel()
