@@ -50,11 +50,6 @@ func (c *cluster) quiet() bool {
 	})
 }
 
-// content returns what the claim's disk holds.
-func (c *cluster) content() string {
-	return c.disks[handleOf(c.volume(c.current().str("spec", "volumeName")))]
-}
-
 // resumes returns the options that continue a change, or undo it.
 func (c *cluster) resumes(undo bool) Options {
 	o := c.options(Grow)
@@ -193,7 +188,7 @@ func TestARefusedDiskEndsTheCommandWithoutATimeout(t *testing.T) {
 				t.Errorf("flat %t: got %v, want the refusal without a timeout", flat, err)
 			}
 		}
-		s.quota, s.late = 0, 200
+		s.quota, s.slow = 0, 200
 		s.does(s.resumes(false)) // the earlier refusals are still there
 	}
 }
@@ -429,28 +424,6 @@ func TestAWorkloadHasOneChangeAtATime(t *testing.T) {
 	s.refuses(s.options(Revert), "is a grow")
 	s.claim = "data-web-0"
 	s.refuses(s.options(Grow), "of another change (\"db/data-web-1 ")
-}
-
-func TestRevertRefusesAReplacedSnapshot(t *testing.T) {
-	s := newCluster(t, "Deployment")
-	held := s.content()
-	s.before = func(string) {
-		if s.plan() != nil {
-			s.before = nil
-			s.put(claimText, "foreign", "10Gi")
-			for range 6 {
-				s.pass()
-			}
-			s.erase(s.named("VolumeSnapshot", "db", "then"))
-			s.pass()
-			s.put(shotText, "then", "foreign")
-		}
-	}
-	s.refuses(s.options(Revert), "made again")
-	s.undoes()
-	if text := s.content(); !strings.HasPrefix(text+" ", held+" ") {
-		t.Errorf("the claim has %q", text)
-	}
 }
 
 func TestANewDiskThatIsGoneIsReported(t *testing.T) {

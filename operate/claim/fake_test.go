@@ -32,7 +32,6 @@ type cluster struct {
 	idle    map[string]int      // passes since a pod needed the VolumeAttachment
 	quota   int64               // of the rack, in bytes; zero is unlimited
 	flat    bool                // the driver has no topology: the provisioner needs no scheduler
-	late    int                 // passes before the provisioner makes a disk
 	serial  int64
 	passes  int
 
@@ -745,9 +744,6 @@ func (c *cluster) provision(claim object) {
 	size, err := parseSize(claim.str("spec", "resources", "requests", "storage"))
 	if err != nil {
 		c.t.Fatal(err)
-	}
-	if c.late--; c.late > 0 {
-		return
 	}
 	used := size
 	for _, pv := range c.of("PersistentVolume") {
