@@ -12,8 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
 // va returns an attachment of the volume "data" on the node "a".
@@ -299,21 +297,4 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestAnEvictionAndAStopNeedTwoDisruptions(t *testing.T) {
-	w := newFixture(t, "a", "b")
-	w.wait("a", "data")
-	w.pod("a", "db-a", "StatefulSet", "data")
-	w.pod("a", "web-1", "ReplicaSet")
-	w.pod("b", "db-b", "StatefulSet")
-	keepertest.Put(w.api, budget(2, 3, 1, func(b *pdb) {
-		b.Spec.Selector = &metav1.LabelSelector{} // every pod of the namespace
-	}))
-	w.pass(time.Minute)
-	w.steps(draining, draining)
-	keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") // and the budget's counts stay as they are
-	w.steps(draining, draining)
-	w.pod("b", "web-2", "ReplicaSet")
-	w.steps(draining, stopping)
 }

@@ -56,18 +56,6 @@ func listJSON(items ...string) string {
 	return `{"kind":"List","apiVersion":"v1","metadata":{},"items":[` + strings.Join(items, ",") + `]}`
 }
 
-// eventJSON returns an event about an object. It was first seen 20 minutes ago.
-func eventJSON(kind, name, reason, message string) string {
-	namespace := `"namespace":"default",`
-	if kind == kindVolume {
-		namespace = ""
-	}
-	return `{"kind":"Event","metadata":{"name":"` + name + `.1","namespace":"default"},"reason":"` +
-		reason + `","message":` + racktest.JSON(message) + `,"involvedObject":{"kind":"` + kind + `",` +
-		namespace + `"name":"` + name + `"},"firstTimestamp":"` + before(20*time.Minute) +
-		`","lastTimestamp":"` + before(time.Minute) + `","eventTime":null}`
-}
-
 // theNode returns the node's report of the volume.
 func theNode() inspection.Report {
 	device := inspection.Device{Name: "nvme1n1", Number: "259:1", Serial: diskName,
@@ -146,11 +134,17 @@ func object(kind string, change func(*kube.Object)) edit {
 	}
 }
 
+// event adds an event about an object. It was first seen 20 minutes ago.
 func event(kind, name, reason, message string) edit {
-	return func(t testing.TB, e *Evidence) {
-		objects, err := kube.Parse([]byte(eventJSON(kind, name, reason, message)))
-		csitest.Must(t, err)
-		e.Cluster.Objects = append(e.Cluster.Objects, objects...)
+	return func(_ testing.TB, e *Evidence) {
+		o := kube.Object{Kind: kindEvent, Metadata: kube.Metadata{Name: name + ".1", Namespace: "default"}}
+		o.Reason, o.Message = reason, message
+		o.FirstTimestamp, o.LastTimestamp = testNow.Add(-20*time.Minute), testNow.Add(-time.Minute)
+		o.InvolvedObject = kube.Reference{Kind: kind, Namespace: "default", Name: name}
+		if kind == kindVolume {
+			o.InvolvedObject.Namespace = ""
+		}
+		e.Cluster.Objects = append(e.Cluster.Objects, o)
 	}
 }
 
