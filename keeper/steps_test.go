@@ -292,14 +292,9 @@ func TestAnOperationEndsIfItsInstanceIsGone(t *testing.T) {
 		t.Errorf("the error is %v, the step %s", err, w.step("a"))
 	}
 	w.pass(6 * time.Minute)
-	w.rack.blind = 1000 // the token has lost its role
+	w.rack.blind = true
 	w.steps(starting)
-	w.rack.mend()
-	w.pass(6 * time.Minute)
-	w.rack.set("a", "stopped")
-	w.rack.blind = 1 // the token gets its role between two requests
-	w.steps(starting)
-	w.rack.set("a", "")
+	w.rack.blind = false
 	w.pass(6 * time.Minute)
 	w.steps("")
 	if last := w.last("a"); !strings.Contains(last.Problem, "the instance does not run") ||
@@ -332,7 +327,6 @@ func TestALateStopIsUndoneEvenIfColdAttachIsOff(t *testing.T) { // D-61
 		left      bool           // the instance stays stopped
 	}{
 		{"cold attach is switched off", false, func(w *fixture) { w.Config.ColdAttach = false }, false},
-		{"a dry run begins", false, func(w *fixture) { w.Config.DryRun = true }, false},
 		{"the label was removed before the end", true, unlabel, false},
 		{"the label was removed after the end", false, unlabel, true},
 		{"the outcome is of another instance", false, func(w *fixture) { w.register("a", "x") }, true},
@@ -408,13 +402,6 @@ func TestACordonThatSomebodySetsDuringAnOperationStays(t *testing.T) {
 	}
 }
 
-// outage makes the API server break the connection of every request.
-func (w *fixture) outage() {
-	gone := func(keepertest.KubeRequest) error { return keepertest.ErrBreak }
-	w.api.Intercept(gone)
-	w.api.InterceptReads(gone)
-}
-
 func (w *fixture) advance(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -426,7 +413,7 @@ func TestAnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) { // 
 	w.stopped()
 	w.setRecord("a", record{})
 	csitest.Must(t, w.StartStopped(t.Context()))
-	w.outage()
+	w.cut()
 	_ = w.StartStopped(t.Context())
 	w.advance(2 * outage)
 	if err := w.StartStopped(t.Context()); err != nil || w.rack.state("a") != "stopped" {
