@@ -137,7 +137,8 @@ func object(kind string, change func(*kube.Object)) edit {
 // event adds an event about an object. It was first seen 20 minutes ago.
 func event(kind, name, reason, message string) edit {
 	return func(_ testing.TB, e *Evidence) {
-		o := kube.Object{Kind: kindEvent, Metadata: kube.Metadata{Name: name + ".1", Namespace: "default"}}
+		o := kube.Object{Kind: kindEvent}
+		o.Metadata.Name, o.Metadata.Namespace = name+".1", "default"
 		o.Reason, o.Message = reason, message
 		o.FirstTimestamp, o.LastTimestamp = testNow.Add(-20*time.Minute), testNow.Add(-time.Minute)
 		o.InvolvedObject = kube.Reference{Kind: kind, Namespace: "default", Name: name}

@@ -188,8 +188,8 @@ type shown struct {
 	texts       bool
 }
 
-// quotes matches the places of errors of the driver that the doctor quotes. A user can write such an
-// error to other places.
+// quotes matches the places of errors of the driver that the doctor quotes. A user can write such
+// an error to other places.
 var quotes = regexp.MustCompile(
 	`^(Event|PersistentVolume|VolumeAttachment|VolumeSnapshotContent)/.*\bmessage$`)
 
