@@ -321,7 +321,12 @@ func TestTheDoctorNamesEachMissingPart(t *testing.T) {
 		}
 		set(item)
 		d, want := Diagnose(e), of(path)
-		named := namedLink(d)
+		var named Link
+		for _, s := range slices.Backward(d.Chains[0].Links) {
+			if s.State == Broken || s.State == Unseen {
+				named = s.Link
+			}
+		}
 		if removed++; (named == "") != (want == "") || at(named) > at(want) {
 			t.Errorf("without %s the doctor names %q, want %q or a link before it:\n%s", path, named, want,
 				text(d))
@@ -341,17 +346,6 @@ func TestTheDoctorNamesEachMissingPart(t *testing.T) {
 	if removed < 150 || right != removed {
 		t.Errorf("%d of %d removals are right", right, removed)
 	}
-}
-
-func namedLink(d Diagnosis) Link {
-	for _, c := range d.Chains {
-		for _, s := range c.Links {
-			if s.State == Broken || s.State == Unseen {
-				return s.Link
-			}
-		}
-	}
-	return ""
 }
 
 func at(l Link) int {
