@@ -426,6 +426,31 @@ func TestAWorkloadHasOneChangeAtATime(t *testing.T) {
 	s.refuses(s.options(Grow), "of another change (\"db/data-web-1 ")
 }
 
+func TestRevertRefusesAReplacedSnapshot(t *testing.T) {
+	s := newCluster(t, "Deployment")
+	content := func() string {
+		return s.disks[handleOf(s.volume(s.current().str("spec", "volumeName")))]
+	}
+	held := content()
+	s.before = func(string) {
+		if s.plan() != nil {
+			s.before = nil
+			s.put(claimText, "foreign", "10Gi")
+			for range 6 {
+				s.pass()
+			}
+			s.erase(s.named("VolumeSnapshot", "db", "then"))
+			s.pass()
+			s.put(shotText, "then", "foreign")
+		}
+	}
+	s.refuses(s.options(Revert), "made again")
+	s.undoes()
+	if text := content(); !strings.HasPrefix(text+" ", held+" ") {
+		t.Errorf("the claim has %q", text)
+	}
+}
+
 func TestANewDiskThatIsGoneIsReported(t *testing.T) {
 	for handed, want := range map[bool]string{false: "--undo", true: "to go back to it by hand"} {
 		s := at(t, "Deployment", func(p *plan) bool {
