@@ -43,7 +43,7 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	}
 	v := newView(k.now(), nodes.Items, csiNodes.Items, attachments.Items, records)
 	v.Look, v.records = look, found
-	k.Metrics.observe(v)
+	k.Metrics.observe(v, k.Config.ColdAttach && !k.Config.DryRun)
 	return v, nil
 }
 

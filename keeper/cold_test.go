@@ -183,6 +183,24 @@ func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
 	}
 }
 
+func TestTheMetricCountsOnlyAttachmentsForWhichTheKeeperStopsInstances(t *testing.T) {
+	for _, c := range []trial[func(*fixture), float64]{
+		{"a node with the label", func(*fixture) {}, 1},
+		{"a node without it", func(w *fixture) {
+			w.edit("a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
+		}, 0},
+		{"cold attach is off", func(w *fixture) { w.Config.ColdAttach = false }, 0},
+		{"a dry run", func(w *fixture) { w.Config.DryRun = true }, 0},
+	} {
+		w := waiting(t, "a")
+		c.given(w)
+		w.round()
+		if got := w.metric("waiting_attachments", ""); got != c.want {
+			t.Errorf("%s: %v attachments wait, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 func TestRoundsAreFrequentOnlyDuringAnOperation(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		w := waiting(t, "a")

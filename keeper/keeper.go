@@ -221,8 +221,8 @@ func NewMetrics() *Metrics {
 	}
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
-		waits: gauge("waiting_attachments", "VolumeAttachments that wait until an instance is "+
-			"stopped."),
+		waits: gauge("waiting_attachments", "VolumeAttachments that wait until the keeper stops "+
+			"an instance."),
 		working: gauge("nodes_in_progress", "Nodes with an operation in progress: 0 or 1."),
 		holds: gauge("held_attachments", "VolumeAttachments that wait, and for which the keeper stops "+
 			"no instance."),
@@ -249,10 +249,14 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-func (m *Metrics) observe(v *view) {
+// observe counts what the keeper works on. stops means that it stops instances. Attachments that
+// wait for somebody else's stop are not counted: a metric of them would silence the driver's alert.
+func (m *Metrics) observe(v *view, stops bool) {
 	waits, working := 0, 0
 	for _, n := range v.Nodes {
-		waits += len(v.waiting(n))
+		if stops && n.allowed() {
+			waits += len(v.waiting(n))
+		}
 		if n.Record != nil {
 			working++
 		}
@@ -345,8 +349,8 @@ func (s *Settings) flags(f *flag.FlagSet) {
 		"where the driver is registered")
 	f.BoolVar(&c.LeavingNodes, "leaving-nodes", false, "look after nodes that are gone")
 	f.BoolVar(&c.DryRun, "dry-run", false, "only report what --cold-attach would do")
-	f.BoolVar(&c.Fence, "fence", false, "set the out-of-service taint on nodes whose instances the "+
-		"rack reports as stopped or destroyed")
+	f.BoolVar(&c.Fence, "fence", false, "set the out-of-service taint on nodes whose kubelet no "+
+		"longer reports and whose instances the rack reports as stopped or destroyed")
 	f.StringVar(&c.NodeName, "node-name", "", "the `node` of this keeper [$K8S_NODE_NAME]")
 	for name, d := range c.durations() {
 		f.DurationVar(d.value, name, *d.value, d.usage)
@@ -444,7 +448,8 @@ func (c *Config) durations() map[string]duration {
 	return map[string]duration{
 		"settle": {&c.Settle, true, "how long no further volume may begin to wait before a node is " +
 			"stopped"},
-		"min-interval": {&c.MinInterval, true, "the least time between two stops of a node"},
+		"min-interval": {&c.MinInterval, true, "the least time between the end of a node's operation " +
+			"and its next"},
 		"stateful-set-interval": {&c.StatefulSetInterval, true, "the least time between stops of two " +
 			"nodes with pods of one StatefulSet"},
 		"drain-timeout": {&c.DrainTimeout, false, "how long evictions may take"},

@@ -84,7 +84,11 @@ func (n *node) silent() bool {
 // reports. If somebody else has removed or replaced the taint, unfence only clears the record.
 func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	instance, ours := n.Fenced, slices.Contains(n.Spec.Taints, outOfService)
-	if n.silent() && ours {
+	why := "the node's kubelet reports again"
+	switch {
+	case !ours:
+		why = "somebody has removed or replaced the taint"
+	case n.silent():
 		state, err := k.instanceState(ctx, instance)
 		switch {
 		case csierr.IsNotFound(err):
@@ -94,6 +98,7 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 		case state != oxide.InstanceStateRunning:
 			return nil
 		}
+		why = "the instance " + instance + " runs again"
 	}
 	if ours {
 		n.removeTaint(outOfService.Key)
@@ -105,7 +110,7 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	if err := k.save(ctx, v, n); err != nil {
 		return err
 	}
-	k.report(ctx, n.Node, nil, "Unfenced", "the instance "+instance+" runs again")
+	k.report(ctx, n.Node, nil, "Unfenced", why)
 	return nil
 }
 

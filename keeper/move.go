@@ -11,7 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -99,16 +98,21 @@ func (m *Mover) log(format string, args ...any) { _, _ = fmt.Fprintf(m.Out, form
 
 // instance returns the instance of the node to which a volume moves.
 func (m *Mover) instance(ctx context.Context, name string) (string, error) {
-	n, err := m.Kubernetes.Core.Nodes().Get(ctx, name, metav1.GetOptions{})
+	nodes, err := m.Kubernetes.Core.Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", fmt.Errorf("read the Node %s: %w", name, err)
+		return "", fmt.Errorf("list Nodes: %w", err)
 	}
-	csiNode, err := m.Kubernetes.Storage.CSINodes().Get(ctx, name, metav1.GetOptions{})
+	csiNodes, err := m.Kubernetes.Storage.CSINodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", fmt.Errorf("read the CSINode %s: %w", name, err)
+		return "", fmt.Errorf("list CSINodes: %w", err)
 	}
-	v := newView(time.Time{}, []corev1.Node{*n}, []storagev1.CSINode{*csiNode}, nil, nil)
-	instance, why := v.instanceOf(v.Nodes[0])
+	v := newView(time.Time{}, nodes.Items, csiNodes.Items, nil, nil)
+	i := slices.IndexFunc(v.Nodes, func(n *node) bool { return n.Name == name })
+	if i < 0 {
+		return "", fmt.Errorf("there is no Node %s", name)
+	}
+	n := v.Nodes[i]
+	instance, why := v.instanceOf(n)
 	if label := n.Labels[volume.InstanceKey]; why == "" && label != instance {
 		why = fmt.Sprintf("its label %s is %q, and not %s", volume.InstanceKey, label, instance)
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -171,13 +172,15 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 				UID: "pod", Controller: ptr.To(true)}}
 		}), "is an ephemeral volume of the pod db-0"},
 		{"the node is unknown", func(w *fixture) { keepertest.Remove[*corev1.Node](w.api, "", "b") },
-			"read the Node b"},
+			"there is no Node b"},
 		{"the driver is not registered there", on("", "b", func(c *storagev1.CSINode) {
 			c.Spec.Drivers = nil
 		}), "the node b: the driver is not registered on this node"},
 		{"the driver is registered with another instance than spec.providerID", on("", "b",
 			func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") }),
 			"the node b: its spec.providerID is oxide://" + instanceOf("a")},
+		{"another node has the same instance", func(w *fixture) { w.register("a", "b") },
+			"the node b: the node a claims the same instance"},
 		{"the node has no topology of instances", on("", "b", func(n *corev1.Node) { n.Labels = nil }),
 			"placement of volumes on instances"},
 		{"the annotation is not what a move writes", on("", DriverName, func(d *storagev1.CSIDriver) {
@@ -528,6 +531,25 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 				t.Errorf("the metric has %v fences", got)
 			}
 		})
+	}
+}
+
+func TestTheEventOfAnUnfencedNodeGivesTheReason(t *testing.T) {
+	for want, given := range map[string]func(*fixture){
+		"the instance " + instanceOf("a") + " runs again": func(w *fixture) { w.rack.set("a", "running") },
+		"the node's kubelet reports again":                func(w *fixture) { w.heartbeat("a") },
+		"somebody has removed or replaced the taint": func(w *fixture) {
+			w.edit("a", func(n *corev1.Node) { n.Spec.Taints = nil })
+		},
+	} {
+		w := lost(t)
+		w.rack.set("a", "stopped")
+		w.round()
+		given(w)
+		w.round()
+		if got := w.events(); !slices.Contains(got, "Node a: Unfenced: "+want) {
+			t.Errorf("%q is not among the events %q", want, got)
+		}
 	}
 }
 
