@@ -138,10 +138,8 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	for _, r := range rules.All() {
 		units = append(units, death{part: partRules, only: r.ID, at: before + 1})
 	}
-	// Some series have thirty requests and most have few, so a number limits them as well.
-	const atMost = 60
-	if !p.Long() { // a soak runs all units
-		p.Rand().Shuffle(len(units), func(i, j int) { units[i], units[j] = units[j], units[i] })
+	p.Rand().Shuffle(len(units), func(i, j int) { units[i], units[j] = units[j], units[i] })
+	if !p.Long() {
 		units = units[:len(units)/10]
 	}
 	// series describes runs that die: one in each of the ways, at each request from death.at to last.
@@ -171,10 +169,16 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 			[]string{how}})
 	}
 	var requests, died, left atomic.Int64
+	// Some series have thirty requests and most have few, so a number limits them, or a soak's time.
+	const atMost = 60
+	ended := func() bool { return requests.Load() >= atMost && (!p.Long() || p.Over()) }
 	csitest.Must(t, harness.Share(len(racks), all, func(worker int, all <-chan series) error {
 		for d := range all {
+			if ended() {
+				continue
+			}
 			if !t.Run(fmt.Sprintf("%s %s %s", d.part, d.only, d.ways), func(t *testing.T) {
-				for ; d.at <= d.last && (p.Long() || requests.Load() < atMost); d.at++ {
+				for ; d.at <= d.last && !ended(); d.at++ {
 					some := d.ways
 					if !p.Long() { // only a soak tries all ways at each request
 						some = d.ways[(d.at+int(p.Seed))%len(d.ways):][:1]
