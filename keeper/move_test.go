@@ -536,8 +536,10 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 
 func TestTheEventOfAnUnfencedNodeGivesTheReason(t *testing.T) {
 	for want, given := range map[string]func(*fixture){
-		"the instance " + instanceOf("a") + " runs again": func(w *fixture) { w.rack.set("a", "running") },
-		"the node's kubelet reports again":                func(w *fixture) { w.heartbeat("a") },
+		"the instance " + instanceOf("a") + " runs again": func(w *fixture) {
+			w.rack.set("a", "running")
+		},
+		"the node's kubelet reports again": func(w *fixture) { w.heartbeat("a") },
 		"somebody has removed or replaced the taint": func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.Taints = nil })
 		},

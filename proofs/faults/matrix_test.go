@@ -132,8 +132,8 @@ func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
 // in the long form.
 const sampledPhases = 2
 
-// choose chooses one call in some phases for each operation and answer. In the long form it adds all
-// other cells, and in the short form it chooses one cell for each operation.
+// choose chooses one call in some phases for each operation and answer. In the long form it adds
+// the other cells, and in the short form it chooses one cell for each operation.
 func (m *matrix) choose() {
 	m.t.Helper()
 	var all []cell
