@@ -142,17 +142,21 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	if !p.Long() {
 		units = units[:len(units)/10]
 	}
-	// series describes runs that die: one in each of the ways, at each request from death.at to last.
+	// series describes runs that die: one in each of the ways, at each step-th request from death.at
+	// to last.
 	type series struct {
 		death
-		last int
-		ways []string
+		step, last int
+		ways       []string
 	}
 	var all []series
 	for _, d := range short.Some(t, 2, units) {
-		one := series{d, math.MaxInt, []string{killed, killedLater}}
+		one := series{d, 1, math.MaxInt, []string{killed, killedLater}}
 		if testing.Short() {
 			one.last = d.at
+		} else if !p.Long() { // a check can have thirty requests, and a run needs half a minute
+			one.step = 1 + p.Rand().IntN(4)
+			one.last = d.at + 5*one.step
 		}
 		if d.part == partData {
 			one.ways = append(one.ways, "SIGINT") // each check removes what it has made
@@ -165,23 +169,20 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	}
 	for i, how := range hows {
 		at := 1 + p.Rand().IntN(30)
-		all = append(all, series{death{part: []string{partRules, "ext4", partData}[i%3], at: at}, at,
+		all = append(all, series{death{part: []string{partRules, "ext4", partData}[i%3], at: at}, 1, at,
 			[]string{how}})
 	}
 	var requests, died, left atomic.Int64
-	// Some series have thirty requests and most have few, so a number limits them, or a soak's time.
-	const atMost = 60
-	ended := func() bool { return requests.Load() >= atMost && (!p.Long() || p.Over()) }
 	csitest.Must(t, harness.Share(len(racks), all, func(worker int, all <-chan series) error {
 		for d := range all {
-			if ended() {
+			if p.Over() {
 				continue
 			}
 			if !t.Run(fmt.Sprintf("%s %s %s", d.part, d.only, d.ways), func(t *testing.T) {
-				for ; d.at <= d.last && !ended(); d.at++ {
+				for ; d.at <= d.last && !p.Over(); d.at += d.step {
 					some := d.ways
 					if !p.Long() { // only a soak tries all ways at each request
-						some = d.ways[(d.at+int(p.Seed))%len(d.ways):][:1]
+						some = d.ways[(d.at/d.step+int(p.Seed))%len(d.ways):][:1]
 					}
 					for _, d.how = range some {
 						if _, is := dieAndClean(t, racks[worker], d.death); !is {
