@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -367,6 +368,17 @@ func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
 	})
 	if w.rack.state("a") != "stopped" {
 		t.Errorf("the instance is %s", w.rack.state("a"))
+	}
+}
+
+func TestSaveConflictsIfAnotherKeeperHasWritten(t *testing.T) { // D-61
+	w := newFixture(t, "a")
+	for i, refused := range []func(error) bool{apierrors.IsAlreadyExists, apierrors.IsConflict} {
+		v := csitest.Got(w.observe(t.Context()))(t)
+		w.setRecord("a", record{Fenced: instanceOf("a") + strings.Repeat("x", i)}) // by another keeper
+		if err := w.save(t.Context(), v, v.Nodes[0]); !refused(err) {
+			t.Errorf("the error is %v", err)
+		}
 	}
 }
 
