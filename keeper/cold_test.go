@@ -323,18 +323,35 @@ func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 	}
 }
 
+// In some trials the first write of a resource fails, before or after the server has applied it.
 func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
-	w := newFixture(t, "a", "b", "c")
-	w.Config.StatefulSetInterval = 0
-	for _, name := range []string{"c", "a", "b"} {
-		w.wait(name, "of-"+name)
-		w.pass(time.Second)
-	}
-	w.pass(time.Minute)
-	for range 3 {
-		w.round()
-		if w.step("a") != "" || w.step("b") != "" || w.step("c") == "" {
-			t.Errorf("the steps are %q, %q and %q", w.step("a"), w.step("b"), w.step("c"))
+	for _, fails := range []string{"", "create configmaps", "update nodes"} {
+		for _, applied := range []bool{false, true} {
+			w := newFixture(t, "a", "b", "c")
+			w.Config.StatefulSetInterval = 0
+			for _, name := range []string{"c", "a", "b"} {
+				w.wait(name, "of-"+name)
+				w.pass(time.Second)
+			}
+			w.pass(time.Minute)
+			failed := fails == ""
+			w.api.Intercept(func(r keepertest.KubeRequest) error {
+				if failed || r.Verb+" "+r.Resource != fails || r.Applied != applied {
+					return nil
+				}
+				failed = true
+				return errBroken
+			})
+			for range 3 {
+				_, err := w.Round(t.Context())
+				if w.step("a") != "" || w.step("b") != "" {
+					t.Errorf("%s %t: the steps are %q and %q after the error %v", fails, applied, w.step("a"),
+						w.step("b"), err)
+				}
+			}
+			if !failed || w.step("c") == "" {
+				t.Errorf("%s %t: the oldest is not stopped; a write has failed: %v", fails, applied, failed)
+			}
 		}
 	}
 }
