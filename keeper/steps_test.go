@@ -123,6 +123,8 @@ func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
 		}, "window", false},
 		{"the keeper runs on the node now", draining, func(w *fixture) { w.Config.NodeName = "a" },
 			"runs on this node", false},
+		{"a dry run begins", draining, func(w *fixture) { w.Config.DryRun = true },
+			"cold attach was switched off, or --dry-run was set", false},
 		{"nothing waits any more", draining, func(w *fixture) { w.attach("data", "") },
 			"nothing waits any more", false},
 		{"a pod comes that would not come back", draining, func(w *fixture) { w.pod("a", "one", "") },
