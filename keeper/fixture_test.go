@@ -422,7 +422,7 @@ type testRack struct {
 	// guarded by mu
 	states map[string]string // of the instances, by ID; with the state "away", requests fail with 503
 	stuck  bool              // requests are accepted, and have no effect
-	blind  bool              // the token has no role
+	blind  int               // the number of the next requests for which the token has no role
 }
 
 func (r *testRack) set(node, state string) {
@@ -449,10 +449,11 @@ func (r *testRack) state(node string) string {
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.blind--
 	status, path := http.StatusOK, request.URL.Path
 	var body string
 	switch id, verb, changes := strings.Cut(strings.TrimPrefix(path, "/v1/instances/"), "/"); {
-	case r.blind:
+	case r.blind >= 0:
 		status, body = racktest.NotFound.Status, racktest.NotFound.Body
 	case strings.HasPrefix(path, "/v1/projects/"):
 		body = racktest.ProjectOf()

@@ -505,7 +505,11 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 		}, true},
 		{"the token has no role any more", func(w *fixture) {
 			w.round() // which reads the project's ID
-			w.rack.blind = true
+			w.rack.blind = 1000
+		}, false},
+		{"the token's role returns after one answer", func(w *fixture) {
+			w.round()
+			w.rack.blind = 1
 		}, false},
 		{"its driver is registered with the instance of another node, which is stopped",
 			func(w *fixture) {

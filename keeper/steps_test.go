@@ -294,9 +294,9 @@ func TestAnOperationEndsIfItsInstanceIsGone(t *testing.T) {
 		t.Errorf("the error is %v, the step %s", err, w.step("a"))
 	}
 	w.pass(6 * time.Minute)
-	w.rack.blind = true
+	w.rack.blind = 1000
 	w.steps(starting)
-	w.rack.blind = false
+	w.rack.blind = 0
 	w.pass(6 * time.Minute)
 	w.steps("")
 	if last := w.last("a"); !strings.Contains(last.Problem, "the instance does not run") ||
