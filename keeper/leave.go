@@ -87,7 +87,7 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	why := "the node's kubelet reports again"
 	switch {
 	case !ours:
-		why = "somebody has removed or replaced the taint"
+		why = "the node has no taint of the keeper"
 	case n.silent():
 		state, err := k.instanceState(ctx, instance)
 		switch {

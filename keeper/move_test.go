@@ -544,7 +544,7 @@ func TestTheEventOfAnUnfencedNodeGivesTheReason(t *testing.T) {
 			w.rack.set("a", "running")
 		},
 		"the node's kubelet reports again": func(w *fixture) { w.heartbeat("a") },
-		"somebody has removed or replaced the taint": func(w *fixture) {
+		"the node has no taint of the keeper": func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.Taints = nil })
 		},
 	} {
