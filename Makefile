@@ -170,7 +170,6 @@ fuzz: # fuzz what parses foreign bytes; go test runs its seeds: DURATION=10m
 $(PROOFS): under-test
 	$(if $(RACE)$(filter $(RACED),./proofs/$@),$(BUILDRACE) && $(WITHRACE),$(TESTS)) -v ./proofs/$@
 
-# The fault matrix runs completely, however short the duration.
 soak: under-test ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
 	@$(BUILDRACE)
 	@rm -f .cache/figures

@@ -12,7 +12,6 @@
 // be the operations that the driver's source uses.
 //
 // Every operation is run with every answer, in two phases and with calls that the seed chooses. The
-// short form runs every operation with one answer. The long form runs every cell, and then repeats
-// them in other orders until its time is over. FAULTS_CELL is the name of a cell, or a pattern of
-// names, to run alone.
+// short form runs every operation with one answer. The long form then runs other cells
+// until its time is over. FAULTS_CELL is the name of a cell, or a pattern of names, to run alone.
 package faults
