@@ -150,6 +150,15 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 		ways       []string
 	}
 	var all []series
+	hows := ends
+	if !p.Long() {
+		hows = []string{ends[p.Seed%uint64(len(ends))]}
+	}
+	for i, how := range hows {
+		at := 1 + p.Rand().IntN(30)
+		all = append(all, series{death{part: []string{partRules, "ext4", partData}[i%3], at: at}, 1, at,
+			[]string{how}})
+	}
 	for _, d := range short.Some(t, 2, units) {
 		one := series{d, 1, math.MaxInt, []string{killed, killedLater}}
 		if testing.Short() {
@@ -162,15 +171,6 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 			one.ways = append(one.ways, "SIGINT") // each check removes what it has made
 		}
 		all = append(all, one)
-	}
-	hows := ends
-	if !p.Long() {
-		hows = []string{ends[p.Seed%uint64(len(ends))]}
-	}
-	for i, how := range hows {
-		at := 1 + p.Rand().IntN(30)
-		all = append(all, series{death{part: []string{partRules, "ext4", partData}[i%3], at: at}, 1, at,
-			[]string{how}})
 	}
 	var requests, died, left atomic.Int64
 	csitest.Must(t, harness.Share(len(racks), all, func(worker int, all <-chan series) error {
