@@ -188,15 +188,9 @@ type shown struct {
 	texts       bool
 }
 
-// quotes matches the places of errors of the driver that the doctor quotes. A user can write such
-// an error to other places.
-var quotes = regexp.MustCompile(
-	`^(Event|PersistentVolume|VolumeAttachment|VolumeSnapshotContent)/.*\bmessage$`)
-
 // TestTheDoctorWritesNoSecret puts a canary into each text that a doctor reads: as a name, as a
 // text, and at the end of the text. It does that for one text after the other, and then for all at
-// once. The output of the doctor must not contain the canary. It must not contain an error of the
-// driver either that is in a place or an event where only a user writes one.
+// once. The output of the doctor must not contain the canary.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	text, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)
@@ -250,7 +244,7 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 			t.Errorf("%s leaks its %s: %s", place, shape, written[max(0, at-80):min(len(written), at+80)])
 		}
 	}
-	var atOnce, forged []func(any)
+	var atOnce []func()
 	ofObject := regexp.MustCompile(`^/objects/items/(\w+):[^/]+`)
 	walk("", read, nil, func(path string, part any, set func(any), _ func()) {
 		text, isText := part.(string)
@@ -259,14 +253,6 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 			return // it was tried at another object of the kind, or contains the canary anyway
 		}
 		seen[place+text] = true
-		// Leave out kinds and times: an object with an invalid one is not parsed.
-		if allowed(place) < 0 && !strings.Contains(strings.ToLower(place), "time") &&
-			!strings.HasSuffix(place, "/kind") {
-			atOnce = append(atOnce, set)
-			if !quotes.MatchString(place) || text == "image pulled" {
-				forged = append(forged, set)
-			}
-		}
 		if places++; testing.Short() && places%16 != 1 {
 			left++
 			return
@@ -283,20 +269,17 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 			check(place, canary.shape, writes(questions[runs%len(questions)]))
 		}
 		set(text)
+		// Leave out kinds and times: an object with an invalid one is not parsed.
+		if allowed(place) < 0 && !strings.Contains(strings.ToLower(place), "time") &&
+			!strings.HasSuffix(place, "/kind") {
+			atOnce = append(atOnce, func() { set("password=canary") })
+		}
 	})
 	for _, set := range atOnce {
-		set("password=canary")
+		set()
 	}
 	for _, q := range questions {
 		check("all at once", "text", writes(q))
-	}
-	for _, set := range forged {
-		set(rpc("RackFull"))
-	}
-	for _, q := range questions {
-		if written := writes(q); strings.Contains(written, sentence) {
-			t.Errorf("a forged error is quoted: %s", written)
-		}
 	}
 	for i, m := range mayShow {
 		if !used[i] && left == 0 {

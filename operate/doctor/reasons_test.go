@@ -173,6 +173,23 @@ var unrelated = map[string]edit{
 	}),
 }
 
+// forged contains objects with an error of the driver in a place where only a user can write one.
+var forged = map[string]string{
+	"a condition of a resize, though the driver expands nothing": strings.Replace(claimJSON,
+		`"phase":`, `"conditions":[{"type":"ControllerResizeError","status":"True","message":"`+
+			rpc("RackFull")+`"}],"phase":`, 1),
+	"an annotation of a claim": strings.Replace(claimJSON, `"note":"x"`, `"note":"`+rpc("RackFull")+
+		`"`, 1),
+	"the annotation with the node keeper's plan": strings.Replace(nodeJSON,
+		`"name":"worker-1"`, `"name":"worker-1","annotations":{"csi.oxide.computer/cold-attach-plan":"`+
+			rpc("RackFull")+`"}`, 1),
+	"a message of a container": strings.Replace(podJSON, `"state":{`,
+		`"state":{"waiting":{"message":"`+rpc("RackFull")+`"},`, 1),
+	"an event of another kind": `{"kind":"Event","metadata":{"name":"data.1","namespace":"default"},` +
+		`"reason":"Notice","message":"` + rpc("RackFull") + `","involvedObject":{"name":"data",` +
+		`"kind":"PersistentVolumeClaim","namespace":"default"}}`,
+}
+
 // TestAnErrorOfTheDriverTakesPrecedenceOverInferences writes each reason to each place, in each
 // phase and beside each inference. The finding has to have the reason, its sentence and its advice.
 // An error that no longer counts, or that is not about the object, must not be found.
@@ -225,6 +242,21 @@ func TestAnErrorOfTheDriverTakesPrecedenceOverInferences(t *testing.T) {
 	fmt.Printf("FIGURE doctor-reasons pairs=%d right=%d history=%d\n", pairs, right, history)
 	if right != pairs || pairs == 0 {
 		t.Errorf("%d of %d pairs are right", right, pairs)
+	}
+}
+
+func TestAForgedErrorIsNotQuoted(t *testing.T) {
+	for place, text := range forged {
+		objects, err := kube.Parse([]byte(text))
+		if err != nil || !strings.Contains(text, sentence) {
+			t.Fatal(place, err)
+		}
+		e := healthy(t, pending, blank, without(objects[0].Kind))
+		e.Cluster.Objects = append(e.Cluster.Objects, objects...)
+		(&gatherer{e: *e}).sift()
+		if got := racktest.JSON(Diagnose(*e)); strings.Contains(got, sentence) {
+			t.Errorf("%s is quoted: %s", place, got)
+		}
 	}
 }
 
