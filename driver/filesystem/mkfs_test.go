@@ -107,8 +107,7 @@ func mkfs(t *testing.T, v Volume, path string, size ...string) toolResult {
 	t.Helper()
 	name, args, err := mkfsCommand(v)
 	csitest.Must(t, err)
-	made, err := runTool(nil, name, append(append(args, path), size...)...)
-	csitest.Must(t, err)
+	made := csitest.Got(runTool(nil, name, append(append(args, path), size...)...))(t)
 	return made
 }
 
@@ -183,11 +182,9 @@ func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options strin
 	t.Helper()
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, size, guesttest.BlockSize(block))
-	parsed, err := volume.ParseMkfsOptions(options)
-	csitest.Must(t, err)
+	parsed := csitest.Got(volume.ParseMkfsOptions(options))(t)
 	v := Volume{ID: zeroVolume, DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
-	record, err := RecordOf(v).Encode()
-	csitest.Must(t, err)
+	record := csitest.Got(RecordOf(v).Encode())(t)
 	for _, slot := range RecordOffsets(size) {
 		d.WriteAt(t, slot, record)
 	}
@@ -233,8 +230,7 @@ func TestDropRecordSkipsMountedAndReadOnlyDisks(t *testing.T) {
 		csitest.Must(t, (&Preparation{Device: device, Volume: c.volume}).DropRecord(c.mounted))
 		left := 0
 		for _, at := range RecordOffsets(own.SizeBytes) {
-			b, err := device.Read(at, sectorBytes)
-			csitest.Must(t, err)
+			b := csitest.Got(device.Read(at, sectorBytes))(t)
 			if _, err := ParseRecord(b); err == nil {
 				left++
 			}
@@ -250,8 +246,7 @@ func TestDropRecordSkipsMountedAndReadOnlyDisks(t *testing.T) {
 func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) int64 {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
-	f, err := os.Open(d.File)
-	csitest.Must(t, err)
+	f := csitest.Got(os.Open(d.File))(t)
 	defer func() { _ = f.Close() }()
 	m := traces{expected: e, sizeBytes: d.SizeBytes, read: func(offset, n int64) ([]byte, error) {
 		b := make([]byte, n)
@@ -265,10 +260,8 @@ func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) i
 		}
 		csitest.Must(t, err)
 		b := make([]byte, min(chunkBytes, d.SizeBytes-from))
-		_, err = f.ReadAt(b, from)
-		csitest.Must(t, err)
-		i, err := m.check(b, from)
-		csitest.Must(t, err)
+		csitest.Must(t, csitest.Err(f.ReadAt(b, from)))
+		i := csitest.Got(m.check(b, from))(t)
 		if i >= 0 {
 			return from + int64(i)
 		}
@@ -352,8 +345,7 @@ func TestTracesAcceptWhatResize2fsWrites(t *testing.T) {
 		t.Run(fmt.Sprintf("%s with %q from %d to %d MiB", c.fsType, c.options, c.from/mib,
 			c.to/mib), func(t *testing.T) {
 			d := guesttest.New(t).Attach(guesttest.Serial, c.to)
-			options, err := volume.ParseMkfsOptions(c.options)
-			csitest.Must(t, err)
+			options := csitest.Got(volume.ParseMkfsOptions(c.options))(t)
 			made := mkfs(t, Volume{ID: zeroVolume, FSType: c.fsType, Mkfs: options}, d.Loop,
 				fmt.Sprint(c.from>>10, "k"))
 			if made.Exit != 0 {

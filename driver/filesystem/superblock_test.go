@@ -26,127 +26,35 @@ import (
 
 var someUUID = uuid.NewString()
 
-func freshDisk(t *testing.T, sizeBytes int64, mkfs ...string) []byte {
-	t.Helper()
-	return startOf(t, freshFile(t, sizeBytes, mkfs...))
-}
-
-func freshFile(t *testing.T, sizeBytes int64, mkfs ...string) string {
-	t.Helper()
-	file := guesttest.New(t).Sparse(sizeBytes)
-	if out, err := exec.Command(mkfs[0], append(mkfs[1:], file)...).CombinedOutput(); err != nil {
-		t.Fatalf("%q: %v\n%s", mkfs, err, out)
-	}
-	return file
-}
-
 func startOf(t *testing.T, file string) []byte {
 	t.Helper()
-	f, err := os.Open(file)
-	csitest.Must(t, err)
+	f := csitest.Got(os.Open(file))(t)
 	defer func() { _ = f.Close() }()
 	head := make([]byte, headBytes)
-	_, err = f.ReadAt(head, 0)
-	csitest.Must(t, err)
+	csitest.Must(t, csitest.Err(f.ReadAt(head, 0)))
 	return head
 }
 
-func TestFindSuperblocksRecognizesEveryFilesystem(t *testing.T) {
+func TestAnExtThatNeedsACheckIsUnclean(t *testing.T) {
+	file := guesttest.New(t).Sparse(64 * mib)
+	guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", file)
+	head := startOf(t, file)
 	for _, c := range []struct {
-		mkfs string
-		size int64
-		want Superblock
+		at    int
+		value byte
+		want  bool
 	}{
-		{"mke2fs -q -F -t ext4", 64 * mib, Superblock{Type: volume.Ext4, ChecksumOK: true,
-			UnitBytes: 8 * mib}},
-		{"mke2fs -q -F -t ext4 -b 4096 -O 64bit", gib,
-			Superblock{Type: volume.Ext4, ChecksumOK: true, UnitBytes: 128 * mib}},
-		{"mke2fs -q -F -t ext4 -O ^metadata_csum", 64 * mib,
-			Superblock{Type: volume.Ext4, UnitBytes: 8 * mib}},
-		{"mke2fs -q -F -t ext4 -O ^has_journal", 64 * mib,
-			Superblock{Type: volume.Ext4, ChecksumOK: true, UnitBytes: 8 * mib}},
-		{"mke2fs -q -F -t ext3", 64 * mib, Superblock{Type: volume.Ext3, UnitBytes: 8 * mib}},
-		{"mke2fs -q -F -t ext2", 64 * mib, Superblock{Type: fsExt2, UnitBytes: 8 * mib}},
-		{"mkfs.xfs -q", 300 * mib, Superblock{Type: volume.XFS, ChecksumOK: true, UnitBytes: 64 * 4096}},
-		{"mkfs.xfs -q -b size=1024", 300 * mib,
-			Superblock{Type: volume.XFS, ChecksumOK: true, UnitBytes: 64 * 1024}},
-		{"mkfs.btrfs -q", 128 * mib, Superblock{Type: volume.Btrfs, ChecksumOK: true, UnitBytes: 4096}},
+		{0x60, head[extOffset+0x60] | extIncompatRecover, false}, // the kernel replays the journal
+		{0x3A, 0, true},
+		{0x3A, extStateValid | extStateError, true},
+		{0x194, 1, true},
+		{0xE8, 12, true},
 	} {
-		t.Run("findSuperblocks recognizes the result of "+c.mkfs, func(t *testing.T) {
-			flag := " -U "
-			if c.want.Type == volume.XFS {
-				flag = " -m uuid="
-			}
-			head := freshDisk(t, c.size, strings.Fields(c.mkfs+flag+someUUID)...)
-			c.want.SizeBytes = c.size
-			found := findSuperblocks(head)
-			// findSuperblocks cannot prove that a btrfs is fresh.
-			c.want.MaybeFresh = c.want.Type == volume.Btrfs
-			c.want.Fresh = !c.want.MaybeFresh
-			c.want.UUID = uuid.MustParse(someUUID)
-			c.want.MetadataUUID = c.want.UUID
-			for _, sb := range found { // these differ between versions of mkfs
-				c.want.LogOffset, c.want.Offset, c.want.Features = sb.LogOffset, sb.Offset, sb.Features
-				c.want.BlockBytes, c.want.CopyBlock = sb.BlockBytes, sb.CopyBlock
-				c.want.NodeBytes = sb.NodeBytes
-			}
-			if len(found) != 1 || found[0] != c.want {
-				t.Fatalf("found %+v, want %+v", found, c.want)
-			}
-		})
-	}
-	t.Run("an ext4 that needs a check is unclean", func(t *testing.T) {
-		head := freshDisk(t, 64*mib, "mke2fs", "-q", "-F", "-t", "ext4")
-		for _, c := range []struct {
-			at    int
-			value byte
-			want  bool
-		}{
-			{0x60, head[extOffset+0x60] | extIncompatRecover, false}, // the kernel replays the journal
-			{0x3A, 0, true},
-			{0x3A, extStateValid | extStateError, true},
-			{0x194, 1, true},
-			{0xE8, 12, true},
-		} {
-			b := append([]byte(nil), head...)
-			b[extOffset+c.at] = c.value
-			if sb, ok := extSuperblock(b); !ok || sb.Unclean != c.want {
-				t.Errorf("byte %#x = %d: %v, want %v", c.at, c.value, sb.Unclean, c.want)
-			}
+		b := append([]byte(nil), head...)
+		b[extOffset+c.at] = c.value
+		if sb, ok := extSuperblock(b); !ok || sb.Unclean != c.want {
+			t.Errorf("byte %#x = %d: %v, want %v", c.at, c.value, sb.Unclean, c.want)
 		}
-	})
-}
-
-func TestExtSuperblockHasTheBlockOfItsFirstCopy(t *testing.T) {
-	for _, mkfs := range []string{
-		"mke2fs -q -F -t ext4 -b 1024",
-		"mke2fs -q -F -t ext4 -b 1024 -O bigalloc -C 16384",
-		"mke2fs -q -F -t ext4 -b 2048",
-		"mke2fs -q -F -t ext4 -b 4096",
-		"mke2fs -q -F -t ext4 -b 4096 -O bigalloc -C 8192",
-		"mke2fs -q -F -t ext3 -b 1024",
-	} {
-		t.Run(mkfs, func(t *testing.T) {
-			file := freshFile(t, gib, strings.Fields(mkfs)...)
-			sb, ok := extSuperblock(startOf(t, file))
-			if !ok {
-				t.Fatal("it has no superblock")
-			}
-			f, err := os.Open(file)
-			csitest.Must(t, err)
-			defer func() { _ = f.Close() }()
-			b := make([]byte, extOffset+extBytes)
-			_, err = f.ReadAt(b[extOffset:], sb.CopyBlock*sb.BlockBytes)
-			csitest.Must(t, err)
-			if whole, ok := extSuperblock(b); !ok || whole.Damaged || whole.UUID != sb.UUID {
-				t.Errorf("in block %d there is no copy: %+v", sb.CopyBlock, whole)
-			}
-			cmd := exec.Command("e2fsck", append(growCheck(state{Filesystem: Superblock{Damaged: true,
-				BlockBytes: sb.BlockBytes, CopyBlock: sb.CopyBlock}, Growing: true}, Volume{}), file)...)
-			if out, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode()&^fsckCorrected != 0 {
-				t.Errorf("%v: %v\n%s", cmd.Args, err, out)
-			}
-		})
 	}
 }
 
@@ -184,32 +92,6 @@ func FuzzFindSuperblocks(f *testing.F) {
 	})
 }
 
-func TestXFSLogFreshAcceptsOnlyTheLogOfMkfs(t *testing.T) {
-	header := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 1}
-	later := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 2}
-	for _, c := range []struct {
-		name   string
-		writes map[int][]byte
-		fresh  bool
-	}{
-		{"as mkfs leaves it", map[int][]byte{0: header, 512: {1}}, true},
-		{"whose record was lost in a power failure", nil, true},
-		{"whose record has lost its first sector", map[int][]byte{512: {1}}, true},
-		{"with another record after the first", map[int][]byte{0: header, 16 << 10: header}, false},
-		{"with a record after one that is lost", map[int][]byte{16 << 10: header}, false},
-		{"of the second cycle", map[int][]byte{0: later}, false},
-		{"that begins with something else", map[int][]byte{0: {1}}, false},
-	} {
-		log := make([]byte, 64<<10)
-		for at, b := range c.writes {
-			copy(log[at:], b)
-		}
-		if got := xfsLogFresh(log); got != c.fresh {
-			t.Errorf("a log %s: fresh is %t", c.name, got)
-		}
-	}
-}
-
 // knownFeatures are features that Linux 6.18 supports on one device and the driver allows:
 // EXT4_FEATURE_*_SUPP, XFS_SB_VERSION_OKBITS, XFS_SB_FEAT_*_ALL, BTRFS_FEATURE_*_SUPP.
 var knownFeatures = map[string]uint64{
@@ -221,34 +103,14 @@ var knownFeatures = map[string]uint64{
 }
 
 func TestOnlyKnownFeaturesAreAllowed(t *testing.T) {
-	for _, c := range []struct {
-		mkfs  string
-		at    int
-		order binary.ByteOrder
-		words []featureWord
-	}{
-		{"mke2fs -q -F -t ext4", extOffset, binary.LittleEndian, extFeatures},
-		{"mkfs.xfs -q", 0, binary.BigEndian, append(xfsFeatures, xfsV5Features...)},
-		{"mkfs.btrfs -q", btrfsOffset, binary.LittleEndian, btrfsFeatures},
-	} {
-		head := freshDisk(t, 300*mib, strings.Fields(c.mkfs)...)
-		for _, w := range c.words {
-			for bit := range 8 * w.Bytes {
-				b := append([]byte(nil), head...)
-				at := c.at + w.At + bit/8
-				if c.order == binary.BigEndian {
-					at = c.at + w.At + w.Bytes - 1 - bit/8
-				}
-				b[at] |= 1 << (bit % 8)
-				found := findSuperblocks(b)
-				if len(found) != 1 {
-					t.Fatalf("%s: found %d filesystems", c.mkfs, len(found))
-				}
-				named := strings.Contains(found[0].Refused, w.Field+": ")
-				if allowed := knownFeatures[w.Field]>>bit&1 == 1; named == allowed {
-					t.Errorf("bit %d of %s: allowed is %t; refused for %q", bit, w.Field, allowed,
-						found[0].Refused)
-				}
+	for _, w := range slices.Concat(extFeatures, xfsFeatures, xfsV5Features, btrfsFeatures) {
+		for bit := range 8 * w.Bytes {
+			var sb Superblock
+			b := make([]byte, w.At+w.Bytes)
+			b[w.At+bit/8] = 1 << (bit % 8)
+			sb.addFeatures(b, binary.LittleEndian, []featureWord{w})
+			if allowed := knownFeatures[w.Field]>>bit&1 == 1; allowed != (sb.Refused == "") {
+				t.Errorf("bit %d of %s: allowed is %t; refused for %q", bit, w.Field, allowed, sb.Refused)
 			}
 		}
 	}
@@ -262,8 +124,7 @@ func TestNewFilesystemsHaveOnlyTheListedFeatures(t *testing.T) {
 	csitest.Must(t, os.WriteFile(config, []byte("[defaults]\nbase_features = has_journal,uninit_bg\n"+
 		"inode_size = 128\n[fs_types]\next3 = {\nfeatures = extent\n}\n"+
 		"ext4 = {\nfeatures = orphan_file,metadata_csum_seed\n}\n"), 0o600))
-	page, err := os.ReadFile("../../docs/configuration.md")
-	csitest.Must(t, err)
+	page := csitest.Got(os.ReadFile("../../docs/configuration.md"))(t)
 	defaults := `case "${0##*/} $*" in
 mke2fs*) set -- ` + config + ` $real "$@"
 	exec unshare -m sh -c 'mount --bind "$0" /etc/mke2fs.conf; exec "$@"' "$@";;
@@ -284,8 +145,7 @@ s/dir_index,//')`
 			t.Run(fsType+" by programs with other "+name, func(t *testing.T) {
 				dir := t.TempDir()
 				for _, name := range []string{"mke2fs", "mkfs.xfs", "mkfs.btrfs"} {
-					real, err := exec.LookPath(name)
-					csitest.Must(t, err)
+					real := csitest.Got(exec.LookPath(name))(t)
 					csitest.Must(t, os.WriteFile(filepath.Join(dir, name),
 						[]byte("#!/bin/sh\nreal="+real+"\n"+script), 0o700))
 				}
@@ -300,8 +160,7 @@ s/dir_index,//')`
 						t.Fatalf("want an error that names %q, got %v", features, err)
 					} else if script == defaults {
 						csitest.Must(t, err)
-						head, err := p.Device.Read(0, btrfsOffset+btrfsBytes)
-						csitest.Must(t, err)
+						head := csitest.Got(p.Device.Read(0, btrfsOffset+btrfsBytes))(t)
 						wantNewFeatures(t, head, p.Volume)
 					}
 				}
@@ -325,8 +184,7 @@ func wantNewFeatures(t *testing.T, head []byte, v Volume) {
 func TestBlkidDistinguishesNothingFoundFromAnError(t *testing.T) {
 	blank := filepath.Join(t.TempDir(), "blank")
 	csitest.Must(t, os.WriteFile(blank, make([]byte, mib), 0o600))
-	f, err := os.Open(blank)
-	csitest.Must(t, err)
+	f := csitest.Got(os.Open(blank))(t)
 	defer func() { _ = f.Close() }()
 	if got, err := blkid(f); err != nil || got != "" {
 		t.Errorf("a blank file: %+v, %v", got, err)
@@ -371,21 +229,17 @@ func FuzzJudge(f *testing.F) {
 func TestFinishDropsTheKernelCache(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, 64*mib)
-	program, err := os.Open(d.Loop)
-	csitest.Must(t, err)
+	program := csitest.Got(os.Open(d.Loop))(t)
 	defer func() { csitest.Must(t, program.Close()) }()
 	const at = 63 * mib
 	sees := func() []byte {
 		b := make([]byte, 4096)
-		_, err := program.ReadAt(b, at)
-		csitest.Must(t, err)
+		csitest.Must(t, csitest.Err(program.ReadAt(b, at)))
 		return b
 	}
 	kept, has := sees(), bytes.Repeat([]byte{7}, 4096)
-	file, err := os.OpenFile(d.File, os.O_WRONLY, 0)
-	csitest.Must(t, err)
-	_, err = file.WriteAt(has, at)
-	csitest.Must(t, err)
+	file := csitest.Got(os.OpenFile(d.File, os.O_WRONLY, 0))(t)
+	csitest.Must(t, csitest.Err(file.WriteAt(has, at)))
 	csitest.Must(t, file.Close())
 	if !bytes.Equal(sees(), kept) {
 		t.Fatal("the kernel has not kept what it read")

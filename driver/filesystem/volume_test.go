@@ -3,23 +3,9 @@ package filesystem
 import (
 	"slices"
 	"testing"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 const mib, gib = 1 << 20, 1 << 30
-
-func TestMadeBlankNeedsBlankOriginAndFilesystemUse(t *testing.T) {
-	for _, origin := range []string{"", volume.OriginBlank, volume.OriginImage,
-		volume.OriginSnapshot} {
-		for _, use := range []string{"", volume.UseFilesystem, volume.UseBlock} {
-			want := origin == volume.OriginBlank && use == volume.UseFilesystem
-			if got := (Volume{Origin: origin, Use: use}).madeBlank(); got != want {
-				t.Errorf("origin %q, use %q: sampled is %v", origin, use, got)
-			}
-		}
-	}
-}
 
 // Record offsets are part of the on-disk format: a later version must find the records.
 func TestRecordOffsetsNeverChange(t *testing.T) {

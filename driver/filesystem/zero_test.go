@@ -3,18 +3,22 @@
 package filesystem
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,11 +26,13 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
 func TestFindUnexpectedReturnsTheLowestOffset(t *testing.T) {
@@ -131,10 +137,8 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 func (z zeroDisk) sectorsRead(t *testing.T) int64 {
 	t.Helper()
 	<-time.After(10 * time.Millisecond) // the kernel counts a read shortly after its end
-	stat, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(z.Loop), "stat"))
-	csitest.Must(t, err)
-	n, err := strconv.ParseInt(strings.Fields(string(stat))[2], 10, 64)
-	csitest.Must(t, err)
+	stat := csitest.Got(os.ReadFile(filepath.Join("/sys/block", filepath.Base(z.Loop), "stat")))(t)
+	n := csitest.Got(strconv.ParseInt(strings.Fields(string(stat))[2], 10, 64))(t)
 	return n
 }
 
@@ -167,13 +171,10 @@ func TestProveRangeReadsADiskOnce(t *testing.T) {
 			z.WriteAt(t, 0, make([]byte, 512))
 		},
 		"something was written and is still in the kernel's cache": func(t *testing.T, z zeroDisk) {
-			open, err := os.Open(z.Loop) // the last close of a device writes its cache
-			csitest.Must(t, err)
+			open := csitest.Got(os.Open(z.Loop))(t) // the last close of a device writes its cache
 			t.Cleanup(func() { _ = open.Close() })
-			f, err := os.OpenFile(z.Loop, os.O_WRONLY, 0)
-			csitest.Must(t, err)
-			_, err = f.WriteAt(make([]byte, 512), size/2)
-			csitest.Must(t, err)
+			f := csitest.Got(os.OpenFile(z.Loop, os.O_WRONLY, 0))(t)
+			csitest.Must(t, csitest.Err(f.WriteAt(make([]byte, 512), size/2)))
 			csitest.Must(t, f.Close())
 		},
 		"something was discarded": func(t *testing.T, z zeroDisk) {
@@ -312,68 +313,182 @@ func TestMarkerRegionsCoverHeadTailAndRecords(t *testing.T) {
 	}
 }
 
-// The test compares markerRegions with the offsets that dumpe2fs and xfs_db print.
-func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
-	numbers := func(t *testing.T, out, pattern string) []int64 {
-		t.Helper()
-		var all []int64
-		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(out, -1) {
-			n, err := strconv.ParseInt(m[1], 10, 64)
+// driverOf is set in a child process of TestDriverDeathKillsToolsButNotRepairs. The child acts as
+// the driver and runs a program.
+const driverOf = "TEST_DRIVER_OF"
+
+func TestDriverDeathKillsToolsButNotRepairs(t *testing.T) {
+	run := map[string]func([]*os.File, string, ...string) (toolResult, error){"mkfs": runTool,
+		"repair": runRepair}[os.Getenv(driverOf)]
+	if run != nil {
+		_, err := run([]*os.File{os.NewFile(3, "out")}, "sh", "-c", "exec >&3; echo $$; exec sleep 1000")
+		t.Fatal("the program ended: ", err)
+	}
+	for _, c := range []struct {
+		kind string
+		dies bool
+	}{{"mkfs", true}, {"repair", false}} {
+		t.Run("the driver is killed during a "+c.kind, func(t *testing.T) {
+			r, w, err := os.Pipe()
 			csitest.Must(t, err)
-			all = append(all, n)
-		}
-		return all
-	}
-	type format struct {
-		size, block int64
-		features    string   // of an ext
-		args        []string // of mkfs.xfs
-	}
-	var exts, xfses []format
-	for _, size := range []int64{64 * mib, gib, 3*gib + 8*mib, 10 * gib} {
-		for _, block := range []int64{1024, 2048, 4096, 65536} {
-			for _, features := range []string{"sparse_super", "sparse_super2", "meta_bg,^resize_inode"} {
-				exts = append(exts, format{size: size, block: block, features: features})
-			}
-		}
-		layouts := [][]string{nil, {"-d", "agcount=8"}, {"-b", "size=1024"}, {"-d", "agcount=16"}}
-		if size < 3*gib {
-			layouts = layouts[:3] // with more groups there is no room for a log
-		}
-		for _, args := range layouts {
-			if size >= 300*mib {
-				xfses = append(xfses, format{size: size, args: args})
-			}
-		}
-	}
-	for _, c := range short.Some(t, 8, exts) {
-		t.Run(fmt.Sprintf("ext4 with blocks of %d and %s on %d MiB", c.block, c.features,
-			c.size/mib), func(t *testing.T) {
-			file := guesttest.New(t).Sparse(c.size)
-			guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(c.block), "-O",
-				c.features, file)
-			copies := numbers(t, guesttest.Run(t, "dumpe2fs", file), `Backup superblock at (\d+)`)
-			for _, n := range copies {
-				if !covered(markerRegions(c.size), n*c.block) {
-					t.Errorf("the copy in block %d of %d bytes is not read", n, c.block)
-				}
-			}
-			if len(copies) == 0 && c.size > 8*c.block*c.block {
-				t.Error("it has no copies")
+			driver := exec.Command(os.Args[0], "-test.run=^TestDriverDeathKillsToolsButNotRepairs$")
+			driver.Env = append(os.Environ(), driverOf+"="+c.kind)
+			driver.ExtraFiles = []*os.File{w}
+			csitest.Must(t, driver.Start())
+			csitest.Must(t, w.Close())
+			line := csitest.Got(bufio.NewReader(r).ReadString('\n'))(t)
+			pid := csitest.Got(strconv.Atoi(strings.TrimSpace(line)))(t)
+			t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+			csitest.Must(t, driver.Process.Kill())
+			_ = driver.Wait()
+			if c.dies {
+				csitest.Await(t, "it has ended", func() bool { return !alive(pid) })
+			} else if !alive(pid) {
+				t.Fatal("it died")
 			}
 		})
 	}
-	for _, c := range short.Some(t, 3, xfses) {
-		t.Run(fmt.Sprintf("xfs on %d MiB with %q", c.size/mib, c.args), func(t *testing.T) {
-			file := guesttest.New(t).Sparse(c.size)
-			guesttest.Run(t, "mkfs.xfs", append(append([]string{"-q"}, c.args...), file)...)
-			out := guesttest.Run(t, "xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize", file)
-			n := numbers(t, out, ` = (\d+)`)
-			for group := range n[0] {
-				if !covered(markerRegions(c.size), group*n[1]*n[2]) {
-					t.Errorf("the superblock of group %d of %d is not read", group, n[0])
-				}
-			}
-		})
+}
+
+func alive(pid int) bool {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return false
 	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
+}
+
+func TestRunToolReturnsOutputAndExitCode(t *testing.T) {
+	result, err := runTool(nil, "sh", "-c", "echo out; echo err >&2; exit 3")
+	csitest.Must(t, err)
+	if result != (toolResult{Exit: 3, Stdout: "out\n", Stderr: "err\n"}) {
+		t.Fatalf("%+v", result)
+	}
+	if _, err := runTool(nil, "sh", "-c", "kill -9 $$"); !csierr.Has(err, csierr.NodeToolFailed) {
+		t.Fatalf("a killed program: %v", err)
+	}
+	if _, err := runTool(nil, "no-such-program"); !csierr.Has(err, csierr.NodeToolFailed) {
+		t.Fatalf("a missing program: %v", err)
+	}
+}
+
+func TestMain(m *testing.M) { namespace.Main(m) }
+
+func openDisk(tb testing.TB, sizeBytes int64, options ...guesttest.Option) *blockdev.OpenDevice {
+	tb.Helper()
+	g := guesttest.New(tb)
+	attached := g.Attach(guesttest.Serial, sizeBytes, options...)
+	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
+	found := csitest.Got(host.Lookup(attached.Serial))(tb)
+	d := csitest.Got(host.Open(found))(tb)
+	tb.Cleanup(func() { csitest.Must(tb, d.Close()) })
+	return d
+}
+
+// openLocked opens and locks the guest's disk, as a node call does.
+func openLocked(ctx context.Context, t *testing.T, g *guesttest.Guest) *blockdev.OpenDevice {
+	t.Helper()
+	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
+	found := csitest.Got(host.Lookup(guesttest.Serial))(t)
+	d := csitest.Got(host.OpenLocked(ctx, found, false))(t)
+	return d
+}
+
+func imageTools(t *testing.T) []string {
+	t.Helper()
+	b := csitest.Got(os.ReadFile("../../Dockerfile"))(t)
+	found := regexp.MustCompile(`(?m)^ARG TOOLS="([^"]+)"$`).FindSubmatch(b)
+	if found == nil {
+		t.Fatal(`Dockerfile has no line ARG TOOLS="…"`)
+	}
+	return strings.Fields(string(found[1]))
+}
+
+func TestDockerfileListsTheProgramsThatTheNodeRuns(t *testing.T) {
+	got, want := imageTools(t), slices.Clone(Tools)
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the Dockerfile's TOOLS are %v, but Tools are %v", got, want)
+	}
+	paths := csitest.Got(filepath.Glob("*.go"))(t)
+	var run []string
+	for _, path := range paths {
+		source := csitest.Got(os.ReadFile(path))(t)
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		for _, found := range programRun.FindAllSubmatch(source, -1) {
+			run = append(run, string(found[1]))
+		}
+	}
+	for _, fsType := range volume.Filesystems {
+		name, _, err := mkfsCommand(Volume{FSType: fsType})
+		csitest.Must(t, err)
+		run = append(run, name)
+	}
+	slices.Sort(run)
+	if run = slices.Compact(run); !slices.Equal(run, want) {
+		t.Errorf("the source runs %v, but Tools are %v", run, want)
+	}
+}
+
+// programRun matches a program's name in the source. The names of mkfs programs are not literals.
+var programRun = regexp.MustCompile(`(?:runTool|runRepair|Command|Context)\([^"()]*"([^"]+)"`)
+
+// The node's image contains only files that tools/node-root copies. The test runs node-root with
+// this machine's programs, and then each program with the copy as its root directory. The image has
+// no other programs, such as a shell.
+func TestNodeImageProgramsNeedNoOtherFiles(t *testing.T) {
+	root, wanted := filepath.Join(t.TempDir(), "root"), imageTools(t)
+	out, err := exec.CommandContext(t.Context(), "../../tools/node-root",
+		append([]string{root}, wanted...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("node-root: %v\n%s", err, out)
+	}
+	// A container runtime mounts /proc. The programs read only /proc/mounts of it.
+	mounts := csitest.Got(os.ReadFile("/proc/mounts"))(t)
+	csitest.Must(t, os.MkdirAll(filepath.Join(root, "proc/self"), 0o700))
+	csitest.Must(t, os.WriteFile(filepath.Join(root, "proc/self/mounts"), mounts, 0o600))
+	csitest.Must(t, os.Symlink("self/mounts", filepath.Join(root, "proc/mounts")))
+	for _, disk := range []string{"ext4", "xfs", "btrfs"} {
+		csitest.Must(t, os.WriteFile(filepath.Join(root, disk), nil, 0o600))
+		csitest.Must(t, os.Truncate(filepath.Join(root, disk), 512<<20))
+	}
+	for _, line := range []string{
+		"mke2fs -q -t ext4 -E nodiscard -m 0 /ext4", "e2fsck -f -n /ext4", "resize2fs /ext4",
+		"mkfs.xfs -q -K /xfs",
+		"mkfs.btrfs -q -K /btrfs", "btrfs check --readonly /btrfs",
+		"blkid -p -o export /ext4", "blkid -p -o export /xfs", "blkid -p -o export /btrfs",
+	} {
+		words := strings.Fields(line)
+		found, err := filepath.Glob(filepath.Join(root, "usr/*bin", words[0]))
+		if err != nil || len(found) == 0 {
+			t.Fatalf("%s is not in %s: %v", words[0], root, err)
+		}
+		cmd := exec.CommandContext(t.Context(), strings.TrimPrefix(found[0], root), words[1:]...)
+		cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/sbin:/usr/bin"}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: %v\n%s", line, err, out)
+		}
+		if disk := words[len(words)-1][1:]; words[0] == "blkid" &&
+			!strings.Contains(string(out), "TYPE="+disk+"\n") {
+			t.Errorf("%s does not find it:\n%s", line, out)
+		}
+	}
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		info, err := d.Info()
+		library := strings.Contains(path, "/lib")
+		if err == nil && info.Mode()&0o111 != 0 && !library && !slices.Contains(wanted, d.Name()) {
+			t.Errorf("%s is in the image", strings.TrimPrefix(path, root))
+		}
+		return err
+	})
+	csitest.Must(t, err)
 }
