@@ -4,7 +4,6 @@ package node
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,8 +34,7 @@ func tools(t *testing.T, scripts map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, script := range scripts {
-		real, err := exec.LookPath(name)
-		must(t, err)
+		real := csitest.Got(exec.LookPath(name))(t)
 		script = "#!/bin/sh\nreal=" + real + "\n" + script + "\n"
 		must(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755))
 	}
@@ -60,32 +58,24 @@ func (v testVolume) interruptFormat() {
 		"mkfs.btrfs": script}, v.stage), codes.Internal, csierr.NodeToolFailed)
 }
 
-// recordsAt returns those of the offsets at which the disk has a record of a format or a growth.
-func (v testVolume) recordsAt(offsets func(sizeBytes int64) []int64) (found []int64) {
+// hasNoGrowthRecords ends the test if the disk has a record of a growth.
+func (v testVolume) hasNoGrowthRecords() {
 	v.guest.t.Helper()
-	for _, at := range offsets(v.disk.SizeBytes) {
+	for _, at := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
 		if bytes.HasPrefix(v.disk.ReadAt(v.guest.t, at, 512), []byte("oxide-csi format")) {
-			found = append(found, at)
+			v.guest.t.Fatalf("a record is left at %d", at)
 		}
 	}
-	return found
 }
 
 func (v testVolume) filesystems(t *testing.T) []filesystem.Superblock {
 	t.Helper()
 	host := v.guest.node().host()
-	found, err := host.Lookup(v.disk.Serial)
-	must(t, err)
-	device, err := host.Open(found)
-	must(t, err)
+	found := csitest.Got(host.Lookup(v.disk.Serial))(t)
+	device := csitest.Got(host.Open(found))(t)
 	all, err := filesystem.Find(device)
 	must(t, errors.Join(err, device.Close()))
 	return all
-}
-
-func uuidOf(t *testing.T, d *guesttest.Disk) string {
-	t.Helper()
-	return guesttest.Run(t, "blkid", "-p", "-s", "UUID", "-s", "TYPE", d.Loop)
 }
 
 // smallest returns the size, in MiB, of a small disk that the filesystem fits on.
@@ -99,46 +89,10 @@ func smallest(fsType string) int64 {
 	return 64
 }
 
-func TestAFinishedBtrfsFormatIsKept(t *testing.T) {
-	v := newGuest(t).disk(smallest(volume.Btrfs), volume.Btrfs)
-	v.interruptFormat()
-	failing := map[string]string{"mkfs.btrfs": "exit 1"}
-	unmountable := v
-	unmountable.Flags = []string{invalidLabel} // so the kernel leaves no trace of a mount
-	if with(t, failing, unmountable.stage) == nil {
-		t.Fatal("it was mounted with an invalid label")
-	}
-	if left := v.recordsAt(filesystem.RecordOffsets); left != nil {
-		t.Fatalf("records are left at %d", left)
-	}
-	found := v.filesystems(t)
-	if len(found) != 1 || !found[0].MaybeFresh {
-		t.Fatalf("the disk has %+v, want a btrfs that was never mounted", found)
-	}
-	failing["btrfs"] = "exit 1"
-	must(t, with(t, failing, v.stage))
-	v.checkStaged(t)
-}
-
-// checkStaged checks the filesystem of a staged volume, and that a file survives a second stage.
+// checkStaged unstages a volume and checks its filesystem.
 func (v testVolume) checkStaged(t *testing.T) {
 	t.Helper()
-	if left := v.recordsAt(filesystem.RecordOffsets); left != nil {
-		t.Fatalf("records are left at %d", left)
-	}
-	file := filepath.Join(v.staging(), "hello")
-	must(t, os.WriteFile(file, []byte("rack"), 0o600))
 	must(t, v.unstage())
-	id := uuidOf(t, v.disk)
-	if !strings.Contains(id, `TYPE="`+v.FSType+`"`) {
-		t.Fatalf("the disk is %s, not %s", id, v.FSType)
-	}
-	must(t, v.stage())
-	holds(t, file, "rack")
-	must(t, v.unstage())
-	if again := uuidOf(t, v.disk); again != id {
-		t.Fatalf("%s became %s", id, again)
-	}
 	v.check(t)
 }
 
@@ -201,7 +155,8 @@ func TestASnapshotOfAnUnfinishedFormatCanBeStaged(t *testing.T) {
 			v := origin.snapshotOf(t, 3*origin.disk.SizeBytes)
 			must(t, v.stage())
 			must(t, v.unstage())
-			if id := uuidOf(t, v.disk); !strings.Contains(id, origin.ID) {
+			id := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop)
+			if !strings.Contains(id, origin.ID) {
 				t.Errorf("the filesystem has %s, want the UUID %s", id, origin.ID)
 			}
 			v.check(t)
@@ -296,8 +251,7 @@ func TestABtrfsIsUnstagedWhileItsCopyIsMounted(t *testing.T) {
 
 func scanBtrfs(t *testing.T, path string) {
 	t.Helper()
-	control, err := os.OpenFile("/dev/btrfs-control", os.O_RDWR, 0)
-	must(t, err)
+	control := csitest.Got(os.OpenFile("/dev/btrfs-control", os.O_RDWR, 0))(t)
 	defer func() { _ = control.Close() }()
 	const scanDevice = 0x50009404 // BTRFS_IOC_SCAN_DEV of include/uapi/linux/btrfs.h
 	var arg [4096]byte            // fd, name
@@ -328,39 +282,30 @@ func TestStageReportsADiskThatIsDetachedDuringItsRead(t *testing.T) {
 	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
 }
 
-// A discard leaves the bytes of a rack's disk as they are. On other disks it makes them zero.
+// A discard leaves the bytes of a rack's disk as they are. On the disks of all other tests it makes
+// them zero.
 func TestStageDoesNotDependOnTheEffectOfDiscards(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
-		for zeroed, option := range map[bool]guesttest.Option{false: guesttest.NoDiscards,
-			true: guesttest.BlockSize(512)} {
-			t.Run(fmt.Sprint(fsType, " zeroed ", zeroed), func(t *testing.T) {
-				g := newGuest(t)
-				v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB, option), fsType)
-				v.disk.WriteAt(t, 0, bytes.Repeat([]byte("foreign"), guesttest.MiB))
-				out, err := exec.Command("blkdiscard", "--force", v.disk.Loop).CombinedOutput()
-				if (err == nil) != zeroed {
-					t.Fatalf("blkdiscard: %v %s", err, out)
-				}
-				if !zeroed {
-					csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-					guesttest.Run(t, "blkdiscard", "--zeroout", v.disk.Loop)
-				}
-				must(t, v.stage())
-				hello := filepath.Join(v.staging(), "hello")
-				must(t, os.WriteFile(hello, []byte("rack"), 0o600))
-				if err := exec.Command("fstrim", v.staging()).Run(); (err == nil) != zeroed {
-					t.Errorf("fstrim: %v", err)
-				}
-				must(t, v.unstage())
-				must(t, v.stage())
-				holds(t, hello, "rack")
-				must(t, v.unstage())
-				force := map[string]string{volume.Ext4: "-F"}[fsType]
-				guesttest.Run(t, "mkfs."+fsType, cmp.Or(force, "-f"), v.disk.Loop) // it discards first
-				must(t, v.stage())
-				must(t, v.unstage())
-			})
-		}
+		t.Run(fsType, func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB, guesttest.NoDiscards), fsType)
+			v.disk.WriteAt(t, 0, bytes.Repeat([]byte("foreign"), guesttest.MiB))
+			if exec.Command("blkdiscard", "--force", v.disk.Loop).Run() == nil {
+				t.Fatal("the disk takes discards")
+			}
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+			guesttest.Run(t, "blkdiscard", "--zeroout", v.disk.Loop)
+			must(t, v.stage())
+			hello := filepath.Join(v.staging(), "hello")
+			must(t, os.WriteFile(hello, []byte("rack"), 0o600))
+			if exec.Command("fstrim", v.staging()).Run() == nil {
+				t.Error("the filesystem takes discards")
+			}
+			must(t, v.unstage())
+			must(t, v.stage())
+			holds(t, hello, "rack")
+			must(t, v.unstage())
+		})
 	}
 }
 
@@ -389,41 +334,12 @@ func (v testVolume) hasGrown(t *testing.T) {
 	must(t, v.stage())
 	holds(t, filepath.Join(v.staging(), "hello"), "rack")
 	must(t, v.unstage())
-	if left := v.recordsAt(filesystem.GrowthOffsets); left != nil {
-		t.Fatalf("records are left at %d", left)
-	}
+	v.hasNoGrowthRecords()
 	guesttest.Run(t, "e2fsck", "-fn", v.disk.Loop)
 	found := v.filesystems(t)
 	if len(found) != 1 || found[0].SizeBytes+found[0].UnitBytes <= v.disk.SizeBytes {
 		t.Fatalf("it has not grown: %+v", found)
 	}
-}
-
-func TestAnInterruptedGrowthIsRepeated(t *testing.T) {
-	t.Run("a growth is repeated after e2fsck failed halfway", func(t *testing.T) {
-		v := grown(t, volume.Ext4)
-		csitest.Want(t, with(t, map[string]string{"e2fsck": "exit 8"}, v.stage), codes.Internal,
-			csierr.NodeToolFailed)
-		v.disk.WriteAt(t, 1024+0x40, []byte{1, 2, 3}) // the time of the last check
-		v.hasGrown(t)
-	})
-	t.Run("a growth fails if e2fsck cannot read a block", func(t *testing.T) {
-		v := grown(t, volume.Ext4)
-		v.interruptGrowth()
-		unread := func(option string, status int) error {
-			return with(t, map[string]string{"e2fsck": fmt.Sprintf(`case " $* " in *" %s "*)
-echo "Error reading block 9541 (Input/output error).  Ignore error?"
-exit %d;;
-esac
-"$real" "$@"`, option, status)}, v.stage)
-		}
-		same := v.disk.Same(t)
-		csitest.Want(t, unread("-n", 4), codes.Internal, csierr.NodeToolFailed)
-		same()
-		// The check (-n) can read the disk, but the repair (-y) cannot.
-		csitest.Want(t, unread("-y", 1), codes.Internal, csierr.NodeToolFailed)
-		v.hasGrown(t)
-	})
 }
 
 func TestABtrfsWhoseGrowthIsNotCommittedIsNotStaged(t *testing.T) {
@@ -466,16 +382,13 @@ func TestAnExtWithBigallocIsMountedWithoutGrowing(t *testing.T) {
 		if older { // an older driver has started to grow it
 			r := v.record(t, 128*guesttest.MiB)
 			r.Mounted, r.Checked = v.filesystems(t)[0].Mounted, true
-			b, err := r.Encode()
-			must(t, err)
+			b := csitest.Got(r.Encode())(t)
 			v.disk.WriteAt(t, filesystem.GrowthOffsets(v.disk.SizeBytes)[0], b)
 		}
 		must(t, v.stage())
 		must(t, v.unstage())
 		v.check(t)
-		if left := v.recordsAt(filesystem.GrowthOffsets); left != nil {
-			t.Fatalf("records are left at %d", left)
-		}
+		v.hasNoGrowthRecords()
 		if sb := v.filesystems(t)[0]; sb.SizeBytes != 128*guesttest.MiB {
 			t.Fatalf("it has %d bytes", sb.SizeBytes)
 		}
@@ -487,9 +400,8 @@ func TestHealthReportsAFilesystemThatIsNotGrown(t *testing.T) { // NS-13
 	v.Whole, v.guest.state = true, filepath.Join(v.guest.Dir, "state") // it records the size
 	v.disk.WriteAt(t, 200*guesttest.MiB, []byte("what somebody else has written"))
 	must(t, v.stage())
-	got, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
-		VolumeId: v.ID, StagingTargetPath: v.staging()})
-	must(t, err)
+	got := csitest.Got(v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+		VolumeId: v.ID, StagingTargetPath: v.staging()}))(t)
 	entries, said := got.GetVolumeHealth().GetHealthStatuses(), v.guest.log.String()
 	if len(entries) != 1 || entries[0].GetReason() != string(csierr.FilesystemNotGrown) ||
 		!strings.Contains(said, "not grown") || !strings.Contains(said, "offset ") {
@@ -501,8 +413,7 @@ func TestAFileThatContainsARecordIsNotErased(t *testing.T) {
 	for _, grow := range []int64{0, 1 << 20} {
 		v := newGuest(t).disk(256, "block")
 		v.up("dev")
-		b, err := v.record(t, grow).Encode()
-		must(t, err)
+		b := csitest.Got(v.record(t, grow).Encode())(t)
 		// The workload has a partition with a filesystem, and a file in it has the bytes of a record.
 		v.disk.WriteAt(t, 446, []byte{0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0xF0, 7, 0})
 		v.disk.WriteAt(t, 510, []byte{0x55, 0xAA})
@@ -522,45 +433,28 @@ func TestAFileThatContainsARecordIsNotErased(t *testing.T) {
 	}
 }
 
-func TestRecordsAreErasedBeforeARawPublish(t *testing.T) {
-	unfinished := map[string]func(t *testing.T) (testVolume, func(int64) []int64){
-		"of a format": func(t *testing.T) (testVolume, func(int64) []int64) {
-			v := newGuest(t).disk(64, volume.Ext4)
-			v.Whole = true
-			v.interruptFormat()
-			return v, filesystem.RecordOffsets
-		},
-		"of a growth": func(t *testing.T) (testVolume, func(int64) []int64) {
-			v := grown(t, volume.Ext4)
-			v.Tag = map[string]string{volume.CtxUse: volume.UseBoth,
-				volume.CtxOrigin: volume.OriginSnapshot, volume.CtxSourceBytes: fmt.Sprint(128 << 20)}
-			v.interruptGrowth()
-			return v, filesystem.GrowthOffsets
-		},
-	}
+func TestRecordsOfAGrowthAreErasedBeforeARawPublish(t *testing.T) {
 	for name, show := range map[string]func(v testVolume) error{
 		"staged":              testVolume.stage,
 		"published":           func(v testVolume) error { return v.publish("dev") },
 		"published read-only": func(v testVolume) error { return v.publishReadOnly("dev") },
 	} {
-		for of, begin := range unfinished {
-			t.Run(of+", "+name, func(t *testing.T) {
-				v, offsets := begin(t)
-				v.FSType, v.ID, v.Static = "block", "the-handle-of-another-cluster", name == "published"
-				must(t, show(v))
-				if left := v.recordsAt(offsets); left != nil {
-					t.Errorf("records are left at %d", left)
-				}
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			v := grown(t, volume.Ext4)
+			v.Tag = map[string]string{volume.CtxUse: volume.UseBoth,
+				volume.CtxOrigin: volume.OriginSnapshot, volume.CtxSourceBytes: fmt.Sprint(128 << 20)}
+			v.interruptGrowth()
+			v.FSType, v.ID, v.Static = "block", "the-handle-of-another-cluster", name == "published"
+			must(t, show(v))
+			v.hasNoGrowthRecords()
+		})
 	}
 }
 
 // record returns the record of a format of the volume, or of a growth if growFrom is not 0.
 func (v testVolume) record(t *testing.T, growFrom int64) filesystem.Record {
 	t.Helper()
-	nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
-	must(t, err)
+	nv := csitest.Got(parseVolume(v.ID, v.capability(), v.published(), v.Context))(t)
 	r := filesystem.RecordOf(nv.Volume)
 	r.GrowFrom = growFrom
 	return r

@@ -3,7 +3,6 @@
 package node
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -42,8 +42,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	must(t, unix.Unmount(v.staging(), 0)) // as if the driver died here
 	holders := filepath.Join(v.guest.Dir, "sys/block", v.disk.Name, "holders")
 	must(t, os.MkdirAll(filepath.Join(holders, "dm-7"), 0o755))
-	mapper, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
-	must(t, err)
+	mapper := csitest.Got(os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0))(t)
 	n := opening(t, "<", v.disk.Loop)
 	v.held("dm-7", n.name("sh"))
 	v.held("dm-7") // a restarted driver finds it, too
@@ -55,115 +54,99 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// use describes a use of a device: end ends it, and errors about it have to contain the names.
-type use struct {
-	end   func()
-	names []string
-}
-
 // kernelUsers contains functions that make the kernel or a process use the device behind a node.
-var kernelUsers = map[string]func(t *testing.T, v testVolume, node string) use{
-	"a loop device over the published file, with a mounted filesystem": func(t *testing.T,
-		v testVolume, node string) use {
-		loop := loopOver(t, node)
-		unmount := mountedOn(t, v.guest, loop)
-		return use{func() { unmount(); detach(t, loop) }, []string{filepath.Base(loop), "by hand"}}
+// end ends that use. Errors about the use have to contain the names.
+var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
+	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
+		node string) (func(), []string) {
+		loop, detach := v.guest.loopOver(node)
+		unmount := v.guest.mountByHand(loop)
+		return func() { unmount(); detach() }, []string{filepath.Base(loop), "by hand"}
 	},
-	"a loop device with an offset, over a bind mount": func(t *testing.T, v testVolume,
-		node string) use {
+	"a loop device with an offset, over a bind mount": func(v testVolume,
+		node string) (func(), []string) {
 		bind := v.guest.path("bind")
-		must(t, os.WriteFile(bind, nil, 0o600))
-		must(t, unix.Mount(node, bind, "", unix.MS_BIND, ""))
-		loop := loopOver(t, bind, "--offset", "1048576")
-		must(t, unix.Unmount(bind, unix.MNT_DETACH)) // as when a pod's namespace ends
-		return use{func() { detach(t, loop) }, []string{filepath.Base(loop)}}
+		must(v.guest.t, os.WriteFile(bind, nil, 0o600))
+		must(v.guest.t, unix.Mount(node, bind, "", unix.MS_BIND, ""))
+		loop, detach := v.guest.loopOver(bind, "--offset", "1048576")
+		must(v.guest.t, unix.Unmount(bind, unix.MNT_DETACH)) // as when a pod's namespace ends
+		return detach, []string{filepath.Base(loop)}
 	},
-	"a loop device over one over a node of the pod's own": func(t *testing.T, v testVolume,
-		node string) use {
-		lower := loopOver(t, ownNode(t, v.guest, node))
-		upper := loopOver(t, lower)
-		n := opening(t, "<>", upper)
-		return use{func() { n.leave(); detach(t, upper); detach(t, lower) },
-			[]string{filepath.Base(lower), filepath.Base(upper), n.name("sh")}}
+	"a loop device over one over a node of the pod's own": func(v testVolume,
+		node string) (func(), []string) {
+		lower, detachLower := v.guest.loopOver(v.guest.ownNode(node))
+		upper, detachUpper := v.guest.loopOver(lower)
+		n := opening(v.guest.t, "<>", upper)
+		return func() { n.leave(); detachUpper(); detachLower() },
+			[]string{filepath.Base(lower), filepath.Base(upper), n.name("sh")}
 	},
-	"a partition that is mounted": func(t *testing.T, v testVolume, node string) use {
-		part, end := partition(t, node)
-		unmount := mountedOn(t, v.guest, part)
-		return use{func() { unmount(); end() }, []string{filepath.Base(part), "by hand"}}
+	"a partition that is mounted": func(v testVolume, node string) (func(), []string) {
+		part, remove := v.guest.partition(node)
+		unmount := v.guest.mountByHand(part)
+		return func() { unmount(); remove() }, []string{filepath.Base(part), "by hand"}
 	},
-	"a partition that is open for writing": func(t *testing.T, _ testVolume, node string) use {
-		part, end := partition(t, node)
-		n := opening(t, "<>", part)
-		return use{func() { n.leave(); end() }, []string{n.name("sh")}}
+	"a partition that is open for writing": func(v testVolume, node string) (func(), []string) {
+		part, remove := v.guest.partition(node)
+		n := opening(v.guest.t, "<>", part)
+		return func() { n.leave(); remove() }, []string{n.name("sh")}
 	},
-	"a loop device over a partition": func(t *testing.T, _ testVolume, node string) use {
-		part, end := partition(t, node)
-		loop := loopOver(t, part)
-		return use{func() { detach(t, loop); end() }, []string{filepath.Base(loop), filepath.Base(part)}}
+	"a loop device over a partition": func(v testVolume, node string) (func(), []string) {
+		part, remove := v.guest.partition(node)
+		loop, detach := v.guest.loopOver(part)
+		return func() { detach(); remove() }, []string{filepath.Base(loop), filepath.Base(part)}
 	},
 	// Container runtimes create a device node of their own, so no mount shows the user.
-	"a process that writes beside one that only reads": func(t *testing.T, v testVolume,
-		node string) use {
-		own := ownNode(t, v.guest, node)
-		reader, writer := opening(t, "<", own), opening(t, "<>", own)
-		t.Cleanup(reader.leave) // a reader is harmless
-		return use{writer.leave, []string{writer.name("sh")}}
+	"a process that writes beside one that only reads": func(v testVolume,
+		node string) (func(), []string) {
+		own := v.guest.ownNode(node)
+		reader, writer := opening(v.guest.t, "<", own), opening(v.guest.t, "<>", own)
+		v.guest.t.Cleanup(reader.leave) // a reader is harmless
+		return writer.leave, []string{writer.name("sh")}
 	},
-	"swap": func(t *testing.T, v testVolume, _ string) use {
+	"swap": func(v testVolume, _ string) (func(), []string) {
 		node := v.disk.Loop // a path that /proc/swaps does not escape
-		guesttest.Run(t, "mkswap", node)
-		guesttest.Run(t, "swapon", node)
-		return use{func() { guesttest.Run(t, "swapoff", node) }, []string{"as swap"}}
+		guesttest.Run(v.guest.t, "mkswap", node)
+		guesttest.Run(v.guest.t, "swapon", node)
+		return func() { guesttest.Run(v.guest.t, "swapoff", node) }, []string{"as swap"}
 	},
 }
 
-func loopOver(t *testing.T, path string, args ...string) string {
-	t.Helper()
-	loop := strings.TrimSpace(guesttest.Run(t, "losetup", append([]string{"--find", "--show", path},
+func (g *testGuest) loopOver(path string, args ...string) (loop string, detach func()) {
+	g.t.Helper()
+	loop = strings.TrimSpace(guesttest.Run(g.t, "losetup", append([]string{"--find", "--show", path},
 		args...)...))
-	sequence := filepath.Join("/sys/block", filepath.Base(loop), "diskseq")
-	own, err := os.ReadFile(sequence)
-	must(t, err)
-	t.Cleanup(func() {
-		// If the test has detached the device, another process may use the loop device by now.
-		if now, err := os.ReadFile(sequence); err == nil && bytes.Equal(now, own) {
-			_ = exec.Command("losetup", "--detach", loop).Run()
-		}
-	})
-	return loop
+	detach = sync.OnceFunc(func() { guesttest.Run(g.t, "losetup", "--detach", loop) })
+	g.t.Cleanup(detach)
+	return loop, detach
 }
 
-func detach(t *testing.T, loop string) { guesttest.Run(t, "losetup", "--detach", loop) }
-
-func mountedOn(t *testing.T, g *testGuest, device string) (unmount func()) {
-	t.Helper()
-	guesttest.Run(t, "mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", device)
+func (g *testGuest) mountByHand(device string) (unmount func()) {
+	g.t.Helper()
+	guesttest.Run(g.t, "mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", device)
 	at := g.path("by hand")
-	must(t, os.Mkdir(at, 0o700))
-	guesttest.Run(t, "mount", device, at)
+	must(g.t, os.Mkdir(at, 0o700))
+	guesttest.Run(g.t, "mount", device, at)
 	return func() { _ = unix.Unmount(at, 0) }
 }
 
-func ownNode(t *testing.T, g *testGuest, of string) string {
-	t.Helper()
+func (g *testGuest) ownNode(of string) (node string) {
+	g.t.Helper()
 	var st unix.Stat_t
-	must(t, unix.Stat(of, &st))
-	must(t, unix.Mknod(g.path("node"), unix.S_IFBLK|0o600, int(st.Rdev)))
+	must(g.t, unix.Stat(of, &st))
+	must(g.t, unix.Mknod(g.path("node"), unix.S_IFBLK|0o600, int(st.Rdev)))
 	return g.path("node")
 }
 
-func partition(t *testing.T, node string) (part string, remove func()) {
-	t.Helper()
-	f, err := os.Open(node)
-	must(t, err)
+func (g *testGuest) partition(node string) (part string, remove func()) {
+	g.t.Helper()
+	f := csitest.Got(os.Open(node))(g.t)
 	defer func() { _ = f.Close() }()
-	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
-	must(t, err)
+	info := csitest.Got(unix.IoctlLoopGetStatus64(int(f.Fd())))(g.t)
 	info.Flags |= unix.LO_FLAGS_PARTSCAN // else the kernel has no partitions of a loop device
-	must(t, unix.IoctlLoopSetStatus64(int(f.Fd()), info))
+	must(g.t, unix.IoctlLoopSetStatus64(int(f.Fd()), info))
 	loop := fmt.Sprintf("/dev/loop%d", info.Number)
-	guesttest.Run(t, "addpart", loop, "1", "2048", "8192")
-	return loop + "p1", func() { guesttest.Run(t, "delpart", loop, "1") }
+	guesttest.Run(g.t, "addpart", loop, "1", "2048", "8192")
+	return loop + "p1", func() { guesttest.Run(g.t, "delpart", loop, "1") }
 }
 
 func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
@@ -171,13 +154,13 @@ func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
 		t.Run(name, func(t *testing.T) {
 			v := statefulGuest(t).disk(16, "block")
 			v.up("dev")
-			in := kernelUsers[name](t, v, v.guest.path("dev"))
+			end, names := kernelUsers[name](v, v.guest.path("dev"))
 			err := v.unpublish("dev") // the kernel refuses it if the use is by the mount's path
 			if err == nil {
 				err = v.unstageSoon()
 			}
-			csitest.Want(t, err, codes.Internal, csierr.StillMounted, in.names...)
-			in.end()
+			csitest.Want(t, err, codes.Internal, csierr.StillMounted, names...)
+			end()
 			v.down("dev")
 		})
 	}
@@ -188,8 +171,7 @@ func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
 	serve := func(t *testing.T) (*flakydisk.Server, *flakydisk.Disk, string) {
 		t.Helper()
 		dir := t.TempDir()
-		server, err := flakydisk.Mount(dir)
-		must(t, err)
+		server := csitest.Got(flakydisk.Mount(dir))(t)
 		t.Cleanup(func() { must(t, server.Close()) })
 		disk := flakydisk.NewDisk(flakydisk.NewImage(64 * guesttest.MiB))
 		return server, disk, server.Put("disk", disk)
@@ -198,10 +180,10 @@ func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
 		v := statefulGuest(t).disk(8, "block")
 		must(t, v.stage())
 		server, _, file := serve(t)
-		loop := loopOver(t, file)
+		loop, detach := v.guest.loopOver(file)
 		must(t, server.Close())
 		v.held(filepath.Base(loop))
-		detach(t, loop)
+		detach()
 		must(t, v.unstage())
 	})
 	t.Run("unstage fails while an unreadable disk is in use", func(t *testing.T) {
@@ -210,8 +192,7 @@ func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
 		v := g.volume(g.AttachFile(guesttest.Serial, file), volume.Ext4)
 		must(t, v.stage())
 		must(t, unix.Unmount(v.staging(), 0)) // as if the driver died here
-		user, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
-		must(t, err)
+		user := csitest.Got(os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0))(t)
 		disk.AddFault(flakydisk.Fault{On: flakydisk.OnRead})
 		v.held(v.disk.Name)
 		must(t, user.Close())
@@ -425,8 +406,7 @@ func (h hostile) start(g *testGuest) *neighbour {
 		end := n.leave
 		n.leave = func() {
 			end()
-			f, err := os.OpenFile(fifo, os.O_RDWR, 0) // lets its reader continue
-			must(g.t, err)
+			f := csitest.Got(os.OpenFile(fifo, os.O_RDWR, 0))(g.t) // lets its reader continue
 			must(g.t, f.Close())
 		}
 	}

@@ -52,8 +52,7 @@ func TestNodeGetInfoReportsTheFreeSlots(t *testing.T) { // NI-1, D-4, D-28, B-39
 			var log bytes.Buffer
 			n := &Service{SysfsRoot: guesttest.Sysfs(t, csitest.Pairs(c.disks)), InstanceID: instance,
 				MaxDisks: c.limit, Log: slog.New(slog.NewTextHandler(&log, nil))}
-			info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-			must(t, err)
+			info := csitest.Got(n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))(t)
 			if info.GetMaxVolumesPerNode() != c.want || info.GetNodeId() != n.InstanceID {
 				t.Fatalf("got %v, want %d volumes", info, c.want)
 			}
@@ -71,8 +70,7 @@ func TestNodeGetInfoReportsTheFreeSlots(t *testing.T) { // NI-1, D-4, D-28, B-39
 		n := &Service{InstanceID: instance, StateDir: t.TempDir(), SysfsRoot: guesttest.Sysfs(t, disks)}
 		room := func(want int64) {
 			t.Helper()
-			info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-			must(t, err)
+			info := csitest.Got(n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))(t)
 			if got := info.GetMaxVolumesPerNode(); got != want {
 				t.Errorf("got room for %d volumes, want %d", got, want)
 			}
@@ -89,8 +87,7 @@ func TestNodeGetInfoReportsTheFreeSlots(t *testing.T) { // NI-1, D-4, D-28, B-39
 	t.Run("a configured topology is reported (NI-3)", func(t *testing.T) {
 		n := &Service{SysfsRoot: guesttest.Sysfs(t, nil), InstanceID: "x", Topology: map[string]string{
 			"topology.csi.oxide.computer/rack": "a"}}
-		info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-		must(t, err)
+		info := csitest.Got(n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))(t)
 		if diff := cmp.Diff(n.Topology, info.GetAccessibleTopology().GetSegments()); diff != "" {
 			t.Fatal(diff)
 		}
@@ -116,8 +113,7 @@ func TestStatsReportTheUsageOfAVolume(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(pod, "x"), make([]byte, guesttest.MiB), 0o600))
 			guesttest.Run(t, "sync", "--file-system", pod)
 			for _, path := range []string{pod, v.staging()} {
-				usage, err := v.usage(path)
-				must(t, err)
+				usage := csitest.Got(v.usage(path))(t)
 				if len(usage) != 2 || usage[0].GetUnit() != csi.VolumeUsage_BYTES ||
 					usage[1].GetUnit() != csi.VolumeUsage_INODES {
 					t.Fatalf("usage: %v", usage)
@@ -144,8 +140,7 @@ func TestStatsReportTheUsageOfAVolume(t *testing.T) {
 	t.Run("a block volume reports only its size (VS-4)", func(t *testing.T) {
 		v := newGuest(t).disk(8, "block")
 		must(t, v.publish("dev"))
-		usage, err := v.usage(v.guest.path("dev"))
-		must(t, err)
+		usage := csitest.Got(v.usage(v.guest.path("dev")))(t)
 		if len(usage) != 1 || usage[0].GetTotal() != 8*guesttest.MiB {
 			t.Fatalf("usage: %v", usage)
 		}
@@ -164,9 +159,8 @@ func TestHealthReportsErrorsOfAVolume(t *testing.T) {
 		must(t, csitest.Call(t.Context(), n, v.stageRequest()))
 		health := func(n *Service, path string) (said string) {
 			t.Helper()
-			resp, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
-				VolumeId: v.ID, StagingTargetPath: path})
-			must(t, err)
+			resp := csitest.Got(n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+				VolumeId: v.ID, StagingTargetPath: path}))(t)
 			if got := resp.GetVolumeHealth().GetVolumeId(); got != v.ID {
 				t.Fatalf("the health of volume %q", got)
 			}
@@ -271,14 +265,10 @@ func TestInstanceIDNeedsSourcesThatAgree(t *testing.T) { // NI-1, D-28
 			if got != c.want || (err != nil) != (len(c.says) > 0) {
 				t.Fatalf("instanceID = %q, %v, want %q", got, err, c.want)
 			}
-			for _, word := range c.says {
-				if !strings.Contains(err.Error(), word) {
-					t.Errorf("the error does not say %q: %v", word, err)
-				}
-			}
 			if err == nil {
 				return
 			}
+			csitest.Says(t, err, c.says...)
 			if strings.Contains(err.Error(), "canary") || strings.Contains(err.Error(), "\n") {
 				t.Errorf("the error shows a value: %v", err)
 			}
@@ -353,10 +343,8 @@ func FuzzRecord(f *testing.F) {
 
 func (g *testGuest) inspect(asked ...inspection.Asked) inspection.Report {
 	g.t.Helper()
-	b, err := json.Marshal(g.node().Inspect(asked))
-	must(g.t, err)
-	r, err := inspection.Parse(b)
-	must(g.t, err)
+	b := csitest.Got(json.Marshal(g.node().Inspect(asked)))(g.t)
+	r := csitest.Got(inspection.Parse(b))(g.t)
 	return r
 }
 
@@ -422,8 +410,7 @@ func TestAnInspectionChangesNothingAndWaitsForNothing(t *testing.T) {
 	must(t, v.stage())
 	must(t, os.WriteFile(filepath.Join(v.guest.state, "trial-1984.new"), nil, 0o600))
 	// Another process of the driver has locked the device.
-	locked, err := os.Open(filepath.Join(v.guest.Dir, "dev", v.disk.Name))
-	must(t, err)
+	locked := csitest.Got(os.Open(filepath.Join(v.guest.Dir, "dev", v.disk.Name)))(t)
 	defer func() { _ = locked.Close() }()
 	must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
 	before, same := digest(t, v.guest.state), v.guest.mounts()

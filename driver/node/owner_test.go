@@ -110,8 +110,7 @@ func TestUnpublishAndUnstageFailIfTheRecordNamesAnotherDisk(t *testing.T) {
 	v := statefulGuest(t).disk(64, volume.Ext4)
 	v.up("pod")
 	record := filepath.Join(v.guest.state, v.ID+".json")
-	right, err := os.ReadFile(record)
-	must(t, err)
+	right := csitest.Got(os.ReadFile(record))(t)
 	wrong := strings.ReplaceAll(string(right), guesttest.Serial, guesttest.OtherSerial)
 	must(t, os.WriteFile(record, []byte(wrong), 0o600))
 	same := v.guest.mounts()
@@ -225,8 +224,7 @@ func TestStatsFailIfTheVolumeIsNoLongerMounted(t *testing.T) { // VS-2
 		must(t, v.stage())
 		shown, err := shownAt(v.guest.node().host(), v.staging())
 		must(t, err)
-		_, err = shown.statfs(v.staging())
-		must(t, err)
+		must(t, csitest.Err(shown.statfs(v.staging())))
 		must(t, v.unstage())
 		_, err = shown.statfs(v.staging())
 		csitest.Want(t, csierr.Convert(err, csierr.NodeToolFailed), codes.NotFound,
@@ -261,10 +259,8 @@ type neighbour struct {
 // begin starts a process and waits for its first line. The process must end when its input ends.
 func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
 	t.Helper()
-	input, err := cmd.StdinPipe()
-	must(t, err)
-	output, err := cmd.StdoutPipe()
-	must(t, err)
+	input := csitest.Got(cmd.StdinPipe())(t)
+	output := csitest.Got(cmd.StdoutPipe())(t)
 	var complaints strings.Builder
 	cmd.Stderr = &complaints
 	must(t, cmd.Start())
@@ -297,8 +293,7 @@ func (n *neighbour) name(program string) string {
 
 func (n *neighbour) mounts(dir string) []string {
 	n.t.Helper()
-	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(n.pid), "mountinfo"))
-	must(n.t, err)
+	b := csitest.Got(os.ReadFile(filepath.Join("/proc", strconv.Itoa(n.pid), "mountinfo")))(n.t)
 	table, err := mountinfo.GetMountsFromReader(bytes.NewReader(b), mountinfo.PrefixFilter(dir))
 	must(n.t, err)
 	var paths []string

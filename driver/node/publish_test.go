@@ -127,8 +127,7 @@ func TestRepeatedPublishesReturnTheCodesThatCSIWants(t *testing.T) { // NP-6, NP
 		for range 2 {
 			must(t, v.publish("pod"))
 		}
-		table, err := mount.ReadTable()
-		must(t, err)
+		table := csitest.Got(mount.ReadTable())(t)
 		if got := mount.Flags(table.Top(v.guest.path("pod"))); !slices.Equal(got,
 			[]string{"noatime", "nodev", "noexec"}) {
 			t.Fatalf("flags are %q", got)
@@ -236,8 +235,7 @@ func TestUnpublishUnmountsTheVolumeAndRemovesTheTarget(t *testing.T) { // D-36, 
 		}
 	})
 	t.Run("a busy target is an error and stays mounted (UP-6)", func(t *testing.T) {
-		f, err := os.Create(filepath.Join(v.guest.path("pod"), "open"))
-		must(t, err)
+		f := csitest.Got(os.Create(filepath.Join(v.guest.path("pod"), "open")))(t)
 		csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.StillMounted)
 		must(t, f.Close())
 	})
@@ -284,8 +282,7 @@ func forceDetach(t *testing.T, v testVolume) {
 // shutDown makes a mounted ext4 or xfs answer every call with EIO, as after the loss of its device.
 func shutDown(t *testing.T, v testVolume) {
 	t.Helper()
-	f, err := os.Open(v.staging())
-	must(t, err)
+	f := csitest.Got(os.Open(v.staging()))(t)
 	defer func() { _ = f.Close() }()
 	const shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN
 	flags := uint32(2)          // without flushing the log
@@ -315,8 +312,7 @@ func TestUnstageUnmountsAndReleasesTheVolume(t *testing.T) {
 	must(t, v.stage())
 	t.Run("a volume with a hidden mount is not released (NU-5)", func(t *testing.T) {
 		// A detached mount is in no mount table, like a mount in a namespace that is not visible.
-		elsewhere, err := mount.Clone(v.staging(), volume.Ext4)
-		must(t, err)
+		elsewhere := csitest.Got(mount.Clone(v.staging(), volume.Ext4))(t)
 		n, req := v.guest.impatient(), v.unstageRequest()
 		for range 2 {
 			csitest.Want(t, csitest.Call(t.Context(), n, req), codes.Internal, csierr.StillMounted)
@@ -337,8 +333,7 @@ func TestUnstageFailsIfTheDeviceCannotBeOpened(t *testing.T) { // NU-5
 	g := newGuest(t)
 	g.Attach(guesttest.Serial, 8*guesttest.MiB)
 	v := heldVolume{node: g.node()}
-	d, err := v.node.host().Lookup(guesttest.Serial)
-	must(t, err)
+	d := csitest.Got(v.node.host().Lookup(guesttest.Serial))(t)
 	held, err := v.node.host().Open(d)
 	must(t, err)
 	defer func() { _ = held.Close() }()
@@ -442,8 +437,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 	t.Run("a filesystem stays frozen while its staging path is open (NU-5)", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)
 		must(t, v.unpublish("pod"))
-		root, err := os.Open(v.staging())
-		must(t, err)
+		root := csitest.Got(os.Open(v.staging()))(t)
 		csitest.Want(t, inTime(t, v.unstage), codes.Internal, csierr.StillMounted)
 		must(t, root.Close())
 		if !frozen(t, v.staging()) {
@@ -516,8 +510,7 @@ func TestStatsDoNotWaitForAFrozenFilesystem(t *testing.T) { // VS-3
 func awaitBlocked(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
-		stats, err := filepath.Glob("/proc/self/task/*/stat")
-		must(t, err)
+		stats := csitest.Got(filepath.Glob("/proc/self/task/*/stat"))(t)
 		for _, path := range stats {
 			b, err := os.ReadFile(path)
 			if err == nil && containsState(b, 'D') {

@@ -136,8 +136,7 @@ func TestAnInvalidRecordIsIgnoredAndLogged(t *testing.T) {
 func TestOpenStateRemovesOnlyTemporaryFilesOfTheDriver(t *testing.T) {
 	g := statefulGuest(t)
 	must(t, g.node().OpenState())
-	info, err := os.Stat(g.state)
-	must(t, err)
+	info := csitest.Got(os.Stat(g.state))(t)
 	if info.Mode().Perm() != 0o700 {
 		t.Errorf("its mode is %v", info.Mode())
 	}
@@ -216,8 +215,7 @@ func TestALinkInTheStateDirectoryIsNotFollowed(t *testing.T) {
 	file := filepath.Join(v.guest.state, v.ID+".json")
 	elsewhere := filepath.Join(v.guest.Dir, "elsewhere")
 	must(t, os.Rename(file, elsewhere))
-	before, err := os.ReadFile(elsewhere)
-	must(t, err)
+	before := csitest.Got(os.ReadFile(elsewhere))(t)
 	must(t, os.Symlink(elsewhere, file))
 	v.isKnown(false) // a link is not read
 	must(t, os.WriteFile(elsewhere, append(before, "precious"...), 0o600))
@@ -272,10 +270,8 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		// The program has inherited the device and its lock from a driver, which has closed both.
 		host := v.guest.node().host()
-		found, err := host.Lookup(v.Name)
-		must(t, err)
-		h, err := host.OpenLocked(t.Context(), found, false)
-		must(t, err)
+		found := csitest.Got(host.Lookup(v.Name))(t)
+		h := csitest.Got(host.OpenLocked(t.Context(), found, false))(t)
 		program := exec.Command("sleep", "infinity")
 		program.ExtraFiles = h.Inherited
 		must(t, program.Start())
@@ -303,8 +299,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 	t.Run("without a state directory, stage waits for the device's flock", func(t *testing.T) {
 		v := newGuest(t).disk(64, volume.Ext4)
 		node := filepath.Join(v.guest.Dir, "dev", v.disk.Name)
-		f, err := os.Open(node)
-		must(t, err)
+		f := csitest.Got(os.Open(node))(t)
 		must(t, unix.Flock(int(f.Fd()), unix.LOCK_SH))
 		staged := start(v.stage)
 		csitest.Await(t, "the call waits", func() bool { return ownDescriptors(t, node, "") > 1 })
@@ -334,8 +329,7 @@ func TestUnstageIsAbortedDuringAnotherDriversStage(t *testing.T) {
 func TestLocksWorkAfterTheirFileIsRemoved(t *testing.T) {
 	g := statefulGuest(t)
 	hold := func() (heldVolume, error) { return g.node().hold(t.Context(), "a volume") }
-	held, err := hold()
-	must(t, err)
+	held := csitest.Got(hold())(t)
 	waiting := async.Start(hold)
 	locks := filepath.Join(g.state, lockName)
 	csitest.Await(t, "the second waits", func() bool { return ownDescriptors(t, locks, "") > 1 })
@@ -346,16 +340,14 @@ func TestLocksWorkAfterTheirFileIsRemoved(t *testing.T) {
 	_, err = hold()
 	csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
 	must(t, second.lock.Close())
-	third, err := hold()
-	must(t, err)
+	third := csitest.Got(hold())(t)
 	must(t, third.lock.Close())
 }
 
 // ownDescriptors counts this process's descriptors of the file that have the text info in fdinfo.
 func ownDescriptors(t *testing.T, path, info string) (n int) {
 	t.Helper()
-	links, err := filepath.Glob("/proc/self/fd/*")
-	must(t, err)
+	links := csitest.Got(filepath.Glob("/proc/self/fd/*"))(t)
 	for _, link := range links {
 		text, _ := os.ReadFile("/proc/self/fdinfo/" + filepath.Base(link))
 		if target, err := os.Readlink(link); err == nil && target == path &&
