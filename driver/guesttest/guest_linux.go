@@ -97,8 +97,7 @@ func (g *Guest) Attach(serial string, sizeBytes int64, options ...Option) *Disk 
 // Sparse makes a sparse file in memory, and returns its path.
 func (g *Guest) Sparse(sizeBytes int64) string {
 	g.t.Helper()
-	file, err := os.CreateTemp(g.files, "disk-*.img")
-	csitest.Must(g.t, err)
+	file := csitest.Got(os.CreateTemp(g.files, "disk-*.img"))(g.t)
 	csitest.Must(g.t, errors.Join(file.Truncate(sizeBytes), file.Close()))
 	return file.Name()
 }
@@ -126,8 +125,7 @@ func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	for _, option := range options {
 		option(&config)
 	}
-	attached, err := loopdev.Attach(g.t.Context(), config)
-	csitest.Must(g.t, err)
+	attached := csitest.Got(loopdev.Attach(g.t.Context(), config))(g.t)
 	d.Loop = attached.Path
 	g.t.Cleanup(func() { // the test may assign another disk to *d
 		unmountBelow(g.t, g.Dir)
@@ -138,8 +136,7 @@ func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	})
 	sectors, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(d.Loop), "size"))
 	csitest.Must(g.t, err)
-	n, err := strconv.ParseInt(strings.TrimSpace(string(sectors)), 10, 64)
-	csitest.Must(g.t, err)
+	n := csitest.Got(strconv.ParseInt(strings.TrimSpace(string(sectors)), 10, 64))(g.t)
 	d.SizeBytes = n * 512
 	g.Plug(d)
 	return d
@@ -152,8 +149,7 @@ func (g *Guest) Plug(d *Disk) {
 	dir := g.Sys(filepath.Join("block", d.Name))
 	csitest.Must(g.t, os.MkdirAll(filepath.Join(dir, "device"), 0o755))
 	for _, name := range []string{"dev", "size", "diskseq"} {
-		b, err := os.ReadFile(filepath.Join(loop, name))
-		csitest.Must(g.t, err)
+		b := csitest.Got(os.ReadFile(filepath.Join(loop, name)))(g.t)
 		csitest.Must(g.t, os.WriteFile(filepath.Join(dir, name), b, 0o444))
 	}
 	var st unix.Stat_t
@@ -177,12 +173,10 @@ func (g *Guest) Unplug(d *Disk) {
 func (d *Disk) ReadAt(t testing.TB, offset, n int64) []byte {
 	t.Helper()
 	Run(t, "blockdev", "--flushbufs", d.Loop)
-	f, err := os.Open(d.Loop)
-	csitest.Must(t, err)
+	f := csitest.Got(os.Open(d.Loop))(t)
 	defer func() { _ = f.Close() }()
 	b := make([]byte, n)
-	_, err = f.ReadAt(b, offset)
-	csitest.Must(t, err)
+	csitest.Must(t, csitest.Err(f.ReadAt(b, offset)))
 	return b
 }
 
@@ -236,8 +230,7 @@ func (d *Disk) digest(t testing.TB) string {
 // Copy copies the disk's file, as a snapshot and a restore do, and returns the path of the copy.
 func (d *Disk) Copy(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(filepath.Dir(d.File), "copy-")
-	csitest.Must(t, err)
+	dir := csitest.Got(os.MkdirTemp(filepath.Dir(d.File), "copy-"))(t)
 	to := filepath.Join(dir, "disk.img")
 	Run(t, "cp", "--sparse=always", d.File, to)
 	return to
@@ -256,8 +249,7 @@ func Run(t testing.TB, name string, args ...string) string {
 // Mounts lists the mount points below a directory, the last mounted first.
 func Mounts(t testing.TB, dir string) []string {
 	t.Helper()
-	table, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	csitest.Must(t, err)
+	table := csitest.Got(mountinfo.GetMounts(mountinfo.PrefixFilter(dir)))(t)
 	var paths []string
 	for _, m := range table {
 		paths = append([]string{m.Mountpoint}, paths...)
