@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -187,61 +188,41 @@ func TestPublishRefusesASecondDiskWithTheSameSerial(t *testing.T) { // CP-12
 }
 
 func TestPublishRefusesAnotherUseOfTheDisk(t *testing.T) {
-	madeFor := func(use, cluster, name string) func(state string) string {
-		m := racktest.OwnTag
-		m.Use, m.Cluster = use, cluster
-		return func(state string) string {
-			return diskOf(state, tagged(m), with("name", name))
-		}
-	}
-	own := func(use string) func(string) string {
-		return madeFor(use, "blue", ownName)
-	}
-	// foreign makes a disk with this use that belongs to a former id of the cluster.
-	foreign := func(use string) func(string) string {
-		return madeFor(use, "red", volume.DiskName("red", "pvc-1"))
-	}
-	mounted := csitest.Filesystem("ext4")
-	raw := &csi.VolumeCapability{AccessMode: csitest.Filesystem("").GetAccessMode(),
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
+	const fs, block, both = volume.UseFilesystem, volume.UseBlock, volume.UseBoth
+	redName := volume.DiskName("red", "pvc-1") // of a disk that belongs to a former id of the cluster
 	for _, test := range []struct {
-		name       string
-		disk       func(state string) string
-		capability *csi.VolumeCapability
-		fits       bool
+		use, cluster, name string // of the disk
+		raw, fits          bool
 	}{
-		{"a filesystem's as a device", own(volume.UseFilesystem), raw, false},
-		{"a filesystem's as a filesystem", own(volume.UseFilesystem), mounted, true},
-		{"a device as a filesystem", own(volume.UseBlock), mounted, false},
-		{"a device as a device", own(volume.UseBlock), raw, true},
-		{"a disk for both as a device", own(volume.UseBoth), raw, true},
-		{"a disk for both as a filesystem", own(volume.UseBoth), mounted, true},
-		{"a disk whose tag names no use", own(""), raw, true},
-		{"another cluster's filesystem as a device", foreign(volume.UseFilesystem), raw, false},
-		{"another cluster's filesystem as a filesystem", foreign(volume.UseFilesystem), mounted, true},
-		{"another cluster's device as a filesystem", foreign(volume.UseBlock), mounted, false},
-		{"another cluster's device as a device", foreign(volume.UseBlock), raw, true},
-		{"a disk with the tag of another", madeFor(volume.UseFilesystem, "blue",
-			"csi-0000000000000000"), raw, true},
+		{fs, "blue", ownName, true, false}, {fs, "blue", ownName, false, true},
+		{block, "blue", ownName, false, false}, {block, "blue", ownName, true, true},
+		{both, "blue", ownName, true, true}, {both, "blue", ownName, false, true},
+		{"", "blue", ownName, true, true}, // the tag names no use
+		{fs, "red", redName, true, false}, {fs, "red", redName, false, true},
+		{block, "red", redName, false, false}, {block, "red", redName, true, true},
+		{fs, "blue", "csi-0000000000000000", true, true}, // with the tag of another disk
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			listed := listing(test.disk(here))
-			for name, lines := range map[string]script{
-				"attached":       {listed},
-				"to be attached": {alone, reply(viewDisk, test.disk("detached"))},
-			} {
-				if name == "to be attached" && test.fits {
-					lines = append(lines, accepted(attach, test.disk(here)), listed)
-				}
-				r := publishRequest()
-				r.VolumeCapability = test.capability
-				r.VolumeContext = nil // a static volume has none
-				map[bool]func(*testing.T, error){true: ok, false: fails(csierr.UseDiffers)}[test.fits](t,
-					scripted(t, r, lines...))
+		t.Run(fmt.Sprintf("%+v", test), func(t *testing.T) {
+			tag := racktest.OwnTag
+			tag.Use, tag.Cluster = test.use, test.cluster
+			disk := func(state string) string { return diskOf(state, tagged(tag), with("name", test.name)) }
+			capability, ends := csitest.Filesystem("ext4"), fails(csierr.UseDiffers)
+			if test.raw {
+				capability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 			}
-			answer, err := rackThat(t, reply(viewDisk, test.disk("detached"))).
-				ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
-					VolumeId: racktest.Disk, VolumeCapabilities: []*csi.VolumeCapability{test.capability}})
+			listed, detached := listing(disk(here)), reply(viewDisk, disk("detached"))
+			toAttach := script{alone, detached}
+			if test.fits {
+				ends, toAttach = ok, append(toAttach, accepted(attach, disk(here)), listed)
+			}
+			for _, lines := range []script{{listed}, toAttach} {
+				r := publishRequest()
+				r.VolumeCapability, r.VolumeContext = capability, nil // a static volume has no context
+				ends(t, scripted(t, r, lines...))
+			}
+			answer, err := rackThat(t, detached).ValidateVolumeCapabilities(t.Context(),
+				&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
+					VolumeCapabilities: []*csi.VolumeCapability{capability}})
 			if err != nil || test.fits != (answer.GetConfirmed() != nil) ||
 				!test.fits && !strings.Contains(answer.GetMessage(), "created for") {
 				t.Errorf("VC-4: got %v, %v", answer, err)

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"testing"
@@ -71,7 +72,7 @@ func parameter(key, value string) *csi.CreateVolumeRequest {
 	return r
 }
 
-func TestBadRequestsNeverReachTheRack(t *testing.T) { // B-3
+func TestBadRequestsAndIDsNeverReachTheRack(t *testing.T) { // B-3
 	c := rackThat(t)
 	mutable := createRequest()
 	mutable.MutableParameters = map[string]string{"a": "b"}
@@ -133,27 +134,15 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) { // B-3
 			SourceVolumeId: racktest.Disk, AccessibilityRequirements: &csi.TopologyRequirement{
 				Requisite: csitest.Topologies("rack=a")}},
 			fails(csierr.TopologyInvalid)},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			test.ends(t, csitest.Call(t.Context(), c, test.request))
-		})
-	}
-}
-
-func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
-	c := rackThat(t)
-	for _, test := range []struct {
-		name    string
-		request proto.Message
-		ends    func(*testing.T, error)
-	}{
-		{"DV-2", &csi.DeleteVolumeRequest{VolumeId: "fake-vol-id"}, ok},
-		{"CU-4", &csi.ControllerUnpublishVolumeRequest{VolumeId: "fake-vol-id",
+		// IDs that are not UUIDs.
+		{"delete a volume (DV-2)", &csi.DeleteVolumeRequest{VolumeId: "fake-vol-id"}, ok},
+		{"unpublish a volume (CU-4)", &csi.ControllerUnpublishVolumeRequest{VolumeId: "fake-vol-id",
 			NodeId: racktest.Instance}, ok},
-		{"CU-5", &csi.ControllerUnpublishVolumeRequest{VolumeId: racktest.Disk, NodeId: "fake-node"}, ok},
-		{"DS-2", &csi.DeleteSnapshotRequest{SnapshotId: "reallyfakesnapshotid"}, ok},
-		{"a snapshot (LS-3)", &csi.ListSnapshotsRequest{SnapshotId: "none-exist-id"}, ok},
-		{"a volume (LS-3)", &csi.ListSnapshotsRequest{SourceVolumeId: "none-exist-id"}, ok},
+		{"unpublish from a node (CU-5)", &csi.ControllerUnpublishVolumeRequest{VolumeId: racktest.Disk,
+			NodeId: "fake-node"}, ok},
+		{"delete a snapshot (DS-2)", &csi.DeleteSnapshotRequest{SnapshotId: "reallyfakesnapshotid"}, ok},
+		{"list a snapshot (LS-3)", &csi.ListSnapshotsRequest{SnapshotId: "none-exist-id"}, ok},
+		{"list a volume's snapshots (LS-3)", &csi.ListSnapshotsRequest{SourceVolumeId: "no-such-id"}, ok},
 		{"publish a volume", edited(publishRequest(), "volume_id", "fake-vol-id"),
 			fails(csierr.VolumeNotFound)},
 		{"publish to a node", edited(publishRequest(), "node_id", "fake-node-id"),
@@ -166,17 +155,12 @@ func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 			fails(csierr.VolumeNotFound)},
 		{"take a snapshot", &csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: "fake"},
 			fails(csierr.VolumeNotFound)},
+		{"expand a volume (EX-1)", &csi.ControllerExpandVolumeRequest{}, fails(csierr.NotSupported)},
+		{"modify a volume (MV-1)", &csi.ControllerModifyVolumeRequest{}, fails(csierr.NotSupported)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.ends(t, csitest.Call(t.Context(), c, test.request))
 		})
-	}
-}
-
-func TestExpandAndModifyAreNotSupported(t *testing.T) { // EX-1, MV-1
-	for _, request := range []proto.Message{&csi.ControllerExpandVolumeRequest{},
-		&csi.ControllerModifyVolumeRequest{}} {
-		fails(csierr.NotSupported)(t, csitest.Call(t.Context(), &Service{}, request))
 	}
 }
 
@@ -354,25 +338,8 @@ var (
 	deleteOpen                 = step{deleteStep, codes.Unavailable}
 )
 
-// take makes the calls. Their deadlines are before the end of an open change, so none waits.
-func take(t *testing.T, lines script, steps []step) {
-	t.Helper()
-	c := rackThat(t, lines...)
-	for n, step := range steps {
-		ctx, cancel := context.WithTimeout(t.Context(), DefaultLateLimit/2)
-		defer cancel()
-		err := csitest.Call(ctx, c, step.call)
-		if status.Code(err) != step.want {
-			t.Fatalf("call %d: got %v, want %s", n+1, err, step.want)
-		}
-		if step.want == codes.Unavailable && n > 0 {
-			fails(csierr.EffectUnknown)(t, err)
-		}
-	}
-}
-
 // proofs/concurrency generates the cases with a single lost, late or wrong answer. These have more.
-func TestUnpublishFailsWhileAnAttachIsOpen(t *testing.T) { // CU-4
+func TestCallsFailWhileAChangeIsOpen(t *testing.T) { // CU-4, CV-18
 	leaving := shown(detaching)
 	for _, s := range []struct {
 		name  string
@@ -390,22 +357,10 @@ func TestUnpublishFailsWhileAnAttachIsOpen(t *testing.T) { // CU-4
 		// The rack answers the first attach, which continues. Its answer to the second is lost.
 		{"second attach lost while the first is attaching", script{listing(diskOf(attaching)), shown(
 			attaching), lostAttach, held, together(), held, detachedNow}, []step{publishOK, unpublishOpen}},
-
 		{"a second detach leaves the first one open", script{held, lostDetach, held, detachedNow},
 			[]step{unpublishOpen, unpublishOK, publishOpen}},
 		{"second detach lost while the first is detaching", script{leaving, lostDetach, free},
 			[]step{unpublishOpen, unpublishOK, publishOpen}},
-	} {
-		t.Run(s.name, func(t *testing.T) { take(t, s.lines, s.steps) })
-	}
-}
-
-func TestCreateAndDeleteFailWhileAChangeIsOpen(t *testing.T) { // CV-18
-	for _, s := range []struct {
-		name  string
-		lines script
-		steps []step
-	}{
 		{"a refusal for the quota beside an open create", script{lostCreate, noName, full.To(postDisk),
 			noName}, []step{createOpen, createOpen}},
 		{"a refusal for the quota beside an open snapshot", script{free, lostSnap, noSnapName, free,
@@ -413,28 +368,20 @@ func TestCreateAndDeleteFailWhileAChangeIsOpen(t *testing.T) { // CV-18
 		{"a disk in use beside its open delete", script{free, lostDelete, held}, []step{deleteOpen,
 			deleteOpen}},
 	} {
-		t.Run(s.name, func(t *testing.T) { take(t, s.lines, s.steps) })
-	}
-}
-
-func TestACallWaitsForAnOpenChange(t *testing.T) { // CU-4
-	for _, test := range []struct {
-		name        string
-		first, then proto.Message
-		lines       script
-	}{
-		{"an attach that never comes", publishStep, unpublishStep, script{alone, free, lostAttach,
-			free, free, free}},
-		{"an attach that comes", publishStep, unpublishStep, script{alone, free, lostAttach, free,
-			free, held, detachedNow}},
-		{"a create whose disk is deleted", createStep, deleteStep, script{lostCreate,
-			noName, free, free, deleted}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			c := rackThat(t, test.lines...)
-			c.LateLimit = time.Second
-			fails(csierr.RackUnavailable)(t, csitest.Call(t.Context(), c, test.first))
-			must(t, csitest.Call(t.Context(), c, test.then))
+		t.Run(s.name, func(t *testing.T) {
+			c := rackThat(t, s.lines...)
+			for n, step := range s.steps {
+				// The deadline is before the end of an open change, so no call waits for that.
+				ctx, cancel := context.WithTimeout(t.Context(), DefaultLateLimit/2)
+				defer cancel()
+				err := csitest.Call(ctx, c, step.call)
+				if status.Code(err) != step.want {
+					t.Fatalf("call %d: got %v, want %s", n+1, err, step.want)
+				}
+				if step.want == codes.Unavailable && n > 0 {
+					fails(csierr.EffectUnknown)(t, err)
+				}
+			}
 		})
 	}
 }
@@ -463,23 +410,15 @@ func TestChangesAreRefusedAfterAnOldLook(t *testing.T) {
 		look.Hold = 50 * time.Millisecond
 		return look
 	}
-	snapshot := slow(snap("ready"))
-	for _, test := range []struct {
-		name  string
-		call  proto.Message
-		lines script
-	}{
-		{"an attach", publishStep, script{alone, slow(free)}},
-		{"a detach", unpublishStep, script{slow(held)}},
-		{"a delete of a disk", deleteStep, script{slow(free)}},
-		{"a delete of a snapshot", deleteSnapshotStep, script{snapshot}},
-		{"a create from a snapshot", restoring(createRequest()), script{snapshot, noName}},
-		{"a create of a snapshot", snapshotStep, script{slow(free), noSnapName}},
+	for call, lines := range map[proto.Message]script{
+		publishStep: {alone, slow(free)}, unpublishStep: {slow(held)}, deleteStep: {slow(free)},
+		snapshotStep: {slow(free), noSnapName}, deleteSnapshotStep: {slow(snap("ready"))},
+		restoring(createRequest()): {slow(snap("ready")), noName},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			c := rackThat(t, test.lines...)
+		t.Run(fmt.Sprintf("%T", call), func(t *testing.T) {
+			c := rackThat(t, lines...)
 			c.Rack.LookLimit = 20 * time.Millisecond
-			fails(csierr.LookTooOld)(t, csitest.Call(t.Context(), c, test.call))
+			fails(csierr.LookTooOld)(t, csitest.Call(t.Context(), c, call))
 		})
 	}
 }

@@ -9,12 +9,10 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
@@ -397,6 +395,10 @@ func TestCreateVolumeRecordsTheSnapshotsFilesystemUUID(t *testing.T) {
 
 func TestDeleteVolumeDeletesOnlyOwnFreeDisks(t *testing.T) {
 	byCapitals := &csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(racktest.Disk)}
+	disk := func(tagOf, nameOf string) script { // clusters
+		return script{shown("detached", tagged(volume.Tag{Name: "pvc-1", Cluster: tagOf}),
+			with("name", volume.DiskName(nameOf, "pvc-1")))}
+	}
 	scriptedCalls{
 		{"a disk that is gone (DV-2)", gone, ok},
 		{"a disk that the rack calls destroyed (DV-2)", script{shown("destroyed"), ownProject, ownUser,
@@ -404,6 +406,13 @@ func TestDeleteVolumeDeletesOnlyOwnFreeDisks(t *testing.T) {
 		{"a disk that cannot be seen (OX-6)", script{noDisk, noProject}, unseen},
 		{"a disk made by hand (D-69)", script{shown("detached", with("description", "the boot disk"))},
 			fails(csierr.DiskNotOurs, "Retain")},
+		{"another cluster's disk (E-17)", disk("red", "red"), fails(csierr.DiskNotOurs, `"red"`)},
+		{"a disk without a cluster (E-17)", disk("", ""), fails(csierr.DiskNotOurs,
+			`cluster "", and OXIDE_CLUSTER_ID is "blue"`)},
+		{"another cluster's disk with a tag of this one (E-17)", disk("blue", "red"),
+			fails(csierr.DiskNotOurs, "another name")},
+		{"a disk without a cluster with a tag of this one (E-17)", disk("blue", ""),
+			fails(csierr.DiskNotOurs, "another name")},
 		{"an attached disk made by hand (D-69)", script{shown(here, with("description", ""))},
 			fails(csierr.DiskNotOurs)},
 		{"a disk that the rack began to delete and gave up", script{shown("faulted", with("name",
@@ -441,38 +450,4 @@ func TestDeleteVolumeDeletesOnlyOwnFreeDisks(t *testing.T) {
 		{"a disk that is attached meanwhile (DV-3)", script{held}, fails(csierr.DiskAttached)},
 		{"a disk that is free again", script{free}, fails(csierr.DiskBusy)},
 	}.after(free, noDelete).try(t, byCapitals, nil)
-}
-
-func TestForeignDiskComparesNameAndCluster(t *testing.T) { // E-17
-	disk := func(cluster, name string) *oxide.Disk {
-		return &oxide.Disk{Name: oxide.Name(name), Description: volume.Tag{Name: "db",
-			Cluster: cluster}.Description()}
-	}
-	for _, test := range []struct {
-		name  string
-		disk  *oxide.Disk
-		words string // of the reason; empty if the disk belongs to the cluster blue
-	}{
-		{"the cluster's own", disk("blue", volume.DiskName("blue", "db")), ""},
-		{"another cluster's disk of that name", disk("red", volume.DiskName("red", "db")), `"red"`},
-		{"one without a cluster", disk("", volume.DiskName("", "db")),
-			`cluster "", and OXIDE_CLUSTER_ID is "blue"`},
-		{"a name from the hash of \"db\" alone", disk("blue", "csi-ffe2bkb99rso8u1a"), "another name"},
-		{"blue's tag on another cluster's disk", disk("blue", volume.DiskName("red", "db")),
-			"another name"},
-		{"blue's tag on a disk without a cluster", disk("blue", volume.DiskName("", "db")),
-			"another name"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			if why := rack.ForeignDisk(test.disk, "blue"); (why == "") != (test.words == "") ||
-				!strings.Contains(why, test.words) {
-				t.Errorf("ForeignDisk returned %q, want %q", why, test.words)
-			}
-			// An audit deletes only what its own cluster made, and uses ForeignSnapshot for that.
-			snapshot := &oxide.Snapshot{Name: test.disk.Name, Description: test.disk.Description}
-			if why := rack.ForeignSnapshot(snapshot, "blue"); (why == "") != (test.words == "") {
-				t.Errorf("ForeignSnapshot returned %q, want %q", why, test.words)
-			}
-		})
-	}
 }
