@@ -217,34 +217,6 @@ func TestDangerousSettingsAreLoggedAtStart(t *testing.T) {
 	}
 }
 
-func TestAProblemWithTheRackIsLoggedOnce(t *testing.T) {
-	rack := moody(inOrder)
-	book := &logBook{}
-	h := healthOf(t, rack, newLog(Config{}, &hidden{}, book))
-	for i, step := range []struct {
-		mood racktest.Exchange
-		want int // lines in the log from the start
-	}{
-		{inOrder, 0},
-		{away, 1},
-		{racktest.Error(503, "ServiceNotAvailable", "another sentence, as one with a number is"), 1},
-		{badToken, 2},
-		{badToken, 2},
-		{racktest.Error(404, "ObjectNotFound", "not found: project"), 3},
-		{inOrder, 4},
-		{inOrder, 4},
-	} {
-		rack.mood.Store(&step.mood)
-		h.check(t.Context())
-		if got := strings.Count(book.String(), "\n"); got != step.want {
-			t.Fatalf("after look %d the log has %d lines, want %d:\n%s", i, got, step.want, book)
-		}
-	}
-	if !strings.HasSuffix(book.String(), "accepts this controller again\"\n") {
-		t.Errorf("the log does not end with the recovery:\n%s", book)
-	}
-}
-
 func TestANodeLogsMissingProgramsAtStart(t *testing.T) { // PR-4
 	path := t.TempDir()
 	for _, tool := range filesystem.Tools {
@@ -411,54 +383,63 @@ func begin(t *testing.T, h *rackHealth) (end func()) {
 	}
 }
 
-func TestProbeReportsTheStateOfTheRack(t *testing.T) { // PR-1, PR-3, PR-5
+func TestProbeReportsTheStateOfTheRackAndTheLogEachChange(t *testing.T) { // PR-1, PR-2, PR-3, PR-5
 	rack := moody(away)
-	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
+	book := &logBook{}
+	h := healthOf(t, rack, newLog(Config{}, &hidden{}, book))
 	identity := &identityService{Health: h.state}
-	expect := func(name string, ready bool) {
-		t.Helper()
-		if got := csitest.Got(identity.Probe(t.Context(), nil))(t).GetReady().GetValue(); got != ready {
-			t.Errorf("%s: %v", name, got)
-		}
+	probe := func() (bool, error) {
+		answer, err := identity.Probe(t.Context(), nil)
+		return answer.GetReady().GetValue(), err
 	}
-	check := func(mood racktest.Exchange) {
-		rack.mood.Store(&mood)
-		h.check(t.Context())
+	if ready, err := probe(); ready || err != nil {
+		t.Errorf("before the first check: %v, %v", ready, err)
 	}
 	another := racktest.OK("", strings.Replace(inOrder.Body, racktest.ProjectID, racktest.Numbered(7),
 		1))
-
-	expect("before the first look (PR-2)", false)
-	check(away)
-	expect("the rack is unreachable at the start (PR-5)", true)
-	fails(csierr.RackUnavailable)(t, h.now().unanswered)
-	check(inOrder)
-	expect("healthy (PR-1)", true)
-	check(away)
-	expect("the rack is unreachable (PR-5)", true)
-	if why := h.now().unanswered; why != nil {
-		t.Errorf("an outage after the first answer makes the process wait: %v", why)
-	}
-
-	for _, refusal := range []struct {
+	noProject := racktest.Error(404, "ObjectNotFound", "not found: project")
+	for i, step := range []struct {
 		mood   racktest.Exchange
-		reason csierr.Reason
+		reason csierr.Reason // of Probe's error; "" means that the process is ready
+		lines  int           // in the log from the start
 	}{
-		{badToken, csierr.TokenRejected}, {away, csierr.TokenRejected}, // an outage is no answer
-		{noRole, csierr.RoleMissing},
-		{racktest.Error(404, "ObjectNotFound", "not found: project"), csierr.ProjectNotFound},
-		{another, csierr.ProjectChanged}, {away, csierr.ProjectChanged},
+		{away, "", 1},
+		{inOrder, "", 2},
+		{away, "", 3},
+		{racktest.Error(503, "ServiceNotAvailable", "another sentence, as one with a number is"), "", 3},
+		{badToken, csierr.TokenRejected, 4},
+		{badToken, csierr.TokenRejected, 4},
+		{away, csierr.TokenRejected, 5}, // an outage is no answer
+		{noRole, csierr.RoleMissing, 6},
+		{noProject, csierr.ProjectNotFound, 7},
+		{another, csierr.ProjectChanged, 8},
+		{away, csierr.ProjectChanged, 9},
+		{inOrder, "", 10},
+		{inOrder, "", 10},
 	} {
-		check(refusal.mood)
-		csitest.Want(t, csitest.Err(identity.Probe(t.Context(), nil)), codes.FailedPrecondition,
-			refusal.reason)
+		rack.mood.Store(&step.mood)
+		h.check(t.Context())
+		ready, err := probe()
+		if step.reason != "" {
+			csitest.Want(t, err, codes.FailedPrecondition, step.reason)
+		} else if !ready || err != nil {
+			t.Errorf("after check %d: %v, %v", i, ready, err)
+		}
+		if got := strings.Count(book.String(), "\n"); got != step.lines {
+			t.Fatalf("after check %d the log has %d lines, want %d:\n%s", i, got, step.lines, book)
+		}
+		// The process waits until the rack has answered once.
+		why := h.now().unanswered
+		if why != nil && i > 0 || i == 0 && !csierr.Has(why, csierr.RackUnavailable) {
+			t.Errorf("after check %d the process waits because of %v", i, why)
+		}
 	}
-	check(inOrder)
-	expect("mended (PR-1)", true)
-
+	if !strings.HasSuffix(book.String(), "accepts this controller again\"\n") {
+		t.Errorf("the log does not end with the recovery:\n%s", book)
+	}
 	before := rack.served.Load()
 	for range 100 {
-		expect("makes no request (PR-5)", true)
+		_, _ = probe()
 	}
 	if after := rack.served.Load(); after != before {
 		t.Errorf("a hundred probes made %d requests", after-before)
