@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -279,27 +278,6 @@ func TestRequestSendsNoChangeAfterAnOldLook(t *testing.T) {
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-func TestTransportRetriesOnlyTheRacksOwn401(t *testing.T) {
-	for proxy, want := range map[bool]int32{false: 2, true: 1} {
-		var requests atomic.Int32
-		path := filepath.Join(t.TempDir(), "token")
-		url := racktest.At(t, func(w http.ResponseWriter, _ *http.Request) {
-			writeToken(t, path, fmt.Sprint("token-", requests.Add(1)))
-			if !proxy {
-				w.Header().Set("X-Request-Id", "r-1")
-			}
-			w.WriteHeader(http.StatusUnauthorized)
-			_, _ = w.Write([]byte(rackError(401, "Unauthorized", "no").Body))
-		})
-		writeToken(t, path, "token-0")
-		c := clientWith(t, Options{Host: url}, &Transport{Tokens: tokenFile(path)})
-		_, _ = create(t.Context(), c, Looking())
-		if got := requests.Load(); got != want {
-			t.Errorf("of a proxy %t: %d requests, want %d", proxy, got, want)
-		}
-	}
-}
 
 func TestClientReadsAChangedCAFile(t *testing.T) { // D-63
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -103,43 +103,41 @@ func TestReadsRejectInvalidDisksAndSnapshots(t *testing.T) {
 	}
 }
 
-func TestTransportRepeatsOnlyRequestsWithAReadableBody(t *testing.T) {
-	request := func(body io.Reader) *http.Request {
-		return csitest.Got(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://rack",
-			body))(t)
+func TestTransportRepeatsARefusedRequestOnlyOnceIfItCan(t *testing.T) {
+	request := func(method string, body io.Reader) *http.Request {
+		return csitest.Got(http.NewRequestWithContext(t.Context(), method, "http://rack", body))(t)
 	}
-	broken := request(strings.NewReader("disk"))
+	const get, post = http.MethodGet, http.MethodPost
+	broken := request(get, strings.NewReader("disk"))
 	broken.GetBody = func() (io.ReadCloser, error) { return http.NoBody, errors.New("no") }
 	for name, test := range map[string]struct {
 		request *http.Request
+		proxy   bool // refuses it in the rack's place
 		sent    int
 	}{
-		"without a body":                 {request(nil), 2},
-		"with an empty body":             {request(http.NoBody), 2},
-		"with a body that is gone":       {request(io.MultiReader(strings.NewReader("disk"))), 1},
-		"with one that cannot be reread": {broken, 1},
+		"without a body":                 {request(get, nil), true, 2},
+		"with an empty body":             {request(get, http.NoBody), true, 2},
+		"with a body that is gone":       {request(get, io.MultiReader(strings.NewReader("a"))), true, 1},
+		"with one that cannot be reread": {broken, true, 1},
+		"a change":                       {request(post, strings.NewReader("disk")), false, 2},
+		"a change, refused by a proxy":   {request(post, strings.NewReader("disk")), true, 1},
 	} {
 		path, sent := filepath.Join(t.TempDir(), "token"), 0
-		writeToken(t, path, "one")
+		writeToken(t, path, "token-0")
 		base := roundTripper(func(*http.Request) (*http.Response, error) {
 			sent++
-			writeToken(t, path, "two")
-			return &http.Response{StatusCode: http.StatusUnauthorized, Body: http.NoBody}, nil
+			writeToken(t, path, fmt.Sprint("token-", sent))
+			header := http.Header{"X-Request-Id": {"r-1"}}
+			if test.proxy {
+				header = nil
+			}
+			return &http.Response{StatusCode: http.StatusUnauthorized, Header: header, Request: test.request,
+				Body: io.NopCloser(strings.NewReader(rackError(401, "Unauthorized", "no").Body))}, nil
 		})
 		answer, err := (&Transport{Tokens: tokenFile(path), Base: base}).RoundTrip(test.request)
 		must(t, err)
 		if must(t, answer.Body.Close()); sent != test.sent {
 			t.Errorf("%s it was sent %d times, want %d", name, sent, test.sent)
-		}
-	}
-}
-
-func TestBoundedBodyReturnsAnErrorAfterItsLimit(t *testing.T) {
-	for bound, want := range map[int64]error{4: nil, 3: errResponseTooLarge} {
-		body := &boundedBody{io.NopCloser(strings.NewReader("disk")), bound}
-		got := make([]byte, 4)
-		if _, err := io.ReadFull(body, got); !errors.Is(err, want) {
-			t.Errorf("of 4 bytes with a bound of %d: %v, want %v", bound, err, want)
 		}
 	}
 }
@@ -276,10 +274,9 @@ func TestStartingTokensContainTheRacksPageToken(t *testing.T) { // LV-2
 	}
 }
 
+func disk(n int) string { return diskOf("detached", with("id", racktest.Numbered(n))) }
+
 func TestAnEmptyPageDoesNotEndAList(t *testing.T) { // OX-9
-	disk := func(n int) string {
-		return racktest.DiskOf("detached", racktest.With("id", racktest.Numbered(n)))
-	}
 	c := clientThat(t, racktest.OK("GET /v1/disks", racktest.PageOf("A", disk(1))),
 		racktest.OK("GET /v1/disks", racktest.PageOf("B")), racktest.OK("GET /v1/disks",
 			racktest.PageOf("C", disk(2))), racktest.OK("GET /v1/disks", racktest.PageOf("")))
@@ -294,9 +291,6 @@ func TestAnEmptyPageDoesNotEndAList(t *testing.T) { // OX-9
 }
 
 func TestListsRejectPagesThatNoRackSends(t *testing.T) { // OX-9
-	disk := func(n int) string {
-		return racktest.DiskOf("detached", racktest.With("id", racktest.Numbered(n)))
-	}
 	var empty, many []string
 	for n := range maxEmptyPages + 1 {
 		empty = append(empty, racktest.PageOf(fmt.Sprint(n)))
