@@ -58,10 +58,10 @@ func (v testVolume) interruptFormat() {
 		"mkfs.btrfs": script}, v.stage), codes.Internal, csierr.NodeToolFailed)
 }
 
-// hasNoGrowthRecords ends the test if the disk has a record of a growth.
-func (v testVolume) hasNoGrowthRecords() {
+// hasNoRecords ends the test if the disk has a record of a format or a growth at an offset.
+func (v testVolume) hasNoRecords(offsets func(sizeBytes int64) []int64) {
 	v.guest.t.Helper()
-	for _, at := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
+	for _, at := range offsets(v.disk.SizeBytes) {
 		if bytes.HasPrefix(v.disk.ReadAt(v.guest.t, at, 512), []byte("oxide-csi format")) {
 			v.guest.t.Fatalf("a record is left at %d", at)
 		}
@@ -89,9 +89,28 @@ func smallest(fsType string) int64 {
 	return 64
 }
 
+func TestAFinishedBtrfsFormatIsKept(t *testing.T) {
+	v := newGuest(t).disk(smallest(volume.Btrfs), volume.Btrfs)
+	v.interruptFormat()
+	failing := map[string]string{"mkfs.btrfs": "exit 1"}
+	unmountable := v
+	unmountable.Flags = []string{invalidLabel} // so the kernel leaves no trace of a mount
+	if with(t, failing, unmountable.stage) == nil {
+		t.Fatal("it was mounted with an invalid label")
+	}
+	v.hasNoRecords(filesystem.RecordOffsets)
+	if found := v.filesystems(t); len(found) != 1 || !found[0].MaybeFresh {
+		t.Fatalf("the disk has %+v, want a btrfs that was never mounted", found)
+	}
+	failing["btrfs"] = "exit 1"
+	must(t, with(t, failing, v.stage))
+	v.checkStaged(t)
+}
+
 // checkStaged unstages a volume and checks its filesystem.
 func (v testVolume) checkStaged(t *testing.T) {
 	t.Helper()
+	v.hasNoRecords(filesystem.RecordOffsets)
 	must(t, v.unstage())
 	v.check(t)
 }
@@ -334,7 +353,7 @@ func (v testVolume) hasGrown(t *testing.T) {
 	must(t, v.stage())
 	holds(t, filepath.Join(v.staging(), "hello"), "rack")
 	must(t, v.unstage())
-	v.hasNoGrowthRecords()
+	v.hasNoRecords(filesystem.GrowthOffsets)
 	guesttest.Run(t, "e2fsck", "-fn", v.disk.Loop)
 	found := v.filesystems(t)
 	if len(found) != 1 || found[0].SizeBytes+found[0].UnitBytes <= v.disk.SizeBytes {
@@ -388,7 +407,7 @@ func TestAnExtWithBigallocIsMountedWithoutGrowing(t *testing.T) {
 		must(t, v.stage())
 		must(t, v.unstage())
 		v.check(t)
-		v.hasNoGrowthRecords()
+		v.hasNoRecords(filesystem.GrowthOffsets)
 		if sb := v.filesystems(t)[0]; sb.SizeBytes != 128*guesttest.MiB {
 			t.Fatalf("it has %d bytes", sb.SizeBytes)
 		}
@@ -446,7 +465,7 @@ func TestRecordsOfAGrowthAreErasedBeforeARawPublish(t *testing.T) {
 			v.interruptGrowth()
 			v.FSType, v.ID, v.Static = "block", "the-handle-of-another-cluster", name == "published"
 			must(t, show(v))
-			v.hasNoGrowthRecords()
+			v.hasNoRecords(filesystem.GrowthOffsets)
 		})
 	}
 }
