@@ -361,6 +361,24 @@ func (v testVolume) hasGrown(t *testing.T) {
 	}
 }
 
+func TestAGrowthFailsIfE2fsckCannotReadABlock(t *testing.T) {
+	v := grown(t, volume.Ext4)
+	v.interruptGrowth()
+	unread := func(option string, status int) error {
+		return with(t, map[string]string{"e2fsck": fmt.Sprintf(`case " $* " in *" %s "*)
+echo "Error reading block 9541 (Input/output error).  Ignore error?"
+exit %d;;
+esac
+"$real" "$@"`, option, status)}, v.stage)
+	}
+	same := v.disk.Same(t)
+	csitest.Want(t, unread("-n", 4), codes.Internal, csierr.NodeToolFailed)
+	same()
+	// The check (-n) can read the disk, but the repair (-y) cannot.
+	csitest.Want(t, unread("-y", 1), codes.Internal, csierr.NodeToolFailed)
+	v.hasGrown(t)
+}
+
 func TestABtrfsWhoseGrowthIsNotCommittedIsNotStaged(t *testing.T) {
 	g := newGuest(t)
 	dir := smallTmpfs(t, 64*guesttest.MiB)
