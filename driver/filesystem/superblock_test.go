@@ -92,6 +92,32 @@ func FuzzFindSuperblocks(f *testing.F) {
 	})
 }
 
+func TestXFSLogFreshAcceptsOnlyTheLogOfMkfs(t *testing.T) {
+	header := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 1}
+	later := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 2}
+	for _, c := range []struct {
+		name   string
+		writes map[int][]byte
+		fresh  bool
+	}{
+		{"as mkfs leaves it", map[int][]byte{0: header, 512: {1}}, true},
+		{"whose record was lost in a power failure", nil, true},
+		{"whose record has lost its first sector", map[int][]byte{512: {1}}, true},
+		{"with another record after the first", map[int][]byte{0: header, 16 << 10: header}, false},
+		{"with a record after one that is lost", map[int][]byte{16 << 10: header}, false},
+		{"of the second cycle", map[int][]byte{0: later}, false},
+		{"that begins with something else", map[int][]byte{0: {1}}, false},
+	} {
+		log := make([]byte, 64<<10)
+		for at, b := range c.writes {
+			copy(log[at:], b)
+		}
+		if got := xfsLogFresh(log); got != c.fresh {
+			t.Errorf("a log %s: fresh is %t", c.name, got)
+		}
+	}
+}
+
 // knownFeatures are features that Linux 6.18 supports on one device and the driver allows:
 // EXT4_FEATURE_*_SUPP, XFS_SB_VERSION_OKBITS, XFS_SB_FEAT_*_ALL, BTRFS_FEATURE_*_SUPP.
 var knownFeatures = map[string]uint64{
