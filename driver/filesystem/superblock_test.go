@@ -58,6 +58,21 @@ func TestAnExtThatNeedsACheckIsUnclean(t *testing.T) {
 	}
 }
 
+func TestExtSuperblockHasTheBlockOfItsFirstCopy(t *testing.T) {
+	for _, options := range []string{"ext4 -b 1024", "ext4 -b 1024 -O bigalloc -C 16384",
+		"ext4 -b 2048", "ext4 -b 4096", "ext4 -b 4096 -O bigalloc -C 8192", "ext3 -b 1024"} {
+		file := guesttest.New(t).Sparse(gib)
+		guesttest.Run(t, "mke2fs", strings.Fields("-q -F -t "+options+" "+file)...)
+		sb, _ := extSuperblock(startOf(t, file))
+		sb.Damaged = true // e2fsck then reads the copy, and fails if it is not in that block
+		cmd := exec.Command("e2fsck", append(growCheck(state{Filesystem: sb, Growing: true}, Volume{}),
+			file)...)
+		if out, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode()&^fsckCorrected != 0 {
+			t.Errorf("%s: %v: %v\n%s", options, cmd.Args, err, out)
+		}
+	}
+}
+
 // FuzzFindSuperblocks checks that findSuperblocks does not panic and returns no negative size, for
 // any content of a disk.
 func FuzzFindSuperblocks(f *testing.F) {
