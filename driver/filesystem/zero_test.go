@@ -31,6 +31,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
@@ -310,6 +311,58 @@ func TestMarkerRegionsCoverHeadTailAndRecords(t *testing.T) {
 		if n := len(RecordOffsets(size)); n != 3 && size >= mib {
 			t.Errorf("size %d has %d offsets for records", size, n)
 		}
+	}
+}
+
+// The test compares markerRegions with the offsets that dumpe2fs and xfs_db print.
+func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
+	type format struct {
+		size, block int64 // block is 0 for an xfs
+		options     string
+	}
+	var exts, xfses []format
+	for _, size := range []int64{64 * mib, gib, 3*gib + 8*mib, 10 * gib} {
+		for _, block := range []int64{1024, 2048, 4096, 65536} {
+			for _, features := range []string{"sparse_super", "sparse_super2", "meta_bg,^resize_inode"} {
+				exts = append(exts, format{size, block, fmt.Sprint("-b ", block, " -O ", features)})
+			}
+		}
+		for i, options := range []string{"", "-d agcount=8", "-b size=1024", "-d agcount=16"} {
+			if size >= 3*gib || size == gib && i < 3 { // 16 smaller groups have no room for a log
+				xfses = append(xfses, format{size: size, options: options})
+			}
+		}
+	}
+	for _, c := range append(short.Some(t, 8, exts), short.Some(t, 3, xfses)...) {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			file := guesttest.New(t).Sparse(c.size)
+			mkfs, show, pattern := "mke2fs -q -F -t ext4 ", []string{"dumpe2fs"}, `superblock at (\d+)`
+			if c.block == 0 {
+				mkfs, pattern = "mkfs.xfs -q ", ` = (\d+)`
+				show = []string{"xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize"}
+			}
+			made := append(strings.Fields(mkfs+c.options), file)
+			guesttest.Run(t, made[0], made[1:]...)
+			var copies []int64
+			for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(guesttest.Run(t, show[0],
+				append(show[1:], file)...), -1) {
+				copies = append(copies, csitest.Got(strconv.ParseInt(m[1], 10, 64))(t)*max(c.block, 1))
+			}
+			if c.block == 0 {
+				groups, bytes := copies[0], copies[1]*copies[2]
+				for copies = nil; groups > 0; groups-- {
+					copies = append(copies, (groups-1)*bytes)
+				}
+			}
+			if len(copies) == 0 || len(copies) == 1 && c.size > 8*c.block*c.block {
+				t.Error("it has no copies")
+			}
+			for _, at := range copies {
+				if !covered(markerRegions(c.size), at) {
+					t.Errorf("the superblock at %d is not read", at)
+				}
+			}
+		})
 	}
 }
 
