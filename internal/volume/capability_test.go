@@ -111,6 +111,7 @@ func TestDiskSizeIsWholeGiBWithinTheRange(t *testing.T) { // CV-11, CV-12
 		{"nothing asked", nil, 0, 10, nil},
 		{"one and a half become two (D-22)", csitest.Range(GiB+GiB/2, 0), 0, 2, nil},
 		{"only a limit above the default", csitest.Range(0, 100*GiB), 0, 10, nil},
+		{"only a limit below it", csitest.Range(0, 3*GiB+GiB/2), 0, 3, nil},
 		{"limit below required (E-25)", csitest.Range(3*GiB, 2*GiB), 0, 0, tooLarge},
 		{"a range that is empty", csitest.Range(0, 0), 0, 0, invalid},
 		{"negative required", csitest.Range(-1, 0), 0, 0, invalid},
