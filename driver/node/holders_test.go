@@ -115,7 +115,8 @@ func (g *testGuest) loopOver(path string, args ...string) (loop string, detach f
 	g.t.Helper()
 	loop = strings.TrimSpace(guesttest.Run(g.t, "losetup", append([]string{"--find", "--show", path},
 		args...)...))
-	detach = sync.OnceFunc(func() { guesttest.Run(g.t, "losetup", "--detach", loop) })
+	var once sync.Once // sync.OnceFunc would panic when Run ends the test
+	detach = func() { once.Do(func() { guesttest.Run(g.t, "losetup", "--detach", loop) }) }
 	g.t.Cleanup(detach)
 	return loop, detach
 }
