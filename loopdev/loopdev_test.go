@@ -25,31 +25,17 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 )
 
 const mib = 1 << 20
 
-// needRoot fails a test without root. A skipped test would look like one that passed.
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test attaches loop devices: run it as root")
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // newFile makes a sparse file whose devices are released when the test ends.
 func newFile(t *testing.T, size int64) string {
 	t.Helper()
-	needRoot(t)
+	looptest.NeedRoot(t)
 	path := filepath.Join(t.TempDir(), "backing.img")
-	must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, size)))
+	looptest.Must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, size)))
 	t.Cleanup(func() { releaseBelow(t, filepath.Dir(path)) })
 	return path
 }
@@ -66,8 +52,7 @@ func releaseBelow(t *testing.T, dir string) int {
 
 func attach(t *testing.T, c loopdev.Config) loopdev.Device {
 	t.Helper()
-	d, err := loopdev.Attach(t.Context(), c)
-	must(t, err)
+	d := looptest.Got(loopdev.Attach(t.Context(), c))(t)
 	return d
 }
 
@@ -78,8 +63,7 @@ func serial(t *testing.T) string {
 
 func find(t *testing.T, wanted func(loopdev.Device) bool) []loopdev.Device {
 	t.Helper()
-	devices, err := loopdev.List()
-	must(t, err)
+	devices := looptest.Got(loopdev.List())(t)
 	return slices.DeleteFunc(devices, func(d loopdev.Device) bool { return !wanted(d) })
 }
 
@@ -88,31 +72,19 @@ func mustFind(t *testing.T, serial string) []loopdev.Device {
 	return find(t, func(d loopdev.Device) bool { return d.Serial == serial })
 }
 
-// command runs a program and returns its output.
-func command(t *testing.T, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %q: %v: %s", name, args, err, out)
-	}
-	return string(out)
-}
-
 func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
 	const first = 7000 // no other test uses this number
 	c := loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first}
 	d := attach(t, c)
-	command(t, "blockdev", "--setro", d.Path)
-	must(t, d.Detach(t.Context()))
+	looptest.Command(t, "blockdev", "--setro", d.Path)
+	looptest.Must(t, d.Detach(t.Context()))
 	again := attach(t, c)
 	if again.Path != d.Path {
 		t.Fatalf("the device is %s, want %s as before", again.Path, d.Path)
 	}
-	dev, err := os.OpenFile(again.Path, os.O_WRONLY, 0)
-	must(t, err)
+	dev := looptest.Got(os.OpenFile(again.Path, os.O_WRONLY, 0))(t)
 	defer dev.Close()
-	_, err = dev.WriteAt(make([]byte, 512), 0)
-	must(t, err)
+	looptest.Got(dev.WriteAt(make([]byte, 512), 0))(t)
 }
 
 // Without leaveDiscards, the next device with the number would refuse discards, too.
@@ -123,21 +95,21 @@ func TestAReusedDeviceNumberAcceptsDiscards(t *testing.T) {
 	if err := exec.Command("blkdiscard", "--force", first.Path).Run(); err == nil {
 		t.Error("a device with NoDiscards accepts a discard")
 	}
-	must(t, first.Detach(t.Context()))
+	looptest.Must(t, first.Detach(t.Context()))
 	_ = os.Remove(first.Path) // the kernel removes no node that another program has made
-	must(t, first.Detach(t.Context()))
+	looptest.Must(t, first.Detach(t.Context()))
 	if _, err := os.Stat(first.Path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a second Detach has made a node: %v", err)
 	}
 	next := attach(t, loopdev.Config{Path: path, Serial: "any", First: first.Number})
-	command(t, "blkdiscard", "--force", next.Path)
+	looptest.Command(t, "blkdiscard", "--force", next.Path)
 }
 
 func TestAConfigurationThatTheKernelWouldMisreadIsRefused(t *testing.T) {
 	file, dir, page := newFile(t, mib), t.TempDir(), os.Getpagesize()
 	odd := newFile(t, 1000)
 	fifo := filepath.Join(dir, "fifo")
-	must(t, unix.Mkfifo(fifo, 0o600))
+	looptest.Must(t, unix.Mkfifo(fifo, 0o600))
 	for name, c := range map[string]loopdev.Config{
 		"no serial":                      {Path: file},
 		"a serial with a NUL":            {Path: file, Serial: "a\x00b"},
@@ -170,7 +142,7 @@ func TestAConfigurationThatTheKernelWouldMisreadIsRefused(t *testing.T) {
 func TestDetachKeepsALaterAttachmentOfTheSameNumber(t *testing.T) {
 	file := newFile(t, mib)
 	old := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
-	must(t, old.Detach(t.Context()))
+	looptest.Must(t, old.Detach(t.Context()))
 	// The new attachment may have the same number, and has the same file and serial. Only the sequence
 	// number is sure to differ.
 	current := attach(t, loopdev.Config{Path: file, Serial: old.Serial})
@@ -189,8 +161,7 @@ func TestDetachKeepsALaterAttachmentOfTheSameNumber(t *testing.T) {
 
 func TestDetachWaitsForOtherUsersOfTheDevice(t *testing.T) {
 	d := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t)})
-	holder, err := os.Open(d.Path)
-	must(t, err)
+	holder := looptest.Got(os.Open(d.Path))(t)
 	defer holder.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -211,20 +182,19 @@ func TestDetachWaitsForOtherUsersOfTheDevice(t *testing.T) {
 func TestListCreatesAMissingDeviceNode(t *testing.T) {
 	file, sn := newFile(t, mib), serial(t)
 	d := attach(t, loopdev.Config{Path: file, Serial: sn})
-	must(t, os.Remove(d.Path))
+	looptest.Must(t, os.Remove(d.Path))
 	if found := mustFind(t, sn); len(found) != 1 {
 		t.Errorf("without its node the device is not found: %+v", found)
 	}
-	must(t, d.Detach(t.Context()))
+	looptest.Must(t, d.Detach(t.Context()))
 }
 
 // serveAs attaches a device to a file that this process serves, until end is called.
 func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev.Device,
 	end func() error) {
 	t.Helper()
-	needRoot(t)
-	server, err := flakydisk.Mount(t.TempDir())
-	must(t, err)
+	looptest.NeedRoot(t)
+	server := looptest.Got(flakydisk.Mount(t.TempDir()))(t)
 	end = sync.OnceValue(server.Close)
 	t.Cleanup(func() { _ = end() })
 	served = attach(t, loopdev.Config{Path: server.Put(name, flakydisk.NewDisk(content)),
@@ -246,18 +216,17 @@ func orphaned(t *testing.T, d loopdev.Device) {
 
 func TestListReportsADeviceWhoseFilesystemWasShutDownAsOrphaned(t *testing.T) {
 	lower := attach(t, loopdev.Config{Path: newFile(t, 320*mib), Serial: serial(t)})
-	command(t, "mkfs.xfs", "-q", lower.Path)
+	looptest.Command(t, "mkfs.xfs", "-q", lower.Path)
 	dir := t.TempDir()
-	must(t, unix.Mount(lower.Path, dir, "xfs", 0, ""))
-	defer func() { must(t, unix.Unmount(dir, 0)) }()
+	looptest.Must(t, unix.Mount(lower.Path, dir, "xfs", 0, ""))
+	defer func() { looptest.Must(t, unix.Unmount(dir, 0)) }()
 	file := filepath.Join(dir, "disk")
-	f, err := os.Create(file)
-	must(t, err)
+	f := looptest.Got(os.Create(file))(t)
 	defer f.Close()
-	must(t, f.Truncate(8*mib))
+	looptest.Must(t, f.Truncate(8*mib))
 	upper := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
 	const shutdown, withoutLog = 0x8004587d, 2 // FS_IOC_SHUTDOWN of the kernel's XFS
-	must(t, unix.IoctlSetPointerInt(int(f.Fd()), shutdown, withoutLog))
+	looptest.Must(t, unix.IoctlSetPointerInt(int(f.Fd()), shutdown, withoutLog))
 	orphaned(t, upper)
 	if err := upper.Detach(t.Context()); err != nil {
 		t.Errorf("Detach = %v", err)
@@ -295,7 +264,7 @@ func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) 
 	}()
 	<-content.reached
 	defer close(content.goOn)
-	must(t, end())
+	looptest.Must(t, end())
 	<-listed
 }
 
@@ -309,24 +278,24 @@ func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
 	dir := t.TempDir()
 	t.Cleanup(func() { releaseBelow(t, dir) })
 	file, mountpoint := filepath.Join(dir, "disk"), filepath.Join(dir, "mounted")
-	must(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 8*mib),
+	looptest.Must(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 8*mib),
 		os.Mkdir(mountpoint, 0o755)))
-	command(t, "mkfs.ext4", "-q", file)
+	looptest.Command(t, "mkfs.ext4", "-q", file)
 	process := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	process.Env = append(os.Environ(), leaver+"="+file)
 	process.Stderr = os.Stderr
 	in, inErr := process.StdinPipe()
 	out, outErr := process.StdoutPipe()
-	must(t, errors.Join(inErr, outErr))
+	looptest.Must(t, errors.Join(inErr, outErr))
 	defer in.Close()
-	must(t, process.Start())
+	looptest.Must(t, process.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
 	dead := strings.Fields(line)
 	if err != nil || len(dead) != 2 {
 		_ = process.Process.Kill()
 		t.Fatalf("the process prints %q, %v; want its serial and its device", line, err)
 	}
-	must(t, unix.Mount(dead[1], mountpoint, "ext4", 0, ""))
+	looptest.Must(t, unix.Mount(dead[1], mountpoint, "ext4", 0, ""))
 	t.Cleanup(func() { _ = unix.Unmount(mountpoint, unix.MNT_DETACH) })
 
 	own := attachIn(t, filepath.Join(dir, "own"))
@@ -339,7 +308,7 @@ func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
 	if left := detachLeft(t); slices.Contains(left, dead[0]) {
 		t.Errorf("released %s of a process that lives", dead[0])
 	}
-	must(t, process.Process.Kill())
+	looptest.Must(t, process.Process.Kill())
 	_ = process.Wait() // It was killed.
 	if left := detachLeft(t); !slices.Contains(left, dead[0]) {
 		t.Errorf("released %q, want %s of the process that was killed", left, dead[0])
@@ -358,9 +327,8 @@ func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
 // leave attaches the file for this process, prints a line, and waits to be killed.
 func leave(t *testing.T, file string) {
 	d := attach(t, loopdev.Config{Path: file, Serial: serial(t), Owner: loopdev.Process()})
-	_, err := os.Stdout.WriteString(d.Serial + " " + d.Path + "\n")
-	must(t, err)
-	_, err = io.ReadAll(os.Stdin)
+	looptest.Got(os.Stdout.WriteString(d.Serial + " " + d.Path + "\n"))(t)
+	_, err := io.ReadAll(os.Stdin)
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
@@ -386,7 +354,7 @@ func TestDetachLeftReadsTheOwnerOfAnOrphanFromItsFileName(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			served, end := serveAs(t, name, flakydisk.NewImage(8*mib))
-			must(t, end())
+			looptest.Must(t, end())
 			detachLeft(t)
 			left := len(find(t, func(d loopdev.Device) bool { return d.Sequence == served.Sequence })) > 0
 			if left == released {
@@ -399,8 +367,8 @@ func TestDetachLeftReadsTheOwnerOfAnOrphanFromItsFileName(t *testing.T) {
 func attachIn(t *testing.T, dir string) loopdev.Device {
 	t.Helper()
 	path := filepath.Join(dir, "disk")
-	must(t, os.MkdirAll(dir, 0o755))
-	must(t, os.Rename(newFile(t, mib), path))
+	looptest.Must(t, os.MkdirAll(dir, 0o755))
+	looptest.Must(t, os.Rename(newFile(t, mib), path))
 	t.Cleanup(func() { releaseBelow(t, dir) })
 	return attach(t, loopdev.Config{Path: path, Serial: serial(t)})
 }
@@ -409,8 +377,8 @@ func attachIn(t *testing.T, dir string) loopdev.Device {
 func attachNode(t *testing.T, dir string, lower loopdev.Device) (upper loopdev.Device) {
 	t.Helper()
 	node := filepath.Join(dir, "node")
-	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(lower.Major, lower.Minor))))
-	path := command(t, "losetup", "--find", "--show", node)
+	looptest.Must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(lower.Major, lower.Minor))))
+	path := looptest.Command(t, "losetup", "--find", "--show", node)
 	t.Cleanup(func() { releaseBelow(t, dir) })
 	return find(t, func(d loopdev.Device) bool { return d.Path == strings.TrimSpace(path) })[0]
 }
@@ -420,13 +388,13 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	inside := attachIn(t, filepath.Join(dir, "rack", "disks"))
 	outside := attachIn(t, dir+"-2")
 	upper := attachNode(t, dir, inside)
-	must(t, os.Rename(newFile(t, mib), filepath.Join(dir, "file")))
-	must(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
+	looptest.Must(t, os.Rename(newFile(t, mib), filepath.Join(dir, "file")))
+	looptest.Must(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
 	c := loopdev.Config{Serial: (serial(t) + strings.Repeat("s", 51))[:51], Owner: "who made it",
 		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // texts of full length
 	hidden, err := loopdev.Attach(t.Context(), c)
 	// The device keeps the file open after the unmount, as if a container had attached it and ended.
-	must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
+	looptest.Must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
 	if hidden.Serial != c.Serial || hidden.Owner != c.Owner || hidden.BlockSize != c.BlockSize ||
 		!hidden.ReadOnly || hidden.SizeBytes != mib {
 		t.Errorf("Attach(%+v) = %+v", c, hidden)
@@ -434,8 +402,7 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	if path := mustFind(t, hidden.Serial)[0].BackingFile; strings.HasPrefix(path, dir+"/") {
 		t.Fatalf("the kernel reports %s, want a path outside %s", path, dir)
 	}
-	found, err := loopdev.DetachBelow(t.Context(), dir)
-	must(t, err)
+	found := looptest.Got(loopdev.DetachBelow(t.Context(), dir))(t)
 	byPath := cmpopts.SortSlices(func(a, b loopdev.Device) bool { return a.Path < b.Path })
 	if diff := cmp.Diff([]loopdev.Device{inside, upper, hidden}, found, byPath,
 		cmpopts.IgnoreFields(loopdev.Device{}, "BackingFile")); diff != "" {

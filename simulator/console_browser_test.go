@@ -16,8 +16,8 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/browsertest"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -37,11 +37,11 @@ func recordFlights(t *testing.T, s *Server) (write func(line string)) {
 	s.Flights.Dirs = []string{dir}
 	return func(line string) {
 		t.Helper()
-		simtest.NoError(t, os.MkdirAll(dir, 0o700))
-		f := must[*os.File](t)(os.OpenFile(filepath.Join(dir, "x.jsonl"),
-			os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
-		must[int](t)(f.WriteString(line))
-		simtest.NoError(t, f.Close())
+		looptest.Must(t, os.MkdirAll(dir, 0o700))
+		f := looptest.Got(os.OpenFile(filepath.Join(dir, "x.jsonl"),
+			os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))(t)
+		looptest.Got(f.WriteString(line))(t)
+		looptest.Must(t, f.Close())
 	}
 }
 
@@ -59,7 +59,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	sees := func(what, selector, text string) {
 		t.Helper()
 		for n, tab := range both {
-			simtest.Eventually(t, fmt.Sprintf("browser %d to see %s in %s", n, what, selector), func() bool {
+			looptest.Await(t, fmt.Sprintf("browser %d to see %s in %s", n, what, selector), func() bool {
 				return browsertest.Evaluate[bool](tab, fmt.Sprintf(
 					`[...document.querySelectorAll(%q)].some(e => e.textContent.includes(%q))`,
 					selector, text))
@@ -68,7 +68,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	}
 	said := func(tab *browsertest.Tab, text string) {
 		t.Helper()
-		simtest.Eventually(t, "the page to say "+text, func() bool {
+		looptest.Await(t, "the page to say "+text, func() bool {
 			return strings.Contains(browsertest.Evaluate[string](tab,
 				`document.getElementById("said").textContent`), text)
 		})
@@ -114,7 +114,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 		}
 	}
 	page.Do(chromedp.WaitVisible(`#failing li`))
-	simtest.Eventually(t, "the page to count the strike and the reads", func() bool {
+	looptest.Await(t, "the page to count the strike and the reads", func() bool {
 		text := browsertest.Evaluate[string](page, `document.getElementById("disk").textContent`)
 		return strings.Contains(text, "fails; struck ") && !strings.Contains(text, "struck 0 times") &&
 			!strings.Contains(text, "at most 1 in")
@@ -138,10 +138,9 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	var png []byte
 	first.Do(browsertest.Scheme("light"), chromedp.CaptureScreenshot(&png))
 	if *update {
-		simtest.NoError(t, os.WriteFile(consolePicture, png, 0o644))
+		looptest.Must(t, os.WriteFile(consolePicture, png, 0o644))
 	}
-	kept, err := os.ReadFile(consolePicture)
-	simtest.NoError(t, err)
+	kept := looptest.Got(os.ReadFile(consolePicture))(t)
 	for what, picture := range map[string][]byte{"a new picture": png, consolePicture: kept} {
 		if !bytes.HasPrefix(picture, []byte("\x89PNG")) || len(picture) > 400_000 {
 			t.Errorf("%s has %d bytes, want a PNG of at most 400 kB", what, len(picture))
@@ -179,7 +178,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 		chromedp.WaitReady(`#said:not(:empty)`))
 	said(plain, "told to start")
 	sees("the started instance", card("idle")+" .state", "running")
-	simtest.Eventually(t, "only the requests and the entries about the disk", func() bool {
+	looptest.Await(t, "only the requests and the entries about the disk", func() bool {
 		return browsertest.Evaluate[string](plain, `[...document.querySelectorAll(
 			"#feed td:nth-child(3)")].map(e => e.textContent).join(" ")`) ==
 			"snapshot_create Formatted ext4 instance_disk_attach disk_create"
@@ -245,7 +244,7 @@ func TestTheConsoleIsFastWithAThousandDisks(t *testing.T) {
 	tab.Do(chromedp.WaitReady(live))
 	type loaded struct{ Paint, Bytes float64 }
 	var load loaded
-	simtest.Eventually(t, "the first paint", func() bool {
+	looptest.Await(t, "the first paint", func() bool {
 		load = browsertest.Evaluate[loaded](tab, `(p => ({
 			paint: p("paint").find(e => e.name === "first-contentful-paint")?.startTime || 0,
 			bytes: p("navigation")[0].decodedBodySize}))(t => performance.getEntriesByType(t))`)

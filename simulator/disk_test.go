@@ -13,9 +13,9 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -84,7 +84,7 @@ func TestInstancesHaveTheSameIDsInEveryDirectory(t *testing.T) {
 			t.Errorf("%s is %s and %s", name, a, b)
 		}
 	}
-	simtest.NoError(t, first.Close())
+	looptest.Must(t, first.Close())
 	again := serveRack(t, engine.Config{Dir: first.dir, Instances: []engine.InstanceSpec{{Name: "y"}}})
 	if got := again.Server.Instances()[0].ID; got != "6a3e1f3a-0000-4000-8000-000000000001" {
 		t.Errorf("got %s, want the one that was given", got)
@@ -95,7 +95,7 @@ func TestInstancesHaveTheSameIDsInEveryDirectory(t *testing.T) {
 // on a real rack: the files of deleted disks, and each event that ends the delay.
 func TestDeletedDisksAndSnapshotsAreFreedAfterADelay(t *testing.T) { // A68
 	later := func(r *rackServer) *rackServer {
-		simtest.NoError(t, r.RunDeferred(t.Context()))
+		looptest.Must(t, r.RunDeferred(t.Context()))
 		return r
 	}
 	for name, test := range map[string]struct {
@@ -130,7 +130,7 @@ func TestDeletedDisksAndSnapshotsAreFreedAfterADelay(t *testing.T) { // A68
 				r.demand(507, "", newDisk("d"))
 				r = test.free(r)
 			}
-			simtest.Eventually(t, "everything to be freed", func() bool {
+			looptest.Await(t, "everything to be freed", func() bool {
 				gib, files := left()
 				return gib+files == 0
 			})
@@ -143,30 +143,6 @@ const chunk = 512 << 10
 
 // importing is the disk_source of a disk into which blocks are imported.
 const importing = `{"type":"importing_blocks","block_size":512}`
-
-// importStep returns the request for one step of an import: bulk-write-start, bulk-write,
-// bulk-write-stop or finalize.
-func importStep(step, disk, body string) string {
-	return fmt.Sprintf("POST /v1/disks/%s/%s?project=default %s", disk, step, body)
-}
-
-func bulkWrite(disk string, offset int, data string) string {
-	return importStep("bulk-write", disk, fmt.Sprintf(`{"offset":%d,"base64_encoded_data":%q}`, offset,
-		data))
-}
-
-func finalize(disk, snapshot string) string {
-	if snapshot == "" {
-		return importStep("finalize", disk, "{}")
-	}
-	return importStep("finalize", disk, fmt.Sprintf(`{"snapshot_name":%q}`, snapshot))
-}
-
-// newImage returns the request to create an image. query names its project; "" means the silo.
-func newImage(name, query, snapshot string) string {
-	return fmt.Sprintf(`POST /v1/images%s {"name":%q,"description":"","os":"debian","version":"13",`+
-		`"source":{"type":"snapshot","id":%q}}`, query, name, snapshot)
-}
 
 // upload writes the bytes of content between two offsets in chunks as "oxide disk import" does:
 // eight requests at a time, and none for chunks that contain only zeroes.
@@ -181,8 +157,9 @@ func (r *rackServer) upload(disk string, content []byte, from, to int) {
 				if bytes.Count(part, []byte{0}) == len(part) {
 					continue
 				}
-				text := base64.StdEncoding.EncodeToString(part)
-				got, err := r.try(r.t.Context(), bulkWrite(disk, offset, text))
+				got, err := r.try(r.t.Context(), fmt.Sprintf("POST /v1/disks/%s/bulk-write?project=default "+
+					`{"offset":%d,"base64_encoded_data":%q}`, disk, offset,
+					base64.StdEncoding.EncodeToString(part)))
 				if err != nil || got.status != 204 {
 					r.t.Errorf("write at %d: %d %s (%v)", offset, got.status, got.body, err)
 				}
@@ -216,17 +193,18 @@ func TestAnImportedImageKeepsItsBytesAcrossRestarts(t *testing.T) { // A90, A91
 		}
 	}
 	restartIn("import_ready")
-	r.demand(204, "", importStep("bulk-write-start", "d", ""))
+	r.play("204 POST disks/d/bulk-write-start?project=default")
 	r.upload("d", content, 0, 10*chunk)
 	restartIn("importing_from_bulk_writes")
 	r.upload("d", content, 10*chunk, len(content))
-	r.demand(204, "", importStep("bulk-write-stop", "d", ""))
+	r.play("204 POST disks/d/bulk-write-stop?project=default")
 	restartIn("import_ready")
 	r.fault(adminapi.Fault{Operation: "disk_finalize_import", Phase: adminapi.Unwind, Times: 1})
-	r.demand(500, "Internal Server Error", finalize("d", "s"))
-	r.demand(404, "", "GET /v1/snapshots/s?project=default")
+	r.play(`
+500 POST disks/d/finalize?project=default {"snapshot_name":"s"} => Internal Server Error
+404 GET snapshots/s?project=default`)
 	restartIn("import_ready")
-	r.demand(204, "", finalize("d", "s"))
+	r.play(`204 POST disks/d/finalize?project=default {"snapshot_name":"s"}`)
 	snapshot := view[store.Snapshot](r, "snapshots/s")
 	if want := "snapshot of finalized disk " + d.ID; snapshot.Description != want {
 		t.Errorf("the snapshot's description is %q, want %q", snapshot.Description, want)
@@ -239,25 +217,28 @@ func TestAnImportedImageKeepsItsBytesAcrossRestarts(t *testing.T) { // A90, A91
 		store.Snapshots.Put(tx, sn)
 		return nil
 	})
-	simtest.NoError(t, os.Remove(r.rack.Plane().SnapshotPath(snapshot.ID)))
+	looptest.Must(t, os.Remove(r.rack.Plane().SnapshotPath(snapshot.ID)))
 	restartIn("detached")
 
-	img := unmarshal[store.Image](t, r.demand(201, `"os":"debian","version":"13"`,
-		newImage("image", "?project=default", snapshot.ID)))
+	img := unmarshal[store.Image](t, r.play(`201 POST images?project=default {NAME=image,"os":"debian",
+	"version":"13","source":{"type":"snapshot","id":"SNAPSHOT"}} => "os":"debian","version":"13"`,
+		"SNAPSHOT", snapshot.ID))
 	if img.Size != 1<<30 || img.BlockSize != 512 {
 		t.Errorf("the image is %+v", img)
 	}
-	r.delete("snapshots/s")
-	r.delete("disks/d")
-	r.demand(202, "", "POST /v1/images/image/promote?project=default")
+	r.play(`
+204 DELETE snapshots/s?project=default
+204 DELETE disks/d?project=default
+202 POST images/image/promote?project=default`)
 	r = r.again()
-	r.demand(200, `"items":[]`, "GET /v1/images?project=default")
-	r.demand(200, `"name":"image"`, "GET /v1/images")
-	r.demand(200, `"storage":0}`, "GET /v1/utilization") // an image is not provisioned storage
 	r.disk("e", blankSource, source("image", img.ID))
-	r.demand(202, "", "POST /v1/images/image/demote?project=default")
-	r.delete("images/image")
-	r.demand(200, `"items":[]`, "GET /v1/images?project=default")
+	r.play(`
+200 GET images?project=default => "items":[]
+200 GET images => "name":"image"
+200 GET utilization => "storage":1073741824}
+202 POST images/image/demote?project=default
+204 DELETE images/image?project=default
+200 GET images?project=default => "items":[]`) // an image is not provisioned storage, and a disk is
 	r.attach("a", "e")
 	got := readDevice(t, r.device("a"), 0, len(content)+chunk)
 	if want := string(content) + strings.Repeat("\x00", chunk); got != want {
@@ -278,49 +259,37 @@ func TestInvalidImportsAndImagesAreRefused(t *testing.T) {
 	r.attach("a", "attached")
 	r.disk("local", blankBackend, `{"type":"local"}`)
 	snapshot := r.snapshot("taken", "attached").ID
-	r.demand(204, "", importStep("bulk-write-start", "open", ""))
 	zeroes := func(n int) string { return base64.StdEncoding.EncodeToString(make([]byte, n)) }
-	for _, test := range []struct {
-		name          string
-		status        int
-		want, request string
-	}{
-		{"start on an attached disk", 400, "cannot set disk in state Attached(" + r.instance("a").ID +
-			`) to \"importing_from_bulk_writes\"`, importStep("bulk-write-start", "attached", "")},
-		{"start on a local disk", 500, "Internal", importStep("bulk-write-start", "local", "")},
-		{"finalize a local disk", 500, "Internal", finalize("local", "")},
-		{"a character outside base64", 400, "error base64 decoding data: Invalid symbol 33, offset 2.",
-			bulkWrite("open", 0, "AA!A")},
-		{"base64 without its end", 400, "error base64 decoding data: Invalid padding",
-			bulkWrite("open", 0, "AAA")},
-		{"a chunk without bytes beyond the disk's end", 204, "", bulkWrite("open", 1<<40, "")},
-		{"a chunk across the disk's end", 204, "", bulkWrite("open", 1<<30-512, zeroes(1024))},
-		{"a body of more than 8 MiB", 400, "request body exceeded maximum size of 8388608 bytes",
-			bulkWrite("open", 0, zeroes(6<<20))},
-		{"finalize with the name of another snapshot", 400, `already exists: snapshot \"taken\"`,
-			finalize("ready", "taken")},
-		{"finalize without quota", 507, "Insufficient capacity: Storage Limit Exceeded: Not enough " +
-			"storage to complete request. Either remove unneeded disks and snapshots to free up " +
-			"resources or contact the rack operator to request a capacity increase.",
-			finalize("ready", "x")},
-		{"finalize after refusals", 204, "", finalize("ready", "")},
-
-		{"an image in another project", 400, "snapshot does not belong to this project",
-			newImage("x", "?project=other", snapshot)},
-		{"an image whose name the silo has", 400, `already exists: project-image \"silos\"`,
-			newImage("silos", "", snapshot)},
-		{"an image of the silo", 201, "", newImage("new", "", snapshot)},
-		{"promote by a name alone", 400, "Cannot promote a silo image", "POST /v1/images/none/promote"},
-		{"promote to a name that the silo has", 400, `already exists: silo-image \"twice\"`,
-			"POST /v1/images/twice/promote?project=default"},
-		{"demote to a name that the project has", 400, `already exists: project-image \"twice\"`,
-			"POST /v1/images/twice/demote?project=default"},
-		{"demote", 202, "", "POST /v1/images/silos/demote?project=other"},
-		{"delete a missing image", 404, `not found: silo-image with name \"silos\"`,
-			"DELETE /v1/images/silos"},
-	} {
-		t.Run(test.name, func(t *testing.T) { r.on(t).demand(test.status, test.want, test.request) })
-	}
+	r.play(`
+204 START-open
+400 START-attached => cannot set disk in state Attached(A) to \"importing_from_bulk_writes\"
+500 START-local => Internal
+500 POST disks/local/finalize?IN {} => Internal
+400 WRITE 0,DATA:"AA!A"} => error base64 decoding data: Invalid symbol 33, offset 2.
+400 WRITE 0,DATA:"AAA"} => error base64 decoding data: Invalid padding
+204 WRITE 1099511627776,DATA:""}
+204 WRITE 1073741312,DATA:"ACROSS-THE-END"}
+400 WRITE 0,DATA:"6-MIB"} => request body exceeded maximum size of 8388608 bytes
+400 POST disks/ready/finalize?IN {"snapshot_name":"taken"} => already exists: snapshot \"taken\"
+507 POST disks/ready/finalize?IN {"snapshot_name":"x"} => Insufficient capacity: Storage Limit
+	Exceeded: Not enough storage to complete request. Either remove unneeded disks and snapshots to
+	free up resources or contact the rack operator to request a capacity increase.
+204 POST disks/ready/finalize?IN {}
+400 POST images?project=other {NAME=x,SOURCE => snapshot does not belong to this project
+400 POST images {NAME=silos,SOURCE => already exists: project-image \"silos\"
+201 POST images {NAME=new,SOURCE
+400 POST images/none/promote => Cannot promote a silo image
+400 POST images/twice/promote?IN => already exists: silo-image \"twice\"
+400 POST images/twice/demote?IN => already exists: project-image \"twice\"
+202 POST images/silos/demote?project=other
+404 DELETE images/silos => not found: silo-image with name \"silos\"`,
+		"START-open", "POST disks/open/bulk-write-start?project=default",
+		"START-attached", "POST disks/attached/bulk-write-start?project=default",
+		"START-local", "POST disks/local/bulk-write-start?project=default",
+		"WRITE ", `POST disks/open/bulk-write?project=default {"offset":`,
+		"DATA", `"base64_encoded_data"`, "ACROSS-THE-END", zeroes(1024), "6-MIB", zeroes(6<<20),
+		"(A)", "("+r.instance("a").ID+")", "IN", "project=default",
+		"SOURCE", `"os":"debian","version":"13","source":{"type":"snapshot","id":"`+snapshot+`"}}`)
 	if attached, open := r.state("attached"), r.state("open"); attached != "attached" ||
 		open != "importing_from_bulk_writes" {
 		t.Errorf("afterwards the disks are %s and %s", attached, open)

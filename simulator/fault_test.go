@@ -2,7 +2,6 @@ package simulator
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -12,15 +11,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 func (r *rackServer) fault(rule adminapi.Fault) string {
 	r.t.Helper()
-	return must[string](r.t)(r.Faults.Add(rule))
+	return looptest.Got(r.Faults.Add(rule))(r.t)
 }
 
 // exists removes all faults and then reports whether the rack has the disk.
@@ -97,26 +96,6 @@ func TestUnwindUndoesAChangeOfRecords(t *testing.T) {
 	r.demand(http.StatusCreated, "", key)
 }
 
-func TestADelayedRequestIsCarriedOutAfterItsCallerHasGone(t *testing.T) { // A18
-	r := serveRack(t, engine.Config{})
-	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Before,
-		Delay: adminapi.Duration(time.Second)})
-	ctx, giveUp := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		_, err := r.try(ctx, newDisk("d"))
-		ended <- err
-	}()
-	simtest.Eventually(t, "the request to arrive", func() bool {
-		return r.Faults.List()[0].Matched == 1
-	})
-	giveUp()
-	if err := <-ended; err == nil {
-		t.Fatal("the request was not delayed")
-	}
-	simtest.Eventually(t, "the disk to exist", func() bool { return r.exists("d") })
-}
-
 func TestAFaultFiresOnlyForMatchingRequests(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	d := r.disk("d").ID
@@ -174,7 +153,7 @@ func TestAFaultWaitsIfAnEarlierFaultEndsTheRequest(t *testing.T) {
 					slices.Reverse(both)
 				}
 				for _, fault := range both {
-					must[string](t)(f.Add(fault))
+					looptest.Got(f.Add(fault))(t)
 				}
 				for n, want := range []adminapi.Phase{first, phase} {
 					if got := f.match(&apiRequest{}); len(got) != 1 || got[0].Phase != want {
@@ -243,7 +222,7 @@ func TestADeferredRequestTakesEffectAfterItsResponse(t *testing.T) {
 			if r.exists(name) {
 				t.Fatal("the disk was created at once")
 			}
-			simtest.NoError(t, r.RunDeferred(t.Context()))
+			looptest.Must(t, r.RunDeferred(t.Context()))
 			if !r.exists(name) {
 				t.Fatal("the disk was not created")
 			}
@@ -308,7 +287,7 @@ func (r *rackServer) askAdmin(method, path, body, accept string) *httptest.Respo
 func TestTheAdminListenerAnswersEveryRouteThatItLists(t *testing.T) {
 	r := serveRack(t, engine.Config{FlakyDisks: true})
 	var listed []adminapi.Route
-	simtest.NoError(t, json.Unmarshal(r.askAdmin("GET", "/", "", "*/*").Body.Bytes(), &listed))
+	looptest.Must(t, json.Unmarshal(r.askAdmin("GET", "/", "", "*/*").Body.Bytes(), &listed))
 	page := r.askAdmin("GET", "/routes", "", "text/html").Body.String()
 	for _, route := range listed {
 		path := strings.NewReplacer("{id}", "1", "{name}", "none", "{disk}", "none").

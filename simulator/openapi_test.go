@@ -5,7 +5,6 @@ package simulator
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -22,9 +21,9 @@ import (
 	"github.com/getkin/kin-openapi/routers"
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // schema is a rack's published OpenAPI document, from the file that OXIDE_OPENAPI names.
@@ -42,8 +41,7 @@ func loadSchema(t *testing.T) *schema {
 		t.Fatal("OXIDE_OPENAPI is not set: name the file of a rack's OpenAPI document " +
 			"(of a version from " + oldestVersion + " to " + apiVersion + ")")
 	}
-	doc, err := openapi3.NewLoader().LoadFromFile(path)
-	simtest.NoError(t, err)
+	doc := looptest.Got(openapi3.NewLoader().LoadFromFile(path))(t)
 	if err := checkVersion(doc.Info.Version); err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}
@@ -196,23 +194,23 @@ func otherOperations(t *testing.T) {
 	r.awaitState("new", "running")
 	r.change("reboot", "new", "running")
 	r.change("stop", "new", "stopped")
-	r.demand(200, "", `PUT /v1/instances/new?project=default {"ncpus":4,"memory":8589934592,`+
-		`"boot_disk":null,"auto_restart_policy":"never","cpu_platform":null,`+
-		`"enable_jumbo_frames":false,"multicast_groups":null}`)
+	r.play(`
+200 PUT instances/new?project=default {"ncpus":4,"memory":8589934592,"boot_disk":null,
+	"cpu_platform":null,"auto_restart_policy":"never","enable_jumbo_frames":false,
+	"multicast_groups":null}`)
 	r.change("start", "new", "running")
-	for kind, param := range map[string]string{"affinity": "affinity-groups",
-		"anti-affinity": "anti-affinity-groups"} {
-		r.demand(201, "", fmt.Sprintf(`POST /v1/%s?project=default {"name":%q,"description":"",`+
-			`"policy":"allow","failure_domain":"sled"}`, param, kind))
-		members := fmt.Sprintf("/v1/%s/%s/members", param, kind)
-		r.demand(201, "", fmt.Sprintf("POST %s/instance/idle?project=default", members))
-		r.demand(200, "", fmt.Sprintf("GET %s/instance/idle?project=default", members))
-		r.demand(200, "", fmt.Sprintf("GET %s?project=default", members))
-		r.demand(200, "", fmt.Sprintf("GET /v1/instances/idle/%s?project=default", param))
-		r.demand(204, "", fmt.Sprintf("DELETE %s/instance/idle?project=default", members))
+	for _, kind := range []string{"affinity", "anti-affinity"} {
+		r.play(`
+201 POST KIND-groups?project=default {NAME=g,"policy":"allow","failure_domain":"sled"}
+201 POST KIND-groups/g/members/instance/idle?project=default
+200 GET KIND-groups/g/members/instance/idle?project=default
+200 GET KIND-groups/g/members?project=default
+200 GET instances/idle/KIND-groups?project=default
+204 DELETE KIND-groups/g/members/instance/idle?project=default`, "KIND", kind)
 	}
-	r.demand(202, "", `POST /v1/instances/a/external-ips/ephemeral?project=default {}`)
-	r.demand(204, "", `DELETE /v1/instances/a/external-ips/ephemeral?project=default&ip_version=v4`)
+	r.play(`
+202 POST instances/a/external-ips/ephemeral?project=default {}
+204 DELETE instances/a/external-ips/ephemeral?project=default&ip_version=v4`)
 	for _, path := range []string{
 		"ping", "me", "me/access-tokens", "me/ssh-keys", "utilization", "projects", "projects/default",
 		"disks?project=default", "snapshots?project=default", "instances?project=default",

@@ -27,12 +27,9 @@ var orders = []string{store.ByName, store.ByNameDescending, store.ByID}
 // scan identifies the requested page of a list. For the first page it is in the query, and for
 // later pages in the token (A09).
 type scan struct {
-	SortBy string
+	engine.Window
 	// Parents are the query parameters that name the list's project or other parent.
-	Parents  map[string]string
-	LastSeen *string
-
-	limit int
+	Parents map[string]string
 }
 
 // pageToken is the decoded token of a page. Start has sort_by, the parents and last_seen, in the
@@ -50,10 +47,6 @@ type page[T any] struct {
 
 type named interface{ Ident() store.Identity }
 
-func (s scan) window() engine.Window {
-	return engine.Window{SortBy: s.SortBy, After: s.LastSeen, Limit: s.limit}
-}
-
 // parseScan parses a list's query. A page token overrides all other parameters except limit.
 func parseScan(query url.Values, selectors []string) (scan, error) {
 	limit, err := parseLimit(query)
@@ -62,10 +55,10 @@ func parseScan(query url.Values, selectors []string) (scan, error) {
 	}
 	if query.Has("page_token") {
 		s, err := parseToken(query.Get("page_token"))
-		s.limit = limit
+		s.Limit = limit
 		return s, err
 	}
-	s := scan{SortBy: store.ByName, limit: limit, Parents: map[string]string{}}
+	s := scan{engine.Window{SortBy: store.ByName, Limit: limit}, map[string]string{}}
 	for _, name := range selectors {
 		if query.Get(name) != "" {
 			s.Parents[name] = query.Get(name)
@@ -127,7 +120,7 @@ func parseToken(token string) (scan, error) {
 	if json.Unmarshal(data, &t) != nil || t.V != "v1" || t.Start["last_seen"] == nil {
 		return scan{}, badQuery(failed + "corrupted token")
 	}
-	s := scan{Parents: map[string]string{}, LastSeen: t.Start["last_seen"]}
+	s := scan{engine.Window{After: t.Start["last_seen"]}, map[string]string{}}
 	for name, value := range t.Start {
 		switch {
 		case value == nil, name == "last_seen":
@@ -210,10 +203,10 @@ func slice[T named](s scan, items []T) page[T] {
 	}
 	out := []T{}
 	for _, item := range items {
-		if s.LastSeen == nil || order(key(item), *s.LastSeen) > 0 {
+		if s.After == nil || order(key(item), *s.After) > 0 {
 			out = append(out, item)
 		}
 	}
 	slices.SortFunc(out, func(a, b T) int { return order(key(a), key(b)) })
-	return newPage(s, out[:min(s.limit, len(out))])
+	return newPage(s, out[:min(s.Limit, len(out))])
 }

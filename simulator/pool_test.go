@@ -22,274 +22,243 @@ func (r *rackServer) become(role string) {
 
 func TestACollaboratorCannotAdministerTheFleet(t *testing.T) { // A21
 	r := serveRack(t, engine.Config{})
-	for _, request := range []string{"GET /v1/system/ip-pools", "GET /v1/system/subnet-pools",
-		`POST /v1/system/ip-pools {"name":"p","description":""}`,
-		"GET /v1/system/silos/simulated/ip-pools"} {
-		r.demand(403, "Forbidden", request)
-	}
-	for _, request := range []string{"GET /v1/system/ip-pools/default",
-		"GET /v1/system/ip-pools/default/ranges", "DELETE /v1/system/ip-pools/default",
-		`PUT /v1/system/ip-pools/default/silos/simulated {"is_default":false}`} {
-		r.demand(404, `not found: ip-pool with name \"default\"`, request)
-	}
-	r.demand(200, `"is_default":true`, "GET /v1/ip-pools/default")
+	r.play(`
+403 GET system/ip-pools => Forbidden
+403 GET system/subnet-pools => Forbidden
+403 POST system/ip-pools {NAME=p} => Forbidden
+403 GET system/silos/simulated/ip-pools => Forbidden
+404 GET system/ip-pools/default => HIDDEN
+404 GET system/ip-pools/default/ranges => HIDDEN
+404 DELETE system/ip-pools/default => HIDDEN
+404 PUT system/ip-pools/default/silos/simulated {"is_default":false} => HIDDEN
+200 GET ip-pools/default => "is_default":true`,
+		"HIDDEN", `not found: ip-pool with name \"default\"`)
 	r.become(adminapi.RoleFleetAdmin)
-	r.demand(200, `"fleet_viewer":true`, "GET /v1/me")
-	r.demand(200, `"default-ipv6"`, "GET /v1/system/ip-pools")
+	r.play(`
+200 GET me => "fleet_viewer":true
+200 GET system/ip-pools => "default-ipv6"`)
 }
 
 func TestAFleetAdministratorManagesPools(t *testing.T) { // A21
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	r.ipPools()
 	r.subnetPools()
-	for path, part := range map[string]string{"hardware/racks": `"id"`, "silo-quotas": `"cpus"`,
-		"utilization/silos": `"simulated"`} {
-		r.demand(200, part, "GET /v1/system/"+path)
-	}
-	r.demand(400, "cannot span multicast and unicast",
-		`POST /v1/system/ip-pools/default/ranges/add {"first":"223.0.0.1","last":"224.0.0.1"}`)
-	r.demand(400, "multicast address range to unicast IP pool",
-		`POST /v1/system/ip-pools/default/ranges/add {"first":"224.1.0.1","last":"224.1.0.1"}`)
-	r.demand(400, "IP addresses from this pool are in use in the linked silo",
-		"DELETE /v1/system/ip-pools/default/silos/simulated")
-	const groups = "/v1/system/ip-pools/groups"
-	r.demand(201, "", `POST /v1/system/ip-pools {"name":"groups","description":"",`+
-		`"pool_type":"multicast"}`)
-	r.demand(400, "unicast address range to multicast IP pool",
-		"POST "+groups+`/ranges/add {"first":"10.6.0.1","last":"10.6.0.1"}`)
-	r.demand(201, "", "POST "+groups+`/silos {"silo":"simulated","is_default":true}`)
-	r.demand(400, "Pool 'groups' is not a unicast pool (type: multicast)",
-		`POST /v1/floating-ips?project=default {"name":"f","description":"","address_allocator":`+
-			`{"type":"auto","pool_selector":{"type":"explicit","pool":"groups"}}}`)
-	r.demand(204, "", "DELETE "+groups)
+	r.play(`
+200 GET system/hardware/racks => "id"
+200 GET system/silo-quotas => "cpus"
+200 GET system/utilization/silos => "simulated"
+400 POST POOLS/default/ranges/add {"first":"223.0.0.1","last":"224.0.0.1"}
+	=> cannot span multicast and unicast
+400 POST POOLS/default/ranges/add {"first":"224.1.0.1","last":"224.1.0.1"}
+	=> multicast address range to unicast IP pool
+400 DELETE POOLS/default/silos/simulated
+	=> IP addresses from this pool are in use in the linked silo
+201 POST POOLS {NAME=groups,"pool_type":"multicast"}
+400 POST POOLS/groups/ranges/add {"first":"10.6.0.1","last":"10.6.0.1"}
+	=> unicast address range to multicast IP pool
+201 POST POOLS/groups/silos {"silo":"simulated","is_default":true}
+400 POST floating-ips?project=default {NAME=f,"address_allocator":{"type":"auto","pool_selector":
+	{"type":"explicit","pool":"groups"}}} => Pool 'groups' is not a unicast pool (type: multicast)
+204 DELETE POOLS/groups`, "POOLS", "system/ip-pools")
 }
 
 // ipPools adds a second IP pool to the silo, uses it, and removes it.
 func (r *rackServer) ipPools() {
-	const one = "/v1/system/ip-pools/non-default"
-	made := r.demand(201, `"pool_type":"unicast"`,
-		`POST /v1/system/ip-pools {"name":"non-default","description":""}`)
-	id := unmarshal[store.Identity](r.t, made).ID
-	r.demand(400, "Cannot add IPv6 address range to IPv4 pool with ID", "POST "+one+
-		`/ranges/add {"first":"fd00::1","last":"fd00::2"}`)
-	r.demand(400, "did not match any variant", "POST "+one+
-		`/ranges/add {"first":"10.0.2.2","last":"10.0.2.1"}`)
-	r.demand(400, "overlaps with an existing IP pool range or subnet pool member", "POST "+one+
-		`/ranges/add {"first":"198.17.0.0","last":"198.18.0.0"}`)
-	const span = `{"first":"10.0.2.0","last":"10.0.2.1"}`
-	r.demand(201, span, "POST "+one+"/ranges/add "+span)
-	r.demand(200, span, "GET "+one+"/ranges")
-	r.demand(400, "The provided range 10.0.2.0-10.0.2.2 does not exist",
-		"POST "+one+`/ranges/remove {"first":"10.0.2.0","last":"10.0.2.2"}`)
-
-	r.demand(404, `ip-pool with name \"non-default\"`, "GET /v1/ip-pools/non-default")
-	allocate := func(name, selector string) string {
-		return fmt.Sprintf(`POST /v1/floating-ips?project=default {"name":%q,"description":"",`+
-			`"address_allocator":{"type":"auto","pool_selector":%s}}`, name, selector)
-	}
-	const explicit = `{"type":"explicit","pool":"non-default"}`
-	r.demand(404, `ip-pool with name \"non-default\"`, allocate("f1", explicit))
-	update := func(pool string, first bool) string {
-		return fmt.Sprintf(`PUT /v1/system/ip-pools/%s/silos/simulated {"is_default":%t}`, pool, first)
-	}
-	r.demand(404, "ip-pool-resource with id", update("non-default", true))
-	link := func(first bool) string {
-		return fmt.Sprintf(`POST %s/silos {"silo":"simulated","is_default":%t}`, one, first)
-	}
-	r.demand(400, "already exists: ip-pool-resource", link(true))
-	r.demand(201, `"is_default":false`, link(false))
-	r.demand(400, "already exists: ip-pool-resource", link(false))
-	r.demand(200, `"is_default":false`, "GET "+one+"/silos")
-	r.demand(200, id, "GET /v1/system/silos/simulated/ip-pools")
-	r.demand(201, `"ip":"10.0.2.0"`, allocate("f1", explicit))
-	given := func(ip string) string {
-		return fmt.Sprintf(`POST /v1/floating-ips?project=default {"name":"f0","description":"",`+
-			`"address_allocator":{"type":"explicit","ip":%q}}`, ip)
-	}
-	r.demand(400, "Requested external IP address not available", given("10.0.2.0"))
-	r.demand(400, "IP address 10.0.2.2 is not in any configured pool", given("10.0.2.2"))
-	r.demand(200, `{"capacity":2,"remaining":1}`, "GET "+one+"/utilization")
-	r.demand(400, "cannot be deleted while external IP addresses are allocated from them",
-		"POST "+one+"/ranges/remove "+span)
-	r.demand(400, "IP addresses from this pool are in use", "DELETE "+one+"/silos/simulated")
-	r.demand(200, `"is_default":true`, update("non-default", true))
-	r.demand(200, `"is_default":false`, "GET /v1/ip-pools/default")
-	r.demand(201, `"ip":"10.0.2.1"`, allocate("f2", `{"type":"auto"}`))
-	r.demand(507, "No external IP addresses available", allocate("f3", `{"type":"auto"}`))
-	r.demand(200, `"is_default":true`, update("default", true))
-	r.demand(200, `"is_default":true`, update("default-ipv6", true))
-	r.demand(400, "Please specify ip_version (v4 or v6)", allocate("f3", `{"type":"auto"}`))
-	r.demand(201, `"ip":"2001:db8::`, allocate("f3", `{"type":"auto","ip_version":"v6"}`))
-	r.demand(200, `"is_default":false`, update("default-ipv6", false))
-	for _, name := range []string{"f1", "f2", "f3"} {
-		r.delete("floating-ips/" + name)
-	}
-	r.demand(204, "", "DELETE "+one+"/silos/simulated")
-	r.demand(204, "", "POST "+one+"/ranges/remove "+span)
-	r.demand(204, "", "DELETE "+one)
+	r.play(`
+201 POST system/ip-pools {NAME=non-default} => "pool_type":"unicast"
+400 POST ONE/ranges/add {"first":"fd00::1","last":"fd00::2"}
+	=> Cannot add IPv6 address range to IPv4 pool with ID
+400 POST ONE/ranges/add {"first":"10.0.2.2","last":"10.0.2.1"} => did not match any variant
+400 POST ONE/ranges/add {"first":"198.17.0.0","last":"198.18.0.0"}
+	=> overlaps with an existing IP pool range or subnet pool member
+201 POST ONE/ranges/add SPAN => SPAN
+200 GET ONE/ranges => SPAN
+400 POST ONE/ranges/remove {"first":"10.0.2.0","last":"10.0.2.2"}
+	=> The provided range 10.0.2.0-10.0.2.2 does not exist
+404 GET ip-pools/non-default => ip-pool with name \"non-default\"
+404 ALLOCATE {NAME=f1,NON-DEFAULT => ip-pool with name \"non-default\"
+404 PUT ONE/silos/simulated {"is_default":true} => ip-pool-resource with id
+400 POST ONE/silos {"silo":"simulated","is_default":true} => already exists: ip-pool-resource
+201 POST ONE/silos {"silo":"simulated","is_default":false} => "is_default":false
+400 POST ONE/silos {"silo":"simulated","is_default":false} => already exists: ip-pool-resource
+200 GET ONE/silos => "is_default":false
+200 GET system/silos/simulated/ip-pools => "non-default"
+201 ALLOCATE {NAME=f1,NON-DEFAULT => "ip":"10.0.2.0"
+400 ALLOCATE {NAME=f0,"address_allocator":{"type":"explicit","ip":"10.0.2.0"}}
+	=> Requested external IP address not available
+400 ALLOCATE {NAME=f0,"address_allocator":{"type":"explicit","ip":"10.0.2.2"}}
+	=> IP address 10.0.2.2 is not in any configured pool
+200 GET ONE/utilization => {"capacity":2,"remaining":1}
+400 POST ONE/ranges/remove SPAN
+	=> cannot be deleted while external IP addresses are allocated from them
+400 DELETE ONE/silos/simulated => IP addresses from this pool are in use
+200 PUT ONE/silos/simulated {"is_default":true} => "is_default":true
+200 GET ip-pools/default => "is_default":false
+201 ALLOCATE {NAME=f2,ANY => "ip":"10.0.2.1"
+507 ALLOCATE {NAME=f3,ANY => No external IP addresses available
+200 PUT system/ip-pools/default/silos/simulated {"is_default":true} => "is_default":true
+200 PUT system/ip-pools/default-ipv6/silos/simulated {"is_default":true} => "is_default":true
+400 ALLOCATE {NAME=f3,ANY => Please specify ip_version (v4 or v6)
+201 ALLOCATE {NAME=f3,"address_allocator":{"type":"auto","pool_selector":{"type":"auto",
+	"ip_version":"v6"}}} => "ip":"2001:db8::
+200 PUT system/ip-pools/default-ipv6/silos/simulated {"is_default":false} => "is_default":false
+204 DELETE floating-ips/f1?project=default
+204 DELETE floating-ips/f2?project=default
+204 DELETE floating-ips/f3?project=default
+204 DELETE ONE/silos/simulated
+204 POST ONE/ranges/remove SPAN
+204 DELETE ONE`, "ONE", "system/ip-pools/non-default",
+		"SPAN", `{"first":"10.0.2.0","last":"10.0.2.1"}`,
+		"ALLOCATE", "POST floating-ips?project=default",
+		"ANY", `"address_allocator":{"type":"auto","pool_selector":{"type":"auto"}}}`,
+		"NON-DEFAULT", `"address_allocator":{"type":"auto","pool_selector":{"type":"explicit",`+
+			`"pool":"non-default"}}}`)
 }
 
 // subnetPools adds a subnet pool to the silo, uses it, and removes it.
 func (r *rackServer) subnetPools() {
-	const one = "/v1/system/subnet-pools/subnets"
-	r.demand(201, "", `POST /v1/system/subnet-pools {"name":"subnets","description":"",`+
-		`"ip_version":"v4"}`)
-	add := func(fields string) string { return "POST " + one + "/members/add {" + fields + "}" }
-	r.demand(400, "Cannot add IPv6 members to IPv4 subnet pool", add(`"subnet":"fd00::/48"`))
-	r.demand(400, "must be a network address", add(`"subnet":"10.3.0.1/24"`))
-	r.demand(400, "greater than 32", add(`"subnet":"10.3.0.0/24","max_prefix_length":33`))
-	r.demand(400, "no greater than the maximum",
-		add(`"subnet":"10.3.0.0/24","min_prefix_length":30,"max_prefix_length":28`))
-	r.demand(400, "no less than the IP subnet prefix length (/24)",
-		add(`"subnet":"10.3.0.0/24","min_prefix_length":20`))
-	r.demand(400, "overlaps with an existing subnet pool member or IP pool range",
-		add(`"subnet":"198.0.0.0/8"`))
-	r.demand(201, `"max_prefix_length":30,"min_prefix_length":24,"subnet":"10.3.0.0/24"`,
-		add(`"subnet":"10.3.0.0/24","max_prefix_length":30`))
-	r.demand(200, `"subnet":"10.3.0.0/24"`, "GET "+one+"/members")
-	r.demand(200, `{"capacity":256,"remaining":256}`, "GET "+one+"/utilization")
-	r.demand(404, "subnet-pool-silo-link with id", "DELETE "+one+"/silos/simulated")
-	r.demand(404, "not found: silo", "POST "+one+`/silos {"silo":"other","is_default":true}`)
-	r.demand(201, `"is_default":true`, "POST "+one+`/silos {"silo":"simulated","is_default":true}`)
-	r.demand(400, "already exists: subnet-pool-silo-link",
-		"POST "+one+`/silos {"silo":"simulated","is_default":false}`)
-	r.demand(200, `"is_default":true`, "GET "+one+"/silos")
-	r.demand(200, `"is_default":true`, "GET /v1/system/silos/simulated/subnet-pools")
-	r.demand(200, `"is_default":false`, "PUT "+one+`/silos/simulated {"is_default":false}`)
-	r.demand(200, `"is_default":false`, "GET /v1/subnet-pools")
-	r.demand(200, `"is_default":false`, "GET /v1/subnet-pools/subnets")
-	r.externalSubnets(one)
-	r.secondDefault(one)
-	r.demand(204, "", "DELETE "+one+"/silos/simulated")
-	r.demand(404, "subnet-pool", "GET /v1/subnet-pools/subnets")
-	r.demand(400, "A provided subnet pool member with subnet 10.4.0.0/24 does not exist",
-		"POST "+one+`/members/remove {"subnet":"10.4.0.0/24"}`)
-	r.demand(204, "", "POST "+one+`/members/remove {"subnet":"10.3.0.0/24"}`)
-	r.demand(204, "", "DELETE "+one)
+	words := []string{"ONE", "system/subnet-pools/subnets"}
+	r.play(`
+201 POST system/subnet-pools {NAME=subnets,"ip_version":"v4"}
+400 POST ONE/members/add {"subnet":"fd00::/48"} => Cannot add IPv6 members to IPv4 subnet pool
+400 POST ONE/members/add {"subnet":"10.3.0.1/24"} => must be a network address
+400 POST ONE/members/add {"subnet":"10.3.0.0/24","max_prefix_length":33} => greater than 32
+400 POST ONE/members/add {"subnet":"10.3.0.0/24","min_prefix_length":30,"max_prefix_length":28}
+	=> no greater than the maximum
+400 POST ONE/members/add {"subnet":"10.3.0.0/24","min_prefix_length":20}
+	=> no less than the IP subnet prefix length (/24)
+400 POST ONE/members/add {"subnet":"198.0.0.0/8"}
+	=> overlaps with an existing subnet pool member or IP pool range
+201 POST ONE/members/add {"subnet":"10.3.0.0/24","max_prefix_length":30}
+	=> "max_prefix_length":30,"min_prefix_length":24,"subnet":"10.3.0.0/24"
+200 GET ONE/members => "subnet":"10.3.0.0/24"
+200 GET ONE/utilization => {"capacity":256,"remaining":256}
+404 DELETE ONE/silos/simulated => subnet-pool-silo-link with id
+404 POST ONE/silos {"silo":"other","is_default":true} => not found: silo
+201 POST ONE/silos {"silo":"simulated","is_default":true} => "is_default":true
+400 POST ONE/silos {"silo":"simulated","is_default":false} => already exists: subnet-pool-silo-link
+200 GET ONE/silos => "is_default":true
+200 GET system/silos/simulated/subnet-pools => "is_default":true
+200 PUT ONE/silos/simulated {"is_default":false} => "is_default":false
+200 GET subnet-pools => "is_default":false
+200 GET subnet-pools/subnets => "is_default":false`, words...)
+	r.externalSubnets()
+	r.secondDefault()
+	r.play(`
+204 DELETE ONE/silos/simulated
+404 GET subnet-pools/subnets => subnet-pool
+400 POST ONE/members/remove {"subnet":"10.4.0.0/24"}
+	=> A provided subnet pool member with subnet 10.4.0.0/24 does not exist
+204 POST ONE/members/remove {"subnet":"10.3.0.0/24"}
+204 DELETE ONE`, words...)
 }
 
 // secondDefault makes two subnet pools default pools of the silo, one for each IP version. It also
 // checks that deleting an instance does not delete the subnet that is attached to it.
-func (r *rackServer) secondDefault(one string) {
-	const other = "/v1/system/subnet-pools/other"
-	pool := func(version string) string {
-		return `POST /v1/system/subnet-pools {"name":"other","description":"","ip_version":"` +
-			version + `"}`
-	}
-	const silo = `/silos {"silo":"simulated","is_default":true}`
-	subnet := func(version string) string {
-		return `POST /v1/external-subnets?project=default {"name":"s","description":"","allocator":` +
-			`{"type":"auto","prefix_length":64,"pool_selector":{"type":"auto"` + version + `}}}`
-	}
-	r.demand(200, "", "PUT "+one+`/silos/simulated {"is_default":true}`)
-	r.demand(201, "", pool("v4"))
-	r.demand(400, "Silo already has a default subnet pool for this IP version",
-		"POST "+other+silo)
-	r.demand(204, "", "DELETE "+other)
-	r.demand(201, "", pool("v6"))
-	r.demand(201, "", "POST "+other+silo)
-	r.demand(400, "Must specify an IP version", subnet(""))
-	r.demand(400, "Could not allocate a /64 subnet from the default IPv6 subnet pool",
-		subnet(`,"ip_version":"v6"`))
-	r.demand(201, "", "POST "+other+`/members/add {"subnet":"fd00:1::/48"}`)
-	r.demand(201, `"subnet":"fd00:1::/64"`, subnet(`,"ip_version":"v6"`))
-	attach := func(instance, interfaces string) string {
-		r.demand(201, "", newInstance(instance, fmt.Sprintf(
-			`,"start":false,"network_interfaces":{"type":%q}`, interfaces)))
-		return fmt.Sprintf(`POST /v1/external-subnets/s/attach?project=default {"instance":%q}`,
-			instance)
-	}
-	r.demand(400, "does not have a matching IP stack", attach("with-v4", "default_ipv4"))
-	r.demand(202, `"instance_id":"`, attach("with-v6", "default_ipv6"))
-	for _, name := range []string{"with-v4", "with-v6"} {
-		r.delete("instances/" + name)
-	}
-	r.demand(200, `"instance_id":null`, "GET /v1/external-subnets/s?project=default")
-	r.delete("external-subnets/s")
-	r.demand(204, "", "POST "+other+`/members/remove {"subnet":"fd00:1::/48"}`)
-	r.demand(204, "", "DELETE "+other)
+func (r *rackServer) secondDefault() {
+	r.play(`
+200 PUT system/subnet-pools/subnets/silos/simulated {"is_default":true}
+201 POST system/subnet-pools {NAME=other,"ip_version":"v4"}
+400 POST OTHER/silos {"silo":"simulated","is_default":true}
+	=> Silo already has a default subnet pool for this IP version
+204 DELETE OTHER
+201 POST system/subnet-pools {NAME=other,"ip_version":"v6"}
+201 POST OTHER/silos {"silo":"simulated","is_default":true}
+400 POST external-subnets?IN {NAME=s,ALLOCATOR}}} => Must specify an IP version
+400 POST external-subnets?IN {NAME=s,ALLOCATOR,"ip_version":"v6"}}}
+	=> Could not allocate a /64 subnet from the default IPv6 subnet pool
+201 POST OTHER/members/add {"subnet":"fd00:1::/48"}
+201 POST external-subnets?IN {NAME=s,ALLOCATOR,"ip_version":"v6"}}} => "subnet":"fd00:1::/64"
+201 POST instances?IN {NAME=with-v4,STOPPED,"network_interfaces":{"type":"default_ipv4"}}
+400 POST external-subnets/s/attach?IN {"instance":"with-v4"} => does not have a matching IP stack
+201 POST instances?IN {NAME=with-v6,STOPPED,"network_interfaces":{"type":"default_ipv6"}}
+202 POST external-subnets/s/attach?IN {"instance":"with-v6"} => "instance_id":"
+204 DELETE instances/with-v4?IN
+204 DELETE instances/with-v6?IN
+200 GET external-subnets/s?IN => "instance_id":null
+204 DELETE external-subnets/s?IN
+204 POST OTHER/members/remove {"subnet":"fd00:1::/48"}
+204 DELETE OTHER`, "OTHER", "system/subnet-pools/other", "IN", "project=default",
+		"STOPPED", `"hostname":"i","ncpus":1,"memory":1073741824,"start":false`, "ALLOCATOR",
+		`"allocator":{"type":"auto","prefix_length":64,"pool_selector":{"type":"auto"`)
 }
 
 // externalSubnets allocates subnets of 10.3.0.0/24, and attaches one subnet to an instance.
-func (r *rackServer) externalSubnets(pool string) {
-	create := func(name, allocator string) string {
-		return fmt.Sprintf(`POST /v1/external-subnets?project=default {"name":%q,"description":"",`+
-			`"allocator":{%s}}`, name, allocator)
-	}
-	const from = `"type":"auto","pool_selector":{"type":"explicit","pool":"subnets"},"prefix_length":`
-	r.demand(400, "as there is no linked default pool",
-		create("s", `"type":"auto","prefix_length":28`))
-	r.demand(404, "subnet-pool", create("s", `"type":"auto","prefix_length":28,`+
-		`"pool_selector":{"type":"explicit","pool":"nope"}`))
-	r.demand(400, "not contained in any subnet pool", create("s",
-		`"type":"explicit","subnet":"10.3.0.0/31"`))
-	r.demand(201, `"subnet":"10.3.0.16/28"`, create("s1",
-		`"type":"explicit","subnet":"10.3.0.16/28"`))
-	r.demand(400, "overlaps with an existing external subnet", create("s",
-		`"type":"explicit","subnet":"10.3.0.16/30"`))
-	r.demand(201, `"subnet":"10.3.0.0/28"`, create("s2", from+"28"))
-	r.demand(201, `"subnet":"10.3.0.32/29"`, create("s3", from+"29"))
-	r.demand(201, `"subnet":"10.3.0.128/25"`, create("s4", from+"25"))
-	r.demand(400, "Could not allocate a /25 subnet from the subnet pool with name 'subnets'",
-		create("s", from+"25"))
-	r.demand(200, `{"capacity":256,"remaining":88}`, "GET "+pool+"/utilization")
-	r.demand(400, "Cannot unlink subnet pool from silo while there are external subnets",
-		"DELETE "+pool+"/silos/simulated")
-	r.demand(400, "Cannot delete external subnet pool member while it contains external subnets",
-		"POST "+pool+`/members/remove {"subnet":"10.3.0.0/24"}`)
-
-	const one = "/v1/external-subnets/s1"
-	r.demand(400, "External subnet is not attached to an instance",
-		"POST "+one+"/detach?project=default")
-	for range 2 { // the second time changes nothing
-		r.demand(202, `"instance_id":"`, "POST "+one+`/attach?project=default {"instance":"a"}`)
-	}
-	r.demand(400, "while still attached to another",
-		"POST "+one+`/attach?project=default {"instance":"idle"}`)
-	r.demand(200, `"subnet":"10.3.0.16/28"`, "GET /v1/instances/a/external-subnets?project=default")
-	r.demand(202, `"instance_id":null`, "POST "+one+"/detach?project=default")
-	for _, name := range []string{"s1", "s2", "s3", "s4"} {
-		r.delete("external-subnets/" + name)
-	}
+func (r *rackServer) externalSubnets() {
+	r.play(`
+400 CREATE {NAME=s,"allocator":{"type":"auto","prefix_length":28}}
+	=> as there is no linked default pool
+404 CREATE {NAME=s,"allocator":{"type":"auto","prefix_length":28,"pool_selector":
+	{"type":"explicit","pool":"nope"}}} => subnet-pool
+400 CREATE {NAME=s,"allocator":{"type":"explicit","subnet":"10.3.0.0/31"}}
+	=> not contained in any subnet pool
+201 CREATE {NAME=s1,"allocator":{"type":"explicit","subnet":"10.3.0.16/28"}}
+	=> "subnet":"10.3.0.16/28"
+400 CREATE {NAME=s,"allocator":{"type":"explicit","subnet":"10.3.0.16/30"}}
+	=> overlaps with an existing external subnet
+201 CREATE {NAME=s2,LENGTH:28}} => "subnet":"10.3.0.0/28"
+201 CREATE {NAME=s3,LENGTH:29}} => "subnet":"10.3.0.32/29"
+201 CREATE {NAME=s4,LENGTH:25}} => "subnet":"10.3.0.128/25"
+400 CREATE {NAME=s,LENGTH:25}}
+	=> Could not allocate a /25 subnet from the subnet pool with name 'subnets'
+200 GET POOL/utilization => {"capacity":256,"remaining":88}
+400 DELETE POOL/silos/simulated
+	=> Cannot unlink subnet pool from silo while there are external subnets
+400 POST POOL/members/remove {"subnet":"10.3.0.0/24"}
+	=> Cannot delete external subnet pool member while it contains external subnets
+400 POST external-subnets/s1/detach?IN => External subnet is not attached to an instance
+202 POST external-subnets/s1/attach?IN {"instance":"a"} => "instance_id":"
+202 POST external-subnets/s1/attach?IN {"instance":"a"} => "instance_id":"
+400 POST external-subnets/s1/attach?IN {"instance":"idle"} => while still attached to another
+200 GET instances/a/external-subnets?IN => "subnet":"10.3.0.16/28"
+202 POST external-subnets/s1/detach?IN => "instance_id":null
+204 DELETE external-subnets/s1?IN
+204 DELETE external-subnets/s2?IN
+204 DELETE external-subnets/s3?IN
+204 DELETE external-subnets/s4?IN`, "POOL", "system/subnet-pools/subnets",
+		"CREATE", "POST external-subnets?project=default", "IN", "project=default",
+		"LENGTH", `"allocator":{"type":"auto","pool_selector":{"type":"explicit","pool":"subnets"},`+
+			`"prefix_length"`)
 }
 
 // TestSourceNATUsesTheDefaultPool creates instances until the default pool has no address left.
 func TestSourceNATUsesTheDefaultPool(t *testing.T) { // A65
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin, Instances: []engine.InstanceSpec{}})
-	const pool, span = "/v1/system/ip-pools/default", `{"first":"198.18.0.0","last":"198.19.255.255"}`
-	create := func(name string) string { return newInstance(name, `,"start":false`) }
-	r.demand(204, "", "POST "+pool+"/ranges/remove "+span)
-	r.demand(507, "No external IP addresses available", create("a"))
-	r.demand(201, "", "POST "+pool+`/ranges/add {"first":"10.6.0.1","last":"10.6.0.2"}`)
+	const pool = "/v1/system/ip-pools/default"
+	words := []string{"POOL", strings.TrimPrefix(pool, "/v1/"),
+		"STOPPED", `"hostname":"i","ncpus":1,"memory":1073741824,"start":false`}
+	r.play(`
+204 POST POOL/ranges/remove {"first":"198.18.0.0","last":"198.19.255.255"}
+507 POST instances?project=default {NAME=a,STOPPED} => No external IP addresses available
+201 POST POOL/ranges/add {"first":"10.6.0.1","last":"10.6.0.2"}`, words...)
 	for n := range 8 { // four instances share an address
 		r.demand(200, fmt.Sprintf(`"remaining":%d`, 2-(n+3)/4), "GET "+pool+"/utilization")
-		r.demand(201, "", create(fmt.Sprint("i", n)))
+		r.demand(201, "", newInstance(fmt.Sprint("i", n), `,"start":false`))
 	}
-	r.demand(200, `"first_port":49152,"ip":"10.6.0.2"`,
-		"GET /v1/instances/i7/external-ips?project=default")
-	r.demand(507, "No external IP addresses available", create("a"))
-	r.demand(204, "", "DELETE /v1/instances/i2?project=default")
-	r.demand(201, "", create("a"))
-	r.demand(200, `"is_default":false`, "PUT "+pool+`/silos/simulated {"is_default":false}`)
-	r.demand(404, "not found: default unicast IPv4 pool for current silo", create("b"))
-	const key = `POST /v1/me/ssh-keys {"name":"k","description":"","public_key":"%s"}`
-	r.demand(500, "Internal", fmt.Sprintf(key, strings.Repeat("é", 1024))) // A70
-	r.demand(201, "", fmt.Sprintf(key, strings.Repeat("é", 1023)))
-	r.demand(201, "", `POST /v1/vpc-subnets?vpc=default&project=default {"name":"small",`+
-		`"description":"","ipv4_block":"10.9.0.0/26"}`)
-	nic := func(n int) string {
-		return newInstance(fmt.Sprint("n", n), `,"start":false,"network_interfaces":{"type":"create",`+
-			`"params":[{"name":"n","description":"","vpc_name":"default","subnet_name":"small",`+
-			`"ip_config":{"type":"v6","value":{"ip":{"type":"auto"}}}}]}`)
+	r.play(`
+200 GET instances/i7/external-ips?project=default => "first_port":49152,"ip":"10.6.0.2"
+507 POST instances?project=default {NAME=a,STOPPED} => No external IP addresses available
+204 DELETE instances/i2?project=default
+201 POST instances?project=default {NAME=a,STOPPED}
+200 PUT POOL/silos/simulated {"is_default":false} => "is_default":false
+404 POST instances?project=default {NAME=b,STOPPED}
+	=> not found: default unicast IPv4 pool for current silo
+500 POST me/ssh-keys {NAME=k,"public_key":"éTOO-LONG"} => Internal
+201 POST me/ssh-keys {NAME=k,"public_key":"TOO-LONG"}
+201 POST vpc-subnets?vpc=default&project=default {NAME=small,"ipv4_block":"10.9.0.0/26"}
+200 PUT POOL/silos/simulated {"is_default":true} => "is_default":true
+201 POST POOL/ranges/add {"first":"10.6.1.0","last":"10.6.1.255"}`,
+		append(words, "TOO-LONG", strings.Repeat("é", 1023))...) // A70
+	nic := func(n int, version string) string {
+		return newInstance(fmt.Sprint("n", n), fmt.Sprintf(`,"start":false,"network_interfaces":`+
+			`{"type":"create","params":[{"name":"n","description":"","vpc_name":"default",`+
+			`"subnet_name":"small","ip_config":{"type":%q,"value":{"ip":{"type":"auto"}}}}]}`, version))
 	}
-	v4 := strings.NewReplacer(`"type":"v6"`, `"type":"v4"`).Replace
-	r.demand(200, `"is_default":true`, "PUT "+pool+`/silos/simulated {"is_default":true}`)
-	r.demand(201, "", "POST "+pool+`/ranges/add {"first":"10.6.1.0","last":"10.6.1.255"}`)
 	for n := range 64 - 6 { // A52: the first five and the last are reserved
-		r.demand(201, "", v4(nic(n)))
+		r.demand(201, "", nic(n, "v4"))
 	}
-	r.demand(400, "No available IPv4 addresses", v4(nic(64)))
-	r.demand(201, "", nic(64))
+	r.demand(400, "No available IPv4 addresses", nic(64, "v4"))
+	r.demand(201, "", nic(64, "v6"))
 }
 
 // TestAnInterfaceGetsTheRequestedAddress creates instances with an explicit ip_config.
@@ -321,49 +290,40 @@ func TestAnInterfaceGetsTheRequestedAddress(t *testing.T) { // A52
 // of switch ports, and deletes both.
 func TestSwitchPortsGetAddressesFromAddressLots(t *testing.T) {
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
-	const (
-		lots  = "/v1/system/networking/address-lot"
-		ports = "/v1/system/networking/switch-port-settings"
-	)
-	lot := func(blocks ...string) string {
-		text := fmt.Sprintf(`"first_address":%q,"last_address":%q`, blocks[0], blocks[1])
-		if len(blocks) > 2 {
-			text += fmt.Sprintf(`},{"first_address":%q,"last_address":%q`, blocks[2], blocks[3])
-		}
-		return "POST " + lots + ` {"name":"lot","description":"","kind":"infra","blocks":[{` + text +
-			`}]}`
-	}
-	port := func(name, address, more string) string {
-		return fmt.Sprintf(`POST %s {"name":%q,"description":"","port_config":{"geometry":"qsfp28x1"},`+
-			`"links":[{"link_name":"phy0","autoneg":false,"mtu":1500,"speed":"speed1_g",`+
-			`"lldp":{"enabled":true}}],"addresses":[{"link_name":"phy0","addresses":[{"address":%q,`+
-			`"address_lot":"lot"}]}]%s}`, ports, name, address, more)
-	}
-	const routed = `,"routes":[{"link_name":"phy0","routes":[{"dst":"0.0.0.0/0","gw":"10.0.0.1"}]}]`
-	r.demand(400, "must be in same address family", lot("10.0.0.1", "fd00::"))
-	r.demand(400, "first must be <= last", lot("10.0.0.1", "10.0.0.0"))
-	r.demand(400, "AddressLot not found", port("a", "10.0.0.1/24", ""))
-	first := unmarshal[engine.Lot](t, r.demand(201, "", lot("10.0.0.1", "10.0.0.9")))
-	again := r.demand(201, first.Lot.ID, lot("10.0.0.1", "10.0.0.9", "10.1.0.1", "10.1.0.9"))
-	for _, answer := range []string{again, r.demand(200, "10.1.0.9", "GET "+lots+"/lot"),
-		r.demand(200, "10.1.0.9", "GET "+lots+"/lot/blocks")} {
-		if !strings.Contains(answer, `"first_address":"10.0.0.1"`) {
-			t.Errorf("got %s without the first block", answer)
-		}
-	}
-	r.demand(200, "initial-infra", "GET "+lots)
-	r.demand(400, "address not in lot", port("a", "10.0.1.1/24", ""))
-	made := r.demand(201, `"vlan_id":null`, port("a", "10.0.0.1/24", ""))
-	r.demand(400, "address unavailable", port("b", "10.0.0.1/24", ""))
-	r.demand(501, "the bgp_peers of a switch port", port("b", "10.0.0.2/24", `,"bgp_peers":[{}]`))
-	id := unmarshal[store.Identity](t, made).ID
-	r.demand(201, id, port("a", "10.0.0.1/24", routed))
-	r.demand(200, `"interface_name":"phy0","port_settings_id":"`+id, "GET "+ports+"/a")
-	r.demand(200, id, "GET "+ports)
-	r.demand(400, "lot is in use", "DELETE "+lots+"/lot")
-	r.demand(400, "name or id required", "DELETE "+ports)
-	r.demand(204, "", "DELETE "+ports+"?port_settings=a")
-	r.demand(400, "port settings not found", "DELETE "+ports+"?port_settings=a")
-	r.demand(404, `switch-port-settings with name \"a\"`, "GET "+ports+"/a")
-	r.demand(204, "", "DELETE "+lots+"/lot")
+	words := []string{"LOTS", "system/networking/address-lot",
+		"PORTS", "system/networking/switch-port-settings", "BLOCK", `"first_address":"10.0.0.1"`,
+		"PHY", `"port_config":{"geometry":"qsfp28x1"},"links":[{"link_name":"phy0","autoneg":false,` +
+			`"mtu":1500,"speed":"speed1_g","lldp":{"enabled":true}}],"addresses":[{"link_name":"phy0",` +
+			`"addresses":[{"address_lot":"lot","address"`}
+	lot := r.play(`
+400 POST LOTS {NAME=lot,"kind":"infra","blocks":[{BLOCK,"last_address":"fd00::"}]}
+	=> must be in same address family
+400 POST LOTS {NAME=lot,"kind":"infra","blocks":[{BLOCK,"last_address":"10.0.0.0"}]}
+	=> first must be <= last
+400 POST PORTS {NAME=a,PHY:"10.0.0.1/24"}]}]} => AddressLot not found
+201 POST LOTS {NAME=lot,"kind":"infra","blocks":[{BLOCK,"last_address":"10.0.0.9"}]}`, words...)
+	port := r.play(`
+201 POST LOTS {NAME=lot,"kind":"infra","blocks":[{BLOCK,"last_address":"10.0.0.9"},
+	{"first_address":"10.1.0.1","last_address":"10.1.0.9"}]} => ID
+200 GET LOTS/lot => BLOCK
+200 GET LOTS/lot => "10.1.0.9"
+200 GET LOTS/lot/blocks => BLOCK
+200 GET LOTS/lot/blocks => "10.1.0.9"
+200 GET LOTS => initial-infra
+400 POST PORTS {NAME=a,PHY:"10.0.1.1/24"}]}]} => address not in lot
+201 POST PORTS {NAME=a,PHY:"10.0.0.1/24"}]}]} => "vlan_id":null`,
+		append(words, "ID", unmarshal[engine.Lot](t, lot).Lot.ID)...)
+	r.play(`
+400 POST PORTS {NAME=b,PHY:"10.0.0.1/24"}]}]} => address unavailable
+501 POST PORTS {NAME=b,PHY:"10.0.0.2/24"}]}],"bgp_peers":[{}]} => the bgp_peers of a switch port
+201 POST PORTS {NAME=a,PHY:"10.0.0.1/24"}]}],"routes":[{"link_name":"phy0","routes":
+	[{"dst":"0.0.0.0/0","gw":"10.0.0.1"}]}]} => ID
+200 GET PORTS/a => "interface_name":"phy0","port_settings_id":"ID
+200 GET PORTS => ID
+400 DELETE LOTS/lot => lot is in use
+400 DELETE PORTS => name or id required
+204 DELETE PORTS?port_settings=a
+400 DELETE PORTS?port_settings=a => port settings not found
+404 GET PORTS/a => switch-port-settings with name \"a\"
+204 DELETE LOTS/lot`, append(words, "ID", unmarshal[store.Identity](t, port).ID)...)
 }

@@ -10,14 +10,16 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -134,21 +136,31 @@ func (r *rackServer) demand(status int, part, request string) string {
 	return got.body
 }
 
+// identities matches the short form of an object's name and description in the script of play.
+var identities = regexp.MustCompile(`NAME=([a-z0-9-]+)`)
+
+// play sends the requests of a script, one in each line. A line has the wanted status, the method,
+// the path below /v1/, the body, and after => a part of the answer; an indented line continues it.
+// NAME=x stands for the fields name and description. oldNew has pairs of a word and the text that
+// replaces it. play returns the last answer.
+func (r *rackServer) play(script string, oldNew ...string) (answer string) {
+	r.t.Helper()
+	script = identities.ReplaceAllString(strings.ReplaceAll(strings.TrimSpace(script), "\n\t", " "),
+		`"name":"$1","description":""`)
+	for line := range strings.Lines(strings.NewReplacer(oldNew...).Replace(script)) {
+		request, part, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " => ")
+		words := strings.SplitN(request, " ", 3)
+		status := looptest.Got(strconv.Atoi(words[0]))(r.t)
+		answer = r.demand(status, part, words[1]+" /v1/"+words[2])
+	}
+	return answer
+}
+
 // on returns the same rack for the subtest t.
 func (r *rackServer) on(t *testing.T) *rackServer {
 	sub := *r
 	sub.t = t
 	return &sub
-}
-
-func must[T any](t *testing.T) func(T, error) T {
-	return func(got T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatalf("unexpected refusal: %v", err)
-		}
-		return got
-	}
 }
 
 // Texts in newDisk's request, which a test can pass to newDisk to replace them.
@@ -239,7 +251,7 @@ func (r *rackServer) instance(name string) store.Instance {
 
 func (r *rackServer) awaitState(instance, state string) {
 	r.t.Helper()
-	simtest.Eventually(r.t, fmt.Sprintf("instance %s to be %s", instance, state), func() bool {
+	looptest.Await(r.t, fmt.Sprintf("instance %s to be %s", instance, state), func() bool {
 		return r.instance(instance).RunState == state
 	})
 }
@@ -254,7 +266,7 @@ func (r *rackServer) change(verb, instance, state string) {
 // update changes records directly. It passes the ID of the project default to change.
 func (r *rackServer) update(change func(tx *store.Tx, project string) error) {
 	r.t.Helper()
-	simtest.NoError(r.t, r.rack.Records().Update(func(tx *store.Tx) {
+	looptest.Must(r.t, r.rack.Records().Update(func(tx *store.Tx) {
 		p, _ := store.Projects.ByName(tx, "", "default")
 		tx.Check(change(tx, p.ID))
 	}))
@@ -282,7 +294,7 @@ func unmarshal[T any](t *testing.T, text string) T {
 
 func (r *rackServer) ownDevices() []loopdev.Device {
 	r.t.Helper()
-	return must[[]loopdev.Device](r.t)(r.rack.Plane().OwnDevices())
+	return looptest.Got(r.rack.Plane().OwnDevices())(r.t)
 }
 
 func TestMain(m *testing.M) { namespace.Main(m) }

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -187,7 +187,7 @@ func (r *rackServer) endLife(k *engine.Kind, path, id, made string) {
 		r.t.Errorf("whether it can be updated: got %v", ok)
 	} else if ok {
 		var update map[string]any
-		simtest.NoError(r.t, json.Unmarshal([]byte(fill(life.update)), &update))
+		looptest.Must(r.t, json.Unmarshal([]byte(fill(life.update)), &update))
 		update["name"] = "renamed"
 		body, _ := json.Marshal(update)
 		updated := r.demand(200, `"name":"renamed"`, fmt.Sprintf("PUT %s %s", one, body))
@@ -223,172 +223,149 @@ func TestTheRackServesOxidesClients(t *testing.T) {
 // loadBalancer sends the requests for a Service of the type LoadBalancer: it attaches a floating IP
 // to the first node, and then moves the IP to the second node.
 func (r *rackServer) loadBalancer() {
-	const web = "/v1/floating-ips/web%s?project=default"
-	attach := func(instance string) string {
-		return fmt.Sprintf("POST "+web+` {"kind":"instance","parent":%q}`, "/attach", instance)
-	}
-	detach, remove := fmt.Sprintf("POST "+web, "/detach"), fmt.Sprintf("DELETE "+web, "")
-	r.demand(404, `floating-ip with name \"web\"`, fmt.Sprintf("GET "+web, ""))
-	r.demand(201, `"instance_id":null`, `POST /v1/floating-ips?project=default {"name":"web",`+
-		`"description":"","address_allocator":{"type":"auto","pool_selector":{"type":"explicit",`+
-		`"pool":"default"}}}`)
-	for range 2 { // the second time changes nothing
-		r.demand(202, r.instance("a").ID, attach("a"))
-	}
-	r.demand(200, `"kind":"floating"`, "GET /v1/instances/a/external-ips?project=default")
-	r.demand(400, "cannot be attached to one instance while still attached to another", attach("b"))
-	for range 2 {
-		r.demand(202, `"instance_id":null`, detach)
-	}
-	r.demand(202, r.instance("b").ID, attach("b"))
-	r.demand(400, "Floating IP cannot be deleted while attached to an instance", remove)
-	r.demand(202, `"instance_id":null`, detach)
-	r.demand(204, "", remove)
+	r.play(`
+404 GET floating-ips/web?IN => floating-ip with name \"web\"
+201 POST floating-ips?IN {NAME=web,"address_allocator":{"type":"auto","pool_selector":
+	{"type":"explicit","pool":"default"}}} => "instance_id":null
+202 POST floating-ips/web/attach?IN {"kind":"instance","parent":"a"} => FIRST
+202 POST floating-ips/web/attach?IN {"kind":"instance","parent":"a"} => FIRST
+200 GET instances/a/external-ips?IN => "kind":"floating"
+400 POST floating-ips/web/attach?IN {"kind":"instance","parent":"b"}
+	=> cannot be attached to one instance while still attached to another
+202 POST floating-ips/web/detach?IN => "instance_id":null
+202 POST floating-ips/web/detach?IN => "instance_id":null
+202 POST floating-ips/web/attach?IN {"kind":"instance","parent":"b"} => SECOND
+400 DELETE floating-ips/web?IN => Floating IP cannot be deleted while attached to an instance
+202 POST floating-ips/web/detach?IN => "instance_id":null
+204 DELETE floating-ips/web?IN`, "IN", "project=default", "FIRST", r.instance("a").ID,
+		"SECOND", r.instance("b").ID)
 }
 
 // machine creates an instance with the user's keys, a boot disk from an image and external
 // addresses, and deletes instance and disk. The floating IP and the group must still exist then.
 func (r *rackServer) machine() {
-	made := func(request string) string {
-		return unmarshal[store.Identity](r.t, r.demand(201, "", request)).ID
-	}
-	key := made(`POST /v1/me/ssh-keys {"name":"key","description":"","public_key":"ssh"}`)
-	group := made(`POST /v1/anti-affinity-groups?project=default {"name":"workers","description":"",` +
-		`"policy":"fail","failure_domain":"sled"}`)
-	floating := made(`POST /v1/floating-ips?project=default {"name":"endpoint","description":""}`)
-	image := unmarshal[store.Image](r.t, r.demand(200, "", "GET /v1/images/os")).ID
-	id := made(newInstance("machine", fmt.Sprintf(`,"ssh_public_keys":["key"],`+
-		`"anti_affinity_groups":["workers"],"external_ips":[{"type":"ephemeral"},{"type":"floating",`+
-		`"floating_ip":%q}],"boot_disk":{"type":"create","name":"machine-boot","description":"",`+
-		`"size":1073741824,"disk_backend":{"type":"distributed","disk_source":%s}}`, floating,
-		source("image", image))))
+	id := func(answer string) string { return unmarshal[store.Identity](r.t, answer).ID }
+	words := []string{"IN", "project=default", "KEY",
+		id(r.play(`201 POST me/ssh-keys {NAME=key,"public_key":"ssh"}`)),
+		"GROUP", id(r.play(`201 POST anti-affinity-groups?project=default {NAME=workers,"policy":"fail",
+	"failure_domain":"sled"}`)),
+		"FLOATING", id(r.play(`201 POST floating-ips?project=default {NAME=endpoint}`)),
+		"IMAGE", id(r.play("200 GET images/os")), "IDLE", r.instance("idle").ID}
+	words = append(words, "ID", id(r.play(`
+201 POST instances?IN {NAME=machine,"hostname":"i","ncpus":1,"memory":1073741824,
+	"ssh_public_keys":["key"],"anti_affinity_groups":["workers"],"external_ips":[{"type":"ephemeral"},
+	{"type":"floating","floating_ip":"FLOATING"}],"boot_disk":{"type":"create",NAME=machine-boot,
+	"size":1073741824,"disk_backend":{"type":"distributed","disk_source":
+	{"type":"image","image_id":"IMAGE","read_only":false}}}}`, words...)))
 	r.awaitState("machine", "running")
-
-	r.demand(200, key, "GET /v1/instances/"+id+"/ssh-public-keys")
-	external := r.demand(200, "", "GET /v1/instances/"+id+"/external-ips")
-	var kinds []string
-	ephemeralIP := ""
-	for _, ip := range unmarshal[page[map[string]any]](r.t, external).Items {
+	r.play(`200 GET instances/ID/ssh-public-keys => KEY`, words...)
+	kinds, ephemeral := []string{}, ""
+	for _, ip := range unmarshal[page[map[string]any]](r.t,
+		r.play(`200 GET instances/ID/external-ips`, words...)).Items {
 		kinds = append(kinds, ip["kind"].(string))
 		if ip["kind"] == "ephemeral" {
-			ephemeralIP = ip["ip"].(string)
+			ephemeral = ip["ip"].(string)
 		}
 	}
 	if got := strings.Join(kinds, " "); got != "snat ephemeral floating" {
 		r.t.Errorf("the instance has the external addresses %s", got)
 	}
-	ephemeral := fmt.Sprintf(" /v1/instances/%s/external-ips/ephemeral", id)
-	r.demand(202, ephemeralIP, "POST"+ephemeral+" {}") // the instance keeps its address
-	r.demand(204, "", "DELETE"+ephemeral)
-	r.demand(400, "instance does not have an ephemeral IP attached", "DELETE"+ephemeral)
-	r.demand(202, "", "POST"+ephemeral+` {"pool_selector":{"type":"explicit","pool":"default-ipv6"}}`)
-	r.demand(404, "not found: default unicast IPv6 pool for current silo",
-		"POST"+ephemeral+` {"pool_selector":{"type":"auto","ip_version":"v6"}}`)
-
-	r.membership(id, group)
+	// The instance keeps its address. A running instance cannot be added to a group again.
+	r.play(`
+202 POST instances/ID/external-ips/ephemeral {} => ADDRESS
+204 DELETE instances/ID/external-ips/ephemeral
+400 DELETE instances/ID/external-ips/ephemeral => instance does not have an ephemeral IP attached
+202 POST instances/ID/external-ips/ephemeral {"pool_selector":
+	{"type":"explicit","pool":"default-ipv6"}}
+404 POST instances/ID/external-ips/ephemeral {"pool_selector":{"type":"auto","ip_version":"v6"}}
+	=> not found: default unicast IPv6 pool for current silo
+200 GET instances/ID/anti-affinity-groups => GROUP
+200 GET anti-affinity-groups/GROUP/members => ID
+200 GET anti-affinity-groups/GROUP/members/instance/ID => ID
+204 DELETE anti-affinity-groups/GROUP/members/instance/ID
+404 DELETE anti-affinity-groups/GROUP/members/instance/ID
+	=> anti-affinity-group-member with id \"ID
+400 POST anti-affinity-groups/GROUP/members/instance/ID
+	=> Instance cannot be added to anti-affinity group with reservation
+201 POST anti-affinity-groups/GROUP/members/instance/IDLE
+400 POST anti-affinity-groups/GROUP/members/instance/IDLE
+	=> already exists: anti-affinity-group-member`, append(words, "ADDRESS", ephemeral)...)
 	r.change("stop", "machine", "stopped")
-	r.delete("instances/machine")
-	r.delete("disks/machine-boot")
-	r.demand(200, `"instance_id":null`, "GET /v1/floating-ips/"+floating)
-	r.demand(204, "", "DELETE /v1/floating-ips/"+floating)
-	r.delete("anti-affinity-groups/workers")
-	r.demand(204, "", "DELETE /v1/me/ssh-keys/key")
-}
-
-// membership removes a running instance from its group. The rack must refuse to add it again, but
-// must add another instance that is stopped.
-func (r *rackServer) membership(instance, group string) {
-	members := "/v1/anti-affinity-groups/" + group + "/members"
-	one, idle := members+"/instance/"+instance, members+"/instance/"+r.instance("idle").ID
-	r.demand(200, group, "GET /v1/instances/"+instance+"/anti-affinity-groups")
-	r.demand(200, instance, "GET "+members)
-	r.demand(200, instance, "GET "+one)
-	r.demand(204, "", "DELETE "+one)
-	r.demand(404, `anti-affinity-group-member with id \"`+instance, "DELETE "+one)
-	r.demand(400, "Instance cannot be added to anti-affinity group with reservation", "POST "+one)
-	r.demand(201, "", "POST "+idle)
-	r.demand(400, "already exists: anti-affinity-group-member", "POST "+idle)
+	r.play(`
+204 DELETE instances/machine?IN
+204 DELETE disks/machine-boot?IN
+200 GET floating-ips/FLOATING => "instance_id":null
+204 DELETE floating-ips/FLOATING
+204 DELETE anti-affinity-groups/workers?IN
+204 DELETE me/ssh-keys/key`, words...)
 }
 
 // project creates a project with its network, changes the network, and deletes both.
 func (r *rackServer) project() {
-	id := unmarshal[store.Identity](r.t, r.demand(201, "",
-		`POST /v1/projects {"name":"tf","description":"d"}`)).ID
+	id := unmarshal[store.Identity](r.t, r.play(`201 POST projects {NAME=tf}`)).ID
 	vpc := unmarshal[store.Resource](r.t, r.demand(200, "", "GET /v1/vpcs/default?project="+id))
-	rules := "/v1/vpc-firewall-rules?vpc=" + vpc.ID
-	names := func(answer string) string {
-		var list []string
-		got := unmarshal[struct{ Rules, Items []store.Identity }](r.t, answer)
-		for _, i := range append(got.Rules, got.Items...) {
-			list = append(list, i.Name)
-		}
-		return strings.Join(list, " ")
-	}
 	want := func(list, answer string) {
 		r.t.Helper()
-		if got := names(answer); got != list {
+		var names []string
+		got := unmarshal[struct{ Rules, Items []store.Identity }](r.t, answer)
+		for _, i := range append(got.Rules, got.Items...) {
+			names = append(names, i.Name)
+		}
+		if got := strings.Join(names, " "); got != list {
 			r.t.Errorf("got %s, want %s", got, list)
 		}
 	}
-	want("allow-icmp allow-internal-inbound allow-ssh", r.demand(200, "", "GET "+rules))
-	router := vpc.Text("system_router_id")
-	routes := r.demand(200, "", "GET /v1/vpc-router-routes?router="+router)
+	words := []string{"TF", id, "NETWORK", vpc.ID, "SYSTEM", vpc.Text("system_router_id"),
+		"IDLE", r.instance("idle").ID, "DENY", `"description":"","action":"deny",` +
+			`"direction":"inbound","status":"enabled","priority":50,"filters":{"ports":["80-81"],` +
+			`"protocols":[{"type":"tcp"}]},"targets":[{"type":"vpc","value"`}
+	want("allow-icmp allow-internal-inbound allow-ssh",
+		r.play("200 GET vpc-firewall-rules?vpc=NETWORK", words...))
+	routes := r.play("200 GET vpc-router-routes?router=SYSTEM", words...)
 	want("default default-v4 default-v6", routes)
-	v4 := unmarshal[page[store.Identity]](r.t, routes).Items[1].ID
-	r.demand(400, "DELETE not allowed on system routes", "DELETE /v1/vpc-router-routes/"+v4)
-	r.demand(400, "cannot delete system router", "DELETE /v1/vpc-routers/"+router)
-
-	rule := func(name, target string) string {
-		return fmt.Sprintf(`{"name":%q,"description":"","action":"deny","direction":"inbound",`+
-			`"status":"enabled","priority":50,"targets":[{"type":"vpc","value":%q}],`+
-			`"filters":{"ports":["80-81"],"protocols":[{"type":"tcp"}]}}`, name, target)
-	}
-	replace := func(list ...string) string {
-		return fmt.Sprintf(`PUT %s {"rules":[%s]}`, rules, strings.Join(list, ","))
-	}
-	want("no-web", r.demand(200, "", replace(rule("no-web", "default"))))
-	r.demand(400, `Rule names must be unique. Duplicates: [\"same\"]`,
-		replace(rule("same", "default"), rule("same", "default")))
-	r.demand(400, "cross-VPC firewall target unsupported", replace(rule("other", "elsewhere")))
-
-	r.demand(500, "Internal Server Error", "PUT /v1/projects/"+id+` {"name":"default"}`)
-	remove := "DELETE /v1/projects/" + id
-	r.demand(201, "", "POST /v1/floating-ips?project="+id+` {"name":"f","description":""}`)
-	r.demand(400, "floating IP must be in the same project as the instance", fmt.Sprintf(
-		`POST /v1/floating-ips/f/attach?project=%s {"kind":"instance","parent":%q}`, id,
-		r.instance("idle").ID))
-	r.demand(400, "project to be deleted contains a floating ip: f", remove)
-	r.demand(204, "", fmt.Sprintf("DELETE /v1/floating-ips/f?project=%s", id))
-	r.demand(400, "project to be deleted contains a vpc: default", remove)
-	r.demand(204, "", fmt.Sprintf("DELETE /v1/vpc-subnets/default?vpc=%s", vpc.ID))
-	r.demand(204, "", fmt.Sprintf("DELETE /v1/vpcs/%s", vpc.ID))
-	r.demand(204, "", remove)
+	words = append(words, "V4", unmarshal[page[store.Identity]](r.t, routes).Items[1].ID)
+	want("no-web", r.play(`
+400 DELETE vpc-router-routes/V4 => DELETE not allowed on system routes
+400 DELETE vpc-routers/SYSTEM => cannot delete system router
+200 PUT vpc-firewall-rules?vpc=NETWORK {"rules":[{"name":"no-web",DENY:"default"}]}]}`, words...))
+	r.play(`
+400 PUT vpc-firewall-rules?vpc=NETWORK {"rules":[{"name":"same",DENY:"default"}]},
+	{"name":"same",DENY:"default"}]}]} => Rule names must be unique. Duplicates: [\"same\"]
+400 PUT vpc-firewall-rules?vpc=NETWORK {"rules":[{"name":"other",DENY:"elsewhere"}]}]}
+	=> cross-VPC firewall target unsupported
+500 PUT projects/TF {"name":"default"} => Internal Server Error
+201 POST floating-ips?project=TF {NAME=f}
+400 POST floating-ips/f/attach?project=TF {"kind":"instance","parent":"IDLE"}
+	=> floating IP must be in the same project as the instance
+400 DELETE projects/TF => project to be deleted contains a floating ip: f
+204 DELETE floating-ips/f?project=TF
+400 DELETE projects/TF => project to be deleted contains a vpc: default
+204 DELETE vpc-subnets/default?vpc=NETWORK
+204 DELETE vpcs/NETWORK
+204 DELETE projects/TF`, words...)
 }
 
 // secondInterface adds an interface to a stopped instance, makes the new interface the primary one,
 // and removes the old one.
 func (r *rackServer) secondInterface() {
-	const in = "project=default&instance=idle"
-	r.demand(201, "", `POST /v1/vpc-subnets?vpc=default&project=default {"name":"second",`+
-		`"description":"","ipv4_block":"192.168.0.0/26"}`)
-	create := func(name, instance string) string {
-		return fmt.Sprintf(`POST /v1/network-interfaces?project=default&instance=%s {"name":%q,`+
-			`"description":"","vpc_name":"default","subnet_name":"second"}`, instance, name)
-	}
-	r.demand(400, "Instance must be stopped to attach a new network interface",
-		create("nic", "a"))
-	made := r.demand(201, `"ip":"192.168.0.5"`, create("nic", "idle"))
-	id := unmarshal[store.Identity](r.t, made).ID
-	r.demand(200, id, "GET /v1/network-interfaces/nic?"+in)
-	r.demand(400, "Each interface must be in a distinct VPC Subnet",
-		create("third", "idle"))
-	r.demand(200, `"primary":true`, "PUT /v1/network-interfaces/"+id+` {"primary":true}`)
-	r.demand(400, "may not be deleted while secondary interfaces are still attached",
-		"DELETE /v1/network-interfaces/"+id)
-	r.demand(204, "", "DELETE /v1/network-interfaces/net0?"+in)
-	r.demand(200, `"name":"only"`, "PUT /v1/network-interfaces/"+id+` {"name":"only"}`)
-	r.demand(204, "", "DELETE /v1/network-interfaces/"+id)
-	r.demand(404, "instance-network-interface", "GET /v1/network-interfaces/"+id)
+	words := []string{"OF", "project=default&instance", "SECOND", `"vpc_name":"default",` +
+		`"subnet_name":"second"`}
+	made := r.play(`
+201 POST vpc-subnets?vpc=default&project=default {NAME=second,"ipv4_block":"192.168.0.0/26"}
+400 POST network-interfaces?OF=a {NAME=nic,SECOND}
+	=> Instance must be stopped to attach a new network interface
+201 POST network-interfaces?OF=idle {NAME=nic,SECOND} => "ip":"192.168.0.5"`, words...)
+	r.play(`
+200 GET network-interfaces/nic?OF=idle => ID
+400 POST network-interfaces?OF=idle {NAME=third,SECOND}
+	=> Each interface must be in a distinct VPC Subnet
+200 PUT network-interfaces/ID {"primary":true} => "primary":true
+400 DELETE network-interfaces/ID => may not be deleted while secondary interfaces are still attached
+204 DELETE network-interfaces/net0?OF=idle
+200 PUT network-interfaces/ID {"name":"only"} => "name":"only"
+204 DELETE network-interfaces/ID
+404 GET network-interfaces/ID => instance-network-interface`,
+		append(words, "ID", unmarshal[store.Identity](r.t, made).ID)...)
 }
 
 var update = flag.Bool("update", false, "write docs/operations.md and docs/console.png")

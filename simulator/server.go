@@ -208,7 +208,7 @@ func (s *Server) serve(r *apiRequest) response {
 		s.log.Error("an operation is not implemented", slog.String("error", err.Error()))
 		return newResponse(r.id, 0, nil, err)
 	}
-	r.call.Named, r.call.Window, r.call.Kind = r.named(), r.scan.window(), r.op.kind
+	r.call.Named, r.call.Window, r.call.Kind = r.named(), r.scan.Window, r.op.kind
 	r.call.Cascade = r.query.Get("cascade") == "true"
 	status, body, err := r.op.serve(s.rack, r)
 	if err != nil {

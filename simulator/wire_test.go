@@ -14,9 +14,9 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -108,12 +108,10 @@ func TestSlowOrLargeRequestsDoNotBlockOthers(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	// begin sends only the first bytes of a request.
 	begin := func(r *rackServer, request, body string) net.Conn {
-		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp",
-			strings.TrimPrefix(r.url, "http://"))
-		simtest.NoError(t, err)
-		_, err = fmt.Fprintf(conn, "%s?project=default HTTP/1.1\r\nHost: localhost\r\n"+
-			"Content-Length: 1000000\r\n\r\n%s", request, body)
-		simtest.NoError(t, err)
+		conn := looptest.Got((&net.Dialer{}).DialContext(t.Context(), "tcp",
+			strings.TrimPrefix(r.url, "http://")))(t)
+		looptest.Got(fmt.Fprintf(conn, "%s?project=default HTTP/1.1\r\nHost: localhost\r\n"+
+			"Content-Length: 1000000\r\n\r\n%s", request, body))(t)
 		return conn
 	}
 	for _, body := range []string{"{", "{" + strings.Repeat(" ", 100_000)} {
@@ -125,9 +123,9 @@ func TestSlowOrLargeRequestsDoNotBlockOthers(t *testing.T) {
 	go r.Admin().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPatch,
 		"http://localhost/switches", body))
 	_, err := io.WriteString(slow, "{")
-	simtest.NoError(t, err) // the admin listener has begun to read the body
+	looptest.Must(t, err) // the admin listener has begun to read the body
 	defer slow.Close()
-	simtest.Eventually(t, "the large bodies wait", func() bool { return len(r.large) == cap(r.large) })
+	looptest.Await(t, "the large bodies wait", func() bool { return len(r.large) == cap(r.large) })
 	r.disk("d")
 	r.askAdmin("POST", "/reset", "", "*/*")
 	r.demand(404, "", "GET /v1/disks/d?project=default")
@@ -184,7 +182,7 @@ func FuzzPageToken(f *testing.F) {
 			}
 			return
 		}
-		if s.LastSeen == nil || len(token) > maxToken {
+		if s.After == nil || len(token) > maxToken {
 			t.Fatalf("%q is taken: %+v", token, s)
 		}
 		last = strings.ToValidUTF8(last, "")
@@ -193,7 +191,7 @@ func FuzzPageToken(f *testing.F) {
 			return
 		}
 		again, err := parseToken(*next)
-		if err != nil || *again.LastSeen != last || again.SortBy != s.SortBy ||
+		if err != nil || *again.After != last || again.SortBy != s.SortBy ||
 			!maps.Equal(again.Parents, s.Parents) {
 			t.Fatalf("%+v behind %q becomes %+v, %v", s, last, again, err)
 		}
@@ -211,9 +209,9 @@ func FuzzListQuery(f *testing.F) {
 		s, err := parseScan(query, inProject)
 		switch {
 		case err != nil:
-		case s.limit < 1 || s.limit > maxLimit,
+		case s.Limit < 1 || s.Limit > maxLimit,
 			s.SortBy != store.ByName && s.SortBy != store.ByNameDescending && s.SortBy != store.ByID,
-			query.Has("page_token") != (s.LastSeen != nil):
+			query.Has("page_token") != (s.After != nil):
 			t.Fatalf("%q is the scan %+v", text, s)
 		}
 	})

@@ -24,8 +24,8 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func TestMain(m *testing.M) { namespace.Main(m) }
@@ -43,7 +43,7 @@ func newPlaneIn(t *testing.T, c Config) *Plane {
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
-		simtest.Eventually(t, "every device is released",
+		looptest.Await(t, "every device is released",
 			func() bool { return len(devicesOf(t, p)) == 0 })
 	})
 	return p
@@ -51,48 +51,39 @@ func newPlaneIn(t *testing.T, c Config) *Plane {
 
 func openPlane(t *testing.T, c Config) *Plane {
 	t.Helper()
-	simtest.NeedRoot(t)
+	looptest.NeedRoot(t)
 	c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
-	return must(Open(c))(t)
+	return looptest.Got(Open(c))(t)
 }
 
 func newPlaneOn(t *testing.T, fsType string) *Plane {
 	t.Helper()
-	simtest.NeedRoot(t)
+	looptest.NeedRoot(t)
 	image, dir := filepath.Join(t.TempDir(), "host.img"), t.TempDir()
-	simtest.NoError(t, os.WriteFile(image, nil, 0o600))
-	simtest.NoError(t, os.Truncate(image, 1<<30))
-	host := must(loopdev.Attach(t.Context(),
+	looptest.Must(t, os.WriteFile(image, nil, 0o600))
+	looptest.Must(t, os.Truncate(image, 1<<30))
+	host := looptest.Got(loopdev.Attach(t.Context(),
 		loopdev.Config{Path: image, Serial: "host-" + newID()}))(t)
 	t.Cleanup(func() {
-		simtest.Eventually(t, "the host's filesystem is released",
+		looptest.Await(t, "the host's filesystem is released",
 			func() bool { return host.Detach(context.Background()) == nil })
 	})
-	simtest.Command(t, "mkfs."+fsType, "-q", host.Path)
-	simtest.Mount(t, host.Path, dir)
+	looptest.Command(t, "mkfs."+fsType, "-q", host.Path)
+	looptest.Mount(t, host.Path, dir)
 	return newPlaneIn(t, Config{Dir: dir})
-}
-
-// must fails the test if err is not nil, and else returns the value.
-func must[T any](value T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		simtest.NoError(t, err)
-		return value
-	}
 }
 
 func newID() string { return uuid.NewString() }
 
 func devicesOf(t *testing.T, p *Plane) []loopdev.Device {
 	t.Helper()
-	return must(p.OwnDevices())(t)
+	return looptest.Got(p.OwnDevices())(t)
 }
 
 func newGuest(t *testing.T, p *Plane) string {
 	t.Helper()
 	id := newID()
-	simtest.NoError(t, p.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
+	looptest.Must(t, p.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
 	return id
 }
 
@@ -100,7 +91,7 @@ func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 	t.Helper()
 	spec := Device{InstanceID: instanceID, DiskID: newID(), DiskName: name,
 		SizeBytes: testDiskSize, BlockSize: 512}
-	simtest.NoError(t, p.CreateDisk(spec.DiskID, spec.SizeBytes))
+	looptest.Must(t, p.CreateDisk(spec.DiskID, spec.SizeBytes))
 	return spec
 }
 
@@ -108,14 +99,14 @@ func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 func plugDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 	t.Helper()
 	spec := newDisk(t, p, instanceID, name)
-	simtest.NoError(t, p.Plug(spec, Fault{}))
+	looptest.Must(t, p.Plug(spec, Fault{}))
 	return spec
 }
 
 func seen(t *testing.T, p *Plane, instanceID string) []string {
 	t.Helper()
 	var names []string
-	for _, e := range must(os.ReadDir(p.view(instanceID).blockDir()))(t) {
+	for _, e := range looptest.Got(os.ReadDir(p.view(instanceID).blockDir()))(t) {
 		names = append(names, e.Name())
 	}
 	return names
@@ -137,11 +128,11 @@ func TestMkfsDistinguishesDisksWithTheSameSerial(t *testing.T) {
 		p := newPlane(t)
 		spec := newDisk(t, p, newGuest(t, p), "same")
 		spec.SizeBytes = 256 << 20 // mkfs.btrfs refuses smaller disks
-		simtest.NoError(t, p.Plug(spec, Fault{}))
+		looptest.Must(t, p.Plug(spec, Fault{}))
 		node := p.view(spec.InstanceID).nodePath(seen(t, p, spec.InstanceID)[0])
-		simtest.Command(t, "mkfs.btrfs", "-q", node)
+		looptest.Command(t, "mkfs.btrfs", "-q", node)
 		if mounted {
-			simtest.Mount(t, node, t.TempDir(), "-t", "btrfs")
+			looptest.Mount(t, node, t.TempDir(), "-t", "btrfs")
 		}
 	}
 }
@@ -158,13 +149,13 @@ func TestOnlyDistributedDisksHaveAWriteCacheAndRefuseDiscards(t *testing.T) { //
 		id := newGuest(t, p)
 		spec := newDisk(t, p, id, "data")
 		spec.Local = test.local
-		simtest.NoError(t, p.Plug(spec, Fault{}))
+		looptest.Must(t, p.Plug(spec, Fault{}))
 		node := nodeOf(t, p, id)
 		path := filepath.Join(p.view(id).blockDir(), filepath.Base(node), "queue", "write_cache")
 		if got, err := os.ReadFile(path); err != nil || string(got) != test.cache {
 			t.Errorf("%s is %q (%v), want %q", path, got, err, test.cache)
 		}
-		simtest.NoError(t, writeTo(node, 7))
+		looptest.Must(t, writeTo(node, 7))
 		_ = exec.Command("blkdiscard", node).Run() // blkdiscard fails if the device refuses discards
 		if got := first(t, p, spec); got != test.left {
 			t.Errorf("%+v: the first byte after a discard is %d", test, got)
@@ -180,7 +171,7 @@ func TestPlugRefusesADiskOfAnotherGuest(t *testing.T) {
 	if err := p.Plug(spec, Fault{}); err == nil {
 		t.Error("a second guest was given the disk")
 	}
-	simtest.NoError(t, p.Unplug(b, spec.DiskID))
+	looptest.Must(t, p.Unplug(b, spec.DiskID))
 	if names := seen(t, p, a); len(names) != 1 {
 		t.Errorf("the unplug of B changed what A sees: %v", names)
 	}
@@ -199,7 +190,7 @@ func TestDeviceNumbersDoNotFollowTheOrderOfAttachment(t *testing.T) {
 		inOrder = append(inOrder, p.guests.disk(spec.DiskID).node)
 	}
 	number := func(name string) (n int) {
-		must(fmt.Sscanf(name, "nvme%d", &n))(t)
+		looptest.Got(fmt.Sscanf(name, "nvme%d", &n))(t)
 		return n
 	}
 	if slices.IsSortedFunc(inOrder, func(a, b string) int { return number(a) - number(b) }) {
@@ -218,44 +209,44 @@ func TestForceDetachCutsTheGuestOffFromTheDisk(t *testing.T) {
 			a, b := newGuest(t, p), newGuest(t, p)
 			spec := newDisk(t, p, a, "yanked")
 			spec.SizeBytes = 320 << 20
-			simtest.NoError(t, p.RemoveDisk(spec.DiskID))
-			simtest.NoError(t, p.CreateDisk(spec.DiskID, spec.SizeBytes))
-			simtest.NoError(t, p.Plug(spec, Fault{}))
+			looptest.Must(t, p.RemoveDisk(spec.DiskID))
+			looptest.Must(t, p.CreateDisk(spec.DiskID, spec.SizeBytes))
+			looptest.Must(t, p.Plug(spec, Fault{}))
 			old, dir := nodeOf(t, p, a), t.TempDir()
-			simtest.Command(t, "mkfs."+fsType, "-q", old)
-			simtest.Mount(t, old, dir)
-			simtest.NoError(t, os.WriteFile(filepath.Join(dir, "f"), []byte("kept"), 0o600))
-			simtest.Command(t, "sync", "-f", dir)
-			raw := must(os.OpenFile(old, os.O_RDWR, 0))(t)
+			looptest.Command(t, "mkfs."+fsType, "-q", old)
+			looptest.Mount(t, old, dir)
+			looptest.Must(t, os.WriteFile(filepath.Join(dir, "f"), []byte("kept"), 0o600))
+			looptest.Command(t, "sync", "-f", dir)
+			raw := looptest.Got(os.OpenFile(old, os.O_RDWR, 0))(t)
 			defer raw.Close()
 
-			simtest.NoError(t, p.Unplug(a, spec.DiskID))
+			looptest.Must(t, p.Unplug(a, spec.DiskID))
 			spec.InstanceID = b
-			simtest.NoError(t, p.Plug(spec, Fault{}))
+			looptest.Must(t, p.Plug(spec, Fault{}))
 			if _, err := raw.WriteAt(make([]byte, 8192), 0); err == nil && raw.Sync() == nil {
 				t.Error("the old guest still writes")
 			}
 			_ = os.WriteFile(filepath.Join(dir, "g"), make([]byte, 1<<20), 0o600)
 			_ = exec.Command("sync", "-f", dir).Run()
 			raw.Close()
-			simtest.NoError(t, unix.Unmount(dir, unix.MNT_DETACH))
-			simtest.Eventually(t, "the kernel releases the old device",
+			looptest.Must(t, unix.Unmount(dir, unix.MNT_DETACH))
+			looptest.Await(t, "the kernel releases the old device",
 				func() bool { return len(devicesOf(t, p)) == 1 })
 
-			simtest.Mount(t, nodeOf(t, p, b), dir)
+			looptest.Mount(t, nodeOf(t, p, b), dir)
 			got, err := os.ReadFile(filepath.Join(dir, "f"))
 			if string(got) != "kept" || exists(filepath.Join(dir, "g")) {
 				t.Errorf("the new guest reads %q, %v", got, err)
 			}
-			simtest.Command(t, "umount", dir)
+			looptest.Command(t, "umount", dir)
 		})
 	}
 }
 
 func TestADirectoryWithoutDeviceNodesIsRefused(t *testing.T) {
-	simtest.NeedRoot(t)
+	looptest.NeedRoot(t)
 	dir := t.TempDir()
-	simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "nodev,size=1m")
+	looptest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "nodev,size=1m")
 	_, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), "nodev") {
 		t.Errorf("openPlane = %v, want an error that says nodev", err)
@@ -267,16 +258,16 @@ func TestCloseAndRemoveGuestReleaseEveryDevice(t *testing.T) {
 	id := newGuest(t, p)
 	again := func() error { return p.RemoveGuest(id) }
 	for _, end := range []func() error{again, again, p.Close} {
-		simtest.NoError(t, p.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
+		looptest.Must(t, p.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
 		plugDisk(t, p, id, "now")
-		simtest.NoError(t, p.Plug(newDisk(t, p, id, "later"), Fault{Delay: time.Hour}))
-		simtest.NoError(t, end())
+		looptest.Must(t, p.Plug(newDisk(t, p, id, "later"), Fault{Delay: time.Hour}))
+		looptest.Must(t, end())
 		left, _ := filepath.Glob(filepath.Join(p.view(id).blockDir(), "*")) // the pattern is valid
 		if n := len(devicesOf(t, p)); n != 0 || len(left) != 0 {
 			t.Errorf("afterwards there are %d devices, and the guest sees %v", n, left)
 		}
 	}
-	simtest.NoError(t, p.RemoveGuest(newID()))
+	looptest.Must(t, p.RemoveGuest(newID()))
 	if err := p.Plug(newDisk(t, p, id, "after"), Fault{}); err == nil {
 		t.Error("a closed data plane plugs a disk")
 	}
@@ -296,7 +287,7 @@ func TestPlugDoesNotWaitForAnotherGuest(t *testing.T) {
 	for _, what := range []string{"plug", "unplug"} {
 		select {
 		case err := <-done:
-			simtest.NoError(t, err)
+			looptest.Must(t, err)
 		case <-time.After(30 * time.Second):
 			t.Fatalf("%s waits for another guest", what)
 		}
@@ -331,21 +322,21 @@ func writeTo(path string, fill byte) error {
 
 func first(t *testing.T, p *Plane, d Device) byte {
 	t.Helper()
-	return must(os.ReadFile(p.DiskPath(d.DiskID)))(t)[0]
+	return looptest.Got(os.ReadFile(p.DiskPath(d.DiskID)))(t)[0]
 }
 
 func TestADetachedDiskKeepsItsFaultsUntilHeal(t *testing.T) {
 	p := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	a, b := newGuest(t, p), newGuest(t, p)
 	d := plugDisk(t, p, a, "db")
-	simtest.NoError(t, writeTo(nodeOf(t, p, a), 'a'))
-	simtest.NoError(t, p.Flaky.Fail(d.DiskID, flakydisk.Fault{On: flakydisk.OnFlush}))
+	looptest.Must(t, writeTo(nodeOf(t, p, a), 'a'))
+	looptest.Must(t, p.Flaky.Fail(d.DiskID, flakydisk.Fault{On: flakydisk.OnFlush}))
 	if err := writeTo(nodeOf(t, p, a), 'b'); !errors.Is(err, unix.EIO) {
 		t.Errorf("a flush = %v, want EIO", err)
 	}
-	simtest.NoError(t, p.Unplug(a, d.DiskID))
+	looptest.Must(t, p.Unplug(a, d.DiskID))
 	d.InstanceID = b
-	simtest.NoError(t, p.Plug(d, Fault{}))
+	looptest.Must(t, p.Plug(d, Fault{}))
 	if err := writeTo(nodeOf(t, p, b), 'c'); !errors.Is(err, unix.EIO) {
 		t.Errorf("a flush in the next guest = %v, want EIO", err)
 	}
@@ -353,8 +344,8 @@ func TestADetachedDiskKeepsItsFaultsUntilHeal(t *testing.T) {
 	if err != nil || len(faults) != 1 || faults[0].Fired < 2 {
 		t.Errorf("the faults are %+v, %v, want one that has fired in both guests", faults, err)
 	}
-	simtest.NoError(t, p.Flaky.Heal(d.DiskID))
-	simtest.NoError(t, writeTo(nodeOf(t, p, b), 'd'))
+	looptest.Must(t, p.Flaky.Heal(d.DiskID))
+	looptest.Must(t, writeTo(nodeOf(t, p, b), 'd'))
 	if got := first(t, p, d); got != 'd' {
 		t.Errorf("the disk begins with %q, want d", got)
 	}
@@ -364,14 +355,14 @@ func TestAHangingDiskCanBeDetachedFromItsGuest(t *testing.T) {
 	p := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	guest := newGuest(t, p)
 	d := plugDisk(t, p, guest, "db")
-	simtest.NoError(t, p.Flaky.Fail(d.DiskID, flakydisk.Fault{On: flakydisk.OnWrite, Hang: true}))
+	looptest.Must(t, p.Flaky.Fail(d.DiskID, flakydisk.Fault{On: flakydisk.OnWrite, Hang: true}))
 	written := make(chan error, 1)
 	go func() { written <- writeTo(nodeOf(t, p, guest), 'h') }()
-	simtest.Eventually(t, "the write hangs", func() bool {
+	looptest.Await(t, "the write hangs", func() bool {
 		faults, err := p.Flaky.Faults(d.DiskID)
 		return err == nil && faults[0].Fired > 0
 	})
-	simtest.NoError(t, p.Unplug(guest, d.DiskID))
+	looptest.Must(t, p.Unplug(guest, d.DiskID))
 	if err := <-written; err == nil {
 		t.Error("a write that hung until the disk was taken away succeeded")
 	}
@@ -385,9 +376,9 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 	p := openPlane(t, Config{Dir: dir, FlakyDisks: true})
 	guest := newGuest(t, p)
 	d := plugDisk(t, p, guest, "db")
-	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'k'))
+	looptest.Must(t, writeTo(nodeOf(t, p, guest), 'k'))
 	// End the FUSE connection, as the kernel does when the process ends.
-	simtest.NoError(t, unix.Unmount(p.Flaky.dir, unix.MNT_FORCE|unix.MNT_DETACH))
+	looptest.Must(t, unix.Unmount(p.Flaky.dir, unix.MNT_FORCE|unix.MNT_DETACH))
 	p.Stop()
 	dead := devicesOf(t, p)
 	if len(dead) != 1 || !dead[0].Orphaned {
@@ -396,20 +387,20 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 
 	// Another rack has a disk with the same ID, because both have the same configuration.
 	same := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
-	simtest.NoError(t, same.CreateDisk(d.DiskID, d.SizeBytes))
+	looptest.Must(t, same.CreateDisk(d.DiskID, d.SizeBytes))
 	if theirs := devicesOf(t, same); len(theirs) != 0 {
 		t.Errorf("another rack claims the devices %+v", theirs)
 	}
 	p = newPlaneIn(t, Config{Dir: dir, FlakyDisks: true})
-	simtest.NoError(t, p.AddGuest(Firmware{InstanceID: guest, Name: "web-1"}))
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{d}, IDs{"disks": {d.DiskID}}))
+	looptest.Must(t, p.AddGuest(Firmware{InstanceID: guest, Name: "web-1"}))
+	looptest.Must(t, p.Reconcile(t.Context(), []Device{d}, IDs{"disks": {d.DiskID}}))
 	if devices := devicesOf(t, p); len(devices) != 1 || devices[0].Sequence == dead[0].Sequence {
 		t.Errorf("the devices are %+v, want a new one alone", devices)
 	}
 	if got := first(t, p, d); got != 'k' {
 		t.Errorf("the disk begins with %q, want k", got)
 	}
-	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'l'))
+	looptest.Must(t, writeTo(nodeOf(t, p, guest), 'l'))
 }
 
 // killed reopens the directory of a plane that is not closed, as after a kill of the simulator, and
@@ -418,13 +409,13 @@ func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 	t.Helper()
 	p.cancel()
 	p.working.Wait()
-	after, ids := must(Open(Config{Dir: p.Dir, Log: p.Log}))(t), IDs{}
+	after, ids := looptest.Got(Open(Config{Dir: p.Dir, Log: p.Log}))(t), IDs{}
 	t.Cleanup(func() { _ = after.Close() })
 	for _, d := range attached {
-		simtest.NoError(t, after.AddGuest(Firmware{InstanceID: d.InstanceID, Name: "web-1"}))
+		looptest.Must(t, after.AddGuest(Firmware{InstanceID: d.InstanceID, Name: "web-1"}))
 		ids["disks"] = append(ids["disks"], d.DiskID)
 	}
-	simtest.NoError(t, after.Reconcile(t.Context(), attached, ids))
+	looptest.Must(t, after.Reconcile(t.Context(), attached, ids))
 	return after
 }
 
@@ -433,12 +424,12 @@ func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
 	// Give the device's file a path that will not exist any more, as after the removal of a container.
 	elsewhere := t.TempDir()
-	simtest.Command(t, "mount", "--bind", before.Dir, elsewhere)
-	loop := must(loopdev.Attach(t.Context(), loopdev.Config{
+	looptest.Command(t, "mount", "--bind", before.Dir, elsewhere)
+	loop := looptest.Got(loopdev.Attach(t.Context(), loopdev.Config{
 		Path:   filepath.Join(elsewhere, "disks", spec.DiskID+".img"),
 		Serial: spec.loopSerial(), BlockSize: spec.BlockSize, SizeLimit: spec.SizeBytes,
 	}))(t)
-	simtest.Command(t, "umount", "--lazy", elsewhere)
+	looptest.Command(t, "umount", "--lazy", elsewhere)
 
 	p := killed(t, before, spec)
 	if got := *p.guests.disk(spec.DiskID).loop; got.Sequence != loop.Sequence {
@@ -456,20 +447,20 @@ func TestReconcileKeepsTheDevicesOfAnotherRack(t *testing.T) {
 			spec := plugDisk(t, theirs, newGuest(t, theirs), "theirs")
 			// Mount another directory over that of theirs: in two containers, racks may have the same path.
 			kept := t.TempDir()
-			simtest.Command(t, "mount", "--bind", theirs.Dir, kept)
+			looptest.Command(t, "mount", "--bind", theirs.Dir, kept)
 			if name == "on another filesystem" {
-				simtest.Command(t, "mount", "-t", "tmpfs", "ours", theirs.Dir)
+				looptest.Command(t, "mount", "-t", "tmpfs", "ours", theirs.Dir)
 			} else {
-				simtest.Command(t, "mount", "--bind", t.TempDir(), theirs.Dir)
+				looptest.Command(t, "mount", "--bind", t.TempDir(), theirs.Dir)
 			}
 			if name == "whose file was removed" {
-				simtest.NoError(t, os.Remove(filepath.Join(kept, "disks", spec.DiskID+".img")))
+				looptest.Must(t, os.Remove(filepath.Join(kept, "disks", spec.DiskID+".img")))
 			}
-			p := must(Open(Config{Dir: theirs.Dir, Log: theirs.Log}))(t)
-			simtest.NoError(t, p.Reconcile(t.Context(), nil, nil))
-			simtest.NoError(t, p.Close())
-			simtest.Command(t, "umount", theirs.Dir)
-			simtest.Command(t, "umount", kept)
+			p := looptest.Got(Open(Config{Dir: theirs.Dir, Log: theirs.Log}))(t)
+			looptest.Must(t, p.Reconcile(t.Context(), nil, nil))
+			looptest.Must(t, p.Close())
+			looptest.Command(t, "umount", theirs.Dir)
+			looptest.Command(t, "umount", kept)
 			if got := devicesOf(t, theirs); len(got) != 1 || got[0].Releasing {
 				t.Errorf("devices = %+v, want the one of the other rack", got)
 			}
@@ -502,7 +493,7 @@ func TestReconcileReplacesDevicesThatDifferFromTheirDisks(t *testing.T) {
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	spec := plugDisk(t, before, newGuest(t, before), "leaving")
-	holder := must(os.Open(nodeOf(t, before, spec.InstanceID)))(t)
+	holder := looptest.Got(os.Open(nodeOf(t, before, spec.InstanceID)))(t)
 	defer holder.Close()
 	old := *before.guests.disk(spec.DiskID).loop
 	ended, cancel := context.WithCancel(t.Context())
@@ -515,7 +506,7 @@ func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 		t.Error("the device that is being released was adopted")
 	}
 	holder.Close()
-	simtest.Eventually(t, "the old device goes", func() bool { return len(devicesOf(t, p)) == 1 })
+	looptest.Await(t, "the old device goes", func() bool { return len(devicesOf(t, p)) == 1 })
 }
 
 func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
@@ -528,22 +519,22 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	if got := nodeOf(t, p, id); got != visible || p.guests.disk(second.DiskID).node != "" {
 		t.Errorf("the guest sees %s, saw %s", got, visible)
 	}
-	simtest.NoError(t, p.Unplug(id, first.DiskID))
+	looptest.Must(t, p.Unplug(id, first.DiskID))
 	if names := seen(t, p, id); len(names) != 0 {
 		t.Errorf("after the first went, the guest sees %v, want none", names)
 	}
 	// A restart of the guest removes every device and adds it again.
-	simtest.NoError(t, p.Unplug(id, second.DiskID))
-	simtest.NoError(t, p.Plug(second, Fault{}))
+	looptest.Must(t, p.Unplug(id, second.DiskID))
+	looptest.Must(t, p.Plug(second, Fault{}))
 	nodeOf(t, p, id)
 }
 
 func TestReconcileRemovesFilesWithoutARecord(t *testing.T) {
 	p := newPlane(t)
 	kept, snapshot, guest := newID(), newID(), newGuest(t, p)
-	simtest.NoError(t, p.CreateDisk(kept, testDiskSize))
-	simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, kept))
-	simtest.NoError(t, p.ImportImage(t.Context(), kept, "", testDiskSize))
+	looptest.Must(t, p.CreateDisk(kept, testDiskSize))
+	looptest.Must(t, p.SnapshotDisk(t.Context(), snapshot, kept))
+	looptest.Must(t, p.ImportImage(t.Context(), kept, "", testDiskSize))
 	gone := newID()
 	orphans := []string{
 		p.DiskPath(gone), p.DiskPath(kept) + unfinished, p.SnapshotPath(gone),
@@ -556,10 +547,10 @@ func TestReconcileRemovesFilesWithoutARecord(t *testing.T) {
 		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~",
 		filepath.Join(p.Dir, "images", "thesis.img"), filepath.Join(p.Dir, "fuse-notes")}
 	for _, path := range append(others, orphans...) {
-		simtest.NoError(t, os.WriteFile(path, nil, 0o600))
+		looptest.Must(t, os.WriteFile(path, nil, 0o600))
 	}
-	simtest.NoError(t, p.Flaky.open(p.Dir, false))
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{"disks": {kept},
+	looptest.Must(t, p.Flaky.open(p.Dir, false))
+	looptest.Must(t, p.Reconcile(t.Context(), nil, IDs{"disks": {kept},
 		"snapshots": {snapshot}, "images": {kept}, Left: {gone, "", "../disks"}}))
 	for _, path := range orphans {
 		if exists(path) {
@@ -579,7 +570,7 @@ func TestReconcileRemovesFilesWithoutARecord(t *testing.T) {
 func TestForeignMountsInTheDirectoryStay(t *testing.T) {
 	p := newPlane(t)
 	theirs := filepath.Join(t.TempDir(), "theirs")
-	simtest.NoError(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
+	looptest.Must(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
 	guest, orphan := newGuest(t, p), newID()
 	reconcile := func() error { return p.Reconcile(t.Context(), nil, IDs{Left: {orphan}}) }
 	for _, test := range []struct {
@@ -593,21 +584,21 @@ func TestForeignMountsInTheDirectoryStay(t *testing.T) {
 		{filepath.Join(p.Dir, "fuse-7"), func() error { return p.Flaky.open(p.Dir, false) }},
 	} {
 		at, remove := test.at, test.remove
-		simtest.NoError(t, os.MkdirAll(at, 0o755))
-		simtest.Command(t, "mount", "--bind", filepath.Dir(theirs), at)
+		looptest.Must(t, os.MkdirAll(at, 0o755))
+		looptest.Command(t, "mount", "--bind", filepath.Dir(theirs), at)
 		err := remove()
-		simtest.Command(t, "umount", at)
+		looptest.Command(t, "umount", at)
 		if text, _ := os.ReadFile(theirs); err == nil || string(text) != "theirs" {
 			t.Errorf("%s: %v, and the foreign file has %q", at, err, text)
 		}
-		simtest.NoError(t, remove())
+		looptest.Must(t, remove())
 		if exists(at) {
 			t.Errorf("%s is left", at)
 		}
 	}
 	disk := newID()
-	simtest.NoError(t, os.Symlink(theirs, p.DiskPath(disk)+unfinished))
-	simtest.NoError(t, p.CreateDisk(disk, testDiskSize))
+	looptest.Must(t, os.Symlink(theirs, p.DiskPath(disk)+unfinished))
+	looptest.Must(t, p.CreateDisk(disk, testDiskSize))
 	if text, err := os.ReadFile(theirs); string(text) != "theirs" {
 		t.Errorf("the target of a link became a disk: it has %d bytes (%v)", len(text), err)
 	}
@@ -617,19 +608,19 @@ func TestReconcileContinuesAfterADiskWithoutAFile(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	lost, whole := newDisk(t, p, id, "lost"), newDisk(t, p, id, "whole")
-	simtest.NoError(t, os.Remove(p.DiskPath(lost.DiskID)))
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{lost, whole},
+	looptest.Must(t, os.Remove(p.DiskPath(lost.DiskID)))
+	looptest.Must(t, p.Reconcile(t.Context(), []Device{lost, whole},
 		IDs{"disks": {lost.DiskID, whole.DiskID}}))
 	nodeOf(t, p, id)
 }
 
 // TestNextNonZeroFindsTheBlocksThatWereWritten tests the search for data without SEEK_DATA.
 func TestNextNonZeroFindsTheBlocksThatWereWritten(t *testing.T) {
-	f := must(os.Create(filepath.Join(t.TempDir(), "disk")))(t)
+	f := looptest.Got(os.Create(filepath.Join(t.TempDir(), "disk")))(t)
 	defer f.Close()
 	const block = 64 << 10
 	for _, at := range []int64{block, 2*block + 5, 9*block - 1} {
-		must(f.WriteAt([]byte{1}, at))(t)
+		looptest.Got(f.WriteAt([]byte{1}, at))(t)
 	}
 	for _, c := range []struct {
 		size int64
@@ -638,14 +629,14 @@ func TestNextNonZeroFindsTheBlocksThatWereWritten(t *testing.T) {
 		{9 * block, [][2]int64{{block, 2 * block}, {2 * block, 3 * block}, {8 * block, 9 * block}}},
 		{2*block + 10, [][2]int64{{block, 2 * block}, {2 * block, 2*block + 10}}}, {block, nil},
 		{0, nil}} {
-		simtest.NoError(t, f.Truncate(c.size))
+		looptest.Must(t, f.Truncate(c.size))
 		var got [][2]int64
 		for at := int64(0); ; at = got[len(got)-1][1] {
 			start, end, err := nextNonZero(f, at)
 			if errors.Is(err, errNoData) {
 				break
 			}
-			simtest.NoError(t, err)
+			looptest.Must(t, err)
 			got = append(got, [2]int64{start, end})
 		}
 		if !slices.Equal(got, c.want) {
@@ -659,21 +650,21 @@ func TestACloneHasItsOwnSizeAndTheBytesAndHolesOfItsSource(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			p, id := newPlaneOn(t, fsType), newID()
 			source := filepath.Join(t.TempDir(), "image.raw") // the source is on another filesystem
-			f := must(os.Create(source))(t)
+			f := looptest.Got(os.Create(source))(t)
 			defer f.Close()
 			want := bytes.Repeat([]byte("oxide"), 50_000)
 			for _, at := range []int64{0, 40 << 20, 200<<20 - int64(len(want))} {
-				must(f.WriteAt(want, at))(t)
+				looptest.Got(f.WriteAt(want, at))(t)
 			}
 			const size = 200 << 20
-			simtest.NoError(t, p.ImportImage(t.Context(), id, source, size))
-			simtest.NoError(t, p.CloneDisk(t.Context(), id, p.ImagePath(id), 2*size))
-			clone := must(os.ReadFile(p.DiskPath(id)))(t)
-			original := must(os.ReadFile(source))(t)
+			looptest.Must(t, p.ImportImage(t.Context(), id, source, size))
+			looptest.Must(t, p.CloneDisk(t.Context(), id, p.ImagePath(id), 2*size))
+			clone := looptest.Got(os.ReadFile(p.DiskPath(id)))(t)
+			original := looptest.Got(os.ReadFile(source))(t)
 			if !bytes.Equal(clone[:size], original) || len(clone) != 2*size {
 				t.Errorf("the clone of %d bytes differs from its source", len(clone))
 			}
-			if n := must(p.Allocated(id))(t); n > 4<<20 {
+			if n := looptest.Got(p.Allocated(id))(t); n > 4<<20 {
 				t.Errorf("the clone takes %d bytes: its holes were filled", n)
 			}
 		})
@@ -682,12 +673,12 @@ func TestACloneHasItsOwnSizeAndTheBytesAndHolesOfItsSource(t *testing.T) {
 
 func TestImagesFromAPipeOrLargerThanTheirDiskAreRefused(t *testing.T) {
 	p, id := newPlane(t), newID()
-	simtest.NoError(t, p.ImportImage(t.Context(), id, "", 1<<20))
+	looptest.Must(t, p.ImportImage(t.Context(), id, "", 1<<20))
 	if err := p.CloneDisk(t.Context(), id, p.ImagePath(id), 1<<19); err == nil {
 		t.Error("a clone smaller than its source was made")
 	}
 	pipe := filepath.Join(t.TempDir(), "pipe")
-	simtest.NoError(t, unix.Mkfifo(pipe, 0o600))
+	looptest.Must(t, unix.Mkfifo(pipe, 0o600))
 	if err := p.ImportImage(t.Context(), newID(), pipe, 1<<20); err == nil {
 		t.Error("an image was made of a pipe")
 	}
@@ -703,10 +694,10 @@ func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 		t.Run(host, func(t *testing.T) {
 			p := newPlaneOn(t, host)
 			spec := plugDisk(t, p, newGuest(t, p), "busy")
-			disk := must(os.OpenFile(nodeOf(t, p, spec.InstanceID), os.O_WRONLY|unix.O_DSYNC, 0))(t)
+			disk := looptest.Got(os.OpenFile(nodeOf(t, p, spec.InstanceID), os.O_WRONLY|unix.O_DSYNC, 0))(t)
 			defer disk.Close()
 			// Bytes between the two blocks make the copy take longer, so that the writer writes during it.
-			must(disk.WriteAt(bytes.Repeat([]byte("x"), testDiskSize/2), 4096))(t)
+			looptest.Got(disk.WriteAt(bytes.Repeat([]byte("x"), testDiskSize/2), 4096))(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			var synced atomic.Uint64
 			var writer sync.WaitGroup
@@ -728,8 +719,8 @@ func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 			defer cancel()
 			for range 3 {
 				snapshot, before := newID(), synced.Load()
-				simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
-				content := must(os.ReadFile(p.SnapshotPath(snapshot)))(t)
+				looptest.Must(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
+				content := looptest.Got(os.ReadFile(p.SnapshotPath(snapshot)))(t)
 				first := binary.LittleEndian.Uint64(content[places[0]:])
 				last := binary.LittleEndian.Uint64(content[places[1]:])
 				if first != last && first != last+1 || last < before {
@@ -746,9 +737,9 @@ func TestASnapshotFailsIfTheKernelDoesNotCountWrites(t *testing.T) {
 	spec, snapshot := plugDisk(t, p, newGuest(t, p), "uncounted"), newID()
 	loop := p.guests.disk(spec.DiskID).loop
 	counters := fmt.Sprintf("/sys/block/loop%d/queue/iostats", loop.Number)
-	simtest.NoError(t, os.WriteFile(counters, []byte("0"), 0))
+	looptest.Must(t, os.WriteFile(counters, []byte("0"), 0))
 	// Later users of the device need the counters.
-	defer func() { simtest.NoError(t, os.WriteFile(counters, []byte("1"), 0)) }()
+	defer func() { looptest.Must(t, os.WriteFile(counters, []byte("1"), 0)) }()
 	err := p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
 	if !errors.Is(err, ErrWrittenMeanwhile) || exists(p.SnapshotPath(snapshot)) {
 		t.Errorf("snapshotDisk = %v, want ErrWrittenMeanwhile and no snapshot", err)

@@ -13,8 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -22,7 +22,7 @@ import (
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
-	simtest.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	looptest.Must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err == nil && e.Type().IsRegular() {
 			var text []byte
 			if filepath.Ext(path) != ".img" {
@@ -45,9 +45,8 @@ func openIn(t *testing.T, dir string) (*Simulation, error) {
 func rackDir(t *testing.T) (dir, disk string) {
 	t.Helper()
 	dir = t.TempDir()
-	r, err := openIn(t, dir)
-	simtest.NoError(t, err)
-	simtest.NoError(t, r.Close())
+	r := looptest.Got(openIn(t, dir))(t)
+	looptest.Must(t, r.Close())
 	disks, err := filepath.Glob(filepath.Join(dir, "disks", "*"))
 	if err != nil || len(disks) != 1 {
 		t.Fatalf("the rack has the disks %v (%v)", disks, err)
@@ -81,11 +80,11 @@ func TestPrepareDirRefusesForeignDirectories(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, test.path)
-			simtest.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			looptest.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 			if strings.HasSuffix(test.path, "/") {
-				simtest.NoError(t, os.MkdirAll(path, 0o755))
+				looptest.Must(t, os.MkdirAll(path, 0o755))
 			} else if test.path != "" {
-				simtest.NoError(t, os.WriteFile(path, []byte(test.text), 0o600))
+				looptest.Must(t, os.WriteFile(path, []byte(test.text), 0o600))
 			}
 			err := prepareDir(dir, "")
 			switch {
@@ -111,12 +110,12 @@ func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
 	dir, _ := rackDir(t)
 	stranger, aside := t.TempDir(), filepath.Join(t.TempDir(), "aside")
 	theirs := filepath.Join(stranger, "theirs")
-	simtest.NoError(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
+	looptest.Must(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
 	plants := map[string]func(path string) error{
 		"a link to a file":      func(path string) error { return os.Symlink(theirs, path) },
 		"a link to a directory": func(path string) error { return os.Symlink(stranger, path) },
 		"a pipe": func(path string) error {
-			simtest.Command(t, "mkfifo", path)
+			looptest.Command(t, "mkfifo", path)
 			return nil
 		},
 		"a second name": func(path string) error { return os.Link(theirs, path) },
@@ -127,10 +126,8 @@ func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		delete(plants, "another user's file")
 	}
-	entries, err := fs.Glob(os.DirFS(dir), "*")
-	simtest.NoError(t, err)
-	inside, err := fs.Glob(os.DirFS(dir), "*/*")
-	simtest.NoError(t, err)
+	entries := looptest.Got(fs.Glob(os.DirFS(dir), "*"))(t)
+	inside := looptest.Got(fs.Glob(os.DirFS(dir), "*/*"))(t)
 	for _, name := range append(entries, inside...) {
 		for _, path := range []string{filepath.Join(dir, name), filepath.Join(dir, name+".tmp")} {
 			for what, plant := range plants {
@@ -138,25 +135,24 @@ func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
 					continue // a killed simulator leaves this second name, and the next start removes it
 				}
 				there := os.Rename(path, aside) == nil
-				simtest.NoError(t, plant(path))
+				looptest.Must(t, plant(path))
 				if r, err := openIn(t, dir); err == nil {
 					t.Errorf("a rack has %s at %s (%v)", what, path, r.Close())
 				}
 				if text, err := os.ReadFile(theirs); string(text) != "theirs" {
 					t.Fatalf("with %s at %s the stranger has %q (%v)", what, path, text, err)
 				}
-				simtest.NoError(t, os.Remove(path))
+				looptest.Must(t, os.Remove(path))
 				if there {
-					simtest.NoError(t, os.Rename(aside, path))
+					looptest.Must(t, os.Rename(aside, path))
 				}
 			}
 		}
 	}
 	disks := filepath.Join(dir, "disks")
-	simtest.NoError(t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(disks, 0o777)))
-	r, err := openIn(t, dir)
-	simtest.NoError(t, err)
-	simtest.NoError(t, r.Close())
+	looptest.Must(t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(disks, 0o777)))
+	r := looptest.Got(openIn(t, dir))(t)
+	looptest.Must(t, r.Close())
 	for _, path := range []string{dir, disks} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
 			t.Errorf("%s is %v (%v): others can write there", path, info.Mode(), err)
@@ -169,8 +165,7 @@ func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
 func TestDamagedRecordsAreReported(t *testing.T) {
 	dir, disk := rackDir(t)
 	records := filepath.Join(dir, recordsFile)
-	whole, err := os.ReadFile(records)
-	simtest.NoError(t, err)
+	whole := looptest.Got(os.ReadFile(records))(t)
 	size := os.Getpagesize()
 	damaged := map[string][]byte{"missing": nil, "empty": {}}
 	random := rand.New(rand.NewPCG(1, 2))
@@ -203,14 +198,14 @@ func TestDamagedRecordsAreReported(t *testing.T) {
 	}
 	refused := 0
 	for name, text := range damaged {
-		simtest.NoError(t, os.Remove(records))
+		looptest.Must(t, os.Remove(records))
 		if text != nil {
-			simtest.NoError(t, os.WriteFile(records, text, 0o600))
+			looptest.Must(t, os.WriteFile(records, text, 0o600))
 		}
 		before := content(t, dir)
 		r, err := openIn(t, dir)
 		if err == nil {
-			simtest.NoError(t, r.Close())
+			looptest.Must(t, r.Close())
 		} else {
 			refused++
 			if after := content(t, dir); len(after) != len(before) || after[records] != before[records] {
@@ -228,8 +223,8 @@ func TestDamagedRecordsAreReported(t *testing.T) {
 		if _, err := os.Stat(disk); err != nil {
 			t.Fatalf("%s: the disk is gone", name)
 		}
-		simtest.NoError(t, os.RemoveAll(records))
-		simtest.NoError(t, os.WriteFile(records, whole, 0o600))
+		looptest.Must(t, os.RemoveAll(records))
+		looptest.Must(t, os.WriteFile(records, whole, 0o600))
 	}
 	if refused < len(damaged)/4 {
 		t.Errorf("%d of %d damages were noticed, which shows little", refused, len(damaged))

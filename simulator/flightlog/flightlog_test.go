@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 )
 
 // record is a flight record that a test writes, with a Log that follows the record.
@@ -37,19 +37,17 @@ func line(words string) string {
 
 func (r *record) append(text string) {
 	r.t.Helper()
-	simtest.NoError(r.t, os.MkdirAll(filepath.Dir(r.path), 0o700))
-	f, err := os.OpenFile(r.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	simtest.NoError(r.t, err)
-	_, err = f.WriteString(text)
-	simtest.NoError(r.t, err)
-	simtest.NoError(r.t, f.Close())
+	looptest.Must(r.t, os.MkdirAll(filepath.Dir(r.path), 0o700))
+	f := looptest.Got(os.OpenFile(r.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))(r.t)
+	looptest.Got(f.WriteString(text))(r.t)
+	looptest.Must(r.t, f.Close())
 }
 
 // replace renames a new file over the record, as a driver does when it drops old lines.
 func (r *record) replace(text string) {
 	r.t.Helper()
-	simtest.NoError(r.t, os.WriteFile(r.path+".new", []byte(text), 0o600))
-	simtest.NoError(r.t, os.Rename(r.path+".new", r.path))
+	looptest.Must(r.t, os.WriteFile(r.path+".new", []byte(text), 0o600))
+	looptest.Must(r.t, os.Rename(r.path+".new", r.path))
 }
 
 // next returns the events that were logged since the last call, the oldest first.
@@ -93,16 +91,16 @@ func TestALogReturnsEachNewLineOnce(t *testing.T) {
 		},
 		"a file that is truncated": {
 			{"two lines", func(r *record) { r.append(one + two) }, "One Two"},
-			{"nothing", func(r *record) { simtest.NoError(t, os.Truncate(r.path, 0)) }, ""},
+			{"nothing", func(r *record) { looptest.Must(t, os.Truncate(r.path, 0)) }, ""},
 			{"a line", func(r *record) { r.append(three) }, "Three"},
 			{"truncated, and then longer than before", func(r *record) {
-				simtest.NoError(t, os.Truncate(r.path, 0))
+				looptest.Must(t, os.Truncate(r.path, 0))
 				r.append(four + five + line("Six"))
 			}, "Four Five Six"},
 		},
 		"a file that is removed and created again": {
 			{"a line", func(r *record) { r.append(one) }, "One"},
-			{"no file", func(r *record) { simtest.NoError(t, os.Remove(r.path)) }, ""},
+			{"no file", func(r *record) { looptest.Must(t, os.Remove(r.path)) }, ""},
 			{"another file", func(r *record) { r.append(two) }, "Two"},
 		},
 		"a file that is too long": {
@@ -122,13 +120,13 @@ func TestALogReturnsEachNewLineOnce(t *testing.T) {
 		"a file that is replaced by a link or a pipe": {
 			{"a line", func(r *record) { r.append(one) }, "One"},
 			{"a link", func(r *record) {
-				simtest.NoError(t, os.Rename(r.path, r.path+".old"))
-				simtest.NoError(t, os.Symlink(r.path+".old", r.path))
-				simtest.NoError(t, os.WriteFile(r.path+".old", []byte(one+two), 0o600))
+				looptest.Must(t, os.Rename(r.path, r.path+".old"))
+				looptest.Must(t, os.Symlink(r.path+".old", r.path))
+				looptest.Must(t, os.WriteFile(r.path+".old", []byte(one+two), 0o600))
 			}, ""},
 			{"a pipe", func(r *record) {
-				simtest.NoError(t, os.Remove(r.path))
-				simtest.Command(t, "mkfifo", r.path)
+				looptest.Must(t, os.Remove(r.path))
+				looptest.Command(t, "mkfifo", r.path)
 			}, ""},
 		},
 		"a log that is cleared": {

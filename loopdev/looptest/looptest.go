@@ -1,5 +1,5 @@
-// Package simtest has helpers for the tests of the simulator's packages.
-package simtest
+// Package looptest has helpers for the tests of loop devices and of the simulator.
+package looptest
 
 import (
 	"os"
@@ -9,16 +9,25 @@ import (
 	"time"
 )
 
-// NoError fails the test if err is not nil.
-func NoError(t *testing.T, err error) {
+// Must fails the test if err is not nil.
+func Must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Eventually waits until holds returns true, and fails the test if that takes too long.
-func Eventually(t *testing.T, what string, holds func() bool) {
+// Got returns a function that returns the value, or fails the test if err is not nil.
+func Got[T any](value T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		Must(t, err)
+		return value
+	}
+}
+
+// Await waits until holds returns true, and fails the test if that takes too long.
+func Await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !holds(); <-time.After(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
