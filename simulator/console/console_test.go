@@ -34,7 +34,8 @@ func testConsole(forwarded *[]string) *Console {
 			{Identity: adminapi.Identity{ID: "e", Name: "e", Description: `x {"name": "` +
 				`<script>", "cluster": "\u001b\u202e", "` + `<script>` + `": 1}`},
 				State: adminapi.DiskState{State: "attached", Instance: "i"}}},
-		Snapshots: []adminapi.Snapshot{{Identity: adminapi.Identity{Name: hostile}, DiskID: id}},
+		Snapshots: []adminapi.SnapshotRecord{{Snapshot: adminapi.Snapshot{
+			Identity: adminapi.Identity{Name: hostile}, DiskID: id}}},
 	}
 	c.State = func() (adminapi.State, int, error) { return state, 1, nil }
 	c.Version = func() (int, error) { return 1, nil }

@@ -33,11 +33,11 @@ func (r *Simulation) RecordedState() (state adminapi.State, version int, err err
 	state.Attachments, state.LoopDevices = []adminapi.Attachment{}, []adminapi.LoopDevice{}
 	err = r.store.View(func(tx *store.Tx) {
 		version, state.StorageBytes = tx.ID(), tx.Storage()
-		collect(tx, store.Projects.Name, &state.Projects)
-		collect(tx, store.Instances.Name, &state.Instances)
-		collect(tx, store.Disks.Name, &state.Disks)
-		collect(tx, store.Snapshots.Name, &state.Snapshots)
-		collect(tx, store.Images.Name, &state.Images)
+		state.Projects = collect(tx, store.Projects)
+		state.Instances = collect(tx, store.Instances)
+		state.Disks = collect(tx, store.Disks)
+		state.Snapshots = collect(tx, store.Snapshots)
+		state.Images = collect(tx, store.Images)
 	})
 	if err != nil {
 		return state, 0, err
@@ -71,10 +71,8 @@ func (r *Simulation) Version() (version int, err error) {
 	return Reading(r, func(tx *store.Tx) int { return tx.ID() })
 }
 
-// collect decodes every record of a table into the admin listener's type for it, which has the same
-// JSON keys.
-func collect[T any](tx *store.Tx, table string, into *[]T) {
-	*into = slices.AppendSeq([]T{}, store.As[T](tx, table))
+func collect[T store.Record](tx *store.Tx, t store.Table[T]) []T {
+	return slices.AppendSeq([]T{}, t.All(tx))
 }
 
 const (
