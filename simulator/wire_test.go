@@ -7,12 +7,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/looptest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -169,10 +166,9 @@ func TestTheAPIRefusesRequestsOfOtherOrigins(t *testing.T) {
 	}
 }
 
-// The seeds of the fuzz tests are in testdata/fuzz.
-
 // FuzzPageToken checks that the simulator accepts only tokens that it could have returned. It must
-// also accept the token of the next page, which must continue the same list.
+// also accept the token of the next page, which must continue the same list. The seeds are in
+// testdata/fuzz.
 func FuzzPageToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token, last string) {
 		s, err := parseToken(token)
@@ -194,43 +190,6 @@ func FuzzPageToken(f *testing.F) {
 		if err != nil || *again.After != last || again.SortBy != s.SortBy ||
 			!maps.Equal(again.Parents, s.Parents) {
 			t.Fatalf("%+v behind %q becomes %+v, %v", s, last, again, err)
-		}
-	})
-}
-
-// FuzzListQuery checks that a list's query is either refused, or parsed to a limit and an order
-// that lists have.
-func FuzzListQuery(f *testing.F) {
-	f.Fuzz(func(t *testing.T, text string) {
-		query, err := url.ParseQuery(text)
-		if err != nil {
-			return
-		}
-		s, err := parseScan(query, inProject)
-		switch {
-		case err != nil:
-		case s.Limit < 1 || s.Limit > maxLimit,
-			s.SortBy != store.ByName && s.SortBy != store.ByNameDescending && s.SortBy != store.ByID,
-			query.Has("page_token") != (s.After != nil):
-			t.Fatalf("%q is the scan %+v", text, s)
-		}
-	})
-}
-
-// FuzzSelector checks that every accepted selector is either an ID or a name, and that no name has
-// the form of an ID.
-func FuzzSelector(f *testing.F) {
-	f.Fuzz(func(t *testing.T, text string) {
-		s, problem := store.ParseSelector(text)
-		_, err := uuid.Parse(text)
-		switch {
-		case (s.ID != "") != (err == nil), s.ID != "" && s.Name != "":
-			t.Fatalf("%q selects %+v", text, s)
-		case s.ID != "" && (problem != "" || len(s.ID) != 36 || s.ID != strings.ToLower(s.ID)):
-			t.Fatalf("%q selects %+v: %s", text, s, problem)
-		case s.ID == "" && problem == "" && (len(text) > store.MaxName ||
-			strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789-") != ""):
-			t.Fatalf("%q is taken for a name", text)
 		}
 	})
 }
