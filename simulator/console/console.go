@@ -183,7 +183,7 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name 
 }
 
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"bytes": bytesText, "plot": plot,
+	"bytes": bytesText, "plot": plot, "rule": rule, "diskRule": diskRule,
 	"ms": func(seconds float64) string { return fmt.Sprintf("%.1f", 1000*seconds) },
 }).ParseFS(files, "page/*.tmpl"))
 

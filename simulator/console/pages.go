@@ -34,12 +34,7 @@ type shelved struct {
 	slot
 	State     string
 	Size      int64
-	Snapshots []snapshot
-}
-
-type snapshot struct {
-	ID, Name, State string
-	Size            int64
+	Snapshots []adminapi.SnapshotRecord
 }
 
 type toggle struct {
@@ -51,14 +46,13 @@ type toggle struct {
 
 // rackBody has the values for the template of the rack's page.
 type rackBody struct {
-	Cards   []card
-	Shelf   []shelved
-	Others  []snapshot // of attached or deleted disks
-	Used    int64
-	Quota   int64
-	Toggles []toggle
-	Faults  []fault
-	Rows    []row
+	Cards       []card
+	Shelf       []shelved
+	Others      []adminapi.SnapshotRecord // of attached or deleted disks
+	Used, Quota int64
+	Toggles     []toggle
+	Faults      []adminapi.ActiveFault
+	Rows        []row
 
 	Filter     string
 	Operations []string
@@ -66,20 +60,14 @@ type rackBody struct {
 	Presets    []preset
 }
 
-type fault struct {
-	ID, Rule string
-	Fired    int
-}
-
 type setting struct{ Name, Value string }
 
-// fill sets the fields that depend on the rack's state, its switches and its faults.
-func (b *rackBody) fill(state adminapi.State, switches adminapi.Switches,
-	faults []adminapi.ActiveFault) {
-	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]snapshot{}
+// fill sets the fields that depend on the rack's objects. Each card has up to limit slots.
+func (b *rackBody) fill(state adminapi.State, limit int) {
+	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]adminapi.SnapshotRecord{}
 	var detached []adminapi.Disk
 	for _, s := range state.Snapshots {
-		snapshots[s.DiskID] = append(snapshots[s.DiskID], snapshot{s.ID, s.Name, s.State, s.Size})
+		snapshots[s.DiskID] = append(snapshots[s.DiskID], s)
 	}
 	for _, d := range state.Disks {
 		if d.State.Instance == "" {
@@ -89,7 +77,7 @@ func (b *rackBody) fill(state adminapi.State, switches adminapi.Switches,
 		}
 	}
 	for _, i := range sorted(state.Instances, func(i adminapi.Instance) string { return i.Name }) {
-		c := newCard(i, disks[i.ID], switches.DiskLimit)
+		c := newCard(i, disks[i.ID], limit)
 		for _, m := range state.Machines {
 			if m.InstanceID == i.ID {
 				m.Console = lastLines(m.Console)
@@ -105,11 +93,7 @@ func (b *rackBody) fill(state adminapi.State, switches adminapi.Switches,
 	for _, of := range snapshots {
 		b.Others = append(b.Others, of...)
 	}
-	b.Others = sorted(b.Others, func(s snapshot) string { return s.Name })
-	b.Used, b.Quota, b.Toggles = state.StorageBytes, int64(switches.QuotaBytes), toggles(switches)
-	for _, f := range faults {
-		b.Faults = append(b.Faults, fault{f.ID, rule(f.Fault), f.Fired})
-	}
+	b.Others = sorted(b.Others, func(s adminapi.SnapshotRecord) string { return s.Name })
 }
 
 // lastLines returns the last four lines of a serial console without a terminal's escape sequences.
@@ -224,10 +208,11 @@ func (c *Console) rackPage(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switches, filter := c.Switches(), r.URL.Query().Get("disk")
-	body := rackBody{Filter: filter, Operations: c.Operations, Presets: presets,
+	body := rackBody{Filter: filter, Operations: c.Operations, Presets: presets, Faults: c.Faults(),
+		Used: state.StorageBytes, Quota: int64(switches.QuotaBytes), Toggles: toggles(switches),
 		Settings: settings(switches), Rows: c.rows(state, watch(state, filter))}
 	state.Machines = c.Machines() // their output does not change the records' version
-	body.fill(state, switches, c.Faults())
+	body.fill(state, switches.DiskLimit)
 	c.show(w, r, http.StatusOK, "rack.tmpl", page{Title: "A simulated rack", Live: true, Body: body})
 }
 
@@ -255,7 +240,7 @@ type diskAbout struct {
 	Instance  string
 	Allocated int64
 	Tag       []setting
-	Snapshots []snapshot
+	Snapshots []adminapi.SnapshotRecord
 }
 
 // tagWords maps the fields of a tag to their labels, in the order in which a page shows them.
@@ -264,42 +249,42 @@ var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "
 
 // watched is the disk of a disk's page, or the disk to which a filter limits the list of requests.
 type watched struct {
-	// name is the disk's name, ID or label; "" means every disk.
-	name string
-	// about describes the disk. It is set only if found is true: the records contain the disk.
-	about diskAbout
-	found bool
+	// Name is the disk's name, ID or label; "" means every disk.
+	Name string
+	// About describes the disk. It is set only if Found is true: the records contain the disk.
+	About diskAbout
+	Found bool
 }
 
 // watch finds the disk with this name, ID or label in the records.
 func watch(state adminapi.State, name string) watched {
-	w := watched{name: name}
+	w := watched{Name: name}
 	i := slices.IndexFunc(state.Disks, func(d adminapi.Disk) bool {
 		return d.ID == name || d.Name == name || label(d) == name
 	})
 	if name == "" || i < 0 {
 		return w
 	}
-	w.about.Disk, w.found = state.Disks[i], true
+	w.About.Disk, w.Found = state.Disks[i], true
 	for _, s := range state.Snapshots {
-		if s.DiskID == w.about.ID {
-			w.about.Snapshots = append(w.about.Snapshots, snapshot{s.ID, s.Name, s.State, s.Size})
+		if s.DiskID == w.About.ID {
+			w.About.Snapshots = append(w.About.Snapshots, s)
 		}
 	}
 	for _, i := range state.Instances {
-		if i.ID == w.about.State.Instance {
-			w.about.Instance = i.Name
+		if i.ID == w.About.State.Instance {
+			w.About.Instance = i.Name
 		}
 	}
-	tag := readTag(w.about.Description)
+	tag := readTag(w.About.Description)
 	for _, word := range tagWords {
 		if value, ok := tag[word.Name]; ok {
-			w.about.Tag = append(w.about.Tag, setting{word.Value, value})
+			w.About.Tag = append(w.About.Tag, setting{word.Value, value})
 			delete(tag, word.Name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(tag)) {
-		w.about.Tag = append(w.about.Tag, setting{name, tag[name]})
+		w.About.Tag = append(w.About.Tag, setting{name, tag[name]})
 	}
 	return w
 }
@@ -311,13 +296,15 @@ func (w watched) wants(r *adminapi.Request) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||
 			strings.Contains(r.Path, "/disks/"+name))
 	}
-	return w.name == "" || is(w.name) || is(w.about.ID) || is(w.about.Name) ||
-		slices.ContainsFunc(w.about.Snapshots, func(s snapshot) bool { return r.ObjectID == s.ID })
+	return w.Name == "" || is(w.Name) || is(w.About.ID) || is(w.About.Name) ||
+		slices.ContainsFunc(w.About.Snapshots, func(s adminapi.SnapshotRecord) bool {
+			return r.ObjectID == s.ID
+		})
 }
 
 func (w watched) wantsEntry(e *flightlog.Entry) bool {
-	return w.name == "" || e.Volume == w.name || e.Disk == w.name ||
-		w.found && e.Volume == w.about.ID
+	return w.Name == "" || e.Volume == w.Name || e.Disk == w.Name ||
+		w.Found && e.Volume == w.About.ID
 }
 
 func diskRule(f adminapi.DiskFault) string {
@@ -346,29 +333,22 @@ func (c *Console) diskPage(w http.ResponseWriter, r *http.Request) {
 	state, version, err := c.state()
 	disk := watch(state, r.PathValue("disk"))
 	var more Disk
-	if err == nil && disk.found {
-		more, err = c.Disk(disk.about.ID)
+	if err == nil && disk.Found {
+		more, err = c.Disk(disk.About.ID)
 	}
 	if c.answered(w, r, err, version, more) {
 		return
 	}
-	status, title := http.StatusOK, "Disk "+label(disk.about.Disk)
-	if !disk.found {
+	status, title := http.StatusOK, "Disk "+label(disk.About.Disk)
+	if !disk.Found {
 		status, title = http.StatusNotFound, "A disk that is gone"
 	}
-	disk.about.Allocated = more.AllocatedBytes
-	var armed []string
-	for _, f := range more.Faults {
-		armed = append(armed, diskRule(f))
-	}
+	disk.About.Allocated = more.AllocatedBytes
 	c.show(w, r, status, "disk.tmpl", page{Title: title, Live: true, Body: struct {
-		Found bool
-		Name  string
-		About diskAbout
+		watched
 		Disk
-		Armed []string
-		Rows  []row
-	}{disk.found, disk.name, disk.about, more, armed, c.rows(state, disk)}})
+		Rows []row
+	}{disk, more, c.rows(state, disk)}})
 }
 
 type curve struct {
@@ -383,28 +363,16 @@ type plotted struct {
 }
 
 func plot(all []Activity) plotted {
-	p := plotted{Most: 1}
-	kinds := []struct {
-		name string
-		of   func(Activity) int
-	}{
-		{"reads", func(a Activity) int { return a.Reads }},
-		{"writes", func(a Activity) int { return a.Writes }},
-		{"flushes", func(a Activity) int { return a.Flushes }},
-	}
+	p := plotted{1, []curve{{Name: "reads"}, {Name: "writes"}, {Name: "flushes"}}}
 	for _, a := range all {
 		p.Most = max(p.Most, a.Reads, a.Writes, a.Flushes)
 	}
-	for _, kind := range kinds {
-		c := curve{Name: kind.name}
-		var points []string
-		for x, a := range all {
-			c.Now = kind.of(a)
-			points = append(points, fmt.Sprintf("%d,%.1f", x,
-				40-40*float64(c.Now)/float64(p.Most)))
+	for x, a := range all {
+		for n, now := range []int{a.Reads, a.Writes, a.Flushes} {
+			point := fmt.Sprintf("%d,%.1f", x, 40-40*float64(now)/float64(p.Most))
+			c := &p.Curves[n]
+			c.Now, c.Points = now, strings.TrimLeft(c.Points+" "+point, " ")
 		}
-		c.Points = strings.Join(points, " ")
-		p.Curves = append(p.Curves, c)
 	}
 	return p
 }
