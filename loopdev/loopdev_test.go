@@ -52,8 +52,7 @@ func releaseBelow(t *testing.T, dir string) int {
 
 func attach(t *testing.T, c loopdev.Config) loopdev.Device {
 	t.Helper()
-	d := looptest.Got(loopdev.Attach(t.Context(), c))(t)
-	return d
+	return looptest.Got(loopdev.Attach(t.Context(), c))(t)
 }
 
 // serial returns a serial that no other test or process uses.
@@ -63,8 +62,8 @@ func serial(t *testing.T) string {
 
 func find(t *testing.T, wanted func(loopdev.Device) bool) []loopdev.Device {
 	t.Helper()
-	devices := looptest.Got(loopdev.List())(t)
-	return slices.DeleteFunc(devices, func(d loopdev.Device) bool { return !wanted(d) })
+	return slices.DeleteFunc(looptest.Got(loopdev.List())(t),
+		func(d loopdev.Device) bool { return !wanted(d) })
 }
 
 func mustFind(t *testing.T, serial string) []loopdev.Device {

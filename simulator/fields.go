@@ -286,8 +286,6 @@ func (f *fields) value(field engine.Field) any {
 		return f.name(name)
 	case engine.NameOrID:
 		return f.nameOrID(name)
-	case engine.IPv4Net, engine.IPv6Net:
-		return f.network(name, field.Type == engine.IPv4Net)
 	case engine.Enum:
 		return *f.oneOf(name, field.Values)
 	case engine.Flag:
@@ -300,8 +298,13 @@ func (f *fields) value(field engine.Field) any {
 		return valueOf[int32](f, name, "i32")
 	case engine.IP:
 		return f.address(name)
-	case engine.IPNet:
-		return f.prefix(name).String()
+	case engine.IPNet, engine.IPv4Net, engine.IPv6Net:
+		prefix := f.prefix(name)
+		if v4 := prefix.Addr().Is4(); v4 && field.Type == engine.IPv6Net ||
+			!v4 && field.Type == engine.IPv4Net {
+			f.fail(name, "failed to parse IP network")
+		}
+		return prefix.String()
 	case engine.Blocks:
 		blocks := []engine.Extent{}
 		for _, block := range f.needed(name) {
@@ -333,15 +336,6 @@ func (f *fields) value(field engine.Field) any {
 		return readFilters(f.object(name))
 	}
 	return f.text(field.Name)
-}
-
-func (f *fields) network(name string, v4 bool) string {
-	prefix, err := netip.ParsePrefix(f.text(name))
-	if err != nil || prefix.Addr().Is4() != v4 {
-		f.fail(name, "failed to parse IP network")
-		return netip.PrefixFrom(netip.IPv4Unspecified(), 0).String()
-	}
-	return prefix.String()
 }
 
 func (f *fields) record(of []engine.Field) map[string]any {

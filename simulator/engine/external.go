@@ -61,10 +61,9 @@ func (c *Change) allocate(a Allocation) (pool store.Resource, address netip.Addr
 	used := c.usedAddresses(FloatingIP, ephemeralIP, natIP)
 	if a.IP != "" {
 		address = netip.MustParseAddr(a.IP)
-		pool = c.poolWith(address)
-		if used[address] {
-			c.Check(invalidRequest("Requested external IP address not available"))
-		}
+		pool, _ = c.poolWith(IPPool, func(e Extent) bool { return e.contains(address) })
+		c.Refuse(pool.ID == "", invalidRequest("IP address %s is not in any configured pool", address))
+		c.Refuse(used[address], invalidRequest("Requested external IP address not available"))
 		return pool, address
 	}
 	pool = c.choose(IPPool, a)
@@ -111,17 +110,17 @@ func (r *Simulation) attachNAT(tx *store.Tx, i store.Instance, nics []store.Netw
 			"first_port": first, "last_port": first + ports - 1}))
 }
 
-// poolWith returns the pool that contains an address and is linked to the silo.
-func (c *Change) poolWith(address netip.Addr) (pool store.Resource) {
-	for r := range linkedPools(c.Tx, IPPool) {
+// poolWith returns the extent for which fits returns true, and its pool. Only pools that are linked
+// to the silo count.
+func (c *Change) poolWith(k *Kind, fits func(Extent) bool) (pool store.Resource, extent Extent) {
+	for r := range linkedPools(c.Tx, k) {
 		for _, e := range extentsOf(c.Tx, r) {
-			if e.contains(address) {
-				pool = r
+			if fits(e) {
+				pool, extent = r, e
 			}
 		}
 	}
-	c.Refuse(pool.ID == "", invalidRequest("IP address %s is not in any configured pool", address))
-	return pool
+	return pool, extent
 }
 
 // choose returns the pool that a request names, or else the default pool of the silo.
@@ -295,15 +294,9 @@ func (s Resources) DetachFloatingIP(call *Call, tx *store.Tx) store.Resource {
 		func(i store.Instance) { detachable(tx, kindFloating, i) })
 }
 
-// Ephemeral is an ephemeral address in the form of the API.
-type Ephemeral struct {
-	Kind     string `json:"kind"`
-	IP       string `json:"ip"`
-	IPPoolID string `json:"ip_pool_id"`
-}
-
-func ephemeralOf(r store.Resource) Ephemeral {
-	return Ephemeral{kindEphemeral, r.Text("ip"), r.Text("ip_pool_id")}
+func ephemeralOf(r store.Resource) Item {
+	return item(r.ID, map[string]any{"kind": kindEphemeral, "ip": r.Text("ip"),
+		"ip_pool_id": r.Text("ip_pool_id")})
 }
 
 // attachEphemeral gives an instance an ephemeral address. An instance that already has an ephemeral
@@ -319,7 +312,7 @@ func (c *Change) attachEphemeral(i store.Instance, a Allocation) store.Resource 
 }
 
 // AttachEphemeralIP gives an instance the ephemeral address that an [Allocation] describes.
-func (s Instances) AttachEphemeralIP(call *Call, tx *store.Tx) Ephemeral {
+func (s Instances) AttachEphemeralIP(call *Call, tx *store.Tx) Item {
 	i := lookup(s.Simulation, call, tx, store.Instances)
 	tx.Refuse(i.RunState == store.StateCreating,
 		invalidRequest("cannot attach ephemeral IP to instance in creating state"))
@@ -433,13 +426,9 @@ func (e Extent) allows(length int) bool { return e.MinPrefix <= length && length
 func (c *Change) givenSubnet(a SubnetAllocation, taken []Extent) (pool store.Resource,
 	member Extent, subnet netip.Prefix) {
 	want := SubnetExtent(a.Subnet)
-	for r := range linkedPools(c.Tx, SubnetPool) {
-		for _, m := range extentsOf(c.Tx, r) {
-			if m.contains(want.First) && m.contains(want.Last) && m.allows(a.Subnet.Bits()) {
-				pool, member = r, m
-			}
-		}
-	}
+	pool, member = c.poolWith(SubnetPool, func(m Extent) bool {
+		return m.contains(want.First) && m.contains(want.Last) && m.allows(a.Subnet.Bits())
+	})
 	c.Refuse(pool.ID == "", invalidRequest("The requested IP subnet is not contained in any subnet "+
 		"pool available in the current silo."))
 	c.Refuse(slices.ContainsFunc(taken, want.overlaps),

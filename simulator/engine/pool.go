@@ -115,19 +115,7 @@ func (e Extent) size() float64 {
 	return n + 1
 }
 
-// Part is a range, a member or a link of a pool, or a block of a lot, in the form of the API.
-type Part struct {
-	key    string
-	fields map[string]any
-}
-
-// Ident returns the identity by which a list is sorted.
-func (p Part) Ident() store.Identity { return store.Identity{ID: p.key, Name: p.key} }
-
-// MarshalJSON writes the fields.
-func (p Part) MarshalJSON() ([]byte, error) { return json.Marshal(p.fields) }
-
-func partOf(k *Kind, pool store.Resource, e Extent) Part {
+func partOf(k *Kind, pool store.Resource, e Extent) Item {
 	fields := map[string]any{"id": e.ID, "time_created": e.TimeCreated, words[k].id: pool.ID}
 	if e.Subnet.IsValid() {
 		fields["subnet"] = e.Subnet
@@ -135,12 +123,12 @@ func partOf(k *Kind, pool store.Resource, e Extent) Part {
 	} else {
 		fields["range"] = map[string]any{"first": e.First, "last": e.Last}
 	}
-	return Part{fmt.Sprintf("%x", e.First.AsSlice()), fields}
+	return item(fmt.Sprintf("%x", e.First.AsSlice()), fields)
 }
 
-func linkOf(k *Kind, pool store.Resource) Part {
-	return Part{siloID, map[string]any{words[k].id: pool.ID, "silo_id": siloID,
-		isDefault: pool.Fields[isDefault]}}
+func linkOf(k *Kind, pool store.Resource) Item {
+	return item(siloID, map[string]any{words[k].id: pool.ID, "silo_id": siloID,
+		isDefault: pool.Fields[isDefault]})
 }
 
 func extentsOf(tx *store.Tx, pool store.Resource) (list []Extent) {
@@ -222,10 +210,10 @@ func checkSilo(silo store.Selector) error {
 }
 
 // PoolLinks lists the links between a pool and silos.
-func (s Resources) PoolLinks(call *Call, tx *store.Tx) []Part {
+func (s Resources) PoolLinks(call *Call, tx *store.Tx) []Item {
 	c := s.change(call, tx, call.Kind)
 	if _, ok := linked(c.old); ok {
-		return []Part{linkOf(c.kind, c.old)}
+		return []Item{linkOf(c.kind, c.old)}
 	}
 	return nil
 }
@@ -249,7 +237,7 @@ type PoolLink struct {
 }
 
 // LinkPool links a pool to a silo. The body is a [PoolLink].
-func (s Resources) LinkPool(call *Call, tx *store.Tx) Part {
+func (s Resources) LinkPool(call *Call, tx *store.Tx) Item {
 	c, link := s.change(call, tx, call.Kind), call.Body.(PoolLink)
 	c.Check(checkSilo(link.Silo))
 	_, taken := c.defaultPool(c.old)
@@ -269,7 +257,7 @@ func noLink(k *Kind, pool store.Resource) error {
 }
 
 // UpdatePoolLink sets whether a pool is the default pool of a silo. The body is a [PoolLink].
-func (s Resources) UpdatePoolLink(call *Call, tx *store.Tx) Part {
+func (s Resources) UpdatePoolLink(call *Call, tx *store.Tx) Item {
 	c, first := s.change(call, tx, call.Kind), call.Body.(PoolLink).IsDefault
 	c.Check(checkSilo(call.Named["silo"]))
 	if _, ok := linked(c.old); !ok {
@@ -320,7 +308,7 @@ func allocated(text string) netip.Prefix {
 }
 
 // Extents lists the ranges or the members of a pool.
-func (s Resources) Extents(call *Call, tx *store.Tx) (parts []Part) {
+func (s Resources) Extents(call *Call, tx *store.Tx) (parts []Item) {
 	c := s.change(call, tx, call.Kind)
 	for _, e := range extentsOf(c.Tx, c.old) {
 		parts = append(parts, partOf(c.kind, c.old, e))
@@ -329,7 +317,7 @@ func (s Resources) Extents(call *Call, tx *store.Tx) (parts []Part) {
 }
 
 // AddExtent adds an [Extent] to a pool. It refuses one that overlaps an extent of any pool.
-func (s Resources) AddExtent(call *Call, tx *store.Tx) Part {
+func (s Resources) AddExtent(call *Call, tx *store.Tx) Item {
 	c, e := s.change(call, tx, call.Kind), call.Body.(Extent)
 	c.checkExtent(e)
 	e = made(e)
@@ -391,36 +379,29 @@ func (s Resources) RemoveExtent(call *Call, tx *store.Tx) {
 	c.put()
 }
 
-// PoolUtilization counts the addresses of a pool, and those of them that are free.
-type PoolUtilization struct {
-	Capacity  float64 `json:"capacity"`
-	Remaining float64 `json:"remaining"`
-}
-
 // PoolUtilization returns how many addresses a pool has and how many of them are free.
-func (s Resources) PoolUtilization(call *Call, tx *store.Tx) (u PoolUtilization) {
-	c := s.change(call, tx, call.Kind)
+func (s Resources) PoolUtilization(call *Call, tx *store.Tx) Item {
+	c, capacity, used := s.change(call, tx, call.Kind), 0.0, 0.0
 	for _, e := range extentsOf(c.Tx, c.old) {
-		u.Capacity += e.size()
+		capacity += e.size()
 	}
-	u.Remaining = u.Capacity
 	for _, p := range c.used() {
-		u.Remaining -= math.Exp2(float64(p.Addr().BitLen() - p.Bits()))
+		used += math.Exp2(float64(p.Addr().BitLen() - p.Bits()))
 	}
-	return u
+	return item(c.old.ID, map[string]any{"capacity": capacity, "remaining": capacity - used})
 }
 
 // Lot is an address lot with its blocks, in the form of the API.
 type Lot struct {
 	Lot    store.Resource `json:"lot"`
-	Blocks []Part         `json:"blocks"`
+	Blocks []Item         `json:"blocks"`
 }
 
 func lotOf(tx *store.Tx, r store.Resource) Lot {
-	lot := Lot{AddressLot.shown(r), []Part{}}
+	lot := Lot{AddressLot.shown(r), []Item{}}
 	for _, e := range extentsOf(tx, r) {
-		lot.Blocks = append(lot.Blocks, Part{e.ID,
-			map[string]any{"id": e.ID, "first_address": e.First, "last_address": e.Last}})
+		lot.Blocks = append(lot.Blocks, item(e.ID,
+			map[string]any{"id": e.ID, "first_address": e.First, "last_address": e.Last}))
 	}
 	return lot
 }
@@ -444,9 +425,9 @@ func setBlocks(c *Change, value any) {
 	c.record.Fields[extents] = blocks
 }
 
-// replace creates an address lot or the settings of a port. If the name is taken, it replaces the
+// Replace creates an address lot or the settings of a port. If the name is taken, it replaces the
 // lot's blocks, or the settings, which keep their ID.
-func (s Resources) replace(call *Call, tx *store.Tx) store.Resource {
+func (s Resources) Replace(call *Call, tx *store.Tx) store.Resource {
 	k, in := call.Kind, call.Body.(ResourceInput)
 	s.parent(call, tx, k)
 	c := &Change{Simulation: s.Simulation, Tx: tx}
@@ -469,14 +450,9 @@ func (s Resources) replace(call *Call, tx *store.Tx) store.Resource {
 	return r
 }
 
-// Replace creates the settings of a port, or replaces them. They keep their ID.
-func (s Resources) Replace(call *Call, tx *store.Tx) store.Resource {
-	return s.replace(call, tx)
-}
-
 // CreateLot creates an address lot, or replaces the blocks of the lot with that name.
 func (s Resources) CreateLot(call *Call, tx *store.Tx) Lot {
-	return lotOf(tx, s.replace(call, tx))
+	return lotOf(tx, s.Replace(call, tx))
 }
 
 // Lot reads an address lot.
@@ -485,7 +461,7 @@ func (s Resources) Lot(call *Call, tx *store.Tx) Lot {
 }
 
 // Blocks lists the blocks of an address lot.
-func (s Resources) Blocks(call *Call, tx *store.Tx) []Part { return s.Lot(call, tx).Blocks }
+func (s Resources) Blocks(call *Call, tx *store.Tx) []Item { return s.Lot(call, tx).Blocks }
 
 // PortSettings reads the settings of a switch port.
 func (s Resources) PortSettings(call *Call, tx *store.Tx) store.Resource {

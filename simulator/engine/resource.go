@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"encoding/json"
 	"iter"
 	"maps"
 	"slices"
@@ -383,26 +384,28 @@ func group(policy string) Kind {
 	}
 }
 
-// Member is an instance in a group, in the form of the API.
-type Member struct {
-	Type  string      `json:"type"`
-	Value MemberValue `json:"value"`
+// Item is an object without a record of its own, in the form of the API: a part of a record, such
+// as a range of a pool, or an object that every rack has, such as its user.
+type Item struct {
+	ident  store.Identity
+	fields map[string]any
 }
 
-// MemberValue describes the instance of a [Member].
-type MemberValue struct {
-	ID       string `json:"id"`
-	Name     string `json:"name"`
-	RunState string `json:"run_state"`
+// item returns an Item whose ID and name are key.
+func item(key string, fields map[string]any) Item {
+	return Item{store.Identity{ID: key, Name: key}, fields}
 }
 
 // Ident returns the identity by which a list is sorted.
-func (m Member) Ident() store.Identity {
-	return store.Identity{ID: m.Value.ID, Name: m.Value.Name}
-}
+func (i Item) Ident() store.Identity { return i.ident }
 
-func memberOf(i store.Instance) Member {
-	return Member{"instance", MemberValue{i.ID, i.Name, i.RunState}}
+// MarshalJSON writes the fields.
+func (i Item) MarshalJSON() ([]byte, error) { return json.Marshal(i.fields) }
+
+// memberOf returns an instance as a member of a group.
+func memberOf(i store.Instance) Item {
+	return Item{i.Identity, map[string]any{"type": "instance",
+		"value": map[string]any{"id": i.ID, "name": i.Name, "run_state": i.RunState}}}
 }
 
 // linkedTo returns the records in t to which the object with an ID has a link of kind k.
@@ -416,7 +419,7 @@ func linkedTo[T store.Record](tx *store.Tx, t store.Table[T], k *Kind, id string
 }
 
 // Members lists the instances in a group.
-func (s Resources) Members(call *Call, tx *store.Tx) (members []Member) {
+func (s Resources) Members(call *Call, tx *store.Tx) (members []Item) {
 	g := s.lookup(call, tx, call.Kind)
 	for _, i := range linkedTo(tx, store.Instances, call.Kind, g.ID) {
 		members = append(members, memberOf(i))
@@ -439,7 +442,7 @@ func (s Resources) member(call *Call, tx *store.Tx) (group store.Resource, i sto
 }
 
 // Member returns an instance in a group.
-func (s Resources) Member(call *Call, tx *store.Tx) Member {
+func (s Resources) Member(call *Call, tx *store.Tx) Item {
 	_, i := s.member(call, tx)
 	return memberOf(i)
 }
@@ -451,7 +454,7 @@ const (
 )
 
 // AddMember adds a stopped instance to a group. The answer shows it as stopped.
-func (s Resources) AddMember(call *Call, tx *store.Tx) Member {
+func (s Resources) AddMember(call *Call, tx *store.Tx) Item {
 	k := call.Kind
 	policy := strings.TrimSuffix(k.Name, "-group")
 	group, i, in := s.membership(call, tx)

@@ -199,67 +199,41 @@ var (
 	userID   = store.DerivedID("user", siloName)
 )
 
-// SiloView is a silo in the form of the API.
-type SiloView struct {
-	store.Identity
-	Discoverable     bool                `json:"discoverable"`
-	IdentityMode     string              `json:"identity_mode"`
-	MappedFleetRoles map[string][]string `json:"mapped_fleet_roles"`
-}
-
 // View returns the user's own silo. For any other silo the answer is Not Found.
-func (s Silo) View(call *Call, tx *store.Tx) SiloView {
+func (s Silo) View(call *Call, tx *store.Tx) Item {
 	tx.Check(checkSilo(call.Named["silo"]))
-	user := s.User(call, tx)
-	silo := SiloView{Identity: store.Identity{ID: siloID, Name: siloName,
-		Description: "made by the simulator", TimeCreated: user.TimeCreated,
-		TimeModified: user.TimeCreated}, Discoverable: true, IdentityMode: "local_only",
-		MappedFleetRoles: map[string][]string{}}
-	call.Object = silo.Identity
-	return silo
+	at := began(tx)
+	call.Object = store.Identity{ID: siloID, Name: siloName}
+	return Item{call.Object, map[string]any{"id": siloID, "name": siloName,
+		"description": "made by the simulator", "time_created": at, "time_modified": at,
+		"discoverable": true, "identity_mode": "local_only", "mapped_fleet_roles": map[string]any{}}}
 }
 
-// User is a user of the silo. Every token belongs to the same one.
-type User struct {
-	ID           string          `json:"id"`
-	DisplayName  string          `json:"display_name"`
-	SiloID       string          `json:"silo_id"`
-	TimeCreated  store.Timestamp `json:"time_created"`
-	TimeModified store.Timestamp `json:"time_modified"`
-	FleetViewer  bool            `json:"fleet_viewer"`
-	SiloAdmin    bool            `json:"silo_admin"`
-	SiloName     string          `json:"silo_name"`
-}
-
-// User returns the user to whom every token belongs. The user is as old as the first project.
-func (s Silo) User(_ *Call, tx *store.Tx) User {
-	var at store.Timestamp
+// began returns the time since which the silo has existed: that of its first project.
+func began(tx *store.Tx) (at store.Timestamp) {
 	for _, first := range store.Projects.Scan(tx, "", store.ByName, nil, 1) {
 		at = first.TimeCreated
 	}
-	return User{ID: userID, DisplayName: siloName, SiloID: siloID, TimeCreated: at, TimeModified: at,
-		FleetViewer: s.fleetAdmin(), SiloName: siloName}
+	return at
 }
 
-// AccessToken describes a token to its user. It does not contain the secret.
-type AccessToken struct {
-	ID          string           `json:"id"`
-	TimeCreated store.Timestamp  `json:"time_created"`
-	TimeExpires *store.Timestamp `json:"time_expires"`
+// User returns the user to whom every token belongs.
+func (s Silo) User(_ *Call, tx *store.Tx) Item {
+	at := began(tx)
+	return item(userID, map[string]any{"id": userID, "display_name": siloName, "silo_id": siloID,
+		"time_created": at, "time_modified": at, "fleet_viewer": s.fleetAdmin(), "silo_admin": false,
+		"silo_name": siloName})
 }
 
-// Ident returns the ID by which a list is sorted.
-func (t AccessToken) Ident() store.Identity { return store.Identity{ID: t.ID, Name: t.ID} }
-
-// AccessTokens returns the user's only token. The rack accepts it even after its expiry.
-func (s Silo) AccessTokens(call *Call, tx *store.Tx) []AccessToken {
-	token := AccessToken{ID: store.DerivedID("token", siloName),
-		TimeCreated: s.User(call, tx).TimeCreated}
+// AccessTokens returns the user's only token, without its secret. The rack accepts it even after
+// its expiry.
+func (s Silo) AccessTokens(_ *Call, tx *store.Tx) []Item {
+	id := store.DerivedID("token", siloName)
+	token := item(id, map[string]any{"id": id, "time_created": began(tx), "time_expires": nil})
 	if at := s.config.TokenExpires; !at.IsZero() {
-		expires := store.Timestamp{Time: at.UTC()}
-		token.TimeExpires = &expires
+		token.fields["time_expires"] = store.Timestamp{Time: at.UTC()}
 	}
-	return []AccessToken{token}
+	return []Item{token}
 }
 
 // ResourceCounts are amounts of resources.
@@ -275,42 +249,26 @@ type Utilization struct {
 	Capacity    ResourceCounts `json:"capacity"`
 }
 
-// Ident returns the identity by which a list is sorted.
-func (q SiloQuotas) Ident() store.Identity { return store.Identity{ID: q.SiloID, Name: q.SiloID} }
-
-// Ident returns the identity by which a list is sorted.
-func (u SiloUtilization) Ident() store.Identity {
-	return store.Identity{ID: u.SiloID, Name: u.SiloName}
-}
-
-// Rack is a rack in the form of the API.
-type Rack struct {
-	ID           string          `json:"id"`
-	TimeCreated  store.Timestamp `json:"time_created"`
-	TimeModified store.Timestamp `json:"time_modified"`
-}
-
-// Ident returns the identity by which a list is sorted.
-func (r Rack) Ident() store.Identity { return store.Identity{ID: r.ID, Name: r.ID} }
-
 // Racks lists the fleet's only rack (A21).
-func (s Silo) Racks(call *Call, tx *store.Tx) []Rack {
+func (s Silo) Racks(_ *Call, tx *store.Tx) []Item {
 	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
-	at := s.User(call, tx).TimeCreated
-	return []Rack{{store.DerivedID("rack", siloName), at, at}}
+	at, id := began(tx), store.DerivedID("rack", siloName)
+	return []Item{item(id, map[string]any{"id": id, "time_created": at, "time_modified": at})}
 }
 
 // AllQuotas lists the quotas of all silos (A21).
-func (s Silo) AllQuotas(call *Call, tx *store.Tx) []SiloQuotas {
-	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
-	return []SiloQuotas{{siloID, s.Utilization(call, tx).Capacity}}
-}
+func (s Silo) AllQuotas(call *Call, tx *store.Tx) []Item { return s.all(call, tx, s.Quotas) }
 
 // AllUtilization lists the utilization of all silos (A21).
-func (s Silo) AllUtilization(call *Call, tx *store.Tx) []SiloUtilization {
+func (s Silo) AllUtilization(call *Call, tx *store.Tx) []Item {
+	return s.all(call, tx, s.UtilizationOf)
+}
+
+// all lists what of returns for each silo.
+func (s Silo) all(call *Call, tx *store.Tx, of func(*Call, *store.Tx) Item) []Item {
 	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
-	u := s.Utilization(call, tx)
-	return []SiloUtilization{{siloID, siloName, u.Provisioned, u.Capacity}}
+	call.Named["silo"] = store.Selector{ID: siloID}
+	return []Item{of(call, tx)}
 }
 
 // Utilization returns the silo's utilization, which every user of the silo may read (A15). CPUs and
@@ -328,29 +286,18 @@ func (s Silo) Utilization(_ *Call, tx *store.Tx) Utilization {
 	return u
 }
 
-// SiloQuotas are the quotas of a silo.
-type SiloQuotas struct {
-	SiloID string `json:"silo_id"`
-	ResourceCounts
-}
-
-// SiloUtilization is the utilization of a silo, as the API reports it for a named silo.
-type SiloUtilization struct {
-	SiloID      string         `json:"silo_id"`
-	SiloName    string         `json:"silo_name"`
-	Provisioned ResourceCounts `json:"provisioned"`
-	Allocated   ResourceCounts `json:"allocated"`
-}
-
 // Quotas returns the silo's quotas. For any other silo the answer is Not Found (A21).
-func (s Silo) Quotas(call *Call, tx *store.Tx) SiloQuotas {
-	u := s.UtilizationOf(call, tx)
-	return SiloQuotas{u.SiloID, u.Allocated}
+func (s Silo) Quotas(call *Call, tx *store.Tx) Item {
+	tx.Check(checkSilo(call.Named["silo"]))
+	most := s.Utilization(call, tx).Capacity
+	return item(siloID, map[string]any{"silo_id": siloID, "cpus": most.CPUs, "memory": most.Memory,
+		"storage": most.Storage})
 }
 
 // UtilizationOf returns the silo's utilization. For any other silo the answer is Not Found (A21).
-func (s Silo) UtilizationOf(call *Call, tx *store.Tx) SiloUtilization {
+func (s Silo) UtilizationOf(call *Call, tx *store.Tx) Item {
 	tx.Check(checkSilo(call.Named["silo"]))
 	u := s.Utilization(call, tx)
-	return SiloUtilization{siloID, siloName, u.Provisioned, u.Capacity}
+	return Item{store.Identity{ID: siloID, Name: siloName}, map[string]any{"silo_id": siloID,
+		"silo_name": siloName, "provisioned": u.Provisioned, "allocated": u.Capacity}}
 }
