@@ -116,7 +116,7 @@ func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) store.IPSt
 			used[nic.SubnetID+" "+address] = true
 		}
 	}
-	choose := func(field string, wanted netip.Addr) store.Address {
+	choose := func(field string, wanted netip.Addr) map[string]any {
 		block := netip.MustParsePrefix(subnet.Text(field))
 		address := block.Masked().Addr()
 		for n := 0; n < reservedAddresses || used[subnet.ID+" "+address.String()]; n++ {
@@ -131,9 +131,9 @@ func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) store.IPSt
 			tx.Check(invalidRequest("No available %s addresses for interface in subnet '%s' with ID "+
 				"'%s'", strings.Replace(field[:4], "ip", "IP", 1), subnet.Name, subnet.ID))
 		}
-		return store.Address{IP: address.String(), TransitIPs: []string{}}
+		return map[string]any{"ip": address.String(), "transit_ips": []string{}}
 	}
-	var value any
+	var value map[string]any
 	switch c.Stack {
 	case StackV4:
 		value = choose("ipv4_block", c.V4)
@@ -141,7 +141,7 @@ func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) store.IPSt
 		value = choose("ipv6_block", c.V6)
 	default:
 		v6 := choose("ipv6_block", c.V6)
-		value = store.DualStack{V4: choose("ipv4_block", c.V4), V6: v6}
+		value = map[string]any{"v4": choose("ipv4_block", c.V4), "v6": v6}
 	}
 	return store.IPStack{Type: c.Stack, Value: value}
 }
@@ -339,20 +339,16 @@ func defaultRules(vpc string) []ResourceInput {
 	}
 }
 
-// Rules are the firewall rules of a VPC, in the form of the API (VpcFirewallRules).
-type Rules struct {
-	Rules []store.Resource `json:"rules"`
-}
-
 // FirewallRules reads the firewall rules of a VPC, ordered by name.
-func (s Resources) FirewallRules(call *Call, tx *store.Tx) Rules {
-	return Rules{within(tx, FirewallRule, s.lookup(call, tx, VPC).ID)}
+func (s Resources) FirewallRules(call *Call, tx *store.Tx) Item {
+	vpc := s.lookup(call, tx, VPC).ID
+	return item(vpc, map[string]any{"rules": within(tx, FirewallRule, vpc)})
 }
 
 const maxRules = 1024
 
 // ReplaceFirewallRules replaces all rules of a VPC. The body is a list of [ResourceInput].
-func (s Resources) ReplaceFirewallRules(call *Call, tx *store.Tx) Rules {
+func (s Resources) ReplaceFirewallRules(call *Call, tx *store.Tx) Item {
 	rules := call.Body.([]ResourceInput)
 	c := s.change(call, tx, VPC)
 	checkRules(tx, c.record.Name, rules)
@@ -362,7 +358,7 @@ func (s Resources) ReplaceFirewallRules(call *Call, tx *store.Tx) Rules {
 	for _, rule := range rules {
 		c.create(FirewallRule, c.record, rule)
 	}
-	return Rules{within(tx, FirewallRule, c.record.ID)}
+	return s.FirewallRules(call, tx)
 }
 
 func checkRules(tx *store.Tx, vpc string, rules []ResourceInput) {

@@ -162,16 +162,16 @@ type NetworkInterface struct {
 	IPStack    IPStack `json:"ip_stack"`
 }
 
-// IPStack contains the addresses of an interface. Value is an Address or a DualStack.
+// IPStack contains the addresses of an interface. Value has the field ip, or the fields v4 and v6
+// with an object that has the field ip.
 type IPStack struct {
-	Type  string `json:"type"`
-	Value any    `json:"value"`
+	Type  string         `json:"type"`
+	Value map[string]any `json:"value"`
 }
 
-// Addresses returns the addresses of an interface. The interface must come from the store, which
-// decodes Value as a JSON object.
+// Addresses returns the addresses of an interface.
 func (n NetworkInterface) Addresses() (all []string) {
-	value, _ := n.IPStack.Value.(map[string]any)
+	value := n.IPStack.Value
 	for _, stack := range []any{value, value["v4"], value["v6"]} {
 		if fields, ok := stack.(map[string]any); ok {
 			if ip, ok := fields["ip"].(string); ok {
@@ -180,18 +180,6 @@ func (n NetworkInterface) Addresses() (all []string) {
 		}
 	}
 	return all
-}
-
-// Address is an address of one IP version.
-type Address struct {
-	IP         string   `json:"ip"`
-	TransitIPs []string `json:"transit_ips"`
-}
-
-// DualStack has an address of each IP version.
-type DualStack struct {
-	V4 Address `json:"v4"`
-	V6 Address `json:"v6"`
 }
 
 // PutInterfaces replaces the network interfaces of an instance.
