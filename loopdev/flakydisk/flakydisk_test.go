@@ -12,8 +12,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
+	"unsafe"
 	"weak"
 
 	"github.com/moby/sys/mountinfo"
@@ -52,6 +54,67 @@ func aligned(t *testing.T, n int, fill byte) []byte {
 	t.Cleanup(func() { _ = unix.Munmap(b) })
 	copy(b, bytes.Repeat([]byte{fill}, n))
 	return b
+}
+
+func TestReplayKeepsFlushedDataAndApplyAddsPieces(t *testing.T) {
+	disk, device := serve(t)
+	disk.StartLog(false) // the kernel flushes a file when it attaches a device to it
+	looptest.Got(device.WriteAt(aligned(t, 4096, 'a'), 0))(t)
+	looptest.Got(device.WriteAt(aligned(t, 4096, 'a'), mib))(t)
+	looptest.Must(t, device.Sync())
+	looptest.Got(device.WriteAt(aligned(t, 4096, 'b'), 0))(t)
+	span := [2]uint64{mib, 64 << 10} // an offset and a length
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), unix.BLKDISCARD,
+		uintptr(unsafe.Pointer(&span))); errno != 0 {
+		t.Fatal(errno)
+	}
+	epochs := looptest.Got(flakydisk.Replay(flakydisk.NewImage(8*mib), disk.Log()))(t)
+	if len(epochs) != 2 || epochs[1].End-epochs[1].First != 2 {
+		t.Fatalf("Replay = %+v, want two epochs, the last one with two entries", epochs)
+	}
+	durable, lost := epochs[1].Durable, disk.Log()[epochs[1].First:]
+	torn, whole, again := durable.Fork(), durable.Fork(), durable.Fork()
+	looptest.Must(t, errors.Join(
+		flakydisk.Apply(torn, flakydisk.Piece{Entry: lost[0], From: 1, To: 3},
+			flakydisk.Piece{Entry: lost[1], From: 0, To: 1}),
+		flakydisk.Apply(whole, flakydisk.Whole(lost[0]), flakydisk.Whole(lost[1])),
+		flakydisk.Apply(again, flakydisk.Whole(lost[1]), flakydisk.Whole(lost[0]))))
+	sectors := func(n int, fill byte) []byte {
+		return bytes.Repeat([]byte{fill}, n*flakydisk.SectorBytes)
+	}
+	for offset, want := range map[int64][]byte{
+		0:   slices.Concat(sectors(1, 'a'), sectors(2, 'b'), sectors(5, 'a')),
+		mib: slices.Concat(sectors(1, 0), sectors(7, 'a')),
+	} {
+		got := make([]byte, len(want))
+		if looptest.Got(torn.ReadAt(got, offset))(t); !bytes.Equal(got, want) {
+			t.Errorf("at %d the image is not the flushed bytes with some sectors of the later ones", offset)
+		}
+	}
+	if torn.Sum() == durable.Sum() || whole.Sum() != again.Sum() {
+		t.Errorf("images that differ have the sums %x and %x, and equal ones %x and %x", torn.Sum(),
+			durable.Sum(), whole.Sum(), again.Sum())
+	}
+}
+
+func TestAFaultMakesOnlyItsOwnSectorsFail(t *testing.T) {
+	disk, b := flakydisk.NewDisk(flakydisk.NewImage(8*mib)), make([]byte, 512)
+	fired := disk.AddFault(flakydisk.Fault{On: flakydisk.OnRead, From: 8192, To: 8704, Times: 1})
+	disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, From: 8192, To: 8704})
+	read := func(offset int64) error { _, err := disk.ReadAt(b, offset); return err }
+	write := func(offset int64) error { _, err := disk.WriteAt(b, offset); return err }
+	for n, step := range []struct{ got, want error }{
+		{read(7680), nil}, {read(8704), nil}, {read(8192), unix.EIO}, {read(8192), nil},
+		{write(7680), nil}, {write(8704), nil}, {write(8192), unix.EIO}, {write(8192), unix.EIO},
+		{disk.Flush(), nil},
+	} {
+		if !errors.Is(step.got, step.want) {
+			t.Errorf("step %d: got %v, want %v", n, step.got, step.want)
+		}
+	}
+	if fired() != 1 {
+		t.Errorf("the fault of one read fired %d times", fired())
+	}
 }
 
 // If the kernel split the write and the server refused the second part, the kernel's loop driver
