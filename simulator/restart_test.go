@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -288,6 +289,41 @@ func readDevice(t *testing.T, path string, offset int64, n int) string {
 		t.Fatal(err)
 	}
 	return string(data)
+}
+
+func TestDeviceFaultsChangeTheDeviceOfADisk(t *testing.T) {
+	needGuests(t)
+	r := serveRack(t, engine.Config{})
+	const late = adminapi.Duration(150 * time.Millisecond)
+	for name, c := range map[string]struct {
+		rule  adminapi.DeviceFault
+		slow  time.Duration
+		sizes []int64 // of the loop devices
+	}{
+		"smaller": {adminapi.DeviceFault{SizeBytes: 1 << 20}, 0, []int64{1 << 20}},
+		"late":    {adminapi.DeviceFault{Delay: late}, time.Duration(late), []int64{1 << 30}},
+		"never":   {adminapi.DeviceFault{Never: true}, 0, nil},
+	} {
+		r.Faults.Clear()
+		id := r.disk(name).ID
+		r.fault(adminapi.Fault{Operation: "instance_disk_attach", Device: &c.rule})
+		start := time.Now()
+		r.attach("a", name)
+		var sizes []int64
+		for _, d := range r.ownDevices() {
+			sizes = append(sizes, d.SizeBytes)
+		}
+		if len(sizes) > 0 {
+			r.device("a")
+		}
+		if !slices.Equal(sizes, c.sizes) || time.Since(start) < c.slow {
+			t.Errorf("%s: devices of %v bytes after %s", name, sizes, time.Since(start))
+		}
+		r.detach("a", name)
+		if file := looptest.Got(os.Stat(r.rack.Plane().DiskPath(id)))(t); file.Size() != 1<<30 {
+			t.Errorf("%s: afterwards the disk's file has %d bytes", name, file.Size())
+		}
+	}
 }
 
 func TestAFullHostRefusesNewDisksAndKeepsTheOthers(t *testing.T) { // A27
