@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,38 +18,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// daemon is a dockerd that this package runs. All its files are in one directory. A new dockerd
-// reuses or removes the files of one that was killed.
-type daemon struct {
-	dir, root string
-	log       io.Writer
-}
-
-func newDaemon(o Options) *daemon {
-	return &daemon{dir: filepath.Join(o.Cache, "engine"), root: o.Root, log: o.Log}
-}
-
-func (d *daemon) file(name string) string { return filepath.Join(d.dir, name) }
-func (d *daemon) socket() string          { return d.file("docker.sock") }
-func (d *daemon) pidFile() string         { return d.file("pid") }
-func (d *daemon) configFile() string      { return d.file("daemon.json") }
+func (e *Engine) file(name string) string { return filepath.Join(e.dir, name) }
+func (e *Engine) socket() string          { return e.file("docker.sock") }
+func (e *Engine) pidFile() string         { return e.file("pid") }
+func (e *Engine) configFile() string      { return e.file("daemon.json") }
 
 // startTime is the time in which a new dockerd has to answer. Before it answers, it ends the
 // containers of a dockerd that was killed.
 const startTime = 2 * time.Minute
 
 func (e *Engine) run(ctx context.Context) error {
-	d := e.daemon
-	if err := d.tidy(ctx); err != nil {
+	if err := e.tidy(ctx); err != nil {
 		return err
 	}
-	if err := d.configure(ctx); err != nil {
+	if err := e.configure(ctx); err != nil {
 		return err
 	}
-	if err := d.remember(ctx); err != nil {
+	if err := e.remember(ctx); err != nil {
 		return err
 	}
-	ended, err := d.launch()
+	ended, err := e.launch()
 	if err != nil {
 		return err
 	}
@@ -60,11 +47,11 @@ func (e *Engine) run(ctx context.Context) error {
 		select {
 		case err := <-ended:
 			return fmt.Errorf("the Docker engine ended instead of answering: %w; the end of %s:\n%s",
-				err, d.file("log"), d.lastLines())
+				err, e.file("log"), e.lastLines())
 		case <-ctx.Done():
 			return errors.Join(fmt.Errorf("the Docker engine does not answer at %s: %w; "+
-				"the end of %s:\n%s", e.Host, ctx.Err(), d.file("log"), d.lastLines()),
-				d.stop(context.WithoutCancel(ctx)))
+				"the end of %s:\n%s", e.Host, ctx.Err(), e.file("log"), e.lastLines()),
+				e.stop(context.WithoutCancel(ctx)))
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
@@ -76,13 +63,13 @@ func (e *Engine) run(ctx context.Context) error {
 
 // launch starts dockerd in its own process session, so that Ctrl-C at the terminal does not reach
 // it. This program gets the signal, and stops dockerd after it has removed the containers.
-func (d *daemon) launch() (ended <-chan error, err error) {
-	log, err := os.Create(d.file("log"))
+func (e *Engine) launch() (ended <-chan error, err error) {
+	log, err := os.Create(e.file("log"))
 	if err != nil {
 		return nil, fmt.Errorf("make the engine's log: %w", err)
 	}
 	defer log.Close()
-	command := exec.Command("dockerd", "--config-file", d.configFile())
+	command := exec.Command("dockerd", "--config-file", e.configFile())
 	command.Stdout, command.Stderr = log, log
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := command.Start(); err != nil {
@@ -101,12 +88,12 @@ func (d *daemon) launch() (ended <-chan error, err error) {
 
 // configure writes dockerd's settings. They switch off the default bridge, which all engines of a
 // machine would share, and which neither kind nor the builds use.
-func (d *daemon) configure(ctx context.Context) error {
+func (e *Engine) configure(ctx context.Context) error {
 	settings := map[string]any{
-		"data-root": d.file("data"),
-		"exec-root": d.file("exec"),
-		"pidfile":   d.pidFile(),
-		"hosts":     []string{"unix://" + d.socket()},
+		"data-root": e.file("data"),
+		"exec-root": e.file("exec"),
+		"pidfile":   e.pidFile(),
+		"hosts":     []string{"unix://" + e.socket()},
 		"bridge":    "none",
 	}
 	restricted, err := WithoutSysResource()
@@ -114,18 +101,18 @@ func (d *daemon) configure(ctx context.Context) error {
 		return err
 	}
 	if restricted {
-		wrapper, err := d.wrapper(ctx)
+		wrapper, err := e.wrapper(ctx)
 		if err != nil {
 			return err
 		}
 		const name = "without-sys-resource"
 		settings["default-runtime"] = name
 		settings["runtimes"] = map[string]any{name: map[string]string{"path": wrapper}}
-		fmt.Fprintln(d.log, "engine: containers run without CAP_SYS_RESOURCE, which this machine lacks")
+		fmt.Fprintln(e.log, "engine: containers run without CAP_SYS_RESOURCE, which this machine lacks")
 	}
 	text, err := json.MarshalIndent(settings, "", "  ")
 	if err == nil {
-		err = os.WriteFile(d.configFile(), text, 0o600)
+		err = os.WriteFile(e.configFile(), text, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write the engine's settings: %w", err)
@@ -133,11 +120,11 @@ func (d *daemon) configure(ctx context.Context) error {
 	return nil
 }
 
-func (d *daemon) wrapper(ctx context.Context) (string, error) {
-	path := d.file("runc-wrapper")
+func (e *Engine) wrapper(ctx context.Context) (string, error) {
+	path := e.file("runc-wrapper")
 	command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", path,
 		"./e2e/engine/runc")
-	command.Dir = d.root
+	command.Dir = e.root
 	command.Env = append(os.Environ(), "CGO_ENABLED=0")
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	command.WaitDelay = time.Minute
@@ -149,21 +136,21 @@ func (d *daemon) wrapper(ctx context.Context) (string, error) {
 
 // tidy stops our dockerd if it runs but does not answer. It also removes our pid files if they name
 // processes of other programs: a new dockerd would wait until those end.
-func (d *daemon) tidy(ctx context.Context) error {
-	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+func (e *Engine) tidy(ctx context.Context) error {
+	if err := os.MkdirAll(e.dir, 0o700); err != nil {
 		return fmt.Errorf("make the engine's directory: %w", err)
 	}
-	if len(d.socket()) > socketPathMax {
+	if len(e.socket()) > socketPathMax {
 		return fmt.Errorf("the engine's socket %s has %d characters, and may have %d: set "+
-			"XDG_CACHE_HOME to a shorter directory", d.socket(), len(d.socket()), socketPathMax)
+			"XDG_CACHE_HOME to a shorter directory", e.socket(), len(e.socket()), socketPathMax)
 	}
-	if err := d.stop(ctx); err != nil {
+	if err := e.stop(ctx); err != nil {
 		return err
 	}
 	// If the containerd of a killed dockerd still runs, the new dockerd uses it. If not, remove only
 	// containerd's pid file: the other files name the containers that still run.
-	containerd := d.file("exec/containerd/containerd.pid")
-	if pid := livingPID(containerd, d.file("exec/containerd")); pid == 0 {
+	containerd := e.file("exec/containerd/containerd.pid")
+	if pid := livingPID(containerd, e.file("exec/containerd")); pid == 0 {
 		if err := os.Remove(containerd); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove the pid file of an earlier containerd: %w", err)
 		}
@@ -176,10 +163,10 @@ func (d *daemon) tidy(ctx context.Context) error {
 const socketPathMax = 107 - len("exec/containerd/containerd.sock.ttrpc") + len("docker.sock")
 
 // stop ends the dockerd that the pid file names, if it runs, and waits until it has ended.
-func (d *daemon) stop(ctx context.Context) error {
-	pid := livingPID(d.pidFile(), d.configFile())
+func (e *Engine) stop(ctx context.Context) error {
+	pid := livingPID(e.pidFile(), e.configFile())
 	if pid == 0 {
-		if err := os.Remove(d.pidFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.Remove(e.pidFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove the pid file of an earlier engine: %w", err)
 		}
 		return nil
@@ -189,11 +176,11 @@ func (d *daemon) stop(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	for names(pid, d.configFile()) {
+	for names(pid, e.configFile()) {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("our engine, process %d, does not end: %w; look at %s and end it by hand",
-				pid, ctx.Err(), d.file("log"))
+				pid, ctx.Err(), e.file("log"))
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
@@ -221,8 +208,8 @@ func names(pid int, path string) bool {
 	return err == nil && strings.Contains(string(line), path)
 }
 
-func (d *daemon) lastLines() string {
-	text, err := os.ReadFile(d.file("log"))
+func (e *Engine) lastLines() string {
+	text, err := os.ReadFile(e.file("log"))
 	if err != nil {
 		return err.Error()
 	}
@@ -238,7 +225,7 @@ func (e *Engine) sayDriver(ctx context.Context) error {
 	if driver == "vfs" {
 		fmt.Fprintf(e.log, "engine: on the filesystem of %s only the storage driver vfs works, which "+
 			"is slow and takes much space; set XDG_CACHE_HOME to a directory on ext4 or xfs\n",
-			e.daemon.dir)
+			e.dir)
 	}
 	return nil
 }
@@ -265,8 +252,9 @@ func WithoutSysResource() (bool, error) {
 // containerd, kubelet and their children use some.
 const watchersNeeded = 512
 
-// raiseWatchers raises the kernel's limit of inotify instances to watchersNeeded if it is lower.
-func raiseWatchers(log io.Writer, file string) error {
+// prepare raises the kernel's limit of inotify instances to watchersNeeded if it is lower.
+func (e *Engine) prepare() error {
+	const file = "/proc/sys/fs/inotify/max_user_instances"
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("read the limit of inotify instances: %w", err)
@@ -282,7 +270,7 @@ func raiseWatchers(log io.Writer, file string) error {
 		return fmt.Errorf("fs.inotify.max_user_instances is %d and three nodes need %d: "+
 			"raise it with sysctl: %w", limit, watchersNeeded, err)
 	}
-	fmt.Fprintf(log, "engine: raised fs.inotify.max_user_instances from %d to %d; it stays so\n",
+	fmt.Fprintf(e.log, "engine: raised fs.inotify.max_user_instances from %d to %d; it stays so\n",
 		limit, watchersNeeded)
 	return nil
 }
@@ -340,17 +328,17 @@ const forwardFile = "/proc/sys/net/ipv4/ip_forward"
 var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip6tables nat"}
 
 // networkFile is the path of the file in which remember records the network. giveBack removes it.
-func (d *daemon) networkFile() string { return d.file("network.json") }
+func (e *Engine) networkFile() string { return e.file("network.json") }
 
 // remember records the network before our dockerd starts. If a dockerd of ours was killed, its
 // record exists: remember keeps it, because the network now has that dockerd's rules.
-func (d *daemon) remember(ctx context.Context) error {
-	if exists(d.networkFile()) {
+func (e *Engine) remember(ctx context.Context) error {
+	if exists(e.networkFile()) {
 		return nil
 	}
 	text, err := json.MarshalIndent(readNetwork(ctx), "", "  ")
 	if err == nil {
-		err = os.WriteFile(d.networkFile(), text, 0o600)
+		err = os.WriteFile(e.networkFile(), text, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("record the network: %w", err)
@@ -359,8 +347,8 @@ func (d *daemon) remember(ctx context.Context) error {
 }
 
 // giveBack restores the recorded network, unless another engine runs, which needs the settings.
-func (d *daemon) giveBack(ctx context.Context) error {
-	text, err := os.ReadFile(d.networkFile())
+func (e *Engine) giveBack(ctx context.Context) error {
+	text, err := os.ReadFile(e.networkFile())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -372,12 +360,12 @@ func (d *daemon) giveBack(ctx context.Context) error {
 		return fmt.Errorf("read the record of the network: %w", err)
 	}
 	if other := otherEngine(); other != 0 {
-		fmt.Fprintf(d.log, "engine: another Docker engine runs, process %d: rules of iptables stay\n",
+		fmt.Fprintf(e.log, "engine: another Docker engine runs, process %d: rules of iptables stay\n",
 			other)
 	} else if err := restore(ctx, before, readNetwork(ctx)); err != nil {
 		return err
 	}
-	return os.Remove(d.networkFile())
+	return os.Remove(e.networkFile())
 }
 
 // otherEngine returns the process ID of a dockerd on this machine, or zero. Our own dockerd has

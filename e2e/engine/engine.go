@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -23,9 +24,10 @@ type Engine struct {
 	// Host is this engine's value of DOCKER_HOST. If it is empty, docker uses its default socket.
 	Host string
 
-	// daemon is the dockerd that this package runs. It is nil for an engine that was found.
-	daemon *daemon
-	log    io.Writer
+	// dir contains all files of the dockerd that this package runs. A new dockerd reuses or removes
+	// the files of one that was killed. dir is empty for an engine that was found.
+	dir, root string
+	log       io.Writer
 }
 
 // Options configures the dockerd that this package runs.
@@ -95,7 +97,7 @@ func Kept(ctx context.Context, o Options) (*Engine, error) {
 		return nil, nil
 	case e.answers(ctx):
 		return e, nil
-	case !exists(e.daemon.networkFile()):
+	case !exists(e.networkFile()):
 		return nil, nil
 	}
 	fmt.Fprintln(o.Log, "engine: our own was killed; running it once more to remove what it left")
@@ -103,8 +105,9 @@ func Kept(ctx context.Context, o Options) (*Engine, error) {
 }
 
 func newOwn(o Options) *Engine {
-	d := newDaemon(o)
-	return &Engine{Host: "unix://" + d.socket(), daemon: d, log: o.Log}
+	e := &Engine{dir: filepath.Join(o.Cache, "engine"), root: o.Root, log: o.Log}
+	e.Host = "unix://" + e.socket()
+	return e
 }
 
 func at(host string) string {
@@ -125,7 +128,7 @@ func (e *Engine) answers(ctx context.Context) bool {
 }
 
 // Own reports whether this package runs the engine.
-func (e *Engine) Own() bool { return e.daemon != nil }
+func (e *Engine) Own() bool { return e.dir != "" }
 
 // Environment returns this process's environment with the engine's DOCKER_HOST.
 func (e *Engine) Environment() []string {
@@ -160,22 +163,17 @@ func (e *Engine) Output(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// prepare raises the kernel's limit of inotify instances, which a cluster would exceed.
-func (e *Engine) prepare() error {
-	return raiseWatchers(e.log, "/proc/sys/fs/inotify/max_user_instances")
-}
-
 // Stop stops the dockerd that this package runs, with its containers, and no other engine.
 func (e *Engine) Stop(ctx context.Context) error {
-	if e.daemon == nil {
+	if !e.Own() {
 		return nil
 	}
 	err := e.clear(ctx)
-	if stopErr := e.daemon.stop(ctx); stopErr != nil {
+	if stopErr := e.stop(ctx); stopErr != nil {
 		return errors.Join(err, stopErr)
 	}
 	fmt.Fprintln(e.log, "engine: our own is down")
-	return errors.Join(err, unmountBelow(ctx, e.daemon.dir), e.daemon.giveBack(ctx))
+	return errors.Join(err, unmountBelow(ctx, e.dir), e.giveBack(ctx))
 }
 
 // clear removes all containers of our dockerd with their volumes, all networks, and untagged images

@@ -111,12 +111,12 @@ func TestUndoRemovesOnlyTheRulesOfAnEngine(t *testing.T) {
 }
 
 func TestRememberKeepsAnEarlierRecordOfTheNetwork(t *testing.T) {
-	d := newDaemon(Options{Cache: t.TempDir(), Log: &strings.Builder{}})
-	must(t, os.MkdirAll(d.dir, 0o700))
+	e := newOwn(Options{Cache: t.TempDir(), Log: &strings.Builder{}})
+	must(t, os.MkdirAll(e.dir, 0o700))
 	const first = `{"Rules":{"iptables nat":["-P INPUT ACCEPT"]},"Forward":"0"}`
-	must(t, os.WriteFile(d.file("network.json"), []byte(first), 0o600))
-	must(t, d.remember(t.Context()))
-	got, err := os.ReadFile(d.file("network.json"))
+	must(t, os.WriteFile(e.file("network.json"), []byte(first), 0o600))
+	must(t, e.remember(t.Context()))
+	got, err := os.ReadFile(e.file("network.json"))
 	if err != nil || string(got) != first {
 		t.Errorf("a second engine wrote %s, %v over what the first had written", got, err)
 	}
