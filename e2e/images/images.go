@@ -26,11 +26,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // Kubernetes is the version of the offline cluster. The go.mod files below this directory pin the
@@ -80,39 +82,14 @@ func (b *Builder) has(ctx context.Context, image string) bool {
 	return err == nil
 }
 
-type recipe struct {
-	// dir is the build's context: the directory that docker sends to the engine.
-	dir string
-	// file is the name of the Dockerfile in dir, if it is not Docker's default. target is a stage in
-	// it; empty means the last stage.
-	file, target string
-	// network is the build's network, if it is not the engine's default.
-	network string
-	args    []string
-	// names are additional names of the image.
-	names []string
-}
+// noNetwork is docker's argument for a build or a container without a network.
+const noNetwork = "--network=none"
 
-const noNetwork = "none"
-
-func (b *Builder) build(ctx context.Context, image string, r recipe) error {
-	args := []string{"build", "--quiet", "--tag", image}
-	if r.file != "" {
-		args = append(args, "--file", filepath.Join(r.dir, r.file))
-	}
-	if r.target != "" {
-		args = append(args, "--target", r.target)
-	}
-	if r.network != "" {
-		args = append(args, "--network", r.network)
-	}
-	for _, arg := range r.args {
-		args = append(args, "--build-arg", arg)
-	}
-	for _, name := range r.names {
-		args = append(args, "--tag", name)
-	}
-	if _, err := b.Engine.Output(ctx, append(args, r.dir)...); err != nil {
+// build builds an image from a directory, which docker sends to the engine, with more arguments of
+// `docker build`.
+func (b *Builder) build(ctx context.Context, image, dir string, args ...string) error {
+	args = slices.Concat([]string{"build", "--quiet", "--tag", image}, args, []string{dir})
+	if _, err := b.Engine.Output(ctx, args...); err != nil {
 		return fmt.Errorf("build %s: %w", image, err)
 	}
 	return nil
@@ -193,27 +170,23 @@ func hashTree(tree fs.FS) (string, error) {
 // If it does not exist, keep removes older ones with this name, calls build with a temporary path,
 // and renames the result.
 func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
-	string, error) {
+	path string, err error) {
+	defer harness.Catch(&err)
 	dir = filepath.Join(b.Cache, dir)
-	path := filepath.Join(dir, name+"-"+inputs+extension)
+	path = filepath.Join(dir, name+"-"+inputs+extension)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("make the directory of %s: %w", dir, err)
 	}
-	old, err := filepath.Glob(filepath.Join(dir, name+"-????????????"+extension))
-	if err != nil {
-		return "", err
-	}
-	for _, file := range old {
+	for _, file := range harness.Got(filepath.Glob(
+		filepath.Join(dir, name+"-????????????"+extension))) {
 		if err := os.RemoveAll(file); err != nil {
 			return "", fmt.Errorf("remove what an older version has left: %w", err)
 		}
 	}
-	if err := build(path + ".partial"); err != nil {
-		return "", err
-	}
+	harness.Must(build(path + ".partial"))
 	if err := os.Rename(path+".partial", path); err != nil {
 		return "", fmt.Errorf("keep what was built: %w", err)
 	}
@@ -292,19 +265,14 @@ func kubernetesVersion(version string) string {
 
 // compile builds the module's programs, unless it has built them from the same inputs before. It
 // returns their directory.
-func (b *Builder) compile(ctx context.Context, p programs) (string, error) {
+func (b *Builder) compile(ctx context.Context, p programs) (dir string, err error) {
+	defer harness.Catch(&err)
 	module := filepath.Join(b.Root, "e2e", "images", p.name)
 	ldflags := strings.TrimSpace("-s -w " + p.ldflags)
-	version, err := command(ctx, module, nil, "go", "env", "GOVERSION", "GOARCH")
-	if err != nil {
-		return "", err
-	}
-	source, err := hashTree(os.DirFS(module))
-	if err != nil {
-		return "", err
-	}
+	version := harness.Got(command(ctx, module, nil, "go", "env", "GOVERSION", "GOARCH"))
+	source := harness.Got(hashTree(os.DirFS(module)))
 	compiled := false
-	dir, err := b.keep("programs", p.name, hash(version, ldflags, strings.Join(p.packages, " "),
+	dir, err = b.keep("programs", p.name, hash(version, ldflags, strings.Join(p.packages, " "),
 		source), "", func(partial string) error {
 		compiled = true
 		return b.step("compiling "+p.name+" from its modules", func() error {

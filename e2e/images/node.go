@@ -2,6 +2,7 @@ package images
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // parts contains the inputs of the offline images.
@@ -29,42 +31,27 @@ type parts struct {
 // disableDefaultCNI, and to skip the phases preflight and addon/coredns in kubeadm's
 // InitConfiguration. On a machine with cgroup v1 every cluster has to set failCgroupV1 to false in
 // the KubeletConfiguration.
-func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
+func (b *Builder) Node(ctx context.Context, kubernetes string) (image string, err error) {
+	defer harness.Catch(&err)
 	if !b.Offline {
 		return "kindest/node:" + kubernetes, nil // kind pulls it
 	}
-	p, err := b.makeParts(ctx)
-	if err != nil {
-		return "", err
-	}
-	restricted, err := engine.WithoutSysResource()
-	if err != nil {
-		return "", err
-	}
-	key, err := b.nodeKey(ctx, p, restricted)
-	if err != nil {
-		return "", err
-	}
-	repository := "oxide-e2e/node"
-	image := repository + ":" + Kubernetes + "-" + key
+	p, restricted := harness.Got(b.makeParts(ctx)), harness.Got(engine.WithoutSysResource())
+	const repository = "oxide-e2e/node"
+	image = repository + ":" + Kubernetes + "-" + harness.Got(b.nodeKey(ctx, p, restricted))
 	if b.has(ctx, image) {
 		b.say("node image: built before")
 		return image, nil
 	}
 	baked := ""
-	err = b.step("building the images of Kubernetes, sidecars and workloads", func() (err error) {
-		baked, err = b.bakedImages(ctx, p)
-		return err
-	})
-	if err != nil {
-		return "", err
-	}
-	err = b.step("building the node image", func() error {
+	harness.Must(b.step("building the images of Kubernetes, sidecars and workloads",
+		func() (err error) {
+			baked, err = b.bakedImages(ctx, p)
+			return err
+		}))
+	harness.Must(b.step("building the node image", func() error {
 		return b.buildNode(ctx, image, p, baked, restricted)
-	})
-	if err != nil {
-		return "", err
-	}
+	}))
 	// The node image now contains the images of this archive.
 	if err := os.Remove(baked); err != nil {
 		return "", fmt.Errorf("remove an archive that is not needed any more: %w", err)
@@ -101,18 +88,15 @@ func (b *Builder) makeParts(ctx context.Context) (parts, error) {
 }
 
 // nodeKey returns a hash of all inputs of the node image.
-func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (string, error) {
+func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (key string, err error) {
+	defer harness.Catch(&err)
 	inputs := []string{p.node, p.workloads, fmt.Sprint(restricted), fmt.Sprint(singles(), collected)}
 	for _, name := range slices.Sorted(maps.Keys(p.programs)) {
 		inputs = append(inputs, p.programs[name])
 	}
 	for _, dir := range []string{p.programs[standIns], b.directory("node"),
 		b.directory("workloads")} {
-		tree, err := hashTree(os.DirFS(dir))
-		if err != nil {
-			return "", err
-		}
-		inputs = append(inputs, tree)
+		inputs = append(inputs, harness.Got(hashTree(os.DirFS(dir))))
 	}
 	kind, err := command(ctx, b.Root, nil, "go", "list", "-m", "sigs.k8s.io/kind")
 	return hash(append(inputs, kind)...), err
@@ -148,29 +132,19 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 // buildNode builds the node image: first from a Dockerfile. Then fill starts a container of it and
 // loads the archive's images.
 func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
-	restricted bool) error {
-	dir, err := b.scratch()
-	if err != nil {
-		return err
-	}
+	restricted bool) (err error) {
+	defer harness.Catch(&err)
+	dir := harness.Got(b.scratch())
 	defer os.RemoveAll(dir)
-	if err := b.placeNode(ctx, dir, p.programs["kubernetes"]); err != nil {
-		return err
-	}
+	harness.Must(b.placeNode(ctx, dir, p.programs["kubernetes"]))
 	without := ""
 	if restricted {
 		without = "1"
 	}
 	base := image + "-empty"
-	err = b.build(ctx, base, recipe{dir: dir, network: noNetwork, args: []string{
-		"ROOTFS=" + p.node, "KUBERNETES=" + Kubernetes, "WITHOUT_SYS_RESOURCE=" + without,
-	}})
-	if err != nil {
-		return err
-	}
-	if err := b.fill(ctx, base, image, baked); err != nil {
-		return err
-	}
+	harness.Must(b.build(ctx, base, dir, noNetwork, "--build-arg=ROOTFS="+p.node,
+		"--build-arg=KUBERNETES="+Kubernetes, "--build-arg=WITHOUT_SYS_RESOURCE="+without))
+	harness.Must(b.fill(ctx, base, image, baked))
 	_, err = b.Engine.Output(ctx, "rmi", "--no-prune", base)
 	return err
 }
@@ -216,7 +190,7 @@ func (b *Builder) fill(ctx context.Context, empty, full, archive string) error {
 	}
 	// A run that was killed may have left the container.
 	_ = remove()
-	run := b.Engine.Command(ctx, "run", "--interactive", "--name", importer, "--network", noNetwork,
+	run := b.Engine.Command(ctx, "run", "--interactive", "--name", importer, noNetwork,
 		"--entrypoint", "sh", empty, "/kind/import")
 	run.Stdin = input
 	if out, err := run.CombinedOutput(); err != nil {
@@ -249,4 +223,218 @@ func (b *Builder) dropOlder(ctx context.Context, repository, image string) error
 		}
 	}
 	return nil
+}
+
+// target is a target of the project's Dockerfile, with the name of the image that it builds.
+type target struct{ name, image string }
+
+var product = []target{
+	{"controller", "oxidecomputer/oxide-csi-plugin:" + Tag},
+	{"node", "oxidecomputer/oxide-csi-plugin-node:" + Tag},
+	{"instance-metadata", "oxidecomputer/oxide-k8s-instance-metadata:" + Tag},
+	{"node-keeper", "oxidecomputer/oxide-node-keeper:" + Tag},
+	{"simulator", "oxidecomputer/oxide-simulator:" + Tag},
+}
+
+// previousTag is the tag of the previous release's images on the suite's nodes.
+const previousTag = "previous"
+
+// previous lists the images of the previous release: those that an upgrade replaces.
+var previous = []target{
+	{"controller", "oxidecomputer/oxide-csi-plugin:" + previousTag},
+	{"node", "oxidecomputer/oxide-csi-plugin-node:" + previousTag},
+}
+
+// Product builds the project's images from this tree, and the driver's images from the previous
+// release's tree. It returns one archive of them for the nodes, and prints the size of each image.
+func (b *Builder) Product(ctx context.Context, before Previous) (archive string, err error) {
+	defer harness.Catch(&err)
+	bases := harness.Got(b.productBases(ctx))
+	// Without git the programs have no version, but the images can be built.
+	revision, noGit := command(ctx, b.Root, nil, "git", "describe", "--tags", "--always", "--dirty")
+	if noGit != nil {
+		revision = ""
+	}
+	var images []string
+	for _, from := range []struct {
+		what, root, revision string
+		targets              []target
+	}{
+		{"the driver", b.Root, revision, product},
+		{"the driver of " + before.Name, before.Root, before.Name, previous},
+	} {
+		if from.root == "" {
+			continue // there is no previous release
+		}
+		bin := filepath.Join(from.root, "bin", "linux-"+architecture)
+		harness.Must(b.step("compiling "+from.what, func() error {
+			release := "-X github.com/oxidecomputer/oxide-csi-plugin/driver.Release=" + from.revision
+			return b.goBuild(ctx, from.root, bin, "-s -w "+release, "./cmd/...")
+		}))
+		harness.Must(b.step("building the images of "+from.what, func() error {
+			return b.buildProduct(ctx, from.root, from.targets, bases)
+		}))
+		for _, built := range from.targets {
+			images = append(images, built.image)
+		}
+	}
+	return b.save(ctx, "product", images...)
+}
+
+// productBases returns the value of the build argument BASE for targets. All other targets use the
+// Dockerfile's default.
+func (b *Builder) productBases(ctx context.Context) (bases map[string]string, err error) {
+	defer harness.Catch(&err)
+	if !b.Offline {
+		return nil, nil
+	}
+	rootfs := harness.Got(b.makeRootfs(ctx, productRootfs))
+	harness.Must(b.buildCollected(ctx, "base", []string{smallBase}, rootfs))
+	return map[string]string{"node": rootfs, "simulator": smallBase}, nil
+}
+
+// Base returns a tar file of the offline base image for `make release`, or "" without Offline.
+func (b *Builder) Base(ctx context.Context) (archive string, err error) {
+	defer harness.Catch(&err)
+	if !b.Offline {
+		return "", nil
+	}
+	image := harness.Got(b.makeRootfs(ctx, productRootfs))
+	_, inputs, _ := strings.Cut(image, ":")
+	return b.keep("archives", "base", inputs, ".tar", func(partial string) error {
+		container, err := b.Engine.Output(ctx, "create", image, "true")
+		if err != nil {
+			return err
+		}
+		_, err = b.Engine.Output(ctx, "export", "--output="+partial, container)
+		_, removed := b.Engine.Output(ctx, "rm", container)
+		return errors.Join(err, removed)
+	})
+}
+
+func (b *Builder) buildProduct(ctx context.Context, root string, targets []target,
+	bases map[string]string) (err error) {
+	defer harness.Catch(&err)
+	for _, p := range targets {
+		name, tag, _ := strings.Cut(p.image, ":")
+		args := []string{"--target", p.name, "--build-arg=TARGETARCH=" + architecture,
+			"--build-arg=VERSION=" + tag}
+		if b.Offline {
+			args = append(args, noNetwork)
+		}
+		if base := bases[p.name]; base != "" {
+			args = append(args, "--build-arg=BASE="+base)
+		}
+		harness.Must(b.build(ctx, p.image, root, args...))
+		size := harness.Got(b.Engine.Output(ctx, "image", "inspect", "--format", "{{.Size}}", p.image))
+		b.figure(fmt.Sprintf("image name=%s tag=%s bytes=%s", name, tag, size))
+	}
+	return nil
+}
+
+// figure logs a measured number as a FIGURE line.
+func (b *Builder) figure(text string) {
+	b.logging.Lock()
+	defer b.logging.Unlock()
+	fmt.Fprintln(b.Log, "FIGURE", text)
+}
+
+// StandIns describes, for the suite's report, what in an offline cluster differs from published
+// images.
+const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small programs of the " +
+	"suite's own; busybox is Debian's; postgres:17.6 is Debian's PostgreSQL with an entrypoint of " +
+	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
+	"other sidecars are compiled from their modules"
+
+// Kubernetes publishes its images under registry, and CSI's sidecars under storage. The offline
+// images get the same names, so nodes find them.
+const (
+	registry = "registry.k8s.io/"
+	storage  = registry + "sig-storage/"
+)
+
+// single describes an image with one static program.
+type single struct {
+	image string
+	// module is the name of the module, in compiled or standIns, that contains the program.
+	module string
+	// program is the name of the program's file, and path its path in the image.
+	program, path string
+}
+
+// singles returns the images of etcd, pause and the sidecars.
+func singles() []single {
+	return []single{
+		{registry + "etcd:" + etcd, "etcd", "etcd", "/usr/local/bin/etcd"},
+		// kubeadm uses one of these versions of pause, and kind's containerd the other.
+		{registry + "pause:3.10", standIns, "pause", "/pause"},
+		{registry + "pause:3.10.1", standIns, "pause", "/pause"},
+		{storage + "csi-node-driver-registrar:v2.17.0", standIns, "sidecar", "/node-driver-registrar"},
+		{storage + "livenessprobe:v2.19.0", standIns, "sidecar", "/livenessprobe"},
+		{storage + "csi-provisioner:v6.3.0", "sidecars", "csi-provisioner", "/csi-provisioner"},
+		{storage + "csi-attacher:v4.13.0", "sidecars", "csi-attacher", "/csi-attacher"},
+		{storage + "csi-snapshotter:v8.7.0", "sidecars", "csi-snapshotter", "/csi-snapshotter"},
+		{storage + "snapshot-controller:v8.7.0", "sidecars", "snapshot-controller",
+			"/snapshot-controller"},
+	}
+}
+
+// standIns is the name under which makeParts keeps the programs of e2e/standin.
+const standIns = "standin"
+
+func (s single) dockerfile() string {
+	return fmt.Sprintf("FROM scratch\nENV PATH=/usr/local/bin\nCOPY %s %s\nENTRYPOINT [%q]\n",
+		s.program, s.path, s.path)
+}
+
+func (b *Builder) buildSingle(ctx context.Context, s single, programs string) (err error) {
+	defer harness.Catch(&err)
+	dir := harness.Got(b.scratch())
+	defer os.RemoveAll(dir)
+	harness.Must(place(filepath.Join(programs, s.program), filepath.Join(dir, s.program)))
+	file := filepath.Join(dir, "Dockerfile")
+	if err := os.WriteFile(file, []byte(s.dockerfile()), 0o644); err != nil {
+		return fmt.Errorf("write a Dockerfile: %w", err)
+	}
+	return b.build(ctx, s.image, dir, noNetwork)
+}
+
+// collected lists images whose programs come from a root file system, by the name of their
+// Dockerfile. An image with several names is built once.
+var collected = map[string][]string{
+	"kubernetes": {
+		registry + "kube-apiserver:" + Kubernetes, registry + "kube-controller-manager:" + Kubernetes,
+		registry + "kube-proxy:" + Kubernetes, registry + "kube-scheduler:" + Kubernetes,
+	},
+	"busybox":  {"busybox:1.37"},
+	"postgres": {"postgres:17.6"},
+}
+
+// smallBase is the base image of the simulator's image. buildCollected builds it.
+const smallBase = "oxide-e2e/base:latest"
+
+// buildCollected builds an image from a root file system's programs and the files in more, and
+// gives it all the names in images.
+func (b *Builder) buildCollected(ctx context.Context, name string, images []string, rootfs string,
+	more ...string) (err error) {
+	defer harness.Catch(&err)
+	dir := harness.Got(b.scratch())
+	defer os.RemoveAll(dir)
+	if err := os.CopyFS(dir, os.DirFS(b.directory("workloads"))); err != nil {
+		return fmt.Errorf("place the files for a build: %w", err)
+	}
+	for _, file := range more {
+		harness.Must(place(file, filepath.Join(dir, filepath.Base(file))))
+	}
+	args := []string{"--file", filepath.Join(dir, name+".Dockerfile"), noNetwork,
+		"--build-arg=ROOTFS=" + rootfs}
+	for _, image := range images[1:] {
+		args = append(args, "--tag", image)
+	}
+	return b.build(ctx, images[0], dir, args...)
+}
+
+// directory returns the path of a directory beside this file.
+func (b *Builder) directory(name string) string {
+	return filepath.Join(b.Root, "e2e", "images", name)
 }

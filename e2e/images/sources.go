@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // system describes this machine's Debian or Ubuntu, from whose packages the root file systems are
@@ -165,11 +166,9 @@ var dpkgOptions = []string{
 }
 
 // makeRootfs builds an image of Debian packages, unless it exists, and returns the image's name.
-func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (string, error) {
-	machine, err := readSystem(ctx)
-	if err != nil {
-		return "", err
-	}
+func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (image string, err error) {
+	defer harness.Catch(&err)
+	machine := harness.Got(readSystem(ctx))
 	packages := strings.Join(r.packages, ",")
 	inputs := []string{machine.codename, packages, strings.Join(dpkgOptions, " ")}
 	for _, file := range machine.sources {
@@ -179,14 +178,12 @@ func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (string, error) {
 		}
 		inputs = append(inputs, string(text))
 	}
-	image := "oxide-e2e/rootfs-" + r.name + ":" + hash(inputs...)
+	image = "oxide-e2e/rootfs-" + r.name + ":" + hash(inputs...)
 	if b.has(ctx, image) {
 		b.say("root file system %s: made before", r.name)
 		return image, nil
 	}
-	if err := b.installPacker(ctx); err != nil {
-		return "", err
-	}
+	harness.Must(b.installPacker(ctx))
 	args := append([]string{"--quiet", "--variant=minbase", "--include=" + packages}, dpkgOptions...)
 	args = append(args, machine.codename, "-")
 	args = append(args, machine.sources...)

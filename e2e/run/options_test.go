@@ -218,16 +218,3 @@ func TestARunRefusesAClusterThatItsCacheDoesNotKnow(t *testing.T) {
 	}
 	release()
 }
-
-func TestTheErrorOfALockedCacheNamesTheHolder(t *testing.T) {
-	cache := filepath.Join(t.TempDir(), "oxide-csi-e2e")
-	unlock, err := lock(cache)
-	csitest.Must(t, err)
-	_, err = lock(cache)
-	refused(t, err, "the cache "+cache, "the process "+strconv.Itoa(os.Getpid()))
-	unlock()
-	if unlock, err = lock(cache); err != nil {
-		t.Fatal(err)
-	}
-	unlock()
-}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
@@ -34,58 +35,37 @@ type suiteRun struct {
 
 // buildAndTest builds the images and then runs the suite.
 func (s *suiteRun) buildAndTest(ctx context.Context) (err error) {
+	defer harness.Catch(&err)
 	builder := &images.Builder{
 		Engine: s.engine, Root: s.root, Cache: s.cache, Offline: s.offline, Log: s.stdout,
 	}
-	if err := builder.Tidy(); err != nil {
-		return err
-	}
+	harness.Must(builder.Tidy())
 	began := time.Now()
-	node, err := builder.Node(ctx, s.kubernetes)
-	if err != nil {
-		return err
-	}
-	if err := builder.Unpack(ctx, &s.before); err != nil {
-		return err
-	}
-	product, err := builder.Product(ctx, s.before)
-	if err != nil {
-		return err
-	}
-	base, err := builder.Base(ctx)
-	if err != nil {
-		return err
-	}
-	crds, err := builder.SnapshotCRDs(ctx)
-	if err != nil {
-		return err
-	}
+	node := harness.Got(builder.Node(ctx, s.kubernetes))
+	harness.Must(builder.Unpack(ctx, &s.before))
+	product := harness.Got(builder.Product(ctx, s.before))
+	base, crds := harness.Got(builder.Base(ctx)), harness.Got(builder.SnapshotCRDs(ctx))
 	fmt.Fprintf(s.stdout, "FIGURE e2e images-seconds=%.0f\n", time.Since(began).Seconds())
-	work, err := s.workDir(ctx)
-	if err != nil {
-		return err
-	}
+	work := harness.Got(s.workDir(ctx))
 	evidence := filepath.Join(s.cache, "evidence", time.Now().UTC().Format("20060102-150405"))
 	standIns := ""
 	if s.offline {
 		standIns = images.StandIns
 	}
-	settings, err := json.Marshal(map[string]any{
+	settings := harness.Got(json.Marshal(map[string]any{
 		"NodeImage": node, "Kubernetes": s.kubernetes, "CRDs": crds, "Work": work,
 		"Evidence": evidence, "StandIns": standIns, "Archives": []string{product},
 		"Previous": s.before.Root, "PreviousName": s.before.Name, "Base": base,
 		"Offline": s.offline, "Keep": s.keep, "Reuse": s.reuse,
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	err = s.test(ctx, "E2E_SETTINGS="+string(settings))
 	return errors.Join(err, s.tidy(ctx, work, evidence, err == nil))
 }
 
 // workDir returns the work directory of the kept cluster if this run reuses it. If not, workDir
 // removes the kept cluster and creates a new directory.
-func (s *suiteRun) workDir(ctx context.Context) (string, error) {
+func (s *suiteRun) workDir(ctx context.Context) (dir string, err error) {
+	defer harness.Catch(&err)
 	if s.reuse {
 		work, err := os.ReadFile(s.note())
 		if err != nil {
@@ -94,13 +74,8 @@ func (s *suiteRun) workDir(ctx context.Context) (string, error) {
 		}
 		return string(work), nil
 	}
-	if err := s.removeKept(ctx); err != nil {
-		return "", err
-	}
-	work, err := workDir([]string{os.TempDir(), filepath.Join(s.cache, "work")}, mountFlags)
-	if err != nil {
-		return "", err
-	}
+	harness.Must(s.removeKept(ctx))
+	work := harness.Got(workDir([]string{os.TempDir(), filepath.Join(s.cache, "work")}, mountFlags))
 	return work, os.WriteFile(s.note(), []byte(work), 0o600)
 }
 
@@ -203,15 +178,12 @@ const clusterName = "oxide-csi"
 
 // removeCluster deletes the cluster if it exists: a suite that was killed has not deleted it.
 // Without an engine there is no cluster.
-func (s *suiteRun) removeCluster() error {
+func (s *suiteRun) removeCluster() (err error) {
+	defer harness.Catch(&err)
 	if s.engine == nil {
 		return nil
 	}
-	provider, err := s.provider()
-	if err != nil {
-		return err
-	}
-	if err := provider.Delete(clusterName, ""); err != nil {
+	if err := harness.Got(s.provider()).Delete(clusterName, ""); err != nil {
 		return fmt.Errorf("remove the cluster %s: %w", clusterName, err)
 	}
 	return nil
@@ -232,19 +204,14 @@ func (s *suiteRun) detach(ctx context.Context, work string) error {
 }
 
 // down removes the cluster, the rack's disks and the engine that a run with KEEP=1 has left.
-func down(ctx context.Context, where engine.Options, stdout io.Writer) error {
-	docker, err := engine.Kept(ctx, where)
-	if docker == nil && err == nil {
-		docker, err = engine.Find(ctx)
-	}
-	if err != nil {
-		return err
+func down(ctx context.Context, where engine.Options, stdout io.Writer) (err error) {
+	defer harness.Catch(&err)
+	docker := harness.Got(engine.Kept(ctx, where))
+	if docker == nil {
+		docker = harness.Got(engine.Find(ctx))
 	}
 	s := suiteRun{options: options{cache: where.Cache}, engine: docker, stdout: stdout}
-	release, err := s.claim(ctx)
-	if err != nil {
-		return err
-	}
+	release := harness.Got(s.claim(ctx))
 	defer release()
 	err = s.removeKept(ctx)
 	if docker == nil {
@@ -308,15 +275,13 @@ func hold(path, what, cache string, allowed func(before holder) error) (unlock f
 	if err != nil {
 		return nil, err
 	}
-	if err = errors.Join(file.Truncate(0), writeAt(file, text)); err != nil {
+	if err = file.Truncate(0); err == nil {
+		_, err = file.WriteAt(text, 0)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", what, err)
 	}
 	return func() { _ = file.Close() }, nil
-}
-
-func writeAt(file *os.File, text []byte) error {
-	_, err := file.WriteAt(text, 0)
-	return err
 }
 
 // lock reserves the cache, and the dockerd in it, for this run.
@@ -370,12 +335,9 @@ func claimCluster(
 	})
 }
 
-func (s *suiteRun) clusterExists() (bool, error) {
-	provider, err := s.provider()
-	if err != nil {
-		return false, err
-	}
-	names, err := provider.List()
+func (s *suiteRun) clusterExists() (exists bool, err error) {
+	defer harness.Catch(&err)
+	names, err := harness.Got(s.provider()).List()
 	if err != nil {
 		return false, fmt.Errorf("look for the cluster %s: %w", clusterName, err)
 	}
