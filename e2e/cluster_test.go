@@ -16,7 +16,6 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -33,7 +32,6 @@ import (
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/remotecommand"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/kind/pkg/apis/config/v1alpha4"
 	"sigs.k8s.io/kind/pkg/cluster"
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
@@ -193,25 +191,7 @@ done`
 // prepare has to run each time a node has started.
 func (n node) prepare(ctx context.Context) { must(n.run(ctx, loopNodes)) }
 
-// loadArchives loads images from files into every node, because no registry has these images.
-func loadArchives(ctx context.Context, all map[string]node, archives []string) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for _, n := range all {
-		group.Go(func() error {
-			for _, archive := range archives {
-				if err := ctx.Err(); err != nil {
-					return err
-				}
-				if err := n.load(archive); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	return group.Wait()
-}
-
+// load loads images from a file into the node, because no registry has these images.
 func (n node) load(archive string) (err error) {
 	file, err := os.Open(archive)
 	if err != nil {
@@ -325,40 +305,14 @@ func rolledOut(ctx context.Context, objects []*unstructured.Unstructured) {
 
 // ready waits until a Deployment or a DaemonSet has all of its pods.
 func ready(ctx context.Context, kind, namespace, name string) {
-	Expect(poll(ctx, rolloutTimeout, func(ctx context.Context) error {
-		if kind == "DaemonSet" {
-			return daemonSetReady(ctx, namespace, name)
-		}
-		return deploymentReady(ctx, namespace, name)
-	})).To(Succeed(), "%s %s should be rolled out", kind, name)
+	kubectl(ctx, fmt.Sprintf("rollout status %s/%s --namespace=%s --timeout=%s", kind, name, namespace,
+		rolloutTimeout))
 }
 
-func deploymentReady(ctx context.Context, namespace, name string) error {
-	d, err := api.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	s := d.Status
-	return allAvailable(s.ObservedGeneration < d.Generation || s.Replicas != s.UpdatedReplicas,
-		ptr.Deref(d.Spec.Replicas, 1), s.UpdatedReplicas, s.AvailableReplicas)
-}
-
-func daemonSetReady(ctx context.Context, namespace, name string) error {
-	d, err := api.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	s := d.Status
-	return allAvailable(s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0,
-		s.DesiredNumberScheduled, s.UpdatedNumberScheduled, s.NumberAvailable)
-}
-
-func allAvailable(changing bool, want, updated, available int32) error {
-	if changing || updated < want || available < want {
-		return fmt.Errorf("%w: %d of %d pods are available, %d are of the last version", errNotYet,
-			available, want, updated)
-	}
-	return nil
+// kubectl runs kubectl on the control plane, as the cluster's administrator.
+func kubectl(ctx context.Context, arguments string) {
+	must(machines[controlPlane].run(ctx,
+		"kubectl --kubeconfig=/etc/kubernetes/admin.conf "+arguments))
 }
 
 // registered waits until the kubelets of both workers have registered the driver.

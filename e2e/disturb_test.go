@@ -12,10 +12,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
@@ -23,36 +20,6 @@ import (
 // nodeLostTimeout is the time in which Kubernetes has to notice that a node sends no reports, and
 // to delete the node's pods.
 const nodeLostTimeout = 3 * time.Minute
-
-var _ = Describe("a drained node", func() {
-	It("gives its volumes to the other node, one at a time as the "+
-		"PodDisruptionBudget demands, and no write is lost (D-38)", func(ctx SpecContext) {
-		doctor, from, to := newDoctor(ctx), workers[0], workers[1]
-		onlyOn(ctx, from)
-		keepers := s.Keepers(ctx, diskClass, "kept", 2)
-		s.budget(ctx, "kept")
-		last := make([]int, len(keepers))
-		for i, p := range keepers {
-			Expect(p.Node(ctx)).To(Equal(from))
-			last[i] = p.Beats(ctx)
-		}
-		cordon(ctx, to, false)
-		Expect(machines[controlPlane].run(ctx, "kubectl --kubeconfig=/etc/kubernetes/admin.conf drain "+
-			"--ignore-daemonsets --delete-emptydir-data --force --timeout=3m "+from+" 2>&1")).To(
-			ContainSubstring("would violate the pod's disruption budget"),
-			"the budget should have refused to evict a second pod while the first is away")
-		for i, p := range keepers {
-			p.Present(ctx).Running(ctx)
-			Expect(p.Node(ctx)).To(Equal(to))
-			Expect(p.Beats(ctx)).To(BeNumerically(">", last[i]), "no write is lost")
-			s.AttachedTo(ctx, s.Bound(ctx, "data-"+p.name).Spec.CSI.VolumeHandle, to)
-			doctor.findsNothing(ctx, "pod", s.path(p.name))
-		}
-		doctor.findsNothing(ctx, "node", from) // after a drain, the node's driver still works
-		cordon(ctx, from, false)
-		spreadControllers(ctx)
-	}, NodeTimeout(5*time.Minute))
-})
 
 // onlyOn cordons all other workers. When the spec ends, it removes every cordon.
 func onlyOn(ctx context.Context, worker string) {
@@ -64,24 +31,6 @@ func onlyOn(ctx context.Context, worker string) {
 	for _, other := range workers {
 		cordon(ctx, other, other != worker)
 	}
-}
-
-// budget creates a PodDisruptionBudget that allows one pod of a StatefulSet to be unavailable, and
-// waits until Kubernetes allows one disruption.
-func (f *fixture) budget(ctx context.Context, set string) {
-	one := intstr.FromInt32(1)
-	budgets := api.PolicyV1().PodDisruptionBudgets(f.ns)
-	must(budgets.Create(ctx, &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Name: set},
-		Spec: policyv1.PodDisruptionBudgetSpec{
-			MaxUnavailable: &one,
-			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{"set": set}},
-		},
-	}, metav1.CreateOptions{}))
-	Eventually(func(g Gomega) {
-		now := read(ctx, g, budgets, set)
-		g.Expect(now.Status.DisruptionsAllowed).To(Equal(int32(1)))
-	}).WithContext(ctx).Should(Succeed(), "the budget should let one pod go")
 }
 
 // spreadControllers puts the controller's two pods on different workers after a drain.
@@ -140,69 +89,39 @@ var _ = Describe("a running pod", func() {
 		Expect(moved.Sum(ctx)).To(Equal(sum))
 	}, NodeTimeout(6*time.Minute))
 
-	It("survives restarts of the leading controller and of the rack, and every new claim gets "+
-		"exactly one disk (D-8, B-13)",
-		func(ctx SpecContext) {
-			doctor := newDoctor(ctx)
-			before := must(theRack.Admin.State(ctx))
-			claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
-			runners := []*pod{
-				s.Beating(ctx, workers[0], claims[0]), s.Beating(ctx, workers[1], claims[1])}
-			sum := runners[0].Fill(ctx)
-			stay := func() {
-				for _, p := range runners {
-					p.Beats(ctx)
-				}
-				Expect(runners[0].Sum(ctx)).To(Equal(sum))
-			}
-
-			By("killing the controller that leads while it makes volumes", func() {
-				switchRack(ctx, map[string]any{"create_hold": slowly},
-					map[string]any{"create_hold": "0s"})
-				since := lastRequest(ctx)
-				var waiting []*pod
-				for i := range 4 {
-					claim := s.Claim(ctx, Claim{})
-					claims = append(claims, claim)
-					waiting = append(waiting,
-						s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[i%len(workers)]}))
-				}
-				leads := leader(ctx, provisionerLease, ofController)
-				// The rack creates a disk first, then answers the request, and then logs it.
-				Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
-					Should(BeNumerically(">", len(runners)), "the rack should be making disks")
-				Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
-					"some callers should still wait for their answer")
-				now := int64(0)
-				removePod(ctx, leads, metav1.DeleteOptions{GracePeriodSeconds: &now})
-				for _, p := range waiting {
-					p.Running(ctx)
-				}
-				s.OneDiskEach(ctx, before, claims...)
-				Expect(leader(ctx, provisionerLease, ofController).UID).NotTo(Equal(leads.UID))
-				stay()
-			})
-			devices := loopDevices(ctx)
-			By("killing the rack's process", func() {
-				rack := installedPod(ctx, ofSimulator, "")
-				kill(ctx, rack, simulatorName)
-				started := s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})}})
-				restarted(ctx, rack, simulatorName)
-				rackServes(ctx)
-				Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
-				stay()
-				started.Running(ctx)
-				doctor.findsNothing(ctx, "pvc", s.path(claims[0]))
-			})
-			By("ending the rack's pod in good order", func() {
-				removePod(ctx, installedPod(ctx, ofSimulator, ""), metav1.DeleteOptions{})
-				stay()
-				serving(ctx)
-				Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
-				stay()
-				s.Beating(ctx, workers[0], s.Claim(ctx, Claim{}))
-			})
-		}, NodeTimeout(6*time.Minute))
+	It("survives the end of the leading controller, and every new claim gets exactly one disk "+
+		"(D-8, B-13)", func(ctx SpecContext) {
+		before := must(theRack.Admin.State(ctx))
+		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
+		runners := []*pod{
+			s.Beating(ctx, workers[0], claims[0]), s.Beating(ctx, workers[1], claims[1])}
+		sum := runners[0].Fill(ctx)
+		switchRack(ctx, map[string]any{"create_hold": slowly}, map[string]any{"create_hold": "0s"})
+		since := lastRequest(ctx)
+		var waiting []*pod
+		for i := range 4 {
+			claims = append(claims, s.Claim(ctx, Claim{}))
+			waiting = append(waiting,
+				s.Pod(ctx, Pod{Claims: claims[len(claims)-1:], Node: workers[i%len(workers)]}))
+		}
+		leads := leader(ctx, provisionerLease, ofController)
+		// The rack creates a disk first, then answers the request, and then logs it.
+		Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
+			Should(BeNumerically(">", len(runners)), "the rack should be making disks")
+		Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
+			"some callers should still wait for their answer")
+		now := int64(0)
+		removePod(ctx, leads, metav1.DeleteOptions{GracePeriodSeconds: &now})
+		for _, p := range waiting {
+			p.Running(ctx)
+		}
+		s.OneDiskEach(ctx, before, claims...)
+		Expect(leader(ctx, provisionerLease, ofController).UID).NotTo(Equal(leads.UID))
+		for _, p := range runners {
+			p.Beats(ctx)
+		}
+		Expect(runners[0].Sum(ctx)).To(Equal(sum))
+	}, NodeTimeout(6*time.Minute))
 })
 
 // provisionerLease is the Lease of the provisioner, which calls only the driver in its own pod.
@@ -227,49 +146,11 @@ func leader(ctx context.Context, name, selector string) corev1.Pod {
 	return leads
 }
 
-// loopDevices returns the paths of the rack's loop devices, each with its disk's serial.
-func loopDevices(ctx context.Context) []string {
-	state := must(theRack.Admin.State(ctx))
-	var devices []string
-	for _, d := range state.LoopDevices {
-		devices = append(devices, d.Path+" "+d.Serial)
-	}
-	return devices
-}
-
 // mustBeStopped lists texts in the driver's error if a rack refuses to attach or detach at a
 // running instance: the code, the reason, and the advice.
 var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
 
 var _ = Describe("the driver", func() {
-	It("reports an attach that a rack without hot-plug refuses, and attaches once the rack has "+
-		"hot-plug (D-61)", func(ctx SpecContext) {
-		doctor, moving := newDoctor(ctx), s.Claim(ctx, Claim{})
-		first := s.Beating(ctx, workers[0], moving)
-		last := first.Beats(ctx)
-		disk := s.Bound(ctx, moving).Spec.CSI.VolumeHandle
-		since := lastRequest(ctx)
-		withoutHotplug(ctx)
-		refused := s.Claim(ctx, Claim{})
-		waiting := s.Pod(ctx, Pod{Node: workers[0], Claims: []string{refused}})
-		waiting.Pending(ctx, mustBeStopped...)
-		first.Delete(ctx)
-		Eventually(func() (string, error) { return detachError(ctx, s.Bound(ctx, moving).Name) }).
-			WithContext(ctx).Should(And(ContainSubstring(mustBeStopped[0]),
-			ContainSubstring(mustBeStopped[1])), "why the volume is not detached")
-		doctor.finds(ctx, "instance", mustBeStopped[1], "pvc", s.path(refused))
-		doctor.finds(ctx, "instance", mustBeStopped[1], "pvc", s.path(moving))
-		Expect(requestsOf(ctx, "instance_stop", since)).To(BeEmpty(), "the driver stops nothing")
-
-		By("giving it hot-plug")
-		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
-		waiting.Running(ctx)
-		moved := s.Beating(ctx, workers[1], moving)
-		Expect(moved.Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
-		Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))
-		Expect(doctor.findsNothing(ctx, "pvc", s.path(moving))).To(BeEmpty(), "links unseen")
-	}, NodeTimeout(5*time.Minute))
-
 	It("does not restart while the rack is unreachable, and then serves every waiting request "+
 		"once (PR-5, B-10, B-42)",
 		func(ctx SpecContext) {
@@ -334,75 +215,12 @@ func noRestartUntil(ctx context.Context, lives []string, until time.Time) {
 		Should(Equal(lives), "an outage of the rack should restart nothing")
 }
 
-// detachError returns the error in the VolumeAttachment of a volume whose detach fails, or "".
-func detachError(ctx context.Context, volume string) (string, error) {
-	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return "", err
-	}
-	for _, a := range list.Items {
-		if name := a.Spec.Source.PersistentVolumeName; name != nil && *name == volume &&
-			a.Status.DetachError != nil {
-			return a.Status.DetachError.Message, nil
-		}
-	}
-	return "", nil
-}
-
-var _ = Describe("a failing disk", Label("long"), func() {
-	It("is reported by doctor, can be unstaged, and has all acknowledged data after "+
-		"its repair (NU-4, NH-2, B-38)", func(ctx SpecContext) {
-		disksThatFail(ctx)
-		doctor := newDoctor(ctx)
-		claim := s.Claim(ctx, Claim{})
-		runner := s.Beating(ctx, workers[0], claim)
-		sum, last := runner.Fill(ctx), runner.Beats(ctx)
-		disk := s.Bound(ctx, claim).Spec.CSI.VolumeHandle
-		doctor.findsNothing(ctx, "pvc", s.path(claim))
-
-		broken := adminapi.DiskFault{On: []string{"write", "flush"}}
-		Expect(theRack.Admin.FailDisk(ctx, disk, broken)).To(Succeed())
-		doctor.finds(ctx, "filesystem", "FilesystemFailed", "pvc", s.path(claim))
-		runner.Delete(ctx)
-		s.AttachedTo(ctx, disk, "")
-
-		Expect(theRack.Admin.HealDisk(ctx, disk)).To(Succeed())
-		moved := s.Beating(ctx, workers[1], claim)
-		Expect(moved.Beats(ctx)).To(BeNumerically(">", last), "no write that was synced is lost")
-		Expect(moved.Sum(ctx)).To(Equal(sum))
-		doctor.findsNothing(ctx, "pvc", s.path(claim))
-	}, NodeTimeout(6*time.Minute))
-})
-
-// disksThatFail restarts the simulated rack with disks that a spec can make fail, until the spec
-// ends. No volume may be in use: all devices disappear with the rack's process.
-func disksThatFail(ctx context.Context) {
-	s.atEnd(func(ctx context.Context) { replaceRackArgument(ctx, "--disks=fuse", "--keep-devices") })
-	replaceRackArgument(ctx, "--keep-devices", "--disks=fuse")
-}
-
-// replaceRackArgument restarts the simulated rack, with one of its arguments replaced.
-func replaceRackArgument(ctx context.Context, old, replacement string) {
-	all := api.AppsV1().Deployments(driverNamespace)
-	d := must(all.Get(ctx, simulatorName, metav1.GetOptions{}))
-	arguments := d.Spec.Template.Spec.Containers[0].Args
-	i := slices.Index(arguments, old)
-	Expect(i).To(BeNumerically(">=", 0), "the rack has the arguments %q", arguments)
-	arguments[i] = replacement
-	must(all.Update(ctx, d, metav1.UpdateOptions{}))
-	ready(ctx, "Deployment", driverNamespace, simulatorName)
-	rackServes(ctx)
-	serving(ctx)
-}
-
 var _ = Describe("a node whose SMBIOS is hidden", func() {
 	It("gets its instance's ID from its Node object, by a file or by a variable (D-64, D-65, D-67)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			DeferCleanup(func(ctx SpecContext) {
-				for _, kind := range []string{"ClusterRoleBinding", "ClusterRole"} {
-					api.remove(ctx, rbacObject(kind, nodeName))
-				}
+				kubectl(ctx, "delete --ignore-not-found clusterrolebinding/"+nodeName+" clusterrole/"+nodeName)
 				install(ctx)
 			}, NodeTimeout(2*rolloutTimeout))
 			for _, via := range []string{"file", "env"} {
@@ -443,15 +261,6 @@ patches:
                 volumeMounts: [{name: nothing, mountPath: /oxide/sys/class/dmi}]
             volumes: [{name: nothing, emptyDir: {}}]
 `
-
-// rbacObject returns a ClusterRole or ClusterRoleBinding that has only a name.
-func rbacObject(kind, name string) *unstructured.Unstructured {
-	o := &unstructured.Unstructured{}
-	o.SetAPIVersion("rbac.authorization.k8s.io/v1")
-	o.SetKind(kind)
-	o.SetName(name)
-	return o
-}
 
 // processOf returns the process ID of a container as its node sees it.
 func processOf(ctx context.Context, p corev1.Pod, container string) string {

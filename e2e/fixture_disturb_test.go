@@ -29,7 +29,6 @@ import (
 const (
 	ofController = "app=" + controllerName
 	ofNode       = "app=" + nodeName
-	ofSimulator  = "app=" + simulatorName
 )
 
 // beating is a script that writes increasing numbers, durably, to the first volume, and then to its
@@ -222,10 +221,7 @@ func removePod(ctx context.Context, p corev1.Pod, options metav1.DeleteOptions) 
 }
 
 // serving waits until the driver and the rack serve again.
-func serving(ctx context.Context) {
-	rolledOut(ctx, installed)
-	rackServes(ctx)
-}
+func serving(ctx context.Context) { rolledOut(ctx, installed) }
 
 // mountsOf returns the lines of /proc/mounts in a worker that belong to volumes of CSI drivers.
 func mountsOf(ctx context.Context, worker string) []string {
@@ -393,19 +389,19 @@ func runsSince(g Gomega, p corev1.Pod, boot time.Time) {
 }
 
 func (r *rackClients) instance(ctx context.Context, worker string) *oxide.Instance {
-	return must(r.InstanceView(ctx,
+	return must(r.Client.InstanceView(ctx,
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(instanceIDs[worker])}))
 }
 
 func stopInstance(ctx context.Context, worker string) {
-	must(theRack.InstanceStop(ctx,
+	must(theRack.Client.InstanceStop(ctx,
 		oxide.InstanceStopParams{Instance: oxide.NameOrId(instanceIDs[worker])}))
 	instanceIs(ctx, worker, oxide.InstanceStateStopped)
 }
 
 // startInstance starts a worker's instance, unless it runs, and waits until it runs.
 func startInstance(ctx context.Context, worker string) {
-	must(theRack.InstanceStart(ctx,
+	must(theRack.Client.InstanceStart(ctx,
 		oxide.InstanceStartParams{Instance: oxide.NameOrId(instanceIDs[worker])}))
 	instanceIs(ctx, worker, oxide.InstanceStateRunning)
 }

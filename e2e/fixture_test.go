@@ -16,7 +16,6 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -450,31 +450,6 @@ func (f *fixture) applyExample(ctx context.Context, name string,
 	}
 }
 
-func (f *fixture) app(ctx context.Context, spec corev1.PodSpec) {
-	one, labels := int32(1), map[string]string{"app": "app"}
-	must(api.AppsV1().Deployments(f.ns).Create(ctx, &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: "app"},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
-		},
-	}, metav1.CreateOptions{}))
-}
-
-// appPod waits until the Deployment of app has exactly one pod and this pod runs, and returns it.
-func (f *fixture) appPod(ctx context.Context) *pod {
-	var found *pod
-	Eventually(func(g Gomega) {
-		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=app"})
-		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(list.Items).To(HaveLen(1))
-		g.Expect(list.Items[0].DeletionTimestamp).To(BeNil())
-		found = &pod{s: f, name: list.Items[0].Name}
-	}).WithContext(ctx).Should(Succeed(), "the Deployment should have a pod")
-	return found.Running(ctx)
-}
-
 // Filesystem returns the type and the size in bytes of the filesystem at a mount point in the pod.
 func (p *pod) Filesystem(ctx context.Context, path string) (kind string, sizeBytes int64) {
 	out := p.Sh(ctx, fmt.Sprintf(
@@ -502,7 +477,7 @@ const (
 // rackClients calls the simulated rack from outside the cluster: its Oxide API and its admin
 // listener.
 type rackClients struct {
-	*oxide.Client
+	harness.Administrator
 	Admin adminapi.Client
 }
 
@@ -518,7 +493,7 @@ func newRackClients(n node) *rackClients {
 			Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute,
 		})))
 	admin := adminapi.Client{URL: fmt.Sprintf("http://%s:%d", address, rackAdminPort)}
-	return &rackClients{Client: client, Admin: admin}
+	return &rackClients{harness.Administrator{Client: client}, admin}
 }
 
 // attachedTo returns the worker to whose instance the disk is attached, or "".
@@ -543,16 +518,7 @@ func (r *rackClients) attachedTo(ctx context.Context, diskID string) (string, er
 
 // diskByHand creates a blank disk without Kubernetes, and deletes it when the spec ends.
 func (f *fixture) diskByHand(ctx context.Context, name string, giB int) string {
-	disk := must(theRack.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: rackProject,
-		Body: &oxide.DiskCreate{
-			Name: oxide.Name(name), Description: "made by hand",
-			Size: oxide.ByteCount(giB << 30),
-			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
-				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 4096}},
-			}},
-		},
-	}))
+	disk := must(theRack.CreateDisk(ctx, rackProject, name, int64(giB)<<30))
 	f.diskRemovedLater(disk.Id)
 	return disk.Id
 }
@@ -565,8 +531,7 @@ func (f *fixture) diskRemovedLater(id string) {
 			detachByHand(ctx, id, worker)
 		}
 		if theRack.hasDisk(ctx, id) {
-			Expect(theRack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})).
-				To(Succeed())
+			Expect(theRack.DeleteDisk(ctx, id)).To(Succeed())
 		}
 	})
 }
@@ -585,34 +550,20 @@ func (r *rackClients) diskIDs(ctx context.Context) []string {
 }
 
 func (r *rackClients) disk(ctx context.Context, id string) *oxide.Disk {
-	return must(r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
+	return must(r.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
 }
 
 func attachByHand(ctx context.Context, disk, worker string) {
-	must(theRack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-		Instance: oxide.NameOrId(instanceIDs[worker]),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	}))
+	Expect(theRack.AttachDisk(ctx, disk, instanceIDs[worker])).To(Succeed())
 }
 
 func detachByHand(ctx context.Context, disk, worker string) {
-	must(theRack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(instanceIDs[worker]),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	}))
-}
-
-func rackServes(ctx context.Context) {
-	Eventually(func() error {
-		_, err := theRack.Admin.State(ctx)
-		return err
-	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(), "the rack should serve")
+	Expect(theRack.DetachDisk(ctx, disk, instanceIDs[worker])).To(Succeed())
 }
 
 // switchRack sets switches of the simulator, and when the spec ends, sets them back.
 func switchRack(ctx context.Context, to, back map[string]any) {
 	DeferCleanup(func(ctx SpecContext) {
-		rackServes(ctx)
 		Expect(theRack.Admin.Switch(ctx, back)).To(Succeed())
 	}, NodeTimeout(2*restartTimeout))
 	Expect(theRack.Admin.Switch(ctx, to)).To(Succeed())

@@ -155,18 +155,7 @@ func noVolumes(ctx context.Context) {
 // defined creates CRDs and waits until the API server serves their kinds.
 func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
 	applyAll(ctx, definitions)
-	for _, definition := range definitions {
-		Eventually(func(g Gomega) {
-			client, err := api.resource(definition.GroupVersionKind(), "")
-			g.Expect(err).NotTo(HaveOccurred())
-			now, err := client.Get(ctx, definition.GetName(), metav1.GetOptions{})
-			g.Expect(err).NotTo(HaveOccurred())
-			conditions, _, err := unstructured.NestedSlice(now.Object, "status", "conditions")
-			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(conditions).To(ContainElement(And(
-				HaveKeyWithValue("type", "Established"), HaveKeyWithValue("status", "True"))))
-		}).WithContext(ctx).Should(Succeed(), "%s should be established", definition.GetName())
-	}
+	kubectl(ctx, "wait crd --all --for=condition=Established --timeout="+rolloutTimeout.String())
 	api.mapper.Reset()
 }
 

@@ -110,7 +110,11 @@ func create(ctx context.Context, kubeconfig string) {
 		}
 	})
 	By("loading the images", func() {
-		Expect(loadArchives(ctx, machines, config.Archives)).To(Succeed())
+		var group errgroup.Group
+		for _, n := range machines {
+			group.Go(func() error { return n.load(config.Archive) })
+		}
+		Expect(group.Wait()).To(Succeed())
 	})
 }
 
@@ -151,8 +155,7 @@ var _ = JustAfterEach(func(ctx SpecContext) {
 
 // settings is what e2e/run passes to the suite in the environment variable E2E_SETTINGS.
 type settings struct {
-	NodeImage, Kubernetes, CRDs, Work, Evidence, StandIns string
-	Archives                                              []string
+	NodeImage, Kubernetes, CRDs, Work, Evidence, StandIns, Archive string
 	// Previous is the source tree of the previous release, and PreviousName the release's name. Both
 	// are empty if no release precedes this tree.
 	Previous, PreviousName string
@@ -197,12 +200,10 @@ var clusterKinds = []schema.GroupVersionKind{
 // takeInventory counts the rack's disks, snapshots and attachments; this machine's loop devices;
 // the mounts, directories, devices and records on every worker; the cluster's volumes; and the
 // taints and cordons of its nodes.
-func takeInventory(ctx context.Context) (harness.Ledger, error) {
-	found := harness.Ledger{}
-	state, err := theRack.Admin.State(ctx)
-	if err != nil {
-		return nil, err
-	}
+func takeInventory(ctx context.Context) (found harness.Ledger, err error) {
+	defer harness.Catch(&err)
+	found = harness.Ledger{}
+	state := harness.Got(theRack.Admin.State(ctx))
 	for _, d := range state.Disks {
 		found["disk "+d.Name]++
 	}
@@ -212,10 +213,7 @@ func takeInventory(ctx context.Context) (harness.Ledger, error) {
 	for _, a := range state.Attachments {
 		found["attachment of "+a.DiskID+" to "+a.InstanceID]++
 	}
-	loops, err := loopdev.List()
-	if err != nil {
-		return nil, err
-	}
+	loops := harness.Got(loopdev.List())
 	for _, own := range state.LoopDevices {
 		found["the rack's loop device of "+own.Serial]++
 		for _, disk := range loops {
@@ -229,27 +227,11 @@ func takeInventory(ctx context.Context) (harness.Ledger, error) {
 		}
 	}
 	for _, kind := range clusterKinds {
-		objects, err := api.list(ctx, kind)
-		if err != nil {
-			return nil, err
-		}
-		for _, o := range objects {
+		for _, o := range harness.Got(api.list(ctx, kind)) {
 			found[kind.Kind+" "+o.GetName()]++
 		}
 	}
-	if err := addNodes(ctx, found); err != nil {
-		return nil, err
-	}
-	return found, addWorkers(ctx, found)
-}
-
-// addNodes adds each Node's taints and cordon, and the annotation of the node keeper's cordon.
-func addNodes(ctx context.Context, found harness.Ledger) error {
-	list, err := api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	for _, n := range list.Items {
+	for _, n := range harness.Got(api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})).Items {
 		for _, t := range n.Spec.Taints {
 			found[n.Name+": taint "+t.ToString()]++
 		}
@@ -260,7 +242,7 @@ func addNodes(ctx context.Context, found harness.Ledger) error {
 			found[n.Name+": cordoned"]++
 		}
 	}
-	return nil
+	return found, addWorkers(ctx, found)
 }
 
 func addWorkers(ctx context.Context, found harness.Ledger) error {

@@ -166,19 +166,6 @@ type Diagnosis struct {
 	}
 }
 
-// Unseen returns the links that doctor could not check, each with the reason.
-func (d Diagnosis) Unseen() []string {
-	var unseen []string
-	for _, c := range d.Chains {
-		for _, l := range c.Links {
-			if l.State == "unseen" {
-				unseen = append(unseen, l.Link+": "+l.What)
-			}
-		}
-	}
-	return unseen
-}
-
 // Lane returns the name of the lane with the driver's calls in a history.
 func (p *Plugin) Lane() string {
 	_, number, _ := strings.Cut(filepath.Base(p.Dir), "-")

@@ -54,7 +54,7 @@ func (s *suiteRun) buildAndTest(ctx context.Context) (err error) {
 	}
 	settings := harness.Got(json.Marshal(map[string]any{
 		"NodeImage": node, "Kubernetes": s.kubernetes, "CRDs": crds, "Work": work,
-		"Evidence": evidence, "StandIns": standIns, "Archives": []string{product},
+		"Evidence": evidence, "StandIns": standIns, "Archive": product,
 		"Previous": s.before.Root, "PreviousName": s.before.Name, "Base": base,
 		"Offline": s.offline, "Keep": s.keep, "Reuse": s.reuse,
 	}))
