@@ -94,34 +94,18 @@ func (d driver) probe(ctx context.Context) error {
 	return err
 }
 
-// name asks the driver for its name until the driver answers, because it may start later.
-func (d driver) name(ctx context.Context) (string, error) {
-	for {
-		call, cancel := context.WithTimeout(ctx, d.timeout)
-		info, err := d.GetPluginInfo(call, &csi.GetPluginInfoRequest{})
-		cancel()
-		if err == nil && info.GetName() != "" {
-			return info.GetName(), nil
-		}
-		log.Printf("the driver does not answer yet: %v", err)
-		select {
-		case <-ctx.Done():
-			return "", fmt.Errorf("wait for the driver: %w", ctx.Err())
-		case <-time.After(d.timeout):
-		}
-	}
-}
-
 // plugins is the container's path of the directory in which kubelet watches for plugins.
 const plugins = "/registration"
 
 // register serves kubelet's registration calls until ctx ends. Probes succeed while its socket
 // exists. If kubelet refuses the driver, register fails, so that kubelet restarts the container.
 func register(ctx context.Context, d driver, endpoint, listen string) error {
-	name, err := d.name(ctx)
+	// The driver may start later.
+	info, err := d.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
-		return err
+		return fmt.Errorf("ask the driver for its name: %w", err)
 	}
+	name := info.GetName()
 	socket := filepath.Join(plugins, name+"-reg.sock")
 	// A killed container leaves its socket, at which Listen would fail.
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
