@@ -12,8 +12,6 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
@@ -234,22 +232,6 @@ claimName: oxide-postgres-data
 	}
 	if flat.String() != want {
 		t.Errorf("the example reads\n%swant\n%s", flat.String(), want)
-	}
-}
-
-func TestPostgresUsesASubdirectoryOfItsVolume(t *testing.T) { // D-59
-	all := parse(t, string(readFile(t, "examples/postgres.yaml")))
-	c := find[appsv1.StatefulSet](t, all, "StatefulSet", "postgres").Spec.Template.Spec.Containers[0]
-	mount, env := c.VolumeMounts[0].MountPath, map[string]corev1.EnvVar{}
-	for _, v := range c.Env {
-		env[v.Name] = v
-	}
-	if data := env["PGDATA"].Value; !strings.HasPrefix(data, mount+"/") {
-		t.Errorf("PGDATA is %s: at the mount %s itself, lost+found is in initdb's way", data, mount)
-	}
-	password := env["POSTGRES_PASSWORD"].ValueFrom.SecretKeyRef
-	if find[corev1.Secret](t, all, "Secret", password.Name).StringData[password.Key] == "" {
-		t.Errorf("the password is not in %v", password)
 	}
 }
 

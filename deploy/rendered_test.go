@@ -67,7 +67,7 @@ func on(version string, more ...string) []string {
 
 const (
 	everyPod = "arguments, variables, mounts, labels and annotations can be added"
-	theWhole = "with everything there are these fields (D-45, D-54, D-63, D-66, E-31)"
+	theWhole = "with everything there are these fields (B-34, D-45, D-54, D-63, D-66, E-31)"
 )
 
 // change compares the objects that the arguments from and to render. These are arguments of Helm,
@@ -381,19 +381,6 @@ func TestOnlyContainersThatUseKubernetesHaveItsToken(t *testing.T) { // D-54, D-
 	if !slices.Equal(mounts, want) || !slices.Equal(automatic, matching(lines, aPod)) {
 		t.Errorf("the projected %q are mounted by %q, and no token is added to %q", projected, mounts,
 			automatic)
-	}
-}
-
-// If the driver is not ready, a sidecar logs the driver's reason and exits. With this policy
-// kubectl describe shows the end of the log while kubelet waits before the restart.
-func TestEveryContainerRequestsResourcesAndReportsWhyItFailed(t *testing.T) { // B-34
-	lines := whole(t)
-	want := matching(lines, aContainer)
-	for _, field := range []string{`resources\.requests\.cpu: .`, `resources\.requests\.memory: .`,
-		`imagePullPolicy: "IfNotPresent"`, `terminationMessagePolicy: "FallbackToLogsOnError"`} {
-		if diff := cmp.Diff(want, matching(lines, aContainer+field)); diff != "" {
-			t.Errorf("the containers (-) and those with %s (+):\n%s", field, diff)
-		}
 	}
 }
 

@@ -35,6 +35,8 @@ and port may be missing. */ -}}
     {{- with $values.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- /* If the driver is not ready, a sidecar logs the driver's reason and exits. With this policy
+  kubectl describe shows the end of the log while kubelet waits before the restart. */}}
   terminationMessagePolicy: FallbackToLogsOnError
   securityContext:
     {{- include "oxide.locked" . | nindent 4 }}
