@@ -75,7 +75,8 @@ type Plugin struct {
 }
 
 // StartPlugin starts a driver that uses this rack.
-func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
+func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (plugin *Plugin, err error) {
+	defer Catch(&err)
 	env := map[string]string{}
 	if options.Mode != ModeNode {
 		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
@@ -92,10 +93,7 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin,
 	}
 	maps.Copy(env, options.Env)
 	options.Env = env
-	plugin, err := r.run.newPlugin(r.Dir, &r.plugs, options)
-	if err != nil {
-		return nil, err
-	}
+	plugin = Got(r.run.newPlugin(r.Dir, &r.plugs, options))
 	plugin.Instance, plugin.History = instance, r.History
 	return plugin, plugin.Start(ctx)
 }
@@ -136,13 +134,11 @@ func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOpti
 }
 
 // Start starts the driver, again after Stop or Kill, at the same socket. It waits until it serves.
-func (p *Plugin) Start(ctx context.Context) error {
+func (p *Plugin) Start(ctx context.Context) (err error) {
+	defer Catch(&err)
 	command := p.options.Command
 	if command == nil {
-		var err error
-		if command, err = p.run.command(ctx, "oxide-csi-plugin"); err != nil {
-			return err
-		}
+		command = Got(p.run.command(ctx, "oxide-csi-plugin"))
 	}
 	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
@@ -155,15 +151,11 @@ func (p *Plugin) Start(ctx context.Context) error {
 		}
 	}
 	// Otherwise Dial would find the socket of a killed process before the new one exists.
-	err := os.Remove(p.Socket())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(p.Socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the old socket: %w", err)
 	}
 	name := "oxide-csi-plugin " + p.options.Mode
-	p.proc, err = startProcess(name, p.LogFile, command, env, p.options.Files...)
-	if err != nil {
-		return err
-	}
+	p.proc = Got(startProcess(name, p.LogFile, command, env, p.options.Files...))
 	if p.Conn, err = p.Dial(ctx); err != nil {
 		p.proc.kill()
 		return err
@@ -277,12 +269,10 @@ func (p *Plugin) GoroutineProfile(ctx context.Context) ([]byte, error) {
 }
 
 // Metrics returns the driver's metrics. The keys are names with labels, as in Prometheus' format.
-func (p *Plugin) Metrics(ctx context.Context) (map[string]float64, error) {
-	text, err := p.readPage(ctx, "metrics.sock", "http://plugin/metrics")
-	if err != nil {
-		return nil, err
-	}
-	samples := map[string]float64{}
+func (p *Plugin) Metrics(ctx context.Context) (samples map[string]float64, err error) {
+	defer Catch(&err)
+	text := Got(p.readPage(ctx, "metrics.sock", "http://plugin/metrics"))
+	samples = map[string]float64{}
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)
 		space := strings.LastIndex(line, " ")
