@@ -4,9 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"debug/buildinfo"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -178,21 +176,8 @@ const license, unknown = "MPL-2.0", "NOASSERTION"
 // part is a Go module or a Debian package in a binary or image.
 type part struct{ name, version, url string } // url is a package URL
 
-// bill is a bill of materials: it lists the parts of a binary or image.
-type bill struct {
-	name, version, sha256, purpose, license string
-	date                                    time.Time
-	parts                                   []part
-}
-
-func (r *release) bill(name string, content []byte) *bill {
-	sum := sha256.Sum256(content)
-	return &bill{name: name, version: r.Version, sha256: hex.EncodeToString(sum[:]),
-		purpose: "APPLICATION", license: license, date: r.date}
-}
-
 // modules returns the modules that are linked into a Go program, and Go's standard library.
-func (b *bill) modules(info *buildinfo.BuildInfo) []part {
+func modules(info *buildinfo.BuildInfo) []part {
 	golang := strings.TrimPrefix(info.GoVersion, "go")
 	parts := []part{{"stdlib", info.GoVersion, "pkg:golang/stdlib@" + golang}}
 	for _, m := range info.Deps {
@@ -207,24 +192,25 @@ func (b *bill) modules(info *buildinfo.BuildInfo) []part {
 // unfit matches characters that are not allowed in an SPDX identifier.
 var unfit = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
-// writeBill writes the bill of materials to NAME.spdx.json, in the format SPDX.
-func (r *release) writeBill(b *bill) {
+// writeBill writes a bill of materials to NAME.spdx.json, in the format SPDX: it lists the parts of
+// a binary or image with the given hash, purpose and license.
+func (r *release) writeBill(name, sha256, purpose, declared string, parts []part) {
 	const subject = "subject"
 	doc := v2_3.Document{SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense,
-		SPDXIdentifier: "DOCUMENT", DocumentName: b.name,
-		DocumentNamespace: project + "/releases/" + b.version + "/" + b.name + "-" + b.sha256,
-		CreationInfo: &v2_3.CreationInfo{Created: b.date.Format(time.RFC3339),
+		SPDXIdentifier: "DOCUMENT", DocumentName: name,
+		DocumentNamespace: project + "/releases/" + r.Version + "/" + name + "-" + sha256,
+		CreationInfo: &v2_3.CreationInfo{Created: r.date.Format(time.RFC3339),
 			Creators: []common.Creator{{CreatorType: "Tool", Creator: "oxide-csi-plugin-tools-release"}}},
-		Packages: []*v2_3.Package{{PackageName: b.name, PackageVersion: b.version,
-			PackageSPDXIdentifier: subject, PackageDownloadLocation: project + "/releases/tag/" + b.version,
-			PackageLicenseDeclared: b.license, PackageLicenseConcluded: unknown,
-			PackageCopyrightText: unknown, PrimaryPackagePurpose: b.purpose,
-			PackageChecksums: []common.Checksum{{Algorithm: common.SHA256, Value: b.sha256}}}},
+		Packages: []*v2_3.Package{{PackageName: name, PackageVersion: r.Version,
+			PackageSPDXIdentifier: subject, PackageDownloadLocation: project + "/releases/tag/" + r.Version,
+			PackageLicenseDeclared: declared, PackageLicenseConcluded: unknown,
+			PackageCopyrightText: unknown, PrimaryPackagePurpose: purpose,
+			PackageChecksums: []common.Checksum{{Algorithm: common.SHA256, Value: sha256}}}},
 		Relationships: []*v2_3.Relationship{{RefA: common.MakeDocElementID("", "DOCUMENT"),
 			RefB: common.MakeDocElementID("", subject), Relationship: common.TypeRelationshipDescribe}},
 	}
-	slices.SortFunc(b.parts, func(a, b part) int { return strings.Compare(a.url, b.url) })
-	for _, p := range slices.Compact(b.parts) {
+	slices.SortFunc(parts, func(a, b part) int { return strings.Compare(a.url, b.url) })
+	for _, p := range slices.Compact(parts) {
 		id := unfit.ReplaceAllString(strings.TrimPrefix(p.url, "pkg:"), "-")
 		doc.Packages = append(doc.Packages, &v2_3.Package{PackageName: p.name, PackageVersion: p.version,
 			PackageSPDXIdentifier: common.ElementID(id), PackageDownloadLocation: unknown,
@@ -238,13 +224,12 @@ func (r *release) writeBill(b *bill) {
 	}
 	var text bytes.Buffer
 	need(json.Write(doc, &text, json.Indent(" "), json.EscapeHTML(false)))
-	r.write(b.name+".spdx.json", text.Bytes())
+	r.write(name+".spdx.json", text.Bytes())
 }
 
 // imageBill writes an image's bill of materials: Debian packages, and modules of Go programs.
 func (r *release) imageBill(image v1.Image, name, arch string, digest v1.Hash) error {
-	b := &bill{name: name + "-image-linux-" + arch, version: r.Version, sha256: digest.Hex,
-		purpose: "CONTAINER", license: unknown, date: r.date}
+	var parts []part
 	programs := 0
 	root := mutate.Extract(image)
 	defer root.Close()
@@ -252,11 +237,11 @@ func (r *release) imageBill(image v1.Image, name, arch string, digest v1.Hash) e
 		switch name := path.Clean(header.Name); {
 		case header.Typeflag != tar.TypeReg:
 		case name == "var/lib/dpkg/status", path.Dir(name) == "var/lib/dpkg/status.d":
-			b.parts = append(b.parts, debian(string(content))...)
+			parts = append(parts, debian(string(content))...)
 		case bytes.HasPrefix(content, []byte("\x7fELF")):
 			if info, err := buildinfo.Read(bytes.NewReader(content)); err == nil {
 				main := info.Main.Path
-				b.parts = append(append(b.parts, b.modules(info)...),
+				parts = append(append(parts, modules(info)...),
 					part{main, r.Version, "pkg:golang/" + main + "@" + r.Version})
 				programs++
 			}
@@ -265,7 +250,7 @@ func (r *release) imageBill(image v1.Image, name, arch string, digest v1.Hash) e
 	if programs == 0 {
 		return errors.New("there is no Go program in it")
 	}
-	r.writeBill(b)
+	r.writeBill(name+"-image-linux-"+arch, digest.Hex, "CONTAINER", unknown, parts)
 	return nil
 }
 

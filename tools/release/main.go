@@ -253,9 +253,8 @@ func (r *release) binaries(ctx context.Context) {
 			if err != nil {
 				need(fmt.Errorf("%s: %w", name, err))
 			}
-			b := r.bill(name, content)
-			b.parts = b.modules(info)
-			r.writeBill(b)
+			r.writeBill(name, fmt.Sprintf("%x", sha256.Sum256(content)), "APPLICATION", license,
+				modules(info))
 		}
 	}
 }
