@@ -434,13 +434,16 @@ func undo(before, now []string) [][]string {
 		words := strings.Fields(line)
 		switch {
 		case len(words) == 3 && words[0] == "-P":
-			if old := policy(before, words[1]); old != nil {
-				policies = append(policies, old)
+			for _, old := range before {
+				if strings.HasPrefix(old, "-P "+words[1]+" ") {
+					policies = append(policies, strings.Fields(old))
+				}
 			}
 		case len(words) == 2 && words[0] == "-N" && isDocker(words[1]):
 			flushed = append(flushed, []string{"-F", words[1]})
 			removed = append(removed, []string{"-X", words[1]})
-		case len(words) > 2 && words[0] == "-A" && !isDocker(words[1]) && leadsToDocker(words):
+		case len(words) > 2 && words[0] == "-A" && !isDocker(words[1]) &&
+			strings.Contains(line, " -j DOCKER"):
 			rules = append(rules, append([]string{"-D"}, words[1:]...))
 		}
 	}
@@ -448,17 +451,3 @@ func undo(before, now []string) [][]string {
 }
 
 func isDocker(chain string) bool { return strings.HasPrefix(chain, "DOCKER") }
-
-func leadsToDocker(rule []string) bool {
-	i := slices.Index(rule, "-j")
-	return i >= 0 && i+1 < len(rule) && isDocker(rule[i+1])
-}
-
-func policy(rules []string, chain string) []string {
-	for _, line := range rules {
-		if words := strings.Fields(line); len(words) == 3 && words[0] == "-P" && words[1] == chain {
-			return words
-		}
-	}
-	return nil
-}
