@@ -135,7 +135,7 @@ func TestComponentsRenderTheSameAsTheChartsValues(t *testing.T) {
 	}
 	subsets = short.Some(t, 3, subsets)
 	for base, snapshots := range map[string]string{"base": "false", "snapshots": "true"} {
-		without := build(t, "kustomize/"+base).lines()
+		without := build(t, "kustomize/"+base, nil).lines()
 		for _, subset := range subsets {
 			values := []string{"snapshots.enabled=" + snapshots}
 			for _, i := range subset {
@@ -149,7 +149,7 @@ func TestComponentsRenderTheSameAsTheChartsValues(t *testing.T) {
 			for range 2 { // every pair in both orders
 				slices.Reverse(names)
 				t.Run(base+" "+strings.Join(names, " "), func(t *testing.T) {
-					all := buildWith(t, "kustomize/mine", map[string]string{
+					all := build(t, "kustomize/mine", map[string]string{
 						"kustomize/mine/kustomization.yaml": "kind: Kustomization\nresources: [../" +
 							base + "]\ncomponents: [" + strings.Join(names, ", ") + "]\n",
 					})

@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -21,8 +19,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
@@ -113,52 +109,21 @@ func objects(t *testing.T, args ...string) manifests {
 	return all
 }
 
-// build returns the objects that `kubectl apply -k` applies from an embedded directory.
-func build(t *testing.T, dir string) manifests {
+// build returns the objects that `kubectl apply -k` applies for an embedded directory, with files
+// that are added to it, such as a user's own kustomization.
+func build(t *testing.T, dir string, files map[string]string) manifests {
 	t.Helper()
-	return buildWith(t, dir, nil)
-}
-
-// buildWith does the same as build after it has added files, such as a user's own kustomization.
-func buildWith(t *testing.T, dir string, files map[string]string) manifests {
-	t.Helper()
-	memory := filesys.MakeFsInMemory()
-	must(t, fs.WalkDir(deploy.Files, ".", func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		content, err := deploy.Files.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		return memory.WriteFile(path.Join("/", name), content)
-	}))
-	for name, content := range files {
-		must(t, memory.WriteFile(path.Join("/", name), []byte(content)))
-	}
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(memory, path.Join("/", dir))
-	if err != nil {
-		t.Fatalf("kustomize build %s: %v", dir, err)
-	}
-	text, err := built.AsYaml()
+	all, err := deploy.Build(deploy.Files, dir, files)
 	must(t, err)
-	return parse(t, string(text))
+	return all
 }
 
 type manifests []*unstructured.Unstructured
 
 func parse(t *testing.T, text string) manifests {
 	t.Helper()
-	var all manifests
-	for document := range strings.SplitSeq("\n"+text, "\n---\n") {
-		object := &unstructured.Unstructured{}
-		if err := yaml.Unmarshal([]byte(document), &object.Object); err != nil {
-			t.Fatalf("%v in:\n%s", err, document)
-		}
-		if len(object.Object) > 0 {
-			all = append(all, object)
-		}
-	}
+	all, err := deploy.Parse([]byte(text))
+	must(t, err)
 	return all
 }
 
@@ -350,7 +315,7 @@ const (
 func TestKubeconformAcceptsEveryManifest(t *testing.T) { // D-43
 	var all manifests
 	for _, dir := range []string{"base", "snapshots", "snapshot-controller", "simulator", "e2e"} {
-		all = append(all, build(t, "kustomize/"+dir)...)
+		all = append(all, build(t, "kustomize/"+dir, nil)...)
 	}
 	examples, err := filepath.Glob("examples/*.yaml")
 	if err != nil || len(examples) == 0 {

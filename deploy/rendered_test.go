@@ -240,7 +240,7 @@ func TestTheChartRendersTheAcceptedFields(t *testing.T) { // D-43
 		case len(args) > 0 && args[0] == "kustomize":
 			var all manifests
 			for _, dir := range args[1:] {
-				all = append(all, build(t, "kustomize/"+dir)...)
+				all = append(all, build(t, "kustomize/"+dir, nil)...)
 			}
 			return all
 		}
@@ -432,7 +432,7 @@ var forever = []string{
 
 func TestNoReleaseChangesAnImmutableField(t *testing.T) { // D-57
 	for form, lines := range map[string][]string{
-		"the plain manifests": build(t, "kustomize/snapshots").lines(), "the whole": whole(t)} {
+		"the plain manifests": build(t, "kustomize/snapshots", nil).lines(), "the whole": whole(t)} {
 		got := matching(lines, `(CSIDriver/\S+(?:attachRequired|volumeLifecycleModes).+|`+
 			`StorageClass/\S+\.(?:provisioner|parameters|reclaimPolicy|volumeBindingMode).+|`+
 			`(?:Deployment/oxide-csi-controller|DaemonSet/oxide-csi-node)\.spec\.selector.+|`+

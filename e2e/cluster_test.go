@@ -3,12 +3,10 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -23,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -36,8 +33,6 @@ import (
 	"sigs.k8s.io/kind/pkg/cluster"
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/cluster/nodeutils"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 )
@@ -219,39 +214,18 @@ const rolloutTimeout = 3 * time.Minute
 
 // kustomized returns the objects that `kubectl apply -k` applies for a directory of package deploy.
 // A text that is not empty replaces the directory's kustomization.yaml.
-func kustomized(dir, text string) []*unstructured.Unstructured {
-	memory := manifests(deploy.Files)
+func kustomized(tree fs.FS, dir, text string) []*unstructured.Unstructured {
+	files := map[string]string{}
 	if text != "" {
-		Expect(memory.WriteFile("/"+dir+"/kustomization.yaml", []byte(text))).To(Succeed())
+		files[dir+"/kustomization.yaml"] = text
 	}
-	return kustomizedIn(memory, dir)
-}
-
-// manifests copies the files of package deploy into memory, where a spec may add files.
-func manifests(tree fs.FS) filesys.FileSystem {
-	memory := filesys.MakeFsInMemory()
-	Expect(fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		content, err := fs.ReadFile(tree, path)
-		if err != nil {
-			return err
-		}
-		return memory.WriteFile("/"+path, content)
-	})).To(Succeed())
-	return memory
-}
-
-func kustomizedIn(memory filesys.FileSystem, dir string) []*unstructured.Unstructured {
-	built := must(krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(memory, "/"+dir))
-	return parseObjects(must(built.AsYaml()))
+	return must(deploy.Build(tree, dir, files))
 }
 
 // crds returns the CRDs of snapshots in a directory. The cluster has to have them, not the driver.
 func crds(dir string) (all []*unstructured.Unstructured) {
 	for _, file := range must(filepath.Glob(filepath.Join(dir, "*.yaml"))) {
-		for _, object := range parseObjects(must(os.ReadFile(file))) {
+		for _, object := range must(deploy.Parse(must(os.ReadFile(file)))) {
 			if object.GetKind() == "CustomResourceDefinition" {
 				all = append(all, object)
 			}
@@ -341,22 +315,6 @@ func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) 
 		return errors.Join(err, last)
 	}
 	return err
-}
-
-func parseObjects(text []byte) (objects []*unstructured.Unstructured) {
-	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
-	for {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return objects
-		}
-		Expect(err).NotTo(HaveOccurred())
-		object := &unstructured.Unstructured{}
-		Expect(yaml.Unmarshal(document, &object.Object)).To(Succeed())
-		if len(object.Object) > 0 {
-			objects = append(objects, object)
-		}
-	}
 }
 
 // fieldManager is the name under which the API server records the suite's changes.

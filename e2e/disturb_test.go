@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -225,7 +226,8 @@ var _ = Describe("a node whose SMBIOS is hidden", func() {
 			}, NodeTimeout(2*rolloutTimeout))
 			for _, via := range []string{"file", "env"} {
 				By("giving it by "+via, func() {
-					rollOut(ctx, kustomized("kustomize/identified", fmt.Sprintf(hideSMBIOS, via)))
+					rollOut(ctx, kustomized(deploy.Files, "kustomize/identified",
+						fmt.Sprintf(hideSMBIOS, via)))
 					for _, worker := range workers {
 						Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
 						p := installedPod(ctx, ofNode, worker)

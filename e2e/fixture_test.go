@@ -441,7 +441,7 @@ func (n *snapshot) Delete(ctx context.Context) {
 // object before.
 func (f *fixture) applyExample(ctx context.Context, name string,
 	edit func(*unstructured.Unstructured)) {
-	for _, object := range parseObjects(must(deploy.Files.ReadFile("examples/" + name))) {
+	for _, object := range must(deploy.Parse(must(deploy.Files.ReadFile("examples/" + name)))) {
 		object.SetNamespace(f.ns)
 		if edit != nil {
 			edit(object)

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
@@ -287,7 +288,7 @@ patches:
 // installKeeper installs the node keeper until the specs of the Ginkgo container end, and allows it
 // to stop both workers' instances.
 func installKeeper(ctx context.Context) {
-	objects := kustomized("kustomize/keeping", keeping)
+	objects := kustomized(deploy.Files, "kustomize/keeping", keeping)
 	before := installed
 	DeferCleanup(func(ctx SpecContext) {
 		removeAll(ctx, slices.DeleteFunc(slices.Clone(objects),

@@ -71,15 +71,6 @@ var _ = Describe("an installation", func() {
 				Expect(machines[worker].run(ctx, remains)).To(BeEmpty(), "on %s", worker)
 			}
 		})
-		By("installing it as it was", func() {
-			defined(ctx, definitions)
-			install(ctx)
-			again := s.Claim(ctx, Claim{})
-			source := s.Beating(ctx, workers[0], again)
-			taken := s.Snapshot(ctx, again).Ready(ctx)
-			taken.Delete(ctx)
-			source.Beats(ctx)
-		})
 	}, NodeTimeout(8*time.Minute))
 })
 
@@ -95,12 +86,9 @@ true`
 
 // withoutSnapshots returns the suite's installation for a cluster without the snapshot CRDs.
 func withoutSnapshots() []*unstructured.Unstructured {
-	memory := manifests(deploy.Files)
-	const file = "/" + overlay + "/kustomization.yaml"
-	changed := strings.NewReplacer("  - ../snapshots\n", "  - ../base\n",
-		"  - ../snapshot-controller\n", "").Replace(string(must(memory.ReadFile(file))))
-	Expect(memory.WriteFile(file, []byte(changed))).To(Succeed())
-	return kustomizedIn(memory, overlay)
+	text := must(deploy.Files.ReadFile(overlay + "/kustomization.yaml"))
+	return kustomized(deploy.Files, overlay, strings.NewReplacer("  - ../snapshots\n", "  - ../base\n",
+		"  - ../snapshot-controller\n", "").Replace(string(text)))
 }
 
 // uninstall removes the installation except the rack. The rack's namespace stays, so uninstall has
@@ -226,15 +214,13 @@ func upgrades(ctx SpecContext) {
 
 // writeReleases writes the plain manifests of both releases, without the rack.
 func writeReleases(dir string) {
-	memory := manifests(os.DirFS(filepath.Join(config.Previous, "deploy")))
-	Expect(memory.WriteFile("/kustomize/older/kustomization.yaml", []byte(`
+	older := kustomized(os.DirFS(filepath.Join(config.Previous, "deploy")), "kustomize/older", `
 resources: [../e2e]
 images:
   - {name: oxidecomputer/oxide-csi-plugin, newTag: previous}
   - {name: oxidecomputer/oxide-csi-plugin-node, newTag: previous}
-`))).To(Succeed())
-	older := kustomizedIn(memory, "kustomize/older")
-	newer := kustomized("kustomize/newer", `
+`)
+	newer := kustomized(deploy.Files, "kustomize/newer", `
 resources: [../e2e]
 configMapGenerator: [{name: `+onlyNewer+`, namespace: oxide-csi, literals: [newer=true]}]
 generatorOptions: {disableNameSuffixHash: true}

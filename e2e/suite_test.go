@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/kind/pkg/cmd"
 	"sigs.k8s.io/yaml"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
@@ -120,7 +121,7 @@ func create(ctx context.Context, kubeconfig string) {
 
 // install installs the driver and the simulated rack, and waits until both serve.
 func install(ctx context.Context) {
-	installed = kustomized(overlay, "")
+	installed = kustomized(deploy.Files, overlay, "")
 	rollOut(ctx, installed)
 }
 
