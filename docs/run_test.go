@@ -98,23 +98,12 @@ func link(t *testing.T, run *harness.Run, path string) {
 // nothingLeft detaches the loop devices of files below a directory. It returns an error if there
 // were any, or if a mount is left there.
 func nothingLeft(dir string) error {
-	released, err := loopdev.DetachBelow(context.Background(), dir)
-	if err != nil {
-		return err
+	left, err := harness.KernelLedger(dir)
+	if len(left) > 0 {
+		err = fmt.Errorf("its commands left %q", left.More(nil))
 	}
-	if len(released) > 0 {
-		return fmt.Errorf("its commands left %d loop devices", len(released))
-	}
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		return err
-	}
-	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, " "+dir) {
-			return fmt.Errorf("its commands left a mount: %s", line)
-		}
-	}
-	return nil
+	_, detachErr := loopdev.DetachBelow(context.Background(), dir)
+	return errors.Join(err, detachErr)
 }
 
 func TestTheCommandsForAClusterAreValidShell(t *testing.T) {

@@ -76,7 +76,8 @@ func survivesItsLeader(ctx SpecContext) {
 	now := int64(0)
 	removePod(ctx, dies, metav1.DeleteOptions{GracePeriodSeconds: &now})
 
-	s.allReady(ctx, 6)
+	kubectl(ctx, fmt.Sprintf("rollout status statefulset/kept --namespace=%s --timeout=%s", s.ns,
+		keeperTimeout))
 	coldAttached(ctx)
 	Expect(stopsSince(ctx, since)).To(Equal(map[string]int{stopped: 1}))
 	Expect(recorded(ctx, stopped)).To(HaveField("Last.Problem", BeEmpty()))
@@ -87,23 +88,6 @@ func survivesItsLeader(ctx SpecContext) {
 			Expect(p.lostBeats(ctx)).To(BeZero(), "writes of %s", p.name)
 		}
 	}
-}
-
-// allReady waits until the given number of pods in the spec's namespace are ready.
-func (f *fixture) allReady(ctx context.Context, want int) {
-	Eventually(func(g Gomega) {
-		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{})
-		g.Expect(err).NotTo(HaveOccurred())
-		ready := 0
-		for _, p := range list.Items {
-			for _, c := range p.Status.Conditions {
-				if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-					ready++
-				}
-			}
-		}
-		g.Expect(ready).To(Equal(want))
-	}).WithContext(ctx).WithTimeout(keeperTimeout).Should(Succeed(), "%d pods should be ready", want)
 }
 
 // movesTiedVolume moves a pod's volume that is tied to its node.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -36,14 +37,10 @@ func (r right) String() string {
 		r.resource, r.group)
 }
 
-// refusals returns the possible errors of the API server for a request without the right.
-func (r right) refusals() []string {
-	var texts []string
-	for _, verb := range r.verbs {
-		texts = append(texts,
-			fmt.Sprintf("cannot %s resource %q in API group %q", verb, r.resource, r.group))
-	}
-	return texts
+// refusal matches the API server's error for a request without the right.
+func (r right) refusal() *regexp.Regexp {
+	return regexp.MustCompile(fmt.Sprintf("cannot (%s) resource %q in API group %q",
+		strings.Join(r.verbs, "|"), r.resource, r.group))
 }
 
 // flowTimeout is the time in which newly started controllers have to complete proof.life.
@@ -209,17 +206,13 @@ func (p proof) without(ctx context.Context, r right) (seen string) {
 	limited, cancel := context.WithTimeout(ctx, flowTimeout)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- p.live(limited) }()
-	err := poll(limited, flowTimeout, func(ctx context.Context) error {
-		select {
-		case err := <-done:
-			done <- err
-			return nil
-		default:
-		}
-		return refused(ctx, r)
-	})
-	if err == nil && refused(ctx, r) == nil {
+	living, ended := context.WithCancel(limited)
+	go func() {
+		done <- p.live(limited)
+		ended()
+	}()
+	_ = poll(living, flowTimeout, func(ctx context.Context) error { return refused(ctx, r) })
+	if refused(ctx, r) == nil {
 		seen = "the API server refuses it"
 	}
 	cancel()
@@ -230,7 +223,7 @@ func (p proof) without(ctx context.Context, r right) (seen string) {
 	return seen
 }
 
-// refused returns nil if the log of a container contains one of the right's refusals.
+// refused returns nil if the log of a container contains a refusal of the right.
 func refused(ctx context.Context, r right) error {
 	for _, namespace := range []string{driverNamespace, metav1.NamespaceSystem} {
 		list, err := api.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
@@ -246,10 +239,7 @@ func refused(ctx context.Context, r right) error {
 					continue // the container has not started
 				}
 				// Logs contain the errors with quotes that are escaped once or twice.
-				message := strings.ReplaceAll(string(text), `\`, "")
-				if slices.ContainsFunc(r.refusals(), func(refusal string) bool {
-					return strings.Contains(message, refusal)
-				}) {
+				if r.refusal().MatchString(strings.ReplaceAll(string(text), `\`, "")) {
 					return nil
 				}
 			}

@@ -264,7 +264,7 @@ func ephemeral(name string) corev1.Volume {
 
 var _ = Describe("a claim", func() {
 	It("gets an event with the reason, and no request to the rack, if no disk can "+
-		"satisfy it (D-19, D-70, D-71)", getsAReason)
+		"satisfy it (D-19, D-70)", getsAReason)
 	It("serves one node with ReadWriteOnce, and one pod with ReadWriteOncePod (E-5, D-70)",
 		servesOneNode)
 })
@@ -273,8 +273,6 @@ var _ = Describe("a claim", func() {
 // keeps such claims pending, so an event is the only way to report the reason.
 func getsAReason(ctx SpecContext) {
 	class := s.Class(ctx, Class{Immediate: true})
-	source := s.Claim(ctx, Claim{Class: class})
-	s.Bound(ctx, source)
 	start := lastRequest(ctx)
 	refused := map[string][]string{
 		s.Claim(ctx, Claim{Class: class, Access: corev1.ReadWriteMany}): {"CapabilityUnsupported",
@@ -287,23 +285,12 @@ func getsAReason(ctx SpecContext) {
 			`fs_type "ntfs" is not supported`},
 		s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true,
 			Parameters: map[string]string{"replicas": "3"}})}): {"ParameterInvalid", "replicas"},
-		// The driver does not declare the capability of clones, so the provisioner does not call it.
-		s.cloneOf(ctx, source, class): {"CLONE_VOLUME capability is not reported"},
 	}
 	for claim, words := range refused {
 		s.Event(ctx, "PersistentVolumeClaim", claim, words...)
 		s.Unbound(ctx, claim)
 	}
 	Expect(requestsOf(ctx, "disk_create", start)).To(BeEmpty(), "the rack should not be asked")
-}
-
-func (f *fixture) cloneOf(ctx context.Context, source, class string) string {
-	c := Claim{Class: class}
-	object := c.object()
-	object.Spec.DataSource = &corev1.TypedLocalObjectReference{
-		Kind: "PersistentVolumeClaim", Name: source}
-	must(api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, object, metav1.CreateOptions{}))
-	return c.Name
 }
 
 func servesOneNode(ctx SpecContext) {

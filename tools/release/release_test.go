@@ -286,17 +286,14 @@ func helmPulls(t *testing.T, root, dir string) {
 	}
 }
 
-// imagesAre checks that all images of the project in a text exist and have the version as their
-// tag. It returns their number.
+// imagesAre checks that all images of the project in a text have the version as their tag. It
+// returns their number.
 func imagesAre(t *testing.T, name string, text []byte, some bool) int {
 	t.Helper()
-	targets, err := targetsOf("../../Dockerfile")
-	must(t, err)
-	r := release{targets: targets}
 	found := map[string]bool{}
 	for _, m := range ours.FindAllSubmatch(text, -1) {
 		found[string(m[1])] = true
-		if !r.builds(string(m[1])) || string(m[2]) != testVersion {
+		if string(m[2]) != testVersion {
 			t.Errorf("%s names %s, which this release has not", name, m[0])
 		}
 	}
