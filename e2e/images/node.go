@@ -327,16 +327,9 @@ func (b *Builder) buildProduct(ctx context.Context, root string, targets []targe
 		}
 		harness.Must(b.build(ctx, p.image, root, args...))
 		size := harness.Got(b.Engine.Output(ctx, "image", "inspect", "--format", "{{.Size}}", p.image))
-		b.figure(fmt.Sprintf("image name=%s tag=%s bytes=%s", name, tag, size))
+		fmt.Fprintf(b.Log, "FIGURE image name=%s tag=%s bytes=%s\n", name, tag, size)
 	}
 	return nil
-}
-
-// figure logs a measured number as a FIGURE line.
-func (b *Builder) figure(text string) {
-	b.logging.Lock()
-	defer b.logging.Unlock()
-	fmt.Fprintln(b.Log, "FIGURE", text)
 }
 
 // StandIns describes, for the suite's report, what in an offline cluster differs from published
