@@ -98,7 +98,7 @@ func (d driver) probe(ctx context.Context) error {
 const plugins = "/registration"
 
 // register serves kubelet's registration calls until ctx ends. Probes succeed while its socket
-// exists. If kubelet refuses the driver, register fails, so that kubelet restarts the container.
+// exists. If kubelet refuses the driver, the program ends, so that kubelet restarts the container.
 func register(ctx context.Context, d driver, endpoint, listen string) error {
 	// The driver may start later.
 	info, err := d.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
@@ -115,24 +115,16 @@ func register(ctx context.Context, d driver, endpoint, listen string) error {
 	if err != nil {
 		return fmt.Errorf("listen for the kubelet: %w", err)
 	}
-	k := &kubeletSide{driver: name, endpoint: endpoint, refused: make(chan error, 1)}
 	server := grpc.NewServer()
-	registration.RegisterRegistrationServer(server, k)
+	registration.RegisterRegistrationServer(server, &kubeletSide{driver: name, endpoint: endpoint})
 	group, ctx := errgroup.WithContext(ctx)
+	context.AfterFunc(ctx, server.GracefulStop)
 	group.Go(func() error { return server.Serve(listener) })
 	group.Go(func() error {
 		return answer(ctx, listen, func(context.Context) error {
 			_, err := os.Stat(socket)
 			return err
 		})
-	})
-	group.Go(func() (err error) {
-		select {
-		case <-ctx.Done():
-		case err = <-k.refused:
-		}
-		server.GracefulStop()
-		return err
 	})
 	return group.Wait()
 }
@@ -141,7 +133,6 @@ func register(ctx context.Context, d driver, endpoint, listen string) error {
 type kubeletSide struct {
 	registration.UnimplementedRegistrationServer
 	driver, endpoint string
-	refused          chan error
 }
 
 func (k *kubeletSide) GetInfo(context.Context, *registration.InfoRequest) (
@@ -152,13 +143,9 @@ func (k *kubeletSide) GetInfo(context.Context, *registration.InfoRequest) (
 
 func (k *kubeletSide) NotifyRegistrationStatus(_ context.Context,
 	status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	if status.GetPluginRegistered() {
-		log.Printf("the kubelet registered %s at %s", k.driver, k.endpoint)
-		return &registration.RegistrationStatusResponse{}, nil
+	if !status.GetPluginRegistered() {
+		log.Fatalf("the kubelet refused %s: %s", k.driver, status.GetError())
 	}
-	select {
-	case k.refused <- fmt.Errorf("the kubelet refused %s: %s", k.driver, status.GetError()):
-	default:
-	}
+	log.Printf("the kubelet registered %s at %s", k.driver, k.endpoint)
 	return &registration.RegistrationStatusResponse{}, nil
 }
