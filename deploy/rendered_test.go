@@ -1,7 +1,6 @@
 package deploy_test
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"regexp"
@@ -495,19 +494,11 @@ func TestProgramsAcceptTheArgumentsThatTheChartSets(t *testing.T) {
 	all := objects(t, append(kept("nodeKeeper.coldAttach.dryRun=true",
 		"nodeKeeper.leavingNodes.fence=true"), "--set-string",
 		"nodeKeeper.coldAttach.window=CRON_TZ=Europe/Zurich 0 2 * * 6")...)
-	keeper := []string{"--cold-attach", "--dry-run", "--settle=30s", "--min-interval=10m",
-		"--stateful-set-interval=30m", "--max-stops-per-volume=4", "--max-stops-per-node=12",
-		"--window=CRON_TZ=Europe/Zurich 0 2 * * 6", "--window-length=1h",
-		"--drain-timeout=5m", "--startup-taint", "--leaving-nodes", "--fence", "--http-endpoint=:9815",
-		"--log-level=info", "--log-format=text"}
-	var want []string
-	for _, arg := range keeper {
-		want = append(want, fmt.Sprintf("%q", arg))
-	}
-	slices.Sort(want)
-	got := matching(all.lines(), `\S+containers\[oxide-node-keeper\]\.args\[\]: (.+)`)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("the arguments (-want +got):\n%s", diff)
+	keeper := matching(all.lines(), `\S+containers\[oxide-node-keeper\]\.args\[\]: "(.+)"`)
+	for _, set := range []string{"--dry-run", "--fence", "--window=CRON_TZ=Europe/Zurich 0 2 * * 6"} {
+		if !slices.Contains(keeper, set) {
+			t.Errorf("the keeper's arguments %q lack %s", keeper, set)
+		}
 	}
 	for _, c := range [][]string{append(append([]string{"oxide-node-keeper"}, keeper...), "--version"),
 		{"oxide-node-keeper", "leave", "--timeout=240s", "--help"},

@@ -283,10 +283,11 @@ func ready(ctx context.Context, kind, namespace, name string) {
 		rolloutTimeout))
 }
 
-// kubectl runs kubectl on the control plane, as the cluster's administrator.
+// kubectlCommand begins a command line on the control plane, for the cluster's administrator.
+const kubectlCommand = "kubectl --kubeconfig=/etc/kubernetes/admin.conf "
+
 func kubectl(ctx context.Context, arguments string) {
-	must(machines[controlPlane].run(ctx,
-		"kubectl --kubeconfig=/etc/kubernetes/admin.conf "+arguments))
+	must(machines[controlPlane].run(ctx, kubectlCommand+arguments))
 }
 
 // registered waits until the kubelets of both workers have registered the driver.

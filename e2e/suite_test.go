@@ -288,17 +288,8 @@ func sameInventory(ctx context.Context, start harness.Ledger) error {
 }
 
 // evidenceKinds lists the kinds of objects that collectEvidence saves.
-var evidenceKinds = []schema.GroupVersionKind{
-	{Version: "v1", Kind: "Pod"},
-	{Version: "v1", Kind: "Event"},
-	{Version: "v1", Kind: "Node"},
-	{Version: "v1", Kind: "PersistentVolume"},
-	{Version: "v1", Kind: "PersistentVolumeClaim"},
-	{Group: "storage.k8s.io", Version: "v1", Kind: "VolumeAttachment"},
-	{Group: "storage.k8s.io", Version: "v1", Kind: "CSINode"},
-	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshot"},
-	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"},
-}
+const evidenceKinds = "pods events nodes persistentvolumes persistentvolumeclaims " +
+	"volumeattachments csinodes volumesnapshots volumesnapshotcontents"
 
 // nodeEvidence contains scripts that run on every node, by the name of the file for their output.
 // They replace kind's export of logs, which continues after an interrupt.
@@ -337,13 +328,10 @@ func collectEvidence(ctx context.Context, suffix string) {
 			GinkgoWriter.Println("keep evidence:", err)
 		}
 	}
-	if api != nil {
-		for _, kind := range evidenceKinds {
-			list, err := api.list(ctx, kind)
-			for _, object := range list {
-				object.SetManagedFields(nil)
-			}
-			keep(strings.ToLower(kind.Kind)+"s.yaml", list, err)
+	if n, ok := machines[controlPlane]; ok {
+		for kind := range strings.FieldsSeq(evidenceKinds) {
+			out, err := n.run(ctx, kubectlCommand+"get --all-namespaces --output=yaml "+kind)
+			keep(kind+".yaml", out, err)
 		}
 	}
 	if theRack != nil {
