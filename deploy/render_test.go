@@ -211,16 +211,6 @@ func find[T any](t *testing.T, m manifests, kind, name string) *T {
 	return typed
 }
 
-func (m manifests) kinds(kind string) manifests {
-	var found manifests
-	for _, object := range m {
-		if object.GetKind() == kind {
-			found = append(found, object)
-		}
-	}
-	return found
-}
-
 func readFile(t *testing.T, name string) []byte {
 	t.Helper()
 	content, err := deploy.Files.ReadFile(name)

@@ -58,7 +58,7 @@ var _ = Describe("a running pod", func() {
 		sum := runner.Fill(ctx)
 		elsewhere := s.Beating(ctx, workers[1], s.Claim(ctx, Claim{}))
 		mounts := mountsOf(ctx, on)
-		switchRack(ctx, map[string]any{"device_delay": slowly}, map[string]any{"device_delay": "0s"})
+		switchRack(ctx, "device_delay", slowly, "0s")
 
 		By("deleting the driver's pod while another pod's volume is staged", func() {
 			staged := s.Staging(ctx, on)
@@ -97,7 +97,7 @@ var _ = Describe("a running pod", func() {
 		runners := []*pod{
 			s.Beating(ctx, workers[0], claims[0]), s.Beating(ctx, workers[1], claims[1])}
 		sum := runners[0].Fill(ctx)
-		switchRack(ctx, map[string]any{"create_hold": slowly}, map[string]any{"create_hold": "0s"})
+		switchRack(ctx, "create_hold", slowly, "0s")
 		since := lastRequest(ctx)
 		var waiting []*pod
 		for i := range 4 {
@@ -169,7 +169,7 @@ var _ = Describe("the driver", func() {
 
 			By("cutting every connection to the rack")
 			away := time.Now()
-			cut := faults(ctx, adminapi.Fault{Cut: true})[0]
+			cut := fault(ctx, adminapi.Fault{Cut: true})
 			// Pauses between repetitions grow, so a call that begins late in the outage is soon repeated.
 			const late, back = 50 * time.Second, time.Minute
 			waiting := []*pod{more(), more()}

@@ -269,7 +269,7 @@ const hypervisorPeriod = 200 * time.Millisecond
 func guestsFollow(ctx context.Context) {
 	h := &hypervisor{holds: map[string]string{}, stops: map[string]int{}, off: map[string]bool{}}
 	for _, worker := range workers {
-		h.holds[worker] = faults(ctx, heldStop(ctx, worker))[0]
+		h.holds[worker] = fault(ctx, heldStop(ctx, worker))
 	}
 	// The goroutine needs a context that outlives the spec's: cleanups also stop and start instances.
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))

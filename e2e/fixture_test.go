@@ -561,35 +561,29 @@ func detachByHand(ctx context.Context, disk, worker string) {
 	Expect(theRack.DetachDisk(ctx, disk, instanceIDs[worker])).To(Succeed())
 }
 
-// switchRack sets switches of the simulator, and when the spec ends, sets them back.
-func switchRack(ctx context.Context, to, back map[string]any) {
+// switchRack sets a switch of the simulator, and when the spec ends, sets it back.
+func switchRack(ctx context.Context, name string, to, back any) {
 	DeferCleanup(func(ctx SpecContext) {
-		Expect(theRack.Admin.Switch(ctx, back)).To(Succeed())
+		Expect(theRack.Admin.Switch(ctx, map[string]any{name: back})).To(Succeed())
 	}, NodeTimeout(2*restartTimeout))
-	Expect(theRack.Admin.Switch(ctx, to)).To(Succeed())
+	Expect(theRack.Admin.Switch(ctx, map[string]any{name: to})).To(Succeed())
 }
 
-// faults adds faults to the rack and returns their IDs. It removes them when the spec ends.
-func faults(ctx context.Context, rules ...adminapi.Fault) []string {
-	ids := make([]string, len(rules))
+// fault adds a fault to the rack and returns its ID. It removes the fault when the spec ends.
+func fault(ctx context.Context, rule adminapi.Fault) (id string) {
 	DeferCleanup(func(ctx SpecContext) {
-		for _, f := range must(theRack.Admin.Faults(ctx)) {
-			if slices.Contains(ids, f.ID) {
-				Expect(theRack.Admin.RemoveFault(ctx, f.ID)).To(Succeed())
-			}
+		if slices.ContainsFunc(must(theRack.Admin.Faults(ctx)),
+			func(f adminapi.ActiveFault) bool { return f.ID == id }) {
+			Expect(theRack.Admin.RemoveFault(ctx, id)).To(Succeed())
 		}
 	}, NodeTimeout(restartTimeout))
-	for i, rule := range rules {
-		ids[i] = must(theRack.Admin.AddFault(ctx, rule))
-	}
-	return ids
+	id = must(theRack.Admin.AddFault(ctx, rule))
+	return id
 }
 
 // withoutHotplug makes the rack refuse an attach or detach at a running instance, until the spec
 // ends.
-func withoutHotplug(ctx context.Context) {
-	switchRack(ctx, map[string]any{"hotplug": "none"}, map[string]any{"hotplug": "full"})
-}
+func withoutHotplug(ctx context.Context) { switchRack(ctx, "hotplug", "none", "full") }
 
 // requestsOf returns the requests of one operation in the rack's log, after entry number since.
 func requestsOf(ctx context.Context, operation string, since int) []adminapi.Request {

@@ -328,7 +328,7 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 // halfStaged creates a pod with a new volume. The rack attaches the disk, but never shows its
 // device to the node. So the node's driver waits until a spec attaches the disk again.
 func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk string) {
-	faults(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
+	fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
 		Device: &adminapi.DeviceFault{Never: true}})
 	p = f.Staging(ctx, node)
 	claim := p.get(ctx).Spec.Volumes[0].PersistentVolumeClaim.ClaimName

@@ -344,10 +344,10 @@ func limitsVolumes(ctx SpecContext) {
 	next().Running(ctx)
 
 	// The rack now allows fewer disks than OXIDE_MAX_DISKS. The event has to contain the rack's error.
-	switchRack(ctx, diskLimit(1), diskLimit(mostDisks))
+	switchRack(ctx, "disk_limit", 1, mostDisks)
 	second := next()
 	second.Pending(ctx, "AttachVolume.Attach failed", "cannot attach more than 1 disks to instance")
-	Expect(theRack.Admin.Switch(ctx, diskLimit(mostDisks))).To(Succeed())
+	Expect(theRack.Admin.Switch(ctx, map[string]any{"disk_limit": mostDisks})).To(Succeed())
 	second.Running(ctx)
 
 	// The instance now has as many disks as the driver allows, which the scheduler does not know.
@@ -419,6 +419,3 @@ func countEvery(ctx context.Context, seconds int64) {
 	set(ctx, seconds)
 	DeferCleanup(func(ctx SpecContext) { set(ctx, *now.Spec.NodeAllocatableUpdatePeriodSeconds) })
 }
-
-// diskLimit returns the switch for the number of disks that the rack attaches to one instance.
-func diskLimit(n int) map[string]any { return map[string]any{"disk_limit": n} }

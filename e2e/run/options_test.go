@@ -110,37 +110,30 @@ func TestEachMissingPrerequisiteIsReportedInOneSentence(t *testing.T) {
 		// want contains texts that each sentence has to contain.
 		want [][]string
 	}{
-		"a machine that lacks nothing": {change: func(*machine) {}},
-		"no engine, but one can be run": {
-			change: func(m *machine) { m.docker = false; m.offline = false; without(m, "apt-get") },
-		},
-		"no engine, but one can be installed": {
-			change: func(m *machine) { m.docker = false; without(m, "docker", "dockerd") },
-		},
-		"an engine that is named and does not answer": {
-			change: func(m *machine) { m.docker = false; m.dockerProblem = errors.New("none answers") },
-			want:   [][]string{{"none answers"}},
-		},
-		"an engine on another machine": {
-			change: func(m *machine) { m.dockerHost = "tcp://elsewhere:2375" },
-			want:   [][]string{{"expected an engine on this machine", "tcp://elsewhere:2375", "unset"}},
-		},
+		"a machine that lacks nothing": {func(*machine) {}, nil},
+		"no engine, but one can be run": {func(m *machine) {
+			m.docker, m.offline = false, false
+			without(m, "apt-get")
+		}, nil},
+		"no engine, but one can be installed": {func(m *machine) {
+			m.docker = false
+			without(m, "docker", "dockerd")
+		}, nil},
+		"an engine that is named and does not answer": {func(m *machine) {
+			m.docker, m.dockerProblem = false, errors.New("none answers")
+		}, [][]string{{"none answers"}}},
+		"an engine on another machine": {func(m *machine) { m.dockerHost = "tcp://elsewhere:2375" },
+			[][]string{{"expected an engine on this machine", "tcp://elsewhere:2375", "unset"}}},
 		"an engine that is named by its socket": {
-			change: func(m *machine) { m.dockerHost = "unix:///run/docker.sock" },
-		},
-		"offline without apt": {
-			change: func(m *machine) { without(m, "apt-get") },
-			want:   [][]string{{"expected apt-get", "without -offline"}},
-		},
+			func(m *machine) { m.dockerHost = "unix:///run/docker.sock" }, nil},
+		"offline without apt": {func(m *machine) { without(m, "apt-get") },
+			[][]string{{"expected apt-get", "without -offline"}}},
 		"just enough memory and disk": {
-			change: func(m *machine) { m.memory, m.disk = memoryNeeded, diskNeeded },
-		},
-		"everything": {
-			change: func(m *machine) { *m = machine{} },
-			want: [][]string{{"Go toolchain", "install"}, {"as root", "sudo"},
-				{"Docker engine", "DOCKER_HOST"}, {"6.0 GiB of available memory", "found 0.0 GiB"},
-				{"15.0 GiB free in", "XDG_CACHE_HOME"}, {"loop driver", "modprobe loop"}},
-		},
+			func(m *machine) { m.memory, m.disk = memoryNeeded, diskNeeded }, nil},
+		"everything": {func(m *machine) { *m = machine{} }, [][]string{
+			{"Go toolchain", "install"}, {"as root", "sudo"}, {"Docker engine", "DOCKER_HOST"},
+			{"6.0 GiB of available memory", "found 0.0 GiB"}, {"15.0 GiB free in", "XDG_CACHE_HOME"},
+			{"loop driver", "modprobe loop"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := complete()
