@@ -180,21 +180,6 @@ func TestComponentsRenderTheSameAsTheChartsValues(t *testing.T) {
 	}
 }
 
-func TestTheSnapshotterIsInstalledIfTheClusterHasItsCRDs(t *testing.T) {
-	crds := []string{"--api-versions", "snapshot.storage.k8s.io/v1"}
-	on, off := objects(t, with("snapshots.enabled=true")...), objects(t,
-		with("snapshots.enabled=false")...)
-	for name, c := range map[string][2]manifests{
-		"auto without the CRDs": {objects(t), off},
-		"auto with the CRDs":    {objects(t, crds...), on},
-		"off with the CRDs":     {objects(t, append(with("snapshots.enabled=false"), crds...)...), off},
-	} {
-		if diff := differences(c[1].lines(), c[0].lines()); diff != "" || len(on) <= len(off) {
-			t.Errorf("%s: (-expected +rendered):\n%s", name, diff)
-		}
-	}
-}
-
 func TestTheExampleOfRFD595IsUnchanged(t *testing.T) { // D-58, D-59
 	text := string(readFile(t, "examples/rfd-595-postgres.yaml"))
 	// This is the RFD's text without indentation, which the RFD's page does not show.

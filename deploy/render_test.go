@@ -300,25 +300,6 @@ const (
 	snapshotsModule  = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"
 )
 
-// TestKubeconformAcceptsEveryManifest checks the kustomizations and the examples; an unknown field
-// is an error. TestTheChartRendersTheAcceptedFields checks the rendered chart in the same way.
-func TestKubeconformAcceptsEveryManifest(t *testing.T) { // D-43
-	var all manifests
-	for _, dir := range []string{"base", "snapshots", "snapshot-controller", "simulator", "e2e"} {
-		all = append(all, build(t, "kustomize/"+dir, nil)...)
-	}
-	examples, err := filepath.Glob("examples/*.yaml")
-	if err != nil || len(examples) == 0 {
-		t.Fatalf("found no examples: %v", err)
-	}
-	for _, file := range examples {
-		all = append(all, parse(t, string(readFile(t, file)))...)
-	}
-	if out, ok := conforms(t, allSchemas(t), all); !ok {
-		t.Error(out)
-	}
-}
-
 func TestKubeconformRefusesAnUnknownField(t *testing.T) {
 	schemas := allSchemas(t)
 	for _, wrong := range []string{

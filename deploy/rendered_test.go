@@ -3,6 +3,7 @@ package deploy_test
 import (
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -79,6 +80,7 @@ type change struct {
 // changes lists the comparisons. testdata/rendered.txt contains the fields that each comparison may
 // remove and add; `make manifests` writes it.
 func changes(t *testing.T) []change {
+	crds := []string{"--api-versions", "snapshot.storage.k8s.io/v1"}
 	return []change{
 		{theWhole, []string{"nothing"}, everything()},
 		{"the suite installs what users install", []string{"kustomize", "snapshots",
@@ -111,6 +113,10 @@ func changes(t *testing.T) []change {
 			"annotations": {"c": "d"}, "parameters": {"csi.storage.k8s.io/snapshotter-secret-name": "s"}},
 			"classes": [{"name": "velero", "default": true, "deletionPolicy": "Retain",
 			"labels": {"velero.io/csi-volumesnapshot-class": "true"}}]}`}},
+		{"the snapshotter is on if the cluster has its CRDs", with("snapshots.enabled=true"), crds},
+		{"the snapshotter is off if the cluster lacks its CRDs", with("snapshots.enabled=false"), nil},
+		{"the snapshotter can be off although the cluster has its CRDs",
+			with("snapshots.enabled=false"), append(with("snapshots.enabled=false"), crds...)},
 		{"further snapshot classes can do without the first", with("snapshots.enabled=true"),
 			with("snapshots.enabled=true", "snapshots.class.create=false",
 				"snapshots.classes[0].name=mine")},
@@ -249,7 +255,14 @@ func TestTheChartRendersTheAcceptedFields(t *testing.T) { // D-43
 	if !*update {
 		want = accepted(t)
 	}
-	var all manifests
+	examples, err := filepath.Glob("examples/*.yaml")
+	if err != nil || len(examples) == 0 {
+		t.Fatalf("found no examples: %v", err)
+	}
+	var all manifests // for kubeconform, to which an unknown field is an error
+	for _, file := range examples {
+		all = append(all, parse(t, string(readFile(t, file)))...)
+	}
 	for _, c := range short.Some(t, 20, every) {
 		t.Run(c.name, func(t *testing.T) {
 			to := objectsOf(t, c.to)

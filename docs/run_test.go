@@ -181,13 +181,17 @@ func TestCommandsPrintTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 			"oxide-simulator: command not found", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			session := Session{Root: root, Dir: public(t), User: c.user}
+			dir := try(os.MkdirTemp("", "newcomer-"))(t) // every user may write in it
+			must(t, os.Chmod(dir, 0o777))
+			t.Cleanup(func() { must(t, errors.Join(nothingLeft(dir), os.RemoveAll(dir))) })
+			session := Session{Root: root, Dir: dir, User: c.user}
 			bin := filepath.Join(session.Dir, "bin")
 			must(t, os.Mkdir(bin, 0o755))
 			session.Env = []string{"HOME=" + session.Dir,
 				"PATH=" + bin + ":/usr/bin:/bin:/usr/sbin:/sbin"}
 			for _, program := range programs {
-				copyProgram(t, run, program, filepath.Join(bin, "true-"+program))
+				must(t, exec.CommandContext(t.Context(), "install", "-m", "755",
+					try(run.Binary(t.Context(), program))(t), filepath.Join(bin, "true-"+program)).Run())
 			}
 			// The real go would compile for minutes. This script copies the programs instead.
 			script := func(name, text string) {
@@ -224,20 +228,4 @@ esac`)
 			}
 		})
 	}
-}
-
-// public creates a directory in which every user may write, and removes it when the test ends.
-func public(t *testing.T) string {
-	t.Helper()
-	dir := try(os.MkdirTemp("", "newcomer-"))(t)
-	must(t, os.Chmod(dir, 0o777))
-	t.Cleanup(func() { must(t, errors.Join(nothingLeft(dir), os.RemoveAll(dir))) })
-	return dir
-}
-
-// copyProgram copies one of our programs to a path where every user may run it.
-func copyProgram(t *testing.T, run *harness.Run, program, to string) {
-	t.Helper()
-	from := try(run.Binary(t.Context(), program))(t)
-	must(t, exec.CommandContext(t.Context(), "install", "-m", "755", from, to).Run())
 }

@@ -102,7 +102,16 @@ func create(ctx context.Context, kubeconfig string) {
 	rackDir := filepath.Join(config.Work, "rack")
 	// A killed run may have left a cluster of this name.
 	Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
-	DeferCleanup(takeDown, kubeconfig)
+	// The program e2e/run detaches the remaining loop devices and removes the rack's files afterwards,
+	// even after a crash of the suite.
+	DeferCleanup(func() {
+		if !config.Keep {
+			Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
+			return
+		}
+		GinkgoWriter.Printf("The cluster %s is kept. Look at it with KUBECONFIG=%s kubectl get pods -A\n",
+			clusterName, kubeconfig)
+	})
 	By("creating the cluster", func() {
 		newCluster(provider, config, rackDir, kubeconfig)
 		machines = findNodes(provider)
@@ -123,17 +132,6 @@ func create(ctx context.Context, kubeconfig string) {
 func install(ctx context.Context) {
 	installed = kustomized(deploy.Files, overlay, "")
 	rollOut(ctx, installed)
-}
-
-// takeDown removes the cluster. The program e2e/run detaches the remaining loop devices and removes
-// the rack's files afterwards, even after a crash of the suite.
-func takeDown(kubeconfig string) {
-	if config.Keep {
-		GinkgoWriter.Printf("The cluster %s is kept. Look at it with KUBECONFIG=%s kubectl get pods -A\n",
-			clusterName, kubeconfig)
-		return
-	}
-	Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
 }
 
 var _ = BeforeEach(func(ctx SpecContext) {
