@@ -22,8 +22,8 @@ import (
 //go:embed all:chart examples kustomize
 var Files embed.FS
 
-// Build returns the objects that `kubectl apply -k` applies for a directory of a tree such as Files.
-// files contains texts, such as a user's own kustomization, that replace or add files of the tree.
+// Build returns the objects that `kubectl apply -k` applies for a directory of a tree, such as
+// Files. The texts in files, such as a user's own kustomization, replace or add files of the tree.
 func Build(tree fs.FS, dir string, files map[string]string) ([]*unstructured.Unstructured, error) {
 	memory := filesys.MakeFsInMemory()
 	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {

@@ -139,7 +139,8 @@ func allRights(objects []*unstructured.Unstructured) []right {
 			!strings.HasPrefix(o.GetName(), "oxide-csi") {
 			continue
 		}
-		for _, rule := range roleOf(o).Rules { // a test of package deploy: each has one resource
+		// A test of package deploy checks that each rule has one group and one resource.
+		for _, rule := range roleOf(o).Rules {
 			for _, verbs := range apart(rule.Verbs) {
 				all = append(all, right{kind: o.GetKind(), role: o.GetName(),
 					group: rule.APIGroups[0], resource: rule.Resources[0], verbs: verbs})
