@@ -75,6 +75,7 @@ type Claim struct {
 	Block   bool
 	Access  corev1.PersistentVolumeAccessMode
 	Restore string // the VolumeSnapshot to restore, in the same namespace
+	Clone   string // the claim to clone, in the same namespace
 }
 
 // Claim creates a PersistentVolumeClaim and returns its name.
@@ -114,6 +115,10 @@ func (c *Claim) object() *corev1.PersistentVolumeClaim {
 		group := "snapshot.storage.k8s.io"
 		claim.Spec.DataSource = &corev1.TypedLocalObjectReference{
 			APIGroup: &group, Kind: "VolumeSnapshot", Name: c.Restore}
+	}
+	if c.Clone != "" {
+		claim.Spec.DataSource = &corev1.TypedLocalObjectReference{
+			Kind: "PersistentVolumeClaim", Name: c.Clone}
 	}
 	return claim
 }

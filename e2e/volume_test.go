@@ -264,7 +264,7 @@ func ephemeral(name string) corev1.Volume {
 
 var _ = Describe("a claim", func() {
 	It("gets an event with the reason, and no request to the rack, if no disk can "+
-		"satisfy it (D-19, D-70)", getsAReason)
+		"satisfy it (D-19, D-70, D-71)", getsAReason)
 	It("serves one node with ReadWriteOnce, and one pod with ReadWriteOncePod (E-5, D-70)",
 		servesOneNode)
 })
@@ -273,6 +273,8 @@ var _ = Describe("a claim", func() {
 // keeps such claims pending, so an event is the only way to report the reason.
 func getsAReason(ctx SpecContext) {
 	class := s.Class(ctx, Class{Immediate: true})
+	source := s.Claim(ctx, Claim{Class: class})
+	s.Bound(ctx, source)
 	start := lastRequest(ctx)
 	refused := map[string][]string{
 		s.Claim(ctx, Claim{Class: class, Access: corev1.ReadWriteMany}): {"CapabilityUnsupported",
@@ -285,6 +287,8 @@ func getsAReason(ctx SpecContext) {
 			`fs_type "ntfs" is not supported`},
 		s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true,
 			Parameters: map[string]string{"replicas": "3"}})}): {"ParameterInvalid", "replicas"},
+		// The driver does not declare the capability of clones, so the provisioner does not call it.
+		s.Claim(ctx, Claim{Class: class, Clone: source}): {"CLONE_VOLUME capability is not reported"},
 	}
 	for claim, words := range refused {
 		s.Event(ctx, "PersistentVolumeClaim", claim, words...)
