@@ -151,7 +151,36 @@ func leader(ctx context.Context, name, selector string) corev1.Pod {
 // running instance: the code, the reason, and the advice.
 var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
 
+// detachErrors returns the errors in the VolumeAttachments whose detach fails.
+func detachErrors(ctx context.Context) (string, error) {
+	return machines[controlPlane].run(ctx, kubectlCommand+
+		"get volumeattachments --output=jsonpath='{.items[*].status.detachError.message}'")
+}
+
 var _ = Describe("the driver", func() {
+	It("reports an attach and a detach that a rack without hot-plug refuses, and completes both once "+
+		"the rack has hot-plug (D-61)", func(ctx SpecContext) {
+		doctor, moving, refused := newDoctor(ctx), s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})
+		first := s.Beating(ctx, workers[0], moving)
+		last, since := first.Beats(ctx), lastRequest(ctx)
+		withoutHotplug(ctx)
+		waiting := s.Pod(ctx, Pod{Node: workers[0], Claims: []string{refused}})
+		waiting.Pending(ctx, mustBeStopped...)
+		first.Delete(ctx)
+		Eventually(detachErrors).WithContext(ctx).Should(And(ContainSubstring(mustBeStopped[0]),
+			ContainSubstring(mustBeStopped[1])), "why the volume is not detached")
+		doctor.finds(ctx, "instance", mustBeStopped[1], "pvc", s.path(refused))
+		doctor.finds(ctx, "instance", mustBeStopped[1], "pvc", s.path(moving))
+		Expect(requestsOf(ctx, "instance_stop", since)).To(BeEmpty(), "the driver stops nothing")
+
+		By("giving it hot-plug")
+		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
+		waiting.Running(ctx)
+		Expect(s.Beating(ctx, workers[1], moving).Beats(ctx)).To(BeNumerically(">", last),
+			"no write is lost")
+		doctor.findsNothing(ctx, "pvc", s.path(moving))
+	}, NodeTimeout(5*time.Minute))
+
 	It("does not restart while the rack is unreachable, and then serves every waiting request "+
 		"once (PR-5, B-10, B-42)",
 		func(ctx SpecContext) {
@@ -214,6 +243,46 @@ func noRestartUntil(ctx context.Context, lives []string, until time.Time) {
 	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
 		WithTimeout(time.Until(until)).WithPolling(time.Second).
 		Should(Equal(lives), "an outage of the rack should restart nothing")
+}
+
+var _ = Describe("a failing disk", Label("long"), func() {
+	It("is reported by doctor, can be unstaged, and has all acknowledged data after "+
+		"its repair (NU-4, NH-2, B-38)", func(ctx SpecContext) {
+		// No volume may be in use at a restart of the rack: all devices disappear with its process.
+		s.atEnd(func(ctx context.Context) { replaceRackArgument(ctx, "--disks=fuse", "--keep-devices") })
+		replaceRackArgument(ctx, "--keep-devices", "--disks=fuse")
+		doctor, claim := newDoctor(ctx), s.Claim(ctx, Claim{})
+		runner := s.Beating(ctx, workers[0], claim)
+		sum, last := runner.Fill(ctx), runner.Beats(ctx)
+		disk := s.Bound(ctx, claim).Spec.CSI.VolumeHandle
+
+		broken := adminapi.DiskFault{On: []string{"write", "flush"}}
+		Expect(theRack.Admin.FailDisk(ctx, disk, broken)).To(Succeed())
+		doctor.finds(ctx, "filesystem", "FilesystemFailed", "pvc", s.path(claim))
+		runner.Delete(ctx)
+		s.AttachedTo(ctx, disk, "")
+
+		Expect(theRack.Admin.HealDisk(ctx, disk)).To(Succeed())
+		moved := s.Beating(ctx, workers[1], claim)
+		Expect(moved.Beats(ctx)).To(BeNumerically(">", last), "no write that was synced is lost")
+		Expect(moved.Sum(ctx)).To(Equal(sum))
+		doctor.findsNothing(ctx, "pvc", s.path(claim))
+	}, NodeTimeout(6*time.Minute))
+})
+
+// replaceRackArgument restarts the simulated rack, with one of its arguments replaced.
+func replaceRackArgument(ctx context.Context, old, replacement string) {
+	all := api.AppsV1().Deployments(driverNamespace)
+	d := must(all.Get(ctx, simulatorName, metav1.GetOptions{}))
+	arguments := d.Spec.Template.Spec.Containers[0].Args
+	Expect(arguments).To(ContainElement(old))
+	arguments[slices.Index(arguments, old)] = replacement
+	must(all.Update(ctx, d, metav1.UpdateOptions{}))
+	serving(ctx)
+	Eventually(func() error {
+		_, err := theRack.Admin.State(ctx)
+		return err
+	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(), "the rack should serve")
 }
 
 var _ = Describe("a node whose SMBIOS is hidden", func() {
