@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
@@ -41,8 +42,10 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		Label("long"), movesTiedVolume, NodeTimeout(2*keeperTimeout))
 	It("gives the volumes of a stopped instance to the other node (D-38, D-61)", fences,
 		NodeTimeout(2*nodeLostTimeout))
-	It("keeps a leaving node's driver until all volumes are detached (D-38)", keepsTheDriver,
-		NodeTimeout(keeperTimeout))
+	It("keeps a leaving node's driver until all volumes are detached, and delays no driver on a "+
+		"staying node (D-38)", keepsTheDriver, NodeTimeout(keeperTimeout))
+	It("removes the startup taint when the driver is registered, and not before (CP-9)", freesNewNodes,
+		NodeTimeout(2*time.Minute))
 })
 
 // survivesItsLeader kills the leading keeper while an instance is stopped. The killed keeper does
@@ -90,18 +93,38 @@ func survivesItsLeader(ctx SpecContext) {
 	}
 }
 
-// movesTiedVolume moves a pod's volume that is tied to its node.
+// movesTiedVolume deletes a pod whose volume is tied to the node of the leading keeper, which stops
+// no node that it runs on. Then it moves the volume.
 func movesTiedVolume(ctx SpecContext) {
 	class := s.Class(ctx, Class{Parameters: map[string]string{"placement": "instance"}})
-	p := s.Keepers(ctx, class, "stays", 1)[0]
-	sum, to := p.Fill(ctx), workers[0]
-	if p.Node(ctx) == to {
+	from, to := leader(ctx, keeperLease, ofKeeper).Spec.NodeName, workers[0]
+	if from == to {
 		to = workers[1]
 	}
+	onlyOn(ctx, from)
+	p := s.Keepers(ctx, class, "stays", 1)[0]
+	cordon(ctx, to, false)
+	sum, since, last := p.Fill(ctx), lastRequest(ctx), p.Beats(ctx)
 	volume := s.Bound(ctx, "data-"+p.name)
 	Expect(volume.Spec.PersistentVolumeReclaimPolicy).To(Equal(corev1.PersistentVolumeReclaimDelete))
 
-	since, last := lastRequest(ctx), p.Beats(ctx)
+	By("deleting the pod on a rack without hot-plug, and making it wait until the disk should be "+
+		"detached", func() {
+		withoutHotplug(ctx)
+		cordon(ctx, from, true)
+		kubectl(ctx, "delete pod/"+p.name+" --namespace="+s.ns)
+		Eventually(detachErrors).WithContext(ctx).Should(ContainSubstring(mustBeStopped[1]))
+		cordon(ctx, from, false)
+		kubectl(ctx, fmt.Sprintf("wait pod/%s --for=condition=Ready --namespace=%s --timeout=%s",
+			p.Present(ctx).name, s.ns, keeperTimeout))
+		coldAttached(ctx)
+		Expect(stopsSince(ctx, since)).To(HaveKey(from))
+		Expect(p.Node(ctx)).To(Equal(from))
+		Expect(p.beat(ctx)).To(BeNumerically(">=", last), "no write is lost")
+		Expect(p.Sum(ctx)).To(Equal(sum))
+		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
+	})
+	since, last = lastRequest(ctx), p.beat(ctx)
 	moveVolume(ctx, volume.Name, to)
 	Eventually(func() string { return p.Present(ctx).Node(ctx) }).WithContext(ctx).Should(Equal(to))
 	p.Running(ctx)
@@ -199,6 +222,10 @@ func keepsTheDriver(ctx SpecContext) {
 	}
 	cordon(ctx, goes, false)
 	serving(ctx)
+	began := time.Now()
+	removePod(ctx, installedPod(ctx, ofNode, stays), metav1.DeleteOptions{})
+	Expect(time.Since(began)).To(BeNumerically("<", 15*time.Second), "the volumes stay attached")
+	serving(ctx)
 }
 
 // deleted waits until a watch reports the deletion of one of the expected objects, and returns the
@@ -218,6 +245,36 @@ func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) boo
 			Fail("nothing was deleted within " + nodeLostTimeout.String())
 		}
 	}
+}
+
+// freesNewNodes removes the driver from a worker's CSINode and taints the worker, like a new node.
+func freesNewNodes(ctx SpecContext) {
+	worker := workers[0]
+	must(api.StorageV1().CSINodes().Patch(ctx, worker, types.MergePatchType,
+		[]byte(`{"spec":{"drivers":[]}}`), metav1.PatchOptions{}))
+	taintStartup(ctx, worker)
+	Consistently(func(g Gomega) {
+		n := read(ctx, g, api.CoreV1().Nodes(), worker)
+		g.Expect(n.Spec.Taints).To(ContainElement(HaveField("Key", startupTaint)))
+	}).WithContext(ctx).WithTimeout(6*time.Second).Should(Succeed(), "the driver is not registered")
+	removePod(ctx, installedPod(ctx, ofNode, worker), metav1.DeleteOptions{})
+	freed(ctx, worker)
+	Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
+	serving(ctx)
+}
+
+// taintStartup sets the startup taint on a node, as if it had just joined the cluster.
+func taintStartup(ctx context.Context, worker string) {
+	patchNode(ctx, worker, fmt.Sprintf(`{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`,
+		startupTaint))
+}
+
+// freed waits until a node does not have the startup taint any more.
+func freed(ctx context.Context, worker string) {
+	Eventually(func(g Gomega) {
+		n := read(ctx, g, api.CoreV1().Nodes(), worker)
+		g.Expect(n.Spec.Taints).NotTo(ContainElement(HaveField("Key", startupTaint)))
+	}).WithContext(ctx).Should(Succeed(), "the startup taint of %s should be gone", worker)
 }
 
 // These names are in the node keeper's manifests, or in objects that it writes.

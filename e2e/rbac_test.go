@@ -304,10 +304,7 @@ func keeperSettles(ctx context.Context) {
 	Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
 	coldAttached(ctx)
 	for _, worker := range workers {
-		Eventually(func(g Gomega) {
-			n := read(ctx, g, api.CoreV1().Nodes(), worker)
-			g.Expect(n.Spec.Taints).NotTo(ContainElement(HaveField("Key", startupTaint)))
-		}).WithContext(ctx).Should(Succeed(), "the startup taint of %s should be gone", worker)
+		freed(ctx, worker)
 	}
 	spreadControllers(ctx)
 }
@@ -320,8 +317,7 @@ func coldAttach(ctx context.Context, f *fixture) {
 	}
 	hotplug(ctx, "none")
 	defer hotplug(context.WithoutCancel(ctx), "full")
-	patchNode(ctx, worker, fmt.Sprintf(`{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`,
-		startupTaint))
+	taintStartup(ctx, worker)
 	f.Pod(ctx, Pod{Claims: []string{f.Claim(ctx, Claim{})}, Node: worker}).Running(ctx)
 	Eventually(func(g Gomega) {
 		n := read(ctx, g, api.CoreV1().Nodes(), worker)
