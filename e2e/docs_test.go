@@ -384,6 +384,64 @@ func applyRFD(ctx SpecContext) {
 	Expect(out).To(Equal("10737418240\n"))
 }
 
+var _ = Describe("a growing claim", func() {
+	It("keeps its data while another claim grows, although the rack's quota first refuses a new "+
+		"disk (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
+})
+
+// growsTwo grows a raw device that no pod uses, and a StatefulSet's claim on btrfs. The quota has
+// room for both snapshots and the smaller new disk, but not for the device's new disk.
+func growsTwo(ctx SpecContext) {
+	const room, device = 4 << 30, "/dev/data-0"
+	operator, before := newDoctor(ctx), must(theRack.Admin.State(ctx))
+	run := func(args ...string) (string, error) {
+		cmd := operator.command(ctx, append([]string{"claim"}, args...)...)
+		cmd.Stderr = nil
+		out, err := cmd.CombinedOutput()
+		GinkgoWriter.Printf("claim %v:\n%s", args, out)
+		return string(out), err
+	}
+	btrfs := s.Class(ctx, Class{Parameters: map[string]string{fsTypeKey: "btrfs"}})
+	kept := s.Keepers(ctx, btrfs, "kept", 1)[0]
+	sum, last := kept.Fill(ctx), kept.Beats(ctx)
+	claims := []string{"data-" + kept.name, s.Claim(ctx, Claim{Block: true})}
+	data, raw := s.path(claims[0]), s.path(claims[1])
+	user := s.Pod(ctx, Pod{Claims: claims[1:]}).Running(ctx)
+	noise := user.Sh(ctx, writeNoise(device))
+	user.Delete(ctx)
+	firsts := []string{s.Bound(ctx, claims[0]).Name, s.Bound(ctx, claims[1]).Name}
+	enough := must(theRack.Admin.Switches(ctx)).QuotaBytes
+	switchRack(ctx, "quota_bytes", must(theRack.Admin.State(ctx)).StorageBytes+room, enough)
+
+	out, err := run("grow", raw, "--size=4Gi")
+	Expect(err).To(HaveOccurred())
+	Expect(out).To(And(ContainSubstring("1Gi (snapshot) and 4Gi (new disk)"),
+		ContainSubstring("Storage Limit Exceeded"), ContainSubstring("--continue"),
+		ContainSubstring("--undo")))
+	must(run("grow", data, "--size=2Gi"))
+	Expect(theRack.Admin.Switch(ctx, map[string]any{"quota_bytes": enough})).To(Succeed())
+	must(run("grow", raw, "--continue"))
+
+	Expect(kept.Present(ctx).Running(ctx).Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
+	Expect(kept.Sum(ctx)).To(Equal(sum))
+	kind, sizeBytes := kept.Filesystem(ctx, "/data/0")
+	Expect(kind).To(Equal("btrfs"))
+	Expect(sizeBytes).To(beMostOf(2))
+	user = s.Pod(ctx, Pod{Claims: claims[1:]}).Running(ctx)
+	Expect(user.Sh(ctx, readNoise(device))).To(Equal(noise))
+	Expect(user.Sh(ctx, "blockdev --getsize64 "+device)).To(Equal("4294967296"))
+
+	for i, claim := range []string{data, raw} {
+		must(run("forget", claim))
+		volumeGone(ctx, firsts[i])
+	}
+	s.OneDiskEach(ctx, before, claims...)
+	Eventually(func() (int, error) {
+		state, err := theRack.Admin.State(ctx)
+		return len(state.Snapshots), err
+	}).WithContext(ctx).Should(Equal(len(before.Snapshots)), "the snapshots should be gone")
+}
+
 // keepRows kills the server after its last commit, so that only the data on the disk is left.
 func keepRows(ctx SpecContext) {
 	s.applyExample(ctx, "postgres.yaml", nil)
