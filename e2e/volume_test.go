@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -322,6 +323,19 @@ func servesOneNode(ctx SpecContext) {
 	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))
 	second.Running(ctx)
 }
+
+var _ = Describe("twenty volumes", Label("long"), func() {
+	It("are created at once, and leave nothing behind (D-62)", func(ctx SpecContext) {
+		var all []*pod // almost as many as fit on the nodes
+		for range 20 {
+			all = append(all, s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})},
+				Script: "echo written > /data/0/file"}))
+		}
+		for _, p := range all {
+			p.Running(ctx)
+		}
+	}, NodeTimeout(5*time.Minute))
+})
 
 var _ = Describe("a node", func() {
 	It("reports its limit of volumes, and a pod beyond this limit or the rack's limit "+
