@@ -200,6 +200,15 @@ func TestARunRefusesTheClusterOfAnotherCache(t *testing.T) {
 	refused(t, err, "/b/oxide-csi-e2e")
 }
 
+func TestTwoRunsCannotUseTheSameCache(t *testing.T) {
+	cache := t.TempDir()
+	unlock, err := lock(cache)
+	csitest.Must(t, err)
+	_, err = lock(cache)
+	refused(t, err, "the cache "+cache, "the process "+strconv.Itoa(os.Getpid()))
+	unlock()
+}
+
 func TestARunRefusesAClusterThatItsCacheDoesNotKnow(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	_, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
