@@ -99,10 +99,10 @@ func link(t *testing.T, run *harness.Run, path string) {
 // were any, or if a mount is left there.
 func nothingLeft(dir string) error {
 	left, err := harness.KernelLedger(dir)
-	if len(left) > 0 {
-		err = fmt.Errorf("its commands left %q", left.More(nil))
+	released, detachErr := loopdev.DetachBelow(context.Background(), dir)
+	if len(left)+len(released) > 0 {
+		err = fmt.Errorf("its commands left %q and %d loop devices", left.More(nil), len(released))
 	}
-	_, detachErr := loopdev.DetachBelow(context.Background(), dir)
 	return errors.Join(err, detachErr)
 }
 
