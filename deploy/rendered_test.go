@@ -259,7 +259,7 @@ func TestTheChartRendersTheAcceptedFields(t *testing.T) { // D-43
 	if err != nil || len(examples) == 0 {
 		t.Fatalf("found no examples: %v", err)
 	}
-	var all manifests // for kubeconform, to which an unknown field is an error
+	all := build(t, "kustomize/e2e", nil) // for kubeconform, to which an unknown field is an error
 	for _, file := range examples {
 		all = append(all, parse(t, string(readFile(t, file)))...)
 	}
