@@ -8,7 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -34,8 +36,8 @@ const (
 	BtrfsMember Member = "one of two devices of a btrfs"
 )
 
-// Bystanders are three disks of an instance that no call names: a mounted ext4 with a file, a
-// [Member], and a blank disk. Nothing may write to them.
+// Bystanders are three disks of a guest or an instance that no call names: a mounted ext4 with a
+// file, a [Member], and a blank disk. Nothing may write to them.
 //
 // The kernel itself does not write to the mounted disk: its inode tables are complete, its journal
 // is empty, and the mount option noatime prevents updates of access times. Any other write through
@@ -47,12 +49,11 @@ type Bystanders struct {
 	// files contains the backing files by role. MountedDisk is mounted at mountpoint.
 	files      [bystanders]string
 	mountpoint string
-
-	// mu guards the fields below.
-	mu      sync.Mutex
+	// loops contains the devices of disks that belong to no rack, and ids the UUIDs of a rack's disks.
+	loops   []loopdev.Device
+	ids     []string
 	states  [bystanders]FileState
 	mounted bool
-	harm    error
 }
 
 var roles = [bystanders]string{"the mounted disk", "the member", "the blank disk"}
@@ -60,93 +61,114 @@ var roles = [bystanders]string{"the mounted disk", "the member", "the blank disk
 // bystanderBytes is the size of a bystander without a rack: about the smallest for mkfs.btrfs.
 const bystanderBytes = 128 << 20
 
-// NewGuestBystanders creates the disks in a directory. Show makes them visible in the guest.
-func NewGuestBystanders(ctx context.Context, g GuestView, dir string, member Member,
-	count *Invariant) (b *GuestBystanders, err error) {
-	b = &GuestBystanders{guest: g}
+// NewGuestBystanders creates disks in a directory for a guest without a rack. Show makes them
+// visible in the guest.
+func NewGuestBystanders(ctx context.Context, dir string, member Member,
+	count *Invariant) (b *Bystanders, err error) {
+	b = &Bystanders{count: count}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.Close())
 		}
 	}()
 	defer harness.Catch(&err)
-	var files [bystanders]string
-	for i := range files {
-		files[i] = filepath.Join(dir, fmt.Sprint("bystander-", i))
-		harness.Must(errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(files[i], nil, 0o600),
-			os.Truncate(files[i], bystanderBytes)))
+	for i := range b.files {
+		b.files[i] = filepath.Join(dir, fmt.Sprint("bystander-", i))
+		harness.Must(errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(b.files[i], nil, 0o600),
+			os.Truncate(b.files[i], bystanderBytes)))
 	}
-	b.Bystanders = harness.Got(NewBystanders(ctx, dir, files, member, count))
-	for i, file := range files {
+	b.fill(dir, member)
+	for i, file := range b.files {
 		b.loops = append(b.loops, harness.Got(loopdev.Attach(ctx, loopdev.Config{Path: file,
 			Serial: fmt.Sprintf("bystander-%d-%.16s", i, rand.Text()), Owner: loopdev.Process()})))
 	}
 	return b, b.Mount()
 }
 
-// GuestBystanders are bystanders in a [GuestView]. The zero value has no disks.
-type GuestBystanders struct {
-	*Bystanders
-	guest GuestView
-	loops []loopdev.Device
-}
-
-// Show attaches the disks to the guest. GuestView.Unplug detaches them.
-func (b *GuestBystanders) Show() error {
+// Show attaches the disks to a guest. GuestView.Unplug detaches them.
+func (b *Bystanders) Show(guest GuestView) error {
+	if b == nil {
+		return nil
+	}
 	var errs []error
 	for i, loop := range b.loops {
-		errs = append(errs, b.guest.Plug(fmt.Sprintf("nvme%dn1", 7+i), fmt.Sprint("bystander-", i),
+		errs = append(errs, guest.Plug(fmt.Sprintf("nvme%dn1", 7+i), fmt.Sprint("bystander-", i),
 			loop))
 	}
 	return errors.Join(errs...)
 }
 
-// Loop returns the loop device of the disk with this role.
-func (b *GuestBystanders) Loop(role int) loopdev.Device { return b.loops[role] }
+// Loop returns the loop device of a guest's disk with this role.
+func (b *Bystanders) Loop(role int) loopdev.Device { return b.loops[role] }
 
-// Close compares the bytes of the disks, and detaches the loop devices.
-func (b *GuestBystanders) Close() error {
-	errs := []error{b.Bystanders.Close()}
-	for _, loop := range b.loops {
-		errs = append(errs, loop.Detach(context.Background()))
+// NewRackBystanders creates disks of a rack, by no driver, and attaches them to an instance. Close
+// the result even after an error.
+func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string, member Member,
+	count *Invariant) (b *Bystanders, err error) {
+	b = &Bystanders{count: count}
+	defer harness.Catch(&err)
+	for i := range b.files {
+		disk := harness.Got(rack.CreateDisk(ctx, rack.Project,
+			fmt.Sprintf("bystander-%s-%d", instance, i), harness.GiB))
+		b.ids, b.files[i] = append(b.ids, disk.Id), DiskFile(rack, disk.Id)
 	}
-	return errors.Join(errs...)
+	b.fill(rack.Dir+"-bystanders-"+instance, member)
+	for _, id := range b.ids {
+		harness.Must(rack.AttachDisk(ctx, id, rack.Instance(instance).ID))
+	}
+	return b, b.Resume(ctx)
 }
 
-// NewBystanders writes an ext4 and the member to their files, and leaves the third file blank. The
-// files have to be blank and not yet attached to loop devices. Call Mount when they are attached.
-// The mount point is in the directory dir.
-func NewBystanders(ctx context.Context, dir string, files [bystanders]string, member Member,
-	count *Invariant) (b *Bystanders, err error) {
-	defer harness.Catch(&err)
-	b = &Bystanders{count: count, files: files, mountpoint: filepath.Join(dir, "mounted")}
+// Has reports whether the rack's disk with this UUID is a bystander.
+func (b *Bystanders) Has(id string) bool { return slices.Contains(b.ids, id) }
+
+// Resume mounts MountedDisk after Suspend. It waits until the rack has attached the disk.
+func (b *Bystanders) Resume(ctx context.Context) error {
+	return harness.Await(ctx, 20*time.Second, b.Mount)
+}
+
+// fill writes an ext4 and the member to their files, and leaves the third file blank. The files are
+// blank and not yet attached to loop devices. The mount point is in the directory dir.
+func (b *Bystanders) fill(dir string, member Member) {
+	b.mountpoint = filepath.Join(dir, "mounted")
 	harness.Must(os.MkdirAll(b.mountpoint, 0o755))
 	// Few inodes and a small journal, because mke2fs writes all of them at once.
-	run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-N", "64", "-J", "size=4",
-		"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", files[MountedDisk])
-	file := files[MemberDisk]
+	harness.Must(RunTool("mke2fs", "-q", "-F", "-t", "ext4", "-N", "64", "-J", "size=4",
+		"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", b.files[MountedDisk]))
+	file := b.files[MemberDisk]
 	if member == Journal {
-		run(ctx, "mke2fs", "-q", "-F", "-b", "4096", "-O", "journal_dev", file, "1024")
-		return b, nil
+		harness.Must(RunTool("mke2fs", "-q", "-F", "-b", "4096", "-O", "journal_dev", file, "1024"))
+		return
 	}
 	// The device with the number 1 is deleted, so that the kernel cannot find it.
 	other := filepath.Join(dir, "other")
 	harness.Must(errors.Join(os.WriteFile(other, nil, 0o600),
 		os.Truncate(other, harness.Got(os.Stat(file)).Size())))
-	run(ctx, "mkfs.btrfs", "-q", "-f", "-K", "-d", "single", "-m", "raid1", other, file)
-	return b, os.Remove(other)
+	harness.Must(errors.Join(RunTool("mkfs.btrfs", "-q", "-f", "-K", "-d", "single", "-m", "raid1",
+		other, file), os.Remove(other)))
 }
 
-func run(ctx context.Context, name string, args ...string) {
-	if out, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {
-		harness.Must(fmt.Errorf("%s %q: %w\n%s", name, args, err, out))
+// RunTool runs a program. Its error contains what the program has printed.
+func RunTool(name string, args ...string) error {
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
 	}
+	return nil
+}
+
+// WriteAt writes bytes durably to an existing file or a device.
+func WriteAt(path string, at int64, b ...byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_SYNC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteAt(b, at)
+	return errors.Join(err, file.Close())
 }
 
 // Mount mounts MountedDisk, unless it is mounted, writes a file, and records all disks' states.
 func (b *Bystanders) Mount() (err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	defer harness.Catch(&err)
 	if b.mounted {
 		return nil
@@ -188,12 +210,7 @@ func (b *Bystanders) Check() error { return b.check(false) }
 func (b *Bystanders) Compare() error { return b.check(true) }
 
 func (b *Bystanders) check(bytes bool) error {
-	if b == nil {
-		return nil
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.mounted {
+	if b == nil || !b.mounted {
 		return nil
 	}
 	var errs []error
@@ -219,65 +236,34 @@ func (b *Bystanders) compare(role int, bytes bool) (err error) {
 // File returns the path of the backing file of the disk with this role.
 func (b *Bystanders) File(role int) string { return b.files[role] }
 
-// Called checks the disks after a call, adds an error to Harm, and returns the call's error.
-func (b *Bystanders) Called(err error) error {
-	if harm := b.Check(); harm != nil {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.harm = errors.Join(b.harm, harm)
-	}
-	return err
-}
-
-// Harm returns the errors that Called has found since the last call of Harm.
-func (b *Bystanders) Harm() error {
+// Suspend compares the disks and unmounts MountedDisk. Mount ends the suspension.
+func (b *Bystanders) Suspend() error {
 	if b == nil {
 		return nil
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	harm := b.harm
-	b.harm = nil
-	return harm
-}
-
-// Suspend compares the disks and unmounts MountedDisk. Mount ends the suspension.
-func (b *Bystanders) Suspend() error {
-	_, err := b.suspend()
+	err := b.Compare()
+	if b.mounted {
+		b.mounted, err = false, errors.Join(err, unix.Unmount(b.mountpoint, 0))
+	}
 	return err
 }
 
-// suspend does the same as Suspend, and reports whether MountedDisk was mounted.
-func (b *Bystanders) suspend() (was bool, err error) {
-	if b == nil {
-		return false, nil
-	}
-	err = b.Compare()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if was = b.mounted; was {
-		b.mounted, err = false, errors.Join(err, unix.Unmount(b.mountpoint, 0))
-	}
-	return was, err
-}
-
 // Close does the same as Suspend. Then it writes to BlankDisk, and returns an error if compare does
-// not notice that: so every proof shows that its checks can fail.
+// not notice that: so every proof shows that its checks can fail. In the end it detaches the loop
+// devices that NewGuestBystanders has attached.
 func (b *Bystanders) Close() error {
-	was, err := b.suspend()
-	if !was {
-		return err
+	if b == nil {
+		return nil
 	}
-	blank, failed := os.OpenFile(b.files[BlankDisk], os.O_WRONLY, 0)
-	if failed != nil {
-		return errors.Join(err, failed)
+	err := b.Suspend()
+	if b.states[BlankDisk] != (FileState{}) { // Mount has recorded it
+		err = errors.Join(err, WriteAt(b.files[BlankDisk], bystanderBytes/2, 1))
+		if b.compare(BlankDisk, false) == nil {
+			err = errors.Join(err, errors.New("a write to a bystander is not noticed"))
+		}
 	}
-	_, failed = blank.WriteAt([]byte{1}, bystanderBytes/2)
-	err = errors.Join(err, failed, blank.Close())
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.compare(BlankDisk, false) == nil {
-		err = errors.Join(err, errors.New("a write to a bystander is not noticed"))
+	for _, loop := range b.loops {
+		err = errors.Join(err, loop.Detach(context.Background()))
 	}
 	return err
 }

@@ -169,7 +169,7 @@ func (f Forgery) Write(dir string) (files ForgedFiles, err error) {
 	files.write(dir, "forged-aligned", together)
 	files.write(dir, "forged-odd", append(bytes.Repeat([]byte("odd"), odd)[:odd], together...))
 	files.writeSlots(dir, f, records)
-	return files, syncDir(dir)
+	return files, SyncDir(dir)
 }
 
 // WriteFormats writes only the file with records at the driver's offsets, here records of a format,
@@ -179,7 +179,7 @@ func (f Forgery) WriteFormats(dir string) (files ForgedFiles, err error) {
 	_, records := f.pages()
 	files = ForgedFiles{}
 	files.writeSlots(dir, f, records[1:2])
-	return files, syncDir(dir)
+	return files, SyncDir(dir)
 }
 
 // roomBytes is the space that is free after Fill.
@@ -213,7 +213,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	}
 	// Remove room only after the sync, in which ext4 chooses the last blocks: they could be room's.
 	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
-		w.Close(), syncDir(dir)))
+		w.Close(), SyncDir(dir)))
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil
 }
 
@@ -226,7 +226,8 @@ func (files ForgedFiles) write(dir, name string, content []byte) {
 	files[name] = harness.Got(digest(path))
 }
 
-func syncDir(dir string) error {
+// SyncDir makes the names in a directory durable.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err

@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -33,19 +32,9 @@ const SerialBytes = 20
 // GuestView is a guest view without a rack: a /sys and a /dev with loop devices as disks.
 type GuestView struct{ dir string }
 
-// detachLeft detaches the loop devices of killed proofs, once. The kernel detaches busy ones later.
-var detachLeft = sync.OnceValue(func() error {
-	_, err := loopdev.DetachLeft(context.Background())
-	if errors.Is(err, loopdev.ErrBusy) {
-		return nil
-	}
-	return err
-})
-
 // NewGuestView creates a guest view without disks in a directory.
 func NewGuestView(dir string) (g GuestView, err error) {
 	defer harness.Catch(&err)
-	harness.Must(detachLeft())
 	g = GuestView{dir}
 	dmi := g.Sys("class/dmi/id")
 	for _, d := range []string{dmi, g.Sys("block"), g.Node("")} {
@@ -258,8 +247,9 @@ type Bench struct {
 	Plugin *harness.Plugin
 	// Bin is the first directory in the driver's PATH. A proof may put replacements of programs there.
 	Bin string
-	// Bystanders are disks of the guest that no call may change.
-	Bystanders *GuestBystanders
+	// Bystanders are disks of the guest that no call may change. harm contains their changes.
+	Bystanders *Bystanders
+	harm       error
 	// Forged counts comparisons of files with forged records.
 	Forged *Invariant
 }
@@ -270,8 +260,8 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 	b *Bench, err error) {
 	defer harness.Catch(&err)
 	dir := harness.Got(os.MkdirTemp(run.Dir, "bench-"))
-	b = &Bench{Dir: dir, Bin: filepath.Join(dir, "bin"), Bystanders: &GuestBystanders{},
-		Forged: &Invariant{}, Guest: harness.Got(NewGuestView(filepath.Join(dir, "guest")))}
+	b = &Bench{Dir: dir, Bin: filepath.Join(dir, "bin"), Forged: &Invariant{},
+		Guest: harness.Got(NewGuestView(filepath.Join(dir, "guest")))}
 	harness.Must(os.Mkdir(b.Bin, 0o755))
 	// A proof attaches the device before the call, so the driver need not wait for it.
 	all := map[string]string{"OXIDE_DEVICE_TIMEOUT": "20ms", "OXIDE_INSTANCE_ID": InstanceID,
@@ -288,8 +278,7 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 
 // AddBystanders creates bystanders for the guest. Show attaches them.
 func (b *Bench) AddBystanders(ctx context.Context, member Member, count *Invariant) (err error) {
-	b.Bystanders, err = NewGuestBystanders(ctx, b.Guest, filepath.Join(b.Dir, "bystanders"), member,
-		count)
+	b.Bystanders, err = NewGuestBystanders(ctx, filepath.Join(b.Dir, "bystanders"), member, count)
 	return err
 }
 
@@ -299,7 +288,15 @@ func (b *Bench) Do(ctx context.Context, name string,
 	done := b.Plugin.History.Step(name)
 	err := call(ctx, b.Plugin.Node())
 	done(err)
-	return b.Bystanders.Called(err)
+	b.harm = errors.Join(b.harm, b.Bystanders.Check())
+	return err
+}
+
+// Harm returns the errors of the bystanders that Do has found since the last call of Harm.
+func (b *Bench) Harm() error {
+	harm := b.harm
+	b.harm = nil
+	return harm
 }
 
 // Close stops the driver and compares the bystanders. It returns an error if either fails.
@@ -328,43 +325,9 @@ func (f Formats) Count() (int, error) {
 	return bytes.Count(text, []byte("\n")), err
 }
 
-// RackBystanders are bystanders of an instance of a rack. No driver has created these disks.
-type RackBystanders struct {
-	*Bystanders
-	// ids contains the UUIDs of the disks.
-	ids []string
-}
-
-// NewRackBystanders creates disks and attaches them. Close the result even after an error.
-func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string, member Member,
-	count *Invariant) (b *RackBystanders, err error) {
-	b = &RackBystanders{}
-	defer harness.Catch(&err)
-	var files [bystanders]string
-	for i := range files {
-		disk := harness.Got(rack.CreateDisk(ctx, rack.Project,
-			fmt.Sprintf("bystander-%s-%d", instance, i), harness.GiB))
-		b.ids, files[i] = append(b.ids, disk.Id), DiskFile(rack, disk.Id)
-	}
-	b.Bystanders = harness.Got(NewBystanders(ctx, rack.Dir+"-bystanders-"+instance, files, member,
-		count))
-	for _, id := range b.ids {
-		harness.Must(rack.AttachDisk(ctx, id, rack.Instance(instance).ID))
-	}
-	return b, b.Resume(ctx)
-}
-
 // DiskFile returns the path of a disk's backing file in the simulator's directory.
 func DiskFile(rack *harness.Rack, id string) string {
 	return filepath.Join(rack.Dir, "sim", "disks", id+".img")
-}
-
-// Has reports whether the disk with this UUID is a bystander.
-func (b *RackBystanders) Has(id string) bool { return slices.Contains(b.ids, id) }
-
-// Resume mounts MountedDisk after Suspend. It waits until the disk is attached.
-func (b *RackBystanders) Resume(ctx context.Context) error {
-	return harness.Await(ctx, 20*time.Second, b.Mount)
 }
 
 // Environment is a rack with drivers, and with bystanders in one of its instances. If a trial does
@@ -373,14 +336,14 @@ type Environment struct {
 	*harness.Environment
 	Proof *Proof
 	// Bystanders are disks of one instance that no call may change.
-	Bystanders *RackBystanders
+	Bystanders *Bystanders
 }
 
 // StartEnvironment starts a rack. If instance is not empty, it creates bystanders in this instance.
 func (p *Proof) StartEnvironment(ctx context.Context, run *harness.Run,
 	options harness.RackOptions, instance string, member Member) (*Environment, error) {
 	started, err := run.StartEnvironment(ctx, options)
-	env := &Environment{Environment: started, Proof: p, Bystanders: &RackBystanders{}}
+	env := &Environment{Environment: started, Proof: p}
 	if err == nil && instance != "" {
 		env.Bystanders, err = NewRackBystanders(ctx, env.Rack, instance, member, p.Bystanders)
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -424,7 +425,7 @@ func across(name, fs, says string, commands ...string) generator {
 			bystander = newImage(filepath.Join(f.dir, "bystander"), 512*mib)
 			other := f.attach(context.Background(), bystander, false)
 			for _, command := range commands {
-				harness.Must(runTool("sh", "-c", fmt.Sprintf("set -- %s %s; %s", f.loop.Path, other.Path,
+				harness.Must(proof.RunTool("sh", "-c", fmt.Sprintf("set -- %s %s; %s", f.loop.Path, other.Path,
 					command)))
 			}
 			if fs == btrfs {

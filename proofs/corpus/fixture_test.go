@@ -74,7 +74,7 @@ func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error
 	decoy := f.attach(ctx, f.decoy, false)
 	f.atEnd(b.Guest.Unplug)
 	harness.Must(errors.Join(b.Guest.Plug(decoyDevice, name[:proof.SerialBytes-1]+"z", decoy),
-		b.Guest.Plug(f.Device, f.DiskName, f.loop), b.Bystanders.Show()))
+		b.Guest.Plug(f.Device, f.DiskName, f.loop), b.Bystanders.Show(b.Guest)))
 	if t.Set != nil {
 		t.Set(f)
 	}

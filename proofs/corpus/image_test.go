@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -85,15 +84,7 @@ func (im *image) with(do func(*os.File) error) {
 }
 
 func (im *image) tool(name string, args ...string) {
-	harness.Must(runTool(name, append(args, im.Path)...))
-}
-
-func runTool(name string, args ...string) error {
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return nil
+	harness.Must(proof.RunTool(name, append(args, im.Path)...))
 }
 
 // copyIn writes the bytes of another file at an offset, and skips zeros.
@@ -250,7 +241,7 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 			v.Wrong = errors.Join(v.Wrong, fmt.Errorf("the volume cannot be unstaged: %w", err))
 		}
 	}
-	if harm := b.Bystanders.Harm(); harm != nil {
+	if harm := b.Harm(); harm != nil {
 		v.Wrong = errors.Join(v.Wrong, harm)
 		v.Overwritten = true
 	}

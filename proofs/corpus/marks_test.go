@@ -60,9 +60,7 @@ func (f *fixture) learnMark() (pieces []piece) {
 
 // poke writes to the disk through its device, as a program on the node would.
 func (f *fixture) poke(offset int64, b ...byte) {
-	device := harness.Got(os.OpenFile(f.loop.Path, os.O_RDWR, 0))
-	_, err := device.WriteAt(b, offset)
-	harness.Must(errors.Join(err, device.Sync(), device.Close()))
+	harness.Must(proof.WriteAt(f.loop.Path, offset, b...))
 }
 
 // markOnly leaves the driver's marks on the disk, as if mkfs had not begun.

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
@@ -97,10 +98,10 @@ func holders() []generator {
 		situation("a blank disk that is read-only", refuse(readOnly), frozen),
 		onHealthy("a healthy disk that is read-only", refuse(readOnly), frozen),
 		onHealthy("a healthy disk that was made read-only", refuse(readOnly),
-			func(f *fixture) { harness.Must(runTool("blockdev", "--setro", f.loop.Path)) }),
+			func(f *fixture) { harness.Must(proof.RunTool("blockdev", "--setro", f.loop.Path)) }),
 		blank("a swap that is in use", ext4, inUse, func(f *fixture) {
-			f.atEnd(func() error { return runTool("swapoff", f.loop.Path) })
-			harness.Must(runTool("swapon", f.loop.Path))
+			f.atEnd(func() error { return proof.RunTool("swapoff", f.loop.Path) })
+			harness.Must(proof.RunTool("swapon", f.loop.Path))
 		}).and(func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
 			// The kernel may write to a swap that is in use, except to its first page.
@@ -124,7 +125,7 @@ func (f *fixture) loopOver() {
 		out := harness.Got(exec.Command("losetup", "--find", "--show", "--offset",
 			fmt.Sprint(f.Rand.IntN(3)<<20), over).Output())
 		over = strings.TrimSpace(string(out))
-		f.atEnd(func() error { return runTool("losetup", "--detach", over) })
+		f.atEnd(func() error { return proof.RunTool("losetup", "--detach", over) })
 	}
 }
 

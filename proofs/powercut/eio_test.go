@@ -337,7 +337,7 @@ func (r *recorder) writeUntilItFails() error {
 		if !r.writable() {
 			return nil
 		}
-		_ = r.syncDir() // fails, because it writes the journal
+		_ = proof.SyncDir(r.place.Target) // fails, because it writes the journal
 	}
 	return errors.New("the filesystem is not read-only after 50 failed writes")
 }

@@ -41,7 +41,7 @@ type trial func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err 
 func of(access string, record scenario) trial {
 	return func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error) {
 		defer harness.Catch(&err)
-		return whole.firstWrong(ctx, record(ctx, b, whole, newVolume(access), r), r)
+		return whole.firstWrong(ctx, record(ctx, b, whole, newVolume(access), r), r, false)
 	}
 }
 
@@ -180,30 +180,22 @@ func (g *guardTrials) remove(whole *bench, f flush) {
 	g.p.Error(b.close())
 }
 
-// firstWrong checks images of a recording, and returns what is wrong with the first wrong image.
-func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (wrong, err error) {
-	return b.first(ctx, rec, r, func(s *sampler) []image {
-		return slices.Concat(fromBothEnds(s.early()), s.flushes(), s.sample(guardImages))
-	}, func(v verdict) bool { return v.wrong != nil })
-}
-
-// firstLoss checks images of a recording, and returns what the first image with lost data lacks.
-func (b *bench) firstLoss(ctx context.Context, rec *recording, r *rand.Rand) (lost, err error) {
-	return b.first(ctx, rec, r, func(s *sampler) []image {
-		return slices.DeleteFunc(append(s.flushes(), s.sample(guardImages)...), func(m image) bool {
-			_, staged := rec.ledger.at(m.events)
-			return !staged
-		})
-	}, func(v verdict) bool { return v.lost || v.formatted })
-}
-
-// first checks images of a recording until counts accepts a verdict, and returns what is wrong.
-func (b *bench) first(ctx context.Context, rec *recording, r *rand.Rand,
-	images func(*sampler) []image, counts func(verdict) bool) (fault, err error) {
+// firstWrong checks images of a recording, and returns what is wrong with the first wrong image. If
+// loss is set, it only tries images of a volume that was staged, and only a loss of data is wrong.
+func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand, loss bool) (
+	wrong, err error) {
 	defer harness.Catch(&err)
 	s := harness.Got(newSampler(rec, r))
-	for _, m := range images(s) {
-		if v := harness.Got(b.check(ctx, m)); counts(v) {
+	var early []image
+	if !loss {
+		early = fromBothEnds(s.early())
+	}
+	for _, m := range slices.Concat(early, s.flushes(), s.sample(guardImages)) {
+		if _, staged := rec.ledger.at(m.events); loss && !staged {
+			continue
+		}
+		v := harness.Got(b.check(ctx, m))
+		if loss && (v.lost || v.formatted) || !loss && v.wrong != nil {
 			return fmt.Errorf("%s: %w", m.name, v.wrong), nil
 		}
 	}
@@ -231,7 +223,7 @@ func (g *guardTrials) lie(access string) trial {
 		harness.Must(record(ctx, whole, life, r, liveOnce,
 			flakydisk.Fault{On: flakydisk.OnFlush, Lie: true}))
 		life.used = 0 // without flushes everything after the first stage counts
-		if lost, err = whole.firstLoss(ctx, life, r); lost != nil {
+		if lost, err = whole.firstWrong(ctx, life, r, true); lost != nil {
 			page := whole.draw(ctx, g.p, g.run.Dir, g.p.Seed, lost)
 			harness.Must(g.p.CheckPage(page, lost.Error(), "power cut: ", "NodeStageVolume",
 				"make powercut SEED="))

@@ -219,7 +219,7 @@ func newTrials(t *testing.T, name string) *trials {
 
 // noteHarm fails the test if a job has changed a bystander.
 func (c *trials) noteHarm(b *bench) {
-	if err := b.Bystanders.Harm(); err != nil {
+	if err := b.Harm(); err != nil {
 		c.t.Errorf("after volume %d of %s: %v", b.shown, b.Dir, err)
 	}
 }
@@ -385,7 +385,7 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (p *pl
 	harness.Must(p.MakeDirs())
 	p.loop = harness.Got(loopdev.Attach(ctx, loopdev.Config{Path: b.disks.Put(p.file, disk),
 		Serial: fmt.Sprintf("powercut-%016x", rand.Uint64()), Owner: loopdev.Process()}))
-	return p, errors.Join(b.Guest.Plug("nvme1n1", v.disk, p.loop), b.Bystanders.Show())
+	return p, errors.Join(b.Guest.Plug("nvme1n1", v.disk, p.loop), b.Bystanders.Show(b.Guest))
 }
 
 // hide removes the mounts that a failed call has left, and detaches the disk.

@@ -169,16 +169,8 @@ func (r *recorder) writeNew(name string) {
 	content := r.content()
 	r.undecided(name)
 	harness.Must(r.write(name, content, os.O_CREATE|os.O_EXCL))
-	harness.Must(r.syncDir())
+	harness.Must(proof.SyncDir(r.place.Target))
 	r.promise(name, content)
-}
-
-func (r *recorder) syncDir() error {
-	d, err := os.Open(r.place.Target)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // forge writes files with forged records of the volume, and promises their contents.
@@ -203,7 +195,7 @@ func (r *recorder) replace(name string) {
 	r.promise(name, old, content)
 	harness.Must(r.write(name+".new", content, os.O_CREATE|os.O_EXCL))
 	harness.Must(os.Rename(r.path(name+".new"), r.path(name)))
-	harness.Must(r.syncDir())
+	harness.Must(proof.SyncDir(r.place.Target))
 	r.promise(name, content)
 }
 
@@ -220,7 +212,7 @@ func (r *recorder) overwrite(name string) {
 func (r *recorder) remove(name string) {
 	r.promise(name, r.current(name), nil)
 	harness.Must(os.Remove(r.path(name)))
-	harness.Must(r.syncDir())
+	harness.Must(proof.SyncDir(r.place.Target))
 	r.promise(name, nil)
 }
 
