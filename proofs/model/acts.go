@@ -195,11 +195,7 @@ func put(path string, v, block int, value uint64, synced bool) error {
 		return err
 	}
 	// The file may be new, so the directory that contains its name must be synced, too.
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return proof.SyncDir(path)
 }
 
 // contents reads all blocks. A block that was never written reads as zeros.

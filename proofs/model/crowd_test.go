@@ -207,7 +207,7 @@ func (h *History) faultOf(r *rand.Rand, s Step) Step {
 // It fails if equal calls for a volume all fail, or if a published filesystem is not staged.
 func (h *History) noteCrowd(volumes []int, w wave) {
 	ids, seen, n := map[string]bool{}, h.world.seen, h.count
-	all := op(-1) // what all callers have called
+	all := op("") // what all callers have called
 	if len(w.ops) == 1 {
 		all = w.ops[0]
 	}
@@ -216,7 +216,7 @@ func (h *History) noteCrowd(volumes []int, w wave) {
 			ids[c.id] = true
 		}
 	}
-	if all >= 0 && len(ids) < len(volumes) {
+	if all != "" && len(ids) < len(volumes) {
 		fail("the calls succeed for %d of %d volumes", len(ids), len(volumes))
 	}
 	for _, v := range volumes {

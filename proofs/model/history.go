@@ -72,7 +72,7 @@ type counts struct {
 	// calls counts all calls, and aborted counts the repetitions among them.
 	calls, aborted atomic.Int64
 	// of counts the calls of crowds by op. The other numbers are the results of these calls.
-	of                                   [wait]int
+	of                                   map[op]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
 	// formats is the number of runs of mkfs, and formatted the number of volumes that need one run.
@@ -91,7 +91,7 @@ func NewHistory(env *Environment) *History {
 // Do runs a step, and compares all results with the model.
 func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil &&
-		(s.op >= write && s.op <= takeNamesake || h.doubtSince >= 3) {
+		(s.op.byPerson() || h.doubtSince >= 3) {
 		// The step needs a known state, or the abandoned calls have had enough time.
 		if err := h.Wait(ctx); err != nil {
 			return err
@@ -373,17 +373,19 @@ func (h *History) learn(s *Step, c *ended, a answer) {
 	content, block := h.contents[s.vol], kinds[s.vol].block()
 	switch s.op {
 	case createVolume:
-		if h.volumes[s.vol].GetVolumeId() != a.reply.volume.GetVolumeId() {
+		volume := a.reply.(*csi.CreateVolumeResponse).GetVolume()
+		if h.volumes[s.vol].GetVolumeId() != volume.GetVolumeId() {
 			for _, n := range nodes {
 				h.world.at(s.vol, n).context = nil
 			}
 		}
-		h.volumes[s.vol], s.id = a.reply.volume, a.reply.volume.GetVolumeId()
-		h.serials[s.vol] = a.reply.volume.GetVolumeContext()["diskName"]
+		h.volumes[s.vol], s.id = volume, volume.GetVolumeId()
+		h.serials[s.vol] = volume.GetVolumeContext()["diskName"]
 	case createSnapshot:
-		h.taken[s.snap], s.id = a.reply.snapshot, a.reply.snapshot
+		s.id = a.reply.(*csi.CreateSnapshotResponse).GetSnapshot().GetSnapshotId()
+		h.taken[s.snap] = s.id
 	case attach:
-		here.context = a.reply.context
+		here.context = a.reply.(*csi.ControllerPublishVolumeResponse).GetPublishContext()
 	case stage:
 		if h.world.seen[stagedField(s.vol, s.node)] == "" || here.lost {
 			here.frozen = false
@@ -408,7 +410,7 @@ func (h *History) learn(s *Step, c *ended, a answer) {
 }
 
 type answer struct {
-	reply reply
+	reply any // a response of CSI
 	err   error
 }
 
@@ -499,15 +501,15 @@ func (h *History) restart(ctx context.Context, s Step) error {
 // knowledge. A nil *manipulation changes nothing.
 type manipulation struct {
 	// answer, if not nil, answers instead of the driver. real makes the original call.
-	answer func(h *History, s Step, real func() (reply, error)) (reply, error)
+	answer func(h *History, s Step, real func() (any, error)) (any, error)
 	// action, if not nil, runs after the step whose line begins with when, before the state is
 	// observed.
 	when   string
 	action func(ctx context.Context, h *History) error
 }
 
-func (m *manipulation) call(ctx context.Context, h *History, s Step) (reply, error) {
-	real := func() (reply, error) { return h.call(ctx, s) }
+func (m *manipulation) call(ctx context.Context, h *History, s Step) (any, error) {
+	real := func() (any, error) { return h.call(ctx, s) }
 	if m == nil || m.answer == nil {
 		return real()
 	}

@@ -46,7 +46,7 @@ type runner struct {
 
 func newRunner(t testing.TB, name string) *runner {
 	t.Helper()
-	r := &runner{proof: proof.New(t, name), run: harness.RunFor(t)}
+	r := &runner{proof: proof.New(t, name), run: harness.RunFor(t), count: counts{of: map[op]int{}}}
 	t.Cleanup(func() {
 		if r.env != nil {
 			r.proof.Error(r.env.Close())
@@ -183,11 +183,11 @@ func TestParseStepIsTheInverseOfString(t *testing.T) {
 // wish is a random intention of the orchestrator, or a disturbance. resolve derives its steps from
 // the present state, so a history remains possible when rapid removes some of its wishes.
 type wish struct {
-	kind, vol, node, pod, block, ctl, fault, op int
-	other                                       int
-	mishap                                      Mishap
-	after                                       time.Duration
-	move, shadow                                bool
+	kind, vol, node, pod, block, ctl, fault, other int
+	op                                             op
+	mishap                                         Mishap
+	after                                          time.Duration
+	move, shadow                                   bool
 }
 
 // GoString implements fmt.GoStringer. rapid uses it to print generated values.
@@ -241,17 +241,17 @@ func drawWish(t *rapid.T) wish {
 	w.move, w.other = draw(19, "move") == 19, draw(99, "other")
 	switch w.kind {
 	case anyCall:
-		w.op = draw(int(stats), "call")
+		w.op = callOps[draw(len(callOps)-1, "call")]
 	case writing:
-		w.op = int(writeSynced) - draw(1, "synced")
+		w.op = []op{writeSynced, write}[draw(1, "synced")]
 	case pairing:
-		w.op, w.shadow = draw(int(stats), "call"), draw(2, "twin") < 2
+		w.op, w.shadow = callOps[draw(len(callOps)-1, "call")], draw(2, "twin") < 2
 	case misfortune:
 		w.fault, w.shadow = draw(999, "fault"), draw(2, "onwards") > 0
 	case disturbing:
-		w.op = int(disturbances[draw(len(disturbances)-1, "disturbance")])
+		w.op = disturbances[draw(len(disturbances)-1, "disturbance")]
 	case restarting:
-		w.op = int(restarts[draw(len(restarts)-1, "restart")])
+		w.op = restarts[draw(len(restarts)-1, "restart")]
 	}
 	if w.kind <= again {
 		if chance := draw(99, "mishap"); chance >= 88 {
@@ -291,7 +291,7 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 	if w.move || h.goals[v] == "" {
 		h.goals[v] = n
 	}
-	s := Step{op: op(w.op), ctl: 1 + w.ctl, vol: v, snap: 1 + w.vol%(len(snapOf)-1), node: n,
+	s := Step{op: w.op, ctl: 1 + w.ctl, vol: v, snap: 1 + w.vol%(len(snapOf)-1), node: n,
 		pod: pods[w.pod], block: w.block, other: volumes[w.other%len(volumes)]}
 	switch w.kind {
 	case onwards:

@@ -20,94 +20,70 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// op is a kind of step.
-type op int
+// op is a kind of step. It contains the step's text, with places for the fields of the Step. Steps
+// are printed and parsed in this form.
+type op string
 
 const (
-	createVolume op = iota
-	deleteVolume
-	attach
-	detach
-	detachAll
-	createSnapshot
-	deleteSnapshot
-	stage
-	stageOther  // with another filesystem than the volume has
-	stageAstray // with the disk of another volume
-	unstage
-	unstageAstray // with the staging path of another volume
-	publish
-	publishOther // a filesystem as a device, or a device as a filesystem
-	unpublish
-	unpublishAstray // with the path of another volume
-	stats
-	write
-	writeSynced
-	freeze
-	thaw
-	hold       // a process opens a device, and outlives the pod
-	holdByLoop // a loop device uses a device
-	letGo
-	makeNamesake // an administrator attaches a disk with the volume's serial
-	takeNamesake
-	fault
-	killController
-	endController
-	killNode
-	endNode
-	killRack
-	startRack
-	restartRack
-	stopInstance
-	startInstance
-	wait
+	createVolume   op = "controller {ctl}: CreateVolume v{vol}"
+	deleteVolume   op = "controller {ctl}: DeleteVolume v{vol}"
+	attach         op = "controller {ctl}: ControllerPublish v{vol} → node {node}"
+	detach         op = "controller {ctl}: ControllerUnpublish v{vol} → node {node}"
+	detachAll      op = "controller {ctl}: ControllerUnpublish v{vol} from wherever it is"
+	createSnapshot op = "controller {ctl}: CreateSnapshot s{snap}"
+	deleteSnapshot op = "controller {ctl}: DeleteSnapshot s{snap}"
+	stage          op = "node {node}: NodeStage v{vol}"
+	stageOther     op = "node {node}: NodeStage v{vol} as another filesystem"
+	stageAstray    op = "node {node}: NodeStage v{vol} with the disk of v{other}"
+	unstage        op = "node {node}: NodeUnstage v{vol}"
+	unstageAstray  op = "node {node}: NodeUnstage v{vol} at the path of v{other}"
+	publish        op = "node {node}: NodePublish v{vol} to pod {pod}"
+	// publishOther publishes a filesystem as a device, or a device as a filesystem.
+	publishOther    op = "node {node}: NodePublish v{vol} to pod {pod} as the other access type"
+	unpublish       op = "node {node}: NodeUnpublish v{vol} from pod {pod}"
+	unpublishAstray op = "node {node}: NodeUnpublish v{vol} from pod {pod} at the path of v{other}"
+	stats           op = "node {node}: NodeGetVolumeStats v{vol} of pod {pod}"
+	write           op = "pod {pod} on {node}: write v{vol} block {block}"
+	writeSynced     op = "pod {pod} on {node}: write and fsync v{vol} block {block}"
+	freeze          op = "pod {pod} on {node}: freeze v{vol}"
+	thaw            op = "pod {pod} on {node}: thaw v{vol}"
+	// In hold, a process opens a device, and outlives the pod.
+	hold       op = "pod {pod} on {node}: keep v{vol} open"
+	holdByLoop op = "pod {pod} on {node}: put a loop device over v{vol}"
+	letGo      op = "pod {pod} on {node}: close v{vol}"
+	// A namesake is a disk with the volume's serial.
+	makeNamesake   op = "administrator: attach a namesake of v{vol} → node {node}"
+	takeNamesake   op = "administrator: delete the namesake of v{vol}"
+	fault          op = "rack: {fault}"
+	killController op = "kill -9 controller {ctl}"
+	endController  op = "terminate controller {ctl}"
+	killNode       op = "kill -9 node {node}"
+	endNode        op = "terminate node {node}"
+	killRack       op = "kill -9 the rack's simulator"
+	startRack      op = "start the rack's simulator"
+	restartRack    op = "terminate and start the rack's simulator"
+	stopInstance   op = "stop instance {node}"
+	startInstance  op = "start instance {node}"
+	wait           op = "wait until all is quiet"
 )
 
-// forms contains the text of each op. Steps are printed and parsed in this form.
-var forms = map[op]string{
-	createVolume:    "controller {ctl}: CreateVolume v{vol}",
-	deleteVolume:    "controller {ctl}: DeleteVolume v{vol}",
-	attach:          "controller {ctl}: ControllerPublish v{vol} → node {node}",
-	detach:          "controller {ctl}: ControllerUnpublish v{vol} → node {node}",
-	detachAll:       "controller {ctl}: ControllerUnpublish v{vol} from wherever it is",
-	createSnapshot:  "controller {ctl}: CreateSnapshot s{snap}",
-	deleteSnapshot:  "controller {ctl}: DeleteSnapshot s{snap}",
-	stage:           "node {node}: NodeStage v{vol}",
-	stageOther:      "node {node}: NodeStage v{vol} as another filesystem",
-	stageAstray:     "node {node}: NodeStage v{vol} with the disk of v{other}",
-	unstage:         "node {node}: NodeUnstage v{vol}",
-	unstageAstray:   "node {node}: NodeUnstage v{vol} at the path of v{other}",
-	publish:         "node {node}: NodePublish v{vol} to pod {pod}",
-	publishOther:    "node {node}: NodePublish v{vol} to pod {pod} as the other access type",
-	unpublish:       "node {node}: NodeUnpublish v{vol} from pod {pod}",
-	unpublishAstray: "node {node}: NodeUnpublish v{vol} from pod {pod} at the path of v{other}",
-	stats:           "node {node}: NodeGetVolumeStats v{vol} of pod {pod}",
-	write:           "pod {pod} on {node}: write v{vol} block {block}",
-	writeSynced:     "pod {pod} on {node}: write and fsync v{vol} block {block}",
-	freeze:          "pod {pod} on {node}: freeze v{vol}",
-	thaw:            "pod {pod} on {node}: thaw v{vol}",
-	hold:            "pod {pod} on {node}: keep v{vol} open",
-	holdByLoop:      "pod {pod} on {node}: put a loop device over v{vol}",
-	letGo:           "pod {pod} on {node}: close v{vol}",
-	makeNamesake:    "administrator: attach a namesake of v{vol} → node {node}",
-	takeNamesake:    "administrator: delete the namesake of v{vol}",
-	fault:           "rack: {fault}",
-	killController:  "kill -9 controller {ctl}",
-	endController:   "terminate controller {ctl}",
-	killNode:        "kill -9 node {node}",
-	endNode:         "terminate node {node}",
-	killRack:        "kill -9 the rack's simulator",
-	startRack:       "start the rack's simulator",
-	restartRack:     "terminate and start the rack's simulator",
-	stopInstance:    "stop instance {node}",
-	startInstance:   "start instance {node}",
-	wait:            "wait until all is quiet",
-}
+// callOps contains the calls to a driver, and actOps all other steps.
+var (
+	callOps = []op{createVolume, deleteVolume, attach, detach, detachAll, createSnapshot,
+		deleteSnapshot, stage, stageOther, stageAstray, unstage, unstageAstray, publish, publishOther,
+		unpublish, unpublishAstray, stats}
+	actOps = []op{write, writeSynced, freeze, thaw, hold, holdByLoop, letGo, makeNamesake,
+		takeNamesake, fault, killController, endController, killNode, endNode, killRack, startRack, restartRack,
+		stopInstance, startInstance, wait}
+)
 
-// onNode reports whether the step is a call to a node's driver, and isCall whether it is a call to
-// any driver.
-func (o op) onNode() bool { return o >= stage && o <= stats }
-func (o op) isCall() bool { return o <= stats }
+func (o op) onNode() bool { return strings.HasPrefix(string(o), "node ") }
+func (o op) isCall() bool { return slices.Contains(callOps, o) }
+
+// byPerson reports whether a pod or an administrator does the step.
+func (o op) byPerson() bool {
+	return strings.HasPrefix(string(o), "pod ") || strings.HasPrefix(string(o), "administrator: ")
+}
 
 // astray reports whether the call is wrong on purpose: it uses a value of another volume, or
 // another access type.
@@ -130,7 +106,7 @@ const (
 // mishaps contains the mishaps by their texts.
 var mishaps = map[string]Mishap{"abandoned": Abandoned, "killed": Killed, "the rack dies": rackDies}
 
-// Step is one step of a history. It uses only the fields in the form of its op.
+// Step is one step of a history. It uses only the fields in the text of its op.
 type Step struct {
 	op                  op
 	ctl, vol, snap, pod int
@@ -164,7 +140,7 @@ func (s Step) AbandonedAfter(limit time.Duration) Step {
 
 func (s Step) String() string {
 	fields := s.fields()
-	text := places.ReplaceAllStringFunc(forms[s.op], func(place string) string {
+	text := places.ReplaceAllStringFunc(string(s.op), func(place string) string {
 		switch field := fields[strings.Trim(place, "{}")].(type) {
 		case *int:
 			return strconv.Itoa(*field)
@@ -184,7 +160,7 @@ func (s Step) String() string {
 	return text
 }
 
-// fields returns pointers to the fields that occur in forms, by their names in forms.
+// fields returns pointers to the fields that occur in ops, by their names in ops.
 func (s *Step) fields() map[string]any {
 	return map[string]any{"ctl": &s.ctl, "vol": &s.vol, "snap": &s.snap, "pod": &s.pod,
 		"block": &s.block, "other": &s.other, "node": &s.node, "fault": &s.fault}
@@ -192,11 +168,11 @@ func (s *Step) fields() map[string]any {
 
 var places = regexp.MustCompile(`\{(\w+)\}`)
 
-// patterns contains a regular expression for each form.
+// patterns contains a regular expression for each op.
 var patterns = func() map[op]*regexp.Regexp {
 	all := map[op]*regexp.Regexp{}
-	for o, form := range forms {
-		text := strings.ReplaceAll(form, "{fault}", "(?P<fault>.+?)")
+	for _, o := range slices.Concat(callOps, actOps) {
+		text := strings.ReplaceAll(string(o), "{fault}", "(?P<fault>.+?)")
 		text = places.ReplaceAllString(text, `(?P<$1>\w+)`)
 		all[o] = regexp.MustCompile(`^` + text + `(?:, (abandoned|killed|the rack dies) after (\S+))?$`)
 	}
@@ -217,14 +193,14 @@ func parseStep(line string) (Step, error) {
 
 func parseOne(line string) (Step, error) {
 	line, _, _ = strings.Cut(line, " = ")
-	for o := range op(len(forms)) {
-		match := patterns[o].FindStringSubmatch(line)
+	for o, pattern := range patterns {
+		match := pattern.FindStringSubmatch(line)
 		if match == nil {
 			continue
 		}
 		s := Step{op: o}
 		fields := s.fields()
-		for i, name := range patterns[o].SubexpNames() {
+		for i, name := range pattern.SubexpNames() {
 			switch field := fields[name].(type) {
 			case *int:
 				*field, _ = strconv.Atoi(match[i])
@@ -311,13 +287,6 @@ func (h *History) identify(s *Step) bool {
 	return h.volumes[s.vol] != nil
 }
 
-// reply contains the values of an answer that the orchestrator keeps.
-type reply struct {
-	volume   *csi.Volume
-	snapshot string
-	context  map[string]string
-}
-
 func capabilityOf(v int) *csi.VolumeCapability { return accessOf(v, kinds[v].fsType) }
 
 // accessOf returns the volume's capability with the given filesystem, or with raw access for "".
@@ -332,38 +301,31 @@ func accessOf(v int, fsType string) *csi.VolumeCapability {
 	return harness.InMode(mode, harness.Mounted(fsType))
 }
 
-// call sends the request of the step to a controller or a node.
-func (h *History) call(ctx context.Context, s Step) (reply, error) {
+// call sends the request of the step to a controller or a node, and returns a controller's answer.
+func (h *History) call(ctx context.Context, s Step) (reply any, err error) {
 	if s.op.onNode() {
-		return reply{}, h.callNode(ctx, s)
+		return nil, h.callNode(ctx, s)
 	}
 	ctl := h.env.Controllers[s.ctl-1].Controller()
 	switch s.op {
 	case createVolume:
-		resp, err := ctl.CreateVolume(ctx, createRequest(s))
-		return reply{volume: resp.GetVolume()}, err
+		return ctl.CreateVolume(ctx, createRequest(s))
 	case deleteVolume:
-		_, err := ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: s.id})
-		return reply{}, err
+		return ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: s.id})
 	case attach:
 		req := harness.PublishRequest(h.volumes[s.vol], h.env.Rack.Instance(s.node).ID)
 		req.VolumeId, req.VolumeCapability = s.id, capabilityOf(s.vol)
-		resp, err := ctl.ControllerPublishVolume(ctx, req)
-		return reply{context: resp.GetPublishContext()}, err
+		return ctl.ControllerPublishVolume(ctx, req)
 	case detach, detachAll:
 		req := &csi.ControllerUnpublishVolumeRequest{VolumeId: s.id}
 		if s.op == detach {
 			req.NodeId = h.env.Rack.Instance(s.node).ID
 		}
-		_, err := ctl.ControllerUnpublishVolume(ctx, req)
-		return reply{}, err
+		return ctl.ControllerUnpublishVolume(ctx, req)
 	case createSnapshot:
-		resp, err := ctl.CreateSnapshot(ctx,
-			harness.SnapshotRequest(name("s", s.snap), s.source))
-		return reply{snapshot: resp.GetSnapshot().GetSnapshotId()}, err
+		return ctl.CreateSnapshot(ctx, harness.SnapshotRequest(name("s", s.snap), s.source))
 	}
-	_, err := ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: s.id})
-	return reply{}, err
+	return ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: s.id})
 }
 
 func createRequest(s Step) *csi.CreateVolumeRequest {
