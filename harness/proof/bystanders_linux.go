@@ -36,8 +36,8 @@ const (
 	BtrfsMember Member = "one of two devices of a btrfs"
 )
 
-// Bystanders are three disks of a guest or an instance that no call names: a mounted ext4 with a
-// file, a [Member], and a blank disk. Nothing may write to them.
+// Bystanders are three disks of an instance that no call names: a mounted ext4 with a file, a
+// [Member], and a blank disk. Nothing may write to them.
 //
 // The kernel itself does not write to the mounted disk: its inode tables are complete, its journal
 // is empty, and the mount option noatime prevents updates of access times. Any other write through

@@ -143,7 +143,7 @@ func filesystems() []generator {
 		all = append(all, k.wiped()...)
 		all = append(all, k.nested()...)
 	}
-	return slices.Concat(all, unfinished(), largeBtrfs())
+	return all
 }
 
 func (k kind) on(name string, w want, set func(*fixture)) generator {
@@ -281,38 +281,6 @@ func (k kind) nested() []generator {
 			inside(t, 512*(1+t.Rand.Int64N(mib/512-1)))
 		}},
 	}
-}
-
-// unfinished returns filesystems whose mkfs was interrupted. Another program than the driver ran
-// mkfs, so the disk has no mark of the driver.
-func unfinished() []generator {
-	return []generator{
-		with("xfs whose mkfs did not end", xfs, foreign(xfs), func(im *image) { im.write(126, 1) }, nil),
-		with("btrfs whose mkfs did not end", btrfs, foreign(btrfs), unfinishBtrfs, nil),
-		// mke2fs writes the first superblock last, so an interrupted mke2fs leaves it blank.
-		with("ext4 whose mkfs did not end", ext4, foreign(ext4),
-			func(im *image) { im.wipe(1024, 1024) }, nil),
-	}
-}
-
-// largeBtrfs returns trials of a btrfs that is large enough for a third superblock.
-func largeBtrfs() []generator {
-	large := func(name string, w want, change func(*image)) generator {
-		return blank("a large btrfs"+name, btrfs, w, nil).and(func(t *trial) {
-			t.Size = 300 * gib
-			t.Fill = func(im *image) {
-				im.copyIn(im.bases.get("large btrfs", 300*gib,
-					func(base *image) { base.mkfs(kindOf(btrfs)) }), 0)
-				change(im)
-			}
-		})
-	}
-	all := []generator{large(", healthy", isMounted, func(*image) {})}
-	for _, offset := range []int64{64 * mib, 256 * gib} {
-		all = append(all, large(fmt.Sprintf(" with only the superblock at %d GiB", offset/gib),
-			foreign("btrfs"), func(im *image) { im.only(offset) }))
-	}
-	return all
 }
 
 // tails returns disks with a filesystem and data behind it. The driver must mount the filesystem

@@ -284,12 +284,14 @@ func (f *fixture) judge(before string, answer error) (outcome, error) {
 // judgeMount inspects the mount that the call has made. If the filesystem contains payloadName, the
 // driver did not format the disk.
 func (f *fixture) judgeMount() (outcome, error) {
-	m, err := f.staged()
-	switch {
-	case err != nil:
+	mounts, err := harness.MountsAt(f.Staging)
+	if err != nil {
 		return "", err
-	case m == nil:
+	}
+	if len(mounts) == 0 {
 		return "", errors.New("the answer was OK, and nothing is mounted")
+	}
+	switch m := mounts[len(mounts)-1]; {
 	case harness.MountedNumber(m) != fmt.Sprintf("%d:%d", f.loop.Major, f.loop.Minor):
 		return mounted, fmt.Errorf("%s (%d:%d) is mounted, another disk than %s", m.Source, m.Major,
 			m.Minor, f.loop.Path)
