@@ -45,18 +45,10 @@ type answer struct {
 	natural bool
 	// success is set if the answer has the status of a successful operation.
 	success bool
-	// pages, if not nil, returns the nth page of an answer to a list.
-	pages func(r *cellRun, n int) string
 }
 
-// suits reports whether the rack can give this answer to an operation in a phase.
-func (a answer) suits(operation string, ph phase) bool {
-	return (a.phases == nil || slices.Contains(a.phases, ph)) &&
-		(a.pages == nil || strings.HasSuffix(operation, "_list"))
-}
-
-// faults returns the faults of a cell: one, or one for each page of a list.
-func (r *cellRun) faults() []adminapi.Fault {
+// fault returns the fault of a cell.
+func (r *cellRun) fault() adminapi.Fault {
 	a := r.cell.answer
 	fault := a.fault
 	fault.Operation, fault.Phase = r.operation, adminapi.Phase(r.phase)
@@ -67,28 +59,7 @@ func (r *cellRun) faults() []adminapi.Fault {
 	if a.set != nil {
 		a.set(&fault, r)
 	}
-	if a.pages == nil {
-		return []adminapi.Fault{fault}
-	}
-	faults := slices.Repeat([]adminapi.Fault{fault}, mostPages)
-	for n := range faults {
-		faults[n].Skip, faults[n].Times = n, 1
-		faults[n].Response = &adminapi.Response{Status: http.StatusOK, Body: a.pages(r, n)}
-	}
-	return faults
-}
-
-// mostPages is the number of pages of an endless list. The driver must not request the last one.
-const mostPages = 64
-
-// endless returns an answer to a list whose pages never end. The rack does not read the requests,
-// because it would refuse their page tokens.
-func endless(name string, pages func(r *cellRun, n int) string) answer {
-	return answer{name: name, code: codes.Unavailable, phases: []phase{before}, pages: pages}
-}
-
-func pageOf(next string, items ...string) string {
-	return fmt.Sprintf(`{"items":[%s],"next_page":%q}`, strings.Join(items, ","), next)
+	return fault
 }
 
 func response(name string, code codes.Code, r adminapi.Response) answer {
@@ -106,18 +77,13 @@ func page(status int) answer {
 		Status: status, ContentType: "text/html", Body: "<html>not a rack</html>"})
 }
 
-// success returns an answer with the status of a successful operation, and with white space before
-// the body.
-func success(name string, spaces int, body func(r *cellRun) string) answer {
+// success returns an answer with the status of a successful operation.
+func success(name string, body func(r *cellRun) string) answer {
 	return answer{name: name, code: codes.Unavailable, success: true,
 		set: func(f *adminapi.Fault, r *cellRun) {
-			f.Response = &adminapi.Response{Status: statusOf(r.operation), PadBytes: spaces,
-				Body: body(r)}
+			f.Response = &adminapi.Response{Status: statusOf(r.operation), Body: body(r)}
 		}}
 }
-
-// hugeBytes is larger than every answer of a rack.
-const hugeBytes = 40 << 20
 
 // answers contains all wrong answers of the matrix.
 var answers = []answer{
@@ -149,10 +115,10 @@ var answers = []answer{
 		set: setBody},
 	{name: "slow", code: codes.DeadlineExceeded, set: setBody,
 		fault: adminapi.Fault{SlowByte: adminapi.Duration(100 * time.Millisecond)}},
-	success("empty", 0, func(*cellRun) string { return "" }),
-	success("page-200", 0, func(*cellRun) string { return "<html>hello</html>" }),
-	success("other-object", 0, (*cellRun).other),
-	success("nulls", 0, func(r *cellRun) string {
+	success("empty", func(*cellRun) string { return "" }),
+	success("page-200", func(*cellRun) string { return "<html>hello</html>" }),
+	success("other-object", (*cellRun).other),
+	success("nulls", func(r *cellRun) string {
 		if strings.HasSuffix(r.operation, "_list") {
 			return `{"items":null,"next_page":null}`
 		}
@@ -162,20 +128,8 @@ var answers = []answer{
 			}
 		})
 	}),
-	success("huge", hugeBytes, (*cellRun).other),
 	{name: "other-release", code: codes.Unavailable, natural: true, success: true,
 		set: setOtherRelease},
-	endless("pages-in-a-circle", func(r *cellRun, n int) string {
-		return pageOf([]string{"A", "B"}[n%2], r.filled(n)...)
-	}),
-	endless("objects-in-a-circle", func(r *cellRun, n int) string {
-		return pageOf(fmt.Sprint("page-", n), r.filled(n%3)...)
-	}),
-	endless("empty-pages", func(_ *cellRun, n int) string { return pageOf(fmt.Sprint("page-", n)) }),
-	{name: "new-token", natural: true,
-		fault: adminapi.Fault{Response: &adminapi.Response{Status: http.StatusUnauthorized,
-			ErrorCode: "Unauthorized", Message: "credentials missing or invalid"}},
-		set: func(f *adminapi.Fault, r *cellRun) { f.Bearer = r.rotate() }},
 	{name: "own", natural: true, phases: []phase{twice}},
 }
 
@@ -233,20 +187,6 @@ func statusOf(operation string) int {
 		return http.StatusAccepted
 	}
 	return http.StatusOK
-}
-
-// filled returns so many objects for the nth page that the driver asks for the next page.
-func (r *cellRun) filled(n int) []string {
-	objects := make([]string, 1)
-	if r.operation == "instance_disk_list" {
-		objects = make([]string, 100) // the driver stops after a shorter page of these disks (A10)
-	}
-	for i := range objects {
-		objects[i] = altered(r.other(), func(fields object) {
-			fields["id"] = fmt.Sprintf("5e1a9c0e-0c53-4a1c-8f0e-%012d", len(objects)*n+i)
-		})
-	}
-	return objects
 }
 
 // object is an object of the rack.

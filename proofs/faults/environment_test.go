@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -61,10 +59,7 @@ type environment struct {
 	// page is the path of the page of the last failed cell.
 	page string
 
-	tokenFile string
-	tokenTime time.Time
-	tokens    int
-	names     int
+	names int
 	// baseState is the state of the rack when no cell runs.
 	baseState rackState
 }
@@ -74,23 +69,19 @@ func newEnvironment(t *testing.T, p *proof.Proof, run *harness.Run) (env *enviro
 	defer harness.Catch(&err)
 	started, err := run.StartEnvironment(t.Context(), harness.RackOptions{
 		Instances: []string{"up", "down", "full"}, QuotaBytes: quota, DiskLimit: diskLimit,
-		// The rack accepts any token, because the cells give the driver new ones.
-		Args: []string{"--token=", "--project", otherProject,
-			"--image", fmt.Sprintf("sanity/image=%d", gib), "--log-level=error"},
+		Args: []string{"--project", otherProject, "--image", fmt.Sprintf("sanity/image=%d", gib),
+			"--log-level=error"},
 	})
 	if err != nil {
 		return nil, err
 	}
 	rack := started.Rack
 	env = &environment{Environment: started, ctx: t.Context(), proof: p, run: run,
-		up: rack.Instance("up").ID, down: rack.Instance("down").ID, full: rack.Instance("full").ID,
-		tokenFile: filepath.Join(rack.Dir, "token"), tokenTime: time.Now()}
+		up: rack.Instance("up").ID, down: rack.Instance("down").ID, full: rack.Instance("full").ID}
 	t.Cleanup(func() { p.Error(env.shutDown()) })
-	env.rotate()
 	// A ready driver has read its project, and does not read it again while a cell runs.
 	env.ctl = harness.Got(env.StartPlugin(env.ctx, harness.PluginOptions{Mode: harness.ModeController,
-		Env: map[string]string{"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": env.tokenFile,
-			"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})).Controller()
+		Env: map[string]string{"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})).Controller()
 	env.createObjects()
 	env.fetchOtherObjects()
 	env.baseState = env.state()
@@ -142,16 +133,6 @@ func (env *environment) fetchOtherObjects() {
 	})
 	env.others["utilization"] = env.others["project"]
 	env.others["current"] = text(map[string]string{"silo_id": nobody})
-}
-
-// rotate writes a new token to the driver's file, without changing the file's size and time. It
-// returns the old token, which the driver still sends.
-func (env *environment) rotate() (old string) {
-	old = fmt.Sprintf("oxide-token-%08d", env.tokens)
-	env.tokens++
-	harness.Must(os.WriteFile(env.tokenFile, fmt.Appendf(nil, "oxide-token-%08d", env.tokens), 0o600))
-	harness.Must(os.Chtimes(env.tokenFile, env.tokenTime, env.tokenTime))
-	return old
 }
 
 // shutDown stops all processes, and returns an error if an object or a goroutine is left.
