@@ -14,22 +14,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// phase is the moment of the wrong answer, relative to the operation's effect.
-type phase adminapi.Phase
+// later is the phase in which the effect comes after the answer to the repeated call. In the phase
+// adminapi.Deferred it comes after the answer, before the call is repeated.
+const later adminapi.Phase = "later"
 
-const (
-	before   phase = "before"   // there is no effect; the rack does not read the request
-	instead  phase = "instead"  // there is no effect; the rack reads the request
-	after    phase = "after"    // the effect comes before the answer
-	twice    phase = "twice"    // the effect comes twice before the answer
-	deferred phase = "deferred" // the effect comes after the answer, before the call is repeated
-	later    phase = "later"    // the effect comes after the answer to the repeated call
-)
-
-var phases = []phase{before, instead, after, twice, deferred, later}
+// phases contains the moments of the wrong answer, relative to the operation's effect.
+var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
+	adminapi.Deferred, later}
 
 // done reports whether the operation has its effect before the rack answers.
-func (p phase) done() bool { return p == after || p == twice }
+func done(p adminapi.Phase) bool { return p == adminapi.After || p == adminapi.Twice }
 
 // answer is a wrong answer of the rack, with the code that the driver then returns. If the code is
 // DeadlineExceeded, the rack's answer arrives after the call's deadline.
@@ -40,7 +34,7 @@ type answer struct {
 	fault adminapi.Fault
 	set   func(f *adminapi.Fault, r *cellRun)
 	// phases contains the phases in which the rack can give this answer. Nil means all.
-	phases []phase
+	phases []adminapi.Phase
 	// natural is set if the call may succeed in spite of the answer.
 	natural bool
 	// success is set if the answer has the status of a successful operation.
@@ -51,8 +45,8 @@ type answer struct {
 func (r *cellRun) fault() adminapi.Fault {
 	a := r.cell.answer
 	fault := a.fault
-	fault.Operation, fault.Phase = r.operation, adminapi.Phase(r.phase)
-	if r.phase == deferred || r.phase == later {
+	fault.Operation, fault.Phase = r.operation, r.phase
+	if r.phase == adminapi.Deferred || r.phase == later {
 		// The proof itself runs the deferred operation, long before the delay ends.
 		fault.Phase, fault.Delay = adminapi.Deferred, adminapi.Duration(time.Hour)
 	}
@@ -130,7 +124,7 @@ var answers = []answer{
 	}),
 	{name: "other-release", code: codes.Unavailable, natural: true, success: true,
 		set: setOtherRelease},
-	{name: "own", natural: true, phases: []phase{twice}},
+	{name: "own", natural: true, phases: []adminapi.Phase{adminapi.Twice}},
 }
 
 // other returns the JSON of a wrong object, of the kind that the operation returns.
@@ -143,7 +137,7 @@ func setBody(f *adminapi.Fault, r *cellRun) {
 	case strings.HasSuffix(r.operation, "_delete"):
 		f.Response = &adminapi.Response{Status: 500, ErrorCode: "Internal",
 			Message: "Internal Server Error"}
-	case !r.phase.done():
+	case !done(r.phase):
 		f.Response = &adminapi.Response{Status: statusOf(r.operation), Body: r.other()}
 	}
 }
@@ -152,7 +146,7 @@ func setBody(f *adminapi.Fault, r *cellRun) {
 // operation was not done, the answer contains another object than the right one.
 func setOtherRelease(f *adminapi.Fault, r *cellRun) {
 	fields := releaseFields[kindOf(r.operation)]
-	if r.phase.done() && !strings.HasSuffix(r.operation, "_delete") {
+	if done(r.phase) && !strings.HasSuffix(r.operation, "_delete") {
 		f.DropFields = fields
 		return
 	}

@@ -192,7 +192,7 @@ func (m *matrix) choose() {
 
 // some returns up to n cells of each kind, all in different phases.
 func some(all []cell, n int, kind func(cell) string) (chosen []cell) {
-	taken := map[string][]phase{}
+	taken := map[string][]adminapi.Phase{}
 	for _, c := range all {
 		if k := kind(c); len(taken[k]) < n && !slices.Contains(taken[k], c.phase) {
 			taken[k] = append(taken[k], c.phase)
@@ -279,7 +279,7 @@ var (
 // cell is a cell of the matrix: a scenario in which an operation gets a wrong answer.
 type cell struct {
 	operation string
-	phase     phase
+	phase     adminapi.Phase
 	answer    answer
 	scenario  scenario
 	// hotplug is the rack's mode of hot-plug; "" means full hot-plug.
@@ -369,7 +369,7 @@ func (c cell) runOnce(env *environment, limit time.Duration) (err error) {
 	}
 	r.callWithFault(limit)
 	r.checkResult()
-	if c.phase == deferred {
+	if c.phase == adminapi.Deferred {
 		harness.Must(env.Rack.Admin.RunDeferred(env.ctx))
 	}
 	r.repeat("the repeated call, after " + outcome(r.err))
