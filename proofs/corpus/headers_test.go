@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
-	"slices"
 	"strings"
 )
 
@@ -136,11 +135,7 @@ func headers() (all []generator) {
 		add(fmt.Sprintf("ZFS with only label %d", number), "zfs",
 			func(im *image) { zfsLabel(im, number) })
 	}
-	odd := marked("ZFS on an odd size, with only its last label", []string{"zfs"},
-		func(im *image) { zfsLabel(im, 3) }).and(func(t *trial) {
-		t.Size += 512 * (1 + t.Rand.Int64N(256*kib/512-1))
-	})
-	return slices.Concat(all, []generator{odd}, mdMembers())
+	return append(all, mdMembers()...)
 }
 
 func marked(name string, names []string, fill func(im *image)) generator {
@@ -339,13 +334,7 @@ func tables() []generator {
 			im.wipe(0, im.Size-block)
 		}))
 	}
-	// The disk was enlarged after it was partitioned, so the backup is not at its end.
-	return append(all, with("a GPT of a disk that has grown", 512, func(im *image) {
-		grown := im.Size
-		im.resize(grown / 2)
-		im.gpt(512, false, true, true)
-		im.resize(grown)
-	}))
+	return all
 }
 
 // spots contains offsets far from both ends of a disk at which formats have marks. The driver reads
