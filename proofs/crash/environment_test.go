@@ -84,7 +84,7 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env 
 		// would be a point that no trial reaches.
 		harness.Must(os.MkdirAll(filepath.Dir(p.FlightFile("none")), 0o700))
 	}
-	env.watcher = harness.Got(trace.NewWatcher(tracer))
+	env.watcher = harness.Got(trace.NewWatcher())
 	harness.Must(env.TakeBaseline(ctx))
 	env.files = harness.Got(env.filesNow())
 	env.storage = harness.Got(env.Rack.Admin.State(ctx)).StorageBytes
@@ -203,17 +203,8 @@ var devices = regexp.MustCompile(`nvme\d+n1`)
 // patience limits waits that take milliseconds on an idle machine.
 const patience = 20 * time.Second
 
-// tracer is the environment variable that makes this binary run as a tracer.
-const tracer = "CRASH_TRACER"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(tracer) != "" {
-		if err := trace.Serve(os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, "tracer:", err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	trace.Main()
 	namespace.Main(m)
 }
 

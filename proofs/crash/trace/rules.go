@@ -50,22 +50,22 @@ var rules = map[uint64]rule{
 	unix.SYS_TRUNCATE:        {"ftruncate", path(0)},
 	unix.SYS_FALLOCATE:       {"fallocate", file(0)},
 	unix.SYS_FCHMOD:          {"fchmodat", file(0)},
-	unix.SYS_FCHMODAT:        {"fchmodat", pathAt(1)},
-	unix.SYS_OPENAT:          {"openat", pathWith(unix.O_CREAT)},
+	unix.SYS_FCHMODAT:        {"fchmodat", pathAt(0)},
+	unix.SYS_OPENAT:          {"openat", pathAt(unix.O_CREAT)},
 	unix.SYS_OPENAT2:         {"openat", opensHow},
-	unix.SYS_MKDIRAT:         {"mkdirat", pathAt(1)},
-	unix.SYS_UNLINKAT:        {"unlinkat", pathAt(1)},
+	unix.SYS_MKDIRAT:         {"mkdirat", pathAt(0)},
+	unix.SYS_UNLINKAT:        {"unlinkat", pathAt(0)},
 	unix.SYS_RENAMEAT:        {"renameat", path(3)},
 	unix.SYS_RENAMEAT2:       {"renameat", path(3)},
 	unix.SYS_LINKAT:          {"linkat", path(3)},
 	unix.SYS_SYMLINKAT:       {"symlinkat", path(2)},
-	unix.SYS_MKNODAT:         {"mknodat", pathAt(1)},
+	unix.SYS_MKNODAT:         {"mknodat", pathAt(0)},
 	unix.SYS_EXECVE:          {"execve", program},
 	unix.SYS_MOUNT:           {"mount", path(1)},
 	unix.SYS_UMOUNT2:         {"umount2", path(0)},
 	unix.SYS_FSCONFIG:        {"fsconfig", configures},
 	unix.SYS_MOVE_MOUNT:      {"move_mount", path(3)},
-	unix.SYS_OPEN_TREE:       {"open_tree", pathWith(unix.OPEN_TREE_CLONE)},
+	unix.SYS_OPEN_TREE:       {"open_tree", pathAt(unix.OPEN_TREE_CLONE)},
 	unix.SYS_MOUNT_SETATTR:   {"mount_setattr", always("mount")},
 	unix.SYS_IOCTL:           {"ioctl", changes},
 }
@@ -103,18 +103,14 @@ func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt returns a function that finds the path in an argument, below the directory in argument 0.
-func pathAt(arg int) func(call) (Effect, bool) {
-	return func(c call) (Effect, bool) { return c.onPath(c.directory(), c.arg(arg)) }
-}
-
-// pathWith is like pathAt(1), but only finds paths if argument 2 contains the flag.
-func pathWith(flag uint64) func(call) (Effect, bool) {
+// pathAt returns a function that finds the path in argument 1, below the directory in argument 0.
+// If flag is not 0, it only finds paths if argument 2 contains the flag.
+func pathAt(flag uint64) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
-		if c.flags(2)&flag == 0 {
+		if flag != 0 && c.flags(2)&flag == 0 {
 			return Effect{}, false
 		}
-		return c.onPath(c.directory(), c.arg(1))
+		return c.onPath(c.descriptor(), c.arg(1))
 	}
 }
 
@@ -157,7 +153,7 @@ func opensHow(c call) (Effect, bool) {
 	if len(how) < 8 || binary.NativeEndian.Uint64(how)&unix.O_CREAT == 0 {
 		return Effect{}, false
 	}
-	return c.onPath(c.directory(), c.arg(1))
+	return c.onPath(c.descriptor(), c.arg(1))
 }
 
 // program returns the effect of starting a tool. The target is the name of the tool.

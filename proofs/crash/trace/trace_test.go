@@ -19,17 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
-// tracer is the environment variable that makes this binary run as a tracer.
-const tracer = "TRACE_TEST_TRACER"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(tracer) == "" {
-		os.Exit(m.Run())
-	}
-	if err := trace.Serve(os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "tracer:", err)
-		os.Exit(1)
-	}
+	trace.Main()
+	os.Exit(m.Run())
 }
 
 // script is a shell that waits for a line, and then runs commands while a tracer watches it.
@@ -58,7 +50,7 @@ func start(t *testing.T, text string) *script {
 // watcher starts a watcher that watches the script.
 func (s *script) watcher(t *testing.T, kill *trace.Point) *trace.Watcher {
 	t.Helper()
-	w, err := trace.NewWatcher(tracer)
+	w, err := trace.NewWatcher()
 	if err != nil {
 		t.Fatal(err)
 	}

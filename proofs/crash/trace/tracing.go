@@ -75,7 +75,7 @@ func begin(order Order) (*tracing, error) {
 				continue
 			}
 			fresh = true
-			if err := seize(tid); errors.Is(err, unix.ESRCH) {
+			if err := ptrace(unix.PTRACE_SEIZE, tid, 0, options); errors.Is(err, unix.ESRCH) {
 				continue // it ended since the directory was read
 			} else if err != nil && !errors.Is(err, unix.EPERM) {
 				// EPERM: a thread that a seized thread has made is traced already.
@@ -224,7 +224,7 @@ func (s *tracing) leave(tid int, pass unix.Signal) error {
 	if s.report.Killed && t != nil && t.pid != s.order.PID && !dying(tid) {
 		s.report.Orphans = append(s.report.Orphans, s.program(t.pid))
 	}
-	err := detach(tid, pass)
+	err := ptrace(unix.PTRACE_DETACH, tid, 0, uintptr(pass))
 	if err == nil {
 		delete(s.threads, tid)
 	}
@@ -412,17 +412,11 @@ func ptrace(request, tid int, addr, data uintptr) error {
 	return nil
 }
 
-func seize(tid int) error { return ptrace(unix.PTRACE_SEIZE, tid, 0, options) }
-
 func interrupt(tid int) error { return ptrace(unix.PTRACE_INTERRUPT, tid, 0, 0) }
 
 // resume makes a stopped thread run until it enters or leaves its next system call.
 func resume(tid int, sig unix.Signal) error {
 	return ptrace(unix.PTRACE_SYSCALL, tid, 0, uintptr(sig))
-}
-
-func detach(tid int, sig unix.Signal) error {
-	return ptrace(unix.PTRACE_DETACH, tid, 0, uintptr(sig))
 }
 
 // syscallInfo is struct ptrace_syscall_info (linux/ptrace.h). It is the same on every
@@ -444,7 +438,6 @@ func (i syscallInfo) number() uint64     { return i.words[0] }
 func (i syscallInfo) result() int64      { return int64(i.words[0]) }
 func (i syscallInfo) arg(n int) uint64   { return i.words[1+n] }
 func (i syscallInfo) descriptor() int    { return int(int32(i.arg(0))) }
-func (i syscallInfo) directory() int     { return int(int32(i.arg(0))) }
 func (i syscallInfo) flags(n int) uint64 { return i.arg(n) & 0xffffffff }
 
 // syscallOf returns the system call at which a thread is stopped.

@@ -3,7 +3,7 @@
 // Package trace follows a running, unmodified process with ptrace, numbers its external effects,
 // and kills or pauses the process at a chosen effect.
 //
-// A tracer is a separate process (Serve), for two reasons: the kernel binds a traced process to one
+// A tracer is a separate process (Main), for two reasons: the kernel binds a traced process to one
 // thread of its tracer, and the parent of a traced process would be woken at each of its stops. A
 // Watcher starts a tracer and gives it orders.
 package trace
@@ -121,16 +121,30 @@ type Watcher struct {
 	said   *json.Decoder
 }
 
-// NewWatcher starts a tracer: this program again, with the variable in its environment. If the
-// variable is set, the program must call Serve.
-func NewWatcher(variable string) (*Watcher, error) {
+// tracer is the environment variable that makes a program run as a tracer.
+const tracer = "CRASH_TRACER"
+
+// Main runs a tracer and ends the program if NewWatcher has started it. Otherwise it does nothing.
+func Main() {
+	if os.Getenv(tracer) == "" {
+		return
+	}
+	if err := serve(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "tracer:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// NewWatcher starts a tracer: this program again, which must call Main first.
+func NewWatcher() (*Watcher, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("start a tracer: %w", err)
 	}
 	cmd := exec.Command(self)
 	// By default the race detector delays the end of a process by a second.
-	cmd.Env = append(os.Environ(), variable+"=1", "GORACE=atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), tracer+"=1", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	// An interrupt at the terminal reaches only the test process, which then ends the tracer.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -235,8 +249,8 @@ func (w *Watcher) Close() error {
 	return errors.Join(w.stdin.Close(), w.cmd.Wait())
 }
 
-// Serve runs a tracer. It reads orders from in, one at a time, and writes reports to out.
-func Serve(in io.Reader, out io.Writer) error {
+// serve runs a tracer. It reads orders from in, one at a time, and writes reports to out.
+func serve(in io.Reader, out io.Writer) error {
 	// The kernel allows only the thread that seized a process to control it.
 	runtime.LockOSThread()
 	orders, reports := json.NewDecoder(in), json.NewEncoder(out)
