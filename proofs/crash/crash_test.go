@@ -37,7 +37,6 @@ const only = "CRASH_ONLY"
 
 func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
 	run := harness.RunFor(t)
-	putGates(t, run)
 	var trials atomic.Int64
 	t.Cleanup(func() {
 		if trials.Load() == 0 {
@@ -70,8 +69,6 @@ type campaign struct {
 	least int
 
 	points []point
-	// starts maps a process to the number of effects of its start.
-	starts map[string]int
 
 	// mu guards the fields below.
 	mu        sync.Mutex
@@ -86,8 +83,7 @@ type campaign struct {
 func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, least int) *campaign {
 	t.Helper()
 	c := &campaign{Proof: proof.New(t, name), t: t, run: run, envs: make([]*environment, 2),
-		kinds: kinds, least: least, tried: map[string]bool{}, rpcs: map[string]bool{},
-		starts: map[string]int{}}
+		kinds: kinds, least: least, tried: map[string]bool{}, rpcs: map[string]bool{}}
 	if c.Short() {
 		c.envs, c.kinds = c.envs[:1], kinds[:min(1, len(kinds))]
 	}
@@ -106,7 +102,6 @@ func (c *campaign) runProof() int64 {
 	ctx := c.t.Context()
 	c.Fatal(c.each(func(i int) error { return c.openEnvironment(ctx, i) }))
 	c.count(ctx)
-	c.countStarts(ctx)
 	c.Say("%d points", len(c.points))
 	named := os.Getenv(only)
 	some, want := matching(c.points, named), c.least
@@ -157,19 +152,6 @@ func (c *campaign) count(ctx context.Context) {
 	c.points = slices.DeleteFunc(runs[1], func(p point) bool { return !slices.Contains(runs[0], p) })
 }
 
-// countStarts counts the effects of each process while the process starts.
-func (c *campaign) countStarts(ctx context.Context) {
-	for _, p := range c.points {
-		if c.starts[p.process] > 0 {
-			continue
-		}
-		c.envs[0].processes[p.process].Kill()
-		report, err := c.envs[0].startWatched(ctx, p.process, nil)
-		c.Fatal(err)
-		c.starts[p.process] = len(report.Effects)
-	}
-}
-
 // each calls do for all environments at the same time.
 func (c *campaign) each(do func(i int) error) error {
 	errs := make([]error, len(c.envs))
@@ -190,7 +172,7 @@ func (c *campaign) attempts(ctx context.Context, points []point, seed uint64) {
 			if c.Over() {
 				break
 			}
-			if err := c.attempt(ctx, i, choose(p, c.points, c.starts[p.process], seed)); err != nil {
+			if err := c.attempt(ctx, i, choose(p, c.points, seed)); err != nil {
 				return err
 			}
 		}
@@ -243,7 +225,6 @@ func (c *campaign) draw(ctx context.Context, env *environment, tr trial, broken 
 
 func TestATrialWithALeftoverFileFailsAndGetsAFailurePage(t *testing.T) {
 	run := harness.RunFor(t)
-	putGates(t, run)
 	c := newCampaign(t, run, driverProof, nil, 0)
 	c.Fatal(c.openEnvironment(t.Context(), 0))
 	env := c.envs[0]
@@ -303,8 +284,6 @@ type trial struct {
 	then string
 	// seed determines the random choices of the trial.
 	seed uint64
-	// starting, if not nil, is the point of the process's start at which the process is killed again.
-	starting *trace.Point
 	// second, if not nil, is the point at which the process is killed again during the first
 	// repetition of the call.
 	second *trace.Point
@@ -318,10 +297,6 @@ func (t trial) String() string {
 	name := t.point.String() + ": " + t.then
 	if t.second != nil {
 		name += ", and it is killed again " + t.second.String()
-	}
-	if t.starting != nil {
-		name += fmt.Sprintf(", and it is killed while it starts, %s effect %d", t.starting.Phase,
-			t.starting.N)
 	}
 	return name
 }
@@ -399,29 +374,19 @@ func (p point) goingUp() bool {
 		"NodeGetVolumeStats", "CreateSnapshot", "stop instance a"}, p.rpc)
 }
 
-// choose returns a trial at the point, with random choices by the seed. starts is the number of
-// effects in the start of the point's process.
-func choose(p point, points []point, starts int, seed uint64) trial {
+// choose returns a trial at the point, with random choices by the seed.
+func choose(p point, points []point, seed uint64) trial {
 	name := fnv.New64a()
 	fmt.Fprint(name, p)
 	rng := rand.New(rand.NewPCG(seed, name.Sum64()))
 	all := trials(p)
 	t := all[rng.IntN(len(all))]
 	t.seed = seed
-	if t.then == overlap {
-		return t
-	}
-	switch rng.IntN(4) {
-	case 0:
+	if t.then != overlap && rng.IntN(4) == 0 {
 		more := slices.DeleteFunc(slices.Clone(points), func(other point) bool {
 			return other.lifecycle != p.lifecycle || other.step != p.step
 		})
 		t.second = &more[rng.IntN(len(more))].trace
-	case 1:
-		// A start after a kill has more effects than an ordinary start.
-		const most = 12
-		phase := []trace.Phase{trace.Before, trace.After}[rng.IntN(2)]
-		t.starting = &trace.Point{N: 1 + rng.IntN(starts+most), Phase: phase}
 	}
 	return t
 }

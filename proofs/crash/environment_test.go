@@ -12,13 +12,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
@@ -76,10 +73,10 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env 
 		Instance: driverA, Env: map[string]string{
 			"OXIDE_STATE_DIR": filepath.Join(env.Nodes[driverA].Dir, "volumes")}}))
 	env.processes = map[string]process{
-		rackProcess: {env.Rack, "rack", env.Rack.Dir, env.Rack.LogFile(), history.Rack}}
+		rackProcess: {env.Rack, "rack", env.Rack.LogFile(), history.Rack}}
 	for name, p := range map[string]*harness.Plugin{driverA: env.Nodes[driverA],
 		driverB: env.Nodes[driverB], beside: env.second, "controller 1": env.Controllers[0]} {
-		env.processes[name] = process{p, "driver", p.Dir, p.LogFile, p.Lane()}
+		env.processes[name] = process{p, "driver", p.LogFile, p.Lane()}
 		// Otherwise the driver would make this directory in the first lifecycle only, and the effect
 		// would be a point that no trial reaches.
 		harness.Must(os.MkdirAll(filepath.Dir(p.FlightFile("none")), 0o700))
@@ -100,11 +97,11 @@ func (env *environment) close() error {
 	return errors.Join(err, env.Close())
 }
 
-// process is a driver or the rack, with its name in effects, its directory, its log and its lane in
-// the history. Kill returns after the process has ended.
+// process is a driver or the rack, with its name in effects, its log and its lane in the history.
+// Kill returns after the process has ended.
 type process struct {
 	killable
-	as, dir, log, lane string
+	as, log, lane string
 }
 
 type killable interface {
@@ -116,30 +113,25 @@ type killable interface {
 
 // watched calls do while a tracer watches a process, and may kill the process at the point kill.
 func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
-	order := env.order(name, env.processes[name].PID(), kill)
+	order := env.order(name, kill)
 	if err := env.watcher.Watch(order); err != nil {
 		return trace.Report{}, err
 	}
 	do()
 	report, err := env.watcher.Release()
 	if report.Killed {
-		env.noteKilled(name, order.PID)
+		env.Rack.History.Mark(env.processes[name].lane, "killed at the point")
+		env.killed[order.PID] = true
+		env.kills++
 	}
 	return report, err
 }
 
 // order returns an order for the tracer to watch a process.
-func (env *environment) order(name string, pid int, kill *trace.Point) trace.Order {
+func (env *environment) order(name string, kill *trace.Point) trace.Order {
 	p := env.processes[name]
-	return trace.Order{As: p.as, Root: env.Rack.Dir, Rack: env.Rack.Port(), PID: pid,
+	return trace.Order{As: p.as, Root: env.Rack.Dir, Rack: env.Rack.Port(), PID: p.PID(),
 		Logs: []string{p.log}, Kill: kill}
-}
-
-// noteKilled records that the tracer has killed a process.
-func (env *environment) noteKilled(name string, pid int) {
-	env.Rack.History.Mark(env.processes[name].lane, "killed at the point")
-	env.killed[pid] = true
-	env.kills++
 }
 
 // checkClean returns an error if a file or a process exists that did not exist before the first
@@ -206,74 +198,6 @@ const patience = 20 * time.Second
 func TestMain(m *testing.M) {
 	trace.Main()
 	namespace.Main(m)
-}
-
-// gate is a script that runs instead of a program, and then executes the program in its process. If
-// the directory of the process contains a pipe named gate, the script first waits for a line from
-// the pipe. In the meantime the tracer begins to watch the process.
-const gate = `#!/bin/sh
-for arg; do
-	case $arg in
-	*/sim) dir=${arg%%/sim} ;;
-	--endpoint=unix://*) dir=${arg#--endpoint=unix://} dir=${dir%%/csi.sock} ;;
-	esac
-done
-if [ -p "$dir/gate" ]; then
-	echo $$ >"$dir/gate.pid.new"
-	mv "$dir/gate.pid.new" "$dir/gate.pid"
-	read line <"$dir/gate"
-fi
-exec %s "$@"
-`
-
-// putGates makes the run start both programs through gates.
-func putGates(t *testing.T, run *harness.Run) {
-	t.Helper()
-	for program, variable := range map[string]string{
-		"oxide-csi-plugin": "OXIDE_CSI_PLUGIN", "oxide-simulator": "OXIDE_SIMULATOR",
-	} {
-		path, err := run.Binary(t.Context(), program)
-		script := filepath.Join(run.Dir, program+".gate")
-		if err == nil {
-			err = os.WriteFile(script, fmt.Appendf(nil, gate, path), 0o755)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Setenv(variable, script)
-	}
-}
-
-// startWatched starts a process while the tracer watches it. If kill is set, the tracer kills the
-// process at that point of its start.
-func (env *environment) startWatched(ctx context.Context, name string, kill *trace.Point) (
-	report trace.Report, err error) {
-	defer harness.Catch(&err)
-	dir := env.processes[name].dir
-	pipe, pidFile := filepath.Join(dir, "gate"), filepath.Join(dir, "gate.pid")
-	harness.Must(unix.Mkfifo(pipe, 0o600))
-	started := make(chan error, 1)
-	go func() { started <- env.processes[name].Start(ctx) }()
-	var pid int
-	if err := harness.Await(ctx, patience, func() error {
-		text, err := os.ReadFile(pidFile)
-		if err == nil {
-			pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
-		}
-		return err
-	}); err != nil {
-		return report, fmt.Errorf("wait for the gate of %s: %w", name, err)
-	}
-	harness.Must(env.watcher.Watch(env.order(name, pid, kill)))
-	err = os.WriteFile(pipe, []byte("go\n"), 0)
-	failed := <-started
-	report, released := env.watcher.Release()
-	err = errors.Join(err, released, os.Remove(pipe), os.Remove(pidFile))
-	if report.Killed {
-		env.noteKilled(name, pid)
-		return report, err
-	}
-	return report, errors.Join(err, failed)
 }
 
 // trialTimeout limits a trial, which takes seconds on an idle machine.
@@ -371,10 +295,10 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 		l.overlapped(ctx, t)
 		return
 	}
-	l.reached = l.killDuring(ctx, st, t.trace, t.starting)
+	l.reached = l.killDuring(ctx, st, t.trace)
 	if l.reached && t.second != nil {
 		// The repeated call may not reach the second point, because less work is left.
-		l.killDuring(ctx, st, *t.second, nil)
+		l.killDuring(ctx, st, *t.second)
 	}
 	switch {
 	case l.reached && t.then == giveUp && st.on == "":
@@ -403,10 +327,8 @@ func mayOutlive(program string, at trace.Point) bool {
 	return slices.Contains(mayOutliveDriver, program)
 }
 
-// killDuring does a step, kills the watched process at a point, and starts it again. If starting is
-// set, it also kills the process at that point of its start.
-func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
-	starting *trace.Point) (killed bool) {
+// killDuring does a step, kills the watched process at a point, and starts it again.
+func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point) (killed bool) {
 	process := l.processes[st.watched]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
 		calling, stop := ctx, func() {}
@@ -427,7 +349,10 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 			}
 		}
 		process.Kill()
-		return model.Killed, l.startAgain(ctx, st.watched, starting)
+		if err := process.Start(ctx); err != nil {
+			return model.Killed, fmt.Errorf("start again after the kill: %w", err)
+		}
+		return model.Killed, nil
 	}
 	harness.Must(l.Do(ctx, st.Step))
 	return killed
@@ -450,21 +375,6 @@ func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	return ctx, func() { cancel(); watch.Wait() }
 }
 
-// startAgain starts a killed process. If at is set, it kills the process at that point of its
-// start, and starts it once more.
-func (l *lifecycle) startAgain(ctx context.Context, name string, at *trace.Point) error {
-	if at != nil {
-		report, err := l.startWatched(ctx, name, at)
-		if err != nil || !report.Killed {
-			return err
-		}
-	}
-	if err := l.processes[name].Start(ctx); err != nil {
-		return fmt.Errorf("start again after the kill: %w", err)
-	}
-	return nil
-}
-
 // overlapTimeout limits a call to the second process, which may wait for the first one.
 const overlapTimeout = 3 * time.Second
 
@@ -474,8 +384,7 @@ const overlapTimeout = 3 * time.Second
 func (l *lifecycle) overlapped(ctx context.Context, t trial) {
 	st := l.steps[t.step]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
-		if err := l.watcher.Watch(l.order(st.watched, l.processes[st.watched].PID(),
-			&t.trace)); err != nil {
+		if err := l.watcher.Watch(l.order(st.watched, &t.trace)); err != nil {
 			return model.None, err
 		}
 		var second error

@@ -68,7 +68,8 @@ func (s *script) watcher(t *testing.T, kill *trace.Point) *trace.Watcher {
 
 func TestAProcessIsPausedBeforeTheChosenEffect(t *testing.T) {
 	s := start(t, "echo first >first; echo second >second")
-	w := s.watcher(t, &trace.Point{N: 3, Phase: trace.Before, Pause: true})
+	w := s.watcher(t, &trace.Point{Name: "script: openat /second", N: 1, Phase: trace.Before,
+		Pause: true})
 	during := map[string]bool{}
 	report, err := w.ReleaseAtPause(func() {
 		_ = s.stdin.Close()

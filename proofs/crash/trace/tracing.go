@@ -356,13 +356,7 @@ func (s *tracing) leaveCall(t *thread, info syscallInfo) error {
 
 func (s *tracing) here(e Effect, phase Phase) bool {
 	k := s.order.Kill
-	if k == nil || k.Phase != phase {
-		return false
-	}
-	if k.Name == "" { // any effect
-		return k.N == len(s.report.Effects)
-	}
-	return k.N == e.N && k.Name == e.Name()
+	return k != nil && k.Phase == phase && k.N == e.N && k.Name == e.Name()
 }
 
 // resume ends the pause, or prevents a later pause. A second call does nothing.

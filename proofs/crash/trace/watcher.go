@@ -61,7 +61,7 @@ func (e Effect) Phases() []Phase {
 	return []Phase{Before, After}
 }
 
-// Point is a phase of the N-th effect with the name or, if the name is empty, of the N-th effect.
+// Point is a phase of the N-th effect with the name.
 type Point struct {
 	Name  string `json:"name"`
 	N     int    `json:"n"`
