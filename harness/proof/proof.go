@@ -386,6 +386,12 @@ func build(ctx context.Context, program string, changed map[string]string) (_ st
 	return program, nil
 }
 
+// CheckGuards returns an error if the driver's source does not contain each guard's text once.
+func CheckGuards(driver string, guards []Guard) error {
+	_, err := mutate(driver, guards)
+	return err
+}
+
 // mutate returns the source files that differ in the mutant, by path.
 func mutate(driver string, guards []Guard) (changed map[string]string, err error) {
 	defer harness.Catch(&err)

@@ -4,6 +4,7 @@ package corpus_test
 
 import (
 	"slices"
+	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
@@ -28,6 +29,12 @@ func mutable(guards []guard) []proof.Guard {
 		list = append(list, all)
 	}
 	return list
+}
+
+func TestEveryGuardIsFoundInTheDriversSource(t *testing.T) {
+	if err := proof.CheckGuards("../../driver", mutable(guards())); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func guards() []guard {
