@@ -387,7 +387,28 @@ func regions() []generator {
 	for _, s := range spots {
 		all = append(all, singleByte(s.where, s.at))
 	}
-	return all
+	all = append(all, each(6, "a copy of an ext superblock", func(t *trial) {
+		block := kib << t.Rand.IntN(7)
+		group := min(8*block, 1<<16-8) * block
+		first := int64(0)
+		if block == kib {
+			first = block
+		}
+		var groups []int64
+		for _, base := range []int64{3, 5, 7} {
+			for n := int64(1); n*group < 40*gib; n *= base {
+				groups = append(groups, n)
+			}
+		}
+		n := groups[t.Rand.IntN(len(groups))]
+		t.Size = (n*group+first)/gib*gib + gib*(1+t.Rand.Int64N(9))
+		fillByte(t, n*group+first+t.Rand.Int64N(kib))
+	})...)
+	return append(all, each(4, "a copy of an xfs superblock", func(t *trial) {
+		groups := int64(2) << t.Rand.IntN(5)
+		blocks := (t.Size/4096 + groups - 1) / groups
+		fillByte(t, (1+t.Rand.Int64N(groups-1))*blocks*4096+t.Rand.Int64N(512))
+	})...)
 }
 
 // inAHundredth writes to a hundredth of the disk, at an offset where no format has a mark on a disk

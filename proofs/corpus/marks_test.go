@@ -75,10 +75,10 @@ func (f *fixture) pokeAll(pieces []piece) {
 	}
 }
 
-// formats returns disks with marks of an interrupted format.
+// formats returns disks with marks of an interrupted format or growth.
 func formats() []generator {
 	return slices.Concat(ownFormats(), oddPrograms(), foreignFormats(), takenFormats(),
-		copiedMarks())
+		copiedMarks(), growths())
 }
 
 // ownFormats returns unfinished formats of this volume. The driver must repeat them.
@@ -97,6 +97,9 @@ func ownFormats() []generator {
 			again(fmt.Sprintf("an own format for %s, partly written, %d", fs, i+1), fs, (*fixture).someOfIt)
 		}
 	}
+	again("an own format for btrfs with little more than the superblock", btrfs,
+		(*fixture).superblocksOfIt)
+	again("an own format for xfs whose log is not written", xfs, (*fixture).logOfItLost)
 	again("an own format of a volume whose id is no UUID", ext4, func(f *fixture) {
 		f.VolumeID = "a-static-volume"
 		f.learnMark()
@@ -147,27 +150,56 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 	}
 }
 
-// someOfIt formats the disk and then wipes some pages of the filesystem, as a power cut loses
-// writes that were not flushed. The marks were flushed, and stay. It always wipes the first
-// superblock of a btrfs: the driver would mount a btrfs with whole superblocks. It wipes whole
-// blocks of a btrfs, because only the head of a block shows to which filesystem it belongs.
-func (f *fixture) someOfIt() {
-	marks, unit, lost := f.learnMark(), int64(pageBytes), f.Rand.IntN(100)
+// eachRemain formats the disk and calls lose with each page that is not zero. It wipes the page if
+// lose returns true, but never a mark.
+func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) {
+	marks := f.learnMark()
 	f.formatted()
-	if f.FS == btrfs {
-		unit = 16 * kib
-	}
-	last, gone := int64(-1), false
 	harness.Must(proof.EachPage(f.image.Path, func(at int64, page []byte) error {
-		if at/unit != last {
-			last, gone = at/unit, f.Rand.IntN(100) < lost
-		}
-		if (gone || f.FS == btrfs && at == 64*kib) &&
-			!slices.ContainsFunc(marks, func(p piece) bool { return p.offset == at }) {
+		if lose(at, page) && !slices.ContainsFunc(marks, func(p piece) bool { return p.offset == at }) {
 			f.wipe(at, int64(len(page)))
 		}
 		return nil
 	}))
+}
+
+// someOfIt formats the disk and then wipes some pages of the filesystem, as a power cut loses
+// writes that were not flushed. The marks were flushed, and stay. It always wipes the first
+// superblock of a btrfs: the driver would mount a btrfs with whole superblocks (see
+// superblocksOfIt). It wipes whole blocks of a btrfs, because only the head of a block shows to
+// which filesystem it belongs.
+func (f *fixture) someOfIt() {
+	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
+	if f.FS == btrfs {
+		unit = 16 * kib
+	}
+	f.eachRemain(func(at int64, _ []byte) bool {
+		if at/unit != last {
+			last, gone = at/unit, f.Rand.IntN(100) < lost
+		}
+		return gone || f.FS == btrfs && at == 64*kib
+	})
+}
+
+// superblocksOfIt formats the disk with btrfs, and then wipes everything except the superblocks and
+// the marks.
+func (f *fixture) superblocksOfIt() {
+	f.eachRemain(func(at int64, _ []byte) bool { return at != 64*kib && at != 64<<20 })
+}
+
+// logOfItLost formats the disk with xfs, and then wipes the log.
+func (f *fixture) logOfItLost() {
+	lost := 0
+	f.eachRemain(func(_ int64, page []byte) bool {
+		log := bytes.HasPrefix(page, []byte{0xFE, 0xED, 0xBA, 0xBE})
+		if log {
+			lost++
+		}
+		return log
+	})
+	if lost == 0 {
+		harness.Must(errors.New("the filesystem has no log"))
+	}
 }
 
 // markGone returns an error if the driver has left a mark after it finished the format.
@@ -178,6 +210,24 @@ func (f *fixture) markGone() error {
 		}
 	}
 	return nil
+}
+
+// growths returns ext filesystems whose growth was interrupted. The driver must mount them without
+// losing data.
+func growths() []generator {
+	var all []generator
+	for _, fs := range []string{ext3, ext4, "ext4 with 1024-byte blocks"} {
+		for _, c := range []struct{ when, program, script string }{
+			{"before its check", "e2fsck", "exit 8"},
+			{"after its check", "e2fsck", `"$real" "$@"; exit 8`},
+			{"before it began", "resize2fs", "exit 1"},
+			{"after it had ended", "resize2fs", failAtEnd},
+		} {
+			all = append(all, with("a growth of "+fs+" that was cut off "+c.when, fs, isMounted, nil,
+				func(f *fixture) { f.failStage(c.program, c.script) }).larger())
+		}
+	}
+	return all
 }
 
 // copiedMarks returns filesystems with valid marks of this volume, which a workload may have
