@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -287,6 +288,8 @@ type trial struct {
 	// second, if not nil, is the point at which the process is killed again during the first
 	// repetition of the call.
 	second *trace.Point
+	// soon, if not 0, is how long the process may take to start again before it is killed once more.
+	soon time.Duration
 }
 
 func (p point) String() string {
@@ -297,6 +300,9 @@ func (t trial) String() string {
 	name := t.point.String() + ": " + t.then
 	if t.second != nil {
 		name += ", and it is killed again " + t.second.String()
+	}
+	if t.soon > 0 {
+		name += fmt.Sprintf(", and it is killed %s after its start", t.soon)
 	}
 	return name
 }
@@ -382,11 +388,17 @@ func choose(p point, points []point, seed uint64) trial {
 	all := trials(p)
 	t := all[rng.IntN(len(all))]
 	t.seed = seed
-	if t.then != overlap && rng.IntN(4) == 0 {
+	if t.then == overlap {
+		return t
+	}
+	switch rng.IntN(4) {
+	case 0:
 		more := slices.DeleteFunc(slices.Clone(points), func(other point) bool {
 			return other.lifecycle != p.lifecycle || other.step != p.step
 		})
 		t.second = &more[rng.IntN(len(more))].trace
+	case 1: // on an idle machine a start takes a tenth of a second
+		t.soon = time.Duration(1+rng.IntN(100)) * time.Millisecond
 	}
 	return t
 }

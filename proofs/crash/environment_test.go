@@ -295,10 +295,10 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 		l.overlapped(ctx, t)
 		return
 	}
-	l.reached = l.killDuring(ctx, st, t.trace)
+	l.reached = l.killDuring(ctx, st, t.trace, t.soon)
 	if l.reached && t.second != nil {
 		// The repeated call may not reach the second point, because less work is left.
-		l.killDuring(ctx, st, *t.second)
+		l.killDuring(ctx, st, *t.second, 0)
 	}
 	switch {
 	case l.reached && t.then == giveUp && st.on == "":
@@ -327,8 +327,10 @@ func mayOutlive(program string, at trace.Point) bool {
 	return slices.Contains(mayOutliveDriver, program)
 }
 
-// killDuring does a step, kills the watched process at a point, and starts it again.
-func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point) (killed bool) {
+// killDuring does a step, kills the watched process at a point, and starts it again. If soon is not
+// 0, it also kills the started process after this time, unless the process already serves.
+func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
+	soon time.Duration) (killed bool) {
 	process := l.processes[st.watched]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
 		calling, stop := ctx, func() {}
@@ -349,6 +351,16 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point) (ki
 			}
 		}
 		process.Kill()
+		if soon > 0 {
+			limited, cancel := context.WithTimeout(ctx, soon)
+			defer cancel()
+			if err := process.Start(limited); err == nil || limited.Err() == nil {
+				return model.Killed, err
+			}
+			l.Rack.History.Mark(process.lane, "killed while it started")
+			l.killed[process.PID()] = true
+			l.kills++
+		}
 		if err := process.Start(ctx); err != nil {
 			return model.Killed, fmt.Errorf("start again after the kill: %w", err)
 		}
