@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -20,8 +21,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sync/errgroup"
-	mountutils "k8s.io/mount-utils"
-	utilexec "k8s.io/utils/exec"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -29,9 +28,6 @@ import (
 
 // The benchmarks (make bench) alternately measure work with and without the driver, so that other
 // load on the machine affects both. Each benchmark prints its medians as FIGURE lines.
-//
-// An aim limits the ratio of the two medians. A benchmark that misses its aim does not fail,
-// because the ratio depends on the machine.
 
 // bench is a running rack and driver, whose programs are built as a release is.
 type bench struct {
@@ -80,13 +76,6 @@ func buildShipped(b *testing.B, run *harness.Run) {
 func median[T cmp.Ordered](values []T) T {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[len(sorted)/2]
-}
-
-func reached(figure, aim float64) string {
-	if figure > aim {
-		return "missed"
-	}
-	return "met"
 }
 
 func timed(b *testing.B, do func(context.Context) error) time.Duration {
@@ -231,40 +220,39 @@ func residentMiB(pid int) (float64, error) {
 
 const benchDisk = 10 * harness.GiB
 
-// The aims for the driver's time, as multiples of the time of mkfs and mount by hand, and
-// (aimPeers) of the time of the library that drivers of other clouds use.
-const (
-	aimBlank          = 1.35
-	aimFormatted      = 1.15
-	aimPeersBlank     = 1.0
-	aimPeersFormatted = 0.8
-)
-
-// BenchmarkNode compares NodeStageVolume and NodePublishVolume with two other ways to make the same
-// mounts: mkfs, mount and a bind mount by hand, and k8s.io/mount-utils, which most drivers of other
-// clouds use (FormatAndMount, NeedResize, Resize and a bind mount). Each way has a disk of its own;
-// all disks are attached to the same instance.
+// BenchmarkNode compares NodeStageVolume and NodePublishVolume with mkfs, mount and a bind mount by
+// hand, first on blank disks and then on formatted ones. Each way has a disk of its own, and both
+// disks are attached to the same instance.
 func BenchmarkNode(b *testing.B) {
 	bn := openBench(b)
-	var contests []*contest
-	for _, fsType := range []string{"ext4", "xfs"} {
-		contests = append(contests, &contest{fsType: fsType, state: "blank", aim: aimBlank,
-			aimPeers: aimPeersBlank}, &contest{fsType: fsType, state: "formatted", aim: aimFormatted,
-			aimPeers: aimPeersFormatted})
-	}
+	took := map[string]*[2][]time.Duration{} // by the driver, and by hand
 	for round := 0; b.Loop(); round++ {
-		for i := 0; i < len(contests); i += 2 {
-			ways := bn.openWays(b, contests[i].fsType, round)
-			for _, c := range contests[i : i+2] {
-				c.run(b, ways, round)
+		for _, fsType := range []string{"ext4", "xfs"} {
+			ways := []*way{bn.driversWay(b, fsType, round), bn.handsWay(b, fsType, round)}
+			for _, state := range []string{"blank", "formatted"} {
+				for i := range ways {
+					n := (round + i) % len(ways) // each round begins with the other way
+					staged, published := timed(b, ways[n].stage), timed(b, ways[n].publish)
+					csitest.Must(b, ways[n].undo(b.Context()))
+					for part, one := range map[string]time.Duration{"stage": staged,
+						"stage-publish": staged + published} {
+						name := part + "-" + state + "-" + fsType
+						if took[name] == nil {
+							took[name] = &[2][]time.Duration{}
+						}
+						took[name][n] = append(took[name][n], one)
+					}
+				}
 			}
 			for _, w := range ways {
 				csitest.Must(b, w.close(b.Context()))
 			}
 		}
 	}
-	for _, c := range contests {
-		c.report()
+	for _, name := range slices.Sorted(maps.Keys(took)) {
+		driver, hand := median(took[name][0]), median(took[name][1])
+		fmt.Printf("FIGURE %s driver_ms=%.2f by_hand_ms=%.2f ratio=%.2f rounds=%d\n", name, ms(driver),
+			ms(hand), float64(driver)/float64(hand), len(took[name][0]))
 	}
 }
 
@@ -274,76 +262,11 @@ type way struct {
 	undo, close func(ctx context.Context) error
 }
 
-// Indexes into the ways that openWays returns.
-const (
-	byDriver = iota
-	byHand
-	byPeers
-	countOfWays
-)
-
-// contest contains each way's durations with a filesystem type on blank or on formatted disks.
-type contest struct {
-	fsType, state string
-	aim, aimPeers float64
-	staged, both  [countOfWays][]time.Duration
-}
-
-// run measures every way once. Each round begins with a different way.
-func (c *contest) run(b *testing.B, ways []*way, round int) {
-	b.Helper()
-	for i := range ways {
-		n := (round + i) % len(ways)
-		staged, published := timed(b, ways[n].stage), timed(b, ways[n].publish)
-		c.staged[n] = append(c.staged[n], staged)
-		c.both[n] = append(c.both[n], staged+published)
-		csitest.Must(b, ways[n].undo(b.Context()))
-	}
-}
-
-func (c *contest) report() {
-	for _, part := range []struct {
-		name  string
-		times [countOfWays][]time.Duration
-	}{{"stage-publish", c.both}, {"stage", c.staged}} {
-		driver, hand := median(part.times[byDriver]), median(part.times[byHand])
-		peers := median(part.times[byPeers])
-		ratio, toPeers := float64(driver)/float64(hand), float64(driver)/float64(peers)
-		fmt.Printf("FIGURE %s-%s-%s driver_ms=%.2f by_hand_ms=%.2f peers_path_ms=%.2f ratio=%.2f "+
-			"aim=%.2f %s ratio_to_peers=%.2f aim_to_peers=%.1f %s rounds=%d\n", part.name, c.state,
-			c.fsType, ms(driver), ms(hand), ms(peers), ratio, c.aim, reached(ratio, c.aim), toPeers,
-			c.aimPeers, reached(toPeers, c.aimPeers), len(part.times[byDriver]))
-	}
-}
-
-func (bn *bench) openWays(b *testing.B, fsType string, round int) []*way {
-	b.Helper()
-	dir := filepath.Join(bn.dir, fmt.Sprint(fsType, "-", round))
-	ways := []*way{bn.driversWay(b, fsType, round, filepath.Join(dir, "driver"))}
-	for _, open := range []func(device, fsType, staging, target string) *way{
-		handsWay, peersWay,
-	} {
-		name := fmt.Sprintf("way-%d-%s-%d", len(ways), fsType, round)
-		instance := bn.rack.Instance("").ID
-		disk, err := bn.byHand.CreateDisk(b.Context(), bn.rack.Project, name, benchDisk)
-		csitest.Must(b, err)
-		csitest.Must(b, bn.byHand.AttachDisk(b.Context(), disk.Id, instance))
-		staging, target := filepath.Join(dir, name, "staging"), filepath.Join(dir, name, "target")
-		csitest.Must(b, errors.Join(os.MkdirAll(staging, 0o750), os.MkdirAll(target, 0o750)))
-		w := open(bn.awaitDevice(b, name), fsType, staging, target)
-		w.close = func(ctx context.Context) error {
-			return errors.Join(bn.byHand.DetachDisk(ctx, disk.Id, instance),
-				bn.byHand.DeleteDisk(ctx, disk.Id))
-		}
-		ways = append(ways, w)
-	}
-	return ways
-}
-
-func (bn *bench) driversWay(b *testing.B, fsType string, round int, dir string) *way {
+func (bn *bench) driversWay(b *testing.B, fsType string, round int) *way {
 	b.Helper()
 	controller, node := bn.driver.Controller(), bn.driver.Node()
-	req := harness.CreateRequest(fmt.Sprint("bench-", fsType, "-", round))
+	name := fmt.Sprint("bench-", fsType, "-", round)
+	req := harness.CreateRequest(name)
 	req.CapacityRange.RequiredBytes = benchDisk
 	created, err := controller.CreateVolume(b.Context(), req)
 	csitest.Must(b, err)
@@ -354,7 +277,8 @@ func (bn *bench) driversWay(b *testing.B, fsType string, round int, dir string) 
 	bn.awaitDevice(b, volume.GetVolumeContext()["diskName"])
 	p := &harness.Placement{Volume: volume, Capability: harness.Mounted(fsType),
 		PublishContext: published.GetPublishContext(),
-		Staging:        filepath.Join(dir, "staging"), Target: filepath.Join(dir, "target")}
+		Staging:        filepath.Join(bn.dir, name, "staging"),
+		Target:         filepath.Join(bn.dir, name, "target")}
 	csitest.Must(b, p.MakeDirs())
 	return &way{
 		stage:   func(ctx context.Context) error { return p.Stage(ctx, node) },
@@ -373,7 +297,15 @@ func (bn *bench) driversWay(b *testing.B, fsType string, round int, dir string) 
 
 // handsWay runs the commands that an administrator types. mkfs gets the driver's options: without
 // them mkfs would discard the disk's content first and take longer.
-func handsWay(device, fsType, staging, target string) *way {
+func (bn *bench) handsWay(b *testing.B, fsType string, round int) *way {
+	b.Helper()
+	name, instance := fmt.Sprintf("hand-%s-%d", fsType, round), bn.rack.Instance("").ID
+	disk, err := bn.byHand.CreateDisk(b.Context(), bn.rack.Project, name, benchDisk)
+	csitest.Must(b, err)
+	csitest.Must(b, bn.byHand.AttachDisk(b.Context(), disk.Id, instance))
+	staging, target := filepath.Join(bn.dir, name, "staging"), filepath.Join(bn.dir, name, "target")
+	csitest.Must(b, errors.Join(os.MkdirAll(staging, 0o750), os.MkdirAll(target, 0o750)))
+	device := bn.awaitDevice(b, name)
 	mkfs := map[string][]string{
 		"ext4": {"mkfs.ext4", "-q", "-E", "nodiscard", "-m", "0", device},
 		"xfs":  {"mkfs.xfs", "-q", "-K", device},
@@ -392,29 +324,9 @@ func handsWay(device, fsType, staging, target string) *way {
 		undo: func(context.Context) error {
 			return errors.Join(command("umount", target), command("umount", staging))
 		},
-	}
-}
-
-// peersWay makes the same calls of k8s.io/mount-utils as drivers of other clouds, without gRPC.
-func peersWay(device, fsType, staging, target string) *way {
-	mounter := &mountutils.SafeFormatAndMount{Interface: mountutils.New(""), Exec: utilexec.New()}
-	return &way{
-		stage: func(context.Context) error {
-			if err := mounter.FormatAndMount(device, staging, fsType, nil); err != nil {
-				return err
-			}
-			resizer := mountutils.NewResizeFs(mounter.Exec)
-			needed, err := resizer.NeedResize(device, staging)
-			if err == nil && needed {
-				_, err = resizer.Resize(device, staging)
-			}
-			return err
-		},
-		publish: func(context.Context) error {
-			return mounter.Mount(staging, target, "", []string{"bind"})
-		},
-		undo: func(context.Context) error {
-			return errors.Join(mounter.Unmount(target), mounter.Unmount(staging))
+		close: func(ctx context.Context) error {
+			return errors.Join(bn.byHand.DetachDisk(ctx, disk.Id, instance),
+				bn.byHand.DeleteDisk(ctx, disk.Id))
 		},
 	}
 }
