@@ -27,7 +27,14 @@ import (
 )
 
 func runVerb(ctx context.Context, w *job) (int, error) {
-	w.describe()
+	host, _ := os.Hostname()
+	run := &w.report.Run
+	run.ID, run.Mark, run.Machine, run.Command = w.id, w.mark, host, w.command
+	run.Selected, run.Budget, run.Began = w.selected(), w.settings.budget.String(), time.Now().UTC()
+	kernel, _ := guest.KernelRelease() // "" where it is not Linux
+	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
+		Go: runtime.Version(), Kernel: kernel, OS: osRelease(), Arch: runtime.GOARCH,
+		Tools: toolVersions()}
 	if !w.preflight(ctx) {
 		if ctx.Err() != nil {
 			return ExitInterrupted, errors.New("interrupted; nothing was made")
@@ -52,17 +59,6 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 	w.settings.report = folder
 	w.carryOut(ctx)
 	return w.finish(ctx)
-}
-
-func (w *job) describe() {
-	host, _ := os.Hostname()
-	run := &w.report.Run
-	run.ID, run.Mark, run.Machine, run.Command = w.id, w.mark, host, w.command
-	run.Selected, run.Budget, run.Began = w.selected(), w.settings.budget.String(), time.Now().UTC()
-	kernel, _ := guest.KernelRelease() // "" where it is not Linux
-	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
-		Go: runtime.Version(), Kernel: kernel, OS: osRelease(), Arch: runtime.GOARCH,
-		Tools: toolVersions()}
 }
 
 func sdkVersion() string {
@@ -139,7 +135,7 @@ func (w *job) runParts(ctx context.Context) error {
 	if err := w.learnHotplug(ctx); err != nil {
 		return err
 	}
-	w.note(w.rack.Exchanges())
+	w.exchanges = append(w.exchanges, w.rack.Exchanges()...)
 	w.tellHotplug()
 	dir, err := harness.NewNamedRun(w.Stdout, workDir(w.id))
 	if err != nil {
@@ -180,15 +176,15 @@ func (w *job) runRules(ctx context.Context) {
 			break
 		}
 		ruled := w.rack.Run(ctx, rule)
+		result := ruled.Result
+		result.Group, result.ID, result.Source = partRules, rule.ID, rule.Source
 		// Rules are written in Markdown, and the report in plain text.
-		says := strings.ReplaceAll(rule.Says, "`", "")
-		result := report.Result{Group: partRules, ID: rule.ID, Name: says, Reason: ruled.Reason,
-			Seconds: ruled.Took.Seconds(), Tries: ruled.Tries, Source: rule.Source,
-			Extent: ruled.Extent, Evidence: answers(ruled.Exchanges), Status: ruled.Status}
+		result.Name = strings.ReplaceAll(rule.Says, "`", "")
+		result.Evidence = answers(ruled.Exchanges)
 		if ctx.Err() != nil {
 			result.Status, result.Reason = report.Interrupted, "the run was interrupted"
 		}
-		w.note(ruled.Exchanges)
+		w.exchanges = append(w.exchanges, ruled.Exchanges...)
 		if ruled.Undecided && ctx.Err() == nil {
 			if err := w.askRack(ctx); err != nil {
 				result.Status, result.Reason = report.Interrupted, err.Error()
@@ -231,7 +227,9 @@ func (w *job) sweep(ctx context.Context) bool {
 		return false
 	}
 	mine := deadRun{id: w.id, mark: w.manifest(), left: all.of(w.id)}
-	w.report.Ledger.Left = mine.left.ofDriver().names()
+	w.report.Ledger.Left = slices.DeleteFunc(slices.Clone(mine.left), func(one item) bool {
+		return isMark(one.description) // the program's own
+	}).names()
 	if err := w.remove(ctx, mine); err != nil {
 		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
 	}

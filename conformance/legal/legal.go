@@ -11,17 +11,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sync/errgroup"
 
@@ -36,21 +35,14 @@ type Kind struct {
 	more       int   // the number of further runs that check the rack at the same time
 	room       int64 // the free part of the silo's quota; 0 means much
 	// alter answers a request. If it is nil, the rack's own answer is returned.
-	alter func(*proxy, *http.Request) answer
+	alter func(*proxy, *http.Request) (*http.Response, error)
 }
 
 // Kinds lists every alteration.
 func Kinds() []Kind {
 	return []Kind{
-		{Name: "late", Says: "a change is answered 100 ms after its effect",
-			alter: func(p *proxy, r *http.Request) answer {
-				if r.Method != http.MethodGet {
-					defer linger(r, lateness)
-				}
-				return p.forward(r)
-			}},
 		{Name: "ready-early", Says: "a snapshot is ready when it is first seen, and answered later",
-			alter: func(p *proxy, r *http.Request) answer {
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
 				switch {
 				case !strings.HasPrefix(r.URL.Path, "/v1/snapshots"):
 				case r.Method != http.MethodPost:
@@ -64,55 +56,51 @@ func Kinds() []Kind {
 				return p.forward(r)
 			}},
 		{Name: "slow", Says: "each answer takes 20 ms more, and comes in pieces",
-			alter: func(p *proxy, r *http.Request) answer {
-				a := p.forward(r)
-				a.slowly = true
-				return a
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+				resp, err := p.forward(r)
+				switch {
+				case err != nil:
+				case resp.ContentLength < 0: // unknown
+					resp.Body = &slowly{resp.Body, r, 4 << 10}
+				default:
+					resp.Body = &slowly{resp.Body, r, resp.ContentLength/4 + 1}
+				}
+				return resp, err
 			}},
 		{Name: "limited", Says: "more than 20 requests in a second are answered 429",
-			alter: func(p *proxy, r *http.Request) answer {
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
 				wait := p.pass(20)
 				if wait == 0 {
 					return p.forward(r)
 				}
 				seconds := int((wait + time.Second - 1) / time.Second)
-				return answer{status: http.StatusTooManyRequests, body: []byte("Too Many Requests\n"),
-					header: http.Header{"Retry-After": {strconv.Itoa(seconds)}}}
-			}},
-		{Name: "unavailable", Says: "one request in a hundred is answered 503",
-			alter: func(p *proxy, r *http.Request) answer {
-				if !p.strikes() {
-					return p.forward(r)
-				}
-				id := uuid.NewString()
-				return answer{status: http.StatusServiceUnavailable,
-					header: http.Header{"X-Request-Id": {id}}, body: fmt.Appendf(nil, `{"request_id":%q,`+
-						`"error_code":"ServiceNotAvailable","message":"Service Unavailable"}`, id)}
+				return Answer(r, http.StatusTooManyRequests, "Too Many Requests\n", "Retry-After",
+					strconv.Itoa(seconds)), nil
 			}},
 		{Name: "reset-before", Says: "one connection in a hundred is reset before the effect",
-			alter: func(p *proxy, r *http.Request) answer {
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
 				if p.strikes() {
-					panic(http.ErrAbortHandler)
+					return nil, errReset
 				}
 				return p.forward(r)
 			}},
 		{Name: "reset-after", Says: "one connection in a hundred is reset after the effect",
-			alter: func(p *proxy, r *http.Request) answer {
-				a := p.forward(r)
-				if p.strikes() {
-					panic(http.ErrAbortHandler)
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+				resp, err := p.forward(r)
+				if err == nil && p.strikes() {
+					return nil, errors.Join(errReset, resp.Body.Close())
 				}
-				return a
+				return resp, err
 			}},
 		{Name: "away", Says: "the rack cannot be reached for 3 s, now and then",
-			alter: func(p *proxy, r *http.Request) answer {
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
 				if p.leave(func() time.Duration { return 3 * time.Second }) {
-					panic(http.ErrAbortHandler)
+					return nil, errReset
 				}
 				return p.forward(r)
 			}},
 		{Name: "restarted", Says: "the rack's API is restarted, now and then",
-			alter: func(p *proxy, r *http.Request) answer {
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
 				p.leave(func() time.Duration {
 					p.rack.Kill()
 					if err := p.rack.Start(context.WithoutCancel(r.Context())); err != nil {
@@ -126,25 +114,32 @@ func Kinds() []Kind {
 		{Name: "twins", Says: "two runs check the rack at once", more: 1},
 		{Name: "busy", Says: "others make and delete disks, snapshots and instances", busy: true},
 		{Name: "no-request-id", Says: "a proxy removes x-request-id",
-			alter: func(p *proxy, r *http.Request) answer {
-				a := p.forward(r)
-				a.header.Del("X-Request-Id")
-				return a
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+				resp, err := p.forward(r)
+				if err == nil {
+					resp.Header.Del("X-Request-Id")
+				}
+				return resp, err
 			}},
 		{Name: "redirect", Says: "the rack is at another address now",
-			alter: func(p *proxy, r *http.Request) answer {
-				return answer{status: http.StatusPermanentRedirect, header: http.Header{
-					"Location": {strings.TrimSuffix(p.host.String(), "/") + r.RequestURI}}}
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+				return Answer(r, http.StatusPermanentRedirect, "", "Location", r.URL.RequestURI()), nil
 			}},
 		{Name: "unknown-fields", Says: "objects have fields of another release",
-			alter: func(p *proxy, r *http.Request) answer {
-				return edited(p.forward(r), func(object map[string]any) {
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+				resp, err := p.forward(r)
+				return Edit(resp, err, func(_ string, object map[string]any) {
 					object["of_another_release"] = map[string]any{"list": []int{1}, "text": "new"}
 				})
 			}},
 		{Name: "clock-skew", Says: "the rack's clock is an hour behind",
-			alter: func(p *proxy, r *http.Request) answer {
-				a := edited(p.forward(r), func(object map[string]any) {
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+				resp, err := p.forward(r)
+				if err == nil {
+					at := time.Now().Add(-time.Hour).UTC()
+					resp.Header.Set("Date", at.Format(http.TimeFormat))
+				}
+				return Edit(resp, err, func(_ string, object map[string]any) {
 					for name, value := range object {
 						text, is := value.(string)
 						if at, err := time.Parse(time.RFC3339Nano, text); is && err == nil &&
@@ -154,8 +149,6 @@ func Kinds() []Kind {
 						}
 					}
 				})
-				a.header.Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
-				return a
 			}},
 		{Name: "near-quota", Says: "3 GiB of the silo's quota are left", room: 3 * harness.GiB},
 	}
@@ -164,9 +157,7 @@ func Kinds() []Kind {
 // proxy answers requests in place of a rack.
 type proxy struct {
 	rack *harness.Rack
-	// host is the rack's address, and next the transport to it.
-	host *url.URL
-	next *http.Transport
+	next *http.Transport // to the rack
 	// taking is locked while a snapshot is taken, so that nobody can see the snapshot before it is
 	// ready.
 	taking sync.RWMutex
@@ -180,54 +171,41 @@ type proxy struct {
 	recent   []time.Time // of the requests of the last second
 }
 
-type answer struct {
-	status int
-	header http.Header
-	body   []byte
-	slowly bool // the body is sent in pieces
+// forward sends the request to the rack, which carries it out even if its caller has gone.
+func (p *proxy) forward(r *http.Request) (*http.Response, error) {
+	return p.next.RoundTrip(r.WithContext(context.WithoutCancel(r.Context())))
 }
 
-// forward sends the request to the rack. If the rack does not answer, it resets the caller's
-// connection.
-func (p *proxy) forward(r *http.Request) answer {
-	// The rack carries out a request even if its caller has gone.
-	asked := r.Clone(context.WithoutCancel(r.Context()))
-	asked.URL.Scheme, asked.URL.Host = p.host.Scheme, p.host.Host
-	// The rack receives the path exactly as it was sent.
-	path, _, _ := strings.Cut(r.RequestURI, "?")
-	asked.URL.Opaque = "//" + p.host.Host + path
-	asked.Host, asked.RequestURI = p.host.Host, ""
-	resp, err := p.next.RoundTrip(asked)
-	if err != nil {
-		panic(http.ErrAbortHandler)
+// errReset makes the proxy reset the caller's connection, as every error of a transport does.
+var errReset = errors.New("the connection was reset")
+
+// Answer returns an answer to a request that is not sent to the rack. header has names and values
+// in turn.
+func Answer(r *http.Request, status int, body string, header ...string) *http.Response {
+	if r.Body != nil {
+		_ = r.Body.Close()
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		panic(http.ErrAbortHandler)
+	w := httptest.NewRecorder()
+	for i := 0; i+1 < len(header); i += 2 {
+		w.Header().Set(header[i], header[i+1])
 	}
-	return answer{status: resp.StatusCode, header: resp.Header, body: body}
+	w.WriteHeader(status)
+	_, _ = w.WriteString(body) // into memory
+	resp := w.Result()
+	resp.Request = r
+	return resp
 }
 
-func (a answer) send(w http.ResponseWriter, r *http.Request) {
-	maps.Copy(w.Header(), a.header)
-	w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
-	if a.status == http.StatusNoContent {
-		w.Header().Del("Content-Length")
-	}
-	w.WriteHeader(a.status)
-	const pause, pieces = 5 * time.Millisecond, 4
-	for i := range pieces {
-		if !a.slowly {
-			break
-		}
-		linger(r, pause)
-		n := len(a.body) / (pieces - i)
-		_, _ = w.Write(a.body[:n]) // the caller may be gone
-		a.body = a.body[n:]
-		_ = http.NewResponseController(w).Flush()
-	}
-	_, _ = w.Write(a.body)
+// slowly is a body that is read in pieces, with a pause before each.
+type slowly struct {
+	io.ReadCloser
+	request *http.Request
+	piece   int64
+}
+
+func (s *slowly) Read(p []byte) (int, error) {
+	linger(s.request, 5*time.Millisecond)
+	return s.ReadCloser.Read(p[:min(int64(len(p)), s.piece)])
 }
 
 func linger(r *http.Request, pause time.Duration) {
@@ -274,31 +252,50 @@ func (p *proxy) leave(gone func() time.Duration) bool {
 	return time.Now().Before(p.backAt)
 }
 
-func edited(a answer, change func(map[string]any)) answer {
-	var body any
-	decode := json.NewDecoder(bytes.NewReader(a.body))
-	decode.UseNumber()
-	if a.status >= 300 || decode.Decode(&body) != nil {
-		return a
+// Edit calls change with each JSON object of a successful answer, and with the names of the objects
+// that contain it, each with a dot behind it. The objects of a list count as if they were alone.
+func Edit(resp *http.Response, err error, change func(at string, object map[string]any),
+) (*http.Response, error) {
+	if err != nil || resp.StatusCode >= 300 {
+		return resp, err
 	}
-	var visit func(any)
-	visit = func(value any) {
-		switch value := value.(type) {
-		case []any:
-			for _, item := range value {
-				visit(item)
+	text, err := io.ReadAll(resp.Body)
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, err
+	}
+	var visit func(string, any)
+	visit = func(at string, value any) {
+		object, _ := value.(map[string]any)
+		for name, inner := range object {
+			items, _ := inner.([]any)
+			for _, item := range items {
+				visit(at, item)
 			}
-		case map[string]any:
-			for _, item := range value {
-				visit(item)
-			}
-			change(value)
+			visit(at+name+".", inner)
+		}
+		if object != nil {
+			change(at, object)
 		}
 	}
-	visit(body)
-	a.body, _ = json.Marshal(body) // it was parsed from JSON
-	return a
+	var body any
+	decode := json.NewDecoder(bytes.NewReader(text))
+	decode.UseNumber()
+	if decode.Decode(&body) == nil {
+		visit("", body)
+		if text, err = json.Marshal(body); err != nil {
+			return nil, err
+		}
+	}
+	resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
+	resp.Header.Del("Content-Length")
+	return resp, nil
 }
+
+// RoundTrip is a function that is a transport.
+type RoundTrip func(*http.Request) (*http.Response, error)
+
+// RoundTrip calls the function.
+func (f RoundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // Try starts a proxy with an alteration before a rack, and calls run with the proxy's address. Some
 // kinds need two calls of run at the same time, or Strangers that work meanwhile.
@@ -313,14 +310,20 @@ func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(
 	}
 	// Keep connections open, because a TLS handshake takes longer than most requests.
 	transport.DisableKeepAlives, transport.IdleConnTimeout = false, 3*time.Second
-	p := &proxy{rack: rack, host: host, next: transport, rand: rand.New(rand.NewPCG(seed, seed))}
+	p := &proxy{rack: rack, next: transport, rand: rand.New(rand.NewPCG(seed, seed))}
 	p.awayNext = 20 + p.rand.IntN(60)
 	if k.alter == nil {
 		k.alter = (*proxy).forward
 	}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		k.alter(p, r).send(w, r)
-	}))
+	server := httptest.NewServer(&httputil.ReverseProxy{FlushInterval: -1, // at once
+		Transport:    RoundTrip(func(r *http.Request) (*http.Response, error) { return k.alter(p, r) }),
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+		// The rack receives path and query exactly as they were sent.
+		Rewrite: func(r *httputil.ProxyRequest) {
+			path, _, _ := strings.Cut(r.In.RequestURI, "?")
+			r.SetURL(host)
+			r.Out.URL.Opaque, r.Out.URL.RawQuery = "//"+host.Host+path, r.In.URL.RawQuery
+		}})
 	defer server.Close()
 	working, end := context.WithCancel(ctx)
 	var strangers, runs errgroup.Group

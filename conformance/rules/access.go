@@ -237,24 +237,22 @@ func (c *Check) steadily(look func()) {
 			_ = pause.Wait(c.ctx) // the next request notices an interrupt
 		}
 	}
-	if len(slices.Compact(found)) > 1 || c.othersProvision(looked) {
+	changes := len(slices.Compact(found)) > 1
+	if !changes { // does the amount change while the check does nothing for a time?
+		first := c.utilization()
+		changes = harness.Await(c.ctx, looked, func() error {
+			now, err := c.Client.UtilizationView(c.ctx)
+			if err == nil && reflect.DeepEqual(now.Provisioned, first.Provisioned) {
+				err = errors.New("nothing has changed")
+			}
+			return err
+		}) == nil
+	}
+	if changes {
 		c.problems = c.problems[:before]
 		c.notTested("others change what the silo has provisioned: %d looks found something else than "+
 			"the check had caused, such as: %s", looks, found[0])
 	}
-}
-
-// othersProvision reports whether the silo's provisioned amount changes while the check does
-// nothing for a time.
-func (c *Check) othersProvision(within time.Duration) bool {
-	first := c.utilization()
-	return harness.Await(c.ctx, within, func() error {
-		now, err := c.Client.UtilizationView(c.ctx)
-		if err == nil && reflect.DeepEqual(now.Provisioned, first.Provisioned) {
-			err = errors.New("nothing has changed")
-		}
-		return err
-	}) == nil
 }
 
 func (c *Check) hasID(what string, a Answer) {

@@ -335,6 +335,7 @@ type underway[T any] struct {
 	answer     T
 	err        error
 	problems   int // that the check had found before
+	seen       T   // the object as a read shows it while the request is unanswered
 	// carriedOut, if it is not nil, reports whether the rack has carried out the request, answered
 	// or not.
 	carriedOut func() bool
@@ -342,9 +343,9 @@ type underway[T any] struct {
 
 // begin sends a request that creates an object, and waits until a read shows the object while the
 // request is unanswered. A simulated rack delays the creation until end. The step remove runs at
-// the end of the check, whether the object was created or not.
-func begin[T any](c *Check, what, hold string, send func() (T, error), seen func() error,
-	remove func(context.Context) error) *underway[T] {
+// the end of the check, whether the object was created or not, and gets the object that was seen.
+func begin[T any](c *Check, what, hold string, send, view func() (T, error),
+	remove func(ctx context.Context, seen T) error) *underway[T] {
 	u := &underway[T]{c: c, what: what, hold: hold, done: make(chan struct{}),
 		problems: len(c.problems)}
 	started := false
@@ -353,7 +354,7 @@ func begin[T any](c *Check, what, hold string, send func() (T, error), seen func
 			return nil
 		}
 		<-u.done
-		return remove(ctx)
+		return remove(ctx, u.seen)
 	})
 	if c.simulated() {
 		c.Switch(hold, "1h")
@@ -364,11 +365,11 @@ func begin[T any](c *Check, what, hold string, send func() (T, error), seen func
 		u.answer, u.err = send()
 	}()
 	others := false
-	err := harness.Await(c.ctx, patience, func() error {
+	err := harness.Await(c.ctx, patience, func() (err error) {
 		if u.over() {
 			return nil
 		}
-		err := seen()
+		u.seen, err = view()
 		others = err == nil
 		return err
 	})
@@ -417,8 +418,8 @@ func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
 	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {
 		return c.Client.DiskCreate(ctx, params)
-	}, func() error { return c.viewDisk(string(params.Body.Name)).err },
-		func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
+	}, func() (*oxide.Disk, error) { return c.readDisk(c.ctx, string(params.Body.Name)) },
+		func(ctx context.Context, _ *oxide.Disk) error { return c.removeByName(ctx, params.Body.Name) })
 }
 
 func checkAbandonedSaga(c *Check) {

@@ -315,13 +315,14 @@ func checkChangeWhileCreating(c *Check) {
 	c.needSimulated("the creation of an instance cannot be held open from outside")
 	create := c.newInstance()
 	create.Body.Disks = []oxide.InstanceDiskAttachment{c.newDisk()}
-	var seen *oxide.Instance
 	creation := begin(c, "create an instance", "create_hold", func() (*oxide.Instance, error) {
 		return c.Client.InstanceCreate(c.ctx, create)
-	}, func() (err error) {
-		seen, err = c.readInstance(c.ctx, string(create.Body.Name))
-		return err
-	}, func(ctx context.Context) error { return c.removeInstanceByName(ctx, create.Body.Name) })
+	}, func() (*oxide.Instance, error) {
+		return c.readInstance(c.ctx, string(create.Body.Name))
+	}, func(ctx context.Context, _ *oxide.Instance) error {
+		return c.removeInstanceByName(ctx, create.Body.Name)
+	})
+	seen := creation.seen
 	equal(c, "its state before the changes", seen.RunState, oxide.InstanceStateCreating)
 	start, stop, reboot := c.start(seen.Id), c.stop(seen.Id), c.reboot(seen.Id)
 	creation.end().must()

@@ -87,22 +87,16 @@ const passed, failed, blocked, notTested = report.Passed, report.Failed, report.
 
 // Result is the result of a rule's check on a rack.
 type Result struct {
-	// Status is report.Passed, Failed, Blocked on a rack without hot-plug, or NotTested if the check
-	// could not create its situation.
-	Status Status
-	// Reason names the expected and the found value, or the reason why the rule was not tested.
-	Reason string
+	// Result has the status (Passed, Failed, Blocked on a rack without hot-plug, or NotTested if the
+	// check could not create its situation), the reason, the extent of the last try, the duration and
+	// the number of tries. A failed check is repeated if an answer was missing, or if it said that the
+	// rack was busy (429, 502, 503, 504) or has failed (500).
+	report.Result
 	// Undecided means that the rule was not tested because something disturbed the check, such as a
 	// limit of requests. Another run may be able to test it.
 	Undecided bool
-	// Tries is the number of times that the check ran. A failed check is repeated if an answer was
-	// missing, or if it said that the rack was busy (429, 502, 503, 504) or has failed (500).
-	Tries int
-	// Extent states what the last try looked at.
-	Extent report.Extent
 	// Exchanges are all requests of the check and their answers.
 	Exchanges []RecordedCall
-	Took      time.Duration
 }
 
 func triesOf(exchanges []RecordedCall) int {
@@ -150,7 +144,7 @@ func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 		break
 	}
 	result.Exchanges = append(result.Exchanges, r.recorder.take()...)
-	result.Took = time.Since(began)
+	result.Seconds = time.Since(began).Seconds()
 	return result
 }
 

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/legal"
@@ -168,7 +172,8 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 				case result.Tries > 1:
 					t.Errorf("%s took %d tries", rule.ID, result.Tries)
 				}
-				t.Logf("%s %s in %s, %d requests", rule.ID, result.Status, result.Took, len(result.Exchanges))
+				t.Logf("%s %s in %.1fs, %d requests", rule.ID, result.Status, result.Seconds,
+					len(result.Exchanges))
 			}
 			if err := r.Close(t.Context()); err != nil {
 				t.Error(err)
@@ -252,42 +257,57 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 		noticed.Load())))
 }
 
-// sampledRules is the number of rules checked on each rack if PROOF_DURATION is not set.
-const sampledRules = 12
-
-// alwaysChecked are the rules whose checks have once failed on healthy racks.
+// alwaysChecked are the rules whose checks have once failed on healthy racks. If PROOF_DURATION is
+// not set, only these are checked on each rack, and about a sixth of the others.
 var alwaysChecked = []string{"A01", "A09", "A10", "A16", "A29", "A38", "A41", "A43", "A59"}
 
+// This test checks rules on altered racks as on real ones, without an admin listener.
 func TestNoCheckFailsOnAHealthyRack(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "legal-racks")
 	kinds := short.Some(t, 4, legal.Kinds())
 	var mu sync.Mutex
-	// mu guards count and the other results of the runs.
+	// mu guards the counts and the order of what is printed.
 	runs, alarms, count := 0, 0, map[Status]int{}
-	for round := uint64(0); round == 0 || p.Long() && !p.Over(); round++ {
+	for first := range p.Rounds() {
 		var group errgroup.Group
 		group.SetLimit(len(kinds)) // the runs wait most of the time
 		for i, kind := range kinds {
-			seed := p.Seed + round*uint64(len(kinds)) + uint64(i)
-			sample := All()
+			seed := first + uint64(i)
+			random, sample := rand.New(rand.NewPCG(seed, seed)), All()
 			if !p.Long() {
-				sample = sampleOf(sample, seed)
+				sample = slices.DeleteFunc(sample, func(rule Rule) bool {
+					return random.IntN(6) > 0 && !slices.Contains(alwaysChecked, rule.ID)
+				})
 			}
 			rack := startRack(t, harness.RackOptions{})
 			group.Go(func() error {
-				failed, statuses, err := runLegal(t.Context(), rack, kind, seed, sample)
+				err := legal.Try(t.Context(), rack, kind, seed, func(host string) error {
+					config := configOf(rack, true)
+					config.Admin, config.Restart, config.Host, config.CAFile = nil, nil, host, ""
+					r, err := Open(config)
+					if err != nil {
+						return err
+					}
+					for _, rule := range sample {
+						result := r.Run(t.Context(), rule)
+						mu.Lock()
+						count[result.Status]++
+						if result.Status == failed || result.Status == blocked ||
+							result.Status == notTested && result.Reason == "" ||
+							strings.Contains(result.Reason, "has had no answer") {
+							alarms++
+							t.Errorf("%s (%s), seed %d: %s is %s: %s", kind.Name, kind.Says, seed, rule.ID,
+								result.Status, result.Reason)
+						}
+						mu.Unlock()
+					}
+					return r.Close(t.Context())
+				})
 				mu.Lock()
 				defer mu.Unlock()
 				runs++
-				alarms += len(failed)
-				for status, n := range statuses {
-					count[status] += n
-				}
-				for _, alarm := range failed {
-					t.Errorf("%s (%s), seed %d: %s", kind.Name, kind.Says, seed, alarm)
-				}
-				p.Say("%s: %v", kind.Name, statuses)
+				p.Say("%s: %v", kind.Name, count)
 				if err != nil {
 					return fmt.Errorf("%s: %w", kind.Name, err)
 				}
@@ -300,50 +320,257 @@ func TestNoCheckFailsOnAHealthyRack(t *testing.T) {
 		"not_tested", count[notTested], "false_alarms", alarms)
 }
 
-// sampleOf chooses some rules, and keeps their order.
-func sampleOf(all []Rule, seed uint64) []Rule {
-	chosen := map[int]bool{}
-	for _, i := range rand.New(rand.NewPCG(seed, seed)).Perm(len(all))[:sampledRules] {
-		chosen[i] = true
-	}
-	var sample []Rule
-	for i, rule := range all {
-		if chosen[i] || slices.Contains(alwaysChecked, rule.ID) {
-			sample = append(sample, rule)
-		}
-	}
-	return sample
+// answering opens the checks of a rack that gives the same answer to every request.
+func answering(t *testing.T, status int, body string) *TestedRack {
+	t.Helper()
+	return served(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Request-Id", "1")
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(body))
+	})
 }
 
-// runLegal checks rules on an altered rack as on a real one, without an admin listener. It
-// returns the failures that blame the rack.
-func runLegal(ctx context.Context, rack *harness.Rack, kind legal.Kind, seed uint64, sample []Rule,
-) (alarms []string, count map[Status]int, err error) {
-	var mu sync.Mutex
-	// mu guards the results of the runs.
-	count = map[Status]int{}
-	err = legal.Try(ctx, rack, kind, seed, func(host string) error {
-		config := configOf(rack, true)
-		config.Admin, config.Restart, config.Host, config.CAFile = nil, nil, host, ""
-		r, err := Open(config)
-		if err != nil {
-			return err
-		}
-		for _, rule := range sample {
-			result := r.Run(ctx, rule)
-			mu.Lock()
-			count[result.Status]++
-			switch {
-			case result.Status == failed, result.Status == blocked:
-				alarms = append(alarms, rule.ID+": "+result.Reason)
-			case result.Status == notTested && result.Reason == "":
-				alarms = append(alarms, rule.ID+" is not tested, without a reason")
-			case strings.Contains(result.Reason, "has had no answer"):
-				alarms = append(alarms, rule.ID+" has had answers: "+result.Reason)
+func served(t *testing.T, answer http.HandlerFunc) *TestedRack {
+	t.Helper()
+	server := httptest.NewServer(answer)
+	t.Cleanup(server.Close)
+	r, err := Open(Config{Host: server.URL, Token: "oxide-token-secret", Project: "p", Mark: "m"})
+	csitest.Must(t, err)
+	return r
+}
+
+func TestACheckThatDidNotReachTheRackDoesNotPass(t *testing.T) {
+	ping := func(c *Check) { _, _ = c.Client.Ping(c.ctx) }
+	for name, test := range map[string]struct {
+		check func(*Check)
+		calls []string
+		want  Status
+		says  string
+	}{
+		"a check that called its operation": {ping, []string{"ping"}, passed, ""},
+		"a check that called nothing": {func(*Check) {}, []string{"ping"}, failed,
+			"no answer to ping"},
+		"a check that called another operation": {ping, []string{"disk_view"}, failed,
+			"no answer to disk_view"},
+		"a check that found a difference": {func(c *Check) { ping(c); c.errorf("no") },
+			[]string{"ping"}, failed, "no"},
+		"a check that panicked": {func(c *Check) { ping(c); _ = *(*oxide.Disk)(nil) }, []string{"ping"},
+			failed, "could not go on"},
+		"a check that was not tested": {func(c *Check) { c.notTested("why") }, []string{"ping"},
+			notTested, "why"},
+		"a check that was blocked": {func(c *Check) { c.blocked("why") }, []string{"ping"},
+			blocked, "why"},
+		"a check blocked after a difference": {func(c *Check) { c.errorf("no"); c.blocked("why") },
+			[]string{"ping"}, failed, "no"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := answering(t, 200, `{"status":"ok"}`).Run(t.Context(),
+				Rule{ID: "A00", Calls: test.calls, Check: test.check})
+			if got.Status != test.want || !strings.Contains(got.Reason, test.says) || got.Tries != 1 {
+				t.Errorf("got %s after %d tries: %q", got.Status, got.Tries, got.Reason)
 			}
-			mu.Unlock()
+		})
+	}
+}
+
+func TestAnExtentNamesTheSituationsThatWereNotTested(t *testing.T) {
+	got := answering(t, 200, `{"status":"ok"}`).Run(t.Context(), Rule{ID: "A00",
+		Calls: []string{"ping"}, Check: func(c *Check) {
+			_, _ = c.Client.Ping(c.ctx)
+			if c.arrange("a failed instance") {
+				t.Error("a real rack's instance fails at will")
+			}
+		}})
+	const want = "[ping: 1 kinds of answers (200) a failed instance: not tested (it cannot be " +
+		"brought about from outside)]"
+	if text := fmt.Sprint(got.Extent); got.Status != passed || text != want {
+		t.Errorf("%s %s: it looked at %s", got.Status, got.Reason, text)
+	}
+	rack := answering(t, 200, `{"status":"ok"}`)
+	rack.Admin = &adminapi.Client{}
+	for words, end := range map[string]func(c *Check){
+		"a failed instance: 1 of 1 situations":                   func(*Check) {},
+		"a failed instance: not tested (the check ended before)": func(c *Check) { c.fatalf("no") },
+	} {
+		got := rack.Run(t.Context(), Rule{ID: "A00", Check: func(c *Check) {
+			c.arrange("a failed instance")
+			end(c)
+		}})
+		if text := fmt.Sprint(got.Extent); text != "["+words+"]" {
+			t.Errorf("it looked at %s, want %s", text, words)
 		}
-		return r.Close(ctx)
+	}
+}
+
+// scripted opens the checks of a rack that answers the requests with the statuses of the script,
+// one after another, and repeats the last one; 0 means no answer.
+func scripted(t *testing.T, script ...int) *TestedRack {
+	t.Helper()
+	var asked atomic.Int64
+	r := served(t, func(w http.ResponseWriter, r *http.Request) {
+		status := script[min(int(asked.Add(1)), len(script))-1]
+		if status == 0 {
+			panic(http.ErrAbortHandler)
+		}
+		w.Header().Set("Location", "https://elsewhere"+r.URL.Path)
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(`{"status":"ok","id":"1","request_id":"1"}`))
 	})
-	return alarms, count, err
+	r.recorder.patience = time.Second
+	return r
+}
+
+func TestACheckWithMissingAnswersIsRepeatedOrReportedAsUntested(t *testing.T) {
+	t.Parallel()
+	read := Rule{ID: "A00", Calls: []string{"ping"}, Check: func(c *Check) {
+		_, err := c.Client.Ping(c.ctx)
+		c.must("ping", err)
+	}}
+	change := Rule{ID: "A00", Calls: []string{"instance_start"}, Check: func(c *Check) {
+		c.start(uuid.NewString()).must()
+	}}
+	for name, test := range map[string]struct {
+		rule   Rule
+		script []int
+		want   Status
+		tries  int
+	}{
+		"a read that is refused":                          {read, []int{404}, failed, 1},
+		"a read that fails":                               {read, []int{500}, failed, 2},
+		"a read that fails once":                          {read, []int{500, 200}, passed, 2},
+		"a change that fails once":                        {change, []int{500, 200, 202}, passed, 2},
+		"a read that was limited is sent again":           {read, []int{429, 429, 200}, passed, 1},
+		"a read without an answer is sent again":          {read, []int{0, 502, 503, 200}, passed, 1},
+		"a change that was limited is sent again":         {change, []int{429, 202}, passed, 1},
+		"a change without an answer is not sent again":    {change, []int{0, 200, 202}, passed, 2},
+		"a change that a proxy refused is not sent again": {change, []int{502, 200, 202}, passed, 2},
+		"a rack that limits everything is not tested":     {read, []int{429}, notTested, 1},
+		"a rack that never answers is not tested":         {read, []int{0}, notTested, 1},
+		"a rack that redirects is not tested":             {read, []int{308}, notTested, 1},
+		"a wrong answer between answers of a busy rack":   {read, []int{429, 404}, failed, 1},
+		"a wrong answer after a missing one":              {change, []int{0, 200, 404}, failed, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := scripted(t, test.script...).Run(t.Context(), test.rule)
+			if got.Status != test.want || got.Tries != test.tries ||
+				got.Undecided != (test.want == notTested) {
+				t.Errorf("got %s after %d tries (undecided: %v), want %s after %d: %s", got.Status, got.Tries,
+					got.Undecided, test.want, test.tries, got.Reason)
+			}
+		})
+	}
+}
+
+func TestACheckOfADiskWhoseRegionIsReplacedIsNotTested(t *testing.T) {
+	r := answering(t, 409, `{"request_id":"1","error_code":"Conflict","message":"volume repair lock"}`)
+	for id, want := range map[string]Status{"A00": notTested, "A39": failed} {
+		got := r.Run(t.Context(), Rule{ID: id, Calls: []string{"snapshot_create"}, Check: func(c *Check) {
+			c.snapshot(uuid.NewString()).must()
+		}})
+		if got.Status != want || want == notTested &&
+			!strings.Contains(got.Reason, "replace a region of the disk") {
+			t.Errorf("a check of %s: got %s, want %s: %s", id, got.Status, want, got.Reason)
+		}
+	}
+}
+
+func TestAReadThatShowsAnotherObjectFails(t *testing.T) {
+	const id = "9a1c43ee-2c7c-4a4b-8d4d-6f6f1c3d2b10"
+	for which, want := range map[string]Status{id: passed, strings.ToUpper(id): passed, "mine": passed,
+		uuid.NewString(): failed, "yours": failed} {
+		r := answering(t, 200, `{"id":"`+id+`","name":"mine"}`)
+		cleanUps := 0
+		got := r.Run(t.Context(), Rule{ID: "A00", Calls: []string{"disk_view"},
+			Check: func(c *Check) {
+				c.cleanup(func(ctx context.Context) error {
+					cleanUps++
+					_, err := c.readDisk(ctx, which)
+					return err
+				})
+				c.look(which)
+			}})
+		if got.Status != want || got.Tries != 1 || cleanUps != 1 ||
+			want == failed && !strings.Contains(got.Reason, "the rack shows another object") {
+			t.Errorf("read %s: got %s after %d tries and %d clean-ups: %s", which, got.Status, got.Tries,
+				cleanUps, got.Reason)
+		}
+	}
+}
+
+func TestACheckThatLeavesAnObjectBehindIsNotRepeated(t *testing.T) {
+	r := scripted(t, 503)
+	r.cleaning = time.Second
+	got := r.Run(t.Context(), Rule{ID: "A00", Calls: []string{"disk_delete"}, Check: func(c *Check) {
+		c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, uuid.NewString()) })
+	}})
+	if got.Status != notTested || got.Tries != 1 {
+		t.Errorf("got %s after %d tries, want not tested after 1: %s", got.Status, got.Tries, got.Reason)
+	}
+}
+
+func TestListWithADeletedObjectFails(t *testing.T) {
+	a, b := listed{ID: "1", Name: "a"}, listed{ID: "2", Name: "b"}
+	right := reading{order: "name_ascending", limit: 2, pages: [][]listed{{a}}, gone: []string{b.ID}}
+	wrong := right
+	wrong.pages = [][]listed{{a, b}}
+	none := func(string) bool { return false }
+	if found := judgeReadings([]reading{right}, nil, time.Time{}, none); len(found) > 0 {
+		t.Errorf("a list in order: %q", found)
+	}
+	if found := judgeReadings([]reading{wrong}, nil, time.Time{}, none); len(found) != 1 ||
+		!strings.Contains(found[0], "it has b, which was deleted before") {
+		t.Errorf("a list with b, which is deleted: %q", found)
+	}
+}
+
+func TestRetryAfterReturnsTheTimeThatTheRackAsksFor(t *testing.T) {
+	for text, want := range map[string]time.Duration{"3": 3 * time.Second, "": 0, "-1": 0, "soon": 0} {
+		got := retryAfter(&http.Response{Header: http.Header{"Retry-After": {text}}})
+		if got != want {
+			t.Errorf("Retry-After %q: waits %s, want %s", text, got, want)
+		}
+	}
+}
+
+func TestARecordedAnswerDoesNotContainTheToken(t *testing.T) {
+	r := answering(t, 400, strings.Repeat(" ", answerExcerpt-5)+"oxide-token-secret")
+	_, _ = r.Client.Ping(t.Context())
+	for _, e := range r.Exchanges() {
+		if strings.Contains(e.Answer, "oxide-token-") || len(e.Answer) > answerExcerpt {
+			t.Errorf("kept %d bytes: …%q", len(e.Answer), e.Answer[len(e.Answer)-20:])
+		}
+	}
+}
+
+// TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer loses one answer of a trial. A lost answer must
+// not look like a refusal, or like an attach that failed and stayed recorded (A17).
+func TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		hotplug            adminapi.Hotplug
+		fault              adminapi.Fault
+		detaches, attaches bool
+	}{
+		"a detach without an effect on a rack with hot-plug": {adminapi.HotplugFull,
+			adminapi.Fault{Operation: "instance_disk_detach", Phase: adminapi.Before}, true, false},
+		"a detach on a rack without hot-plug": {adminapi.HotplugNone,
+			adminapi.Fault{Operation: "instance_disk_detach", Phase: adminapi.After}, false, false},
+		"an attach with its effect on a rack that only attaches": {adminapi.HotplugAttachOnly,
+			adminapi.Fault{Operation: "instance_disk_attach", Phase: adminapi.After}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rack := startRack(t, harness.RackOptions{Hotplug: test.hotplug})
+			test.fault.Times, test.fault.Cut = 1, true
+			if _, err := rack.Admin.AddFault(t.Context(), test.fault); err != nil {
+				t.Fatal(err)
+			}
+			trial, result := openRack(t, rack, test.detaches).TryHotplug(t.Context())
+			if trial.Detaches != test.detaches || trial.Attaches != test.attaches ||
+				test.attaches != (len(trial.Says) == 1) || result.Status != passed || result.Tries != 2 {
+				t.Errorf("got %+v after %d tries: %s %s", trial, result.Tries, result.Status, result.Reason)
+			}
+		})
+	}
 }

@@ -201,26 +201,16 @@ var ofSnapshots = []tested{
 	}},
 }
 
-type snapshotUnderway struct {
-	*underway[*oxide.Snapshot]
-	// seen is the snapshot as a read shows it while the snapshot is taken.
-	seen *oxide.Snapshot
-}
-
 // beginSnapshot starts to take a snapshot, and waits until the snapshot is visible.
-func (c *Check) beginSnapshot(disk string) snapshotUnderway {
+func (c *Check) beginSnapshot(disk string) *underway[*oxide.Snapshot] {
 	name := c.name()
-	u := snapshotUnderway{}
 	view := func() (*oxide.Snapshot, error) { return c.readSnapshot(c.ctx, string(name)) }
-	u.underway = begin(c, "take a snapshot", "snapshot_hold", func() (*oxide.Snapshot, error) {
+	u := begin(c, "take a snapshot", "snapshot_hold", func() (*oxide.Snapshot, error) {
 		return c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
 			Body: &oxide.SnapshotCreate{Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}})
-	}, func() (err error) {
-		u.seen, err = view()
-		return err
-	}, func(ctx context.Context) error {
-		if u.seen != nil {
-			return c.removeSnapshot(ctx, u.seen)
+	}, view, func(ctx context.Context, seen *oxide.Snapshot) error {
+		if seen != nil {
+			return c.removeSnapshot(ctx, seen)
 		}
 		return c.removeSnapshotByName(ctx, name, disk)
 	})
@@ -306,11 +296,12 @@ func checkImport(c *Check) {
 	if c.arrange("an import that is finalized slowly") {
 		// The snapshot of a finalized disk has no mark, so clean could not find it on a real rack.
 		name := c.name()
-		u := begin(c, "finalize a disk with a snapshot", "snapshot_hold", func() (any, error) {
-			return nil, c.finalize(c.ctx, disk.Id, name)
-		}, func() error { return c.viewSnapshot(string(name)).err }, func(ctx context.Context) error {
-			return c.removeSnapshotByName(ctx, name, disk.Id)
-		})
+		u := begin(c, "finalize a disk with a snapshot", "snapshot_hold",
+			func() (*oxide.Snapshot, error) { return nil, c.finalize(c.ctx, disk.Id, name) },
+			func() (*oxide.Snapshot, error) { return c.readSnapshot(c.ctx, string(name)) },
+			func(ctx context.Context, _ *oxide.Snapshot) error {
+				return c.removeSnapshotByName(ctx, name, disk.Id)
+			})
 		equal(c, "the disk meanwhile", c.stateOf(disk.Id), oxide.DiskStateStateFinalizing)
 		u.end().must()
 		snapshot := c.viewSnapshot(string(name)).must()

@@ -49,14 +49,14 @@ const Data = "data"
 
 // Table lists every mutation.
 func Table() []Mutation {
-	table := slices.Concat(wire, objects)
-	for i := range table {
-		table[i].Rule, _, _ = strings.Cut(table[i].Name, "-")
+	list := slices.Clone(table)
+	for i := range list {
+		list[i].Rule, _, _ = strings.Cut(list[i].Name, "-")
 	}
 	for _, t := range dataplane.Tampers() {
-		table = append(table, Mutation{Name: t.Name, Rule: Data, Says: t.Says, tamper: t})
+		list = append(list, Mutation{Name: t.Name, Rule: Data, Says: t.Says, tamper: t})
 	}
-	return table
+	return list
 }
 
 // Interception is one request to a broken rack and its answer.
