@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"encoding/base64"
 	"encoding/hex"
@@ -153,7 +154,27 @@ func decode(text []byte) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("expected JSON: %w", err)
 	}
-	if err := validate(document); err != nil {
+	schema, err := compiledSchema()
+	if err != nil {
+		return nil, err
+	}
+	if object, ok := document.(map[string]any); ok {
+		version, ok := object["schema"].(json.Number)
+		if ok && version.String() != fmt.Sprint(SchemaVersion) {
+			return nil, fmt.Errorf("it was written in schema %s, and this program reads schema %d: "+
+				"use the oxide-conformance that wrote it", version, SchemaVersion)
+		}
+	}
+	err = schema.Validate(document)
+	if invalid, is := errors.AsType[*jsonschema.ValidationError](err); is {
+		// Name the first difference.
+		for len(invalid.Causes) > 0 {
+			invalid = invalid.Causes[0]
+		}
+		unit := invalid.BasicOutput()
+		err = fmt.Errorf("at %s: %s", cmp.Or(unit.InstanceLocation, "the report"), unit.Error)
+	}
+	if err != nil {
 		return nil, err
 	}
 	var r Report
@@ -164,34 +185,6 @@ func decode(text []byte) (*Report, error) {
 		return nil, fmt.Errorf("it does not add up: %w", err)
 	}
 	return &r, nil
-}
-
-// validate compares a document with the schema. Its error names the first difference.
-func validate(document any) error {
-	schema, err := compiledSchema()
-	if err != nil {
-		return err
-	}
-	if object, ok := document.(map[string]any); ok {
-		version, ok := object["schema"].(json.Number)
-		if ok && version.String() != fmt.Sprint(SchemaVersion) {
-			return fmt.Errorf("it was written in schema %s, and this program reads schema %d: "+
-				"use the oxide-conformance that wrote it", version, SchemaVersion)
-		}
-	}
-	err = schema.Validate(document)
-	var invalid *jsonschema.ValidationError
-	if !errors.As(err, &invalid) {
-		return err
-	}
-	for len(invalid.Causes) > 0 {
-		invalid = invalid.Causes[0]
-	}
-	place := "the report"
-	if unit := invalid.BasicOutput(); unit.InstanceLocation != "" {
-		place = unit.InstanceLocation
-	}
-	return fmt.Errorf("at %s: %s", place, invalid.BasicOutput().Error)
 }
 
 const redacted = "[redacted]"
@@ -227,15 +220,9 @@ func forms(secret string) []string {
 	for _, escaped := range []string{url.QueryEscape(secret), url.PathEscape(secret)} {
 		all = append(all, escaped, escape.ReplaceAllStringFunc(escaped, strings.ToLower))
 	}
-	return append(all, base64Forms(secret)...)
-}
-
-var escape = regexp.MustCompile(`%[0-9A-F]{2}`)
-
-// base64Forms returns the secret in base64, alone and inside a longer text, where it has three
-// forms for three positions. It leaves out characters that depend on other bytes, and short forms,
-// because they occur by chance.
-func base64Forms(secret string) (all []string) {
+	// In base64 the secret may be alone or inside a longer text, where it has three forms for three
+	// positions. Leave out characters that depend on other bytes, and short forms, because they occur
+	// by chance.
 	for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
 		all = append(all, encoding.EncodeToString([]byte(secret)))
 		for before := range 3 {
@@ -250,6 +237,8 @@ func base64Forms(secret string) (all []string) {
 	}
 	return all
 }
+
+var escape = regexp.MustCompile(`%[0-9A-F]{2}`)
 
 // scrub returns a copy of the report. Its strings are plain and contain no secret, and its slices
 // and maps are not nil.

@@ -3,11 +3,9 @@ package report
 import (
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
 	"encoding/xml"
 	"fmt"
 	"html"
-	"maps"
 	"net/url"
 	"os"
 	"os/exec"
@@ -103,45 +101,6 @@ func must[T any](value T, err error) func(*testing.T) T {
 			t.Fatal(err)
 		}
 		return value
-	}
-}
-
-func TestSchemaHasThePropertiesOfTheGoTypes(t *testing.T) {
-	type object struct {
-		Properties           map[string]any    `json:"properties"`
-		Required             []string          `json:"required"`
-		AdditionalProperties any               `json:"additionalProperties"`
-		Definitions          map[string]object `json:"$defs"`
-	}
-	var schema object
-	if err := json.Unmarshal(schemaText, &schema); err != nil {
-		t.Fatal(err)
-	}
-	types := []any{Run{}, RackFacts{}, Versions{}, Line{}, Result{}, Measure{}, LoggedCall{}, Calls{},
-		Ledger{}, Witness{}}
-	if len(schema.Definitions) != len(types)+1 { // counts has keys of any name
-		t.Errorf("%d types have %d definitions", len(types), len(schema.Definitions))
-	}
-	schema.Definitions["report"] = schema
-	for _, value := range append(types, Report{}) {
-		goType := reflect.TypeOf(value)
-		inSchema := schema.Definitions[strings.ToLower(goType.Name())]
-		var all, required []string
-		for i := range goType.NumField() {
-			name, option, _ := strings.Cut(goType.Field(i).Tag.Get("json"), ",")
-			all = append(all, name)
-			if option == "" {
-				required = append(required, name)
-			}
-		}
-		slices.Sort(all)
-		if diff := cmp.Diff([][]string{all, required}, [][]string{
-			slices.Sorted(maps.Keys(inSchema.Properties)), inSchema.Required}); diff != "" {
-			t.Errorf("the properties of %s differ (-type +schema):\n%s", goType, diff)
-		}
-		if inSchema.AdditionalProperties != false {
-			t.Errorf("the schema of %s allows additional properties", goType)
-		}
 	}
 }
 

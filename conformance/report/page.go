@@ -32,7 +32,6 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 type pageView struct {
 	*Report
 	Style    template.CSS
-	Headline string
 	Tone     Status // the CSS class with the verdict's colour
 	Took     string // the duration of the run; "" if it is unknown
 	Shares   []share
@@ -79,8 +78,7 @@ func renderPage(r *Report) ([]byte, error) {
 		return nil, err
 	}
 	p := pageView{
-		Report: r, Style: template.CSS(style), Headline: r.Headline(),
-		Tone:   verdictStatus(r.Verdict),
+		Report: r, Style: template.CSS(style), Tone: verdictStatus(r.Verdict),
 		Shares: shares(r.Results), Plots: plots(r.Calls), Counted: count(r.Ledger),
 	}
 	if !r.Run.Began.IsZero() && !r.Run.Ended.IsZero() {
@@ -332,7 +330,24 @@ func junit(r *Report) ([]byte, error) {
 		suite := testSuite{Name: group.Name, Hostname: r.Run.Machine,
 			Timestamp: r.Run.Began.UTC().Format(time.RFC3339), junitCounts: junitCount(group.Results)}
 		for _, result := range group.Results {
-			suite.Cases = append(suite.Cases, caseOf(result))
+			c := testCase{Name: result.Name, Class: result.Group, Time: junitSeconds(result.Seconds)}
+			if result.ID != "" {
+				c.Name = result.ID + " " + result.Name
+			}
+			for _, m := range result.Extent {
+				c.SystemOut += m.String() + "\n"
+			}
+			says := result.Status.words() + ": " + result.Reason
+			switch result.Status {
+			case Passed:
+			case Blocked, NotTested, NotApplicable:
+				c.Skipped = &junitMessage{Message: says}
+			case Failed:
+				c.Failure = &junitMessage{Message: result.Reason, Text: evidenceText(result.Evidence)}
+			default:
+				c.Error = &junitMessage{Message: says, Text: evidenceText(result.Evidence)}
+			}
+			suite.Cases = append(suite.Cases, c)
 		}
 		all.Suites = append(all.Suites, suite)
 	}
@@ -351,27 +366,6 @@ func junitCount(results []Result) junitCounts {
 func verdictStatus(v Verdict) Status {
 	return cmp.Or(map[Verdict]Status{Conforms: Passed, BlockedByRack: Blocked,
 		DoesNotConform: Failed}[v], Interrupted) // Interrupted also for Incomplete
-}
-
-func caseOf(result Result) testCase {
-	c := testCase{Name: result.Name, Class: result.Group, Time: junitSeconds(result.Seconds)}
-	if result.ID != "" {
-		c.Name = result.ID + " " + result.Name
-	}
-	for _, m := range result.Extent {
-		c.SystemOut += m.String() + "\n"
-	}
-	says := result.Status.words() + ": " + result.Reason
-	switch result.Status {
-	case Passed:
-	case Blocked, NotTested, NotApplicable:
-		c.Skipped = &junitMessage{Message: says}
-	case Failed:
-		c.Failure = &junitMessage{Message: result.Reason, Text: evidenceText(result.Evidence)}
-	default:
-		c.Error = &junitMessage{Message: says, Text: evidenceText(result.Evidence)}
-	}
-	return c
 }
 
 func junitSeconds(seconds float64) string { return strconv.FormatFloat(seconds, 'f', 3, 64) }

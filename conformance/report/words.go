@@ -421,22 +421,18 @@ func diffResults(a, b *Report) (text string, worse bool) {
 
 // diffCalls compares the median latencies of the operations that both reports have.
 func diffCalls(a, b *Report) string {
-	type key struct {
-		kind      Kind
-		operation string
-	}
 	type change struct {
 		ratio float64
 		text  string
 	}
-	before := map[key]Calls{}
+	before := map[string]Calls{}
 	for _, calls := range a.Calls {
-		before[key{calls.Kind, calls.Operation}] = calls
+		before[string(calls.Kind)+" "+calls.Operation] = calls
 	}
 	var changes []change
 	compared, tooFew, oneSided := 0, 0, 0
 	for _, now := range b.Calls {
-		k := key{now.Kind, now.Operation}
+		k := string(now.Kind) + " " + now.Operation
 		then, both := before[k]
 		delete(before, k)
 		switch {
