@@ -181,8 +181,6 @@ func (b *Bench) accesses() []string {
 	return b.Accesses
 }
 
-func (b *Bench) deviceTimeout() time.Duration { return cmp.Or(b.DeviceTimeout, 30*time.Second) }
-
 // startTimeout limits how long an instance takes to stop, or to start and answer.
 const startTimeout = 5 * time.Minute
 
@@ -520,16 +518,7 @@ func (d *disk) detached() {
 	d.visits++
 }
 
-// note adds a measure: how much of something the check looked at.
-func (l *Log) note(what string, looked int64, unit string) {
-	l.add(report.Measure{What: what, Looked: looked, Unit: unit})
-}
-
-// Skip records that the check did not look at something, and why.
-func (l *Log) Skip(what, why string) {
-	l.add(report.Measure{What: what, Of: 1, Unit: "times", Words: why})
-}
-
+// add adds a measure: how much of something the check looked at.
 func (l *Log) add(m report.Measure) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
@@ -86,7 +87,8 @@ func checkSnapshot(s *checkRun) {
 	found := harness.Got(guest.Verify(s.ctx, restored.guest,
 		guest.Reading{Place: restored.place(), Pattern: records}))
 	harness.Must(judgeRecords(found, before, end.Acknowledged))
-	s.Log.note("snapshots of a volume with a writer, on "+s.access, 1, "snapshots")
+	s.Log.add(report.Measure{What: "snapshots of a volume with a writer, on " + s.access, Looked: 1,
+		Unit: "snapshots"})
 }
 
 type writer struct {
@@ -167,20 +169,15 @@ func checkRestore(s *checkRun) {
 		restored := s.create(int64(i+1), snap)
 		which := []string{"first", "second"}[i]
 		s.during("the volume restored from the "+which+" of two snapshots", func() {
-			s.checkRestored(restored, u.pattern(uint64(i+1)), int64(i+1)*size)
+			r, want := s.inUse(restored, s.A), int64(i+1)*size
+			r.verify(u.pattern(uint64(i + 1)))
+			if got := r.size(); got < want-want/10 || got > want+want/10 {
+				s.fail("a workload has %d MiB in volume %s, not about %d", got/harness.MiB, restored.name,
+					want/harness.MiB)
+			}
+			r.leave()
 		})
 	}
-}
-
-// checkRestored checks that a restored volume has the blocks p and about size usable bytes.
-func (s *checkRun) checkRestored(v *volume, p guest.Pattern, size int64) {
-	u := s.inUse(v, s.A)
-	u.verify(p)
-	if got := u.size(); got < size-size/10 || got > size+size/10 {
-		s.fail("a workload has %d MiB in volume %s, not about %d", got/harness.MiB, v.name,
-			size/harness.MiB)
-	}
-	u.leave()
 }
 
 // size returns the number of bytes of the filesystem or device that the workload can use.
@@ -212,7 +209,7 @@ func checkNeighbours(s *checkRun) {
 	uses = s.allInUse(pair)
 	s.during("after two volumes were written at once, and a third deleted", func() {
 		for _, u := range uses {
-			u.verifyAll(1)
+			u.verify(u.patterns(1)...)
 		}
 	})
 }
@@ -231,7 +228,7 @@ func (s *checkRun) allInUse(volumes []*volume) (uses []*use) {
 // writtenAndDeleted creates a raw volume, writes it and deletes it.
 func (s *checkRun) writtenAndDeleted() *volume {
 	u := s.newInUse(s.A)
-	u.writeAll(1, true)
+	u.write(true, u.patterns(1)...)
 	u.leave()
 	harness.Must(s.delete(s.ctx, u.volume))
 	return u.volume
@@ -279,13 +276,13 @@ func (u *use) isLike(before guest.Scan) {
 // checkWhole checks that a device has the same checksum after it was detached and attached.
 func checkWhole(s *checkRun) {
 	u := s.newInUse(s.A)
-	u.writeAll(1, true)
+	u.write(true, u.patterns(1)...)
 	before := u.scan(nil)
 	u.volume.disk.unjudged(guest.Range{To: before.Bytes})
 	u.leave()
 	u = s.inUse(u.volume, s.A)
 	s.during("after detaching and attaching", func() { u.isLike(before) })
-	u.verifyAll(1)
+	u.verify(u.patterns(1)...)
 }
 
 // scan reads a device, or a sample of it, and checks that the device has the volume's size.
@@ -308,10 +305,6 @@ type lineage struct {
 	blocks, behind []guest.Pattern
 	// whole has the scan of the origin in each of its generations.
 	whole map[uint64]guest.Scan
-}
-
-func (s *checkRun) lineage(blocks []guest.Pattern) *lineage {
-	return &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: blocks}
 }
 
 // at returns the patterns with another generation.
@@ -358,14 +351,14 @@ func (l *lineage) restoredOnce(which string, from *snapshot, generation uint64) 
 // the volume and a snapshot. No step may change another volume or snapshot.
 func checkLineage(s *checkRun) {
 	u := s.newInUse(s.A)
-	l, origin := s.lineage(u.patterns(1)), u.volume
+	l, origin := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: u.patterns(1)}, u.volume
 	p := next(next(u.pattern(1)))
 	end := u.lastBlock(1)
 	end.First += volumeBytes / guest.BlockBytes
 	l.behind = []guest.Pattern{p, next(p), end}
 	var snaps [2]*snapshot
 	for i := range snaps {
-		u.writeAll(uint64(i+1), true)
+		u.write(true, u.patterns(uint64(i+1))...)
 		l.whole[uint64(i+1)] = u.scan(nil)
 		snaps[i] = s.snap(origin)
 	}
@@ -412,8 +405,8 @@ func (l *lineage) checkLarger(from *snapshot) {
 // checkRecreated creates a volume and a snapshot with the names of deleted ones.
 func checkRecreated(s *checkRun) {
 	u := s.newInUse(s.A)
-	l, old := s.lineage(u.patterns(1)), u.volume
-	u.writeAll(1, true)
+	l, old := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: u.patterns(1)}, u.volume
+	u.write(true, u.patterns(1)...)
 	l.whole[1] = u.scan(nil)
 	snap := s.snap(old)
 	u.leave()
@@ -440,7 +433,8 @@ func checkRecreated(s *checkRun) {
 	s.snapshots = append(s.snapshots, named)
 	harness.Must(s.take(s.ctx, named))
 	l.restoredOnce("restored from a snapshot with the name of a deleted one", named, 2)
-	s.Log.Skip("an image with the name of a deleted one", "the driver makes no image")
+	s.Log.add(report.Measure{What: "an image with the name of a deleted one", Of: 1, Unit: "times",
+		Words: "the driver makes no image"})
 }
 
 // spread returns patterns of blocks that are spread over a raw volume.
@@ -456,7 +450,7 @@ func spread(v *volume) []guest.Pattern {
 func checkRestoredLarge(s *checkRun) {
 	u := s.inUse(s.create(restoredTimes, nil), s.A)
 	u.isBlank()
-	l := s.lineage(spread(u.volume))
+	l := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: spread(u.volume)}
 	u.write(true, at(1, l.blocks)...)
 	l.whole[1] = u.scan(nil)
 	snap := s.snap(u.volume)
@@ -480,7 +474,7 @@ func checkLarge(s *checkRun) {
 	s.writtenAndDeleted()
 	v := s.create(largeTimes, nil)
 	blocks := spread(v)
-	l := s.lineage(blocks)
+	l := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: blocks}
 	which := fmt.Sprintf("a volume of %d GiB", v.GetCapacityBytes()/harness.GiB)
 	for generation := range uint64(2) {
 		l.visit(which, v, at(generation, blocks), at(generation+1, blocks))

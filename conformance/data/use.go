@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
@@ -108,7 +110,8 @@ func (u *use) serial() string {
 
 // awaitDevices waits until the instance shows want devices with the volume's serial.
 func (u *use) awaitDevices(want int) {
-	harness.Must(harness.Await(u.ctx, u.deviceTimeout(), func() error {
+	timeout := cmp.Or(u.DeviceTimeout, 30*time.Second)
+	harness.Must(harness.Await(u.ctx, timeout, func() error {
 		facts, err := guest.ReadFacts(u.ctx, u.guest, guest.Nothing{})
 		if err != nil {
 			return err
@@ -161,14 +164,6 @@ func (u *use) patterns(generation uint64) []guest.Pattern {
 	return []guest.Pattern{p, next(p), u.lastBlock(generation)}
 }
 
-// writeAll writes all patterns of a generation. If sync is set, it waits until the disk has them.
-func (u *use) writeAll(generation uint64, sync bool) {
-	u.write(sync, u.patterns(generation)...)
-}
-
-// verifyAll checks that the volume has all patterns of a generation.
-func (u *use) verifyAll(generation uint64) { u.verify(u.patterns(generation)...) }
-
 // next returns the blocks that follow those of p, as many as p has.
 func next(p guest.Pattern) guest.Pattern {
 	p.First += p.Count
@@ -196,12 +191,13 @@ func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 
 func (u *use) verify(patterns ...guest.Pattern) {
 	for _, p := range patterns {
-		report, err := guest.Verify(u.ctx, u.guest, guest.Reading{Place: u.place(), Pattern: p})
-		if err == nil && report.Read != p.Count {
-			err = fmt.Errorf("%d blocks were read, not %d", report.Read, p.Count)
+		found, err := guest.Verify(u.ctx, u.guest, guest.Reading{Place: u.place(), Pattern: p})
+		if err == nil && found.Read != p.Count {
+			err = fmt.Errorf("%d blocks were read, not %d", found.Read, p.Count)
 		}
-		harness.Must(wrap(errors.Join(err, report.Err()), "verify volume %s", u.volume.name))
-		u.Log.note("what was written, on "+u.volume.access, report.Read, "blocks")
+		harness.Must(wrap(errors.Join(err, found.Err()), "verify volume %s", u.volume.name))
+		u.Log.add(report.Measure{What: "what was written, on " + u.volume.access, Looked: found.Read,
+			Unit: "blocks"})
 		for n := p.First; n < p.First+p.Count && u.volume.disk != nil; n++ {
 			u.volume.disk.read(p.Range(n))
 		}
@@ -213,13 +209,13 @@ func checkReturn(s *checkRun) {
 	u := s.newInUse(s.A)
 	for generation := uint64(1); generation <= 2; generation++ {
 		// Do not sync these blocks, because unstaging must write them to the disk.
-		u.writeAll(generation, false)
+		u.write(false, u.patterns(generation)...)
 		harness.Must(u.unmount(s.ctx))
 		u.mount()
-		s.during("after unstaging and staging", func() { u.verifyAll(generation) })
+		s.during("after unstaging and staging", func() { u.verify(u.patterns(generation)...) })
 		u.leave()
 		u = s.inUse(u.volume, s.A)
-		s.during("after detaching and attaching", func() { u.verifyAll(generation) })
+		s.during("after detaching and attaching", func() { u.verify(u.patterns(generation)...) })
 	}
 }
 
@@ -249,7 +245,8 @@ func checkMove(s *checkRun) {
 func checkRestart(s *checkRun) {
 	u := s.newInUse(s.B)
 	u.write(true, u.pattern(1))
-	harness.Must(u.restart(s.ctx))
+	harness.Must(u.stop(s.ctx, u.instance))
+	harness.Must(u.revive(s.ctx))
 	u.mount()
 	s.during("after the instance was stopped and started", func() { u.verify(u.pattern(1)) })
 }
@@ -263,9 +260,9 @@ func checkCut(s *checkRun) {
 	lost.detach()
 	u := s.inUse(lost.volume, s.B)
 	s.during("after a detach while it was mounted", func() { u.verify(synced) })
-	report := harness.Got(guest.Verify(s.ctx, u.guest,
+	found := harness.Got(guest.Verify(s.ctx, u.guest,
 		guest.Reading{Place: u.place(), Pattern: dirty}))
-	for _, f := range report.Findings {
+	for _, f := range found.Findings {
 		if !f.Lost {
 			s.fail("block %d, which was written and never synced, is %s: it may be what was "+
 				"written, or zero, and nothing else", f.Block, f.What)
@@ -332,15 +329,8 @@ func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxid
 	})
 }
 
-// restart stops the instance hard and starts it. Its mounts are gone afterwards.
-func (u *use) restart(ctx context.Context) error {
-	if err := u.stop(ctx, u.instance); err != nil {
-		return err
-	}
-	return u.revive(ctx)
-}
-
-// revive starts the instance if it does not run, and connects to it again.
+// revive starts the instance if it does not run, and connects to it again. The
+// stop has ended its mounts.
 func (u *use) revive(ctx context.Context) error {
 	u.stopped, u.mounted = true, false
 	u.guest.Kill()
@@ -364,10 +354,28 @@ func checkHelper(s *checkRun) {
 	s.last = append(s.last, h.stop)
 	for round := range 2 {
 		h.start()
-		h.compareDisks()
+		disks, err := s.Oxide.InstanceDiskListAllPages(s.ctx,
+			oxide.InstanceDiskListParams{Instance: oxide.NameOrId(s.Helper.InstanceID)})
+		if err != nil {
+			s.fail("list the disks of instance %s: %s", s.Helper.InstanceID, rackMessage(err))
+		}
+		for _, u := range h.uses {
+			id := u.volume.GetVolumeId()
+			if !slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == id }) {
+				s.fail("the rack does not list volume %s among the %d disks of instance %s, "+
+					"to which it is attached", u.volume.name, len(disks), s.Helper.InstanceID)
+			}
+		}
 		for _, u := range h.uses {
 			s.during(u.volume.access+", in the stopped instance that was started", func() {
-				u.useAgain(round == 0)
+				u.compareDevice()
+				u.mount()
+				if round == 0 {
+					u.write(true, u.pattern(1))
+					return
+				}
+				u.verify(u.pattern(1))
+				harness.Must(u.unmount(u.ctx))
 			})
 		}
 		harness.Must(h.stop(s.ctx))
@@ -379,33 +387,6 @@ type helper struct {
 	uses []*use
 	// guest is nil while the instance is stopped.
 	guest *guest.AgentClient
-}
-
-func (u *use) useAgain(first bool) {
-	u.compareDevice()
-	u.mount()
-	if first {
-		u.write(true, u.pattern(1))
-		return
-	}
-	u.verify(u.pattern(1))
-	harness.Must(u.unmount(u.ctx))
-}
-
-// compareDisks checks that the rack lists all volumes among the instance's disks.
-func (h *helper) compareDisks() {
-	disks, err := h.Oxide.InstanceDiskListAllPages(h.ctx,
-		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(h.Helper.InstanceID)})
-	if err != nil {
-		h.fail("list the disks of instance %s: %s", h.Helper.InstanceID, rackMessage(err))
-	}
-	for _, u := range h.uses {
-		id := u.volume.GetVolumeId()
-		if !slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == id }) {
-			h.fail("the rack does not list volume %s among the %d disks of instance %s, "+
-				"to which it is attached", u.volume.name, len(disks), h.Helper.InstanceID)
-		}
-	}
 }
 
 // start starts the instance and connects to it.
@@ -483,7 +464,7 @@ func (u *use) compareDevice() {
 		}
 	}
 	d := facts.With(u.serial())[0]
-	u.Log.note("devices of an instance", 1, "devices")
+	u.Log.add(report.Measure{What: "devices of an instance", Looked: 1, Unit: "devices"})
 	differ("the size of the rack's disk", d.SizeBytes, int64(disk.Size))
 	differ("the block size of the rack's disk", d.BlockSize, int64(disk.BlockSize))
 	differ("the size of the driver's volume", d.SizeBytes, u.volume.GetCapacityBytes())
