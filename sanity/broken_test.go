@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -207,8 +208,12 @@ func provokeEarlyRestore(ctx SpecContext, r *brokenFixture) {
 	volume := r.volume(ctx)
 	before := r.ids(ctx)
 	r.switched(ctx, "snapshot_hold", time.Hour.String(), "0s")
-	taken := inBackground(func() (*csi.CreateSnapshotResponse, error) {
-		return r.ctl.CreateSnapshot(ctx, harness.SnapshotRequest(fresh("held"), volume.GetVolumeId()))
+	var taken *csi.CreateSnapshotResponse
+	var taking errgroup.Group
+	taking.Go(func() (err error) {
+		taken, err = r.ctl.CreateSnapshot(ctx,
+			harness.SnapshotRequest(fresh("held"), volume.GetVolumeId()))
+		return err
 	})
 	var ids []string
 	eventually(ctx, func() error {
@@ -222,7 +227,8 @@ func provokeEarlyRestore(ctx SpecContext, r *brokenFixture) {
 	})
 	Expect(r.ids(ctx)).To(ConsistOf(before))
 	Expect(r.rack.Admin.Switch(ctx, map[string]any{"snapshot_hold": "0s"})).To(Succeed())
-	r.snapshotDeletedLater(taken().GetSnapshot().GetSnapshotId())
+	Expect(taking.Wait()).To(Succeed())
+	r.snapshotDeletedLater(taken.GetSnapshot().GetSnapshotId())
 }
 
 // provokeNoAttach publishes a volume, whose disk must stay detached.
@@ -280,7 +286,7 @@ func provokeStage(ctx SpecContext, r *brokenFixture) {
 	r.refuses(ctx, func() error {
 		p := f.attachedTo(ctx, volume, n, harness.Mounted(""))
 		err := p.stage(ctx)
-		Expect(mountsAt(p.Staging)).To(BeEmpty())
+		Expect(got(harness.MountsAt(p.Staging))).To(BeEmpty())
 		Expect(r.unpublish(ctx, volume, "a")).To(Succeed())
 		return err
 	})
@@ -296,11 +302,30 @@ var brokenWire = []brokenRack{
 			r.refuses(ctx, func() error { return r.delete(ctx, someUUID) })
 		}},
 	{"A01-taken-name-is-reused", "EffectUnknown", codes.Unavailable,
-		"does not use a foreign disk with the volume's name", provokeForeignName},
+		"does not use a foreign disk with the volume's name",
+		func(ctx SpecContext, r *brokenFixture) {
+			req := harness.CreateRequest(fresh("taken"))
+			volume := r.created(ctx, req)
+			Expect(r.delete(ctx, volume.GetVolumeId())).To(Succeed())
+			foreign := got(r.rack.CreateDisk(ctx, r.rack.Project, volume.GetVolumeContext()["diskName"],
+				harness.GiB))
+			DeferCleanup(func(ctx SpecContext) {
+				Expect(r.rack.DeleteDisk(ctx, foreign.Id)).To(Succeed())
+			}, NodeTimeout(callTimeout))
+			r.refuses(ctx, func() error { return r.create(ctx, req) })
+			now := r.disk(ctx, foreign.Id)
+			Expect(now.Description).To(Equal(foreign.Description))
+			Expect(stateOf(now)).To(Equal("detached"))
+		}},
 	{"A02-no-time", "RackResponseInvalid", codes.Unavailable,
 		"does not report a snapshot without a time", provokeSnapshot},
 	{"A04-cut", "RackResponseInvalid", codes.Unavailable,
-		"does not report a volume whose disk has a shortened name", provokeLostDisk},
+		"does not report a volume whose disk has a shortened name",
+		func(ctx SpecContext, r *brokenFixture) {
+			before := r.ids(ctx)
+			r.refuses(ctx, func() error { return r.create(ctx, harness.CreateRequest(fresh("lost"))) })
+			r.deleteByHand(ctx, before)
+		}},
 	{"A05-another-disk", "RackResponseInvalid", codes.Unavailable,
 		"deletes no disk if the rack answers with another disk",
 		func(ctx SpecContext, r *brokenFixture) {
@@ -394,26 +419,6 @@ var brokenDisks = []brokenRack{
 		}},
 }
 
-// provokeForeignName creates a volume with the disk name of a disk that the driver did not make.
-func provokeForeignName(ctx SpecContext, r *brokenFixture) {
-	req := harness.CreateRequest(fresh("taken"))
-	volume := r.created(ctx, req)
-	name := volume.GetVolumeContext()["diskName"]
-	Expect(r.delete(ctx, volume.GetVolumeId())).To(Succeed())
-	foreign := r.rackDisk(ctx, name, r.rack.Project)
-	r.refuses(ctx, func() error { return r.create(ctx, req) })
-	now := r.disk(ctx, foreign.Id)
-	Expect(now.Description).To(Equal(foreign.Description))
-	Expect(stateOf(now)).To(Equal("detached"))
-}
-
-// provokeLostDisk creates a volume whose disk the rack creates, but does not find by its name.
-func provokeLostDisk(ctx SpecContext, r *brokenFixture) {
-	before := r.ids(ctx)
-	r.refuses(ctx, func() error { return r.create(ctx, harness.CreateRequest(fresh("lost"))) })
-	r.deleteByHand(ctx, before)
-}
-
 // provokeOtherDisk creates a volume of a disk type while the rack answers with a disk that differs
 // from the request. Without the mutation, the repeated call must find the disk that was created.
 func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
@@ -434,22 +439,15 @@ func provokeList(ctx SpecContext, r *brokenFixture) {
 	list := func() error { return errOf(r.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})) }
 	for inOrder := true; inOrder; {
 		r.volume(ctx)
-		inOrder = slices.IsSorted(r.idsByName(ctx))
+		disks := r.disks(ctx)
+		slices.SortFunc(disks, func(x, y oxide.Disk) int {
+			return strings.Compare(string(x.Name), string(y.Name))
+		})
+		inOrder = slices.IsSortedFunc(disks, func(x, y oxide.Disk) int {
+			return strings.Compare(x.Id, y.Id)
+		})
 	}
 	Expect(list()).To(Succeed())
 	r.refuses(ctx, list)
 	Expect(list()).To(Succeed())
-}
-
-func (f *rackFixture) idsByName(ctx context.Context) []string {
-	GinkgoHelper()
-	disks := f.disks(ctx)
-	slices.SortFunc(disks, func(x, y oxide.Disk) int {
-		return strings.Compare(string(x.Name), string(y.Name))
-	})
-	ids := []string{}
-	for _, disk := range disks {
-		ids = append(ids, disk.Id)
-	}
-	return ids
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -156,17 +155,6 @@ func (f *rackFixture) ids(ctx context.Context) []string {
 	return ids
 }
 
-// rackDisk creates a disk without the driver, as an administrator does, and deletes it when the
-// spec ends.
-func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide.Disk {
-	GinkgoHelper()
-	disk := got(f.rack.CreateDisk(ctx, project, name, harness.GiB))
-	DeferCleanup(func(ctx SpecContext) {
-		Expect(f.rack.DeleteDisk(ctx, disk.Id)).To(Succeed())
-	}, NodeTimeout(callTimeout))
-	return disk
-}
-
 func (f *rackFixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
 	GinkgoHelper()
 	id = got(f.rack.Admin.AddFault(ctx, fault))
@@ -218,25 +206,6 @@ func got[T any](result T, err error) T {
 	GinkgoHelper()
 	Expect(err).NotTo(HaveOccurred())
 	return result
-}
-
-// inBackground starts a call. The function that it returns waits for the call and expects success.
-func inBackground[T any](call func() (T, error)) func() T {
-	var (
-		result T
-		err    error
-	)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		result, err = call()
-	}()
-	return func() T {
-		GinkgoHelper()
-		<-done
-		Expect(err).NotTo(HaveOccurred())
-		return result
-	}
 }
 
 func callsOf[Req, Resp any](ctx context.Context, f *fixture, req Req,
@@ -385,11 +354,6 @@ func (p *placement) writeThrough(n int) error { return p.data().Write(n, true) }
 
 func (p *placement) verify(n int) error { return p.data().Verify(n) }
 
-func mountsAt(path string) []*mountinfo.Info {
-	GinkgoHelper()
-	return got(harness.MountsAt(path))
-}
-
 // edges returns the first and the last MiB of a device, which contain every filesystem's signature.
 func edges(device string) string {
 	GinkgoHelper()
@@ -422,18 +386,6 @@ func (p *placement) writeUntilItFails() <-chan int {
 		acknowledged <- lines
 	}()
 	return acknowledged
-}
-
-// holdsLines fails the spec unless the volume still contains, in order, the lines that
-// writeUntilItFails reported as synced.
-func (p *placement) holdsLines(lines int) {
-	GinkgoHelper()
-	text := got(os.ReadFile(filepath.Join(p.Target, "lines")))
-	found := strings.Fields(string(text))
-	Expect(len(found)).To(BeNumerically(">=", lines))
-	for i := range lines {
-		Expect(found[i]).To(Equal(fmt.Sprint(i)))
-	}
 }
 
 func (p *placement) health(ctx context.Context) []*csi.VolumeHealth_VolumeHealthEntry {

@@ -46,23 +46,26 @@ func TestSanity(t *testing.T) {
 	suite, reporter := GinkgoConfiguration()
 	switch {
 	case os.Getenv(runsSpecs) != "":
-		runSpecs(t, suite, reporter)
-	case csisuite.FullRun(suite):
+		RegisterFailHandler(Fail)
+		csisuite.Quiet()
+		watchSpecs()
+		describeCSISanity()
+		suite.PollProgressAfter = time.Minute
+		suite.Timeout = timeLeft(t)
+		reporter.NoColor, reporter.SilenceSkips = true, true
+		RunSpecs(t, "sanity", suite, reporter)
+	case suite.LabelFilter == "" && len(suite.FocusStrings)+len(suite.SkipStrings)+
+		len(suite.FocusFiles)+len(suite.SkipFiles) == 0:
 		runParts(t, run)
 	default:
-		runChosen(t, run)
+		ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		cmd := specsCommand(ctx, t, run, os.Args[1:])
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		if err := cmd.Run(); err != nil {
+			t.Error(err)
+		}
 	}
-}
-
-func runSpecs(t *testing.T, suite types.SuiteConfig, reporter types.ReporterConfig) {
-	RegisterFailHandler(Fail)
-	csisuite.Quiet()
-	watchSpecs()
-	describeCSISanity()
-	suite.PollProgressAfter = time.Minute
-	suite.Timeout = timeLeft(t)
-	reporter.NoColor, reporter.SilenceSkips = true, true
-	RunSpecs(t, "sanity", suite, reporter)
 }
 
 func bullets(lines []string) string {
@@ -87,7 +90,15 @@ func describeCSISanity() {
 			)
 			BeforeAll(func(ctx SpecContext) {
 				rack = startRack(ctx, harness.RackOptions{})
-				plugins = startPlugins(ctx, c, rack, config)
+				if c.Split {
+					controller := startPlugin(ctx, rack, harness.PluginOptions{Mode: harness.ModeController})
+					node := startPlugin(ctx, rack, harness.PluginOptions{Mode: harness.ModeNode})
+					config.ControllerAddress, config.Address = controller.Endpoint, node.Endpoint
+					plugins = []*harness.Plugin{controller, node}
+				} else {
+					all := startPlugin(ctx, rack, harness.PluginOptions{})
+					config.Address, plugins = all.Endpoint, []*harness.Plugin{all}
+				}
 				csisuite.Place(config, rack.Dir)
 				start = got(rack.Ledger(ctx, plugins...))
 			})
@@ -101,23 +112,6 @@ func describeCSISanity() {
 			suite = csisanity.GinkgoTest(config)
 		})
 	}
-}
-
-// startPlugins starts the driver's processes for the combination and configures their addresses for
-// csi-sanity.
-func startPlugins(
-	ctx context.Context, c csisuite.Combination, rack *harness.Rack, config *csisanity.TestConfig,
-) []*harness.Plugin {
-	GinkgoHelper()
-	if !c.Split {
-		all := startPlugin(ctx, rack, harness.PluginOptions{})
-		config.Address = all.Endpoint
-		return []*harness.Plugin{all}
-	}
-	controller := startPlugin(ctx, rack, harness.PluginOptions{Mode: harness.ModeController})
-	node := startPlugin(ctx, rack, harness.PluginOptions{Mode: harness.ModeNode})
-	config.ControllerAddress, config.Address = controller.Endpoint, node.Endpoint
-	return []*harness.Plugin{controller, node}
 }
 
 var theRun *harness.Run
@@ -240,16 +234,6 @@ func specsCommand(ctx context.Context, t *testing.T, run *harness.Run, args []st
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 2 * harness.StopTimeout
 	return cmd
-}
-
-func runChosen(t *testing.T, run *harness.Run) {
-	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	cmd := specsCommand(ctx, t, run, os.Args[1:])
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	if err := cmd.Run(); err != nil {
-		t.Error(err)
-	}
 }
 
 // runParts runs the whole suite: it starts this binary once for each part, up to four at a time.

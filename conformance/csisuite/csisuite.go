@@ -232,8 +232,9 @@ func (a *Audit) Add(report types.Report) {
 		switch {
 		case spec.State.Is(types.SpecStatePassed):
 			a.Passed++
-		case !spec.State.Is(types.SpecStateSkipped|types.SpecStatePending) || barred(spec):
-			a.Failed++
+		case !spec.State.Is(types.SpecStateSkipped | types.SpecStatePending),
+			spec.Failure.Message == "Spec skipped because a BeforeAll node failed":
+			a.Failed++ // the second could not run because the setup of its container failed
 		default:
 			if i := Explain(a.skips, spec); i >= 0 {
 				a.used[i]++
@@ -288,21 +289,10 @@ func leftOut(spec types.SpecReport, config types.SuiteConfig) bool {
 	return spec.State.Is(types.SpecStateSkipped) && spec.Failure.IsZero()
 }
 
-// barred reports whether a spec could not run because the setup of its container failed.
-func barred(spec types.SpecReport) bool {
-	return spec.Failure.Message == "Spec skipped because a BeforeAll node failed"
-}
-
 // Line returns the suite's result as one line that programs can parse.
 func (a *Audit) Line(suite string) string {
 	return fmt.Sprintf("FIGURE %s specs=%d passed=%d failed=%d skipped_explained=%d seconds=%.1f",
 		suite, a.Specs, a.Passed, a.Failed, a.Explained, a.Seconds)
-}
-
-// FullRun reports whether a configuration runs every spec.
-func FullRun(config types.SuiteConfig) bool {
-	return config.LabelFilter == "" && len(config.FocusStrings) == 0 &&
-		len(config.SkipStrings) == 0 && len(config.FocusFiles) == 0 && len(config.SkipFiles) == 0
 }
 
 // SkipPattern joins the entries' patterns for Ginkgo's own filter.
