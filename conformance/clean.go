@@ -144,7 +144,10 @@ func (w *job) remove(ctx context.Context, run deadRun) error {
 			return errors.Join(err, errList)
 		case len(run.left) == 0:
 			return nil
-		case err != nil && !run.mayBecomeRemovable():
+		case err != nil && !slices.ContainsFunc(run.left, func(one item) bool {
+			return one.kind != "instance" && slices.Contains([]string{"creating", "maintenance",
+				"finalizing"}, one.state) // states that the rack will end
+		}):
 			return err
 		}
 		if names := strings.Join(run.left.names(), ", "); names != told {
@@ -156,14 +159,6 @@ func (w *job) remove(ctx context.Context, run deadRun) error {
 
 // settle is the pause before remove lists the run's objects again.
 const settle = 500 * time.Millisecond
-
-// mayBecomeRemovable reports whether a remaining object is in a state that the rack will end.
-func (r deadRun) mayBecomeRemovable() bool {
-	return slices.ContainsFunc(r.left, func(one item) bool {
-		return one.kind != "instance" && slices.Contains([]string{"creating", "maintenance",
-			"finalizing"}, one.state)
-	})
-}
 
 func (w *job) removeOnce(ctx context.Context, run deadRun) error {
 	var errs []error

@@ -58,7 +58,7 @@ func strangers(t *testing.T, rack *bed, run string) int {
 // made creates a disk with a description, which may be a run's mark, and returns its ID.
 func made(t *testing.T, rack *bed, name, description string) string {
 	t.Helper()
-	return got(rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
+	return csitest.Got(rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
 		Project: oxide.NameOrId(rack.Project),
 		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: description,
 			Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}}))(t).Id
@@ -67,7 +67,7 @@ func made(t *testing.T, rack *bed, name, description string) string {
 func TestRunIsDeadOnlyIfItsProcessIsKnownToBeGone(t *testing.T) {
 	now := time.Now()
 	boot, namespace, _ := strings.Cut(bootID(), " ")
-	host := got(os.Hostname())(t)
+	host := csitest.Got(os.Hostname())(t)
 	const nobody = 1 << 30
 	own := os.Getpid()
 	for name, test := range map[string]struct {
@@ -113,7 +113,7 @@ func TestSecondInterruptEndsARunThatCannotCleanUp(t *testing.T) {
 	p := prepare(t, rack, asOthersHave(rack))
 	c := begin(t, rack, p, death{how: killed, part: partRules, at: 40})
 	<-c.made
-	got(rack.Admin.AddFault(t.Context(),
+	csitest.Got(rack.Admin.AddFault(t.Context(),
 		refusing("", 503, "ServiceNotAvailable", "Service Unavailable")))(t)
 	csitest.Must(t, p.Process.Signal(syscall.SIGINT))
 	csitest.Must(t, harness.Await(t.Context(), runTimeout, func() error {
@@ -137,15 +137,15 @@ func TestSecondInterruptEndsARunThatCannotCleanUp(t *testing.T) {
 // jobOn returns the job of a run on a rack, before its preflight.
 func jobOn(t *testing.T, rack *bed) *job {
 	t.Helper()
-	return got(openJob(&Program{Stdout: io.Discard}, &settings{host: rack.URL, token: rack.Token,
-		project: rack.Project, caFile: rack.CA, budget: amount{20, 40}}))(t)
+	return csitest.Got(openJob(&Program{Stdout: io.Discard}, &settings{host: rack.URL,
+		token: rack.Token, project: rack.Project, caFile: rack.CA, budget: amount{20, 40}}))(t)
 }
 
 func TestMayStopRefusesAnInstanceThatOthersUse(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{Hotplug: adminapi.HotplugNone})
 	now, helper := time.Now(), rack.Instance("helper").ID
-	instance := got(rack.Client.InstanceView(t.Context(),
+	instance := csitest.Got(rack.Client.InstanceView(t.Context(),
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)}))(t)
 	w := jobOn(t, rack)
 	csitest.Must(t, w.meet(t.Context(), instance))
@@ -187,19 +187,19 @@ func TestDetachStopsOnlyTheRunsOwnHelper(t *testing.T) {
 	csitest.Must(t, rack.StartInstance(t.Context(), helper))
 	run := deadRun{id: w.id, mark: mark{Helper: helper, Instances: []string{helper}}}
 	remove := func() error {
-		now := got(w.look(t.Context(), disk))(t)
+		now := csitest.Got(w.look(t.Context(), disk))(t)
 		return w.removeDisk(t.Context(), run, *now)
 	}
 	w.started = &data.Helper{InstanceID: helper, Started: true}
 	fault := refusing("instance_disk_detach", 400, "InvalidRequest", "no")
 	fault.Times = 1
-	got(rack.Admin.AddFault(t.Context(), fault))(t)
+	csitest.Got(rack.Admin.AddFault(t.Context(), fault))(t)
 	refused := remove()
 	w.started = nil
 	unknown := remove()
 	run.id, w.dead = "1a2b3c4d", map[string]bool{w.id: true}
 	unnamed := remove()
-	instance := got(rack.Client.InstanceView(t.Context(),
+	instance := csitest.Got(rack.Client.InstanceView(t.Context(),
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)}))(t)
 	if refused == nil || unknown == nil || unnamed == nil ||
 		instance.RunState != oxide.InstanceStateRunning {
@@ -321,14 +321,13 @@ func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 	var mu sync.Mutex
 	// mu guards the counts.
 	runs, alarms, verdicts := 0, 0, map[report.Verdict]int{}
-	for round := uint64(0); round == 0 || p.Long() && !p.Over(); round++ {
+	for seed := range p.Rounds() {
 		var group errgroup.Group
 		group.SetLimit(4) // the runs wait most of the time
 		for i, kind := range kinds {
 			rack := rackOf(t, harness.RackOptions{})
-			seed := p.Seed + round*uint64(len(kinds)) + uint64(i)
 			group.Go(func() error {
-				return legal.Try(t.Context(), rack.Rack, kind, seed, func(host string) error {
+				return legal.Try(t.Context(), rack.Rack, kind, seed+uint64(i), func(host string) error {
 					env := asOthersHave(rack, "SECOND", "SECOND_SHELL", "HELPER", "GUEST_SHELL")
 					env["OXIDE_HOST"], env["OXIDE_CA_FILE"] = host, ""
 					program := prepare(t, rack, env, args...)

@@ -204,8 +204,8 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 // begin starts a run that dies at a request. If d.only is set, it starts this test binary.
 func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	t.Helper()
-	to := got(url.Parse(rack.URL))(t)
-	transport := got(harness.Transport(rack.CA))(t)
+	to := csitest.Got(url.Parse(rack.URL))(t)
+	transport := csitest.Got(harness.Transport(rack.CA))(t)
 	c := &creating{at: int64(d.at), answered: d.how != killed, made: make(chan struct{}),
 		ended: make(chan struct{}), rack: &httputil.ReverseProxy{Transport: transport,
 			// Cut the connection if the caller is dead or the rack is away.
@@ -215,8 +215,8 @@ func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	t.Cleanup(proxy.Close)
 	p.Args = append(p.Args, "run", "--yes", "--only", d.part, "--host", proxy.URL)
 	if d.only != "" {
-		plugin := got(rack.run.Binary(t.Context(), "oxide-csi-plugin"))(t)
-		p.Path = got(os.Executable())(t)
+		plugin := csitest.Got(rack.run.Binary(t.Context(), "oxide-csi-plugin"))(t)
+		p.Path = csitest.Got(os.Executable())(t)
 		p.Env = append(p.Env, onlyVariable+"="+d.only, pluginVariable+"="+plugin)
 	}
 	if d.how == "nobody reads" {

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // update makes the test write the picture: go test ./conformance -run DemoMoves -update.
@@ -24,7 +25,7 @@ var update = flag.Bool("update", false, "write docs/life-of-a-volume.png")
 
 func screenshot(t *testing.T, page string) {
 	t.Helper()
-	png := got(filepath.Abs("../docs/life-of-a-volume.png"))(t)
+	png := csitest.Got(filepath.Abs("../docs/life-of-a-volume.png"))(t)
 	out, err := exec.CommandContext(t.Context(), "chromium", "--headless", "--no-sandbox",
 		"--disable-gpu", "--user-data-dir="+t.TempDir(), "--hide-scrollbars",
 		"--window-size=2230,1210", "--screenshot="+png, "file://"+page).CombinedOutput()
@@ -90,7 +91,7 @@ func TestDemoMovesAVolumeAndLeavesNothing(t *testing.T) {
 	if requests := strings.Count(shown, "      rack  "); requests != 15 {
 		t.Errorf("the demo shows %d requests to the rack, want 15", requests)
 	}
-	page := got(os.ReadFile(os.Getenv(pictureFile)))(t)
+	page := csitest.Got(os.ReadFile(os.Getenv(pictureFile)))(t)
 	for _, want := range []string{"DeleteVolume: the disk is gone", "driver 3: node b",
 		"instance_disk_attach", "Formatted", "every promise was kept"} {
 		if !bytes.Contains(page, []byte(want)) {
@@ -138,7 +139,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 }
 
 func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
-	dir := got(os.MkdirTemp("", "demo-"))(t) // t.TempDir's path is too long for sockets
+	dir := csitest.Got(os.MkdirTemp("", "demo-"))(t) // t.TempDir's path is too long for sockets
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("OXIDE_SANITY_DIR", dir)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -147,7 +148,7 @@ func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	if err := Demo(ctx, nil, out, nil); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Demo = %v, want the interrupt\n%s", err, out)
 	}
-	ledger := got(harness.KernelLedger(dir))(t)
+	ledger := csitest.Got(harness.KernelLedger(dir))(t)
 	if left := ledger.More(nil); len(left) > 0 {
 		t.Errorf("left after an interrupt: %q", left)
 	}

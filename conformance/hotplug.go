@@ -28,7 +28,7 @@ type errAttach struct{ error }
 // the first trial uses an instance that the run creates. Checks of the rules report its failure.
 func (w *job) learnHotplug(ctx context.Context) (err error) {
 	trial, result := w.rack.TryHotplug(ctx)
-	w.note(result.Exchanges)
+	w.exchanges = append(w.exchanges, result.Exchanges...)
 	w.behaviours = trial.Says
 	if trial.Attaches && !trial.Detaches {
 		w.rack.AttachOnly, w.report.Rack.HotPlug = true, report.HotPlugAttachOnly
@@ -54,7 +54,7 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 			return err
 		}
 		trial, result := w.rack.TryRefusal(ctx)
-		w.note(result.Exchanges)
+		w.exchanges = append(w.exchanges, result.Exchanges...)
 		w.behaviours = append(w.behaviours, trial.Says...)
 		return nil
 	}

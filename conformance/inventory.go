@@ -106,11 +106,6 @@ func (i inventory) of(run string) inventory {
 	})
 }
 
-// ofDriver returns the objects that a run created through its driver.
-func (i inventory) ofDriver() inventory {
-	return slices.DeleteFunc(slices.Clone(i), func(one item) bool { return isMark(one.description) })
-}
-
 func (i inventory) names() (names []string) {
 	for _, one := range i {
 		about := fmt.Sprintf("%d GiB", int64(one.size)/harness.GiB)

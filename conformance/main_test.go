@@ -54,19 +54,10 @@ func rackIn(t *testing.T, run *harness.Run, options harness.RackOptions) *bed {
 	// Some rules need an object of another project, or an image.
 	options.Args = append(options.Args, "--project", "other", "--image", "silos=1048576",
 		"--image", "sanity/projects=1073741824")
-	rack := got(run.StartRack(t.Context(), options))(t)
+	rack := csitest.Got(run.StartRack(t.Context(), options))(t)
 	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
 	csitest.Must(t, rack.StopInstance(t.Context(), rack.Instance("helper").ID))
 	return &bed{rack, run}
-}
-
-// got returns the value of a call that must succeed: got(os.Getwd())(t).
-func got[T any](value T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		csitest.Must(t, err)
-		return value
-	}
 }
 
 // inside returns a command that runs a script in an instance, as ssh does on a real rack.
@@ -100,7 +91,7 @@ type program struct {
 
 func prepare(t *testing.T, rack *bed, env map[string]string, args ...string) *program {
 	t.Helper()
-	path := got(rack.run.Binary(t.Context(), "oxide-conformance"))(t)
+	path := csitest.Got(rack.run.Binary(t.Context(), "oxide-conformance"))(t)
 	p := &program{Cmd: exec.Command(path, args...), token: rack.Token,
 		folder: filepath.Join(t.TempDir(), "report")}
 	all := environment(rack)
@@ -147,7 +138,7 @@ func (p *program) await(t *testing.T, want int) {
 // report reads the report that the program wrote, and checks that the token is not in it.
 func (p *program) report(t *testing.T) *report.Report {
 	t.Helper()
-	r := got(report.Read(p.folder))(t)
+	r := csitest.Got(report.Read(p.folder))(t)
 	if err := filepath.WalkDir(p.folder, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
@@ -166,21 +157,11 @@ func (p *program) report(t *testing.T) *report.Report {
 	return r
 }
 
-func statuses(r *report.Report, groups ...string) map[report.Status]int {
-	count := map[report.Status]int{}
-	for _, result := range r.Results {
-		if len(groups) == 0 || slices.Contains(groups, result.Group) {
-			count[result.Status]++
-		}
-	}
-	return count
-}
-
 // balance records the objects of the rack. The returned function checks that the rack has the same
 // objects, unchanged.
 func balance(t *testing.T, rack *bed) func() {
 	t.Helper()
-	before := got(rack.Ledger(t.Context()))(t)
+	before := csitest.Got(rack.Ledger(t.Context()))(t)
 	return func() {
 		t.Helper()
 		if err := rack.Balance(t.Context(), before); err != nil {
@@ -199,111 +180,89 @@ func balance(t *testing.T, rack *bed) func() {
 	}
 }
 
-func TestInvalidCommandPrintsOneLineAndChangesNothing(t *testing.T) {
+// The rows with an exit status of ExitUsage end with one line on standard error.
+func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 	t.Parallel()
-	rack := rackOf(t, harness.RackOptions{})
+	rack := rackOf(t, harness.RackOptions{Args: []string{"--token-ttl", "240h"}})
+	other := rackOf(t, harness.RackOptions{})
+	before := csitest.Got(other.Admin.Requests(t.Context(), 0))(t)
+	usual := csitest.Got(rack.Admin.Switches(t.Context()))(t)
+	const gib, room = harness.GiB, "|the run has at most 15 GiB at one time"
 	for name, test := range map[string]struct {
-		env  map[string]string
-		args string
-		says []string
+		switched any // the role or the quota
+		env      map[string]string
+		args     string
+		exit     int
+		says     string // separated by |
 	}{
-		"no such verb":              {nil, "purge", []string{`"purge"`, "preflight, run, clean, diff"}},
-		"no such flag":              {nil, "run --fast", []string{"fast"}},
-		"no such part":              {nil, "run --only zfs", []string{`"zfs"`, "rules, ext4, xfs"}},
-		"nothing selected":          {nil, "run --only ,", []string{"nothing", "rules, ext4, xfs"}},
-		"an argument too many":      {nil, "run all", []string{`"all"`}},
-		"a budget without numbers":  {nil, "run --budget lots", []string{"20,40"}},
-		"a budget too small":        {nil, "run --yes --only ext4 --budget 3,3", []string{"fail"}},
-		"one report":                {nil, "diff one", []string{"two reports"}},
-		"an argument after version": {nil, "version 2", []string{`"2"`}},
-		"missing reports":           {nil, "diff /nowhere /nowhere", []string{"/nowhere"}},
-		"an invalid run ID": {set("OXIDE_CA_FILE", "main.go"), "clean --run mine",
-			[]string{"8 hexadecimal digits"}},
-		"no rack": {set("OXIDE_HOST", "", "OXIDE_PROJECT", ""), "run",
-			[]string{"OXIDE_HOST, OXIDE_PROJECT"}},
-		"no answer to the question": {nil, "run --only rules", []string{"--yes"}},
-		"an unknown token":          {set("OXIDE_TOKEN", canary), "preflight", []string{"fail"}},
-		"an unknown certificate":    {set("OXIDE_CA_FILE", ""), "preflight", []string{"fail"}},
-		"an unknown project":        {set("OXIDE_PROJECT", "elsewhere"), "preflight", []string{"fail"}},
-		"no instance of the rack":   {set("OXIDE_SYSFS_ROOT", "/nowhere"), "preflight", []string{"fail"}},
+		"a rack in order": {nil, nil, "preflight", ExitConforms, "pass  host |pass  simulator |" +
+			"pass  certificate |pass  api-version |warn  token's expiry |pass  role |pass  quota |" +
+			"pass  this instance |pass  second instance |pass  helper |pass  tools |pass  kernel |" +
+			"skip  hot-plug |pass  latency |takes about "},
+		"a viewer": {"viewer", nil, "preflight", ExitUsage, "fail  role |limited-collaborator"},
+		"a silo without room for the rules": {14*gib + 1<<20, nil, "preflight --only rules", ExitUsage,
+			"fail  quota " + room},
+		"a silo with room for the rules": {15*gib + 1<<20, nil, "preflight --only rules", ExitConforms,
+			"pass  quota " + room},
+		"another rack's admin listener": {nil, set("OXIDE_CONFORMANCE_SIMULATOR_ADMIN",
+			other.Admin.URL), "run --yes", ExitUsage, "fail  simulator "},
+		"no such verb": {nil, nil, "purge", ExitUsage,
+			`"purge"|preflight, run, clean, diff`},
+		"no such flag":              {nil, nil, "run --fast", ExitUsage, "fast"},
+		"no such part":              {nil, nil, "run --only zfs", ExitUsage, `"zfs"|rules, ext4, xfs`},
+		"nothing selected":          {nil, nil, "run --only ,", ExitUsage, "nothing|rules, ext4, xfs"},
+		"an argument too many":      {nil, nil, "run all", ExitUsage, `"all"`},
+		"a budget without numbers":  {nil, nil, "run --budget lots", ExitUsage, "20,40"},
+		"a budget too small":        {nil, nil, "run --yes --only ext4 --budget 3,3", ExitUsage, "fail"},
+		"one report":                {nil, nil, "diff one", ExitUsage, "two reports"},
+		"an argument after version": {nil, nil, "version 2", ExitUsage, `"2"`},
+		"missing reports":           {nil, nil, "diff /nowhere /nowhere", ExitUsage, "/nowhere"},
+		"an invalid run ID": {nil, set("OXIDE_CA_FILE", "main.go"), "clean --run mine", ExitUsage,
+			"8 hexadecimal digits"},
+		"no rack": {nil, set("OXIDE_HOST", "", "OXIDE_PROJECT", ""), "run", ExitUsage,
+			"OXIDE_HOST, OXIDE_PROJECT"},
+		"no answer to the question": {nil, nil, "run --only rules", ExitUsage, "--yes"},
+		"an unknown token":          {nil, set("OXIDE_TOKEN", canary), "preflight", ExitUsage, "fail"},
+		"an unknown certificate":    {nil, set("OXIDE_CA_FILE", ""), "preflight", ExitUsage, "fail"},
+		"an unknown project": {nil, set("OXIDE_PROJECT", "elsewhere"), "preflight", ExitUsage,
+			"fail"},
+		"no instance of the rack": {nil, set("OXIDE_SYSFS_ROOT", "/nowhere"), "preflight", ExitUsage,
+			"fail"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := prepare(t, rack, test.env, strings.Fields(test.args)...)
-			p.exit(t, ExitUsage)
-			if said := p.errs.String(); !strings.HasPrefix(said, "oxide-conformance: ") ||
-				strings.Count(said, "\n") != 1 {
-				t.Errorf("expected one line on standard error; found %q", said)
+			switches := map[string]any{"role": usual.Role, "quota_bytes": usual.QuotaBytes}
+			switch test.switched.(type) {
+			case string:
+				switches["role"] = test.switched
+			case int64:
+				switches["quota_bytes"] = test.switched
 			}
-			if strings.Contains(p.out.String()+p.errs.String(), canary) {
+			csitest.Must(t, rack.Admin.Switch(t.Context(), switches))
+			p := prepare(t, rack, test.env, strings.Fields(test.args)...)
+			p.exit(t, test.exit)
+			said, errs := p.out.String()+p.errs.String(), p.errs.String()
+			if test.exit == ExitUsage && (!strings.HasPrefix(errs, "oxide-conformance: ") ||
+				strings.Count(errs, "\n") != 1) {
+				t.Errorf("expected one line on standard error; found %q", errs)
+			}
+			if strings.Contains(said, canary) {
 				t.Error("it prints the token")
 			}
-			for _, word := range test.says {
-				if !strings.Contains(p.errs.String(), word) {
-					t.Errorf("it does not say %q: %s", word, p.errs.String())
+			for word := range strings.SplitSeq(test.says, "|") {
+				if !strings.Contains(said, word) {
+					t.Errorf("it does not say %q: %s", word, said)
 				}
 			}
 		})
 	}
-	madeNothing(t, rack)
-}
-
-// madeNothing checks in the rack's log that no request changed anything but the helper's state.
-func madeNothing(t *testing.T, rack *bed) {
-	t.Helper()
-	for _, r := range got(rack.Admin.Requests(t.Context(), 0))(t) {
-		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
-			t.Errorf("the program has made something: %+v", r)
+	for _, r := range csitest.Got(rack.Admin.Requests(t.Context(), 0))(t) {
+		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" { // the helper
+			t.Errorf("a program has made something: %+v", r)
 		}
 	}
-}
-
-func TestPreflightReportsProblemsAndCreatesNothing(t *testing.T) {
-	const gib, room = harness.GiB, "the run has at most 15 GiB at one time"
-	for name, test := range map[string]struct {
-		options harness.RackOptions
-		role    string
-		args    string
-		exit    int
-		says    string // separated by commas
-	}{
-		"a rack in order": {harness.RackOptions{Args: []string{"--token-ttl", "240h"}}, "", "",
-			ExitConforms, "pass  host ,pass  simulator ,pass  certificate ,pass  api-version ," +
-				"warn  token's expiry ,pass  role ,pass  quota ,pass  this instance ,pass  second instance ," +
-				"pass  helper ,pass  tools ,pass  kernel ,skip  hot-plug ,pass  latency ,takes about "},
-		"a viewer": {harness.RackOptions{}, "viewer", "", ExitUsage, "fail  role ,limited-collaborator"},
-		"a silo without room for the rules": {harness.RackOptions{QuotaBytes: 14*gib + 1<<20}, "",
-			"--only rules", ExitUsage, "fail  quota ," + room},
-		"a silo with room for the rules": {harness.RackOptions{QuotaBytes: 15*gib + 1<<20}, "",
-			"--only rules", ExitConforms, "pass  quota ," + room},
-	} {
-		t.Run(name, func(t *testing.T) {
-			rack := rackOf(t, test.options)
-			if test.role != "" {
-				csitest.Must(t, rack.Admin.Switch(t.Context(), map[string]any{"role": test.role}))
-			}
-			p := prepare(t, rack, nil, append([]string{"preflight"}, strings.Fields(test.args)...)...)
-			p.exit(t, test.exit)
-			for want := range strings.SplitSeq(test.says, ",") {
-				if !strings.Contains(p.out.String(), want) {
-					t.Errorf("the preflight does not say %q", want)
-				}
-			}
-			madeNothing(t, rack)
-		})
+	if after := csitest.Got(other.Admin.Requests(t.Context(), 0))(t); len(after) != len(before) {
+		t.Errorf("%d requests were sent to the other rack", len(after)-len(before))
 	}
-}
-
-func TestRunRefusesTheAdminListenerOfAnotherRack(t *testing.T) {
-	t.Parallel()
-	rack, other := rackOf(t, harness.RackOptions{}), rackOf(t, harness.RackOptions{})
-	before := got(other.Admin.Requests(t.Context(), 0))(t)
-	p := prepare(t, rack, set("OXIDE_CONFORMANCE_SIMULATOR_ADMIN", other.Admin.URL), "run", "--yes")
-	p.exit(t, ExitUsage)
-	after := got(other.Admin.Requests(t.Context(), 0))(t)
-	if !strings.Contains(p.out.String(), "fail  simulator ") || len(after) != len(before) {
-		t.Errorf("it does not refuse: %d requests to the other rack", len(after)-len(before))
-	}
-	madeNothing(t, rack)
 }
 
 func TestHelpListsEveryVerbAndSetting(t *testing.T) {

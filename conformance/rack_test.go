@@ -43,10 +43,9 @@ func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
 			p := prepare(t, rack, nil, "run", "--yes", "--release", "simulated")
 			p.exit(t, test.exit)
 			r := p.report(t)
-			count := statuses(r)
-			if r.Verdict != test.verdict || r.Rack.HotPlug != test.want || count[report.Failed] != 0 ||
-				name == "on" && count[report.NotTested]+count[report.Blocked] != 0 {
-				t.Errorf("verdict %s, hot-plug %s, %v", r.Verdict, r.Rack.HotPlug, count)
+			if r.Verdict != test.verdict || r.Rack.HotPlug != test.want || r.Count(report.Failed) != 0 ||
+				name == "on" && r.Count(report.NotTested)+r.Count(report.Blocked) != 0 {
+				t.Errorf("verdict %s, hot-plug %s, %s", r.Verdict, r.Rack.HotPlug, r.Promises())
 			}
 			everythingIsThere(t, r)
 			for _, result := range r.Results {
@@ -58,8 +57,10 @@ func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
 					t.Errorf("%s %s is blocked, and not listed at the end", result.Group, result.ID)
 				}
 			}
-			if passed := statuses(r, partRules)[report.Passed]; passed < len(rules.All())-4 {
-				t.Errorf("of the rules only %d passed: most need no hot-plug", passed)
+			if ruled := r.Groups()[0]; ruled.Name != partRules ||
+				ruled.Count(report.Passed) < len(rules.All())-4 {
+				t.Errorf("of the %s only %d passed: most need no hot-plug", ruled.Name,
+					ruled.Count(report.Passed))
 			}
 			if r.Witness.Source != "the rack's request log" {
 				t.Errorf("the witness is %q", r.Witness.Source)
@@ -72,9 +73,9 @@ func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
 			staysWithinItsNeed(t, p)
 			check()
 			csitest.Must(t, proof.Print(proof.Line("conformance-run", "hotplug", name, "verdict",
-				fmt.Sprintf("%q", r.Verdict), "results", len(r.Results), "passed", count[report.Passed],
-				"failed", count[report.Failed], "blocked", count[report.Blocked], "not_tested",
-				count[report.NotTested], "not_applicable", count[report.NotApplicable], "seconds",
+				fmt.Sprintf("%q", r.Verdict), "results", len(r.Results), "passed", r.Count(report.Passed),
+				"failed", r.Count(report.Failed), "blocked", r.Count(report.Blocked), "not_tested",
+				r.Count(report.NotTested), "not_applicable", r.Count(report.NotApplicable), "seconds",
 				fmt.Sprintf("%.1f", r.Run.Ended.Sub(r.Run.Began).Seconds()))))
 			prepare(t, rack, nil, "diff", p.folder, p.folder).exit(t, ExitConforms)
 		})
@@ -174,14 +175,14 @@ func TestRunReportsHowTheRackHotPlugsDisks(t *testing.T) {
 				csitest.Must(t, rack.Admin.Mutate(t.Context(), test.mutant))
 			}
 			if test.fault.Operation != "" || test.fault.Skip > 0 {
-				got(rack.Admin.AddFault(t.Context(), test.fault))(t)
+				csitest.Got(rack.Admin.AddFault(t.Context(), test.fault))(t)
 			}
 			p := prepare(t, rack, nil, "run", "--yes", "--only", partRules)
 			p.exit(t, test.exit)
 			r := p.report(t)
-			if count := statuses(r); r.Rack.HotPlug != test.want ||
-				test.exit == usage && (count[report.Passed] == 0 || count[report.Failed] > 0) {
-				t.Errorf("hot-plug is %q, want %q; %v", r.Rack.HotPlug, test.want, count)
+			if r.Rack.HotPlug != test.want ||
+				test.exit == usage && (r.Count(report.Passed) == 0 || r.Count(report.Failed) > 0) {
+				t.Errorf("hot-plug is %q, want %q; %s", r.Rack.HotPlug, test.want, r.Promises())
 			}
 			for _, says := range test.says {
 				if !strings.Contains(p.out.String(), says) {
@@ -231,7 +232,7 @@ func (a answering) RoundTrip(req *http.Request) (*http.Response, error) {
 // send sends a request through the budget, and reports whether the budget let it pass.
 func (b budgeted) send(t *testing.T, method, path, body string) bool {
 	t.Helper()
-	answer, err := b.RoundTrip(got(http.NewRequestWithContext(t.Context(), method,
+	answer, err := b.RoundTrip(csitest.Got(http.NewRequestWithContext(t.Context(), method,
 		"https://rack/v1/"+path, strings.NewReader(body)))(t))
 	if err != nil && !errors.Is(err, rules.ErrNotSent) {
 		t.Fatal(err)

@@ -1,18 +1,29 @@
 package conformance
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -99,10 +110,6 @@ func oneLine(text string) string {
 		lines[i] = strings.Join(strings.Fields(line), " ")
 	}
 	return strings.Join(lines, "; ")
-}
-
-func (w *job) note(exchanges []rules.RecordedCall) {
-	w.exchanges = append(w.exchanges, exchanges...)
 }
 
 // leaves lists operations of the rack's API for each RPC. A successful call sends at least one of
@@ -239,4 +246,308 @@ func (w *job) latencies() []report.Calls {
 		all = append(all, report.NewCalls(k.kind, k.name, failed[k], samples))
 	}
 	return all
+}
+
+// rpc records one call of the driver and its repetitions.
+type rpc struct {
+	name   string
+	object string // the volume, snapshot or node of the call
+	code   codes.Code
+	reason string
+	tries  int
+	began  time.Time
+	took   time.Duration
+}
+
+// callLog records every call of the driver. Its zero value is ready to use.
+type callLog struct {
+	mu sync.Mutex
+	// mu guards calls.
+	calls []rpc
+}
+
+func (l *callLog) add(call rpc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls = append(l.calls, call)
+}
+
+func (l *callLog) since(point int) []rpc {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.calls[point:])
+}
+
+// intercept records every call of the driver and refuses a call that exceeds the budget. It repeats
+// a call whose error code asks an orchestrator to retry.
+func (w *job) intercept(ctx context.Context, method string, req, reply any,
+	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+) error {
+	call := rpc{name: method[strings.LastIndex(method, "/")+1:], object: objectOf(req),
+		began: time.Now()}
+	end, err := w.budget.charge(req)
+	if err != nil {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	backoff := harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}
+	for {
+		call.tries++
+		if lost := w.lost(); lost != nil {
+			err = status.Error(codes.Unavailable, lost.Error())
+			break
+		}
+		err = invoke(ctx, method, req, reply, conn, options...)
+		if !asksAgain(err) || call.tries == callTries || backoff.Wait(ctx) != nil ||
+			call.tries > callTries/2 && w.askRack(ctx) != nil {
+			break
+		}
+	}
+	call.took, call.code = time.Since(call.began), status.Code(err)
+	if err != nil {
+		call.reason = reasonOf(err)
+	}
+	end(reply, err)
+	w.calls.add(call)
+	return err
+}
+
+// callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A rack that
+// is only busy answers before the last try.
+const callTries = 8
+
+func asksAgain(err error) bool {
+	switch reason := reasonOf(err); status.Code(err) {
+	case codes.Unavailable:
+		return reason != ""
+	case codes.Aborted:
+		return reason != "" && reason != "StartingTokenInvalid" // a retry begins the list anew
+	}
+	return false
+}
+
+func reasonOf(err error) string { return harness.ReasonOf(status.Convert(err)) }
+
+// charge reserves room for the objects that a call creates. After the call its caller calls end
+// with the result.
+func (b *budget) charge(req any) (end func(reply any, err error), err error) {
+	var bytes int64
+	switch asked := req.(type) {
+	case *csi.CreateVolumeRequest:
+		bytes = max(asked.GetCapacityRange().GetRequiredBytes(), harness.GiB)
+	case *csi.CreateSnapshotRequest:
+		bytes = harness.GiB
+	case *csi.DeleteVolumeRequest, *csi.DeleteSnapshotRequest:
+		return func(_ any, err error) {
+			if err == nil {
+				b.deleted(objectOf(asked))
+			}
+		}, nil
+	default:
+		return func(any, error) {}, nil
+	}
+	done, err := b.begin(&object{gib: (bytes + harness.GiB - 1) / harness.GiB})
+	if err != nil {
+		return nil, err
+	}
+	return func(reply any, err error) {
+		var id string
+		switch made := reply.(type) {
+		case *csi.CreateVolumeResponse:
+			id = made.GetVolume().GetVolumeId()
+		case *csi.CreateSnapshotResponse:
+			id = made.GetSnapshot().GetSnapshotId()
+		}
+		done(err == nil && id != "", id)
+	}, nil
+}
+
+func objectOf(req any) string {
+	switch req := req.(type) {
+	case *csi.ListSnapshotsRequest:
+		return cmp.Or(req.GetSnapshotId(), req.GetSourceVolumeId())
+	case interface{ GetVolumeId() string }:
+		return req.GetVolumeId()
+	case interface{ GetSnapshotId() string }:
+		return req.GetSnapshotId()
+	case interface{ GetSourceVolumeId() string }:
+		return req.GetSourceVolumeId()
+	}
+	return ""
+}
+
+func evidence(calls []rpc) []report.LoggedCall {
+	var all []report.LoggedCall
+	for _, c := range calls {
+		e := report.LoggedCall{Kind: report.RPC, Operation: c.name, Code: c.code.String(),
+			ErrorCode: c.reason, Milliseconds: milliseconds(c.took)}
+		if c.tries > 1 {
+			e.Answer = fmt.Sprintf("after %d tries", c.tries)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+// describes matches the description in an answer of the rack, even if the answer is cut off.
+var describes = regexp.MustCompile(`"description"\s*:\s*"(?:[^"\\]|\\.)*`)
+
+// answers converts recorded calls for the report. It removes descriptions that no run has written.
+func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
+	var all []report.LoggedCall
+	for _, e := range exchanges {
+		if strings.HasSuffix(e.Operation, "_list") && e.Status < 300 {
+			e.Answer = "" // it contains objects of others
+		}
+		e.Answer = describes.ReplaceAllStringFunc(e.Answer, func(description string) string {
+			if strings.Contains(description, markWord) || strings.Contains(description, prefix) {
+				return description
+			}
+			return `"description":"(not kept)`
+		})
+		all = append(all, report.LoggedCall{Kind: report.API, Operation: e.Operation, Method: e.Method,
+			Path: e.Path, Status: e.Status, ErrorCode: e.ErrorCode, RequestID: e.RequestID,
+			Milliseconds: milliseconds(e.Took), Answer: e.Answer})
+	}
+	return all
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// patient is a transport that repeats a request while the rack is busy or does not answer. In the
+// end it returns the last result. Use it only for requests that may be sent twice.
+type patient struct{ next http.RoundTripper }
+
+// busyTimeout limits how long patient repeats a request.
+const busyTimeout = time.Minute
+
+func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithTimeout(req.Context(), busyTimeout)
+	defer cancel()
+	for backoff := (harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}); ; {
+		resp, err := p.next.RoundTrip(req)
+		again := err == nil && rules.MeansBusy(resp.StatusCode) ||
+			err != nil && req.Method != http.MethodGet && !errors.Is(err, rules.ErrNotSent)
+		if !again || req.Body != nil && req.GetBody == nil || backoff.Wait(ctx) != nil {
+			return resp, err
+		}
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		if req.GetBody != nil {
+			if req.Body, err = req.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// budgeted is a transport that checks the run's mark and the budget before objects are created.
+type budgeted struct {
+	next   http.RoundTripper
+	budget *budget
+	run    string // every object needs this run's mark
+}
+
+// RoundTrip refuses to create objects that exceed the budget or lack the mark, by which clean finds
+// them. It refuses even requests that the rack should reject, because a faulty rack may not.
+func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
+	objects, together, err := created(req, b.run)
+	if err != nil {
+		return nil, err
+	}
+	end, err := b.budget.begin(objects...)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", rules.ErrNotSent, err)
+	}
+	resp, err := b.next.RoundTrip(req)
+	var ids []string
+	made := err == nil && resp.StatusCode == http.StatusCreated
+	if made && len(objects) > 0 && !together {
+		ids = append(ids, idOf(resp))
+	}
+	end(made, ids...)
+	// If a creation was not answered, the run reads the object by name and deletes it by ID.
+	if err == nil && req.Method == http.MethodGet && resp.StatusCode == http.StatusOK {
+		b.budget.identify(path.Base(rules.PathOf(req)), func() string { return idOf(resp) })
+	}
+	// 404 means that an earlier deletion took effect, but its answer was lost.
+	if err == nil && req.Method == http.MethodDelete &&
+		(resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotFound) {
+		b.budget.deleted(path.Base(rules.PathOf(req)))
+	}
+	return resp, err
+}
+
+// created returns the disks and snapshots that a request creates. together reports whether they are
+// created with an instance, whose answer does not contain their IDs. It returns an error if an
+// object would lack the run's mark.
+func created(req *http.Request, run string) (objects []*object, together bool, err error) {
+	operation := rules.OperationOf(req.Method, rules.PathOf(req))
+	if req.Body == nil ||
+		!slices.Contains([]string{"disk_create", "snapshot_create", "image_create",
+			"instance_create"}, operation) {
+		return nil, false, nil
+	}
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, false, fmt.Errorf("read the request's body: %w", err)
+	}
+	req.Body = io.NopCloser(bytes.NewReader(body))
+	type disk struct {
+		Type        string `json:"type"`
+		Name        string `json:"name"`
+		Description string `json:"description"`
+		Size        int64  `json:"size"`
+	}
+	var asked struct {
+		disk
+		BootDisk disk   `json:"boot_disk"`
+		Disks    []disk `json:"disks"`
+	}
+	// Like the rack, this reads only the first JSON object. The rack refuses a malformed body.
+	_ = json.NewDecoder(bytes.NewReader(body)).Decode(&asked)
+	all := slices.Concat(asked.Disks, []disk{asked.BootDisk, asked.disk})
+	for i, d := range all {
+		if of, _ := runOf(d.Description); of != run && d.Name != "" && (d.Type == "create" ||
+			i == len(all)-1) {
+			return nil, false, fmt.Errorf("%w: %s would be made without the mark of run %s",
+				rules.ErrNotSent, d.Name, run)
+		}
+	}
+	switch operation {
+	case "image_create":
+		return nil, false, nil
+	case "disk_create", "snapshot_create":
+		return []*object{{name: asked.Name, gib: gibOf(asked.Size)}}, false, nil
+	}
+	for _, d := range all[:len(all)-1] {
+		if d.Type == "create" {
+			objects = append(objects, &object{name: d.Name, gib: gibOf(d.Size)})
+		}
+	}
+	return objects, true, nil
+}
+
+// gibOf returns a size in GiB, or 1 for a size that every rack refuses.
+func gibOf(bytes int64) int64 {
+	if gib := bytes / harness.GiB; gib >= 1 && gib <= absurdGiB {
+		return gib
+	}
+	return 1
+}
+
+// absurdGiB exceeds every disk of the checks. Larger requests only test that the rack refuses them.
+const absurdGiB = 64
+
+func idOf(resp *http.Response) string {
+	body, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	var made struct {
+		ID string `json:"id"`
+	}
+	if err != nil || json.Unmarshal(body, &made) != nil {
+		return ""
+	}
+	return made.ID
 }

@@ -102,7 +102,7 @@ func TestDataCheckBeyondTheBudgetIsNotTested(t *testing.T) {
 		_, _ = w.Write([]byte(`{"capacity":{"storage":21474836480},"provisioned":{"storage":0}}`))
 	}))
 	defer rack.Close()
-	client := got(oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken("x")))(t)
+	client := csitest.Got(oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken("x")))(t)
 	w := &job{client: client, budget: newBudget(amount{9, 12})}
 	for gib, want := range map[int64]string{17: "needs 5 GiB more", 23: "needs 11 GiB more"} {
 		got := w.checkData(t.Context(), &data.Bench{}, data.Check{ID: "D14", GiB: gib})
@@ -240,7 +240,7 @@ func TestDataCheckNamesTheCallsThatItDidNotMake(t *testing.T) {
 func TestRunPrintsThePathOfItsReport(t *testing.T) {
 	// A run that begins in the temporary directory has its report next to its work directory.
 	t.Chdir(t.TempDir())
-	here := got(os.Getwd())(t)
+	here := csitest.Got(os.Getwd())(t)
 	for name, test := range map[string]struct {
 		folder string
 		damage func(w *job)
@@ -322,7 +322,8 @@ func TestReportContainsNoCredentialsAndNoForeignDescriptions(t *testing.T) {
 		t.Errorf("of the command line it has %q", got)
 	}
 	own := mark{Run: "1a2b3c4d"}
-	text := got(json.MarshalIndent(map[string]string{"description": own.description()}, "", " "))(t)
+	text := csitest.Got(json.MarshalIndent(map[string]string{"description": own.description()}, "",
+		" "))(t)
 	for answer, want := range map[string]string{
 		`{"description": "my \"` + canary + `", "name":"x"}`: `{"description":"(not kept)", "name":"x"}`,
 		`{"description":"` + canary:                          `{"description":"(not kept)`,
