@@ -85,7 +85,7 @@ func checkSnapshot(s *checkRun) {
 	u.leave()
 	restored := s.inUse(s.create(1, snap), s.A)
 	found := harness.Got(guest.Verify(s.ctx, restored.guest,
-		guest.Reading{Place: restored.place(), Pattern: records}))
+		guest.Task{Place: restored.place(), Pattern: records}))
 	harness.Must(judgeRecords(found, before, end.Acknowledged))
 	s.Log.add(report.Measure{What: "snapshots of a volume with a writer, on " + s.access, Looked: 1,
 		Unit: "snapshots"})
@@ -98,7 +98,7 @@ type writer struct {
 }
 
 func (u *use) record(p guest.Pattern) *writer {
-	number, err := guest.StartWriter(u.ctx, u.guest, guest.Recording{Place: u.place(),
+	number, err := guest.StartWriter(u.ctx, u.guest, guest.Task{Place: u.place(),
 		Pattern: p, Interval: recordInterval})
 	harness.Must(wrap(err, "write records to volume %s", u.volume.name))
 	w := &writer{use: u, number: number}
@@ -287,7 +287,7 @@ func checkWhole(s *checkRun) {
 
 // scan reads a device, or a sample of it, and checks that the device has the volume's size.
 func (u *use) scan(sample *guest.Sample) guest.Scan {
-	scan, err := guest.ScanDevice(u.ctx, u.guest, guest.Scanning{Place: u.place(), Sample: sample})
+	scan, err := guest.ScanDevice(u.ctx, u.guest, guest.Task{Place: u.place(), Sample: sample})
 	if err == nil && scan.Bytes != u.volume.GetCapacityBytes() {
 		err = fmt.Errorf("volume %s has %d bytes, its device %d", u.volume.name,
 			u.volume.GetCapacityBytes(), scan.Bytes)

@@ -178,7 +178,7 @@ func (u *use) write(sync bool, patterns ...guest.Pattern) {
 // tryWrite is like write, but returns its error: only the check's own goroutine may panic.
 func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	for _, p := range patterns {
-		_, err := guest.Write(u.ctx, u.guest, guest.Writing{Place: u.place(), Pattern: p, Sync: sync})
+		_, err := guest.Write(u.ctx, u.guest, guest.Task{Place: u.place(), Pattern: p, Sync: sync})
 		if err != nil {
 			return wrap(err, "write volume %s", u.volume.name)
 		}
@@ -191,7 +191,7 @@ func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 
 func (u *use) verify(patterns ...guest.Pattern) {
 	for _, p := range patterns {
-		found, err := guest.Verify(u.ctx, u.guest, guest.Reading{Place: u.place(), Pattern: p})
+		found, err := guest.Verify(u.ctx, u.guest, guest.Task{Place: u.place(), Pattern: p})
 		if err == nil && found.Read != p.Count {
 			err = fmt.Errorf("%d blocks were read, not %d", found.Read, p.Count)
 		}
@@ -261,7 +261,7 @@ func checkCut(s *checkRun) {
 	u := s.inUse(lost.volume, s.B)
 	s.during("after a detach while it was mounted", func() { u.verify(synced) })
 	found := harness.Got(guest.Verify(s.ctx, u.guest,
-		guest.Reading{Place: u.place(), Pattern: dirty}))
+		guest.Task{Place: u.place(), Pattern: dirty}))
 	for _, f := range found.Findings {
 		if !f.Lost {
 			s.fail("block %d, which was written and never synced, is %s: it may be what was "+

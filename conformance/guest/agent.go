@@ -8,8 +8,8 @@
 //	here, err := guest.Here(ctx, config)
 //	there, err := guest.Connect(ctx, []string{"ssh", "b"}, config)
 //	…  csi.NewNodeClient(there).NodeStageVolume(ctx, …)
-//	…  guest.Write(ctx, there, guest.Writing{Place: place, Pattern: pattern, Sync: true})
-//	report, err := guest.Verify(ctx, there, guest.Reading{Place: place, Pattern: pattern})
+//	…  guest.Write(ctx, there, guest.Task{Place: place, Pattern: pattern, Sync: true})
+//	report, err := guest.Verify(ctx, there, guest.Task{Place: place, Pattern: pattern})
 //
 // # What is written
 //
@@ -30,6 +30,7 @@
 package guest
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -160,18 +161,12 @@ func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File,
 }
 
 // ownDevice checks that a file is a block device of the guest with this serial.
-func (a *Agent) ownDevice(file *os.File, serial string) error {
+func (a *Agent) ownDevice(file *os.File, serial string) (err error) {
+	defer harness.Catch(&err)
 	a.mu.Lock()
 	root := a.config.SysfsRoot
 	a.mu.Unlock()
-	number, err := deviceNumber(file)
-	if err != nil {
-		return err
-	}
-	devices, err := Devices(root)
-	if err != nil {
-		return err
-	}
+	number, devices := harness.Got(deviceNumber(file)), harness.Got(Devices(root))
 	switch i := slices.IndexFunc(devices, func(d Device) bool { return d.Number == number }); {
 	case i < 0:
 		return fmt.Errorf("the guest has no block device %s in %s", number, filepath.Join(root, "block"))
@@ -190,30 +185,23 @@ const greeting = "oxide-guest agent 2"
 // arguments, in a mount namespace of its own, and the program must call Main both times. Main
 // removes the copy of the program that Connect made.
 func Main(ctx context.Context) int {
-	if err := serveStandardStreams(ctx); err != nil {
+	err := func() (err error) {
+		defer harness.Catch(&err)
+		if !namespace.Entered() {
+			harness.Must(removeCopy())
+		}
+		harness.Must(namespace.Enter())
+		agent := harness.Got(newAgent())
+		if _, err = fmt.Println(greeting); err == nil {
+			agent.serve(ctx, newStreams(os.Stdin, os.Stdout, io.NopCloser(nil)))
+		}
+		return errors.Join(err, agent.Close())
+	}()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "agent:", err)
 		return 1
 	}
 	return 0
-}
-
-func serveStandardStreams(ctx context.Context) error {
-	if !namespace.Entered() {
-		if err := removeCopy(); err != nil {
-			return err
-		}
-	}
-	if err := namespace.Enter(); err != nil {
-		return err
-	}
-	agent, err := newAgent()
-	if err != nil {
-		return err
-	}
-	if _, err = fmt.Println(greeting); err == nil {
-		agent.serve(ctx, newStreams(os.Stdin, os.Stdout, io.NopCloser(nil)))
-	}
-	return errors.Join(err, agent.Close())
 }
 
 // removeCopy removes this program's file if Connect copied it here. The process does not need it.
@@ -264,24 +252,16 @@ func method[In, Out any](name string, run func(*Agent, context.Context, In) (Out
 		return run(a, ctx, args)
 	}
 	return func(ctx context.Context, g *AgentClient, args In) (out Out, err error) {
-		text, err := json.Marshal(args)
-		if err != nil {
-			return out, err
+		if err = g.call(ctx, name, args, &out); err != nil {
+			err = fmt.Errorf("in %s: %w", g.Name, err)
 		}
-		answer, err := g.call(ctx, name, text)
-		if err == nil {
-			err = json.Unmarshal(answer, &out)
-		}
-		if err != nil {
-			return out, fmt.Errorf("in %s: %w", g.Name, err)
-		}
-		return out, nil
+		return out, err
 	}
 }
 
 // serve answers calls until the connection ends. Then it cancels and awaits those in progress.
 func (a *Agent) serve(ctx context.Context, conn *streams) {
-	server := grpc.NewServer(grpc.ForceServerCodec(rawCodec{}), grpc.WaitForHandlers(true),
+	server := grpc.NewServer(grpc.ForceServerCodec(codec{}), grpc.WaitForHandlers(true),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 			calling, cancel := context.WithCancel(stream.Context())
 			defer cancel()
@@ -302,7 +282,7 @@ func (a *Agent) serve(ctx context.Context, conn *streams) {
 }
 
 // call calls a method of the agent, or passes the call to the driver's node service.
-func (a *Agent) call(ctx context.Context, name string, message []byte) (answer []byte, err error) {
+func (a *Agent) call(ctx context.Context, name string, message []byte) (any, error) {
 	if !strings.HasPrefix(name, agentService) {
 		// Wait for the agent's own calls: a canceled one may still use the volume of this call.
 		if err := a.calls.Acquire(ctx, allCalls); err != nil {
@@ -313,7 +293,8 @@ func (a *Agent) call(ctx context.Context, name string, message []byte) (answer [
 			return nil, status.Error(codes.Internal,
 				"no driver runs in this instance: Config.Plugin was empty")
 		}
-		err = a.plugin.Conn.Invoke(ctx, name, message, &answer, grpc.ForceCodec(rawCodec{}))
+		var answer []byte
+		err := a.plugin.Conn.Invoke(ctx, name, message, &answer, grpc.ForceCodec(codec{}))
 		return answer, err
 	}
 	if err := a.calls.Acquire(ctx, 1); err != nil {
@@ -324,23 +305,27 @@ func (a *Agent) call(ctx context.Context, name string, message []byte) (answer [
 	if run == nil {
 		return nil, fmt.Errorf("this agent has no call %s: is it of another release?", name)
 	}
-	result, err := run(ctx, a, message)
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(result)
+	return run(ctx, a, message)
 }
 
-// rawCodec passes on messages that are bytes already.
-type rawCodec struct{}
+// codec passes on messages that are bytes already, and writes all others in JSON.
+type codec struct{}
 
-func (rawCodec) Name() string { return "proto" }
+func (codec) Name() string { return "proto" }
 
-func (rawCodec) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
+func (codec) Marshal(v any) ([]byte, error) {
+	if message, is := v.([]byte); is {
+		return message, nil
+	}
+	return json.Marshal(v)
+}
 
-func (rawCodec) Unmarshal(data []byte, v any) error {
-	*v.(*[]byte) = append([]byte(nil), data...)
-	return nil
+func (codec) Unmarshal(data []byte, v any) error {
+	if message, is := v.(*[]byte); is {
+		*message = bytes.Clone(data)
+		return nil
+	}
+	return json.Unmarshal(data, v)
 }
 
 // streams is a connection over two streams, and the listener that accepts it.
@@ -467,21 +452,12 @@ func Devices(sysfsRoot string) ([]Device, error) {
 	return devices, nil
 }
 
-func blockDevice(dir string) (Device, error) {
-	d := Device{Name: filepath.Base(dir)}
-	texts := map[string]string{}
-	for _, name := range []string{"dev", "size", "queue/logical_block_size", "device/serial"} {
-		text, err := attribute(dir, name)
-		if err != nil {
-			return d, err
-		}
-		texts[name] = text
-	}
-	sectors, errSize := strconv.ParseInt(texts["size"], 10, 64)
-	blockSize, errBlock := strconv.ParseInt(texts["queue/logical_block_size"], 10, 64)
-	d.Number, d.Serial = texts["dev"], texts["device/serial"]
-	d.SizeBytes, d.BlockSize = sectors*512, blockSize
-	return d, errors.Join(errSize, errBlock)
+func blockDevice(dir string) (d Device, err error) {
+	defer harness.Catch(&err)
+	text := func(name string) string { return harness.Got(attribute(dir, name)) }
+	number := func(name string) int64 { return harness.Got(strconv.ParseInt(text(name), 10, 64)) }
+	return Device{Name: filepath.Base(dir), Number: text("dev"), Serial: text("device/serial"),
+		SizeBytes: 512 * number("size"), BlockSize: number("queue/logical_block_size")}, nil
 }
 
 // attribute reads a file of sysfs without the firmware's padding of NULs and spaces.

@@ -297,19 +297,18 @@ func (g *AgentClient) Close() error {
 }
 
 // call calls one of the agent's own methods.
-func (g *AgentClient) call(ctx context.Context, method string, args []byte) (
-	answer []byte, err error) {
+func (g *AgentClient) call(ctx context.Context, method string, args, reply any) error {
 	l := g.current()
-	err = l.client.Invoke(ctx, method, args, &answer, grpc.ForceCodec(rawCodec{}))
+	err := l.client.Invoke(ctx, method, args, reply, grpc.ForceCodec(codec{}))
 	switch {
 	case err == nil:
-		return answer, nil
+		return nil
 	case ctx.Err() != nil:
-		return nil, ctx.Err()
+		return ctx.Err()
 	case l.streams.isClosed():
-		return nil, l.lost(err)
+		return l.lost(err)
 	}
-	return nil, errors.New(status.Convert(err).Message())
+	return errors.New(status.Convert(err).Message())
 }
 
 // lost returns the error of a call whose agent has ended.

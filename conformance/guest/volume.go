@@ -18,18 +18,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Writing has the arguments of Write.
-type Writing struct {
+// Task has the arguments of Write, Verify, Scan and StartWriter.
+type Task struct {
 	Place   Place
 	Pattern Pattern
-	// Sync makes the call return only when the blocks are on the disk.
+	// Sync makes Write return only when the blocks are on the disk.
 	Sync bool
-}
-
-// Reading has the arguments of Verify.
-type Reading struct {
-	Place   Place
-	Pattern Pattern
+	// Sample, if it is not nil, limits Scan to a part of the device.
+	Sample *Sample
+	// Interval is the pause between two records of a writer, which ends after the last one.
+	Interval time.Duration
 }
 
 // openForWriting opens a device or a file for writing, and creates a missing file.
@@ -41,7 +39,7 @@ func openForWriting(place Place) (*os.File, error) {
 }
 
 // Write writes the blocks of a pattern.
-func (a *Agent) Write(ctx context.Context, w Writing) (none Nothing, err error) {
+func (a *Agent) Write(ctx context.Context, w Task) (none Nothing, err error) {
 	defer harness.Catch(&err)
 	file := harness.Got(a.open(w.Place, openForWriting))
 	defer func() { err = errors.Join(err, file.Close()) }()
@@ -61,7 +59,7 @@ func (a *Agent) Write(ctx context.Context, w Writing) (none Nothing, err error) 
 
 // Verify reads every block of a pattern from the disk and reports the wrong ones. A block after the
 // end of a file is lost, and so is every block of a missing file.
-func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error) {
+func (a *Agent) Verify(ctx context.Context, r Task) (report Report, err error) {
 	defer harness.Catch(&err)
 	p := r.Pattern
 	file, err := a.open(r.Place, openDirect)
@@ -97,13 +95,6 @@ func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error
 
 // Range is the bytes of a device from one offset up to another.
 type Range struct{ From, To int64 }
-
-// Scanning has the arguments of Scan.
-type Scanning struct {
-	Place Place
-	// Sample, if it is not nil, limits the scan to a part of the device.
-	Sample *Sample
-}
 
 // Sample chooses what Scan reads of a device: both ends, the surroundings of each boundary, a
 // random piece before each boundary, and as much of the rest as Within allows.
@@ -160,7 +151,7 @@ func (s *Sample) ranges(bytes int64) (always, rest []Range) {
 }
 
 // Scan reads a device, or a sample of it, from the disk.
-func (a *Agent) Scan(ctx context.Context, s Scanning) (scan Scan, err error) {
+func (a *Agent) Scan(ctx context.Context, s Task) (scan Scan, err error) {
 	defer harness.Catch(&err)
 	began := time.Now()
 	file := harness.Got(a.open(s.Place, openDirect))
@@ -217,15 +208,6 @@ func (s *Scan) note(piece []byte, from int64, hash io.Writer) {
 	}
 }
 
-// Recording has the arguments of StartWriter.
-type Recording struct {
-	Place Place
-	// Pattern has the records. The writer ends after the last one.
-	Pattern Pattern
-	// Interval is the pause between two records.
-	Interval time.Duration
-}
-
 // WriterEnd is the result of a writer.
 type WriterEnd struct {
 	// Acknowledged is the number of records that fsync acknowledged.
@@ -244,7 +226,7 @@ type writer struct {
 }
 
 // StartWriter starts a writer and returns its number.
-func (a *Agent) StartWriter(_ context.Context, r Recording) (number int, err error) {
+func (a *Agent) StartWriter(_ context.Context, r Task) (number int, err error) {
 	defer harness.Catch(&err)
 	file := harness.Got(a.open(r.Place, openForWriting))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -261,7 +243,7 @@ func (a *Agent) StartWriter(_ context.Context, r Recording) (number int, err err
 }
 
 // write writes records, each after its predecessor is on the disk, until ctx ends.
-func (w *writer) write(ctx context.Context, r Recording, file *os.File) error {
+func (w *writer) write(ctx context.Context, r Task, file *os.File) error {
 	block := make([]byte, BlockBytes)
 	timer := time.NewTimer(0)
 	defer timer.Stop()

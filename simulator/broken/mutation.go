@@ -315,11 +315,6 @@ func (x *Interception) Reply(status int, body any) {
 	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: text}
 }
 
-// Succeeded reports whether the answer is a success of one of these operations.
-func (x *Interception) Succeeded(operations ...string) bool {
-	return x.Is(operations...) && x.Answer.Status < 300
-}
-
 func (x *Interception) query(change func(map[string][]string)) {
 	values := x.Request.URL.Query()
 	change(values)

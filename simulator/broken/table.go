@@ -376,7 +376,7 @@ var table = []Mutation{
 		}},
 	{Name: "A91-quota", Says: "an image counts in the quota",
 		After: func(x *Interception) {
-			if x.Succeeded("image_create") {
+			if x.Is("image_create") && x.Answer.Status < 300 {
 				x.addStorage(1 << 30)
 			}
 		}},
