@@ -94,10 +94,31 @@ const (
 // learnRemoval waits for the device of the trial's disk. Then it detaches the disk, and measures
 // how long a program can still read the device.
 func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
-	shown, err := w.awaitDevice(ctx, disk.Name)
-	if err != nil {
-		return errors.Join(err, briefly("detach the disk of the trial from this instance",
-			w.detach(ctx, disk.Id, w.here.Id)))
+	serial, timeout := rules.SerialOf(disk.Name), deviceTimeout
+	if w.rack.Admin != nil {
+		timeout = simulatedDeviceTimeout
+	}
+	var shown guest.Device
+	err := harness.Await(ctx, timeout, func() error {
+		devices, err := guest.Devices(w.sysfsRoot)
+		if err != nil {
+			return err
+		}
+		var found []string
+		for _, d := range devices {
+			if d.Serial == serial {
+				shown = d
+				return nil
+			}
+			found = append(found, d.Serial)
+		}
+		return fmt.Errorf("expected a device with the serial %q in this instance; found %q", serial,
+			found)
+	})
+	if err != nil { // the run ends, because every later volume would wait for its device in vain
+		return errors.Join(errAttach{fmt.Errorf("attach: the rack attached a disk, but %w", err)},
+			briefly("detach the disk of the trial from this instance",
+				w.detach(ctx, disk.Id, w.here.Id)))
 	}
 	device, err := shown.Open(w.devRoot)
 	if err != nil {
@@ -145,35 +166,6 @@ func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.D
 	return last, false
 }
 
-// awaitDevice waits for the disk's device in this instance and returns it. If the device is
-// missing, the run ends, because every later volume would wait for its device in vain.
-func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (shown guest.Device, err error) {
-	serial, timeout := rules.SerialOf(disk), deviceTimeout
-	if w.rack.Admin != nil {
-		timeout = simulatedDeviceTimeout
-	}
-	err = harness.Await(ctx, timeout, func() error {
-		devices, err := guest.Devices(w.sysfsRoot)
-		if err != nil {
-			return err
-		}
-		var found []string
-		for _, d := range devices {
-			if d.Serial == serial {
-				shown = d
-				return nil
-			}
-			found = append(found, d.Serial)
-		}
-		return fmt.Errorf("expected a device with the serial %q in this instance; found %q", serial,
-			found)
-	})
-	if err != nil {
-		return shown, errAttach{fmt.Errorf("attach: the rack attached a disk, but %w", err)}
-	}
-	return shown, nil
-}
-
 // onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses
 // again to attach it to this running one. A rack that refuses only sometimes has hot-plug.
 func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
@@ -195,29 +187,6 @@ func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 			"instance is not stopped; found %s", rules.Brief(again))}
 	}
 	return nil
-}
-
-// tellHotplug prints the trial's result and enters it into the report's preflight.
-func (w *job) tellHotplug() {
-	found := pass("yes: a disk was attached to this instance and detached")
-	switch w.report.Rack.HotPlug {
-	case report.HotPlugNo:
-		found = warn("What needs it is blocked; the driver says that the instance must be stopped.",
-			"no: the rack attached a disk to a stopped instance, and to this one only when it is stopped")
-	case report.HotPlugAttachOnly:
-		found = warn("What needs it is blocked; the driver detaches a volume when the instance is "+
-			"stopped.", "attach only")
-	}
-	if len(w.behaviours) > 0 {
-		found.Found += "; " + strings.Join(w.behaviours, "; ")
-	}
-	found.Name = hotplugLine
-	for i, line := range w.report.Preflight {
-		if line.Name == hotplugLine {
-			w.report.Preflight[i] = found
-		}
-	}
-	w.say("\n%-5s %-16s %s", found.Status, hotplugLine, found.Found)
 }
 
 func (w *job) attach(ctx context.Context, disk, instance string) error {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
@@ -136,7 +137,25 @@ func (w *job) runParts(ctx context.Context) error {
 		return err
 	}
 	w.exchanges = append(w.exchanges, w.rack.Exchanges()...)
-	w.tellHotplug()
+	found := pass("yes: a disk was attached to this instance and detached")
+	switch w.report.Rack.HotPlug {
+	case report.HotPlugNo:
+		found = warn("What needs it is blocked; the driver says that the instance must be stopped.",
+			"no: the rack attached a disk to a stopped instance, and to this one only when it is stopped")
+	case report.HotPlugAttachOnly:
+		found = warn("What needs it is blocked; the driver detaches a volume when the instance is "+
+			"stopped.", "attach only")
+	}
+	if len(w.behaviours) > 0 {
+		found.Found += "; " + strings.Join(w.behaviours, "; ")
+	}
+	found.Name = hotplugLine
+	for i, line := range w.report.Preflight {
+		if line.Name == hotplugLine {
+			w.report.Preflight[i] = found
+		}
+	}
+	w.say("\n%-5s %-16s %s", found.Status, hotplugLine, found.Found)
 	dir, err := harness.NewNamedRun(w.Stdout, workDir(w.id))
 	if err != nil {
 		return err
@@ -239,7 +258,28 @@ func (w *job) sweep(ctx context.Context) bool {
 // finish decides the verdict, writes the report and prints the verdict.
 func (w *job) finish(ctx context.Context) (int, error) {
 	w.report.Run.Ended = time.Now().UTC()
-	w.report.Calls = w.latencies()
+	type key struct {
+		kind report.Kind
+		name string
+	}
+	times, failed := map[key][]float64{}, map[key]int{}
+	add := func(kind report.Kind, name string, took time.Duration, failure bool) {
+		k := key{kind, name}
+		times[k] = append(times[k], milliseconds(took))
+		if failure {
+			failed[k]++
+		}
+	}
+	for _, e := range w.exchanges {
+		add(report.API, e.Operation, e.Took, e.Status == 0 || e.Status >= 400)
+	}
+	for _, c := range w.calls.since(0) {
+		add(report.RPC, c.name, c.took, c.code != codes.OK)
+	}
+	delete(times, key{report.API, ""}) // of an unknown path
+	for k, samples := range times {
+		w.report.Calls = append(w.report.Calls, report.NewCalls(k.kind, k.name, failed[k], samples))
+	}
 	w.testify(context.WithoutCancel(ctx))
 	status := w.judge(ctx)
 	folder, err := w.writeReport()

@@ -221,33 +221,6 @@ func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc
 	return findings
 }
 
-func (w *job) latencies() []report.Calls {
-	type key struct {
-		kind report.Kind
-		name string
-	}
-	times, failed := map[key][]float64{}, map[key]int{}
-	add := func(kind report.Kind, name string, took time.Duration, failure bool) {
-		k := key{kind, name}
-		times[k] = append(times[k], milliseconds(took))
-		if failure {
-			failed[k]++
-		}
-	}
-	for _, e := range w.exchanges {
-		add(report.API, e.Operation, e.Took, e.Status == 0 || e.Status >= 400)
-	}
-	for _, c := range w.calls.since(0) {
-		add(report.RPC, c.name, c.took, c.code != codes.OK)
-	}
-	delete(times, key{report.API, ""}) // of an unknown path
-	var all []report.Calls
-	for k, samples := range times {
-		all = append(all, report.NewCalls(k.kind, k.name, failed[k], samples))
-	}
-	return all
-}
-
 // rpc records one call of the driver and its repetitions.
 type rpc struct {
 	name   string
