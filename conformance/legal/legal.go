@@ -31,9 +31,8 @@ import (
 type Kind struct {
 	// Name identifies the alteration in reports. Says states how the rack's answers differ.
 	Name, Says string
-	busy       bool  // Strangers work in the silo meanwhile
-	more       int   // the number of further runs that check the rack at the same time
-	room       int64 // the free part of the silo's quota; 0 means much
+	busy       bool // Strangers work in the silo meanwhile
+	more       int  // the number of further runs that check the rack at the same time
 	// alter answers a request. If it is nil, the rack's own answer is returned.
 	alter func(*proxy, *http.Request) (*http.Response, error)
 }
@@ -121,10 +120,6 @@ func Kinds() []Kind {
 				}
 				return resp, err
 			}},
-		{Name: "redirect", Says: "the rack is at another address now",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				return Answer(r, http.StatusPermanentRedirect, "", "Location", r.URL.RequestURI()), nil
-			}},
 		{Name: "unknown-fields", Says: "objects have fields of another release",
 			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
 				resp, err := p.forward(r)
@@ -150,7 +145,6 @@ func Kinds() []Kind {
 					}
 				})
 			}},
-		{Name: "near-quota", Says: "3 GiB of the silo's quota are left", room: 3 * harness.GiB},
 	}
 }
 
@@ -304,10 +298,6 @@ func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(
 	defer harness.Catch(&err)
 	transport := harness.Got(harness.Transport(rack.CA))
 	host := harness.Got(url.Parse(rack.URL))
-	if k.room > 0 {
-		quota := harness.Got(rack.Admin.State(ctx)).StorageBytes + k.room
-		harness.Must(rack.Admin.Switch(ctx, map[string]any{"quota_bytes": quota}))
-	}
 	// Keep connections open, because a TLS handshake takes longer than most requests.
 	transport.DisableKeepAlives, transport.IdleConnTimeout = false, 3*time.Second
 	p := &proxy{rack: rack, next: transport, rand: rand.New(rand.NewPCG(seed, seed))}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,16 +13,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"golang.org/x/sync/errgroup"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/conformance/legal"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -257,69 +253,6 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 		noticed.Load())))
 }
 
-// alwaysChecked are the rules whose checks have once failed on healthy racks. If PROOF_DURATION is
-// not set, only these are checked on each rack, and about a sixth of the others.
-var alwaysChecked = []string{"A01", "A09", "A10", "A16", "A29", "A38", "A41", "A43", "A59"}
-
-// This test checks rules on altered racks as on real ones, without an admin listener.
-func TestNoCheckFailsOnAHealthyRack(t *testing.T) {
-	t.Parallel()
-	p := proof.New(t, "legal-racks")
-	kinds := short.Some(t, 4, legal.Kinds())
-	var mu sync.Mutex
-	// mu guards the counts and the order of what is printed.
-	runs, alarms, count := 0, 0, map[Status]int{}
-	for first := range p.Rounds() {
-		var group errgroup.Group
-		group.SetLimit(len(kinds)) // the runs wait most of the time
-		for i, kind := range kinds {
-			seed := first + uint64(i)
-			random, sample := rand.New(rand.NewPCG(seed, seed)), All()
-			if !p.Long() {
-				sample = slices.DeleteFunc(sample, func(rule Rule) bool {
-					return random.IntN(6) > 0 && !slices.Contains(alwaysChecked, rule.ID)
-				})
-			}
-			rack := startRack(t, harness.RackOptions{})
-			group.Go(func() error {
-				err := legal.Try(t.Context(), rack, kind, seed, func(host string) error {
-					config := configOf(rack, true)
-					config.Admin, config.Restart, config.Host, config.CAFile = nil, nil, host, ""
-					r, err := Open(config)
-					if err != nil {
-						return err
-					}
-					for _, rule := range sample {
-						result := r.Run(t.Context(), rule)
-						mu.Lock()
-						count[result.Status]++
-						if result.Status == failed || result.Status == blocked ||
-							result.Status == notTested && result.Reason == "" ||
-							strings.Contains(result.Reason, "has had no answer") {
-							alarms++
-							t.Errorf("%s (%s), seed %d: %s is %s: %s", kind.Name, kind.Says, seed, rule.ID,
-								result.Status, result.Reason)
-						}
-						mu.Unlock()
-					}
-					return r.Close(t.Context())
-				})
-				mu.Lock()
-				defer mu.Unlock()
-				runs++
-				p.Say("%s: %v", kind.Name, count)
-				if err != nil {
-					return fmt.Errorf("%s: %w", kind.Name, err)
-				}
-				return nil
-			})
-		}
-		csitest.Must(t, group.Wait())
-	}
-	p.Figure("kinds", len(kinds), "runs", runs, "results", count[passed]+count[notTested],
-		"not_tested", count[notTested], "false_alarms", alarms)
-}
-
 // answering opens the checks of a rack that gives the same answer to every request.
 func answering(t *testing.T, status int, body string) *TestedRack {
 	t.Helper()
@@ -447,6 +380,7 @@ func TestACheckWithMissingAnswersIsRepeatedOrReportedAsUntested(t *testing.T) {
 		"a rack that limits everything is not tested":     {read, []int{429}, notTested, 1},
 		"a rack that never answers is not tested":         {read, []int{0}, notTested, 1},
 		"a rack that redirects is not tested":             {read, []int{308}, notTested, 1},
+		"a silo with too little quota is not tested":      {change, []int{507, 200}, notTested, 1},
 		"a wrong answer between answers of a busy rack":   {read, []int{429, 404}, failed, 1},
 		"a wrong answer after a missing one":              {change, []int{0, 200, 404}, failed, 2},
 	} {
