@@ -193,7 +193,7 @@ func provokeSnapshot(ctx SpecContext, r *brokenFixture) {
 	Expect(r.snapshotIDs(ctx)).To(ConsistOf(resp.GetSnapshot().GetSnapshotId()))
 }
 
-func (f *rackFixture) snapshotIDs(ctx context.Context) []string {
+func (f *fixture) snapshotIDs(ctx context.Context) []string {
 	GinkgoHelper()
 	snapshots := got(f.rack.Client.SnapshotListAllPages(ctx,
 		oxide.SnapshotListParams{Project: oxide.NameOrId(f.rack.Project)}))

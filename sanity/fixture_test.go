@@ -29,12 +29,10 @@ const someUUID = "0e5be1f8-5f0f-4d3c-9a52-2c1f1d4bd20e"
 // callTimeout limits a call of a spec. It is far longer than any call takes.
 const callTimeout = time.Minute
 
-type rackFixture struct{ rack *harness.Rack }
-
 // fixture is a rack and the driver's controller, which the specs of a container share. Each spec
 // uses names of its own and removes what it created, which mustBalance checks.
 type fixture struct {
-	rackFixture
+	rack *harness.Rack
 	// plugin is the controller's process, and ctl its client.
 	plugin *harness.Plugin
 	ctl    csi.ControllerClient
@@ -135,18 +133,18 @@ func (f *fixture) snapshotDeletedLater(id string) {
 	}, NodeTimeout(callTimeout))
 }
 
-func (f *rackFixture) disk(ctx context.Context, id string) *oxide.Disk {
+func (f *fixture) disk(ctx context.Context, id string) *oxide.Disk {
 	GinkgoHelper()
 	return got(f.rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
 }
 
-func (f *rackFixture) disks(ctx context.Context) []oxide.Disk {
+func (f *fixture) disks(ctx context.Context) []oxide.Disk {
 	GinkgoHelper()
 	return got(f.rack.Client.DiskListAllPages(ctx,
 		oxide.DiskListParams{Project: oxide.NameOrId(f.rack.Project)}))
 }
 
-func (f *rackFixture) ids(ctx context.Context) []string {
+func (f *fixture) ids(ctx context.Context) []string {
 	GinkgoHelper()
 	ids := []string{}
 	for _, disk := range f.disks(ctx) {
@@ -155,7 +153,7 @@ func (f *rackFixture) ids(ctx context.Context) []string {
 	return ids
 }
 
-func (f *rackFixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
+func (f *fixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
 	GinkgoHelper()
 	id = got(f.rack.Admin.AddFault(ctx, fault))
 	DeferCleanup(func(ctx SpecContext) {
@@ -164,7 +162,7 @@ func (f *rackFixture) fault(ctx context.Context, fault adminapi.Fault) (id strin
 	return id
 }
 
-func (f *rackFixture) switched(ctx context.Context, name string, now, later any) {
+func (f *fixture) switched(ctx context.Context, name string, now, later any) {
 	GinkgoHelper()
 	Expect(f.rack.Admin.Switch(ctx, map[string]any{name: now})).To(Succeed())
 	DeferCleanup(func(ctx SpecContext) {
@@ -174,7 +172,7 @@ func (f *rackFixture) switched(ctx context.Context, name string, now, later any)
 
 // calls runs do and returns the operations that the rack received during it, in order. It omits
 // reads of the project, because every controller sends one a minute for Probe.
-func (f *rackFixture) calls(ctx context.Context, do func()) []string {
+func (f *fixture) calls(ctx context.Context, do func()) []string {
 	GinkgoHelper()
 	before := got(f.rack.Admin.Requests(ctx, 0))
 	last := 0
@@ -214,13 +212,9 @@ func callsOf[Req, Resp any](ctx context.Context, f *fixture, req Req,
 	return f.calls(ctx, func() { expectOK(ctx, call, req) })
 }
 
-// expectRefusal fails the spec unless err has the code and its message contains every word.
-func expectRefusal(err error, code codes.Code, words ...string) {
+func expectRefusal(err error, code codes.Code) {
 	GinkgoHelper()
 	Expect(status.Code(err)).To(Equal(code), "the driver answered: %v", err)
-	for _, word := range words {
-		Expect(status.Convert(err).Message()).To(ContainSubstring(word))
-	}
 }
 
 // expectReason fails the spec unless err has the code and its message begins with the reason.

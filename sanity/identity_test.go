@@ -216,7 +216,7 @@ func callsOfLife(rpc string) []string {
 	return operations
 }
 
-// The field Look of a rule names the view that the driver requests just before the rule's change.
+// The Why of a rule names the view that the driver requests just before the rule's change.
 func TestRulesNameTheViewBeforeEachChange(t *testing.T) {
 	want, got := map[string]string{}, map[string]string{}
 	for i, call := range lifeCalls[1:] {
@@ -225,14 +225,15 @@ func TestRulesNameTheViewBeforeEachChange(t *testing.T) {
 			want[call.operation] = before.operation
 		}
 	}
+	named := regexp.MustCompile("looks first(?: \\(`(\\w+)`\\))?")
 	for _, rule := range rules.All() {
-		if rule.Look != "" {
-			got[rule.Calls[0]] = rule.Look
+		if look := named.FindStringSubmatch(rule.Why); look != nil {
+			got[rule.Calls[0]] = look[1]
 		}
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the views that the driver requests before changes (-) and those in the rules (+) "+
-			"differ; correct Look and Why of the rules:\n%s", diff)
+			"differ; correct Why of the rules:\n%s", diff)
 	}
 }
 

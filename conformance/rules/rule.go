@@ -34,9 +34,10 @@
 //		…
 //	}},
 //
-// If the driver looks before the operation, the rule contains the words "The driver looks first",
-// and a test compares the rule with the driver's calls. A mutation in simulator/broken breaks the
-// rule. If that endangers the driver, the mutation's DriverSays has the driver's reason to refuse.
+// If the driver looks before the operation, the rule says "The driver looks first" and names the
+// operation, and a test compares the rule with the driver's calls. A mutation in simulator/broken
+// breaks the rule. If that endangers the driver, the mutation's DriverSays has the driver's reason to
+// refuse.
 //
 // faults_test.go tests the checks. It alters the fields of the rack's answers, one at a time: a
 // check must fail, or the table irrelevant states why nobody relies on the field. It also applies
@@ -52,7 +53,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -69,9 +69,6 @@ type Rule struct {
 	// Says states what a rack does, Why names the code that relies on this and the purpose, and Source
 	// states how we know it, all as Markdown.
 	Says, Why, Source string
-	// Look is the operation with which the driver reads the object immediately before the first of
-	// Calls, or "". Why names it, and the specs compare it with the driver's calls.
-	Look string
 	// Calls are the operations that the check tests. A check that got no answer to one of them fails,
 	// because it has proved nothing.
 	Calls []string
@@ -396,9 +393,6 @@ type tested struct {
 var table = slices.Concat(ofAccess, ofAttach, ofDisks, ofGuests, ofInstances, ofLists, ofPlain,
 	ofSnapshots)
 
-// lookFirst finds, in the Why of a rule, the operation with which the driver looks before a change.
-var lookFirst = regexp.MustCompile("The driver looks first \\(`(\\w+)`\\)")
-
 // All lists the rules of ASSUMPTIONS.md in the order of their IDs, each with its check.
 func All() []Rule {
 	var all []Rule
@@ -408,9 +402,6 @@ func All() []Rule {
 			continue
 		}
 		rule := Rule{ID: cells[0], Says: cells[1], Why: cells[2], Source: cells[3]}
-		if look := lookFirst.FindStringSubmatch(rule.Why); look != nil {
-			rule.Look = look[1]
-		}
 		for _, row := range table {
 			if row.id == rule.ID {
 				rule.Calls, rule.Check = strings.Fields(row.calls), row.check
