@@ -219,7 +219,7 @@ under-test:
 	@tools/prerequisites
 	@$(BUILD)
 
-bench: ## developer: measure stages, publishes, memory, start-up and sizes
+bench: ## developer: measure lists, memory, start-up and sizes
 	@tools/prerequisites
 	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./sanity
 
