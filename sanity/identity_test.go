@@ -143,8 +143,7 @@ func csiServices() []protoreflect.ServiceDescriptor {
 }
 
 func TestTheDriverImplementsOneVersionOfCSI(t *testing.T) { // B-7, B-21
-	mod, err := os.ReadFile("../go.mod")
-	csitest.Must(t, err)
+	mod := csitest.Got(os.ReadFile("../go.mod"))(t)
 	const want = "github.com/container-storage-interface/spec v1.13.0"
 	if !strings.Contains(string(mod), want) {
 		t.Fatalf("go.mod does not require %s", want)
@@ -160,11 +159,9 @@ func TestCSIEndpointIsTheOnlyReservedVariableOfTheDriver(t *testing.T) { // B-24
 	reserved := regexp.MustCompile(`"CSI_[A-Z_]+"`)
 	for _, pattern := range []string{"../driver/*.go", "../driver/*/*.go", "../internal/*/*.go",
 		"../cmd/oxide-csi-plugin/*.go"} {
-		files, err := filepath.Glob(pattern)
-		csitest.Must(t, err)
+		files := csitest.Got(filepath.Glob(pattern))(t)
 		for _, file := range files {
-			source, err := os.ReadFile(file)
-			csitest.Must(t, err)
+			source := csitest.Got(os.ReadFile(file))(t)
 			for _, variable := range reserved.FindAllString(string(source), -1) {
 				if variable != `"CSI_ENDPOINT"` {
 					t.Errorf("%s reads %s, a name that CSI reserves", file, variable)

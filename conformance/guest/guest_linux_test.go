@@ -131,8 +131,7 @@ func namesBelow(t *testing.T, dir string) []string {
 
 func TestSweepKeepsADirectoryWhileAProgramOfItsAgentRuns(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	d, err := newDirectory()
-	csitest.Must(t, err)
+	d := csitest.Got(newDirectory())(t)
 	program := exec.Command("cat")
 	program.ExtraFiles = []*os.File{d.lock}
 	stdin, err := program.StdinPipe()

@@ -254,8 +254,7 @@ func survey(t *testing.T, config Config) surveyed {
 			})
 		})
 	}
-	r, err := Open(config)
-	csitest.Must(t, err)
+	r := csitest.Got(Open(config))(t)
 	for _, rule := range All() {
 		result := r.Run(t.Context(), rule)
 		s.results[rule.ID] = result
@@ -469,8 +468,7 @@ func (h *faultTest) draw(t *testing.T) (ignored int) {
 		before := ignored
 		for _, d := range irrelevant {
 			for _, pattern := range strings.Fields(d.fields) {
-				is, err := path.Match(pattern, f.field)
-				csitest.Must(t, err)
+				is := csitest.Got(path.Match(pattern, f.field))(t)
 				if is && slices.Contains(strings.Fields(d.operations), f.operation) {
 					ignored, used[d.reason] = before+1, true
 				}

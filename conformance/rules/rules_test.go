@@ -53,16 +53,13 @@ func TestEveryRuleIsCompleteAndHasAUniqueID(t *testing.T) {
 
 func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
 	cited := map[string]bool{}
-	files, err := filepath.Glob("../../simulator/*.go")
-	csitest.Must(t, err)
-	deeper, err := filepath.Glob("../../simulator/*/*.go")
-	csitest.Must(t, err)
+	files := csitest.Got(filepath.Glob("../../simulator/*.go"))(t)
+	deeper := csitest.Got(filepath.Glob("../../simulator/*/*.go"))(t)
 	for _, file := range append(files, deeper...) {
 		if strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/broken/") {
 			continue
 		}
-		text, err := os.ReadFile(file)
-		csitest.Must(t, err)
+		text := csitest.Got(os.ReadFile(file))(t)
 		for _, id := range regexp.MustCompile(`\bA\d\d\b`).FindAllString(string(text), -1) {
 			cited[id] = true
 		}
@@ -86,8 +83,7 @@ var marks atomic.Int64
 // openRack opens the checks of a simulated rack, as from inside its first instance.
 func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *TestedRack {
 	t.Helper()
-	r, err := Open(configOf(rack, hotplug))
-	csitest.Must(t, err)
+	r := csitest.Got(Open(configOf(rack, hotplug)))(t)
 	return r
 }
 
@@ -119,8 +115,7 @@ func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	// Some rules need an object of another project, or an image.
 	options.Args = append(options.Args, "--project", "other", "--image", "silos=1048576",
 		"--image", "sanity/projects=1073741824")
-	rack, err := run.StartRack(t.Context(), options)
-	csitest.Must(t, err)
+	rack := csitest.Got(run.StartRack(t.Context(), options))(t)
 	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
 	return rack
 }
@@ -140,16 +135,14 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 				Args: []string{"--instance-delay", "100ms", "--device-delay", "50ms"}})
 			if cold { // the instance has a boot disk
 				ctx, instance := t.Context(), rack.Instance("").ID
-				disk, err := rack.CreateDisk(ctx, rack.Project, "boot-disk-of-an-instance", GiB)
-				csitest.Must(t, err)
+				disk := csitest.Got(rack.CreateDisk(ctx, rack.Project, "boot-disk-of-an-instance", GiB))(t)
 				csitest.Must(t, rack.StopInstance(ctx, instance))
 				csitest.Must(t, rack.AttachDisk(ctx, disk.Id, instance))
 				csitest.Must(t, rack.StartInstance(ctx, instance))
 			}
 			r := openRack(t, rack, !cold)
 			r.AttachOnly = hotplug == adminapi.HotplugAttachOnly
-			before, err := rack.Ledger(t.Context())
-			csitest.Must(t, err)
+			before := csitest.Got(rack.Ledger(t.Context()))(t)
 			count := map[Status]int{}
 			for _, rule := range All() {
 				result := r.Run(t.Context(), rule)
