@@ -70,7 +70,7 @@ func TestReferencePagesListEveryParameterRouteAndField(t *testing.T) {
 // claims lists numbers in README.md, docs/proven.md and docs/data-safety.md: a text in a page, the
 // file that decides the number, and a text in that file which contains it.
 var claims = [][3]string{
-	{"14 steps and 15 requests", "conformance/demo_test.go", "requests != 15"},
+	{"14 steps and 15 requests", "conformance/main_test.go", "requests != 15"},
 	{"[rules 16 to 22]", "docs/data-safety.md", "22. **Reading what others"},
 	{"12 disks per instance", "internal/volume/name.go", "DefaultMaxDisks = 12"},
 	{"follows fifteen rules", "docs/data-safety.md", "15. **The driver undoes"},
