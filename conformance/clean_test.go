@@ -41,8 +41,8 @@ import (
 )
 
 // strangers creates disks whose names and descriptions look like those of a run, and attaches one
-// of them to instance a. It returns the number of disks.
-func strangers(t *testing.T, rack *bed, run string) int {
+// of them to instance a.
+func strangers(t *testing.T, rack *bed, run string) {
 	t.Helper()
 	descriptions := []string{"made by hand", "", "oxide-conformance", "oxide-conformance-" + run,
 		"oxide-conformance " + run, `oxide-conformance {"run":"` + run, `oxide-conformance {"run":"my"}`,
@@ -57,13 +57,10 @@ func strangers(t *testing.T, rack *bed, run string) int {
 		if i == 1 {
 			name = "sanity" // which csi-sanity uses, too
 		}
-		id := made(t, rack, name, description)
-		if i > 0 {
-			continue
+		if id := made(t, rack, name, description); i == 0 {
+			csitest.Must(t, rack.AttachDisk(t.Context(), id, rack.Instance("a").ID))
 		}
-		csitest.Must(t, rack.AttachDisk(t.Context(), id, rack.Instance("a").ID))
 	}
-	return len(descriptions)
 }
 
 // made creates a disk with a description, which may be a run's mark, and returns its ID.
@@ -228,7 +225,7 @@ func TestDetachStopsOnlyTheRunsOwnHelper(t *testing.T) {
 func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
-	actors := strangers(t, rack, "1a2b3c4d")
+	strangers(t, rack, "1a2b3c4d")
 	nothingOfRuns, now := balance(t, rack), time.Now()
 	made(t, rack, "elsewhere", mark{Run: "22222222", Host: "elsewhere", Began: &now}.description())
 	lost := made(t, rack, "unknown", mark{Run: "33333333"}.description())
@@ -293,10 +290,6 @@ func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 	clean(ExitConforms, "--run", "33333333")
 	clean(ExitConforms, "--run", "22222222")
 	nothingOfRuns()
-	if !t.Failed() { // otherwise something on the rack is not as it was
-		csitest.Must(t, proof.Print(proof.Line("neighbours-of-a-run", "actors",
-			actors+len(programs)+6, "touched", 0)))
-	}
 }
 
 // stranger starts a user's process with this program's name. It ends when its input is closed.

@@ -61,17 +61,14 @@ const (
 	shellTimeout = time.Minute
 )
 
-// preflight gives the functions in preflightLines access to the job.
-type preflight struct{ *job }
-
 // Each of preflightLines examines one property of the rack or of this machine. Some store in the
 // job what the run needs later.
 var preflightLines = []struct {
 	name   string
 	needed bool // later lines cannot run without it: if it fails, the preflight ends
-	ask    func(preflight, context.Context) report.Line
+	ask    func(*job, context.Context) report.Line
 }{
-	{"this machine", true, func(p preflight, _ context.Context) report.Line {
+	{"this machine", true, func(p *job, _ context.Context) report.Line {
 		if runtime.GOOS != "linux" || os.Geteuid() != 0 {
 			return fail("Run it as root, on Linux, in an instance of the rack.", "%s, user ID %d",
 				runtime.GOOS, os.Geteuid())
@@ -79,7 +76,7 @@ var preflightLines = []struct {
 		name, _ := os.Hostname()
 		return pass("%s, root", name)
 	}},
-	{"host", true, func(p preflight, ctx context.Context) report.Line {
+	{"host", true, func(p *job, ctx context.Context) report.Line {
 		_, err := p.client.Ping(ctx)
 		switch {
 		case err == nil:
@@ -91,7 +88,7 @@ var preflightLines = []struct {
 			"authority of a private certificate; HTTPS_PROXY and NO_PROXY apply.",
 			"%s does not answer as a rack: %s", p.host, rules.Brief(err))
 	}},
-	{"certificate", false, func(p preflight, ctx context.Context) report.Line {
+	{"certificate", false, func(p *job, ctx context.Context) report.Line {
 		if u, err := url.Parse(p.host); err == nil && u.Scheme == "http" {
 			return warn("Use https: everybody on the way can read the token.", "none: plain HTTP")
 		}
@@ -117,7 +114,7 @@ var preflightLines = []struct {
 		}
 		return pass("%s", says)
 	}},
-	{"api-version", false, func(p preflight, ctx context.Context) report.Line {
+	{"api-version", false, func(p *job, ctx context.Context) report.Line {
 		// The client sends its version in every request, so the rack has also accepted it in the ping.
 		if _, err := p.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
 			return fail("The rack is older than the driver, or no rack: use a driver of its time.",
@@ -125,7 +122,7 @@ var preflightLines = []struct {
 		}
 		return pass("%s is served", rules.APIVersion)
 	}},
-	{"token", true, func(p preflight, ctx context.Context) report.Line {
+	{"token", true, func(p *job, ctx context.Context) report.Line {
 		user, err := p.client.CurrentUserView(ctx)
 		if err != nil {
 			return fail("Set OXIDE_TOKEN, or OXIDE_TOKEN_FILE, to a token of this rack.",
@@ -135,7 +132,7 @@ var preflightLines = []struct {
 	}},
 	// This line requests a disk with a name that nobody can guess. If the admin listener's log has
 	// that request, the listener belongs to the rack under test.
-	{simulatorLine, true, func(p preflight, ctx context.Context) report.Line {
+	{simulatorLine, true, func(p *job, ctx context.Context) report.Line {
 		ctx, cancel := context.WithTimeout(ctx, shellTimeout)
 		defer cancel()
 		name := "conf-" + p.id + "-simulator"
@@ -151,7 +148,7 @@ var preflightLines = []struct {
 		}
 		return pass("%s is the rack's admin listener", p.settings.admin)
 	}},
-	{"token's expiry", false, func(p preflight, ctx context.Context) report.Line {
+	{"token's expiry", false, func(p *job, ctx context.Context) report.Line {
 		tokens, err := p.client.CurrentUserAccessTokenListAllPages(ctx,
 			oxide.CurrentUserAccessTokenListParams{})
 		if err != nil {
@@ -175,7 +172,7 @@ var preflightLines = []struct {
 		return pass("the first of the user's %d tokens expires on %s", len(tokens),
 			first.UTC().Format(time.DateOnly))
 	}},
-	{"project", true, func(p preflight, ctx context.Context) report.Line {
+	{"project", true, func(p *job, ctx context.Context) report.Line {
 		project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.projectName})
 		if err != nil {
 			return fail("Set OXIDE_PROJECT to the project of this instance.", "%s: %s", p.project,
@@ -183,8 +180,8 @@ var preflightLines = []struct {
 		}
 		return pass("%s (%s)", project.Name, project.Id)
 	}},
-	{"role", false, preflight.askRole},
-	{"quota", false, func(p preflight, ctx context.Context) report.Line {
+	{"role", false, (*job).askRole},
+	{"quota", false, func(p *job, ctx context.Context) report.Line {
 		u, err := p.client.UtilizationView(ctx)
 		if err != nil {
 			return warn("", "the rack does not tell: %s", rules.Brief(err))
@@ -207,7 +204,7 @@ var preflightLines = []struct {
 		}
 		return pass("%s", says)
 	}},
-	{"this instance", true, func(p preflight, ctx context.Context) report.Line {
+	{"this instance", true, func(p *job, ctx context.Context) report.Line {
 		id, err := p.firmwareID()
 		if err != nil {
 			return fail("Run it in an instance of the rack. In a container, show it the instance's /sys.",
@@ -222,7 +219,7 @@ var preflightLines = []struct {
 		p.report.Run.Instance = string(p.here.Name)
 		return pass("%s (%s), %s", p.here.Name, id, p.here.RunState)
 	}},
-	{"room for disks", false, func(p preflight, ctx context.Context) report.Line {
+	{"room for disks", false, func(p *job, ctx context.Context) report.Line {
 		disks, err := p.client.InstanceDiskListAllPages(ctx,
 			oxide.InstanceDiskListParams{Instance: oxide.NameOrId(p.here.Id)})
 		if err != nil {
@@ -234,7 +231,7 @@ var preflightLines = []struct {
 		}
 		return pass("this instance has %d disks, of at most %d", len(disks), diskLimit)
 	}},
-	{"second instance", false, func(p preflight, ctx context.Context) (f report.Line) {
+	{"second instance", false, func(p *job, ctx context.Context) (f report.Line) {
 		if p.settings.second == "" {
 			return skip("Volumes are not moved. Name another instance with --second and --second-shell.",
 				"none is named")
@@ -246,7 +243,7 @@ var preflightLines = []struct {
 		p.report.Run.Second = string(p.second.Name)
 		return askShell(ctx, "--second-shell", p.secondShell, p.second)
 	}},
-	{"helper", false, func(p preflight, ctx context.Context) (f report.Line) {
+	{"helper", false, func(p *job, ctx context.Context) (f report.Line) {
 		if p.settings.helper == "" {
 			return skip("A rack without hot-plug is tested further with a stopped instance: --helper, "+
 				"--guest-shell.", "none is named")
@@ -262,7 +259,7 @@ var preflightLines = []struct {
 		}
 		return pass("%s (%s) is stopped", p.helper.Name, p.helper.Id)
 	}},
-	{"tools", false, func(p preflight, _ context.Context) report.Line {
+	{"tools", false, func(p *job, _ context.Context) report.Line {
 		var missing []string
 		for _, part := range p.selected() {
 			for _, tool := range parts[part].tools {
@@ -277,7 +274,7 @@ var preflightLines = []struct {
 		}
 		return pass("all there")
 	}},
-	{"kernel", false, func(p preflight, _ context.Context) report.Line {
+	{"kernel", false, func(p *job, _ context.Context) report.Line {
 		release, err := guest.KernelRelease()
 		switch {
 		case err != nil:
@@ -287,11 +284,11 @@ var preflightLines = []struct {
 		}
 		return pass("Linux %s", release)
 	}},
-	{hotplugLine, false, func(p preflight, _ context.Context) report.Line {
+	{hotplugLine, false, func(p *job, _ context.Context) report.Line {
 		return skip("A run finds out first of all, with one disk of 1 GiB.",
 			"not tried: a preflight makes nothing")
 	}},
-	{"latency", false, func(p preflight, ctx context.Context) report.Line {
+	{"latency", false, func(p *job, ctx context.Context) report.Line {
 		var took []time.Duration
 		for range 7 {
 			began := time.Now()
@@ -310,7 +307,7 @@ var preflightLines = []struct {
 		}
 		return pass("%s", says)
 	}},
-	{"dead runs", false, func(p preflight, ctx context.Context) report.Line {
+	{"dead runs", false, func(p *job, ctx context.Context) report.Line {
 		all, err := p.inventory(ctx)
 		if err != nil {
 			return warn("", "%s", err)
@@ -330,7 +327,7 @@ func (w *job) preflight(ctx context.Context) bool {
 		if line.name == simulatorLine && w.admin == nil {
 			continue
 		}
-		f := line.ask(preflight{w}, ctx)
+		f := line.ask(w, ctx)
 		f.Name = line.name
 		w.report.Preflight = append(w.report.Preflight, f)
 		w.say("%-5s %-16s %s", f.Status, line.name, f.Found)
@@ -347,7 +344,7 @@ func (w *job) preflight(ctx context.Context) bool {
 
 // askRole requests a disk of 0 bytes. The rack refuses with 403 if the role may not create disks,
 // and otherwise with 400 for the size.
-func (p preflight) askRole(ctx context.Context) report.Line {
+func (p *job) askRole(ctx context.Context) report.Line {
 	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + p.id + "-role"),
 			Description: mark{Run: p.id}.description(), Size: 0,
@@ -366,7 +363,7 @@ func (p preflight) askRole(ctx context.Context) report.Line {
 }
 
 // another finds an instance that the run may stop. It fails if the instance is not in state want.
-func (p preflight) another(ctx context.Context, named string, want oxide.InstanceState,
+func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.find(ctx, named)
 	if err != nil {

@@ -228,12 +228,10 @@ func TestWitnessFindsASuccessfulCallWithoutARequest(t *testing.T) {
 
 func TestDataCheckNamesTheCallsThatItDidNotMake(t *testing.T) {
 	check := data.Check{Calls: []string{"CreateVolume", "disk_create"}}
-	missing := notMade(check, []rpc{{name: "Probe"}})
-	if strings.Join(missing, " ") != "CreateVolume" {
-		t.Errorf("not made: %q", missing)
-	}
-	if missing := notMade(check, []rpc{{name: "CreateVolume"}}); missing != nil {
-		t.Errorf("not made: %q", missing)
+	for made, want := range map[string]string{"Probe": "CreateVolume", "CreateVolume": ""} {
+		if missing := notMade(check, []rpc{{name: made}}); strings.Join(missing, " ") != want {
+			t.Errorf("with a call of %s: not made: %q", made, missing)
+		}
 	}
 }
 

@@ -24,9 +24,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// The benchmarks (make bench) print their medians as FIGURE lines, which docs/sizing.md cites. The
-// list is measured alternately with and without the driver, so that other load on the machine affects
-// both.
+// The benchmarks (make bench) print their medians as FIGURE lines, which docs/sizing.md cites.
+// Lists are measured alternately with and without the driver, so that other load on the machine
+// affects both.
 
 // bench is a running rack and driver, whose programs are built as a release is.
 type bench struct {

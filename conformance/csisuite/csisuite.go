@@ -254,18 +254,6 @@ func Explain(skips []ExplainedSkip, spec types.SpecReport) int {
 	})
 }
 
-// Explanations returns lines with the number of skipped specs for each reason.
-func (a *Audit) Explanations() []string {
-	var lines []string
-	for i, skip := range a.skips {
-		if a.used[i] > 0 {
-			lines = append(lines, fmt.Sprintf("%d skipped for %s, %s: %q",
-				a.used[i], skip.Capability, skip.Reason, skip.Spec))
-		}
-	}
-	return lines
-}
-
 // Unused describes the entries without a skip. Call it only after a run of the whole suite.
 func (a *Audit) Unused() []string {
 	var faults []string
