@@ -433,10 +433,11 @@ type Look struct {
 	// Kind is one of the kinds of disks below, and Bytes the size of a disk.
 	Kind  string
 	Bytes int64
-	// New marks the blocks that were compared before any other use. Kept marks those that were
-	// compared after a detach and not written since the last attach. Written marks those of Kept that
-	// the check had written before.
-	New, Kept, Written []bool
+	// Seen marks the blocks that were compared at a moment: "new" before any other use, and "kept"
+	// after a detach if they were not written since the last attach. Written marks those of the latter
+	// that the check had written before.
+	Seen    map[string][]bool
+	Written []bool
 }
 
 // These are the kinds of disks, by their origin.
@@ -475,8 +476,8 @@ func (l *Log) disk(kind string, bytes int64) *disk {
 	i := slices.IndexFunc(l.looks, func(k *Look) bool { return k.Kind == kind && k.Bytes == bytes })
 	if i < 0 {
 		i = len(l.looks)
-		l.looks = append(l.looks, &Look{Kind: kind, Bytes: bytes, New: make([]bool, n),
-			Kept: make([]bool, n), Written: make([]bool, n)})
+		l.looks = append(l.looks, &Look{Kind: kind, Bytes: bytes, Written: make([]bool, n),
+			Seen: map[string][]bool{"new": make([]bool, n), "kept": make([]bool, n)}})
 	}
 	return &disk{log: l, look: l.looks[i], blocks: make([]touched, n)}
 }
@@ -485,9 +486,9 @@ func (l *Log) disk(kind string, bytes int64) *disk {
 func (d *disk) read(r guest.Range) {
 	d.each(r, func(block int64) {
 		was := d.blocks[block]
-		d.look.New[block] = d.look.New[block] || was&ever == 0
+		d.look.Seen["new"][block] = d.look.Seen["new"][block] || was&ever == 0
 		if d.visits > 0 && was&now == 0 {
-			d.look.Kept[block] = true
+			d.look.Seen["kept"][block] = true
 			d.look.Written[block] = d.look.Written[block] || was&holds != 0
 		}
 		d.blocks[block] |= ever
@@ -561,17 +562,9 @@ func (l Look) What(moment string) string {
 	return fmt.Sprintf("%s of %d GiB, %s", l.Kind, l.Bytes/harness.GiB, after)
 }
 
-// At returns the blocks that were compared at a moment, which is "new" or "kept".
-func (l Look) At(moment string) []bool {
-	if moment == "kept" {
-		return l.Kept
-	}
-	return l.New
-}
-
 // Looked returns the number of bytes that were compared at a moment, which is "new" or "kept".
 func (l Look) Looked(moment string) (bytes int64) {
-	for _, seen := range l.At(moment) {
+	for _, seen := range l.Seen[moment] {
 		if seen {
 			bytes += guest.BlockBytes
 		}

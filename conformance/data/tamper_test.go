@@ -224,7 +224,7 @@ func drawBytes(random *rand.Rand, looks []data.Look) byteMutant {
 // noticed reports whether a check compared the mutant's block at the mutant's moment, new or kept.
 func (m byteMutant) noticed(r recorded) bool {
 	return slices.ContainsFunc(r.looks, func(l data.Look) bool {
-		return l.What("") == m.look.What("") && l.At(m.moment)[m.at/guest.BlockBytes] &&
+		return l.What("") == m.look.What("") && l.Seen[m.moment][m.at/guest.BlockBytes] &&
 			(m.wrong != "lost" || l.Written[m.at/guest.BlockBytes])
 	})
 }
