@@ -562,7 +562,7 @@ func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 // asOthersHave returns the environment of a run on a shared rack: without an admin listener, with
 // TMPDIR for the directories of agents, and without some of the variables OXIDE_CONFORMANCE_*.
 func asOthersHave(rack *bed, without ...string) map[string]string {
-	env := set("TMPDIR", rack.Dir, "OXIDE_CONFORMANCE_SIMULATOR_ADMIN", "")
+	env := vars{"TMPDIR": rack.Dir, "OXIDE_CONFORMANCE_SIMULATOR_ADMIN": ""}
 	for _, name := range without {
 		env["OXIDE_CONFORMANCE_"+name] = ""
 	}

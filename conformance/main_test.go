@@ -207,8 +207,9 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 			"fail  quota " + room},
 		"a silo with room for the rules": {15*gib + 1<<20, nil, "preflight --only rules", ExitConforms,
 			"pass  quota " + room},
-		"another rack's admin listener": {nil, set("OXIDE_CONFORMANCE_SIMULATOR_ADMIN",
-			other.Admin.URL), "run --yes", ExitUsage, "fail  simulator "},
+		"another rack's admin listener": {nil, vars{
+			"OXIDE_CONFORMANCE_SIMULATOR_ADMIN": other.Admin.URL}, "run --yes", ExitUsage,
+			"fail  simulator "},
 		"no such verb": {nil, nil, "purge", ExitUsage,
 			`"purge"|preflight, run, clean, diff`},
 		"no such flag":              {nil, nil, "run --fast", ExitUsage, "fast"},
@@ -220,16 +221,16 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 		"one report":                {nil, nil, "diff one", ExitUsage, "two reports"},
 		"an argument after version": {nil, nil, "version 2", ExitUsage, `"2"`},
 		"missing reports":           {nil, nil, "diff /nowhere /nowhere", ExitUsage, "/nowhere"},
-		"an invalid run ID": {nil, set("OXIDE_CA_FILE", "main.go"), "clean --run mine", ExitUsage,
+		"an invalid run ID": {nil, vars{"OXIDE_CA_FILE": "main.go"}, "clean --run mine", ExitUsage,
 			"8 hexadecimal digits"},
-		"no rack": {nil, set("OXIDE_HOST", "", "OXIDE_PROJECT", ""), "run", ExitUsage,
+		"no rack": {nil, vars{"OXIDE_HOST": "", "OXIDE_PROJECT": ""}, "run", ExitUsage,
 			"OXIDE_HOST, OXIDE_PROJECT"},
 		"no answer to the question": {nil, nil, "run --only rules", ExitUsage, "--yes"},
-		"an unknown token":          {nil, set("OXIDE_TOKEN", canary), "preflight", ExitUsage, "fail"},
-		"an unknown certificate":    {nil, set("OXIDE_CA_FILE", ""), "preflight", ExitUsage, "fail"},
-		"an unknown project": {nil, set("OXIDE_PROJECT", "elsewhere"), "preflight", ExitUsage,
+		"an unknown token":          {nil, vars{"OXIDE_TOKEN": canary}, "preflight", ExitUsage, "fail"},
+		"an unknown certificate":    {nil, vars{"OXIDE_CA_FILE": ""}, "preflight", ExitUsage, "fail"},
+		"an unknown project": {nil, vars{"OXIDE_PROJECT": "elsewhere"}, "preflight", ExitUsage,
 			"fail"},
-		"no instance of the rack": {nil, set("OXIDE_SYSFS_ROOT", "/nowhere"), "preflight", ExitUsage,
+		"no instance of the rack": {nil, vars{"OXIDE_SYSFS_ROOT": "/nowhere"}, "preflight", ExitUsage,
 			"fail"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -291,14 +292,8 @@ func TestHelpListsEveryVerbAndSetting(t *testing.T) {
 	}
 }
 
-// set returns an environment from alternating names and values.
-func set(pairs ...string) map[string]string {
-	env := map[string]string{}
-	for i := 0; i+1 < len(pairs); i += 2 {
-		env[pairs[i]] = pairs[i+1]
-	}
-	return env
-}
+// vars are environment variables.
+type vars = map[string]string
 
 func shellOf(t *testing.T, text string) string {
 	t.Helper()
@@ -332,9 +327,9 @@ func TestAShellDoesNotGetTheToken(t *testing.T) {
 func TestRunChecksNoDataIfAShellReachesTheWrongInstance(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
-	p := prepare(t, rack, set("OXIDE_CONFORMANCE_SECOND_SHELL", shellOf(t, fmt.Sprintf(
+	p := prepare(t, rack, vars{"OXIDE_CONFORMANCE_SECOND_SHELL": shellOf(t, fmt.Sprintf(
 		"case $1 in *agent*) exec %s \"$1\";; esac\nexec %s \"$1\"\n", inside(rack, "a"),
-		inside(rack, "b")))), "run", "--yes", "--only", partData)
+		inside(rack, "b")))}, "run", "--yes", "--only", partData)
 	p.exit(t, ExitUsage)
 	if r := p.report(t); !strings.Contains(r.Why, "--second-shell reaches instance") {
 		t.Errorf("%s: %s", r.Verdict, r.Why)

@@ -312,7 +312,7 @@ func TestWriteReportReplacesNoFile(t *testing.T) {
 // In this test the rack repeats the token in every error, the disks of other users have
 // descriptions, and the command that reaches the second instance has a password.
 func TestReportContainsNoCredentialsAndNoForeignDescriptions(t *testing.T) {
-	rack := set("OXIDE_HOST", "x", "OXIDE_TOKEN", "x", "OXIDE_PROJECT", "x")
+	rack := vars{"OXIDE_HOST": "x", "OXIDE_TOKEN": "x", "OXIDE_PROJECT": "x"}
 	settings, err := parseSettings("run", []string{"--second-shell", "ssh -p " + canary, "--yes",
 		"--release=" + canary}, func(name string) string { return rack[name] })
 	csitest.Must(t, err)
@@ -344,7 +344,7 @@ func TestReportContainsNoCredentialsAndNoForeignDescriptions(t *testing.T) {
 		var out strings.Builder
 		p := Program{Args: []string{"preflight"}, Stdout: &out, Stderr: &out,
 			Getenv: func(name string) string {
-				return set("OXIDE_HOST", host, "OXIDE_TOKEN", canary, "OXIDE_PROJECT", "p")[name]
+				return vars{"OXIDE_HOST": host, "OXIDE_TOKEN": canary, "OXIDE_PROJECT": "p"}[name]
 			}}
 		if status := p.Main(t.Context()); status != ExitUsage || strings.Contains(out.String(), canary) {
 			t.Errorf("with the host %s: %d, %s", host, status, out.String())

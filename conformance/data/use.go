@@ -260,8 +260,7 @@ func checkCut(s *checkRun) {
 	lost.detach()
 	u := s.inUse(lost.volume, s.B)
 	s.during("after a detach while it was mounted", func() { u.verify(synced) })
-	found := harness.Got(guest.Verify(s.ctx, u.guest,
-		guest.Task{Place: u.place(), Pattern: dirty}))
+	found := harness.Got(guest.Verify(s.ctx, u.guest, guest.Task{Place: u.place(), Pattern: dirty}))
 	for _, f := range found.Findings {
 		if !f.Lost {
 			s.fail("block %d, which was written and never synced, is %s: it may be what was "+

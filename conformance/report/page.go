@@ -258,15 +258,10 @@ func (a axis) row(calls Calls) latencyRow {
 	row.XMax = pixels(a.at(decade(slowest)))
 	row.Text = fmt.Sprintf("%s: of %s half took at most %s, 95 of 100 at most %s, the slowest %s",
 		calls.Operation, plural(calls.Count, "call"), row.P50, row.P95, row.Max)
-	row.Bars = a.bars(calls.Milliseconds)
-	return row
-}
-
-// bars returns the path of the bars. The height of a bar is proportional to the square root of
-// its number of calls, so that a single slow call stays visible.
-func (a axis) bars(samples []float64) string {
+	// The height of a bar is proportional to the square root of its number of calls, so that a single
+	// slow call stays visible.
 	heights := make([]float64, int(plotWidth/barStep))
-	for _, ms := range samples {
+	for _, ms := range calls.Milliseconds {
 		heights[int((a.at(decade(ms))-plotMargin)/barStep)]++
 	}
 	highest := slices.Max(heights)
@@ -278,7 +273,8 @@ func (a axis) bars(samples []float64) string {
 				(plotHeight-height)/2, barWidth, height, barWidth)
 		}
 	}
-	return path.String()
+	row.Bars = path.String()
+	return row
 }
 
 // These are the elements of a JUnit report, as Jenkins, GitLab and GitHub's actions read them.

@@ -46,7 +46,18 @@ func example() *Report {
 		Versions: Versions{Suite: "v0.4.0", Driver: "v0.4.0", SDK: "oxide.go v0.10.0",
 			Go: "go1.26.8", Kernel: "6.12.41", OS: "Debian 13", Arch: "amd64",
 			Tools: map[string]string{"mkfs.ext4": "1.47.2", "mkfs.xfs": "6.13.0"}},
-		Preflight: examplePreflight(), Results: exampleResults(), Calls: exampleCalls(),
+		Preflight: []Line{
+			{Name: "Environment", Status: Pass, Found: "OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT are set"},
+			{Name: "Rack", Status: Pass, Found: "answers in 38 ms, with API version 2026060800.0.0"},
+			{Name: "This machine", Status: Pass, Found: "is the instance csi-a, runs as root"},
+			{Name: "Quota", Status: Warn, Found: "31 GiB are left in the silo; the run may use 24 GiB",
+				Advice: "Other users of the silo can make the run fail: raise the quota, or choose fewer " +
+					"groups with --groups."},
+			{Name: "Second instance", Status: Pass, Found: "`ssh csi-b` reaches csi-b, as root"},
+			{Name: "mkfs.btrfs", Status: Skip, Found: "is not installed",
+				Advice: "To test btrfs, install btrfs-progs on csi-a and csi-b."},
+		},
+		Results: exampleResults(), Calls: exampleCalls(),
 		Ledger: Ledger{
 			Before: map[string]int{"disks": 4, "snapshots": 1, "instances": 3, "attachments": 3,
 				"devices": 1, "mounts": 27},
@@ -56,20 +67,6 @@ func example() *Report {
 		},
 		Witness: Witness{Source: "this program’s own record"},
 		CleanUp: "oxide-conformance clean --mark conformance-7c1d0f3a",
-	}
-}
-
-func examplePreflight() []Line {
-	return []Line{
-		{Name: "Environment", Status: Pass, Found: "OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT are set"},
-		{Name: "Rack", Status: Pass, Found: "answers in 38 ms, with API version 2026060800.0.0"},
-		{Name: "This machine", Status: Pass, Found: "is the instance csi-a, runs as root"},
-		{Name: "Quota", Status: Warn, Found: "31 GiB are left in the silo; the run may use 24 GiB",
-			Advice: "Other users of the silo can make the run fail: raise the quota, or choose fewer " +
-				"groups with --groups."},
-		{Name: "Second instance", Status: Pass, Found: "`ssh csi-b` reaches csi-b, as root"},
-		{Name: "mkfs.btrfs", Status: Skip, Found: "is not installed",
-			Advice: "To test btrfs, install btrfs-progs on csi-a and csi-b."},
 	}
 }
 
