@@ -102,8 +102,7 @@ func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 
 // patient shortens the time during which the effect of an unanswered request is unknown to 2 s.
 // That is still longer than a call takes on a busy machine.
-var patient = fixtureOptions{plugin: harness.PluginOptions{Env: map[string]string{
-	"OXIDE_LATE_LIMIT": "2s"}}}
+var patient = harness.PluginOptions{Env: map[string]string{"OXIDE_LATE_LIMIT": "2s"}}
 
 var _ = describeController("on a broken rack the driver", patient, func(f *fixture) {
 	all := slices.Concat(brokenWire, brokenDisks, brokenSnapshots, brokenAttachments)

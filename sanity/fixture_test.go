@@ -38,24 +38,22 @@ type fixture struct {
 	ctl    csi.ControllerClient
 }
 
-type fixtureOptions struct {
-	rack   harness.RackOptions
-	plugin harness.PluginOptions
-}
-
 // describeController registers a container whose specs share a fixture. A failed spec does not
 // stop the others.
-func describeController(text string, options fixtureOptions, specs func(f *fixture)) bool {
+func describeController(text string, options harness.PluginOptions, specs func(f *fixture)) bool {
 	return Describe(text, Offset(1), Ordered, ContinueOnFailure, Label("controller"), func() {
 		f := &fixture{}
-		BeforeAll(func(ctx SpecContext) { f.open(ctx, options) }, NodeTimeout(2*time.Minute))
+		BeforeAll(func(ctx SpecContext) {
+			f.open(ctx, harness.RackOptions{}, options)
+		}, NodeTimeout(2*time.Minute))
 		specs(f)
 	})
 }
 
-func (f *fixture) open(ctx context.Context, options fixtureOptions) {
-	f.rack = startRack(ctx, options.rack)
-	f.plugin = f.controller(ctx, options.plugin)
+func (f *fixture) open(ctx context.Context, rack harness.RackOptions,
+	plugin harness.PluginOptions) {
+	f.rack = startRack(ctx, rack)
+	f.plugin = f.controller(ctx, plugin)
 	f.ctl = f.plugin.Controller()
 	mustBalance(ctx, f.rack, f.plugin)
 }
@@ -253,7 +251,7 @@ func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool
 	return Describe(text, Offset(1), Ordered, ContinueOnFailure, func() {
 		f := &nodeFixture{fixture: &fixture{}}
 		BeforeAll(func(ctx SpecContext) {
-			f.open(ctx, fixtureOptions{rack: harness.RackOptions{Args: rack}})
+			f.open(ctx, harness.RackOptions{Args: rack}, harness.PluginOptions{})
 			// At this level, a secret that leaks into the log is visible.
 			verbose := harness.PluginOptions{Args: []string{"--log-level=debug"}}
 			f.a, f.b = f.node(ctx, "a", verbose), f.node(ctx, "b", verbose)

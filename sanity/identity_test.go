@@ -51,7 +51,7 @@ func capabilities(ctx context.Context, p *harness.Plugin) []string {
 	return declared
 }
 
-var _ = describeController("the driver", fixtureOptions{}, func(f *fixture) {
+var _ = describeController("the driver", harness.PluginOptions{}, func(f *fixture) {
 	var all *harness.Plugin
 	BeforeAll(func(ctx SpecContext) { all = f.ready(ctx, harness.PluginOptions{}) })
 
@@ -222,7 +222,7 @@ func TestRulesNameTheViewBeforeEachChange(t *testing.T) {
 	}
 }
 
-var _ = describeController("the driver's controller", fixtureOptions{}, func(f *fixture) {
+var _ = describeController("the driver's controller", harness.PluginOptions{}, func(f *fixture) {
 	It("sends create; list, view, attach, list; view, detach; view, delete to the rack (D-27)",
 		func(ctx SpecContext) {
 			node := f.rack.Instance("a").ID
