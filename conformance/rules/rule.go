@@ -36,8 +36,8 @@
 //
 // If the driver looks before the operation, the rule says "The driver looks first" and names the
 // operation, and a test compares the rule with the driver's calls. A mutation in simulator/broken
-// breaks the rule. If that endangers the driver, the mutation's DriverSays has the driver's reason to
-// refuse.
+// breaks the rule. If that endangers the driver, the mutation's DriverSays has the driver's reason
+// to refuse.
 //
 // faults_test.go tests the checks. It alters the fields of the rack's answers, one at a time: a
 // check must fail, or the table irrelevant states why nobody relies on the field. It also applies
