@@ -328,8 +328,8 @@ func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxid
 	})
 }
 
-// revive starts the instance if it does not run, and connects to it again. The
-// stop has ended its mounts.
+// revive starts the instance if it does not run, and connects to it again. The stop has ended its
+// mounts.
 func (u *use) revive(ctx context.Context) error {
 	u.stopped, u.mounted = true, false
 	u.guest.Kill()
