@@ -196,42 +196,48 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 		env      map[string]string
 		args     string
 		exit     int
-		says     string // separated by |
+		// says is on standard error, and shows on standard output, each separated by |.
+		says, shows string
 	}{
-		"a rack in order": {nil, nil, "preflight", ExitConforms, "pass  host |pass  simulator |" +
+		"a rack in order": {nil, nil, "preflight", ExitConforms, "", "pass  host |pass  simulator |" +
 			"pass  certificate |pass  api-version |warn  token's expiry |pass  role |pass  quota |" +
 			"pass  this instance |pass  second instance |pass  helper |pass  tools |pass  kernel |" +
 			"skip  hot-plug |pass  latency |takes about "},
-		"a viewer": {"viewer", nil, "preflight", ExitUsage, "fail  role |limited-collaborator"},
+		"a viewer": {"viewer", nil, "preflight", ExitUsage, "", "fail  role |limited-collaborator"},
 		"a silo without room for the rules": {14*gib + 1<<20, nil, "preflight --only rules", ExitUsage,
-			"fail  quota " + room},
+			"", "fail  quota " + room},
 		"a silo with room for the rules": {15*gib + 1<<20, nil, "preflight --only rules", ExitConforms,
-			"pass  quota " + room},
+			"", "pass  quota " + room},
 		"another rack's admin listener": {nil, vars{
-			"OXIDE_CONFORMANCE_SIMULATOR_ADMIN": other.Admin.URL}, "run --yes", ExitUsage,
+			"OXIDE_CONFORMANCE_SIMULATOR_ADMIN": other.Admin.URL}, "run --yes", ExitUsage, "",
 			"fail  simulator "},
 		"no such verb": {nil, nil, "purge", ExitUsage,
-			`"purge"|preflight, run, clean, diff`},
-		"no such flag":              {nil, nil, "run --fast", ExitUsage, "fast"},
-		"no such part":              {nil, nil, "run --only zfs", ExitUsage, `"zfs"|rules, ext4, xfs`},
-		"nothing selected":          {nil, nil, "run --only ,", ExitUsage, "nothing|rules, ext4, xfs"},
-		"an argument too many":      {nil, nil, "run all", ExitUsage, `"all"`},
-		"a budget without numbers":  {nil, nil, "run --budget lots", ExitUsage, "20,40"},
-		"a budget too small":        {nil, nil, "run --yes --only ext4 --budget 3,3", ExitUsage, "fail"},
-		"one report":                {nil, nil, "diff one", ExitUsage, "two reports"},
-		"an argument after version": {nil, nil, "version 2", ExitUsage, `"2"`},
-		"missing reports":           {nil, nil, "diff /nowhere /nowhere", ExitUsage, "/nowhere"},
+			`"purge"|preflight, run, clean, diff`, ""},
+		"no such flag": {nil, nil, "run --fast", ExitUsage, "fast", ""},
+		"no such part": {nil, nil, "run --only zfs", ExitUsage,
+			`"zfs"|rules, ext4, xfs`, ""},
+		"nothing selected": {nil, nil, "run --only ,", ExitUsage,
+			"nothing|rules, ext4, xfs", ""},
+		"an argument too many":     {nil, nil, "run all", ExitUsage, `"all"`, ""},
+		"a budget without numbers": {nil, nil, "run --budget lots", ExitUsage, "20,40", ""},
+		"a budget too small": {nil, nil, "run --yes --only ext4 --budget 3,3", ExitUsage,
+			"fail", ""},
+		"one report":                {nil, nil, "diff one", ExitUsage, "two reports", ""},
+		"an argument after version": {nil, nil, "version 2", ExitUsage, `"2"`, ""},
+		"missing reports":           {nil, nil, "diff /nowhere /nowhere", ExitUsage, "/nowhere", ""},
 		"an invalid run ID": {nil, vars{"OXIDE_CA_FILE": "main.go"}, "clean --run mine", ExitUsage,
-			"8 hexadecimal digits"},
+			"8 hexadecimal digits", ""},
 		"no rack": {nil, vars{"OXIDE_HOST": "", "OXIDE_PROJECT": ""}, "run", ExitUsage,
-			"OXIDE_HOST, OXIDE_PROJECT"},
-		"no answer to the question": {nil, nil, "run --only rules", ExitUsage, "--yes"},
-		"an unknown token":          {nil, vars{"OXIDE_TOKEN": canary}, "preflight", ExitUsage, "fail"},
-		"an unknown certificate":    {nil, vars{"OXIDE_CA_FILE": ""}, "preflight", ExitUsage, "fail"},
+			"OXIDE_HOST, OXIDE_PROJECT", ""},
+		"no answer to the question": {nil, nil, "run --only rules", ExitUsage, "--yes", ""},
+		"an unknown token": {nil, vars{"OXIDE_TOKEN": canary}, "preflight", ExitUsage,
+			"fail", ""},
+		"an unknown certificate": {nil, vars{"OXIDE_CA_FILE": ""}, "preflight", ExitUsage,
+			"fail", ""},
 		"an unknown project": {nil, vars{"OXIDE_PROJECT": "elsewhere"}, "preflight", ExitUsage,
-			"fail"},
+			"fail", ""},
 		"no instance of the rack": {nil, vars{"OXIDE_SYSFS_ROOT": "/nowhere"}, "preflight", ExitUsage,
-			"fail"},
+			"fail", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			switches := map[string]any{"role": usual.Role, "quota_bytes": usual.QuotaBytes}
@@ -244,17 +250,19 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 			csitest.Must(t, rack.Admin.Switch(t.Context(), switches))
 			p := prepare(t, rack, test.env, strings.Fields(test.args)...)
 			p.exit(t, test.exit)
-			said, errs := p.out.String()+p.errs.String(), p.errs.String()
+			out, errs := p.out.String(), p.errs.String()
 			if test.exit == ExitUsage && (!strings.HasPrefix(errs, "oxide-conformance: ") ||
 				strings.Count(errs, "\n") != 1) {
 				t.Errorf("expected one line on standard error; found %q", errs)
 			}
-			if strings.Contains(said, canary) {
+			if strings.Contains(out+errs, canary) {
 				t.Error("it prints the token")
 			}
-			for word := range strings.SplitSeq(test.says, "|") {
-				if !strings.Contains(said, word) {
-					t.Errorf("it does not say %q: %s", word, said)
+			for _, want := range [][2]string{{errs, test.says}, {out, test.shows}} {
+				for word := range strings.SplitSeq(want[1], "|") {
+					if !strings.Contains(want[0], word) {
+						t.Errorf("it does not say %q: %s", word, want[0])
+					}
 				}
 			}
 		})
