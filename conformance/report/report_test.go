@@ -141,7 +141,8 @@ func TestReadRefusesFilesThatAreNoReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{t.TempDir(): "expected a folder that oxide-conformance",
-		"/nowhere/at/all": "expected a folder that oxide-conformance", fifo: "is no report"} {
+		"/nowhere/at/all": "expected a folder that oxide-conformance",
+		fifo:              fifo + " is no report: expected JSON: "} {
 		if _, err := Read(path); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Read(%q): %v, expected %q", path, err, want)
 		}
