@@ -47,3 +47,17 @@ func TestAFindingDescribesTheContentOfAWrongBlock(t *testing.T) {
 		})
 	}
 }
+
+func TestAReportNamesTheFirstWrongBlock(t *testing.T) {
+	var r Report
+	if err := r.Err(); err != nil {
+		t.Errorf("Err = %v for a report without findings", err)
+	}
+	r.Read = 5
+	r.add(Finding{Block: 3, Offset: 12288, Lost: true, What: "zero"})
+	r.add(Finding{Block: 4, Offset: 16384, What: "garbage"})
+	want := "2 of 5 blocks are not what was written: the first is block 3 at byte 12288, which is zero"
+	if err := r.Err(); err == nil || err.Error() != want {
+		t.Errorf("Err = %v, want %q", err, want)
+	}
+}
