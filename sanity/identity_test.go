@@ -66,12 +66,26 @@ var _ = describeController("the driver", harness.PluginOptions{}, func(f *fixtur
 			"node SINGLE_NODE_MULTI_WRITER", "node GET_VOLUME_HEALTH", "node GET_STORAGE_HEALTH"))
 	})
 
-	It("declares accessibility constraints if a topology is configured (CAP-2)", func(
-		ctx SpecContext) {
-		placed := f.ready(ctx, harness.PluginOptions{Instance: "a",
-			Env: map[string]string{"OXIDE_TOPOLOGY_ZONE": "z2", "OXIDE_TOPOLOGY_INSTANCE": "true"}})
-		Expect(capabilities(ctx, placed)).To(ContainElement("plugin VOLUME_ACCESSIBILITY_CONSTRAINTS"))
-	})
+	It("reports the topology of nodes and volumes if a topology is configured (CAP-2, CV-23, NI-3)",
+		func(ctx SpecContext) {
+			const zone, instance = "topology.csi.oxide.computer/zone", "topology.csi.oxide.computer/instance"
+			placed := f.ready(ctx, harness.PluginOptions{Instance: "a",
+				Env: map[string]string{"OXIDE_TOPOLOGY_ZONE": "z2", "OXIDE_TOPOLOGY_INSTANCE": "true"}})
+			Expect(capabilities(ctx, placed)).To(ContainElement("plugin VOLUME_ACCESSIBILITY_CONSTRAINTS"))
+			node := expectOK(ctx, placed.Node().NodeGetInfo, &csi.NodeGetInfoRequest{})
+			Expect(node.GetAccessibleTopology().GetSegments()).To(Equal(map[string]string{zone: "z2",
+				instance: f.rack.Instance("a").ID}))
+			for placement, want := range map[string]map[string]string{"rack": {zone: "z2"},
+				"instance": node.GetAccessibleTopology().GetSegments()} {
+				req := harness.CreateRequest(fresh("placed"))
+				req.Parameters = map[string]string{"placement": placement}
+				req.AccessibilityRequirements = &csi.TopologyRequirement{
+					Requisite: []*csi.Topology{node.GetAccessibleTopology()}}
+				created := expectOK(ctx, placed.Controller().CreateVolume, req).GetVolume()
+				f.deletedLater(created.GetVolumeId())
+				Expect(created.GetAccessibleTopology()).To(HaveExactElements(HaveField("Segments", want)))
+			}
+		})
 
 	It("declares its capabilities without a call to the rack (CC-2)", func(ctx SpecContext) {
 		Expect(f.calls(ctx, func() { capabilities(ctx, all) })).To(BeEmpty())
