@@ -76,6 +76,14 @@ func Kinds() []Kind {
 				return Answer(r, http.StatusTooManyRequests, "Too Many Requests\n", "Retry-After",
 					strconv.Itoa(seconds)), nil
 			}},
+		{Name: "unavailable", Says: "one request in a hundred is answered 503",
+			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+				if !p.strikes() {
+					return p.forward(r)
+				}
+				return Answer(r, http.StatusServiceUnavailable, `{"request_id":"1","error_code":`+
+					`"ServiceNotAvailable","message":"Service Unavailable"}`, "X-Request-Id", "1"), nil
+			}},
 		{Name: "reset-before", Says: "one connection in a hundred is reset before the effect",
 			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
 				if p.strikes() {
