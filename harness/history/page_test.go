@@ -73,7 +73,8 @@ func TestAPageShowsTheBrokenPromise(t *testing.T) {
 		FindAllStringSubmatch(source, -1) {
 		areas = append(areas, m[1])
 	}
-	if got, want := strings.Join(areas, " "), "2/2/7 3/4/7 4/5/5 5/5/6 6/9/7 7/7/8 9/7/10"; got != want {
+	const want = "2/2/7 3/4/7 4/5/5 5/5/6 6/9/7 7/7/8 9/7/10"
+	if got := strings.Join(areas, " "); got != want {
 		t.Errorf("the bars are at %s, want %s", got, want)
 	}
 }

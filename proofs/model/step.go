@@ -73,8 +73,8 @@ var (
 		deleteSnapshot, stage, stageOther, stageAstray, unstage, unstageAstray, publish, publishOther,
 		unpublish, unpublishAstray, stats}
 	actOps = []op{write, writeSynced, freeze, thaw, hold, holdByLoop, letGo, makeNamesake,
-		takeNamesake, fault, killController, endController, killNode, endNode, killRack, startRack, restartRack,
-		stopInstance, startInstance, wait}
+		takeNamesake, fault, killController, endController, killNode, endNode, killRack, startRack,
+		restartRack, stopInstance, startInstance, wait}
 )
 
 func (o op) onNode() bool { return strings.HasPrefix(string(o), "node ") }

@@ -19,8 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// The records have the forms of the API's objects.
+// These records have the forms of the API's objects.
 type (
+	// Identity is what all records begin with.
 	Identity       = adminapi.Identity
 	Timestamp      = adminapi.Timestamp
 	Project        = adminapi.Project
