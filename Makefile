@@ -80,7 +80,7 @@ E2E      = $(PLAIN) $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(
 # The proofs of data safety, each a package below proofs/ and a target here.
 PROOFS   = corpus crash powercut faults model concurrency nodes
 # A soak also runs the packages whose tests have a long form. Its time has a share for each of them.
-SHARES   = $(shell grep -how 'proof\.New' $(SOAKED:%=%/*_test.go) | wc -l)
+SHARES   = $(shell { grep -how 'proof\.New' $(SOAKED:%=%/*_test.go); echo fuzz; } | wc -l)
 SOAKED   = $(PROOFS:%=./proofs/%) ./conformance ./conformance/data ./conformance/rules ./driver/filesystem
 # The programs that the suite and the proofs start, built once for all packages: without the race
 # detector, and with it in raced/.

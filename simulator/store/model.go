@@ -19,9 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// These records have the forms of the API's objects.
+//nolint:revive // one comment for all: these records have the forms of the API's objects
 type (
-	// Identity is what all records begin with.
 	Identity       = adminapi.Identity
 	Timestamp      = adminapi.Timestamp
 	Project        = adminapi.Project
