@@ -242,6 +242,9 @@ type line struct {
 }
 
 func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
+	if l.ended.Err() != nil { // AfterFunc cancels in a goroutine, perhaps only after the sending
+		return nil, context.Cause(l.ended)
+	}
 	ctx, cancel := context.WithCancel(r.Context())
 	context.AfterFunc(l.ended, cancel)
 	response, err := l.transport.RoundTrip(r.WithContext(ctx))
