@@ -372,8 +372,8 @@ func (s *ownSocket) Close() error {
 }
 
 // lockDirectory keeps other processes of the driver from creating or removing a socket in dir until
-// unlock is called. Otherwise two that start at once would each take the other's new socket for a
-// stale one. The lock is on the directory itself and leaves no file in it.
+// unlock is called. Otherwise two processes that start at once could each take the other's new
+// socket for a stale one. The lock is on the directory itself and leaves no file in it.
 func lockDirectory(dir string) (unlock func(), err error) {
 	const maxWait = 2 * time.Second
 	held, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY, 0)

@@ -247,7 +247,7 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 }
 
 // longRack lists disks or snapshots in pages of the requested length, like a rack, and counts the
-// requests. If most is not 0, no page has more items.
+// requests. If most is not 0, no page has more than most items.
 type longRack struct {
 	project string
 	most    int
@@ -346,7 +346,7 @@ func longRackOf(n int, item func(n int) string) (rack *longRack, ids []string) {
 	return rack, ids
 }
 
-// walkList lists all items in pages. A new controller requests each page.
+// walkList lists all items in pages, each with a new controller, and compares them with want.
 func walkList(t *testing.T, rack *longRack, call listCall, most int32, want []string) {
 	t.Helper()
 	var all []string
@@ -503,7 +503,7 @@ func TestCreateSnapshotRecordsTheFilesystemUUID(t *testing.T) {
 	}
 }
 
-func TestCreateSnapshotReadsTheNameAfterALostAnswer(t *testing.T) { // OX-8
+func TestCreateSnapshotReadsTheSnapshotByNameAfterALostAnswer(t *testing.T) { // OX-8
 	scriptedCalls{
 		{"it is there", script{snapNamed("ready")}, ok},
 		{"it is being taken (CS-7)", script{snapNamed("creating")}, fails(csierr.DiskBusy)},

@@ -256,7 +256,7 @@ func extType(compat, incompat, roCompat uint32) string {
 
 // extUnclean reports whether e2fsck must run: the kernel has recorded errors, or the filesystem has
 // orphaned inodes or was not unmounted cleanly. Otherwise e2fsck -p would do nothing. The kernel
-// replays the journal, because its replay can be interrupted without damage, and one by e2fsck
+// replays the journal, because its replay can be interrupted without damage, and a replay by e2fsck
 // cannot.
 func extUnclean(b []byte, incompat, roCompat uint32) bool {
 	state, le32 := binary.LittleEndian.Uint16(b[0x3A:]), binary.LittleEndian.Uint32
@@ -308,7 +308,7 @@ func xfsSuperblock(head []byte) (Superblock, bool) {
 		UnitBytes:  product(xfsMinimumAGBlocks, blockBytes),
 		Unfinished: head[126] != 0,
 		LogOffset:  xfsLogOffset(head, blockBytes),
-		// The log sequence number of the superblock's last change.
+		// The log sequence number of the superblock's last change is 0 until the kernel changes it.
 		Fresh: binary.BigEndian.Uint64(head[240:]) == 0,
 	}
 	if sb.MetadataUUID = sb.UUID; binary.BigEndian.Uint32(head[216:])&xfsIncompatMetaUUID != 0 {

@@ -58,7 +58,7 @@ func TestAnExtThatNeedsACheckIsUnclean(t *testing.T) {
 	}
 }
 
-func TestExtSuperblockHasTheBlockOfItsFirstCopy(t *testing.T) {
+func TestE2fsckReadsTheSuperblocksCopyAtCopyBlock(t *testing.T) {
 	for _, options := range []string{"ext4 -b 1024", "ext4 -b 1024 -O bigalloc -C 16384",
 		"ext4 -b 2048", "ext4 -b 4096", "ext4 -b 4096 -O bigalloc -C 8192", "ext3 -b 1024"} {
 		file := guesttest.New(t).Sparse(gib)
@@ -267,7 +267,7 @@ func FuzzJudge(f *testing.F) {
 
 // After a failed write the kernel's cache contains the new bytes while a program has the device
 // open. e2fsck would then find no errors in a filesystem that is damaged on the disk.
-func TestFinishDropsTheKernelCache(t *testing.T) {
+func TestPreparationDropsTheKernelCache(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, 64*mib)
 	program := csitest.Got(os.Open(d.Loop))(t)

@@ -126,7 +126,7 @@ func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error)
 	case job.counted && now.Known():
 		return !job.before.SameWrites(now), nil
 	}
-	// Without counters: a call that starts a job has opened and locked the device before it.
+	// Without counters, only the call that started the job accepts its result: it locked the device.
 	return joined, nil
 }
 
@@ -183,8 +183,8 @@ func (j *zeroScan) run(log *slog.Logger, d disk, v Volume) {
 	}
 }
 
-// readCounted reads the kernel's counters, the range, and the counters again. The first values are
-// valid only if the counters have counted this read.
+// readCounted reads the kernel's counters, the range, and the counters again. It sets j.counted if
+// the counters have counted this read.
 func (d disk) readCounted(ctx context.Context, v Volume, j *zeroScan) error {
 	before, err := d.Counters()
 	if err != nil {

@@ -297,7 +297,7 @@ func TestMarkerRegionsCoverHeadTailAndRecords(t *testing.T) {
 		}
 		for _, offset := range []int64{0, size / 2, size - 1, min(size, mib) - 1,
 			max(0, size-2*mib), max(0, size-3087*512)} {
-			// markerRegions need not contain the middle: it is read for xfs only.
+			// On disks of 128 MiB and more, markerRegions need not contain the middle.
 			if !covered(regions, offset) && (offset != size/2 || size < 128*mib) {
 				t.Errorf("size %d: offset %d is not read", size, offset)
 			}
@@ -366,8 +366,8 @@ func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
 	}
 }
 
-// driverOf is set in a child process of TestDriverDeathKillsToolsButNotRepairs. The child acts as
-// the driver and runs a program.
+// driverOf is an environment variable of the child processes of
+// TestDriverDeathKillsToolsButNotRepairs. A child acts as the driver and runs a program.
 const driverOf = "TEST_DRIVER_OF"
 
 func TestDriverDeathKillsToolsButNotRepairs(t *testing.T) {
@@ -487,7 +487,7 @@ func TestDockerfileListsTheProgramsThatTheNodeRuns(t *testing.T) {
 	}
 }
 
-// programRun matches a program's name in the source. The names of mkfs programs are not literals.
+// programRun matches a call that runs a program, and the program's name if that is a literal.
 var programRun = regexp.MustCompile(`(?:runTool|runRepair|Command|Context)\([^"()]*"([^"]+)"`)
 
 // The node's image contains only files that tools/node-root copies. The test runs node-root with

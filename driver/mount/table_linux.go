@@ -215,8 +215,8 @@ func IsNode(m *mountinfo.Info) bool {
 	return ok
 }
 
-// Device returns the number of the disk that is mounted. If several devices may have a btrfs, it
-// tests the device likely.
+// Device returns the number of the disk that is mounted. If several devices may hold a btrfs, it
+// tests whether the device likely does.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil

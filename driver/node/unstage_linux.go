@@ -164,16 +164,16 @@ func (v heldVolume) releaseTimeout() time.Duration {
 	return cmp.Or(v.node.ReleaseTimeout, defaultReleaseTimeout)
 }
 
-// awaitNone waits until look finds no mounts, for at most the release timeout.
+// awaitNone waits until the function look finds no mounts, at most for the release timeout.
 func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) (
 	unread string, err error) {
 	return mount.AwaitNone(ctx, v.node.log(), v.releaseTimeout(), look)
 }
 
 // unmount syncs and unmounts the filesystems at the staging path, and waits until no namespace has
-// the disks mounted. If the sync fails, the data are lost in any case, so it goes on, and returns
-// the error as unwritten, because the unmount itself reports none. If the filesystem had failed
-// before, unwritten is nil, because the volume's health has reported that.
+// the disks mounted. If the sync fails, the data are lost in any case, so unmount continues. It
+// returns the error as unwritten, because the unmount itself reports none. If the filesystem had
+// failed before, unwritten is nil, because the volume's health has reported that.
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {
