@@ -440,7 +440,7 @@ func (c *Config) setTopology(value string) (err error) {
 	return err
 }
 
-// setTopologyKey returns a set function that adds a key to each location, or makes one with it.
+// setTopologyKey returns a set function that adds a key to all locations; if none, it makes one.
 func (c *Config) setTopologyKey(name string) func(string) error {
 	return func(value string) error {
 		if len(c.Topology) == 0 {

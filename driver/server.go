@@ -336,7 +336,7 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	// With this umask the kernel creates the socket with its final mode, so others never have access.
-	// No other goroutine creates files with it, because serving has not begun.
+	// No goroutine creates other files meanwhile, because serving has not begun.
 	old := syscall.Umask(0o777 &^ socketMode)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	syscall.Umask(old)

@@ -37,7 +37,7 @@ type change struct {
 	noted    flight.Fields // for the flight recorder
 }
 
-// text returns the words after "the rack was asked to".
+// text returns the end of a sentence that begins with "the rack was asked to".
 func (c change) text() string {
 	return fmt.Sprintf(map[flight.Event]string{
 		flight.DiskAttached:    "attach the disk %[1]s to the instance %[3]s",

@@ -53,7 +53,7 @@ func TestListVolumesListsOwnAndAttachedDisks(t *testing.T) { // D-69, LV-5
 	c := rackThat(t,
 		reply(listDisks, pageOf("p2", listed(1, "detached"), listed(2, here), listed(3, "detached",
 			red), listed(4, "detached", copied), listed(5, "detached", mine))),
-		// The driver reads which disks are boot disks only if a foreign disk is attached.
+		// Only if a foreign disk is attached does the driver ask the rack for the boot disks.
 		reply(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, red), listed(8,
 			"faulted"), listed(9, "detaching "+racktest.OtherInstance), listed(10, here, red), listed(11,
 			here, copied))),
@@ -104,7 +104,7 @@ func TestAllCallsReturnTheSameVolume(t *testing.T) { // B-6, GV-3
 				PublishedNodeIds: []string{racktest.Instance}}})
 }
 
-func TestUnknownVolumesAreNotFound(t *testing.T) { // GV-2, VH-4
+func TestReadsOfAnUnknownVolumeReturnNotFound(t *testing.T) { // GV-2, VH-4
 	for _, request := range []proto.Message{getStep, healthStep} {
 		fails(csierr.VolumeNotFound)(t, scripted(t, request, noDisk))
 	}

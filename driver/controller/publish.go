@@ -533,8 +533,8 @@ var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDestroyed,
 }
 
-// checkDetached verifies that the instance does not have the disk, whose state names no instance.
-// Some states, such as faulted, do not prove that. Then the instance's list of disks decides.
+// checkDetached verifies that the instance does not have a disk whose state names no instance. Some
+// of these states, such as faulted, prove nothing. Then the instance's list of disks decides.
 func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil

@@ -57,7 +57,7 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	}}
 }
 
-// from sets the content source of r. parameter returns a request with one StorageClass parameter.
+// from returns r with the content source. parameter returns a request with one class parameter.
 func from(source *csi.VolumeContentSource, r *csi.CreateVolumeRequest) *csi.CreateVolumeRequest {
 	return edited(r, "volume_content_source", source)
 }
@@ -371,7 +371,7 @@ func TestCallsFailWhileAChangeIsOpen(t *testing.T) { // CU-4, CV-18
 		t.Run(s.name, func(t *testing.T) {
 			c := rackThat(t, s.lines...)
 			for n, step := range s.steps {
-				// The deadline is before the end of an open change, so no call waits for that.
+				// No call waits for the end of an open change, because the call's deadline is earlier.
 				ctx, cancel := context.WithTimeout(t.Context(), DefaultLateLimit/2)
 				defer cancel()
 				err := csitest.Call(ctx, c, step.call)

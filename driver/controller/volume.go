@@ -350,7 +350,8 @@ func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 }
 
 // volume converts a disk to a CSI volume. It uses only the disk, so that all calls describe a
-// volume alike. CreateVolume adds the instance of the placement, because the disk does not show it.
+// volume alike. CreateVolume adds the instance that the placement demands: the disk does not show
+// it.
 func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{
 		VolumeId:           d.Id,

@@ -44,8 +44,8 @@ func (sb Superblock) chosenFeatures() []string {
 	})
 }
 
-// The driver mounts a filesystem only if all of it is on its device and these tables contain every
-// feature that it uses: an unknown feature may make a kernel or a tool write to other disks.
+// The driver mounts a filesystem only if no part of it is on another device and these tables
+// contain all of its features: an unknown feature may make a kernel or a tool write to other disks.
 
 // featureWord describes a superblock field in which each bit is a feature.
 type featureWord struct {

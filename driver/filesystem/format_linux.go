@@ -93,7 +93,7 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 	return name, slices.Concat(args, v.Mkfs.Args(v.FSType)), nil
 }
 
-// xfsSwitch matches, in the usage of mkfs.xfs, a 0|1 option or the letter of an option group.
+// xfsSwitch matches, in mkfs.xfs's usage text, a 0|1 option or the letter of an option group.
 var xfsSwitch = regexp.MustCompile(`\[-(\w) |(\w+)=0\|1[],]`)
 
 // xfsSwitches returns arguments that set each switch of the groups -m, -i and -n that the usage

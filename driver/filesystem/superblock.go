@@ -13,7 +13,7 @@ import (
 // fsExt2 is recognized only so that the error that refuses it can name it.
 const fsExt2 = "ext2"
 
-// Superblock describes a filesystem, from the first 128 KiB of its disk.
+// Superblock describes a filesystem, as read from the first 128 KiB of its disk.
 type Superblock struct {
 	Type string
 	// UUID is the changeable UUID that tools print. MetadataUUID is the one in the metadata blocks.

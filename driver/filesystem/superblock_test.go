@@ -87,7 +87,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	f.Add([]byte("XFSB"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, head []byte) {
-		// With zeroes before it, a short input also reaches the offset of a btrfs superblock.
+		// Zeroes before head bring a short input to the offset of a btrfs superblock, too.
 		far := append(make([]byte, btrfsOffset), head...)
 		far = append(far, make([]byte, btrfsBytes)...)
 		for _, b := range [][]byte{head, far} {

@@ -245,8 +245,8 @@ const (
 	chunkBytes   = 1 << 20
 )
 
-// byteCheck returns the index of the first unexpected byte in b, or -1. b was read at that offset
-// of the disk.
+// byteCheck returns the index of the first unexpected byte in b, or -1. The bytes in b are from the
+// offset at of the disk.
 type byteCheck func(b []byte, at int64) (int, error)
 
 // findUnexpected reads the range [from, to) of the device and returns the offset of the first byte

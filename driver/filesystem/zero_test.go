@@ -150,7 +150,7 @@ func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 	return (z.sectorsRead(t) - before) * 512
 }
 
-// proven proves that the disk is blank, and returns how many bytes that read.
+// proven proves that the disk is blank, and returns how many bytes were read for the proof.
 func (z zeroDisk) proven(t *testing.T) int64 {
 	t.Helper()
 	return z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) })
@@ -500,7 +500,7 @@ func TestNodeImageProgramsNeedNoOtherFiles(t *testing.T) {
 	if err != nil {
 		t.Fatalf("node-root: %v\n%s", err, out)
 	}
-	// A container runtime mounts /proc. The programs read only /proc/mounts of it.
+	// A container runtime mounts /proc. Of /proc the programs read only /proc/mounts.
 	mounts := csitest.Got(os.ReadFile("/proc/mounts"))(t)
 	csitest.Must(t, os.MkdirAll(filepath.Join(root, "proc/self"), 0o700))
 	csitest.Must(t, os.WriteFile(filepath.Join(root, "proc/self/mounts"), mounts, 0o600))

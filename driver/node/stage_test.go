@@ -430,7 +430,7 @@ func (g *testGuest) node() *Service {
 		Log: slog.New(slog.NewTextHandler(&g.log, nil))}
 }
 
-// mounts returns a function that checks that the mounts of the guest have not changed meanwhile.
+// mounts returns a function that checks that the guest's mounts have not changed since this call.
 func (g *testGuest) mounts() (same func()) {
 	before := guesttest.Mounts(g.t, g.Dir)
 	return func() {
