@@ -446,7 +446,7 @@ func TestProbeAndLogReportTheStateOfTheRack(t *testing.T) { // PR-1, PR-2, PR-3,
 	}
 }
 
-// awaitHealth waits until a check finds the rack in order or, if fine is false, finds a fault.
+// awaitHealth waits until a check finds the rack in order. If fine is false, it waits for a fault.
 func awaitHealth(t *testing.T, h *rackHealth, fine bool) {
 	t.Helper()
 	csitest.Await(t, fmt.Sprint("the rack is in order: ", fine), func() bool {

@@ -127,7 +127,7 @@ func (d *OpenDevice) AwaitNoWriters() error {
 	}
 }
 
-// DescribeHolders returns text for an error, which names the visible users of the device.
+// DescribeHolders names the visible users of the device, as text for an error.
 func (d *OpenDevice) DescribeHolders() string {
 	var words []string
 	// The directory lists users in the kernel, such as device mapper and md. It may be missing.
@@ -214,8 +214,8 @@ func ReadNames(dir string) ([]string, error) {
 // kernelSysfs is the machine's own sysfs, with all devices. A guest view shows only some of them.
 const kernelSysfs = "/sys"
 
-// loopWait limits how long the kernel may take to report the file below a loop device. It asks the
-// file's filesystem, whose server may not answer.
+// loopWait limits how long the kernel may take to report the file below a loop device. The kernel
+// asks the file's filesystem, whose server may not answer.
 const loopWait = time.Second
 
 // CheckLoops fails if a loop device uses the device or a partition of it, directly or through other

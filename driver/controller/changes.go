@@ -90,7 +90,7 @@ type changes struct {
 }
 
 // request calls the function do, which requests the change from the rack, if look is recent enough.
-// It remembers an open change. An oxide client's error means that the rack refused the change.
+// It remembers an open change. An error of the oxide client means that the rack refused it.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
 	record := flight.Of(ctx).Begin(ch.event, ch.noted)

@@ -345,8 +345,8 @@ func (n neighbours) differ(before neighbours) bool {
 	return !maps.Equal(ids(n.Others), ids(before.Others))
 }
 
-// twin returns another disk of the instance whose name begins with the same 20 bytes, or nil: the
-// guest would show only one of the two.
+// twin returns another disk of the instance whose name begins with the same 20 bytes as name, or
+// nil: the guest would show only one of the two.
 func (n neighbours) twin(name string) *oxide.Disk {
 	for i := range n.Others {
 		if volume.Serial(string(n.Others[i].Name)) == volume.Serial(name) {
@@ -389,9 +389,9 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 		"(it says: %s)", verb, rack.InstanceText(instance), instance.RunState, words)
 }
 
-// ControllerUnpublishVolume detaches the volume's disk from the node's instance or, if the request
-// names no node, from the instance that has it. It succeeds if that instance does not have the
-// disk. It returns an error if it cannot verify that the disk is detached.
+// ControllerUnpublishVolume detaches the volume's disk from the node's instance. Without a node in
+// the request, it detaches the disk from the instance that has it. It succeeds if the disk is not
+// attached there. It returns an error if it cannot verify that the disk is detached.
 func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {

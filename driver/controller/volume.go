@@ -202,8 +202,8 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	return v.unlessThere(ctx, rack.Error(ctx, doing, err))
 }
 
-// unlessThere returns the final error why, unless an earlier call has created the disk: after a
-// final error the CO would forget that disk. Then unlessThere returns the disk.
+// unlessThere returns the disk if an earlier call has created it, and otherwise the final error
+// why. After a final error the CO would forget an existing disk.
 func (v volumeSpec) unlessThere(ctx context.Context, why error) (*oxide.Disk, error) {
 	if _, err := v.Rack.LookAtWorld(ctx); err != nil {
 		return nil, retryLater(why)
@@ -350,8 +350,7 @@ func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 }
 
 // volume converts a disk to a CSI volume. It uses only the disk, so that all calls describe a
-// volume alike. CreateVolume adds the instance that the placement demands: the disk does not show
-// it.
+// volume alike. CreateVolume adds the instance of the placement, which no disk shows.
 func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{
 		VolumeId:           d.Id,

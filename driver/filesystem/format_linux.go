@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// format formats a device that was proven blank or, if unfinished is set, proven to hold only an
-// unfinished format of this volume. left are the chunks that the unfinished format wrote.
+// format formats a device that was proven blank. If unfinished is set, the device was proven to
+// hold only an unfinished format of this volume, which wrote the chunks in left.
 func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) {
 	d, v := disk{p.Device}, p.Volume
 	proof := "read whole"

@@ -159,8 +159,8 @@ func (l *regionList) xfsGroups(groups, blockBytes int64) {
 
 // RecordOffsets returns the three offsets of the format record, before about a fifth, a half and
 // four fifths of the disk. Each is near the end of an ext group (128 MiB; on a smaller disk, of a
-// smaller unit). No mkfs of the driver writes to all three, whatever its options are. The offsets
-// depend only on the disk's size, so any later process finds the records.
+// smaller unit). With any options, no mkfs of the driver writes to all three. The offsets depend
+// only on the disk's size, so any later process finds the records.
 func RecordOffsets(sizeBytes int64) []int64 {
 	const slotBeforeEnd = 64 << 10
 	unit := int64(1 << 20)

@@ -410,7 +410,7 @@ func TestParseBlkidReturnsTypesAndTables(t *testing.T) {
 	}
 }
 
-// FuzzSizes checks that product never overflows, whatever numbers a disk contains.
+// FuzzSizes checks that product returns the exact product, or MaxInt64 for a larger one.
 func FuzzSizes(f *testing.F) {
 	largest := big.NewInt(math.MaxInt64)
 	f.Fuzz(func(t *testing.T, a, b uint64) {

@@ -25,8 +25,8 @@ const (
 	maxReads = 3
 )
 
-// proveBlank proves that the whole disk is blank or, if unfinished is set, that it holds only
-// records and bytes that a mkfs of the driver writes. It does not read a disk without records that
+// proveBlank proves that the whole disk is blank. If unfinished is set, the disk may also hold
+// records, and bytes that a mkfs of the driver writes. It does not read a disk without records that
 // was created blank for filesystems: the scan has read the regions, and mkfs and the driver write
 // to these first. It returns the offsets of the chunks that mkfs has written to.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {

@@ -196,7 +196,7 @@ func TestProveRangeReadsADiskOnce(t *testing.T) {
 			}
 		})
 	}
-	t.Run("the second call refuses a disk that is not blank without reading it", func(t *testing.T) {
+	t.Run("without reading it, the second call refuses a disk that is not blank", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		z.WriteAt(t, size-5000, []byte{7})
 		for i := range 2 {

@@ -247,8 +247,8 @@ func FuzzMountTable(f *testing.F) {
 	})
 }
 
-// FuzzAddedMountHidesNone checks that Of, Top and OnlyAt find no fewer mounts in a mount table with
-// one more line.
+// FuzzAddedMountHidesNone checks that a further line in a mount table hides no mount from Of, Top
+// and OnlyAt.
 func FuzzAddedMountHidesNone(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b, line []byte, major, minor uint32) {
 		before, err := parseTable(b)

@@ -409,7 +409,7 @@ func TestPropagatedCopiesOfAMountDoNotBlockUnstage(t *testing.T) { // B-32
 			})
 		}
 	}
-	t.Run("a copy at another path of its namespace is a user", func(t *testing.T) {
+	t.Run("unstage fails for a copy at another path of its namespace", func(t *testing.T) {
 		g, aside := sharedGuest(t)
 		v := g.disk(16, volume.Ext4)
 		must(t, v.stage())
@@ -432,7 +432,7 @@ func TestPropagatedCopiesOfAMountDoNotBlockUnstage(t *testing.T) { // B-32
 		n.leave()
 		must(t, v.unstage())
 	})
-	t.Run("a copy in the driver's own namespace is no user", func(t *testing.T) {
+	t.Run("unstage ignores a copy in the driver's own namespace", func(t *testing.T) {
 		g, aside := sharedGuest(t)
 		guesttest.Run(t, "mount", "--bind", g.path(""), aside)
 		v := g.disk(16, volume.Ext4)
