@@ -308,7 +308,7 @@ func xfsSuperblock(head []byte) (Superblock, bool) {
 		UnitBytes:  product(xfsMinimumAGBlocks, blockBytes),
 		Unfinished: head[126] != 0,
 		LogOffset:  xfsLogOffset(head, blockBytes),
-		// The log sequence number of the superblock's last change is 0 until the kernel changes it.
+		// The log sequence number of the superblock's last change; 0 means that the kernel made none.
 		Fresh: binary.BigEndian.Uint64(head[240:]) == 0,
 	}
 	if sb.MetadataUUID = sb.UUID; binary.BigEndian.Uint32(head[216:])&xfsIncompatMetaUUID != 0 {
