@@ -151,8 +151,8 @@ func (s setting) name() string {
 	return s.env + " (--" + s.flag + ")"
 }
 
-// value returns the setting's value from the flags or else from the environment; empty means not
-// set. It trims whitespace, because the value of a Secret often ends with a newline.
+// value returns the flag's value if the flag is given, and otherwise the variable's; empty means
+// not set. It trims whitespace, because the value of a Secret often ends with a newline.
 func (s setting) value(flags map[string]string, getenv func(string) string) string {
 	value, given := flags[s.flag]
 	if s.flag == "" || !given {
@@ -223,7 +223,7 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 	return values, nil
 }
 
-// flagProblem returns the error text of package flag or, if it may quote a value, a general text.
+// flagProblem returns the error's text. For an error that may quote a value it returns fixed text.
 func flagProblem(err error) string {
 	for _, harmless := range []string{"flag provided but not defined: ", "flag needs an argument: "} {
 		if strings.HasPrefix(err.Error(), harmless) {
@@ -308,7 +308,7 @@ func text(field *string) func(string) error {
 	}
 }
 
-// either returns a set function that accepts one of two words and sets the field if it is yes.
+// either returns a set function that accepts the two words in words. The word yes sets the field.
 func either(field *bool, yes, words string) func(string) error {
 	return func(value string) error {
 		if !slices.Contains(strings.Split(words, " or "), value) {
@@ -420,7 +420,7 @@ var clusterID = volume.Word{Most: 63,
 	Looks: regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
 
 // A run of oxide-conformance deletes all objects of its driver's cluster ID, which begins with
-// runPrefix. So a driver accepts such an ID only if runVariable has the same value.
+// runPrefix. So a driver accepts such an ID only if the variable runVariable repeats it.
 const (
 	runPrefix   = "oxide-conformance-"
 	runVariable = "OXIDE_CONFORMANCE_MARK"
@@ -440,7 +440,7 @@ func (c *Config) setTopology(value string) (err error) {
 	return err
 }
 
-// setTopologyKey returns a set function that adds a key to every location, or to a new location.
+// setTopologyKey returns a set function that adds a key to all locations; if none, it makes one.
 func (c *Config) setTopologyKey(name string) func(string) error {
 	return func(value string) error {
 		if len(c.Topology) == 0 {
@@ -469,7 +469,7 @@ func (c *Config) nodeTopology(instance string) map[string]string {
 
 func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
-// address returns a set function for an address, which only this machine can reach if local is set.
+// address returns a set function. If local is set, it refuses addresses that other machines reach.
 func address(field *string, local bool) func(string) error {
 	return func(value string) error {
 		if strings.HasPrefix(value, "unix:") {

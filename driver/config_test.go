@@ -202,7 +202,7 @@ func TestRunFailsFastOnMisconfiguration(t *testing.T) { // B-26
 	}
 }
 
-// spokenDefaults maps variables without a preset to their defaults in docs/configuration.md.
+// spokenDefaults contains the default texts in docs/configuration.md of settings without a preset.
 var spokenDefaults = map[string]string{
 	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
 	"OXIDE_PPROF_ADDRESS": "none", "OXIDE_LIVENESS_ENDPOINT": "none", "OXIDE_LEAVE_SOCKET": "none",

@@ -69,9 +69,9 @@ type rackKnown struct {
 	reported string
 	reached  bool // by the last check
 	answered bool // by any check
-	// unanswered is the error of the last check, until the rack has answered one; then nil.
+	// unanswered is the error of the last check if the rack has never answered one; otherwise nil.
 	unanswered error
-	// expires is when the first token of the user expires; zero if none does, or it is not known.
+	// expires is when the first of the user's tokens expires; zero if none does, or it is not known.
 	expires time.Time
 }
 
@@ -92,7 +92,7 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	h.askedExpiry = time.Now()
 	var first time.Time
 	err := h.Rack.EachToken(ctx, func(token *oxide.DeviceAccessToken) {
-		// An expired token is not the driver's, which the rack has just accepted.
+		// Skip expired tokens: the driver's own is not among them, because the rack has just accepted it.
 		if at := token.TimeExpires; at != nil && at.After(time.Now()) &&
 			(first.IsZero() || at.Before(first)) {
 			first = *at
@@ -134,8 +134,8 @@ func (h *rackHealth) run(ctx context.Context) {
 	}
 }
 
-// soon returns the channel of requested checks, or nil while a fault is known. So a hundred refused
-// calls cause one check.
+// soon returns the channel of requested checks. While a fault is known it returns nil, which never
+// sends, so a hundred refused calls cause one check.
 func (h *rackHealth) soon() <-chan struct{} {
 	if h.now().fault != nil {
 		return nil
@@ -238,7 +238,7 @@ func toolsHealth() error {
 type identityService struct {
 	csi.UnimplementedIdentityServer
 
-	// Topology reports whether a topology is set. The controller and the nodes have to agree.
+	// Topology reports whether a topology is set. The controller and the nodes must answer the same.
 	Topology bool
 	// Health reports whether the process is ready, or returns an error whose cause a person has to
 	// repair. It must not wait for the rack. Nil means always ready.

@@ -448,9 +448,9 @@ func (h *hidden) withoutWords(text string) string {
 	}
 }
 
-// length returns how many bytes to redact of a text that begins like one of the words. These are
-// the bytes that equal the word and, if the word is cut off there, those up to a space or a quote,
-// which may be the rest of the word in another encoding.
+// length returns how many bytes to redact of a text that begins like one of the words. If the text
+// has the whole word, these are the word's bytes. If not, the bytes up to a space or a quote are
+// redacted too: they may be the rest of the word in another encoding.
 func (h *hidden) length(text string) int {
 	equal, whole := 0, false
 	for _, word := range h.words {

@@ -336,7 +336,7 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	// With this umask the kernel creates the socket with its final mode, so others never have access.
-	// No other goroutine creates files with it, because serving has not begun.
+	// No goroutine creates other files meanwhile, because serving has not begun.
 	old := syscall.Umask(0o777 &^ socketMode)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	syscall.Umask(old)
@@ -372,8 +372,8 @@ func (s *ownSocket) Close() error {
 }
 
 // lockDirectory keeps other processes of the driver from creating or removing a socket in dir until
-// unlock is called. Otherwise two that start at once would each take the other's new socket for a
-// stale one. The lock is on the directory itself and leaves no file in it.
+// unlock is called. Otherwise two processes that start at once could each take the other's new
+// socket for a stale one. The lock is on the directory itself and leaves no file in it.
 func lockDirectory(dir string) (unlock func(), err error) {
 	const maxWait = 2 * time.Second
 	held, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY, 0)

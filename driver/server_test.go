@@ -85,7 +85,7 @@ func (o oddController) CreateVolume(context.Context, *csi.CreateVolumeRequest) (
 	return &csi.CreateVolumeResponse{}, o.create()
 }
 
-// serveCreate serves a CreateVolume that runs work, and returns a function that calls it.
+// serveCreate serves a CreateVolume that runs work, and returns a function that calls CreateVolume.
 func serveCreate(t *testing.T, work func() error) (*served, func(ctx context.Context,
 	name string) error) {
 	t.Helper()

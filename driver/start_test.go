@@ -332,8 +332,8 @@ func run(t *testing.T, args []string, env map[string]string) *running {
 	return p
 }
 
-// moodyRack answers every request with mood, which a test can change, and counts the requests. If
-// mood is a success, it answers a request for the current user with a user.
+// moodyRack answers every request with the exchange mood and counts the requests. A test can change
+// mood. If mood is a success, a request for the current user is answered with a user.
 type moodyRack struct {
 	mood   atomic.Pointer[racktest.Exchange]
 	served atomic.Int64
@@ -383,7 +383,7 @@ func begin(t *testing.T, h *rackHealth) (end func()) {
 	}
 }
 
-func TestProbeReportsTheStateOfTheRackAndTheLogEachChange(t *testing.T) { // PR-1, PR-2, PR-3, PR-5
+func TestProbeAndLogReportTheStateOfTheRack(t *testing.T) { // PR-1, PR-2, PR-3, PR-5
 	rack := moody(away)
 	book := &logBook{}
 	h := healthOf(t, rack, newLog(Config{}, &hidden{}, book))
@@ -428,7 +428,7 @@ func TestProbeReportsTheStateOfTheRackAndTheLogEachChange(t *testing.T) { // PR-
 		if got := strings.Count(book.String(), "\n"); got != step.lines {
 			t.Fatalf("after check %d the log has %d lines, want %d:\n%s", i, got, step.lines, book)
 		}
-		// The process waits until the rack has answered once.
+		// The process reports what it waits for only until the rack has answered once.
 		why := h.now().unanswered
 		if why != nil && i > 0 || i == 0 && !csierr.Has(why, csierr.RackUnavailable) {
 			t.Errorf("after check %d the process waits because of %v", i, why)
@@ -446,7 +446,7 @@ func TestProbeReportsTheStateOfTheRackAndTheLogEachChange(t *testing.T) { // PR-
 	}
 }
 
-// awaitHealth waits until a check finds the rack in order or, if fine is false, finds a fault.
+// awaitHealth waits until a check finds the rack in order. If fine is false, it waits for a fault.
 func awaitHealth(t *testing.T, h *rackHealth, fine bool) {
 	t.Helper()
 	csitest.Await(t, fmt.Sprint("the rack is in order: ", fine), func() bool {
@@ -483,7 +483,7 @@ func TestARefusedProcessChecksAgainByItself(t *testing.T) { // D-63
 	awaitHealth(t, h, true)
 }
 
-func TestMissingProgramsAreNamed(t *testing.T) { // PR-4
+func TestANodeWithoutItsProgramsIsUnhealthy(t *testing.T) { // PR-4
 	t.Setenv("PATH", t.TempDir())
 	fails(csierr.ToolsMissing, "mkfs.xfs")(t, toolsHealth())
 	p := plugin{config: Config{Mode: ModeNode}}

@@ -115,7 +115,7 @@ func TestTheDoctorRedactsTheTokenWithoutARack(t *testing.T) { // B-26
 	}
 }
 
-func TestABundleIsWrittenToANewFileOnly(t *testing.T) {
+func TestTheDoctorWritesABundleToANewFileOnly(t *testing.T) {
 	dir := t.TempDir()
 	file, target := filepath.Join(dir, "file"), filepath.Join(dir, "target")
 	must(t, os.WriteFile(file, []byte("mine"), 0o644))
@@ -160,7 +160,7 @@ func TestTheDoctorsExitStatusReflectsItsFindings(t *testing.T) {
 	}
 }
 
-func TestInspectRefusesOtherArguments(t *testing.T) {
+func TestInspectRefusesInvalidArguments(t *testing.T) {
 	for _, arg := range []string{"x", "--volume=", "--host=x"} {
 		if status, _, _ := command(t, nil, "inspect", arg); status != 1 {
 			t.Errorf("%q: status %d", arg, status)

@@ -50,7 +50,7 @@ func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) 
 type Host struct {
 	Sysfs, Dev string
 	Locks      string // the file that Lock locks; empty means that Lock locks nothing
-	// Mounted lists, for an error, where a device is mounted in any namespace; it may be nil.
+	// Mounted describes, for an error, where a device is mounted in any namespace; it may be nil.
 	Mounted func(Device) string
 }
 
@@ -257,12 +257,12 @@ func (d *OpenDevice) descriptorPath() string {
 	return filepath.Join("/proc/self/fd", strconv.Itoa(d.descriptor()))
 }
 
-// Root opens the root directory of a new tmpfs. At the device's own path it contains a node of the
-// device, even if that path in /dev leads to another disk by now.
+// Root makes a tmpfs that contains only a node of the device, at the device's own path, and opens
+// the root directory of the tmpfs.
 //
-// The kernel mounts a device by its path, not by a descriptor, and shows the path in the mount
-// table, where programs look the device up. For a thread with this root directory, the usual path
-// leads to the right device. The tmpfs is detached, so it disappears when the directory is closed.
+// The kernel mounts a device by its path and shows the path in the mount table, where programs look
+// it up. In /dev the path may lead to another disk by now. For a thread with this root directory it
+// leads to the device. The tmpfs is detached, so it ends when the directory is closed.
 func (d Device) Root() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

@@ -5,8 +5,8 @@
 // OpenDevice has a descriptor, so the kernel cannot give the device's number to another disk. Open
 // and Reverify compare the descriptor with what sysfs reports, including the diskseq that the
 // kernel gives to each disk it adds. TryExclusive and WithExclusive fail while the kernel uses the
-// device, AwaitNoWriters while a process has it open for writing, and OpenLocked while another
-// process of the driver works on it.
+// device. AwaitNoWriters fails while a process has it open for writing, and OpenLocked fails while
+// another process of the driver works on it.
 //
 // The package reads and writes bytes at the offsets that its caller gives, and does not interpret
 // them. It imports neither CSI nor the rack's client, because a node needs no token. Everything
@@ -25,12 +25,12 @@ type Counters struct {
 	ReadSectors, WrittenSectors, DiscardedSectors uint64
 }
 
-// SameWrites reports whether nothing was written or discarded between c and later.
+// SameWrites reports whether c and later count the same written and discarded sectors.
 func (c Counters) SameWrites(later Counters) bool {
 	return c.WrittenSectors == later.WrittenSectors && c.DiscardedSectors == later.DiscardedSectors
 }
 
-// Known reports whether the kernel counts requests. c must have been taken after a read.
+// Known reports whether the kernel counts requests: c, taken after a read, must contain that read.
 func (c Counters) Known() bool { return c.ReadSectors > 0 }
 
 // parseDiskstats returns the counters from a device's line in /proc/diskstats. It returns the zero

@@ -29,7 +29,7 @@ func (d Device) isNode(st *unix.Statx_t) bool {
 }
 
 // openers lists the visible processes, except this one, that have a file open. isFile recognizes
-// the file, and mark is text in /proc/PID/fdinfo by which a lock on it is recognized.
+// the file. A lock line in /proc/PID/fdinfo that contains mark shows a lock on the file.
 func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	pids, err := Processes()
 	if err != nil {
@@ -81,8 +81,8 @@ func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found 
 	}
 }
 
-// readDescriptor reports, from a file in /proc/PID/fdinfo, whether the descriptor was opened for
-// writing, and whether it has a lock with the mark. Both are false if it cannot read the file.
+// readDescriptor reads a file in /proc/PID/fdinfo. It reports whether the descriptor was opened for
+// writing, and whether a lock line contains mark; both are false if it cannot read the file.
 func readDescriptor(fdinfo, mark string) (writing, locking bool) {
 	b, err := os.ReadFile(fdinfo)
 	if err != nil {
@@ -127,7 +127,7 @@ func (d *OpenDevice) AwaitNoWriters() error {
 	}
 }
 
-// DescribeHolders returns text for an error, which names the visible users of the device.
+// DescribeHolders names the visible users of the device, as text for an error.
 func (d *OpenDevice) DescribeHolders() string {
 	var words []string
 	// The directory lists users in the kernel, such as device mapper and md. It may be missing.
@@ -214,13 +214,13 @@ func ReadNames(dir string) ([]string, error) {
 // kernelSysfs is the machine's own sysfs, with all devices. A guest view shows only some of them.
 const kernelSysfs = "/sys"
 
-// loopWait limits how long the kernel may take to report the file below a loop device. It asks the
-// file's filesystem, whose server may not answer.
+// loopWait limits how long the kernel may take to report the file below a loop device. The kernel
+// asks the file's filesystem, whose server may not answer.
 const loopWait = time.Second
 
 // CheckLoops fails if a loop device uses the device or a partition of it, directly or through other
-// loop devices. The kernel itself opens the file below a loop device, and not exclusively, so no
-// search of the processes and no exclusive open finds it. A loop device that does not report its
+// loop devices. The kernel itself opens the file below a loop device, and not exclusively. So no
+// search of processes and no exclusive open finds the loop device. One that does not report its
 // file counts as a user only if a workload may have the device's node (Shared).
 func (d *OpenDevice) CheckLoops() error {
 	bound, err := boundLoops()
@@ -274,8 +274,8 @@ type loop struct {
 	err   error  // why below is not known
 }
 
-// describe returns text for an error about the loop device l: the device that l uses, whose name is
-// over, and the users of l.
+// describe returns text for an error: the loop device l, the device that l uses (its name is in
+// over), and the users of l.
 func (l loop) describe(h Host, over string) string {
 	words := fmt.Sprintf("%s (over %s by the path %.200q)", l.Name, over, l.file)
 	if at := h.mounted(l.Device); at != "" {
@@ -311,7 +311,7 @@ func boundLoops() ([]loop, error) {
 	return bound, nil
 }
 
-// askLoops calls ask for all loop devices at once.
+// askLoops calls ask for all loop devices in parallel.
 func askLoops(loops []loop) error {
 	errs := make([]error, len(loops))
 	var all async.Group
@@ -322,7 +322,7 @@ func askLoops(loops []loop) error {
 	return errors.Join(errs...)
 }
 
-// ask sets l.below, or l.err if the kernel does not report it. It fails if it cannot ask.
+// ask sets l.below to the kernel's answer, or l.err if there is none. It fails if it cannot ask.
 func (l *loop) ask() error {
 	var below uint64
 	var failed, err error

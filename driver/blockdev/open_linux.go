@@ -130,8 +130,8 @@ func (d *OpenDevice) TryExclusive() error {
 	return errors.Join(d.notExclusive(err), f.Close())
 }
 
-// WithExclusive calls act with the device open exclusively for writing. When it returns, what act
-// has written is no longer in the kernel's cache, but may be in the device's.
+// WithExclusive opens the device exclusively for writing and calls act. When WithExclusive returns,
+// what act has written has left the kernel's cache, but may still be in the device's cache.
 func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 	w, err := d.openAgain(os.O_RDWR | os.O_EXCL | unix.O_DIRECT)
 	if err != nil {
@@ -259,9 +259,9 @@ func (d *OpenDevice) DropCache() error {
 	return nil
 }
 
-// MakeWritable fails if the device is read-only. If ours is set, it clears the read-only switch
-// first, which a driver may have left set when it died during a read-only block publication. The
-// caller has checked that nobody uses the device.
+// MakeWritable fails if the device is read-only. If ours is set, it first clears the read-only
+// switch: a driver may have set it for a read-only block publication and died. The caller has
+// checked that nobody uses the device.
 func (d *OpenDevice) MakeWritable(ours bool) error {
 	for range 2 {
 		readOnly, err := d.ReadOnly()
@@ -352,8 +352,8 @@ const lockWait = 2 * time.Second
 // inherited it. If Locks is empty or cannot be opened, Lock returns nil and locks nothing.
 //
 // The lock is on one byte of the file, at an offset that is a hash of the key. Workloads cannot
-// reach the file, and no lock has to be cleaned up. Keys with the same hash only wait for each
-// other.
+// reach the file, and no lock has to be cleaned up. If two keys have the same hash, their calls
+// wait for each other.
 func (h Host) Lock(ctx context.Context, key string) (*os.File, error) {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(key))
@@ -453,7 +453,7 @@ func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	return awaitLock(ctx, d.Path, take, func() string { return locker(d.isNode, "FLOCK") })
 }
 
-// awaitLock calls take until take succeeds, or until lockWait has passed.
+// awaitLock calls take until it succeeds, at most for lockWait. locker names the lock's owners.
 func awaitLock(ctx context.Context, what string, take func() error, locker func() string) error {
 	backoff := async.Backoff{Pause: 10 * time.Millisecond, Max: 10 * time.Millisecond,
 		End: time.Now().Add(lockWait)}

@@ -21,8 +21,8 @@ import (
 // is one transaction or one short saga, which ends within seconds; the latest change observed came
 // 25 s late. Common proxies also wait a minute for an answer (nginx: proxy_read_timeout).
 //
-// A new process assumes that no change is open, because only its predecessor knew which changes it
-// had requested. If the rack makes such a change later, or needs longer than the limit, a disk may
+// A new process assumes that no change is open, because only its predecessor knew the changes that
+// were requested. If the rack makes such a change later, or needs longer than the limit, a disk may
 // be attached without any CO knowing it. Then ListVolumes shows its instance, and the next publish
 // to another node returns an error with the instance (DiskAttachedElsewhere). "audit" finds disks
 // and snapshots that no CO knows.
@@ -37,7 +37,7 @@ type change struct {
 	noted    flight.Fields // for the flight recorder
 }
 
-// text returns the words after "the rack was asked to".
+// text returns the end of a sentence that begins with "the rack was asked to".
 func (c change) text() string {
 	return fmt.Sprintf(map[flight.Event]string{
 		flight.DiskAttached:    "attach the disk %[1]s to the instance %[3]s",
@@ -57,13 +57,13 @@ func snapshotDeleted(id oxide.NameOrId) change {
 	return change{event: flight.SnapshotDeleted, id: string(id)}
 }
 
-// confirm ends the change in the flight recorder, because the rack's state shows that it was made.
-// more contains fields that were unknown before.
+// confirm marks the change as made in the flight recorder, because the rack's state shows that it
+// was made. more contains fields that were unknown before.
 func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
 }
 
-// confirmed confirms the deletion of an object if the error gone is nil, and returns gone.
+// confirmed returns gone, the result of proving a deletion. It confirms the change if gone is nil.
 func (c change) confirmed(ctx context.Context, gone error) error {
 	if gone == nil {
 		c.confirm(ctx, flight.Fields{})
@@ -85,12 +85,12 @@ type changes struct {
 	mu sync.Mutex
 	// guarded by mu: each open change, and until when the rack may make it
 	open map[change]time.Time
-	// held contains, for each object that a call is creating or deleting, the object's creation.
+	// held contains the creation of each object that a call is creating or deleting (see hold).
 	held sync.Map
 }
 
-// request requests the change from the rack if the look is recent enough, and remembers the change
-// while it is open. An error of the oxide client means that the rack itself refused the change.
+// request calls the function do, which requests the change from the rack, if look is recent enough.
+// It remembers an open change. An error of the oxide client means that the rack refused it.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
 	record := flight.Of(ctx).Begin(ch.event, ch.noted)
@@ -112,7 +112,7 @@ func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch 
 	return record, err
 }
 
-// latest returns the open change that matches like and stays open longest, and until when.
+// latest returns the open change that matches like and stays open longest, and when that ends.
 func (l *changes) latest(like change) (latest change, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -175,8 +175,8 @@ func (l *changes) hold(create flight.Event, name string) (release func(), err er
 	return func() { l.held.Delete(key) }, nil
 }
 
-// remove deletes an object. read reads it, and gone proves that it is gone. While its creation is
-// open, remove waits and reads again: the object could come back, and no CO would know it.
+// remove deletes an object. read reads it, and gone proves that it is gone. While the object's
+// creation is open, remove waits and reads again: the rack may still create it, unknown to any CO.
 func remove[T any](ctx context.Context, l *changes, created change,
 	read func(context.Context, oxide.NameOrId) (*T, error), name func(*T) oxide.Name,
 	gone func() error, remove func(context.Context, rack.Look, *T) error) error {
@@ -209,9 +209,9 @@ func remove[T any](ctx context.Context, l *changes, created change,
 	}
 }
 
-// unlessOpen returns the error of a call that requested the change. While the change is open, it
-// returns a retryable error instead: after a final one the CO would, for example, forget the object
-// of a create, and nobody would delete it.
+// unlessOpen returns err, the error of a call that requested the change. While the change is open,
+// it returns a retryable error instead. After a final error of a create, for example, the CO would
+// forget the object, and nobody would delete it.
 func (l *changes) unlessOpen(ch change, err error) error {
 	if err == nil || csierr.Retryable(err) {
 		return err

@@ -53,7 +53,7 @@ func TestListVolumesListsOwnAndAttachedDisks(t *testing.T) { // D-69, LV-5
 	c := rackThat(t,
 		reply(listDisks, pageOf("p2", listed(1, "detached"), listed(2, here), listed(3, "detached",
 			red), listed(4, "detached", copied), listed(5, "detached", mine))),
-		// The driver reads which disks are boot disks only if a foreign disk is attached.
+		// Only if a foreign disk is attached does the driver ask the rack for the boot disks.
 		reply(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, red), listed(8,
 			"faulted"), listed(9, "detaching "+racktest.OtherInstance), listed(10, here, red), listed(11,
 			here, copied))),
@@ -104,7 +104,7 @@ func TestAllCallsReturnTheSameVolume(t *testing.T) { // B-6, GV-3
 				PublishedNodeIds: []string{racktest.Instance}}})
 }
 
-func TestUnknownVolumesAreNotFound(t *testing.T) { // GV-2, VH-4
+func TestReadsOfAnUnknownVolumeReturnNotFound(t *testing.T) { // GV-2, VH-4
 	for _, request := range []proto.Message{getStep, healthStep} {
 		fails(csierr.VolumeNotFound)(t, scripted(t, request, noDisk))
 	}
@@ -247,7 +247,7 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 }
 
 // longRack lists disks or snapshots in pages of the requested length, like a rack, and counts the
-// requests. If most is not 0, no page has more items.
+// requests. If most is not 0, no page has more than most items.
 type longRack struct {
 	project string
 	most    int
@@ -346,7 +346,7 @@ func longRackOf(n int, item func(n int) string) (rack *longRack, ids []string) {
 	return rack, ids
 }
 
-// walkList lists all items in pages. A new controller requests each page.
+// walkList lists all items in pages, each with a new controller, and compares them with want.
 func walkList(t *testing.T, rack *longRack, call listCall, most int32, want []string) {
 	t.Helper()
 	var all []string
@@ -503,7 +503,7 @@ func TestCreateSnapshotRecordsTheFilesystemUUID(t *testing.T) {
 	}
 }
 
-func TestCreateSnapshotReadsTheNameAfterALostAnswer(t *testing.T) { // OX-8
+func TestCreateSnapshotReadsTheSnapshotByNameAfterALostAnswer(t *testing.T) { // OX-8
 	scriptedCalls{
 		{"it is there", script{snapNamed("ready")}, ok},
 		{"it is being taken (CS-7)", script{snapNamed("creating")}, fails(csierr.DiskBusy)},

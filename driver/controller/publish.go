@@ -107,7 +107,7 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if err != nil && !csierr.IsNotFound(err) {
 		return nil, err
 	}
-	// CP-4: if disk and instance are both unknown, the disk is reported.
+	// CP-4: if neither the disk nor the instance exists, the error names the disk.
 	look := rack.Looking()
 	found, lookErr := a.Rack.Disk(ctx, a.Disk)
 	switch {
@@ -143,9 +143,9 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	return disk, nil
 }
 
-// requestAttach attaches the disk and returns it. refused is the reason of this call's first
-// refusal, or nil. The state that made the rack refuse may have passed when the driver reads it. So
-// it requests the attach once more, and explains only a second refusal by the instance's state.
+// requestAttach attaches the disk and returns it. refused is the rack's first refusal during this
+// call, or nil. The state that made the rack refuse may end before the driver reads it. So
+// requestAttach asks once more, and explains only a second refusal by the instance's state.
 func (a attachment) requestAttach(ctx context.Context, look rack.Look, before neighbours,
 	refused error) (disk *oxide.Disk, err error) {
 	const doing = "attach disk"
@@ -238,9 +238,9 @@ func (a attachment) resolveAttach(ctx context.Context, before neighbours, why er
 	return disk, a.stateProblem(disk)
 }
 
-// explainRefusedAttach derives the reason of the rack's refusal from the disk's state or, if that
-// allows an attach, from the instance's state. It returns the disk if it is attached as requested
-// by now. If the instance's disks have changed meanwhile, the error is retryable.
+// explainRefusedAttach derives the reason of the rack's refusal from the disk's state. If that
+// state allows an attach, it uses the instance's state. If the disk is attached as requested by
+// now, it returns the disk. If the instance's disks have changed meanwhile, the error is retryable.
 func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours, why error) (
 	*oxide.Disk, error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -278,7 +278,7 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 func (a attachment) stateProblem(disk *oxide.Disk) error {
 	switch state := disk.State.State(); {
 	case state == oxide.DiskStateStateDetaching:
-		// Whichever instance has the disk, it will soon be detached (CP-13).
+		// The disk is being detached, from this instance or from another one (CP-13).
 		return diskBusy(disk)
 	case rack.InstanceOf(disk) != "" && !a.has(disk):
 		return csierr.New(csierr.DiskAttachedElsewhere, "the disk %s is %s at the instance %s; "+
@@ -345,8 +345,8 @@ func (n neighbours) differ(before neighbours) bool {
 	return !maps.Equal(ids(n.Others), ids(before.Others))
 }
 
-// twin returns a disk of the instance that has the same serial number in the guest as a disk with
-// this name would have, or nil.
+// twin returns another disk of the instance whose name begins with the same 20 bytes as name, or
+// nil: the guest would show only one of the two.
 func (n neighbours) twin(name string) *oxide.Disk {
 	for i := range n.Others {
 		if volume.Serial(string(n.Others[i].Name)) == volume.Serial(name) {
@@ -389,9 +389,9 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 		"(it says: %s)", verb, rack.InstanceText(instance), instance.RunState, words)
 }
 
-// ControllerUnpublishVolume detaches the volume's disk from the node's instance or, if the request
-// names no node, from the instance that has it. It succeeds if that instance does not have the
-// disk. It returns an error if it cannot verify that the disk is detached.
+// ControllerUnpublishVolume detaches the volume's disk from the node's instance. Without a node in
+// the request, it detaches the disk from the instance that has it. It succeeds if the disk is not
+// attached there. It returns an error if it cannot verify that the disk is detached.
 func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -399,7 +399,7 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	}
 	disk, isDisk := rack.ID(req.GetVolumeId())
 	instance, isInstance := rack.ID(req.GetNodeId())
-	// No disk or instance has an id that is not a UUID, so the disk is not attached.
+	// All ids of disks and instances are UUIDs, so a disk with another id is not attached.
 	if !isDisk || (req.GetNodeId() != "" && !isInstance) {
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
 	}
@@ -442,8 +442,8 @@ func (a attachment) lookAndDetach(ctx context.Context) error {
 	return err
 }
 
-// detachEverywhere detaches the disk from a.Instance, which has it, and verifies that no instance
-// has the disk then. If a.Instance is empty, no instance had the disk when it was read.
+// detachEverywhere detaches the disk from a.Instance, which has it, and verifies that afterwards no
+// instance has it. If a.Instance is empty, no instance had the disk when it was read.
 func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	var err error
 	if a.Instance != "" {
@@ -464,7 +464,7 @@ func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *
 }
 
 // detach detaches the disk and verifies that the instance no longer has it. It returns the disk as
-// last read, or nil if it is gone. refused is the reason of this call's first refusal, or nil.
+// last read, or nil if it is gone. refused is the rack's first refusal during this call, or nil.
 func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (disk *oxide.Disk,
 	err error) {
 	const doing = "detach disk"
@@ -514,8 +514,8 @@ func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (
 	return disk, err
 }
 
-// confirmDetached verifies that the instance does not have the disk. If an earlier detach had no
-// known outcome, it ends that detach in the flight recorder.
+// confirmDetached verifies that the instance does not have the disk. It then marks an earlier
+// detach without a known outcome as made in the flight recorder.
 func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error {
 	err := a.checkDetached(ctx, disk)
 	if err == nil {
@@ -533,8 +533,8 @@ var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDestroyed,
 }
 
-// checkDetached verifies that the instance does not have the disk, whose state names no instance.
-// Some states, such as faulted, do not prove that. Then the instance's list of disks decides.
+// checkDetached verifies that the instance does not have a disk whose state names no instance. Some
+// of these states, such as faulted, prove nothing. Then the instance's list of disks decides.
 func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil
@@ -542,7 +542,7 @@ func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	disks, err := a.Rack.InstanceDisks(ctx, a.Instance)
 	switch {
 	case csierr.IsNotFound(err):
-		// The instance is deleted, or this token may not read the project.
+		// The instance is deleted, or this token may not read the project. Gone finds out which.
 		return a.Rack.Gone(ctx, func() error {
 			_, err := a.Rack.InstanceDisks(ctx, a.Instance)
 			return err

@@ -30,7 +30,7 @@ const (
 
 const elsewhere = "attached " + racktest.OtherInstance
 
-// alone lists an instance without disks. together lists one with the volume's disk and others.
+// alone answers that the instance has no disks. together answers the volume's disk and others.
 var alone = listing()
 
 func together(others ...string) exchange {
@@ -341,7 +341,7 @@ func TestValidateVolumeCapabilitiesChecksTheDisk(t *testing.T) { // VC-2
 	}
 }
 
-// hundred returns 100 disks of the instance. After a page of this length another may follow.
+// hundred returns 100 disks of the instance, which fill a page. Another page may follow.
 func hundred() []string {
 	var disks []string
 	for n := range 100 {

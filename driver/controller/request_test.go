@@ -57,7 +57,7 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	}}
 }
 
-// from sets the content source of a request. parameter returns a request with one parameter.
+// from returns r with the content source. parameter returns a request with one class parameter.
 func from(source *csi.VolumeContentSource, r *csi.CreateVolumeRequest) *csi.CreateVolumeRequest {
 	return edited(r, "volume_content_source", source)
 }
@@ -194,8 +194,8 @@ type edit = func(map[string]any)
 
 func tagged(tag volume.Tag) edit { return with("description", tag.Description()) }
 
-// shown answers a read of the volume's disk by its id, named by its name. snap and snapNamed do the
-// same for the snapshot, and instance answers a read of the instance.
+// shown answers a read of the volume's disk by its id, and named a read by its name. snap and
+// snapNamed do this for the snapshot. instance answers for the instance, listing for its disks.
 func shown(state string, edits ...edit) exchange {
 	return reply(viewDisk, diskOf(state, edits...))
 }
@@ -221,10 +221,10 @@ func listing(disks ...string) exchange {
 }
 
 var (
-	// free answers a read of the detached disk, held of the disk that is attached to the instance.
+	// free and held answer a read of the disk: free as detached, held as attached to the instance.
 	free, held = shown("detached"), shown(here)
-	// noDisk answers that there is no such disk. gone has the answers that prove its deletion: no
-	// disk, but the project, and again no disk.
+	// noDisk answers that there is no such disk. gone proves the deletion: between two answers without
+	// the disk the rack still shows the project and the user, so the token sees the project's disks.
 	gone       = script{noDisk, ownProject, ownUser, noDisk}
 	noDisk     = missing(viewDisk)
 	ownProject = reply(racktest.ViewProject, racktest.ProjectOf())
@@ -238,7 +238,7 @@ var (
 	// noInstances and oneInstance answer a list of the project's instances.
 	noInstances = reply("GET /v1/instances", pageOf(""))
 	oneInstance = reply("GET /v1/instances", pageOf("", racktest.InstanceOf("running")))
-	// These answer a request for a change, or lose the answer.
+	// These answer a request for a change, or cut the connection instead.
 	attachingNow = accepted(attach, diskOf(attaching))
 	detachingNow = accepted(detach, diskOf(detaching))
 	attachedNow  = accepted(attach, diskOf(here))
@@ -338,7 +338,7 @@ var (
 	deleteOpen                 = step{deleteStep, codes.Unavailable}
 )
 
-// proofs/concurrency generates the cases with a single lost, late or wrong answer. These have more.
+// proofs/concurrency generates cases with one lost, late or wrong answer. These cases have more.
 func TestCallsFailWhileAChangeIsOpen(t *testing.T) { // CU-4, CV-18
 	leaving := shown(detaching)
 	for _, s := range []struct {
@@ -371,7 +371,7 @@ func TestCallsFailWhileAChangeIsOpen(t *testing.T) { // CU-4, CV-18
 		t.Run(s.name, func(t *testing.T) {
 			c := rackThat(t, s.lines...)
 			for n, step := range s.steps {
-				// The deadline is before the end of an open change, so no call waits for that.
+				// No call waits for the end of an open change, because the call's deadline is earlier.
 				ctx, cancel := context.WithTimeout(t.Context(), DefaultLateLimit/2)
 				defer cancel()
 				err := csitest.Call(ctx, c, step.call)
@@ -391,7 +391,7 @@ func TestCreateFailsDuringADeleteOfTheSameName(t *testing.T) { // CV-18
 	var got error
 	during := func(call proto.Message) func(*testing.T, []byte) {
 		return func(t *testing.T, _ []byte) {
-			// The rack's script contains no request of this call.
+			// This call must fail before it sends a request: the rack's script has none for it.
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			got = csitest.Call(ctx, c, call)

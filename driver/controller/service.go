@@ -87,8 +87,8 @@ func (c *Service) ControllerModifyVolume(context.Context, *csi.ControllerModifyV
 	return nil, csierr.New(csierr.NotSupported, "a disk cannot be changed after it is made")
 }
 
-// ValidateVolumeCapabilities reports whether a disk, which somebody may have made by hand, fits the
-// request. If it does not, the response contains a message and no confirmation, and no error.
+// ValidateVolumeCapabilities reports whether a disk fits the request. Somebody may have made the
+// disk by hand. If it does not fit, the call succeeds with a message and without a confirmation.
 func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	id, mismatch, err := validationOf(req)
@@ -198,8 +198,8 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 }
 
 // ListVolumes lists the disks that this cluster made, and all other attached disks except boot
-// disks. Another cluster, or somebody by hand, made those others, but a CO would treat an attached
-// volume that is missing from the list as lost.
+// disks. Those others are of another cluster or made by hand. They are listed because a CO would
+// treat an attached volume that is missing from the list as lost.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
 	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())

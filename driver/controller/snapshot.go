@@ -115,7 +115,7 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	case err != nil:
 		return nil, err
 	}
-	// For a disk in import the rack would answer 503, as if it were only busy itself (A42).
+	// For a disk in import the rack would answer 503, as if the rack itself were busy (A42).
 	if err := checkImported(source); err != nil {
 		return nil, err
 	}
@@ -141,13 +141,13 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	case !rack.Definite(err):
 		return s.resolveCreate(ctx, err)
 	}
-	// The rack checks the disk, its lock and the space before the name. So the error does not show
-	// whether an earlier call, which failed for another reason, has taken the snapshot.
+	// The rack checks the disk, its lock and the space first, and the name last. So the error does not
+	// show whether an earlier call, which failed for another reason, has taken the snapshot.
 	return s.existing(ctx, err)
 }
 
 // unlessFaulted returns the snapshot that this call has taken. If the snapshot is faulted, it
-// deletes it instead, because the CO never gets its id.
+// deletes the snapshot and returns an error, because the CO never gets the id.
 func (s snapshotSpec) unlessFaulted(ctx context.Context, made *oxide.Snapshot) (*oxide.Snapshot,
 	error) {
 	if made.State != oxide.SnapshotStateFaulted {
@@ -170,7 +170,7 @@ func (s snapshotSpec) unlessFaulted(ctx context.Context, made *oxide.Snapshot) (
 }
 
 // resolveCreate reads the snapshot by its name to find out whether the rack took it without
-// answering. A different snapshot with that name is older than the call.
+// answering. A snapshot that has the name but does not match the spec is older than the call.
 func (s snapshotSpec) resolveCreate(ctx context.Context, why error) (*oxide.Snapshot, error) {
 	snapshot, err := s.existing(ctx, why)
 	if csierr.IsAlreadyExists(err) {
@@ -179,9 +179,9 @@ func (s snapshotSpec) resolveCreate(ctx context.Context, why error) (*oxide.Snap
 	return snapshot, retryLater(err)
 }
 
-// existing returns the snapshot with the spec's name, if it is of the requested disk. why is the
-// rack's refusal to take it. An earlier call may have taken the snapshot, so an error is only final
-// if it says whose snapshot has the name.
+// existing returns the snapshot with the spec's name if it matches the spec. why is the rack's
+// refusal to take the snapshot. If existing cannot read the snapshot, the error is retryable,
+// because an earlier call may have taken it.
 func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot, error) {
 	snapshot, err := s.Rack.SnapshotNamed(ctx, s.rackName())
 	switch gone := csierr.IsNotFound(err); {
@@ -212,9 +212,9 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 	return snapshot, checkTaken(snapshot)
 }
 
-// checkTaken returns an error unless the snapshot is ready. While the rack takes it, its content
-// may not be fixed yet, and the rack removes it if that fails (CS-7). After an OK with ready_to_use
-// false, the workload would write again and the orchestrator would keep the id.
+// checkTaken returns an error unless the snapshot is ready. Before that, its content may not be
+// fixed, and the rack removes it if taking it fails (CS-7). After an OK with ready_to_use false,
+// the workload would write again, and the orchestrator would keep the id.
 func checkTaken(s *oxide.Snapshot) error {
 	switch {
 	case !cut(s):

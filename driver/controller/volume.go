@@ -78,8 +78,8 @@ func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Di
 		return diskAttached(disk, rack.InstanceOf(disk))
 	}
 	if disk.State.State() == oxide.DiskStateStateFaulted {
-		// The state of a faulted disk names no instance, even if one has it. The rack attaches no faulted
-		// disk, so the holders are still valid if the disk is faulted when it is read again.
+		// A faulted disk's state names no instance, even if one has the disk, so search all instances.
+		// The rack attaches no faulted disk: if a second read finds it faulted, the result still holds.
 		holders, err := c.Rack.Holders(ctx, disk.Id)
 		switch {
 		case err != nil:
@@ -202,8 +202,8 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	return v.unlessThere(ctx, rack.Error(ctx, doing, err))
 }
 
-// unlessThere returns the final error why if the project has no disk with the spec's name. An
-// earlier call may have created the disk, and after a final error the CO would forget it.
+// unlessThere returns the disk if an earlier call has created it, and otherwise the final error
+// why. After a final error the CO would forget an existing disk.
 func (v volumeSpec) unlessThere(ctx context.Context, why error) (*oxide.Disk, error) {
 	if _, err := v.Rack.LookAtWorld(ctx); err != nil {
 		return nil, retryLater(why)
@@ -229,8 +229,8 @@ func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, 
 }
 
 // existing returns the disk with the spec's name if it matches the spec. why is the rack's refusal
-// to create the disk, or nil if the rack was not asked. An earlier call may have created the disk,
-// so an error is only final if it says whose disk has the name.
+// to create the disk, or nil if the rack was not asked. If existing cannot read the disk, the error
+// is retryable, because an earlier call may have created the disk.
 func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := v.Rack.DiskNamed(ctx, v.diskName())
 	switch gone := csierr.IsNotFound(err); {
@@ -306,7 +306,7 @@ func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 }
 
 // unlessFaulted returns the disk that this call has created. If the disk is faulted, it deletes the
-// disk instead, because the CO never gets its id.
+// disk and returns an error, because the CO never gets the id.
 func (v volumeSpec) unlessFaulted(ctx context.Context, d *oxide.Disk) (*oxide.Disk, error) {
 	if d.State.State() != oxide.DiskStateStateFaulted {
 		return d, nil
@@ -350,7 +350,7 @@ func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 }
 
 // volume converts a disk to a CSI volume. It uses only the disk, so that all calls describe a
-// volume alike. CreateVolume adds the instance of the placement, because the disk does not show it.
+// volume alike. CreateVolume adds the instance of the placement, which no disk shows.
 func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{
 		VolumeId:           d.Id,
@@ -383,10 +383,10 @@ func volumeContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-// publishContext returns what the node has to know about the disk: what the rack shows, and its
-// origin and use from the ownership tag of any cluster. If the tag has no use, the context allows
-// both uses, because the node publishes no raw device without a use. Without an origin the node
-// reads the whole disk before it formats it.
+// publishContext returns what the node has to know about the disk: what the rack shows, and the
+// origin and use in the ownership tag of any cluster. If the tag has no use, the context has both
+// uses, because the node refuses a raw publication without a use. If the tag has no origin, the
+// node reads the whole disk before it formats it.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),

@@ -141,8 +141,8 @@ func (v volumeSpec) blankBlockSize() int {
 	return cmp.Or(v.Parameters.BlockSize, volume.DefaultBlockSize)
 }
 
-// checkFilesystemBlocks refuses, before the disk is created, a filesystem that mkfs cannot make on
-// it. A disk from an image already has a filesystem.
+// checkFilesystemBlocks refuses a filesystem that mkfs cannot make, before the disk is created. A
+// disk from an image already has a filesystem.
 func (v volumeSpec) checkFilesystemBlocks() error {
 	n, err := strconv.Atoi(v.Parameters.MkfsOptions.Value("fsBlockSize"))
 	if err == nil && v.Parameters.ImageID == "" && n < v.blankBlockSize() {
@@ -242,7 +242,7 @@ func (v volumeSpec) snapshotSource(ctx context.Context) (volumeSource, error) {
 	}
 	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
 	m, ours := rack.SnapshotTag(snapshot)
-	// The new disk inherits the snapshot's block size. The rack does not show it, so the driver
+	// The new disk inherits the snapshot's block size. The rack does not show that size, so the driver
 	// records it in the snapshot's tag.
 	want, inherited := v.Parameters.BlockSize, 0
 	if ours {

@@ -90,7 +90,7 @@ func TestCreateVolumeRecordsTheUse(t *testing.T) {
 	}
 }
 
-func TestPlacementInstanceDoesNotChangeTheDisk(t *testing.T) { // D-61, CV-23
+func TestCreateRequestsTheSameDiskForEveryPlacement(t *testing.T) { // D-61, CV-23
 	var bodies []string
 	post := created(postDisk, diskOf("creating"))
 	post.Check = func(_ *testing.T, body []byte) { bodies = append(bodies, string(body)) }
@@ -230,7 +230,7 @@ func TestCreateRejectsInvalidResponses(t *testing.T) {
 	}
 }
 
-func TestCreateReadsTheNameAfterALostAnswer(t *testing.T) { // OX-8
+func TestCreateReadsTheDiskByNameAfterALostAnswer(t *testing.T) { // OX-8
 	scriptedCalls{
 		{"the disk is there", script{named("detached")}, ok},
 		{"it is being made", script{named("creating"), free}, ok},

@@ -35,7 +35,7 @@ func (v Volume) newFeatures() []string {
 // chosenFeatures returns the features in the superblock that mkfs's options choose, sorted.
 func (sb Superblock) chosenFeatures() []string {
 	// With small blocks a group may have no room for the descriptors that resize_inode reserves. Then
-	// mke2fs sets meta_bg in its place.
+	// mke2fs sets meta_bg instead of resize_inode.
 	names := strings.Fields(strings.NewReplacer(",", "", "meta_bg", "resize_inode").
 		Replace(sb.Features))
 	slices.Sort(names)
@@ -44,8 +44,8 @@ func (sb Superblock) chosenFeatures() []string {
 	})
 }
 
-// The driver mounts a filesystem only if all of it is on its device and these tables contain every
-// feature that it uses: an unknown feature may make a kernel or a tool write to other disks.
+// The driver mounts a filesystem only if no part of it is on another device and these tables
+// contain all of its features: an unknown feature may make a kernel or a tool write to other disks.
 
 // featureWord describes a superblock field in which each bit is a feature.
 type featureWord struct {
@@ -128,7 +128,7 @@ func (sb *Superblock) addFeatures(b []byte, order binary.ByteOrder, words []feat
 	}
 }
 
-// refuse adds the feature to sb.Refused, whose features keep the filesystem from being mounted.
+// refuse adds a feature of a field to sb.Refused, which forbids a mount, if refused is set.
 func (sb *Superblock) refuse(refused bool, field string, feature any) {
 	if refused {
 		sb.Refused = listed(sb.Refused, field, feature)

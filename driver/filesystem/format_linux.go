@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// format formats a device that was proven blank or, if unfinished is set, proven to hold only an
-// unfinished format of this volume. left are the chunks that the unfinished format wrote.
+// format formats a device that was proven blank. If unfinished is set, the device was proven to
+// hold only an unfinished format of this volume, which wrote the chunks in left.
 func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) {
 	d, v := disk{p.Device}, p.Volume
 	proof := "read whole"
@@ -54,10 +54,10 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 // mkfs.btrfs refuses a UUID that another disk of the machine has, such as the snapshot's origin. So
 // setBtrfsUUID sets the UUID of a btrfs after mkfs.
 //
-// The arguments switch each feature on or off (see newFeatures). xfsSwitches and btrfsSwitches ask
-// the mkfs program which features it knows: it refuses unknown ones, and a newer version may switch
-// on a feature that no list contains. checkNewFeatures finds a feature that the program does not
-// list.
+// The arguments switch each feature on or off (see newFeatures). The mkfs program refuses unknown
+// features, and a newer version may switch on a feature that no list contains. So xfsSwitches and
+// btrfsSwitches ask the program which features it knows. checkNewFeatures finds a feature that the
+// program does not list.
 func mkfsCommand(v Volume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
@@ -93,7 +93,7 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 	return name, slices.Concat(args, v.Mkfs.Args(v.FSType)), nil
 }
 
-// xfsSwitch matches, in the usage of mkfs.xfs, a 0|1 option or the letter of an option group.
+// xfsSwitch matches, in mkfs.xfs's usage text, a 0|1 option or the letter of an option group.
 var xfsSwitch = regexp.MustCompile(`\[-(\w) |(\w+)=0\|1[],]`)
 
 // xfsSwitches returns arguments that set each switch of the groups -m, -i and -n that the usage
@@ -206,8 +206,8 @@ func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 }
 
 // finishFormat does the last steps of a format that was cut off just before them: it gives the
-// btrfs the volume's UUID and erases the records. The caller has found no errors in the btrfs, and
-// records of this volume. Left on the disk, the records would make later calls repeat the check,
+// btrfs the volume's UUID and erases the records. The caller has found records of this volume, and
+// no errors in the btrfs. Left on the disk, the records would make later calls repeat the check,
 // and format the disk again if the check failed.
 //
 // If mkfs or the driver was killed, its last writes may be in the kernel's cache only. So
@@ -293,8 +293,8 @@ func (d disk) wrongFilesystem(sb Superblock, want string) error {
 		d.Path, d.Serial, sb.Type, sb.UUID, want)
 }
 
-// identify checks that the driver may mount the new filesystem, and that the features and the UUID
-// are those that the volume asks for. It sets the UUID of a btrfs. An empty UUID matches any.
+// identify checks that the driver may mount the new filesystem, and that it has the volume's
+// features and UUID. A btrfs gets that UUID first. If the volume's UUID is empty, any matches.
 func (d disk) identify(made Superblock, v Volume) (Superblock, error) {
 	if err := d.allow(made); err != nil {
 		return Superblock{}, err
@@ -397,8 +397,8 @@ func growthSlots(sizeBytes, end int64) []int64 {
 	return slices.DeleteFunc(GrowthOffsets(sizeBytes), func(slot int64) bool { return slot < end })
 }
 
-// eraseRecords durably erases the records in the slots for which match returns true. The tools'
-// writes are durable before: each mkfs syncs at its end, and e2fsck -f and resize2fs flush the disk
+// eraseRecords durably erases the records in the slots for which match returns true. What the tools
+// wrote is durable already: each mkfs syncs at its end. e2fsck -f and resize2fs flush the disk
 // before and after they write the superblock last, and fail if a flush fails (ext2fs_flush2,
 // unix_flush). A slot without a record may contain data of the filesystem, and stays as it is.
 func (d disk) eraseRecords(w *os.File, slots []int64, match func(Record) bool) error {
@@ -424,12 +424,12 @@ func (d disk) eraseFormat(w *os.File, v Volume) error {
 	})
 }
 
-// DropRecord durably erases the driver's records, of formats and growths of any volume, before the
-// disk is published as a raw device. From then on the content is the workload's, and a record would
-// claim that the driver wrote it. DropRecord keeps a workload's bytes that look like a record: a
-// real format record is on a disk that holds only traces of mkfs, and a real growth record is
-// behind the ext that it describes. It does nothing to a mounted device, which a workload uses
-// already.
+// DropRecord durably erases the driver's format and growth records of any volume before the disk is
+// published as a raw device. From then on the content is the workload's, and a record would claim
+// that the driver wrote it. DropRecord keeps a workload's bytes that look like a record: a real
+// format record is on a disk that holds only traces of mkfs, and a real growth record is behind the
+// ext that it describes. DropRecord does nothing to a mounted device, which a workload already
+// uses.
 func (p *Preparation) DropRecord(mounted bool) error {
 	d, v := disk{p.Device}, p.Volume
 	if v.ReadOnly || mounted {

@@ -79,9 +79,9 @@ func growCheck(found state, v Volume) []string {
 	sb := found.Filesystem
 	switch {
 	case found.Checked && v.neverRaw():
-		// Only a killed resize2fs can have left errors: the record shows a successful check before it,
-		// and no mount since. No workload can have written the record: it is behind the filesystem, and
-		// the disk was never a workload's raw device.
+		// Only a killed resize2fs can have left errors: the record shows that a check succeeded before,
+		// and that nobody mounted since. No workload can have written the record: it is behind the
+		// filesystem, and the disk was never a workload's raw device.
 		return []string{"-f", "-y"}
 	case found.Growing && sb.Damaged:
 		// e2fsck was killed while it wrote the superblock. The copy is undamaged (see allowCopy).

@@ -23,8 +23,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// The test tries combinations of mkfs options on disks of several sizes. If the driver refuses the
-// options for a size, mkfs must refuse them too, or the inodes would fill the disk.
+// The test tries combinations of mkfs options on disks of several sizes. mkfs must refuse options
+// that the driver refuses for a size, except if the inodes would fill over half of the disk.
 func TestMkfsAcceptsTheOptionsThatTheDriverAccepts(t *testing.T) {
 	type format struct {
 		fsType, options string
@@ -457,8 +457,8 @@ func TestFilesystemsMountWithAllAcceptedFlags(t *testing.T) {
 	}
 }
 
-// While the driver tries to thaw a frozen filesystem, the user that kept the device busy may end.
-// Then the disk may be a workload's raw device, so the driver must not replay a log.
+// A raw user may keep the device busy, and end while the driver tries to thaw a frozen filesystem.
+// Then the driver mounts a workload's raw device, and must not replay a log on it.
 func TestThawUnmountedReplaysNoJournal(t *testing.T) {
 	sizes := map[string]int64{volume.Ext3: 64 * mib, volume.Ext4: 64 * mib,
 		volume.XFS: 300 * mib, volume.Btrfs: 128 * mib}

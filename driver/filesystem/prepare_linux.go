@@ -94,8 +94,8 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	return found.Grow, nil
 }
 
-// confirm ends changes in the flight recorder that an earlier process began, because the filesystem
-// shows that they are done.
+// confirm marks changes that an earlier process began as made in the flight recorder, because the
+// filesystem shows that they are.
 func (p *Preparation) confirm(found state) {
 	about := flight.Fields{Filesystem: p.Volume.FSType}
 	p.Flight.Confirm(flight.Formatted, flight.Fields{}, about)
@@ -158,8 +158,8 @@ func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 }
 
 // proveTail proves that from an offset on the device holds only zeroes and the writes that e
-// explains. It reads every byte, even if the rack reports that it created this part blank: that is
-// no proof, and a growth happens only once.
+// explains. It reads every byte, even if the rack reports that it created this part blank: that
+// report is no proof, and a growth needs this read only once.
 func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) error {
 	_, err := p.proveRange(ctx, from, p.Device.SizeBytes, e)
 	return err
@@ -191,9 +191,9 @@ func (p *Preparation) finish(found state) error {
 	return nil
 }
 
-// Mount calls mount.New and explains the kernel's refusals. For an ext or xfs on a read-only device
-// whose log has to be replayed, the kernel returns EROFS. For a btrfs proveMountable has checked
-// that before.
+// Mount calls mount.New and explains the kernel's refusals. On a read-only device the kernel
+// returns EROFS for an ext or xfs whose log has to be replayed. For a btrfs, proveMountable has
+// checked that before.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
 	if errors.Is(err, unix.EROFS) {
@@ -264,10 +264,10 @@ func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 	return d.TryExclusive()
 }
 
-// thawUnmounted thaws the filesystem that keeps the device busy, if it is mounted nowhere: a
-// mount's user may rely on the freeze. It opens the filesystem through a detached mount. If that
-// mount fails, something else keeps the device busy. The mount replays no log, because the
-// filesystem may have released the device by then.
+// thawUnmounted thaws the filesystem that keeps the device busy if it is mounted nowhere. It thaws
+// no mounted filesystem, because its user may rely on the freeze. It opens the filesystem through a
+// detached mount. If that mount fails, something else keeps the device busy. The mount replays no
+// log, because the filesystem may have released the device by then.
 func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	views, err := mount.ReadViews(log)
 	if err != nil {
@@ -280,8 +280,8 @@ func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	if err != nil || len(found) != 1 || found[0].Refused != "" {
 		return err
 	}
-	// The kernel mounts a filesystem that is in use read-only only for reading again, and most
-	// filesystems that are in use for writing only for writing again.
+	// If the filesystem is in use read-only, the kernel accepts only another read-only mount. If it is
+	// in use for writing, most filesystems accept only another writable mount. So try both.
 	readOnly := unreplayed(found[0].Type)
 	m, err := mount.New(d, found[0].Type, readOnly)
 	if err != nil {
@@ -301,7 +301,7 @@ func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	return nil
 }
 
-// unreplayed returns the options of a read-only mount that does not replay the log either.
+// unreplayed returns the options of a read-only mount that does not replay the log.
 func unreplayed(fsType string) (o volume.MountOptions) {
 	o.SetReadOnly()
 	switch fsType {

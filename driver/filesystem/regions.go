@@ -14,8 +14,8 @@ type region struct {
 func (r region) end() int64 { return r.Offset + r.Bytes }
 
 const (
-	// The driver reads headBytes and tailBytes whole: nearly all signatures are in them. The one that
-	// is farthest from the end is that of Promise's fake RAID, 3087 sectors of 512 bytes.
+	// The driver reads headBytes and tailBytes whole: nearly all signatures are in them. At the end,
+	// Promise's fake RAID has the farthest one, 3087 sectors of 512 bytes before the disk's end.
 	headBytes = 1 << 20
 	tailBytes = 2 << 20
 	// sectorBytes is the size of the smallest region. All regions begin at multiples of it.
@@ -159,8 +159,8 @@ func (l *regionList) xfsGroups(groups, blockBytes int64) {
 
 // RecordOffsets returns the three offsets of the format record, before about a fifth, a half and
 // four fifths of the disk. Each is near the end of an ext group (128 MiB; on a smaller disk, of a
-// smaller unit). No mkfs of the driver writes to all three, whatever its options are. The offsets
-// depend only on the disk's size, so any later process finds the records.
+// smaller unit). With any options, no mkfs of the driver writes to all three. The offsets depend
+// only on the disk's size, so any later process finds the records.
 func RecordOffsets(sizeBytes int64) []int64 {
 	const slotBeforeEnd = 64 << 10
 	unit := int64(1 << 20)
@@ -184,7 +184,7 @@ func RecordOffsets(sizeBytes int64) []int64 {
 	return slots
 }
 
-// growthReserveBytes at the disk's end are not used when an ext grows: growth records are in them.
+// growthReserveBytes at the disk's end stay unused when an ext grows, as room for growth records.
 const growthReserveBytes = 1 << 20
 
 // GrowthOffsets returns the offsets of the growth record. They are behind the end of a grown ext,

@@ -128,7 +128,7 @@ func (d disk) scan(v Volume, found []Superblock) (scan, error) {
 	return s, nil
 }
 
-// read reads the regions and, after a restore, where the origin's records are. It collects records.
+// read reads the regions and, on a restored disk, the origin's slots, and collects the records.
 func (d disk) read(v Volume, regions []region, found []Superblock) (scan, error) {
 	for _, offsets := range []func(int64) []int64{RecordOffsets, GrowthOffsets} {
 		for _, slot := range v.slots(offsets, d.SizeBytes)[len(offsets(d.SizeBytes)):] {
@@ -248,7 +248,7 @@ const (
 	blkidAmbiguous = 8
 )
 
-// blkid runs blkid on the open device, whose descriptor it inherits, so it cannot read another one.
+// blkid runs blkid on the open device. It inherits the descriptor, so it cannot read another disk.
 // It returns the filesystem's type, and more words if blkid finds more than one filesystem.
 func blkid(f *os.File) (string, error) {
 	result, err := runTool([]*os.File{f}, "blkid", "-p", "-o", "export", inherited)

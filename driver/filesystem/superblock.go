@@ -10,10 +10,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// fsExt2 is recognized only so that the error that refuses it can name it.
+// fsExt2 is recognized, because the driver refuses an ext2 with an error that names it.
 const fsExt2 = "ext2"
 
-// Superblock describes a filesystem, from the first 128 KiB of its disk.
+// Superblock describes a filesystem, as read from the first 128 KiB of its disk.
 type Superblock struct {
 	Type string
 	// UUID is the changeable UUID that tools print. MetadataUUID is the one in the metadata blocks.
@@ -256,7 +256,7 @@ func extType(compat, incompat, roCompat uint32) string {
 
 // extUnclean reports whether e2fsck must run: the kernel has recorded errors, or the filesystem has
 // orphaned inodes or was not unmounted cleanly. Otherwise e2fsck -p would do nothing. The kernel
-// replays the journal, because its replay can be interrupted without damage, and one by e2fsck
+// replays the journal, because its replay can be interrupted without damage, and a replay by e2fsck
 // cannot.
 func extUnclean(b []byte, incompat, roCompat uint32) bool {
 	state, le32 := binary.LittleEndian.Uint16(b[0x3A:]), binary.LittleEndian.Uint32
@@ -308,7 +308,7 @@ func xfsSuperblock(head []byte) (Superblock, bool) {
 		UnitBytes:  product(xfsMinimumAGBlocks, blockBytes),
 		Unfinished: head[126] != 0,
 		LogOffset:  xfsLogOffset(head, blockBytes),
-		// The log sequence number of the superblock's last change.
+		// The log sequence number of the superblock's last change; 0 means that the kernel made none.
 		Fresh: binary.BigEndian.Uint64(head[240:]) == 0,
 	}
 	if sb.MetadataUUID = sb.UUID; binary.BigEndian.Uint32(head[216:])&xfsIncompatMetaUUID != 0 {

@@ -58,7 +58,7 @@ func TestAnExtThatNeedsACheckIsUnclean(t *testing.T) {
 	}
 }
 
-func TestExtSuperblockHasTheBlockOfItsFirstCopy(t *testing.T) {
+func TestE2fsckReadsTheSuperblocksCopyAtCopyBlock(t *testing.T) {
 	for _, options := range []string{"ext4 -b 1024", "ext4 -b 1024 -O bigalloc -C 16384",
 		"ext4 -b 2048", "ext4 -b 4096", "ext4 -b 4096 -O bigalloc -C 8192", "ext3 -b 1024"} {
 		file := guesttest.New(t).Sparse(gib)
@@ -87,7 +87,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	f.Add([]byte("XFSB"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, head []byte) {
-		// With zeroes before it, a short input also reaches the offset of a btrfs superblock.
+		// Zeroes before head bring a short input to the offset of a btrfs superblock, too.
 		far := append(make([]byte, btrfsOffset), head...)
 		far = append(far, make([]byte, btrfsBytes)...)
 		for _, b := range [][]byte{head, far} {
@@ -267,7 +267,7 @@ func FuzzJudge(f *testing.F) {
 
 // After a failed write the kernel's cache contains the new bytes while a program has the device
 // open. e2fsck would then find no errors in a filesystem that is damaged on the disk.
-func TestFinishDropsTheKernelCache(t *testing.T) {
+func TestPreparationDropsTheKernelCache(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, 64*mib)
 	program := csitest.Got(os.Open(d.Loop))(t)
@@ -410,7 +410,7 @@ func TestParseBlkidReturnsTypesAndTables(t *testing.T) {
 	}
 }
 
-// FuzzSizes checks that product never overflows, whatever numbers a disk contains.
+// FuzzSizes checks that product returns the exact product, or MaxInt64 for a larger one.
 func FuzzSizes(f *testing.F) {
 	largest := big.NewInt(math.MaxInt64)
 	f.Fuzz(func(t *testing.T, a, b uint64) {

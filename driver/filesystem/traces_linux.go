@@ -189,8 +189,8 @@ func extDirectory(b []byte) bool {
 	return empty || names
 }
 
-// extDescriptors reports whether b may be part of a group descriptor table whose groups have at
-// most that many directories each.
+// extDescriptors reports whether b may be part of a table of group descriptors of size bytes, in
+// which no group has more than most directories.
 func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	for d := range slices.Chunk(b, size) {
@@ -304,8 +304,8 @@ func btrfsSuper(b []byte, at int64) bool {
 			bytes.HasPrefix(b[chunks:], []byte{0, 1, 0, 0, 0, 0, 0, 0, 0xE4}))
 }
 
-// btrfsHeader reports whether b begins with the header of a tree block. After a growth the block
-// must have the filesystem's UUID, and otherwise a generation of mkfs.
+// btrfsHeader reports whether b begins with the header of a tree block. If the driver expects a
+// growth, the block must have the filesystem's UUID, and otherwise be as mkfs writes it.
 func (m traces) btrfsHeader(b []byte) bool {
 	if m.Growth != "" {
 		return len(b) >= btrfsFSID+16 && uuid.UUID(b[btrfsFSID:btrfsFSID+16]) == m.UUID

@@ -25,8 +25,8 @@ const (
 	maxReads = 3
 )
 
-// proveBlank proves that the whole disk is blank or, if unfinished is set, that it holds only
-// records and bytes that a mkfs of the driver writes. It does not read a disk without records that
+// proveBlank proves that the whole disk is blank. If unfinished is set, the disk may also hold
+// records, and bytes that a mkfs of the driver writes. It does not read a disk without records that
 // was created blank for filesystems: the scan has read the regions, and mkfs and the driver write
 // to these first. It returns the offsets of the chunks that mkfs has written to.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {
@@ -126,7 +126,7 @@ func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error)
 	case job.counted && now.Known():
 		return !job.before.SameWrites(now), nil
 	}
-	// Without counters: a call that starts a job has opened and locked the device before it.
+	// Without counters, only the call that started the job accepts its result: it locked the device.
 	return joined, nil
 }
 
@@ -183,8 +183,8 @@ func (j *zeroScan) run(log *slog.Logger, d disk, v Volume) {
 	}
 }
 
-// readCounted reads the kernel's counters, the range, and the counters again. The first values are
-// valid only if the counters have counted this read.
+// readCounted reads the kernel's counters, the range, and the counters again. It sets j.counted if
+// the counters have counted this read.
 func (d disk) readCounted(ctx context.Context, v Volume, j *zeroScan) error {
 	before, err := d.Counters()
 	if err != nil {
@@ -245,8 +245,8 @@ const (
 	chunkBytes   = 1 << 20
 )
 
-// byteCheck returns the index of the first unexpected byte in b, or -1. b was read at that offset
-// of the disk.
+// byteCheck returns the index of the first unexpected byte in b, or -1. The bytes in b are from the
+// offset at of the disk.
 type byteCheck func(b []byte, at int64) (int, error)
 
 // findUnexpected reads the range [from, to) of the device and returns the offset of the first byte

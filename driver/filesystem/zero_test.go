@@ -150,7 +150,7 @@ func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 	return (z.sectorsRead(t) - before) * 512
 }
 
-// proven proves that the disk is blank, and returns how many bytes that read.
+// proven proves that the disk is blank, and returns how many bytes were read for the proof.
 func (z zeroDisk) proven(t *testing.T) int64 {
 	t.Helper()
 	return z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) })
@@ -196,7 +196,7 @@ func TestProveRangeReadsADiskOnce(t *testing.T) {
 			}
 		})
 	}
-	t.Run("the second call refuses a disk that is not blank without reading it", func(t *testing.T) {
+	t.Run("without reading it, the second call refuses a disk that is not blank", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		z.WriteAt(t, size-5000, []byte{7})
 		for i := range 2 {
@@ -297,7 +297,7 @@ func TestMarkerRegionsCoverHeadTailAndRecords(t *testing.T) {
 		}
 		for _, offset := range []int64{0, size / 2, size - 1, min(size, mib) - 1,
 			max(0, size-2*mib), max(0, size-3087*512)} {
-			// markerRegions need not contain the middle: it is read for xfs only.
+			// On disks of 128 MiB and more, markerRegions need not contain the middle.
 			if !covered(regions, offset) && (offset != size/2 || size < 128*mib) {
 				t.Errorf("size %d: offset %d is not read", size, offset)
 			}
@@ -366,8 +366,8 @@ func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
 	}
 }
 
-// driverOf is set in a child process of TestDriverDeathKillsToolsButNotRepairs. The child acts as
-// the driver and runs a program.
+// driverOf is an environment variable of the child processes of
+// TestDriverDeathKillsToolsButNotRepairs. A child acts as the driver and runs a program.
 const driverOf = "TEST_DRIVER_OF"
 
 func TestDriverDeathKillsToolsButNotRepairs(t *testing.T) {
@@ -487,7 +487,7 @@ func TestDockerfileListsTheProgramsThatTheNodeRuns(t *testing.T) {
 	}
 }
 
-// programRun matches a program's name in the source. The names of mkfs programs are not literals.
+// programRun matches a call that runs a program, and the program's name if that is a literal.
 var programRun = regexp.MustCompile(`(?:runTool|runRepair|Command|Context)\([^"()]*"([^"]+)"`)
 
 // The node's image contains only files that tools/node-root copies. The test runs node-root with
@@ -500,7 +500,7 @@ func TestNodeImageProgramsNeedNoOtherFiles(t *testing.T) {
 	if err != nil {
 		t.Fatalf("node-root: %v\n%s", err, out)
 	}
-	// A container runtime mounts /proc. The programs read only /proc/mounts of it.
+	// A container runtime mounts /proc. Of /proc the programs read only /proc/mounts.
 	mounts := csitest.Got(os.ReadFile("/proc/mounts"))(t)
 	csitest.Must(t, os.MkdirAll(filepath.Join(root, "proc/self"), 0o700))
 	csitest.Must(t, os.WriteFile(filepath.Join(root, "proc/self/mounts"), mounts, 0o600))

@@ -91,8 +91,8 @@ func madeOf(path string) string {
 const NodeMark = unix.MOUNT_ATTR_NODIRATIME
 
 // Made reports whether a mount has the driver's mark: NodeMark for a device node, or madeOf's
-// source for a filesystem. A device scan replaces the source of a btrfs, and earlier versions of
-// the driver used another source and no NodeMark.
+// source for a filesystem. False proves nothing: a device scan replaces the source of a btrfs, and
+// earlier versions of the driver used another source and no NodeMark.
 func Made(m *mountinfo.Info) bool {
 	if node, _ := NodeRoot(m); node {
 		return slices.Contains(strings.Split(m.Options, ","), "nodiratime")
@@ -134,7 +134,7 @@ func inRoot(root *os.File, do func() error) error {
 		runtime.LockOSThread() // never unlocked: the thread and its root end with the goroutine
 		if unix.Gettid() == unix.Getpid() {
 			// Go never ends the first thread, and /proc shows that thread's root as the process's. So keep
-			// it locked, and do the work in another thread.
+			// the first thread locked, and do the work in another thread.
 			defer runtime.UnlockOSThread()
 			return struct{}{}, inRoot(root, do)
 		}
@@ -215,7 +215,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the disk that the mounted filesystem is on, or of the disk whose
-// node is mounted. If several devices may have a btrfs, it tests the device likely.
+// node is mounted. likely is the device that it tests if several devices may hold a btrfs.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {

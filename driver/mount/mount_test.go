@@ -45,7 +45,7 @@ func mounts(t *testing.T, d *blockdev.OpenDevice, fsType string) {
 	must(t, m.Close())
 }
 
-func TestNewSetsTheSourceThatMarksTheDriversMounts(t *testing.T) {
+func TestTheMountTableShowsTheDriversSource(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)
@@ -115,12 +115,12 @@ func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 	}
 }
 
-func TestNewKeepsTheRootOfTheProcess(t *testing.T) {
+func TestMountsKeepTheRootDirectoryOfTheProcess(t *testing.T) {
 	_, device := formatted(t, guesttest.New(t), guesttest.Serial, volume.Ext4)
 	for range 20 {
 		mounts(t, device, volume.Ext4)
 	}
-	// Other processes take the root directory of the first thread for that of the process.
+	// /proc shows the root directory of the first thread as that of the process.
 	for _, of := range []string{"self", "thread-self"} {
 		if root, err := os.Readlink("/proc/" + of + "/root"); err != nil || root != "/" {
 			t.Errorf("the root is %q: %v", root, err)
@@ -247,8 +247,8 @@ func FuzzMountTable(f *testing.F) {
 	})
 }
 
-// FuzzAddedMountHidesNone checks that Of, Top and OnlyAt find no fewer mounts in a mount table with
-// one more line.
+// FuzzAddedMountHidesNone checks that a further line in a mount table hides no mount from Of, Top
+// and OnlyAt.
 func FuzzAddedMountHidesNone(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b, line []byte, major, minor uint32) {
 		before, err := parseTable(b)

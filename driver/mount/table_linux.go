@@ -215,8 +215,8 @@ func IsNode(m *mountinfo.Info) bool {
 	return ok
 }
 
-// Device returns the number of the disk that is mounted. If several devices may have a btrfs, it
-// tests the device likely.
+// Device returns the number of the disk that is mounted. likely is the device that it tests if
+// several devices may hold a btrfs.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
@@ -230,7 +230,7 @@ func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err
 	return uint32(m.Major), uint32(m.Minor), nil
 }
 
-// Flags returns those flags of a mount that have to be the same as a request's or another mount's.
+// Flags returns the flags of a mount that must equal those of a request or of another mount.
 func Flags(m *mountinfo.Info) []string { return volume.ShownFlags(m.Options, m.VFSOptions) }
 
 // Condition tells what errors have done to a mounted filesystem.
@@ -371,9 +371,9 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 }
 
 // btrfsNumber returns the number of the disk that an open directory's btrfs is on. If the kernel
-// lists several devices, it tests whether the btrfs is on the device likely, unless that is the
-// zero device. If nothing is proven, it returns a TwinsError, and the number of the device at the
-// path that the kernel has recorded.
+// lists several devices, it tests the device in likely, unless that is the zero device. If the test
+// proves nothing, it returns a TwinsError, and the number of the device at the path that the kernel
+// has recorded.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
 	if err != nil {
@@ -444,7 +444,7 @@ func numberIn(dir string) (major, minor uint32, err error) {
 
 // isOn reports whether the btrfs of an open directory is proven to be on the device. It has the
 // kernel scan the device at a unique path: only a btrfs on this device then reports that path as
-// its device's. A second scan restores the source of the mount (madeOf).
+// the path of its device. A second scan restores the source of the mount (madeOf).
 func isOn(root *os.File, d blockdev.Device) (shown bool) {
 	private, err := d.Root()
 	if err != nil {

@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// tools puts scripts before the programs of the same names in PATH. They can run these as $real.
+// tools puts scripts before the programs of the same names in PATH. $real is the program.
 func tools(t *testing.T, scripts map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -41,7 +41,7 @@ func tools(t *testing.T, scripts map[string]string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// with makes a call while scripts replace programs.
+// with calls the function call while the scripts replace the programs of the same names.
 func with(t *testing.T, scripts map[string]string, call func() error) error {
 	t.Helper()
 	before := os.Getenv("PATH")
@@ -58,7 +58,7 @@ func (v testVolume) interruptFormat() {
 		"mkfs.btrfs": script}, v.stage), codes.Internal, csierr.NodeToolFailed)
 }
 
-// hasNoRecords ends the test if the disk has a record of a format or a growth at an offset.
+// hasNoRecords ends the test if the disk has a format or growth record at one of the offsets.
 func (v testVolume) hasNoRecords(offsets func(sizeBytes int64) []int64) {
 	v.guest.t.Helper()
 	for _, at := range offsets(v.disk.SizeBytes) {

@@ -344,8 +344,8 @@ func manyMounts(power int) {
 	double(0, power)
 }
 
-// double bind-mounts the working directory, with all mounts in it, on its directories from, from+1,
-// up to to-1. Each bind mount doubles the number of mounts.
+// double bind-mounts the working directory, with all mounts in it, on its subdirectories named
+// from, from+1, … to-1. Each bind mount doubles the number of mounts.
 func double(from, to int) {
 	for i := from; i < to; i++ {
 		try(unix.Mount(".", fmt.Sprint(i), "", unix.MS_BIND|unix.MS_REC, ""))

@@ -189,7 +189,7 @@ func TestHealthReportsErrorsOfAVolume(t *testing.T) {
 	})
 }
 
-func TestANodeExpandsNothingAndReportsNoStorage(t *testing.T) { // NE-1, NH-3
+func TestNodeExpandIsUnimplementedAndStorageHealthIsEmpty(t *testing.T) { // NE-1, NH-3
 	n := &Service{}
 	err := csitest.Call(t.Context(), n, &csi.NodeExpandVolumeRequest{})
 	health, healthErr := n.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
@@ -367,7 +367,7 @@ func digest(t *testing.T, dir string) string {
 	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
-func TestAnInspectionReportsAVolumesDeviceRecordAndMounts(t *testing.T) {
+func TestInspectReportsTheDeviceTheRecordAndTheMounts(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := statefulGuest(t).disk(320, fsType)
@@ -405,7 +405,7 @@ func TestAnInspectionReportsAVolumesDeviceRecordAndMounts(t *testing.T) {
 	}
 }
 
-func TestAnInspectionChangesNothingAndWaitsForNothing(t *testing.T) {
+func TestInspectChangesNothingAndWaitsForNothing(t *testing.T) {
 	v := statefulGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
 	must(t, os.WriteFile(filepath.Join(v.guest.state, "trial-1984.new"), nil, 0o600))
@@ -433,7 +433,7 @@ func TestAnInspectionChangesNothingAndWaitsForNothing(t *testing.T) {
 	}
 }
 
-func TestAnInspectionReportsMissingAndInvalidParts(t *testing.T) {
+func TestInspectReportsMissingDevicesAndInvalidRecords(t *testing.T) {
 	for name, c := range map[string]struct {
 		staged bool
 		disk   string // that the request names
@@ -497,7 +497,7 @@ func TestAnInspectionReportsMissingAndInvalidParts(t *testing.T) {
 	}
 }
 
-func TestAnInspectionReportsUnfinishedChanges(t *testing.T) {
+func TestInspectReportsUnfinishedChanges(t *testing.T) {
 	v := statefulGuest(t).disk(16, volume.Ext4)
 	recorder := &flight.Recorder{Log: slog.New(slog.DiscardHandler),
 		Dir: filepath.Join(v.guest.state, flight.DirName)}

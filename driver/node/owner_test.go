@@ -286,7 +286,7 @@ func inNamespace(t *testing.T, propagation, script string, args ...string) *neig
 		"sh", "-c", "set -e; " + script + "\necho ready; read -r x || true", "sh"}, args...)...))
 }
 
-// name returns the text by which the driver's errors name the process, which runs the program.
+// name returns the text by which the driver's errors name the process; program is its program.
 func (n *neighbour) name(program string) string {
 	return fmt.Sprintf("process %d (%s)", n.pid, program)
 }
@@ -384,7 +384,7 @@ func sharedGuest(t *testing.T) (g *testGuest, aside string) {
 	return g, aside
 }
 
-func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
+func TestPropagatedCopiesOfAMountDoNotBlockUnstage(t *testing.T) { // B-32
 	for _, c := range []struct{ name, propagation, script string }{
 		{"a peer", "unchanged", ""},
 		{"a slave", "slave", ""},
@@ -409,7 +409,7 @@ func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
 			})
 		}
 	}
-	t.Run("a copy at another path of its namespace is a user", func(t *testing.T) {
+	t.Run("unstage fails for a copy at another path of its namespace", func(t *testing.T) {
 		g, aside := sharedGuest(t)
 		v := g.disk(16, volume.Ext4)
 		must(t, v.stage())
@@ -432,7 +432,7 @@ func TestPropagatedCopiesOfTheDriversMountAreNoUsers(t *testing.T) { // B-32
 		n.leave()
 		must(t, v.unstage())
 	})
-	t.Run("a copy in the driver's own namespace is no user", func(t *testing.T) {
+	t.Run("unstage ignores a copy in the driver's own namespace", func(t *testing.T) {
 		g, aside := sharedGuest(t)
 		guesttest.Run(t, "mount", "--bind", g.path(""), aside)
 		v := g.disk(16, volume.Ext4)

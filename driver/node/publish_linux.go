@@ -525,7 +525,7 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 
 // ofVolume reports whether the driver may treat a mount of disk d as the volume's: a record names
 // the disk, or the mount has the driver's mark. d is the zero device if the disk is gone. A device
-// scan may replace the mark of a btrfs, so none is needed if its disk is gone or is the driver's.
+// scan may replace the mark of a btrfs, so a btrfs needs none if d is gone or the driver made it.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 	node, _ := mount.NodeRoot(m)
 	isDisk := node || d.Path != "" || mount.IsDiskPath(m.Source)

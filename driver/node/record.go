@@ -218,7 +218,7 @@ func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	return "", false
 }
 
-// all lists every valid record, some of them twice. open has logged the invalid ones.
+// all lists every valid record, twice if memory and a file have it. open has logged invalid files.
 func (s *recordStore) all() []volumeRecord {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.kept))
@@ -294,7 +294,7 @@ func (s *recordStore) write(r volumeRecord) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	// Somebody has removed the directory since the driver started.
+	// The directory is missing: somebody has removed it since the driver started.
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ func (g *testGuest) hasRecords(want ...string) {
 	}
 }
 
-// isKnown checks that a new Service has a record of the volume or, if want is false, has none.
+// isKnown checks that a new Service has a record of the volume; if want is false, that it has none.
 func (v testVolume) isKnown(want bool) {
 	v.guest.t.Helper()
 	if r, known := v.guest.node().records().of(v.ID).load(); known != want {

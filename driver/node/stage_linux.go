@@ -230,9 +230,9 @@ func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 
 // begin runs after every proof, right before the first write to the volume's disk, or before the
 // mount. The device of a read-only disk may look writable, so begin makes it read-only for good:
-// the kernel then writes nothing, and refuses a filesystem whose log it would have to replay. The
-// device of another disk becomes writable only if it may have been published as a raw device,
-// because the driver makes a device read-only for no other use.
+// the kernel then writes nothing, and refuses a filesystem whose log it would have to replay. begin
+// makes the device of a writable disk writable only if the disk may have been published as a raw
+// device, because the driver makes a device read-only for no other use.
 func (v *nodeVolume) begin(covers int64) error {
 	known, _ := v.record.load()
 	if err := v.record.save(v.DiskName, v.Block, covers); err != nil {

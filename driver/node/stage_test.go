@@ -384,7 +384,7 @@ func TestTwoVolumesAreNotMountedAtOnePath(t *testing.T) {
 	csitest.Want(t, v.publish("pod"), codes.Aborted, csierr.DeviceLocked)
 	must(t, f.Close())
 	must(t, v.publish("pod"))
-	// A call that has read the mount table before the other call's mount finds it now.
+	// claimPath reads the mount table again, so it finds a mount that another call made meanwhile.
 	for path, reason := range map[string]csierr.Reason{v.staging(): csierr.StagedDifferently,
 		v.guest.path("pod"): csierr.PublishedDifferently} {
 		_, err = claimPath(path, reason)
@@ -430,7 +430,7 @@ func (g *testGuest) node() *Service {
 		Log: slog.New(slog.NewTextHandler(&g.log, nil))}
 }
 
-// mounts returns a function that checks that the mounts of the guest have not changed meanwhile.
+// mounts returns a function that checks that the guest's mounts have not changed since this call.
 func (g *testGuest) mounts() (same func()) {
 	before := guesttest.Mounts(g.t, g.Dir)
 	return func() {

@@ -57,7 +57,7 @@ func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 	foreign := foreignDisks(all, n.records().all())
 	room := limit - foreign
 	if room < 1 {
-		// The orchestrator takes 0 for "no limit". The rack refuses to attach a disk too many.
+		// The orchestrator takes 0 for "no limit". 1 does no harm: the rack refuses one disk too many.
 		n.log().Error("no room for volumes on this instance; NodeGetInfo reports 1, because 0 means no "+
 			"limit", "max_disks", limit, "foreign_disks", foreign)
 		room = 1
@@ -169,8 +169,8 @@ type shownVolume struct {
 	Condition mount.Condition // of the filesystem
 }
 
-// statfs asks the filesystem through a descriptor, and verifies that this is on the volume's
-// device. If the volume was unmounted in the meantime, the path leads to the filesystem below.
+// statfs asks the filesystem through a descriptor, and verifies that the filesystem is on the
+// volume's device: after an unmount, the path leads to the filesystem below.
 func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	m, err := mount.Open(path, v.FSType)
 	if mount.IsMissing(err) {
@@ -374,9 +374,9 @@ const (
 	maxShownChanges = 50
 )
 
-// Inspect reports what this node sees of the volumes asked for or, without any, of each volume with
-// a record. It may run beside the driver, and affects no call: it takes no lock, waits for nothing,
-// writes nothing, and opens devices only for reading.
+// Inspect reports what this node sees of the volumes in asked. If asked is empty, it reports each
+// volume with a record. It may run beside the driver, and affects no call: it takes no lock, waits
+// for nothing, writes nothing, and opens devices only for reading.
 func (n *Service) Inspect(asked []inspection.Asked) inspection.Report {
 	r := inspection.Report{Format: inspection.Format, At: time.Now().UTC(), Instance: n.InstanceID,
 		Devices: []inspection.Device{}, Volumes: []inspection.Volume{}}

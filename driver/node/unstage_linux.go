@@ -79,8 +79,8 @@ func (v heldVolume) unstage(ctx context.Context, path string) error {
 	if err != nil || len(disks) == 0 {
 		return err
 	}
-	// Search for other mounts before the first unmount, so that a refusal because of one changes
-	// nothing. Other users of the device can be found only when nothing is mounted.
+	// Search for other mounts before the first unmount, so that a call that fails because of one
+	// changes nothing. Other users of the device can be found only when nothing is mounted.
 	unread, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(mountsOf(vs, disks), layers)
 	})
@@ -164,16 +164,16 @@ func (v heldVolume) releaseTimeout() time.Duration {
 	return cmp.Or(v.node.ReleaseTimeout, defaultReleaseTimeout)
 }
 
-// awaitNone waits until look finds no mounts, for at most the release timeout.
+// awaitNone waits until the function look finds no mounts, at most for the release timeout.
 func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) (
 	unread string, err error) {
 	return mount.AwaitNone(ctx, v.node.log(), v.releaseTimeout(), look)
 }
 
 // unmount syncs and unmounts the filesystems at the staging path, and waits until no namespace has
-// the disks mounted. If the sync fails, the data are lost in any case, so it goes on, and returns
-// the error as unwritten, because the unmount itself reports none. If the filesystem had failed
-// before, unwritten is nil, because the volume's health has reported that.
+// the disks mounted. If the sync fails, the data are lost in any case, so unmount continues. It
+// returns the error as unwritten, because the unmount itself reports none. If the filesystem had
+// failed before, unwritten is nil, because the volume's health has reported that.
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {
