@@ -32,8 +32,8 @@ func (c *cluster) run(o Options) (string, error) {
 	return out.String(), err
 }
 
-// settled makes passes until every wanted pod runs and no disk is being made, and then until the
-// nodes have unmounted what no pod uses.
+// settled makes passes until every pod runs and no disk is being made. It makes unmountsAfter more,
+// so that the nodes unmount the disks that no pod uses.
 func (c *cluster) settled() {
 	for c.pass(); !c.quiet(); {
 		c.pass()
@@ -43,7 +43,7 @@ func (c *cluster) settled() {
 	}
 }
 
-// quiet reports whether every wanted pod runs, and no disk is being made.
+// quiet reports whether every pod runs and no disk is being made.
 func (c *cluster) quiet() bool {
 	return len(c.making) == 0 && !slices.ContainsFunc(c.of("Pod"), func(pod object) bool {
 		return pod.str("status", "phase") != "Running" || pod.deleting()
@@ -69,7 +69,7 @@ func (c *cluster) plan() (p *plan) {
 	return p
 }
 
-// at starts a growth, and kills it after the first request for which when returns true.
+// at starts a growth, and kills it after the first request after which the plan meets a condition.
 func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	t.Helper()
 	s, killed := newCluster(t, kind), false
@@ -90,7 +90,7 @@ func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	return s
 }
 
-// made reports whether the new disk was made and checked.
+// made reports whether the command has checked the new disk.
 func made(p *plan) bool { return p.New != "" }
 
 // does runs the command, which must succeed, and returns what it prints.
@@ -348,9 +348,8 @@ func TestUndoStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
 	})
 }
 
-// TestANewDiskThatDiffersFromTheRequestIsRefused changes the new PersistentVolume as a faulty
-// driver, a webhook or a person may. model_test.go shows that a change checks the disk before it
-// uses it.
+// The test changes the new PersistentVolume as a faulty driver, a webhook or a person could. That
+// the command checks the disk before it uses it is tested in model_test.go.
 func TestANewDiskThatDiffersFromTheRequestIsRefused(t *testing.T) {
 	c := &cluster{t: t, objects: map[string]object{}}
 	set := func(value any, path ...string) func(*view) {
