@@ -142,7 +142,7 @@ func TestReasonsPageMatchesTheTable(t *testing.T) {
 	}
 }
 
-func TestReasonsTableListsTheConstantsInOrder(t *testing.T) {
+func TestReasonsTableHasTheOrderOfTheConstants(t *testing.T) {
 	source, err := os.ReadFile("reasons.go")
 	if err != nil {
 		t.Fatal(err)

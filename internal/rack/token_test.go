@@ -122,7 +122,7 @@ func TestTokenFileReadEndsAtTheCallersDeadline(t *testing.T) { // D-63
 	}
 }
 
-func TestFaultReportsAnUnreadableTokenFile(t *testing.T) { // D-63
+func TestTokenSourceReportsAnUnreadableFile(t *testing.T) { // D-63
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	s := tokenFile(path)

@@ -103,7 +103,7 @@ func TestReadsRejectInvalidDisksAndSnapshots(t *testing.T) {
 	}
 }
 
-func TestTransportRepeatsARefusedRequestOnlyOnceIfItCan(t *testing.T) {
+func TestTransportRepeatsARefusedRequestAtMostOnce(t *testing.T) {
 	request := func(method string, body io.Reader) *http.Request {
 		return csitest.Got(http.NewRequestWithContext(t.Context(), method, "http://rack", body))(t)
 	}
@@ -216,7 +216,7 @@ func listDisks(t *testing.T, c *Client, pages *Pager) error {
 	})
 }
 
-func TestReadsFailWhileAnotherProjectHasTheName(t *testing.T) {
+func TestReadsFailWhileAnotherProjectHasTheProjectsName(t *testing.T) {
 	c := clientThat(t, diskThere, another, user, another, user, another, user, another, user, another,
 		user, project, user, diskThere)
 	csitest.Got(c.Disk(t.Context(), racktest.Disk))(t)

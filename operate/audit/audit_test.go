@@ -115,7 +115,7 @@ var places = []string{
 	`{"kind":"VolumeSnapshot","metadata":{"labels":{"x":"a-%s-b"}}}`,
 }
 
-func TestADiskNamedInAnyFieldIsWanted(t *testing.T) {
+func TestADiskThatAnyFieldNamesIsNoOrphan(t *testing.T) {
 	const claimUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
 	o, shortened := testDisk(1), testDisk(2)
 	o.CSIName = "pvc-" + claimUID
@@ -142,7 +142,7 @@ func TestADiskNamedInAnyFieldIsWanted(t *testing.T) {
 	}
 }
 
-func TestAListFileIsAsOldAsItsLastWrite(t *testing.T) {
+func TestAFileOfWantedVolumesIsAsOldAsItsLastWrite(t *testing.T) {
 	file := Options{Volumes: filepath.Join(t.TempDir(), "wanted")}
 	if _, err := file.read(t.Context()); err == nil {
 		t.Error("a missing file is not an empty list")

@@ -178,7 +178,7 @@ func TestAChangeBeyondThePublishedCapacityIsRefused(t *testing.T) {
 	}
 }
 
-func TestARefusedDiskEndsTheCommandWithoutATimeout(t *testing.T) {
+func TestAClaimCommandEndsWhenTheRackRefusesTheDisk(t *testing.T) {
 	for _, flat := range []bool{false, true} {
 		s := newCluster(t, "Deployment")
 		s.quota, s.flat = 15<<30, flat
@@ -333,7 +333,7 @@ func TestANameThatLooksLikeAFlagIsNotPassedToKubectl(t *testing.T) {
 	}
 }
 
-func TestUndoStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
+func TestUndoStartsTheWorkloadBeforeItDeletesTheSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // a slow machine does not use up the timeout
 		s := at(t, "Deployment", made)
 		s.stuck = true
@@ -417,7 +417,7 @@ func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
 
 func (c *cluster) undoes() { c.t.Helper(); c.does(c.resumes(true)) }
 
-func TestAWorkloadHasOneChangeAtATime(t *testing.T) {
+func TestASecondChangeOfAWorkloadIsRefused(t *testing.T) {
 	s := at(t, "StatefulSet", func(p *plan) bool { return p.Unmounted })
 	s.refuses(s.options(Grow), "is under way already")
 	s.refuses(s.options(Revert), "is a grow")
@@ -450,7 +450,7 @@ func TestRevertRefusesAReplacedSnapshot(t *testing.T) {
 	}
 }
 
-func TestANewDiskThatIsGoneIsReported(t *testing.T) {
+func TestAChangeReportsThatTheNewDiskIsGone(t *testing.T) {
 	for handed, want := range map[bool]string{false: "--undo", true: "to go back to it by hand"} {
 		s := at(t, "Deployment", func(p *plan) bool {
 			return p.New != "" && p.Handed == handed

@@ -652,7 +652,7 @@ func (h *history) end() error {
 	return h.nothingIsLeft(done)
 }
 
-// check returns an error if a write is lost or, with settled, if no claim of the user has a write.
+// check returns an error if a write is lost, or if settled is set and no claim has the write.
 func (h *history) check(settled bool) error {
 	c := h.c
 	if c.lost > 0 {
@@ -676,7 +676,7 @@ func (h *history) check(settled bool) error {
 	return nil
 }
 
-// nothingIsLeft checks that nothing of the command is left, and that the claim has the right disk.
+// nothingIsLeft checks that the command left no object, and that the claim has its right disk.
 func (h *history) nothingIsLeft(done bool) error {
 	c := h.c
 	for _, key := range slices.Sorted(maps.Keys(c.objects)) {

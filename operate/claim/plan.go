@@ -190,7 +190,7 @@ var bindingKeys = []string{"pv.kubernetes.io/bind-completed",
 // In selectedNode, the scheduler names the node near which a claim's volume is to be made.
 const selectedNode = "volume.kubernetes.io/selected-node"
 
-// again returns a new claim with the earlier labels, annotations and owners, and more annotations.
+// again returns a claim like the earlier one, with this spec and with more annotations.
 func (p plan) again(spec object, more map[string]any) object {
 	meta, kept := object{"name": p.Claim, "namespace": p.Namespace}, map[string]any{}
 	for _, key := range []string{"labels", "ownerReferences"} {
