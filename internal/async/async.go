@@ -47,8 +47,8 @@ func (p *RaisedPanic) String() string {
 	return fmt.Sprintf("%v, raised in another goroutine:\n%s", p.Value, p.stack)
 }
 
-// Group is a set of goroutines that one caller waits for. If a goroutine panics, Wait panics in its
-// caller, with a RaisedPanic.
+// Group is a set of goroutines that one caller waits for. If one of them panics, Wait panics with a
+// RaisedPanic in the goroutine that waits.
 type Group struct {
 	group sync.WaitGroup
 	mu    sync.Mutex

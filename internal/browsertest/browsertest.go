@@ -61,7 +61,7 @@ func Start(t *testing.T) Browser {
 	return Browser{ctx}
 }
 
-// Open opens an address in a new tab. It runs the actions in before first.
+// Open opens a new tab, runs the actions in it, and then opens the address in it.
 func (b Browser) Open(t *testing.T, address string, before ...chromedp.Action) *Tab {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(b.ctx)

@@ -114,7 +114,7 @@ func TestOutputTailReturnsOneQuotedLine(t *testing.T) {
 	}
 }
 
-// entry matches a reason's section in docs/reasons.md, definition a reason's line in reasons.go.
+// entry matches a section of docs/reasons.md. definition matches a constant in reasons.go.
 var (
 	entry      = regexp.MustCompile("### `(\\w+)`\n\n`(\\w+)`.*\\.\n[^#]+\\.\n\nDo: ([^#]+)\n")
 	definition = regexp.MustCompile(`\t(\w+) +Reason = "(\w+)"`)

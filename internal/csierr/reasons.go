@@ -90,7 +90,7 @@ func From(err error, otherwise Reason) *Error {
 	return fromStatus(err, otherwise)
 }
 
-// fromStatus returns an Error with the code of a gRPC error, or else with the code of the reason.
+// fromStatus keeps the code of a gRPC error. Any other error gets the code of the reason.
 func fromStatus(err error, otherwise Reason) *Error {
 	s, ok := status.FromError(err)
 	if !ok || s.Code() == codes.Unknown || s.Code() == codes.OK {

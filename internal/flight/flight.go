@@ -59,7 +59,7 @@ type Fields struct {
 	Request    string `json:"request,omitempty"` // the rack's id of the request
 	Claim      string `json:"claim,omitempty"`   // namespace/name of the PVC or the VolumeSnapshot
 	Reason     string `json:"reason,omitempty"`  // of a failure (docs/reasons.md)
-	// Seen reports that a later call found the change made. The call that made it did not know.
+	// Seen reports that the change's end was recorded by a later call than the one that made it.
 	Seen    bool    `json:"seen,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"` // that the change took
 }
@@ -71,7 +71,7 @@ type Entry struct {
 	Outcome Outcome   `json:"outcome"`
 	Fields
 
-	// key is equal in the entries that begin and end a change, and in those of its repetitions.
+	// Entries about the same change have the same key, even if the change is repeated.
 	key string
 }
 
@@ -122,7 +122,7 @@ func (f Fields) attrs() []slog.Attr {
 
 type history interface {
 	// add adds an entry. An entry that ends a change is added only if the change is still open, so
-	// that two processes do not both report the change. With always, it is added in any case.
+	// that two processes do not both report the change. With always, every entry is added.
 	add(e Entry, always bool) (added bool, err error)
 }
 

@@ -34,7 +34,7 @@ type Report struct {
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }
 
-// Unseen names a part of the report that inspect could not fill, and the reason for that.
+// Unseen names a part of the report that inspect could not fill, and says why.
 type Unseen struct {
 	Part string `json:"part"`
 	Why  string `json:"why"`

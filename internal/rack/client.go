@@ -32,13 +32,13 @@ import (
 type Client struct {
 	*oxide.Client
 	Project string // name or UUID
-	// LookLimit is how long after a look a change may be sent; 0 means DefaultLookLimit.
+	// LookLimit is the age after which a look is too old for a change; 0 means DefaultLookLimit.
 	LookLimit time.Duration
 
 	world world
 }
 
-// requestTimeLimit ends a request that its call did not end. No call has a longer deadline.
+// requestTimeLimit is the last limit of a request. The deadlines of calls are shorter.
 const requestTimeLimit = 10 * time.Minute
 
 // Options contains the rack's address, the driver's project, and how to connect.
@@ -101,7 +101,7 @@ func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 		return nil, err
 	}
 	base.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12,
-		// VerifyConnection verifies instead, with the certificates that are in the file at that time.
+		// Go does not verify the server. VerifyConnection does, with the certificates now in the file.
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies
 		VerifyConnection: func(c tls.ConnectionState) error {
 			pool, err := roots.get(context.Background(), false)

@@ -32,8 +32,8 @@ var statesAtInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
 }
 
-// ImportProblem returns why a disk cannot be used whose import has not been finalized, or "". Only
-// a person can finalize an import.
+// ImportProblem returns why a disk whose import is not finalized cannot be used. For any other disk
+// it returns "". Only a person can finalize an import.
 func ImportProblem(name string, state oxide.DiskStateState) string {
 	first := ""
 	switch state {
@@ -113,8 +113,8 @@ func SnapshotTag(s *oxide.Snapshot) (tag volume.Tag, ok bool) {
 	return tag, ok && tag.Names(string(s.Name))
 }
 
-// ForeignDisk returns why the disk was not made by this driver for this cluster, or "" if it was.
-// The text follows "the disk" in an error.
+// ForeignDisk returns why the disk is not one that this driver made for this cluster, or "". The
+// text follows "the disk" in an error.
 func ForeignDisk(d *oxide.Disk, cluster string) string {
 	tag, ok := DiskTag(d)
 	return foreign(tag, ok, cluster)

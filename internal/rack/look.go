@@ -14,12 +14,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// DefaultLookLimit is how long after a look the change that depends on it may be sent. It is
-// shorter than the leader's lease (deploy/chart), so a former leader cannot send a change after the
+// DefaultLookLimit is the age after which a look is too old for the change that depends on it. It
+// is shorter than the leader's lease (deploy/chart), so a former leader sends no change after the
 // next leader has answered calls.
 const DefaultLookLimit = 5 * time.Second
 
-// Look is the time right before the driver reads the rack. Its clock also runs while the process is
+// Look is the time right before a read of the rack, by a clock that also runs while the process is
 // stopped or the machine is suspended.
 type Look time.Duration
 

@@ -372,8 +372,8 @@ func unpackToken(project, token string) (after, page string, ok bool) {
 	return after, page, packToken(project, after, page) == token
 }
 
-// tokenDictionary returns the text that most of the rack's page tokens contain, for flate. If a
-// token differs, its starting token only gets longer.
+// tokenDictionary returns the text that most of the rack's page tokens contain, to compress them. A
+// token with another text only gets longer.
 func tokenDictionary(project string) []byte {
 	return []byte(`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"` + project +
 		`","last_seen":""}}`)

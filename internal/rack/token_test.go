@@ -36,8 +36,8 @@ func hungMount(t *testing.T, path string) (letGo func()) {
 	return letGo
 }
 
-// blocked contains functions that replace the file at path by a file from which reads do not
-// return. After letGo they return.
+// blocked contains functions that replace the file at path by a file on which reads block until
+// letGo is called.
 var blocked = map[string]func(t *testing.T, path string) (letGo func()){
 	"a FIFO that nobody writes to": fifo,
 	"a FIFO whose writer is silent": func(t *testing.T, path string) func() {

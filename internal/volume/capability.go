@@ -459,7 +459,7 @@ var (
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
-// Shown returns, sorted, the flags for the comparison that mountinfo shows with these options.
+// Shown returns, sorted, the flags of a mount with these options that the driver compares.
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
@@ -486,7 +486,7 @@ func attrWords(attr uint64) []string {
 	return words
 }
 
-// ShownFlags returns, sorted, the flags for the comparison in the two lists of a mountinfo line.
+// ShownFlags returns, sorted, the flags in a mountinfo line's two lists that the driver compares.
 func ShownFlags(mount, super string) []string {
 	of := func(list string, flags []string) []string {
 		return slices.DeleteFunc(strings.Split(list, ","), func(word string) bool {
@@ -497,8 +497,8 @@ func ShownFlags(mount, super string) []string {
 		of(super, shownSuperFlags)...)))
 }
 
-// PublishedFlags returns, sorted, the flags for the comparison of a published mount. The bind mount
-// copies the staging mount's flags, and the publish request adds its own.
+// PublishedFlags returns, sorted, the flags of a published mount that the driver compares. The bind
+// mount copies the staging mount's flags, and the publish request adds its own.
 func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)
 	added := attrWords(o.Attr)

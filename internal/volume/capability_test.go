@@ -213,7 +213,7 @@ func TestChooseTopologyFollowsTheExampleInRFD595(t *testing.T) { // D-17
 	}.try(t, false, ChooseTopology)
 }
 
-func TestChooseTopologyChecksTheRequirement(t *testing.T) { // D-14
+func TestChooseTopologyRefusesInvalidRequirements(t *testing.T) { // D-14
 	raw := func(key, value string) *csi.TopologyRequirement {
 		return &csi.TopologyRequirement{Requisite: []*csi.Topology{{
 			Segments: map[string]string{key: value}}}}

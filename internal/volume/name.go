@@ -56,7 +56,7 @@ const (
 	MaxStringBytes = 128
 
 	ownPrefix = "csi-"
-	// SerialBytes is the length of a serial number in the guest, which is the start of a disk's name.
+	// SerialBytes is how many bytes of a disk's name are the disk's serial number in the guest.
 	SerialBytes = 20
 	// base32hex in lower case keeps the bytes' order, and the rack accepts these characters in names.
 	nameAlphabet = "0123456789abcdefghijklmnopqrstuv"
@@ -175,7 +175,7 @@ type Tag struct {
 	Cluster     string `json:"cluster,omitempty"`
 	MkfsOptions string `json:"mkfsOptions,omitempty"`
 	// BlockSize is the block size of the disk from which a snapshot was taken. Disks made from the
-	// snapshot inherit it. After the first disk is deleted, the rack does not show it any more.
+	// snapshot inherit it. The rack shows it only until that disk is deleted.
 	BlockSize int `json:"blockSize,omitempty"`
 	// Origin is what the disk was created from. If it was created blank, a sample of its bytes proves
 	// that it still is blank; otherwise a sample proves nothing.

@@ -233,7 +233,7 @@ func tagged(name, cluster string) edit {
 	return racktest.With("description", volume.Tag{Name: name, Cluster: cluster}.Description())
 }
 
-// looks returns the read of testDisk(n), deletion the read and the deletion.
+// looks returns the request that reads testDisk(n). deletion returns it and the DELETE.
 func looks(n int, edits ...edit) racktest.Exchange {
 	return racktest.OK("GET "+diskPath(n), rackDisk(n, edits...))
 }
@@ -305,7 +305,7 @@ func TestAnOrphanIsReadAgainBeforeItIsDeleted(t *testing.T) {
 	}
 }
 
-// lists returns the lists of the rack's disks and snapshots before and after kubectl runs.
+// lists returns the requests for the rack's disks and snapshots, before and after kubectl runs.
 func lists(disks []string, snapshots ...string) script {
 	once := script{racktest.OK("GET /v1/disks", racktest.PageOf("", disks...)),
 		racktest.OK("GET /v1/snapshots", racktest.PageOf("", snapshots...))}

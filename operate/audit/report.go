@@ -48,7 +48,7 @@ type listed struct {
 	WantedBy string `json:"wantedBy,omitempty"`
 }
 
-// finding is the entry for a missing object, or for an object that --delete names and keeps.
+// finding is the entry for a missing object, or for a named object that was not deleted.
 type finding struct {
 	Kind     Kind   `json:"kind"`
 	ID       string `json:"id"`
@@ -406,7 +406,7 @@ type inventory map[string]object
 // owns reports whether a handle names an object of this cluster.
 func (s inventory) owns(h handle) bool { return s[h.ID].owned && h.mayBe(s[h.ID].Kind) }
 
-// ownedRack is the rack's client, with the id of the cluster to whose objects it applies.
+// ownedRack is the rack's client for the disks and snapshots of one cluster.
 type ownedRack struct {
 	*rack.Client
 	ClusterID string

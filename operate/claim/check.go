@@ -77,7 +77,7 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	return p, old, nil
 }
 
-// foreignFinalizer returns a finalizer that waits for something else than pods, or "".
+// foreignFinalizer returns a finalizer other than Kubernetes' own, which waits for pods, or "".
 func (o object) foreignFinalizer() string {
 	all, _ := o.at("metadata", "finalizers").([]any)
 	for _, f := range all {
@@ -431,8 +431,8 @@ func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 		problem)
 }
 
-// published returns the CSIStorageCapacity of a class with the largest capacity, or nil. If the
-// disk is made near a node, it considers only objects whose topology contains the node.
+// published returns the largest CSIStorageCapacity of a class and its capacity, or nil. If the disk
+// is made near a node, it considers only objects whose topology contains the node.
 func (r *run) published(ctx context.Context, class, node string) (best object, left int64,
 	err error) {
 	all, err := r.all(ctx, "csistoragecapacities.storage.k8s.io", "", "--all-namespaces")

@@ -69,7 +69,7 @@ func (c *cluster) plan() (p *plan) {
 	return p
 }
 
-// at starts a growth, and kills it after the first request after which the plan meets a condition.
+// at starts a growth, and kills it after a request as soon as the plan meets a condition.
 func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	t.Helper()
 	s, killed := newCluster(t, kind), false
@@ -348,8 +348,8 @@ func TestUndoStartsTheWorkloadBeforeItDeletesTheSnapshot(t *testing.T) {
 	})
 }
 
-// The test changes the new PersistentVolume as a faulty driver, a webhook or a person could. That
-// the command checks the disk before it uses it is tested in model_test.go.
+// The test changes the new PersistentVolume as a faulty driver, a webhook or a person could.
+// model_test.go tests that the command checks the disk before it uses it.
 func TestANewDiskThatDiffersFromTheRequestIsRefused(t *testing.T) {
 	c := &cluster{t: t, objects: map[string]object{}}
 	set := func(value any, path ...string) func(*view) {

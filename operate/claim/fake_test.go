@@ -199,7 +199,7 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	return nil, err
 }
 
-// change applies a request, or returns an error if the object violates its preconditions.
+// change applies a request. It returns an error if the request's preconditions do not hold.
 func (c *cluster) change(verb, resource, namespace, name string, body object) error {
 	o := c.named(kindOf(resource), namespace, name)
 	of := map[string]string{"patch": "metadata", "delete": "preconditions"}[verb]
@@ -629,7 +629,7 @@ func (c *cluster) write(handle string) {
 	c.written = append(c.written, c.disks[handle])
 }
 
-// giveUp removes a disk's writes from those that must not be lost: its user does not need them.
+// giveUp allows the writes of a disk to be lost, because the user has given up the disk.
 func (c *cluster) giveUp(handle string) {
 	delete(c.kept, handle)
 	c.dropped[handle] = true
@@ -647,7 +647,7 @@ func (c *cluster) bound(pv object) object {
 	return claim
 }
 
-// temporary reports whether the command created the claim, and not as the user's claim.
+// temporary reports whether the claim is one of the command's own, and not the user's.
 func (c *cluster) temporary(claim object) bool {
 	return c.own[claim.uid()] && claim.name() != c.claim
 }
@@ -672,7 +672,7 @@ func (c *cluster) checkBytes() {
 	}
 }
 
-// syncClaim binds a claim. If the claim is marked for deletion and no pod uses it, it deletes it.
+// syncClaim binds a claim. It completes the deletion of a claim that no pod uses.
 func (c *cluster) syncClaim(claim object) {
 	if claim.deleting() {
 		if !slices.ContainsFunc(c.of("Pod"), func(pod object) bool {

@@ -99,7 +99,7 @@ func (h *history) workload() object {
 	return slices.Concat(h.c.of("Deployment"), h.c.of("StatefulSet"), []object{nil})[0]
 }
 
-// pod creates a pod, which uses the claim if claim is set. If kind is set, the pod has that owner.
+// pod creates a pod, which uses the claim if claim is set. If kind is set, that owner controls it.
 func (h *history) pod(name, claim, kind, owner, notes string) bool {
 	if h.c.named("Pod", "db", name) != nil || h.c.named("Namespace", "", "db") == nil {
 		return false
@@ -442,7 +442,7 @@ func (h *history) options(mode string) Options {
 	return o
 }
 
-// calls returns a kubectl that kills the run before, after or during change number dies.
+// calls returns a kubectl. If dies is not 0, the run is killed at the change with that number.
 func (h *history) calls(dies int, how string) func(context.Context, []byte, ...string) ([]byte,
 	error) {
 	dead, n := false, 0
@@ -652,7 +652,7 @@ func (h *history) end() error {
 	return h.nothingIsLeft(done)
 }
 
-// check returns an error if a write is lost, or if settled is set and no claim has the write.
+// check returns an error for lost writes and changed foreign objects. settled is set at the end.
 func (h *history) check(settled bool) error {
 	c := h.c
 	if c.lost > 0 {

@@ -20,13 +20,13 @@ const (
 	planKey = "csi.oxide.computer/claim-plan"
 	// changeKey names the change, on objects that it creates and on the owner that it stops.
 	changeKey = "csi.oxide.computer/claim-change"
-	// replacesKey names the earlier PersistentVolume, on the new one.
+	// replacesKey, on the new PersistentVolume, names the earlier one.
 	replacesKey = "csi.oxide.computer/claim-replaces"
-	// earlierKey lists the handles of the earlier volumes, on the new claim.
+	// earlierKey, on the new claim, lists the handles of the earlier volumes.
 	earlierKey = "csi.oxide.computer/claim-earlier-volumes"
 )
 
-// plan is the record of a change. It contains what the objects no longer show later.
+// plan is the record of a change. It also contains what the objects will no longer show.
 type plan struct {
 	Verb      string `json:"verb"`
 	Namespace string `json:"namespace"`
@@ -55,8 +55,8 @@ type plan struct {
 
 	// Nodes contains the UIDs of the nodes that had the disk when the change began.
 	Nodes map[string]string `json:"nodes,omitempty"`
-	// Seen contains, for each node with the disk, its last report when no pod used the claim any more.
-	// Unmounted is set when a later report of each of these nodes has shown the unmount.
+	// Seen contains, by node, the last report before the wait for the unmount. Unmounted is set when
+	// each of these nodes has since reported the unmount.
 	Seen      map[string]string `json:"seen,omitempty"`
 	Unmounted bool              `json:"unmounted,omitempty"`
 

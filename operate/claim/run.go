@@ -64,7 +64,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 	flags.DurationVar(&o.Timeout, "timeout", 10*time.Minute, "`DURATION` that a step may wait")
 }
 
-// Parse sets the verb and the claim from the arguments without flags, and checks all options.
+// Parse sets the verb and the claim from the arguments that are not flags, and checks all options.
 func (o *Options) Parse(operands []string) error {
 	if len(operands) != 2 {
 		return errors.New("expected grow, revert or forget, and NAMESPACE/NAME")

@@ -21,7 +21,7 @@ type step struct {
 	do       func(r *run, ctx context.Context, v view) (waits string, err error)
 }
 
-// A step with never as its function done ends when the plan is gone (see until).
+// Steps that end when the plan is gone use never as their function done; see until.
 func never(view) bool { return false }
 
 var steps = []step{
@@ -168,7 +168,7 @@ func describeStop(p plan) string {
 	return fmt.Sprintf("scale %s from %d to %d%s", p.Owner, p.Owner.Replicas, p.Owner.Target, then)
 }
 
-// scaled returns a patch that scales the owner and sets the annotation changeKey, or removes it.
+// scaled returns a patch that scales the owner and marks it. If mark is nil, it removes the mark.
 func scaled(replicas int64, mark any) object {
 	return annotate(changeKey, mark, object{"replicas": replicas})
 }
@@ -272,7 +272,7 @@ func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 	return waits, r.save(ctx, v.old, p, nil)
 }
 
-// report returns whether a node is ready, and when, by the node's clock, it last said so.
+// report returns whether a node is ready, and when the node, by its own clock, last reported.
 func (o object) report() (ready bool, at string) {
 	for _, c := range o.list("status", "conditions") {
 		if c.str("type") == "Ready" {
@@ -312,7 +312,7 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// shotOf reads the content of a ready snapshot, and checks that its source is one of the disks.
+// shotOf reads the content of a ready snapshot, and checks that it was taken of one of the disks.
 func (r *run) shotOf(ctx context.Context, o object, of []string) (shot, error) {
 	content, err := r.get(ctx, snapshotContents, "", o.str("status", "boundVolumeSnapshotContentName"))
 	if err == nil {

@@ -232,8 +232,8 @@ var commandWord = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9.]*$`)
 var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)
 
 // commandAt replaces the placeholders of a command by names of the chain. If node is another node
-// than the chain's, it is the one for {node}, {instance} and {driverPod}. A placeholder becomes a
-// word in capitals if its name is unknown or does not match commandWord.
+// than the chain's, {node}, {instance} and {driverPod} become names of that node. A placeholder
+// becomes a word in capitals if its name is unknown or does not match commandWord.
 func (c *chain) commandAt(node, text string) string {
 	names := c.names()
 	if node != "" && node != c.nodeName {
@@ -477,7 +477,7 @@ func (c Cluster) objects(kind string, match func(*kube.Object) bool) ([]kube.Obj
 	return nil, c.Unseen[kind]
 }
 
-// one returns an object of a kind that matches. If there is none, why is as in objects.
+// one returns the first object that objects returns, or nil and the reason.
 func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object, why string) {
 	found, why := c.objects(kind, match)
 	if len(found) == 0 {

@@ -26,7 +26,7 @@ type driverError struct {
 func (s driverError) link() Link {
 	switch a := advices[s.Reason]; {
 	case a.Link == "", a.Link == LinkClaim && s.at != "":
-		// Such an error is about values in the request, so it breaks the link of the failed call.
+		// With LinkClaim, values in the request are wrong, so the link of the failed call is broken.
 		return s.at
 	default:
 		return a.Link

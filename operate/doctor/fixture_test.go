@@ -134,7 +134,7 @@ func object(kind string, change func(*kube.Object)) edit {
 	}
 }
 
-// event adds an event about an object. Kubernetes has seen it from 20 minutes to a minute ago.
+// event adds an event about an object, first seen 20 minutes ago and last seen a minute ago.
 func event(kind, name, reason, message string) edit {
 	return func(_ testing.TB, e *Evidence) {
 		o := kube.Object{Kind: kindEvent}

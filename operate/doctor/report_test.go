@@ -200,14 +200,14 @@ func secondPod(t testing.TB, e *Evidence) {
 // ofVolume is the path of the volume in the node's report.
 const ofVolume = "nodes/reports/*/volumes/0/"
 
-// situations contains edits that break a link or hide an object. reports.txt contains the reports.
+// situations contains edits that break a link or hide an object. reports.txt has a report of each.
 var situations = []struct {
 	name   string
 	change edit
 }{
 	{"a volume that works", all()},
 	{"a volume that works, on a node that was not asked", noReport},
-	// The claim and the volume.
+	// Situations of the claim and the volume.
 	{"a claim whose deletion a pod blocks", object(kindClaim, stuck("kubernetes.io/pvc-protection"))},
 	{"a volume whose deletion is overdue", keptVolume},
 	{"a volume of another claim", put("cluster/objects/PersistentVolume/spec/claimRef/name", "other")},
@@ -218,16 +218,16 @@ var situations = []struct {
 	{"a claim that waits although its pod is on a node", all(unbound, put(
 		"cluster/objects/Pod/spec/nodeName", "worker-1"), event(kindClaim, "data",
 		"WaitForFirstConsumer", "waiting for pod db-0 to be scheduled"))},
-	// The attachment.
+	// Situations of the attachment.
 	{"an attach whose error is not the driver's", notAttached("context deadline exceeded")},
 	{"no attachment for a pod on a node", all(pending, without(kindAttachment), empty, detached)},
 	{"a second pod on another node", secondPod},
 	{"a detach that is overdue", all(without(kindPod), deleted(kindAttachment, time.Hour), empty)},
-	// The node and its instance.
+	// Situations of the node and its instance.
 	{"a node without the driver", all(notAttached(""), noDriver, object(kindAttachment, young))},
 	{"a failed instance", put("rack/instances/*/object/state", instanceFailed)},
 	{"a node that became another instance", put("nodes/reports/*/instance", racktest.OtherInstance)},
-	// The disk.
+	// Situations of the disk.
 	{"a faulted disk", faulted},
 	{"a disk whose import was not finalized", all(detached, put("rack/disks/*/object/state",
 		"import_ready"))},
@@ -239,7 +239,7 @@ var situations = []struct {
 	{"a neighbour with the same serial number", put("rack/neighbours/*/object/+",
 		Disk{ID: racktest.Image, Name: diskName + "-copy"})},
 	{"a record of another disk", put(ofVolume+"record/disk", "csi-another000000000")},
-	// The device and the filesystem.
+	// Situations of the device and the filesystem.
 	{"no device", all(pending, empty)},
 	{"two devices", put(ofVolume+"devices/+", inspection.Device{Name: "nvme2n1", Serial: diskName})},
 	{"a device of another size", put(ofVolume+"devices/0/sizeBytes", 1)},
@@ -258,7 +258,7 @@ var situations = []struct {
 	{"a filesystem that is too large", put(ofVolume+"filesystems/0/sizeBytes", 2*diskBytes)},
 	{"a filesystem that was not grown", put(ofVolume+"filesystems/0/notGrown", true)},
 	{"a format that was interrupted", all(pending, blank, begun(flight.Formatted))},
-	// The mounts and the pod.
+	// Situations of the mounts and the pod.
 	{"a mount that was interrupted", all(pending, unmounted, begun(flight.Mounted))},
 	{"a volume that is mounted nowhere under a running pod", unmounted},
 	{"a volume that is not published to the pod", staged},
@@ -312,7 +312,7 @@ var situations = []struct {
 	{"a kubelet that is silent", notReady},
 	{"a stopped instance", put("rack/instances/*/object/state", instanceStopped)},
 	{"a pod that is not scheduled", unscheduled},
-	// The tree of a cluster.
+	// Reports of a whole cluster.
 	{"a cluster in order", askCluster},
 	{"a cluster with a faulted disk", all(askCluster, faulted)},
 	{"a cluster with a volume that nobody uses", all(askCluster, unused)},

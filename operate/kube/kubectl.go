@@ -178,33 +178,33 @@ type Annotations struct {
 
 // Spec contains the fields of a spec that the commands read.
 type Spec struct {
-	// of a PersistentVolume
+	// fields of a PersistentVolume
 	CSI           CSISource         `json:"csi,omitzero"`
 	ClaimRef      Reference         `json:"claimRef,omitzero"`
 	Capacity      map[string]string `json:"capacity,omitempty"`
 	MountOptions  []string          `json:"mountOptions,omitempty"`
 	ReclaimPolicy string            `json:"persistentVolumeReclaimPolicy,omitempty"`
 
-	// of a PersistentVolumeClaim
+	// fields of a PersistentVolumeClaim
 	VolumeName       string    `json:"volumeName,omitempty"`
 	StorageClassName string    `json:"storageClassName,omitempty"`
 	VolumeMode       string    `json:"volumeMode,omitempty"`
 	DataSource       Reference `json:"dataSource,omitzero"`
 
-	// of a VolumeAttachment, and of a VolumeSnapshotContent
+	// fields of a VolumeAttachment, and of a VolumeSnapshotContent
 	Attacher          string    `json:"attacher,omitempty"`
 	Source            Source    `json:"source,omitzero"`
 	Driver            string    `json:"driver,omitempty"`
 	VolumeSnapshotRef Reference `json:"volumeSnapshotRef,omitzero"`
 
-	// of a CSINode
+	// field of a CSINode
 	Drivers []NodeDriver `json:"drivers,omitempty"`
 
-	// of a Pod; nodeName also of a VolumeAttachment
+	// fields of a Pod; nodeName also of a VolumeAttachment
 	NodeName string      `json:"nodeName,omitempty"`
 	Volumes  []PodVolume `json:"volumes,omitempty"`
 
-	// of a DaemonSet, a ReplicaSet or a Deployment
+	// field of a DaemonSet, a ReplicaSet or a Deployment
 	Template struct {
 		Spec struct {
 			Containers []struct {
