@@ -261,7 +261,7 @@ func (g *gatherer) ownPods(objects []kube.Object) (why string) {
 	return ""
 }
 
-// runsDriver reports whether a workload has the chart's name, and a container with the driver.
+// runsDriver reports whether a workload's name ends with suffix and one container is the driver.
 func runsDriver(o kube.Object, suffix string) bool {
 	for _, container := range o.Spec.Template.Spec.Containers {
 		if container.Name == driverContainer {
