@@ -1,6 +1,6 @@
-// Package async starts the driver's goroutines and paces its retries. A panic that no goroutine
-// recovers would end the process, and with it all other calls. This package returns the panic to
-// the caller that waits for the goroutine, as an error or as a panic there.
+// Package async starts the driver's goroutines and paces its retries. A panic that no function
+// recovers ends the process, and with it all calls. So this package recovers each panic, and the
+// caller that waits for the goroutine gets an error, or panics itself.
 package async
 
 import (
@@ -42,13 +42,13 @@ type RaisedPanic struct {
 	stack []byte
 }
 
-// String returns what the Go runtime prints if nobody recovers the panic.
+// String returns the text that the Go runtime prints if the panic ends the process.
 func (p *RaisedPanic) String() string {
 	return fmt.Sprintf("%v, raised in another goroutine:\n%s", p.Value, p.stack)
 }
 
-// Group is a set of goroutines that one caller waits for. If one of them panics, Wait panics in the
-// caller with a RaisedPanic.
+// Group is a set of goroutines that one caller waits for. If one of them panics, Wait panics with a
+// RaisedPanic in the goroutine that waits.
 type Group struct {
 	group sync.WaitGroup
 	mu    sync.Mutex
@@ -90,7 +90,7 @@ func Start[T any](f func() (T, error)) func() (T, error) {
 	}
 }
 
-// AfterDone runs f in a goroutine when ctx ends.
+// AfterDone runs f in a goroutine when ctx ends, and logs a panic of f.
 func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		_ = Guard(ctx, log, work, func() error {
@@ -100,7 +100,7 @@ func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (st
 	})
 }
 
-// Linger returns a context that outlives ctx by the duration while, and a function that ends it.
+// Linger returns a context that ends later than ctx, by the given time, and a function to end it.
 func Linger(ctx context.Context, while time.Duration) (longer context.Context, end func()) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -113,8 +113,8 @@ func Linger(ctx context.Context, while time.Duration) (longer context.Context, e
 	}
 }
 
-// hanging contains, by key, a channel for each f that did not end within its wait. The channel is
-// closed when that f ends.
+// hanging contains, by the key of Within, a channel for each function that has taken too long. The
+// channel is closed when the function returns.
 var hanging sync.Map
 
 // Within runs f, which may hang, and reports whether f ended within wait. While an earlier f with

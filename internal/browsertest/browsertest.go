@@ -61,7 +61,7 @@ func Start(t *testing.T) Browser {
 	return Browser{ctx}
 }
 
-// Open runs actions in a new tab and then opens an address in it.
+// Open opens a new tab, runs the actions in it, and then opens the address in it.
 func (b Browser) Open(t *testing.T, address string, before ...chromedp.Action) *Tab {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(b.ctx)
@@ -131,8 +131,8 @@ func Size(width, height int64) chromedp.Action {
 	return emulation.SetDeviceMetricsOverride(width, height, 1, false)
 }
 
-// contrasts is a script. For each element with text of its own it returns the contrast between text
-// and background, as WCAG 2 defines it. WCAG demands less of large text; tests here do not.
+// contrasts is a script. It returns the contrast between text and background, as WCAG 2 defines it,
+// for each element that contains text itself. Unlike WCAG, it makes no exception for large text.
 const contrasts = `(() => {
 	const channels = colour => colour.match(/[\d.]+/g).map(Number);
 	const luminance = ([r, g, b]) => [r, g, b].map(c => c / 255)

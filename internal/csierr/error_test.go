@@ -114,7 +114,7 @@ func TestOutputTailReturnsOneQuotedLine(t *testing.T) {
 	}
 }
 
-// entry matches a reason's section in docs/reasons.md, and definition its constant in reasons.go.
+// entry matches a section of docs/reasons.md. definition matches a constant in reasons.go.
 var (
 	entry      = regexp.MustCompile("### `(\\w+)`\n\n`(\\w+)`.*\\.\n[^#]+\\.\n\nDo: ([^#]+)\n")
 	definition = regexp.MustCompile(`\t(\w+) +Reason = "(\w+)"`)
@@ -142,7 +142,7 @@ func TestReasonsPageMatchesTheTable(t *testing.T) {
 	}
 }
 
-func TestReasonsTableListsTheConstantsInOrder(t *testing.T) {
+func TestReasonsTableHasTheOrderOfTheConstants(t *testing.T) {
 	source, err := os.ReadFile("reasons.go")
 	if err != nil {
 		t.Fatal(err)
@@ -159,8 +159,8 @@ func TestReasonsTableListsTheConstantsInOrder(t *testing.T) {
 	}
 }
 
-// The test searches the driver's tests and the proof on generated disks. A driver test contains the
-// reason's constant, and the proof contains its text.
+// The test searches for each reason in the driver's tests, which contain the reason's constant, and
+// in proofs/corpus, whose tests contain the reason's text.
 func TestEveryReasonAppearsInATest(t *testing.T) {
 	var tests strings.Builder
 	for _, pattern := range []string{"driver/*", "driver/*/*", "internal/rack/*", "internal/volume/*",

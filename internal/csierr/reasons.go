@@ -1,6 +1,6 @@
 // Package csierr defines the driver's errors. Every error that a caller of the CSI services gets is
-// an Error: a Reason and a sentence. One table has each reason's gRPC code, so that only the RPCs
-// need gRPC, and the advice that "doctor" prints. docs/reasons.md repeats the table.
+// an Error: a Reason and a sentence. One table contains each reason's gRPC code, and the advice
+// that the command "doctor" prints. docs/reasons.md repeats the table.
 package csierr
 
 import (
@@ -47,8 +47,8 @@ func (e *Error) WithText(text string) *Error {
 	return &Error{Reason: e.Reason, code: e.code, err: errors.New(text)}
 }
 
-// Message returns the text for the caller, "Reason: sentence" on one line. For a damaged filesystem
-// it adds advice on the repair, whether a tool or the kernel reported the damage.
+// Message returns the text for the caller, "Reason: sentence" on one line. To the error of a
+// damaged filesystem it appends the advice to repair a copy.
 func (e *Error) Message() string {
 	text := string(e.Reason) + ": " + Plain(e.Error())
 	if e.Reason == FilesystemDamaged && !strings.Contains(text, repairAdvice) {
@@ -63,9 +63,9 @@ const repairAdvice = "take a snapshot, and repair a copy of the disk first: " +
 // GRPCStatus returns the status for gRPC. It contains no details, because CSI forbids them.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.code, e.Message()) }
 
-// Convert converts any error to an Error, and nil to nil. It keeps the whole text of an error that
-// wraps an Error. A context's error gets the reason DeadlineExceeded or Canceled, and any other
-// error without a reason gets otherwise.
+// Convert converts any error to an Error, and nil to nil. If err wraps an Error, the result keeps
+// the text of err. An error of a context gets the reason DeadlineExceeded or Canceled. All other
+// errors get the reason in the parameter otherwise.
 func Convert(err error, otherwise Reason) error {
 	if err == nil {
 		return nil
@@ -90,7 +90,7 @@ func From(err error, otherwise Reason) *Error {
 	return fromStatus(err, otherwise)
 }
 
-// fromStatus converts an error. If gRPC made the error, it keeps gRPC's code.
+// fromStatus keeps the code of a gRPC error. Any other error gets the code of the reason.
 func fromStatus(err error, otherwise Reason) *Error {
 	s, ok := status.FromError(err)
 	if !ok || s.Code() == codes.Unknown || s.Code() == codes.OK {
@@ -170,8 +170,8 @@ func Plain(text string) string {
 // WithoutTokens replaces everything that looks like a token of the rack with ***.
 func WithoutTokens(text string) string { return rackToken.ReplaceAllString(text, "***") }
 
-// WithoutPath removes the path from an error of a system call. Paths from an operator's
-// configuration are not shown.
+// WithoutPath removes the path from an error of a system call. The caller must not see the paths
+// that an operator has configured.
 func WithoutPath(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {

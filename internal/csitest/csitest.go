@@ -41,21 +41,21 @@ func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason, words 
 	Presentable(t, err, code)
 }
 
-// OK ends the test on an error. Tables of test cases use it for calls that must succeed, and the
-// result of Fails for calls that must fail.
+// OK ends the test on an error. In tables of test cases it is the check for calls that must
+// succeed. Fails returns the checks for calls that must fail.
 func OK(t *testing.T, err error) {
 	t.Helper()
 	Must(t, err)
 }
 
-// Fails returns a check that calls Want with the reason and the reason's own code, which
-// docs/reasons.md lists.
+// Fails returns a check for an error with this reason and with the code that belongs to the reason.
+// See Want.
 func Fails(reason csierr.Reason, words ...string) func(*testing.T, error) {
 	own, _ := csierr.Explain(reason)
 	return Coded(own.Code, reason, words...)
 }
 
-// Coded is like Fails, for a call that returns the reason with another code.
+// Coded is like Fails, for an error whose code differs from its reason's.
 func Coded(code codes.Code, reason csierr.Reason, words ...string) func(*testing.T, error) {
 	return func(t *testing.T, err error) {
 		t.Helper()
@@ -90,7 +90,7 @@ func Call(ctx context.Context, service any, request proto.Message) error {
 	return Err(Answer(ctx, service, request))
 }
 
-// Answer calls the method of the service, or of its client, that takes the request.
+// Answer calls the method that takes this request. The service may be a server or a client.
 func Answer(ctx context.Context, service any, request proto.Message) (proto.Message, error) {
 	name := strings.TrimSuffix(string(request.ProtoReflect().Descriptor().Name()), "Request")
 	results := reflect.ValueOf(service).MethodByName(name).Call([]reflect.Value{

@@ -2,8 +2,8 @@
 // rack once, in a line with stable keys. On a node it also writes each change to the volume's file.
 //
 // The driver records a change before it makes it (Begin) and after it (End). If the process is
-// killed in between, the change stays open. A later call that finds the change made ends it
-// (Confirm). Nothing depends on the records: a recorder that cannot write fails no call.
+// killed in between, the change stays open until a later call sees that it was made (Confirm).
+// Nothing depends on the records: if the recorder cannot write, no call fails.
 package flight
 
 import (
@@ -33,16 +33,16 @@ import (
 // Outcome is the progress of a change.
 type Outcome string
 
-// The outcomes. If a change only has Begun, it is unknown whether it was made: the process ended,
-// or the rack did not answer.
+// The outcomes. If a change has only the entry Begun, it is unknown whether the change was made:
+// the process ended, or the rack did not answer.
 const (
 	Begun  Outcome = "begun"
 	Done   Outcome = "done"
 	Failed Outcome = "failed"
 )
 
-// Fields describe a change. Empty fields are omitted. No field contains a secret, so there is none
-// for mount flags, which CSI calls sensitive.
+// Fields describe a change. Empty fields are omitted. No field may contain a secret, so mount flags
+// have no field: CSI calls them sensitive.
 type Fields struct {
 	Volume   string `json:"volume,omitempty"`   // the volume's id
 	Snapshot string `json:"snapshot,omitempty"` // the snapshot's id
@@ -51,7 +51,7 @@ type Fields struct {
 	Instance string `json:"instance,omitempty"` // the instance's id
 	Device   string `json:"device,omitempty"`   // such as /dev/nvme1n1
 	// DiskSeq is the kernel's diskseq of the device. It changes when the disk is detached and attached
-	// again; in between another node may have written to the disk.
+	// again. Between detach and attach, another node may have written to the disk.
 	DiskSeq    uint64 `json:"diskseq,omitempty"`
 	Path       string `json:"path,omitempty"` // the staging or target path
 	Filesystem string `json:"filesystem,omitempty"`
@@ -59,7 +59,7 @@ type Fields struct {
 	Request    string `json:"request,omitempty"` // the rack's id of the request
 	Claim      string `json:"claim,omitempty"`   // namespace/name of the PVC or the VolumeSnapshot
 	Reason     string `json:"reason,omitempty"`  // of a failure (docs/reasons.md)
-	// Seen reports that a later call found the change made. The call that began it did not report it.
+	// Seen reports that the change's end was recorded by a later call than the one that made it.
 	Seen    bool    `json:"seen,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"` // that the change took
 }
@@ -71,7 +71,7 @@ type Entry struct {
 	Outcome Outcome   `json:"outcome"`
 	Fields
 
-	// key is the same for the begin and the end of one change, and for its repetitions.
+	// Entries about the same change have the same key, even if the change is repeated.
 	key string
 }
 
@@ -83,7 +83,7 @@ func keyOf(e Event, f Fields) string {
 	return strings.Join(subject, "\x00")
 }
 
-// text is a text field of Fields and its key in JSON and in the log.
+// text is one of the text fields of Fields, with the field's key in JSON and in the log.
 type text struct {
 	key   string
 	value *string
@@ -121,8 +121,8 @@ func (f Fields) attrs() []slog.Attr {
 }
 
 type history interface {
-	// add adds an entry. It adds an entry that ends a change only if that change is open or always is
-	// set, so that two processes do not both report the same change.
+	// add adds an entry. An entry that ends a change is added only if the change is still open, so
+	// that two processes do not both report the change. With always, every entry is added.
 	add(e Entry, always bool) (added bool, err error)
 }
 
@@ -188,21 +188,21 @@ func Of(ctx context.Context) Call {
 	return c
 }
 
-// About returns a copy of the call that adds these fields to its changes.
+// About returns a copy of the call that also records these fields with each change.
 func (c Call) About(f Fields) Call {
 	c.fields = c.fields.with(f)
 	return c
 }
 
-// Answered records the id of a request that the rack has answered. The first one after Begin
-// counts, because that request makes the change.
+// Answered records the id of a request that the rack has answered. Only the first request after
+// Begin counts, because it makes the change.
 func Answered(ctx context.Context, request string) {
 	if c := Of(ctx); c.recorder != nil {
 		c.request.CompareAndSwap(nil, &request)
 	}
 }
 
-// Change is a change that Begin has recorded and End has not.
+// Change is a change that was begun and has not ended.
 type Change struct {
 	recorded bool // Begin's entry was written
 	ended    bool
@@ -222,8 +222,8 @@ func (c Call) Begin(event Event, f Fields) *Change {
 	return &Change{recorded: recorded, call: c, entry: e}
 }
 
-// End ends the change: it was made if err is nil, and failed otherwise. Do not call End if the
-// outcome is unknown. Only the first call of End counts.
+// End ends the change. If err is nil, the change was made, otherwise it has failed. If the outcome
+// is unknown, do not call End. Only the first call of End counts.
 func (c *Change) End(err error, more Fields) {
 	if c.call.recorder == nil || c.ended {
 		return
@@ -242,8 +242,8 @@ func (c *Change) End(err error, more Fields) {
 	c.call.recorder.add(e, !c.recorded)
 }
 
-// Confirm ends the open change with this event and these fields, if there is one, because the
-// caller has found it made. more contains fields that were unknown at Begin.
+// Confirm ends the open change with this event and these fields, after the caller has seen that it
+// was made. If no such change is open, it does nothing. more contains fields unknown at Begin.
 func (c Call) Confirm(event Event, f, more Fields) {
 	if c.recorder == nil {
 		return
@@ -265,8 +265,8 @@ func (c Call) Note(event Event, f Fields) {
 // Event is the type of a change, such as DiskCreated.
 type Event string
 
-// The first six events are changes of the rack, by a controller. The others are changes of a disk's
-// bytes or of mounts, by a node.
+// A controller makes the changes of the first six events, on the rack. A node makes those of the
+// other events, to a disk's bytes or to mounts.
 const (
 	DiskCreated     Event = "DiskCreated"
 	DiskDeleted     Event = "DiskDeleted"
@@ -293,7 +293,7 @@ type explained struct {
 	Says, Meaning string
 }
 
-// Events lists all events, roughly in the order in which a volume has them.
+// Events lists all events, roughly in the order in which they happen to a volume.
 var Events = []explained{
 	{DiskCreated, "disk created", "The rack made the volume's disk. With `seen=true` the answer had " +
 		"been lost, and a repeated call found the disk."},
@@ -334,8 +334,7 @@ func (e Event) Says() string {
 // openLimit is the largest number of open changes that a controller remembers.
 const openLimit = 1000
 
-// memory implements history for a controller, which has no files: it remembers the process's open
-// changes.
+// memory keeps the open changes of a controller, which has no files.
 type memory struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -373,9 +372,9 @@ const (
 	// When a volume's file reaches maxBytes, its last keepEntries entries are kept.
 	keepEntries = 200
 	maxBytes    = 128 << 10
-	// The last recentBytes are searched for an open change: few other changes of a volume follow it.
+	// Only the last recentBytes are searched for the begin of a change, because few changes follow it.
 	recentBytes = 8 << 10
-	// maxVolumes is the largest number of files. A new one replaces the file with the oldest write.
+	// maxVolumes is the largest number of files. A new file replaces the one written longest ago.
 	maxVolumes = 256
 	suffix     = ".jsonl"
 )
@@ -383,11 +382,11 @@ const (
 // NewSuffix is the suffix of the temporary file that ReplaceFile writes.
 const NewSuffix = ".new"
 
-// files implements history with a file for each volume and a line for each entry. A line is one
-// write, so it is whole if the process dies. Readers skip a line that a power failure has torn.
+// files keeps a file for each volume, with a line for each entry. Each line is written at once, so
+// it is complete even if the process dies. Readers skip lines that a power failure has cut off.
 type files struct{ dir string }
 
-// FileName returns the name of a volume's file: a hash if the id is not a UUID.
+// FileName returns the name of a volume's file: the id if it is a UUID, otherwise a hash of the id.
 func FileName(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id + suffix
@@ -400,8 +399,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without a file there is no open change to confirm. If this entry ends a change, somebody has
-		// removed the file since the change began.
+		// Without a file, no change is open, so Confirm has nothing to end. If End finds no file,
+		// somebody has removed it since the change began: End logs the change.
 		return !e.Seen, nil
 	}
 	if err != nil {
@@ -430,7 +429,7 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 		}
 		return true, replace(path, append(entries[max(0, len(entries)-keepEntries+1):], e))
 	}
-	// The last line may be torn.
+	// A power failure may have cut off the last line.
 	if size > 0 && !endsLine(f, size) {
 		line = append([]byte{'\n'}, line...)
 	}
@@ -438,15 +437,15 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	return err == nil, err
 }
 
-// sameAs reports whether both entries belong to the same change. They do not if the disk was
-// detached in between.
+// sameAs reports whether both entries belong to one change. If the disk was detached between them,
+// they do not.
 func (e Entry) sameAs(other Entry) bool {
 	away := e.DiskSeq != 0 && other.DiskSeq != 0 && e.DiskSeq != other.DiskSeq
 	return e.Event == other.Event && e.Path == other.Path && !away
 }
 
-// Open returns the Begun entries of changes that no later entry ends. If a change was begun several
-// times, a failure ends only one of them, because an earlier attempt may still have been made.
+// Open returns the Begun entries of the changes that are still open. A failure ends only one of
+// several attempts at a change, because the outcome of the others is unknown.
 func Open(entries []Entry) []Entry {
 	var open []Entry
 	for _, e := range entries {
@@ -531,8 +530,8 @@ func replace(path string, entries []Entry) error {
 	return ReplaceFile(path, text.Bytes())
 }
 
-// ReplaceFile replaces a file of the state directory atomically, without a sync. It removes an
-// existing temporary file and does not write to it, because it may be a link.
+// ReplaceFile replaces a file of the state directory atomically, without a sync. It removes a
+// temporary file that exists, and never writes to it, because it may be a link.
 func ReplaceFile(path string, b []byte) error {
 	_ = os.Remove(path + NewSuffix)
 	f, err := os.OpenFile(path+NewSuffix, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -552,8 +551,8 @@ func endsLine(f *os.File, size int64) bool {
 	return err == nil && last[0] == '\n'
 }
 
-// readLast returns the valid entries in the last bytes of a file, and the file's size. If event is
-// not empty, entries of other events may be missing.
+// readLast returns the file's size and the valid entries in its last bytes. If event is not empty,
+// it may omit entries of other events.
 func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -566,7 +565,7 @@ func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64,
 	return parse(r, []byte(event)), info.Size(), nil
 }
 
-// parse returns the entries whose lines contain the text. It decodes no other lines, because
+// parse returns the entries whose lines contain the text. It skips all other lines, because
 // decoding takes much longer than reading, and most lines of a long file have other events.
 func parse(r io.Reader, text []byte) (entries []Entry) {
 	lines := bufio.NewScanner(r)
@@ -581,8 +580,7 @@ func parse(r io.Reader, text []byte) (entries []Entry) {
 	return entries
 }
 
-// Read returns a volume's entries, the oldest first. It returns none if the volume has no file in
-// the directory.
+// Read returns a volume's entries, the oldest first. If the volume has no file, it returns none.
 func Read(dir, volumeID string) ([]Entry, error) {
 	f, err := os.OpenFile(filepath.Join(dir, FileName(volumeID)), os.O_RDONLY|noFollow, 0)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -92,7 +92,7 @@ func TestConfirmEndsTheChangeOfADeadProcess(t *testing.T) {
 	}
 }
 
-func TestConfirmSkipsChangesBeforeADetach(t *testing.T) {
+func TestConfirmIgnoresChangesBeforeADetach(t *testing.T) {
 	dir := t.TempDir()
 	record(dir).call(t.Context()).About(Fields{DiskSeq: 7}).Begin(Formatted, Fields{})
 	after := record(dir)

@@ -11,11 +11,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 )
 
-// noFollow makes open fail for a link, and return at once for a FIFO.
+// noFollow makes open fail on a symbolic link, and not wait on a FIFO.
 const noFollow = unix.O_NOFOLLOW | unix.O_NONBLOCK
 
-// lockTimeout limits the wait for the lock. A process holds the lock for one write; if the process
-// is stopped, calls must not wait for it.
+// lockTimeout limits the wait for the lock. A process holds the lock while it writes an entry. If
+// that process is stopped, calls must not wait for it.
 const lockTimeout = time.Second
 
 func lock(f *os.File) error {
@@ -26,7 +26,7 @@ func lock(f *os.File) error {
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return err
 		}
-		// Ignore the end of the call's context, so that the entry is written.
+		// Wait even if the call's context has ended, so that the entry is written.
 		if again, _ := backoff.Wait(context.Background()); !again {
 			return err
 		}

@@ -22,8 +22,8 @@ const Format = 1
 // MaxBytes is the largest report that Parse accepts; no node's report is that large.
 const MaxBytes = 16 << 20
 
-// Report describes a node's disks and volumes. It contains no mount flags. It contains no token,
-// because a node has none.
+// Report describes a node's disks and volumes. It contains no mount flags, which may be secret, and
+// no token, because a node has none.
 type Report struct {
 	Format   int       `json:"format"`
 	Version  string    `json:"version"` // of the driver
@@ -34,7 +34,7 @@ type Report struct {
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }
 
-// Unseen names a part of the report that inspect could not fill, and the reason.
+// Unseen names a part of the report that inspect could not fill, and says why.
 type Unseen struct {
 	Part string `json:"part"`
 	Why  string `json:"why"`
@@ -64,7 +64,7 @@ type Device struct {
 // Volume describes one volume on the node.
 type Volume struct {
 	ID string `json:"id"`
-	// Serial is the serial number that inspect looks for. From is the source of that number.
+	// Serial is the serial number of the volume's disk. From tells where inspect found the number.
 	Serial string `json:"serial,omitempty"`
 	From   string `json:"from,omitempty"`
 	// Record is the driver's record of the volume. It exists while the volume is staged.
@@ -75,7 +75,7 @@ type Volume struct {
 	Mounts      []Mount        `json:"mounts"`
 	Flight      []flight.Entry `json:"flight"` // the latest changes, the oldest first
 	Open        []flight.Entry `json:"open"`   // changes that were begun and not ended
-	// Problems are the driver's errors about the device and its content.
+	// Problems are errors that the driver found on the device or in its content.
 	Problems []Problem `json:"problems,omitempty"`
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }
@@ -99,11 +99,11 @@ type Filesystem struct {
 	UUID      uuid.UUID `json:"uuid"`
 	SizeBytes int64     `json:"sizeBytes"`
 	Damaged   bool      `json:"damaged,omitempty"`
-	// NotGrown reports that the filesystem is mounted and does not cover its disk.
+	// NotGrown reports that the filesystem is mounted and smaller than its disk.
 	NotGrown bool `json:"notGrown,omitempty"`
 }
 
-// Mount is a mount of the volume's filesystem or of its device node.
+// Mount is a mount of the volume's filesystem or, for a raw volume, of its device node.
 type Mount struct {
 	Path   string `json:"path"`
 	FSType string `json:"fsType,omitempty"` // empty for a device node
@@ -115,7 +115,7 @@ type Mount struct {
 	Process string `json:"process,omitempty"`
 }
 
-// WhyUnseen returns why the part is missing in the report, or "" if it is not.
+// WhyUnseen returns why the report lacks the part, or "" if the report contains it.
 func WhyUnseen(parts []Unseen, part string) string {
 	for _, u := range parts {
 		if u.Part == part {

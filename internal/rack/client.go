@@ -1,8 +1,7 @@
-// Package rack is the driver's client for an Oxide rack. It extends the SDK's client by the
-// driver's token, reads that validate their responses, lists that always end, and the conversion of
-// the rack's errors to the driver's.
+// Package rack is the driver's client for an Oxide rack. To the SDK's client it adds the driver's
+// token, reads that validate their responses, lists that always end, and the conversion of errors.
 //
-// It changes nothing on a rack by itself: callers do, through the SDK's methods that Client embeds.
+// The package itself changes nothing on a rack. Its callers do, with methods of the SDK's client.
 package rack
 
 import (
@@ -33,13 +32,13 @@ import (
 type Client struct {
 	*oxide.Client
 	Project string // name or UUID
-	// LookLimit is the time after a look in which a change may be sent; 0 means DefaultLookLimit.
+	// LookLimit is the age after which a look is too old for a change; 0 means DefaultLookLimit.
 	LookLimit time.Duration
 
 	world world
 }
 
-// requestTimeLimit is a safety net. It is longer than the deadline of any call.
+// requestTimeLimit is the last limit of a request. The deadlines of calls are shorter.
 const requestTimeLimit = 10 * time.Minute
 
 // Options contains the rack's address, the driver's project, and how to connect.
@@ -102,7 +101,7 @@ func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 		return nil, err
 	}
 	base.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12,
-		// VerifyConnection verifies instead, with the certificates that the file has by then.
+		// Go does not verify the server. VerifyConnection does, with the certificates now in the file.
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies
 		VerifyConnection: func(c tls.ConnectionState) error {
 			pool, err := roots.get(context.Background(), false)
@@ -155,15 +154,15 @@ type World struct{ Project, Silo string }
 
 type world struct {
 	mu sync.Mutex
-	// guarded by mu; zero until the rack has answered once
+	// guarded by mu; zero until the ids were read for the first time
 	ids World
-	// guarded by mu; set while the rack shows another project or silo than before
+	// guarded by mu; set if the last read found another project or silo than the first
 	moved error
 }
 
-// World returns the ids that the first successful call has read. If a later read has found other
-// ids, World reads again, and returns an error until it finds the first ones. For a client without
-// a project it returns the zero World, which matches every object.
+// World returns the ids that the first successful read has found. If a later read has found other
+// ids, World reads the ids again, and returns an error while they differ from the first. For a
+// client without a project it returns the zero World, which matches every object.
 func (c *Client) World(ctx context.Context) (World, error) {
 	c.world.mu.Lock()
 	ids, moved := c.world.ids, c.world.moved
@@ -217,8 +216,8 @@ func (c *Client) readWorld(ctx context.Context) (World, error) {
 	return World{project.Id, user.SiloId}, nil
 }
 
-// ProjectParam returns the project for a request: its id once that is known, because another
-// project may get its name.
+// ProjectParam returns the project for a request. It returns the id once that is known, because the
+// project's name may later belong to another project.
 func (c *Client) ProjectParam() oxide.NameOrId {
 	c.world.mu.Lock()
 	defer c.world.mu.Unlock()
@@ -237,9 +236,9 @@ func (w World) has(kind, text, project string) error {
 		"%s; the driver leaves it alone", kind, text, project, w.Project)
 }
 
-// Gone proves that an object that the rack did not find is gone: it checks that the ids in World
-// are unchanged, and then calls again, which must not find the object either. A token without a
-// role, another project with the name, and another rack would not find the object either.
+// Gone proves that an object is gone that the rack did not find. With another token, project or
+// rack, the rack would not find it either. So Gone checks that the ids in World are unchanged. Then
+// it calls again, which reads the object once more and must not find it.
 func (c *Client) Gone(ctx context.Context, again func() error) error {
 	if _, err := c.LookAtWorld(ctx); err != nil {
 		return err
@@ -271,9 +270,9 @@ func (c *Client) SnapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	})
 }
 
-// Error converts an error of the Oxide client to the error for the CO. RPCs use it only if a
-// refusal does not depend on an object's state; otherwise they read the object and decide from its
-// state. doing names the call, such as "create disk".
+// Error converts an error of the Oxide client to the error for the CO. doing names the call, such
+// as "create disk". If the reason of a refusal depends on an object's state, RPCs do not call
+// Error: they read the object and decide from its state.
 func Error(ctx context.Context, doing string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
@@ -309,9 +308,9 @@ func Error(ctx context.Context, doing string, err error) error {
 	return csierr.New(csierr.RackError, "%s: %s", doing, why)
 }
 
-// own reports whether the rack itself sent the error response: its body has an error code, and the
-// same request id as its header. A server between driver and rack may send any other response, with
-// any status. That does not show whether the request had an effect.
+// own reports whether the rack itself sent the error response: the body has an error code, and the
+// same request id as the header. Any other response may be from a server between driver and rack.
+// It does not show whether the request had an effect.
 func own(answer *oxide.HTTPError) bool {
 	r := answer.ErrorResponse
 	return r != nil && r.ErrorCode != "" && r.RequestId != "" &&
@@ -334,8 +333,8 @@ func notTheRack(ctx context.Context, doing string, answer *oxide.HTTPError) erro
 		AnswerText(answer))
 }
 
-// transportError returns the error for a call without a complete response. The call may have had
-// its effect, so the error is retryable.
+// transportError returns the error for a request without a complete response. The rack may have
+// made the change, so the error is retryable.
 func transportError(ctx context.Context, doing string, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled) && !outOfTime(ctx):
@@ -362,8 +361,8 @@ var address = regexp.MustCompile(`(dial|read|write|local error|remote error) tcp
 var otherNames = regexp.MustCompile(`x509: (certificate is (not )?valid for|` +
 	`cannot validate certificate for) .*`)
 
-// transportText shortens an error of net/http, which the SDK appends as text to the URL. It removes
-// the rack's address, because the message may reach people who must not know it.
+// transportText shortens an error of net/http, which the SDK appends to the URL as text. It removes
+// the rack's address, because people who must not know the address may read the message.
 func transportText(err error) string {
 	text := err.Error()
 	if _, after, ok := strings.Cut(text, `": `); ok {
@@ -398,8 +397,8 @@ func InvalidResponse(doing, format string, args ...any) error {
 		"%s", doing, fmt.Sprintf(format, args...))
 }
 
-// Definite reports whether the error shows that the rack did not make a change: the rack itself has
-// refused it. An internal error of the rack may come after the effect.
+// Definite reports whether the error proves that the rack did not make the change, because the rack
+// itself refused it. An internal error of the rack proves nothing: the change may have been made.
 func Definite(err error) bool {
 	var answer *oxide.HTTPError
 	if !errors.As(err, &answer) || !own(answer) {

@@ -32,8 +32,8 @@ var statesAtInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
 }
 
-// ImportProblem returns why a disk whose import has not been finalized cannot be used, or "". The
-// disk stays in that state until a person ends the import.
+// ImportProblem returns why a disk whose import is not finalized cannot be used. For any other disk
+// it returns "". Only a person can finalize an import.
 func ImportProblem(name string, state oxide.DiskStateState) string {
 	first := ""
 	switch state {
@@ -62,12 +62,12 @@ func ValidateDisk(doing string, d *oxide.Disk) error {
 	case !slices.Contains(volume.BlockSizes, int(d.BlockSize)):
 		return InvalidResponse(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
 	case d.DiskType == "":
-		// Without this, a missing type would look like a disk of another type than requested.
+		// Without this check, a missing type would look like another type than the requested one.
 		return InvalidResponse(doing, "the disk %s has no type", d.Id)
 	case d.State.State() == "":
 		return InvalidResponse(doing, "the disk %s has no state", d.Id)
 	case slices.Contains(statesAtInstance, d.State.State()) && !volume.IsID(InstanceOf(d)):
-		// Otherwise the disk would count as detached, and an unpublish would succeed without a detach.
+		// Without this check, the disk would count as detached, and an unpublish would not detach it.
 		return InvalidResponse(doing, "the disk %s is %s, but names no instance", d.Id, d.State.State())
 	}
 	return nil
@@ -79,12 +79,12 @@ func VolumeNotFound(id string) error {
 		"it; volume_id is a disk's UUID", id)
 }
 
-// NotFound reports whether the rack does not know an object in the request. A 404 from another
-// server proves nothing about the object.
+// NotFound reports whether the rack does not know an object in the request. A 404 of another
+// server, such as a proxy, proves nothing about the object.
 func NotFound(err error) bool { return Definite(err) && errors.Is(err, oxide.ErrObjectNotFound) }
 
-// Refused reports whether the rack understood the request and refused it. Callers derive the reason
-// from the objects' states, never from the text.
+// Refused reports whether the rack understood the request and refused it. Callers find the reason
+// in the states of the objects, never in the text.
 func Refused(err error) bool {
 	return Definite(err) && (errors.Is(err, oxide.ErrInvalidRequest) ||
 		errors.Is(err, oxide.ErrConflict))
@@ -99,22 +99,22 @@ func InstanceText(i *oxide.Instance) string { return volume.NameAndID(string(i.N
 // SnapshotText returns the name and id of a snapshot for messages.
 func SnapshotText(s *oxide.Snapshot) string { return volume.NameAndID(string(s.Name), s.Id) }
 
-// DiskTag returns a disk's ownership tag, of any cluster. ok is false if the disk has no tag, or if
-// its name is not the one that belongs to the tag.
+// DiskTag returns a disk's ownership tag, which may be of another cluster. ok is false if the disk
+// has no tag, or if the tag belongs to a disk with another name.
 func DiskTag(d *oxide.Disk) (tag volume.Tag, ok bool) {
 	tag, ok = volume.ParseTag(d.Description)
 	// A rack that fails to delete a disk leaves it faulted, with the name "deleted-<id>".
 	return tag, ok && (tag.Names(string(d.Name)) || HalfDeleted(d))
 }
 
-// SnapshotTag does the same as DiskTag, for a snapshot.
+// SnapshotTag is like DiskTag, for a snapshot.
 func SnapshotTag(s *oxide.Snapshot) (tag volume.Tag, ok bool) {
 	tag, ok = volume.ParseTag(s.Description)
 	return tag, ok && tag.Names(string(s.Name))
 }
 
-// ForeignDisk returns why the disk was not made by this driver for this cluster, or "" if it was.
-// The text follows "the disk" in an error.
+// ForeignDisk returns why the disk is not one that this driver made for this cluster, or "". The
+// text follows "the disk" in an error.
 func ForeignDisk(d *oxide.Disk, cluster string) string {
 	tag, ok := DiskTag(d)
 	return foreign(tag, ok, cluster)
@@ -126,14 +126,14 @@ func HalfDeleted(d *oxide.Disk) bool {
 		d.State.State() == oxide.DiskStateStateFaulted
 }
 
-// ForeignSnapshot does the same as ForeignDisk, for a snapshot.
+// ForeignSnapshot is like ForeignDisk, for a snapshot.
 func ForeignSnapshot(s *oxide.Snapshot, cluster string) string {
 	tag, ok := SnapshotTag(s)
 	return foreign(tag, ok, cluster)
 }
 
-// foreign compares the cluster in an object's tag with cluster. valid reports whether the object's
-// name belongs to the tag.
+// foreign returns why an object with this tag is not the cluster's, or "" if it is. valid reports
+// whether the object's name belongs to the tag.
 func foreign(tag volume.Tag, valid bool, cluster string) string {
 	switch {
 	case tag.Name == "":
@@ -147,7 +147,7 @@ func foreign(tag volume.Tag, valid bool, cluster string) string {
 	return ""
 }
 
-// Disk reads a disk. An unknown disk is NOT_FOUND; another project's disk is an error, too.
+// Disk reads a disk. For an unknown disk it returns NOT_FOUND.
 func (c *Client) Disk(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, error) {
 	return c.readDisk(ctx, oxide.DiskViewParams{Disk: id})
 }
@@ -163,7 +163,7 @@ func (c *Client) readDisk(ctx context.Context, p oxide.DiskViewParams) (*oxide.D
 	}, ValidateDisk, VolumeNotFound)
 }
 
-// Snapshot reads a snapshot. An unknown one is NOT_FOUND; another project's is an error, too.
+// Snapshot reads a snapshot. For an unknown one it returns NOT_FOUND.
 func (c *Client) Snapshot(ctx context.Context, id oxide.NameOrId) (*oxide.Snapshot, error) {
 	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: id})
 }
@@ -181,7 +181,7 @@ func (c *Client) readSnapshot(ctx context.Context, p oxide.SnapshotViewParams) (
 	}, ValidateSnapshot, SnapshotNotFound)
 }
 
-// read reads the project's object whose id, or name, is wanted, and validates it.
+// read reads an object by its id or name, and checks that it is valid and in the project.
 func read[T any](ctx context.Context, c *Client, kind string, wanted oxide.NameOrId, byName bool,
 	view func() (*T, error), validate func(doing string, found *T) error,
 	notFound func(id string) error) (*T, error) {
@@ -247,8 +247,8 @@ func (c *Client) disksOf(ctx context.Context, world World, instance oxide.NameOr
 	return disks, nil
 }
 
-// The functions below and ValidateDisk check that a response is about the requested object and has
-// all fields that the driver decides from.
+// The functions below and ValidateDisk check that a response describes the requested object, and
+// has all fields on which the driver's decisions depend.
 
 func validateInstance(id oxide.NameOrId, i *oxide.Instance) error {
 	const doing = "read instance"
@@ -275,8 +275,8 @@ func ValidateImage(id oxide.NameOrId, i *oxide.Image) error {
 	return nil
 }
 
-// ValidateUtilization returns an error for a response without a capacity, which would look like
-// zero. A rack's response always counts CPUs.
+// ValidateUtilization returns an error for a response without capacity, which would look like a
+// rack without capacity. A rack's response always has a number of CPUs.
 func ValidateUtilization(u *oxide.Utilization) error {
 	if u.Capacity.Cpus == nil || u.Provisioned.Cpus == nil {
 		return InvalidResponse("read utilization", "it has no capacity")

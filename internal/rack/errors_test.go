@@ -106,8 +106,8 @@ func TestAnUnreachableRackIsUnavailable(t *testing.T) { // OX-9
 	}
 }
 
-// Whether the proxy refuses or does not listen, the error contains the proxy without its password,
-// and the variable that names it.
+// The error contains the proxy's address without password, and the environment variable with the
+// proxy, both if the proxy refuses a request and if no server listens at its address.
 func TestProxyErrorsNameTheProxyAndItsVariable(t *testing.T) { // OX-9
 	proxy := racktest.At(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusProxyAuthRequired)
@@ -171,7 +171,7 @@ func create(ctx context.Context, c *Client, look Look) (open bool, err error) {
 	})
 }
 
-// A server between driver and rack may send any status, before or after the effect.
+// A server between driver and rack may send any status, before or after the rack makes the change.
 func TestOnlyTheRacksOwnRefusalIsDefinite(t *testing.T) { // OX-8
 	refusal := func(status int) exchange {
 		return rackError(status, "InvalidRequest", "no").To(postDisk)
@@ -217,7 +217,7 @@ func TestOnlyTheRacksOwnRefusalIsDefinite(t *testing.T) { // OX-8
 	}
 }
 
-// The SDK accepts any 2xx after a DELETE, and any disk after an attach.
+// The SDK accepts any 2xx as the answer to a DELETE, and any disk as the answer to an attach.
 func TestOnlyTheRacksOwnSuccessConfirmsAChange(t *testing.T) { // OX-8
 	const attach = "POST /v1/instances/" + racktest.Instance + "/disks/attach"
 	do := map[string]func(context.Context, *Client) error{

@@ -14,25 +14,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// DefaultLookLimit is the time after a look in which the change that depends on it may be sent. It
-// is shorter than the leader's lease (deploy/chart), so that a former leader never undoes what the
-// next leader has answered.
+// DefaultLookLimit is the age after which a look is too old for the change that depends on it. It
+// is shorter than the leader's lease (deploy/chart), so a former leader sends no change after the
+// next leader has answered calls.
 const DefaultLookLimit = 5 * time.Second
 
-// Look is the time right before the driver reads the rack. Its clock also runs while the process is
+// Look is the time right before a read of the rack, by a clock that also runs while the process is
 // stopped or the machine is suspended.
 type Look time.Duration
 
 // Looking returns the current time.
 func Looking() Look { return Look(sinceBoot()) }
 
-// attempt describes one request for a change. The transport finds it in the request's context.
+// attempt is one request for a change. Transport finds it in the request's context.
 type attempt struct {
 	look  Look
 	limit time.Duration
-	// sent is set when the request gets a connection: from then on the rack may receive it.
+	// sent is set when the request gets a connection. From then on it may reach the rack.
 	sent atomic.Bool
-	// late is set if the look became too old before the request was sent.
+	// late is set if the look became too old before the request got a connection.
 	late atomic.Bool
 }
 
@@ -40,10 +40,10 @@ type attemptKey struct{}
 
 var errLookOld = errors.New("the look at the rack is too old")
 
-// Request calls do, which requests a change, if the look is recent enough. open reports that the
-// outcome is unknown: the rack has neither refused nor confirmed the change. do also returns an
-// error if the response is about another object. err is the SDK's error only if the rack itself has
-// refused the change.
+// Request calls the function do, which requests a change, if the look is recent enough. open
+// reports that the outcome is unknown: the rack has neither refused nor confirmed the change. If
+// the rack itself has refused it, err is the SDK's error. do must also return an error if the
+// response describes another object.
 func (c *Client) Request(ctx context.Context, doing string, look Look,
 	do func(context.Context) error) (open bool, err error) {
 	a := &attempt{look: look, limit: cmp.Or(c.LookLimit, DefaultLookLimit)}
@@ -59,8 +59,8 @@ func (c *Client) Request(ctx context.Context, doing string, look Look,
 	return a.sent.Load(), Error(ctx, doing, err)
 }
 
-// left returns for how long the change may still be sent. It compares the caller's deadline with
-// the wall clock, because Go's own clock stops while the machine is suspended.
+// left returns how long the change may still be sent. It compares the caller's deadline with the
+// wall clock, because timers stop while the machine is suspended.
 func (a *attempt) left(caller context.Context) time.Duration {
 	left := a.limit - time.Duration(Looking()-a.look)
 	if deadline, limited := caller.Deadline(); limited {
@@ -70,7 +70,7 @@ func (a *attempt) left(caller context.Context) time.Duration {
 }
 
 // begin returns the context for the request, or an error if the look is too old. The context ends
-// with ctx, or when the look gets too old while there is no connection.
+// with ctx. It also ends when the look gets too old before the request has a connection.
 func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	left := a.left(caller)
 	if left <= 0 {
@@ -84,7 +84,7 @@ func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	})
 	trace := &httptrace.ClientTrace{GotConn: func(g httptrace.GotConnInfo) {
 		timer.Stop()
-		// net/http may send the request again, and timers stop while the machine is suspended.
+		// Check again: net/http may repeat a request, and timers stop while the machine is suspended.
 		if a.left(caller) > 0 {
 			a.sent.Store(true)
 			return
@@ -98,7 +98,7 @@ func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	return httptrace.WithClientTrace(ctx, trace), nil
 }
 
-// operations lists the driver's requests with their operation ids in the rack's API.
+// operations lists the requests of the driver, with the operation ids of the rack's API.
 var operations = []struct{ method, path, operation string }{
 	{http.MethodGet, "/v1/disks", "disk_list"},
 	{http.MethodPost, "/v1/disks", "disk_create"},

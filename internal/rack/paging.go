@@ -25,10 +25,10 @@ const pageSize = 1000
 // of 4 MiB. Further entries are on the next page, even if the CO asked for a list without a limit.
 const maxListBytes = 7 << 19
 
-// Pager selects one CSI page from a list in the order of ids. The page's token contains the last id
-// of the page before. So any controller can return the page again, and an object that is created or
-// deleted does not move others to another page. The token also contains the rack's own page token,
-// with which the list continues.
+// Pager selects one CSI page from a list that is sorted by id. The page's token contains the last
+// id of the previous page. So any controller can return the page again, and new or deleted objects
+// do not move the others to another page. The token also contains the rack's own page token, so
+// that the list need not begin at the start again.
 type Pager struct {
 	world World
 	from  string // token of the rack's page to begin with; empty for the first
@@ -88,9 +88,9 @@ func (p *Pager) Take(id string, entry proto.Message) bool {
 // Full reports whether the page is complete.
 func (p *Pager) Full() bool { return p.Next != "" }
 
-// nextPage returns the token of the rack's next page and how many objects to request. If no objects
-// are filtered out, a CSI page takes two requests: one for its entries, and one that shows whether
-// an entry follows.
+// nextPage returns the token of the rack's next page, and the number of objects to request. If the
+// CSI page has a limit and no object is filtered out, two requests suffice: the first returns the
+// page's entries, the second shows whether another entry follows.
 func (p *Pager) nextPage(token string) (page string, limit int) {
 	p.page = cmp.Or(token, p.from)
 	p.pages++
@@ -104,9 +104,9 @@ func (p *Pager) nextPage(token string) (page string, limit int) {
 }
 
 // checkPage checks that the rack lists the project's objects in the order of ids, as requested. The
-// next CSI page begins after this page's last id, so it would omit objects in another order. Each
-// object must be in the project: the rack's page token names a project, and a caller may have
-// forged the token.
+// next CSI page begins after this page's last id, and would omit objects that are not in order. The
+// project is checked because a caller may forge the token, which contains a page token of the rack,
+// and that names a project.
 func checkPage[T any](p *Pager, objects []T) error {
 	for i := range objects {
 		o := identify(&objects[i])
@@ -124,7 +124,7 @@ func checkPage[T any](p *Pager, objects []T) error {
 	return nil
 }
 
-// page is one page of a list of the rack.
+// page is a page of one of the rack's lists.
 type page[T any] struct {
 	Items    []T
 	NextPage string
@@ -134,8 +134,8 @@ type page[T any] struct {
 const maxEmptyPages, maxPages = 10, 1000
 
 // eachObject visits the objects on all of the rack's pages until visit returns true or an error.
-// The rack names a next page after every page that is not empty, and an empty page need not be the
-// last. It returns an error if a page or an object appears twice, or if the list does not end.
+// The rack names a next page after every page with objects, and may list more objects after an
+// empty page. eachObject returns an error if a page or object repeats, or if the list does not end.
 func eachObject[T any](ctx context.Context, doing string,
 	fetch func(token string) (*page[T], error), visit func(*T) (enough bool, err error)) error {
 	tokens, ids := map[string]bool{}, map[string]bool{}
@@ -145,8 +145,8 @@ func eachObject[T any](ctx context.Context, doing string,
 		case err != nil:
 			return Error(ctx, doing, err)
 		case p.Items == nil:
-			// A rack's empty page contains an empty list. If another server sent a response without a list,
-			// all objects would appear to be lost.
+			// On an empty page, the rack's list is empty but not missing. If a response of another server
+			// counted as an empty page, all objects would seem to be lost.
 			return InvalidResponse("list", "the page has no list of objects")
 		}
 		if empty++; len(p.Items) > 0 {
@@ -176,15 +176,15 @@ func eachObject[T any](ctx context.Context, doing string,
 	}
 }
 
-// leastPageSize is the smallest limit that a rack puts on its pages: it allows up to 10000 objects,
-// and sends 100 if the request contains no limit (dropshot, server.rs: page_max_nitems,
+// leastPageSize is the smallest limit of a rack's page. A rack allows up to 10000 objects on a
+// page, and sends 100 if the request contains no limit (dropshot, server.rs: page_max_nitems,
 // page_default_nitems).
 const leastPageSize = 100
 
-// wholeInOne returns the token of the next page, or "" if the page is shorter than every limit and
-// therefore the last. The rack names a next page nevertheless (dropshot, pagination.rs:
-// ResultsPage::new). Use it only for lists that the rack reads with one query and does not filter,
-// such as an instance's disks (omicron, datastore/disk.rs: instance_list_disks).
+// wholeInOne returns "" if the page is shorter than every limit and therefore the last, and
+// otherwise the token of the next page. The rack sends a token even with the last page (dropshot,
+// pagination.rs: ResultsPage::new). Use it only for lists that the rack reads with one query and
+// does not filter, such as an instance's disks (omicron, datastore/disk.rs: instance_list_disks).
 func wholeInOne(objects int, next string) string {
 	if 0 < objects && objects < leastPageSize {
 		return ""
@@ -209,7 +209,7 @@ func identify(of any) object {
 	return object{}
 }
 
-// EachDisk visits the project's disks in the order of ids, from the pager's token on.
+// EachDisk visits the project's disks in the order of ids, beginning at the pager's token.
 func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 	visit func(*oxide.Disk) (enough bool, err error)) error {
 	return eachFrom(ctx, c, pages, "list disks", func(p oxide.DiskListParams) (*page[oxide.Disk],
@@ -219,7 +219,7 @@ func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 	}, visit)
 }
 
-// EachSnapshot visits the project's snapshots in the order of ids, from the pager's token on.
+// EachSnapshot visits the project's snapshots in the order of ids, beginning at the pager's token.
 func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
 	visit func(*oxide.Snapshot) (enough bool, err error)) error {
 	return eachFrom(ctx, c, pages, "list snapshots", func(p oxide.DiskListParams) (
@@ -240,7 +240,7 @@ func eachFrom[T any](ctx context.Context, c *Client, pages *Pager, doing string,
 		found, err := list(c.listParams(token, limit))
 		switch {
 		case err != nil && token != "" && token == pages.from && errors.Is(err, oxide.ErrHTTP400):
-			// A rack refuses a page token of another rack or release.
+			// A rack refuses a page token that another rack, or another release, has made.
 			return nil, startingTokenInvalid()
 		case err != nil:
 			return nil, err
@@ -276,7 +276,7 @@ func (c *Client) EachInstance(ctx context.Context, visit func(*oxide.Instance)) 
 	}, all(visit))
 }
 
-// EachToken visits the access tokens of the user whom the driver's token belongs to.
+// EachToken visits the access tokens of the user to whom the driver's token belongs.
 func (c *Client) EachToken(ctx context.Context, visit func(*oxide.DeviceAccessToken)) error {
 	return eachObject(ctx, "list the user's tokens", func(token string) (
 		*page[oxide.DeviceAccessToken], error) {
@@ -325,10 +325,10 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	return holders, cmp.Or(errs...)
 }
 
-// A starting token is the last returned entry's id and, after a dot, the rack's token of the page
-// on which the list continues. CSI allows 128 bytes and the rack's token has about 200, so it is
-// compressed. If it still does not fit it is omitted: the list then begins at the rack's first
-// page, and the pager skips the entries that were returned before.
+// A starting token is the id of the last entry that was returned, a dot, and the token of the
+// rack's page on which the list continues. CSI allows 128 bytes and the page token has about 200,
+// so it is compressed. If it is still too long it is omitted: the pager then skips entries up to
+// the id.
 
 // packToken returns the token that continues after an id. page is empty for the rack's first page.
 func packToken(project, after, page string) string {
@@ -372,8 +372,8 @@ func unpackToken(project, token string) (after, page string, ok bool) {
 	return after, page, packToken(project, after, page) == token
 }
 
-// tokenDictionary returns text that the rack's token probably contains. If it does not, our tokens
-// are only longer.
+// tokenDictionary returns the text that most of the rack's page tokens contain, to compress them. A
+// token with another text only gets longer.
 func tokenDictionary(project string) []byte {
 	return []byte(`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"` + project +
 		`","last_seen":""}}`)

@@ -35,7 +35,7 @@ type Transport struct {
 	Refused func()
 }
 
-// RoundTrip sends one request. After the caller has given up, it still waits for a while for the
+// RoundTrip sends one request. If the caller gives up, RoundTrip waits a little longer for the
 // response to a change.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	token, err := t.Tokens.get(req.Context(), false)
@@ -61,8 +61,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// refusal reports whether the request may be repeated after this 401. The 401 of another server may
-// come after the effect, so a change is only repeated if the rack itself sent the response.
+// refusal reports whether the request may be repeated after this 401. Another server may send a 401
+// after the rack has made the change. So a change is repeated only if the rack itself sent the 401.
 func (t *Transport) refusal(req *http.Request, answer *http.Response) bool {
 	if req.Method == http.MethodGet {
 		return true
@@ -113,7 +113,7 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 		err = fmt.Errorf("HTTP %d without the rack's request id, so the response is of another server; "+
 			"check OXIDE_HOST and the proxies before it", answer.StatusCode)
 	case req.Method == http.MethodDelete && answer.StatusCode != http.StatusNoContent:
-		// The SDK accepts any 2xx, so a disk that still exists would appear to be deleted.
+		// The SDK accepts any 2xx, and would report a disk as deleted that still exists.
 		err = fmt.Errorf("HTTP %d to a DELETE, which no rack answers; check OXIDE_HOST and the "+
 			"proxies before it", answer.StatusCode)
 	}
@@ -128,7 +128,7 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 // maxRequestID is longer than a rack's request id, which is a UUID.
 const maxRequestID = 64
 
-// maxErrorBytes is longer than any error body of a rack. Bytes after it are not read.
+// maxErrorBytes is larger than any error body of a rack. The transport reads no bytes after it.
 const maxErrorBytes = 64 << 10
 
 type errorBody struct {
@@ -147,8 +147,8 @@ func connectError(u *url.URL, err error) error {
 	return fmt.Errorf("connect to %s: %w", net.JoinHostPort(u.Hostname(), port), dial.Err)
 }
 
-// throughProxy adds to an error the proxy of the request, which net/http omits, and the environment
-// variable that names the proxy.
+// throughProxy adds to an error what net/http omits: the proxy of the request, and the environment
+// variable that contains the proxy.
 func (t *Transport) throughProxy(req *http.Request, err error) error {
 	base, ok := t.Base.(*http.Transport)
 	if !ok || base.Proxy == nil {
@@ -170,8 +170,8 @@ func (t *Transport) throughProxy(req *http.Request, err error) error {
 const patience = 5 * time.Second
 
 // patient returns a context for the request, and a function that ends it. A rack completes a change
-// even if its client stops waiting. So the driver waits on after its caller has given up, and keeps
-// the volume locked: the next call, which may report the disk as detached, sees the effect.
+// even if the client stops waiting. So the driver waits longer than its caller, and keeps the
+// volume locked: the next call, which may report the disk as detached, sees the effect.
 func patient(req *http.Request) (context.Context, func()) {
 	caller := req.Context()
 	if req.Method == http.MethodGet || caller.Err() != nil {
@@ -212,8 +212,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// retry returns a copy of the request with a new body, and a newer token for it. It returns nil if
-// there is no newer token or the body cannot be sent twice.
+// retry returns a copy of the request, and a newer token for it. If there is no newer token, or if
+// the body cannot be sent again, it returns nil.
 func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
 	fresh, err := t.Tokens.get(req.Context(), true)
 	if err != nil || fresh == token {
@@ -242,7 +242,7 @@ func (t *Transport) refused() {
 type TokenSource struct {
 	Fixed string
 	Path  string
-	// OnToken, if not nil, gets every token before it is sent, to redact it in the log.
+	// OnToken, if not nil, gets every token before its first use, so that logs never contain it.
 	OnToken func(token string)
 	Log     *slog.Logger
 	// Limit is how long a caller waits for the file; 0 means fileLimit.
@@ -267,9 +267,9 @@ func (s *TokenSource) renewed() *renewedFile[string] {
 	return s.file
 }
 
-// get returns the token to send. It reads the file again if the file has changed. If that fails, it
-// returns the last token. With force it reads an unchanged file too: after the rack has refused the
-// token, a file with the same times may contain a new one.
+// get returns the token to send. It reads the file again if the file has changed. If the read
+// fails, it returns the last token. With force it always reads the file: after the rack has refused
+// a token, a file with unchanged times may contain a new one.
 func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	if s.Path == "" {
 		return s.Fixed, nil
@@ -277,8 +277,8 @@ func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	return s.renewed().get(ctx, force)
 }
 
-// Fault returns the file's error, which a person has to repair, or nil. Until then calls use the
-// last token.
+// Fault returns the error of the token file until a person has repaired the file, or nil. Meanwhile
+// calls use the last token.
 func (s *TokenSource) Fault() error {
 	if s == nil || s.Path == "" {
 		return nil
@@ -304,7 +304,7 @@ func CheckToken(token string) error {
 	return nil
 }
 
-// renewedFile reads a file that may change, and keeps the value that it has read.
+// renewedFile reads a file whose content may change, and keeps the last valid content.
 type renewedFile[T any] struct {
 	path  string
 	limit time.Duration // how long a caller waits for the file
@@ -314,13 +314,13 @@ type renewedFile[T any] struct {
 	mu sync.Mutex
 	// guarded by mu
 	value T
-	// guarded by mu: the file that contained value; nil at first
+	// guarded by mu: describes the file from which value was read; nil at first
 	file os.FileInfo
 	// guarded by mu: the error of the last read
 	problem error
-	// guarded by mu: whether the last read failed after a long wait
+	// guarded by mu: the last read failed and took long
 	slow bool
-	// guarded by mu: the read in progress
+	// guarded by mu: the current read; nil if there is none
 	reading *reading
 }
 
@@ -333,8 +333,8 @@ type reading struct {
 	done  chan struct{} // closed when the read ends
 }
 
-// get returns the value of the file after a read. It waits no longer than the limit, because even
-// stat may hang on a mount.
+// get reads the file and returns its value. It stops waiting at the limit, because on some mounts
+// even stat never returns. Then it returns the last value.
 func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err error) {
 	asked := time.Now()
 	for {
@@ -351,9 +351,9 @@ func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err erro
 	return s.value, nil
 }
 
-// begin starts a read, or joins the one in progress: a file that blocks has one reader, because a
-// system call on a hanging mount cannot be canceled. wait reports whether the caller has to wait:
-// if the last read failed after a long wait, only a caller without a value waits.
+// begin starts a read, or returns the one that runs. Only one goroutine reads, because a system
+// call on a hanging mount cannot be canceled. wait reports whether the caller has to wait: after a
+// read that failed and took long, only a caller without a value waits.
 func (s *renewedFile[T]) begin(force bool) (r *reading, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -411,8 +411,8 @@ func (s *renewedFile[T]) readFile(force bool) error {
 	return nil
 }
 
-// lastError returns the error of the last read, or of a read in progress that takes too long. The
-// caller holds mu.
+// lastError returns the error of the last read. If a read has run for too long, it returns that as
+// an error. The caller holds mu.
 func (s *renewedFile[T]) lastError() error {
 	if s.reading != nil && time.Since(s.reading.began) >= s.limit {
 		return fmt.Errorf("not read within %s; check whether its mount hangs", s.limit)
@@ -425,14 +425,14 @@ func (s *renewedFile[T]) fault() error {
 	err := s.lastError()
 	s.mu.Unlock()
 	if err != nil {
-		// Read the file again: even if no call needs the token, the next fault shows a repair.
+		// Read the file again, even if no call uses the token: then the next health check succeeds.
 		_, _ = s.begin(false)
 	}
 	return err
 }
 
-// readRenewed reads the file. After half the limit it stops waiting for data, for example from a
-// FIFO, if the system supports deadlines for that kind of file.
+// readRenewed reads the file. If the file is a FIFO, for example, it stops waiting for data after
+// half the limit.
 func readRenewed(path string, limit time.Duration) ([]byte, os.FileInfo, error) {
 	// With O_NONBLOCK, open does not wait for a FIFO's writer, and without a writer read returns EOF.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -440,7 +440,7 @@ func readRenewed(path string, limit time.Duration) ([]byte, os.FileInfo, error) 
 		return nil, nil, fmt.Errorf("open: %w", csierr.WithoutPath(err))
 	}
 	defer func() { _ = f.Close() }()
-	// Regular files do not support deadlines. They need none.
+	// Regular files support no deadlines, and do not need one.
 	_ = f.SetReadDeadline(time.Now().Add(limit / 2))
 	info, err := f.Stat()
 	if err != nil {

@@ -100,7 +100,7 @@ func TestTransportSendsTheTokenToNoOtherHost(t *testing.T) {
 	}
 }
 
-// flood serves a response that does not end, in pieces of a MiB. begin sends its header.
+// flood serves a response of a GiB, and counts the MiB that it has sent. begin sends the header.
 func flood(t *testing.T, begin http.HandlerFunc) (server *httptest.Server, sentMiB *atomic.Int64) {
 	t.Helper()
 	sentMiB = &atomic.Int64{}
@@ -118,7 +118,7 @@ func flood(t *testing.T, begin http.HandlerFunc) (server *httptest.Server, sentM
 	return server, sentMiB
 }
 
-// sent also counts data in the connection's buffers, so the limit in this test is higher.
+// The limit below is higher than the client's, because sent also counts data in buffers.
 func TestTransportRejectsTooLargeResponses(t *testing.T) { // OX-9
 	server, sent := flood(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("project") == "told" {
@@ -192,8 +192,8 @@ func TestTransportClosesASilentConnection(t *testing.T) { // OX-9
 	csitest.Await(t, "calls take another connection", func() bool { return call() == nil })
 }
 
-// silencer accepts connections. When silent is set, it drops all answers on the connections that
-// exist; new connections work.
+// silencer accepts connections. After silent is set, it drops all that the server writes to the
+// connections accepted before. New connections work.
 type silencer struct {
 	net.Listener
 	silent atomic.Bool
@@ -222,7 +222,7 @@ var (
 	fails     = csitest.Fails
 	with      = racktest.With
 	rackError = racktest.Error
-	// diskOf, snapshotOf and pageOf return bodies of a rack's answers.
+	// Each returns the body of a response of the rack.
 	diskOf, snapshotOf, pageOf = racktest.DiskOf, racktest.SnapshotOf, racktest.PageOf
 )
 

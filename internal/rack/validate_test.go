@@ -103,7 +103,7 @@ func TestReadsRejectInvalidDisksAndSnapshots(t *testing.T) {
 	}
 }
 
-func TestTransportRepeatsARefusedRequestOnlyOnceIfItCan(t *testing.T) {
+func TestTransportRepeatsARefusedRequestAtMostOnce(t *testing.T) {
 	request := func(method string, body io.Reader) *http.Request {
 		return csitest.Got(http.NewRequestWithContext(t.Context(), method, "http://rack", body))(t)
 	}
@@ -164,8 +164,8 @@ var (
 	project   = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	user      = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject = racktest.NotFound.To(racktest.ViewProject)
-	// another answers the read of the project after another project got its name. anotherSilo is the
-	// answer of another rack, which has a project with the same id.
+	// another is the response if another project has the configured name. anotherSilo is the response
+	// of another rack, which has a project with the same id.
 	another = racktest.OK(racktest.ViewProject, racktest.JSON(map[string]any{"name": racktest.Project,
 		"id": racktest.Numbered(9)}))
 	anotherSilo = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Numbered(8)))
@@ -216,7 +216,7 @@ func listDisks(t *testing.T, c *Client, pages *Pager) error {
 	})
 }
 
-func TestReadsFailWhileAnotherProjectHasTheName(t *testing.T) {
+func TestReadsFailWhileAnotherProjectHasTheProjectsName(t *testing.T) {
 	c := clientThat(t, diskThere, another, user, another, user, another, user, another, user, another,
 		user, project, user, diskThere)
 	csitest.Got(c.Disk(t.Context(), racktest.Disk))(t)
@@ -324,8 +324,8 @@ var rackCodes = []codes.Code{
 }
 
 // FuzzRackAnswer checks that every response becomes an error with one of rackCodes and a message
-// for callers, and that only the rack's own responses become "not found" (OX-6) or "already
-// exists".
+// that Presentable accepts, and that the error is "not found" (OX-6) or "already exists" only if
+// the body has that error code.
 func FuzzRackAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, code uint16, body []byte, missing uint8) {
 		response := &http.Response{

@@ -1,5 +1,5 @@
-// Package racktest serves a scripted rack for tests: it gives answers that no working rack gives,
-// and checks which requests a call makes.
+// Package racktest serves a scripted rack for tests. The script may contain responses that no
+// working rack sends. A test also checks which requests a call makes.
 package racktest
 
 import (
@@ -36,30 +36,30 @@ type Exchange struct {
 	Status int
 	Body   string
 	Cut    bool // the connection breaks instead of a response
-	// Proxy omits the rack's request id, which other servers do not send.
+	// Proxy makes the response one of another server: it has no request id of the rack.
 	Proxy bool
-	// Hold is how long the answer is delayed.
+	// Hold is how long the response is delayed.
 	Hold time.Duration
 	// Check checks the request's body.
 	Check func(t *testing.T, body []byte)
 	Query string // the request's query; empty means any
 }
 
-// script serves the lines. It expects exactly these requests in this order, so a test also checks
-// how many requests an RPC makes.
+// script answers requests with its lines. It accepts only these requests, in this order, so that a
+// test also checks how many requests an RPC makes.
 type script struct {
 	t  *testing.T
 	mu sync.Mutex
 	// guarded by mu
 	lines []Exchange
-	// guarded by mu: the requests in world that were answered
+	// guarded by mu: the requests that were answered from world
 	worldly map[string]bool
 }
 
-// world answers the reads of project and silo. A client makes each once, so scripts omit them.
+// world contains the responses to two requests that a client sends once, and that scripts may omit.
 var world = map[string]string{ViewProject: ProjectOf(), ViewUser: UserOf(Silo)}
 
-// ServeHTTP answers with the script's next line.
+// ServeHTTP answers a request with the next line of the script.
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +103,7 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, line.Body)
 }
 
-// Error returns an error in the rack's format.
+// Error returns an error response in the rack's format. To sets the request.
 func Error(status int, code, message string) Exchange {
 	answer := map[string]string{"request_id": "r-1", "message": message}
 	if code != "" {
@@ -112,13 +112,13 @@ func Error(status int, code, message string) Exchange {
 	return Exchange{Status: status, Body: JSON(answer)}
 }
 
-// To returns the exchange with this expected request.
+// To returns the exchange with this request.
 func (e Exchange) To(want string) Exchange {
 	e.Want = want
 	return e
 }
 
-// Serve serves the script until the test ends. The test fails if the driver omits a request.
+// Serve serves the script until the test ends. If the driver omits a request, the test fails.
 func Serve(t *testing.T, lines ...Exchange) (url string) {
 	t.Helper()
 	s := &script{t: t, lines: lines, worldly: map[string]bool{}}
@@ -146,7 +146,7 @@ func DiskOf(state string, edit ...func(map[string]any)) string {
 		"snapshot_id": nil, "image_id": nil, "device_path": "/mnt/x", "state": StateOf(state)})
 }
 
-// edited adds the project and the times to an object, applies the edits, and returns it as JSON.
+// edited adds the project and the times to an object, edits it, and returns it as JSON.
 func edited(edit []func(map[string]any), object map[string]any) string {
 	object["project_id"] = ProjectID
 	object["time_created"] = "2026-06-12T18:01:02.345678Z"
@@ -157,7 +157,7 @@ func edited(edit []func(map[string]any), object map[string]any) string {
 	return JSON(object)
 }
 
-// StateOf parses "attached <instance>" or "detached".
+// StateOf returns the JSON object for a disk's state, "attached <instance>" or "detached".
 func StateOf(text string) map[string]any {
 	state, instance, ok := strings.Cut(text, " ")
 	if ok {
@@ -166,7 +166,7 @@ func StateOf(text string) map[string]any {
 	return map[string]any{"state": state}
 }
 
-// With returns an edit that sets a field of an object.
+// With returns a function that sets a field of an object.
 func With(key string, value any) func(map[string]any) {
 	return func(object map[string]any) { object[key] = value }
 }
@@ -189,7 +189,7 @@ func ProjectOf() string {
 	return JSON(map[string]any{"id": ProjectID, "name": Project, "description": ""})
 }
 
-// UserOf returns the token's user, who belongs to the silo.
+// UserOf returns the user of the driver's token, as a member of the silo.
 func UserOf(silo string) string {
 	return JSON(map[string]any{"id": Numbered(1), "display_name": "cat", "silo_id": silo,
 		"silo_name": "cats"})
@@ -228,7 +228,7 @@ func Dead() (url string) {
 func Silent(t *testing.T) (url string) {
 	t.Helper()
 	return At(t, func(_ http.ResponseWriter, r *http.Request) {
-		// Go's server notices that the client is gone only after it has read the body.
+		// Go's server notices that the client is gone only after the body has been read.
 		_, _ = io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	})
@@ -250,7 +250,7 @@ const (
 	AttachedHere = "attached " + Instance
 )
 
-// NotFound is the rack's answer for an unknown object, Refused for a call that it declines.
+// NotFound is the response for an unknown object, Refused for a request that the rack refuses.
 var (
 	NotFound = Error(404, "ObjectNotFound", "not found: it")
 	Refused  = Error(400, "InvalidRequest", "the rack says no")

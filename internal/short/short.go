@@ -1,7 +1,7 @@
-// Package short decides how much of a test runs under go test -short. A test with many similar
-// cases then tries only some of them. A test whose result other tests also show, with whole
-// programs, is skipped. Both log how many cases they leave to "make proofs", which runs the same
-// tests without -short. PROOF_SEED selects other cases.
+// Package short leaves out a part of the tests under go test -short. A test with many similar cases
+// tries only some of them (Some). A test is skipped if tests of whole programs show the same
+// (Skip). The log says how many cases were left out; "make proofs" runs them, without -short.
+// PROOF_SEED selects other cases.
 package short
 
 import (
@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// Some returns all cases, or n of them under go test -short, in their order.
+// Some returns all cases. Under go test -short it selects n of them, and keeps their order.
 func Some[T any](t testing.TB, n int, cases []T) []T {
 	t.Helper()
 	if !testing.Short() || len(cases) <= n {
@@ -32,7 +32,7 @@ func Some[T any](t testing.TB, n int, cases []T) []T {
 	return some
 }
 
-// Left logs how many cases the test leaves to "make proofs". The Makefile adds them up.
+// Left logs how many cases are left to "make proofs". The Makefile adds up these numbers.
 func Left(t testing.TB, cases int) {
 	t.Helper()
 	if testing.Short() && cases > 0 {

@@ -30,7 +30,7 @@ func IsFilesystem(fsType string) bool { return slices.Contains(Filesystems, fsTy
 var Filesystems = []string{Ext4, Ext3, XFS, Btrfs}
 
 // supportedModes are the access modes in which one node reads and writes the volume: a rack
-// attaches a disk to one instance (RFD 595). The node decides how many workloads share it.
+// attaches a disk to one instance (RFD 595). How many workloads share the volume is up to the node.
 var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
@@ -255,8 +255,8 @@ var (
 	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}
 )
 
-// CommonFlags returns the flags that every filesystem accepts: words are flags without a value,
-// names those with one.
+// CommonFlags returns the flags that every filesystem accepts. words contains the flags without a
+// value, names the flags with a value.
 func CommonFlags() (words, names []string) {
 	words = slices.Concat(slices.Collect(maps.Keys(attrFlags)), superFlags, []string{"seclabel"},
 		ignoredFlags[1:])
@@ -269,9 +269,9 @@ type FlagSet struct {
 	Values map[string]Values
 }
 
-// FilesystemFlags contains each filesystem's flags, without those that every filesystem accepts.
-// Linux 5.12 and later accept all of them, on every disk and with every kernel configuration, so
-// quotas and DAX are missing. Missing as well are flags that disable the log or its ordering
+// FilesystemFlags contains, for each filesystem, the flags that not every filesystem accepts. Linux
+// 5.12 and later accept them on every disk and with every kernel configuration; that is not so for
+// quotas and DAX, which are missing. Missing as well are flags that disable the log or its ordering
 // (norecovery, barrier=0), show another state or part of the filesystem (rescue, subvol, sb), name
 // another device, change the filesystem's features (journal_checksum), or let the damage of one
 // volume stop the node (errors=panic).
@@ -419,7 +419,7 @@ func allowed(fsType, key, value string, hasValue bool) bool {
 	return slices.Contains(labelFlags, key) || known && values.Contains(value)
 }
 
-// contradictory reports whether, because of one option, the kernel refuses or ignores another.
+// contradictory reports whether the kernel refuses or ignores an option because of another option.
 func (o *MountOptions) contradictory() bool {
 	has := func(is func(d MountOption) bool) bool { return slices.ContainsFunc(o.Data, is) }
 	named := func(keys ...string) bool {
@@ -451,15 +451,15 @@ func (o *MountOptions) AddData(key string) {
 	}
 }
 
-// The driver compares two mounts of a filesystem by the flags that mountinfo always shows: those of
-// the mount, and sync, dirsync and lazytime. It compares no other options of the filesystem,
-// because mountinfo may show them in another form, or not at all.
+// The driver compares two mounts of a filesystem by the flags that mountinfo always shows: the
+// flags of the mount, and sync, dirsync and lazytime. It ignores the filesystem's other options,
+// because mountinfo may show them in another form or omit them.
 var (
 	shownMountFlags = strings.Fields("ro nosuid nodev noexec noatime nodiratime relatime nosymfollow")
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
-// Shown returns the flags that the driver compares with mountinfo's, for these options, sorted.
+// Shown returns, sorted, the flags of a mount with these options that the driver compares.
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
@@ -486,7 +486,7 @@ func attrWords(attr uint64) []string {
 	return words
 }
 
-// ShownFlags returns the flags that the driver compares from a mountinfo line's two lists, sorted.
+// ShownFlags returns, sorted, the flags in a mountinfo line's two lists that the driver compares.
 func ShownFlags(mount, super string) []string {
 	of := func(list string, flags []string) []string {
 		return slices.DeleteFunc(strings.Split(list, ","), func(word string) bool {
@@ -497,8 +497,8 @@ func ShownFlags(mount, super string) []string {
 		of(super, shownSuperFlags)...)))
 }
 
-// PublishedFlags returns the flags of a publication's mount that the driver compares: those copied
-// from the staging mount, and the publication's own, sorted.
+// PublishedFlags returns, sorted, the flags of a published mount that the driver compares. The bind
+// mount copies the staging mount's flags, and the publish request adds its own.
 func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)
 	added := attrWords(o.Attr)

@@ -152,7 +152,7 @@ var (
 	unreachable = fails(csierr.TopologyUnreachable)
 )
 
-// choices contains requests, the driver's locations, and the topologies to choose.
+// choices are test cases: a request, the driver's locations, and the topologies to be chosen.
 type choices []struct {
 	name string
 	req  *csi.TopologyRequirement
@@ -201,7 +201,7 @@ func wish(requisite, preferred string) *csi.TopologyRequirement {
 
 func requisite(text string) *csi.TopologyRequirement { return wish(text, text) }
 
-func TestChooseTopologyFollowsTheExampleOfTheRFD(t *testing.T) { // D-17
+func TestChooseTopologyFollowsTheExampleInRFD595(t *testing.T) { // D-17
 	const second, third = "region=R1,zone=Z2", "region=R1,zone=Z3"
 	example := wish(second+";"+third, third)
 	choices{
@@ -213,7 +213,7 @@ func TestChooseTopologyFollowsTheExampleOfTheRFD(t *testing.T) { // D-17
 	}.try(t, false, ChooseTopology)
 }
 
-func TestChooseTopologyChecksTheRequirement(t *testing.T) { // D-14
+func TestChooseTopologyRefusesInvalidRequirements(t *testing.T) { // D-14
 	raw := func(key, value string) *csi.TopologyRequirement {
 		return &csi.TopologyRequirement{Requisite: []*csi.Topology{{
 			Segments: map[string]string{key: value}}}}
@@ -304,9 +304,8 @@ func TestChooseInstanceReturnsTheRequestedInstance(t *testing.T) {
 		ChooseInstance)
 }
 
-// FuzzCapacityRange checks that a size is the smallest of whole GiB that is in the range, or the
-// default, and is possible on the rack (OF-7), and that an error is returned only if no size
-// satisfies that.
+// FuzzCapacityRange checks that DiskSize returns the smallest size in whole GiB that request,
+// source and rack allow, or the default (OF-7). It may return an error only if no size is allowed.
 func FuzzCapacityRange(f *testing.F) {
 	f.Fuzz(func(t *testing.T, required, limit, floor int64, local bool) {
 		r, err := ParseCapacityRange(&csi.CapacityRange{RequiredBytes: required, LimitBytes: limit})

@@ -40,7 +40,7 @@ const (
 // DefaultMaxDisks is a rack's limit of disks per instance, including the boot disk.
 const DefaultMaxDisks = 12
 
-// What a disk was created from, and how a volume is used.
+// The values of Tag.Origin, and those of Tag.Use.
 const (
 	OriginBlank    = "blank"
 	OriginSnapshot = "snapshot"
@@ -56,26 +56,26 @@ const (
 	MaxStringBytes = 128
 
 	ownPrefix = "csi-"
-	// SerialBytes is the length of a serial number in the guest, which is the start of a disk's name.
+	// SerialBytes is how many bytes of a disk's name are the disk's serial number in the guest.
 	SerialBytes = 20
-	// base32hex in lower case. It sorts, and all its characters are valid in names on the rack.
+	// base32hex in lower case keeps the bytes' order, and the rack accepts these characters in names.
 	nameAlphabet = "0123456789abcdefghijklmnopqrstuv"
 )
 
 var nameEncoding = base32.NewEncoding(nameAlphabet).WithPadding(base32.NoPadding)
 
-// DiskName returns the name of a volume's disk. csiName is the volume's name from the CO of the
-// cluster. The result depends on nothing else, so if two controllers create the same volume, one
-// fails, because names are unique on the rack. The name is as long as a serial number in the guest,
-// so the serial number is the whole name.
+// DiskName returns the name of a volume's disk. It depends only on the cluster and on csiName, the
+// volume's name from the CO. Names are unique on the rack, so if two controllers create the same
+// volume, one of them fails. The name is as long as a serial number in the guest, so the guest
+// shows the whole name.
 func DiskName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
-// SnapshotName returns the rack's name of the snapshot that the CO calls csiName. A disk may have
-// the same name, because the rack's snapshots and disks have separate names.
+// SnapshotName returns the name on the rack for the snapshot that the CO calls csiName. A disk may
+// have the same name, because snapshots and disks have separate names on the rack.
 func SnapshotName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
-// ownName hashes the cluster's id and the name, so volumes of two clusters may have the same name.
-// No id contains a NUL, so different pairs never result in the same text.
+// ownName hashes the cluster's id and the CSI name, so two clusters may use the same CSI name. No
+// id contains a NUL, so different pairs never result in the same text.
 func ownName(cluster, csiName string) string {
 	sum := sha256.Sum256([]byte(cluster + "\x00" + csiName))
 	return ownPrefix + nameEncoding.EncodeToString(sum[:])[:SerialBytes-len(ownPrefix)]
@@ -87,8 +87,8 @@ func IsOwnName(s string) bool {
 	return ok && len(s) == SerialBytes && strings.Trim(code, nameAlphabet) == ""
 }
 
-// ParseID parses a volume, snapshot or node id. No object has an id that is not a UUID. Such an id
-// must not reach the rack's API, which would treat it as an object's name.
+// ParseID parses a volume, snapshot or node id. The id of every object is a UUID. Any other text
+// must not reach the rack's API, which would take it for an object's name.
 func ParseID(id string) (string, bool) {
 	if len(id) != len(uuid.Nil.String()) {
 		return "", false
@@ -106,8 +106,8 @@ func IsID(id string) bool {
 // RackName matches a valid name of an object on the rack.
 var RackName = Word{63, regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)}
 
-// Word matches texts of at most Most bytes. A limit in the regular expression itself would use tens
-// of kilobytes in every process, because it is compiled to one copy for each byte.
+// Word matches texts of at most Most bytes. With the limit in the regular expression itself, each
+// process would use tens of kilobytes more: Go compiles one copy of the expression for each byte.
 type Word struct {
 	Most  int
 	Looks *regexp.Regexp
@@ -141,8 +141,8 @@ func Serial(diskName string) string {
 	return diskName[:min(len(diskName), SerialBytes)]
 }
 
-// NameAndID returns an object of the rack for messages: people and the rack's console know its
-// name, Kubernetes its id. One of them may be empty.
+// NameAndID returns the name and id of an object for messages. The rack's console shows the name,
+// Kubernetes the id. Either may be empty.
 func NameAndID(name, id string) string {
 	switch {
 	case name == "":
@@ -164,21 +164,21 @@ func SizeText(bytes int64) string {
 	return fmt.Sprintf("%.2f GiB (%d bytes)", float64(bytes)/float64(GiB), bytes)
 }
 
-// Tag is the ownership tag, which the driver writes into the description of every disk and snapshot
-// that it makes: the CO's name, whose hash is the rack's name, and values for later calls.
+// Tag is the ownership tag. The driver writes it into the description of every disk and snapshot
+// that it makes. It contains the CO's name for the object, and values that later calls need.
 type Tag struct {
 	// Name is the CO's name, or only its beginning if the description would be too long.
 	Name string `json:"name"`
-	// RackName is the object's name on the rack, which is the hash of the whole name. It is set if
-	// Name is only a beginning.
+	// RackName is the object's name on the rack: the hash of the CO's whole name. It is set only if
+	// Name is cut.
 	RackName    string `json:"rackName,omitempty"`
 	Cluster     string `json:"cluster,omitempty"`
 	MkfsOptions string `json:"mkfsOptions,omitempty"`
-	// BlockSize is the block size of a snapshot's disk. A disk that is made from the snapshot inherits
-	// it. The rack no longer shows it when the snapshot's disk is deleted.
+	// BlockSize is the block size of the disk from which a snapshot was taken. Disks made from the
+	// snapshot inherit it. The rack shows it only until that disk is deleted.
 	BlockSize int `json:"blockSize,omitempty"`
-	// Origin is what the disk was created from. Only if the disk was created blank, a sample of its
-	// bytes proves that it still is.
+	// Origin is what the disk was created from. If it was created blank, a sample of its bytes proves
+	// that it still is blank; otherwise a sample proves nothing.
 	Origin string `json:"origin,omitempty"`
 	// Use is the volume's use, from its capabilities at creation. The driver never publishes a volume
 	// for filesystems as a raw device.
@@ -186,8 +186,8 @@ type Tag struct {
 	// SourceBytes is the size of the snapshot that the disk was restored from. The rack created the
 	// rest of the disk blank.
 	SourceBytes int64 `json:"sourceBytes,omitempty"`
-	// FilesystemUUID is set for a snapshot whose filesystem the driver made, and for a disk restored
-	// from it: the filesystem's UUID. It is empty for a disk that was created blank, because its
+	// FilesystemUUID is the filesystem's UUID, for a snapshot whose filesystem the driver made, and
+	// for a disk restored from that snapshot. It is empty for a disk that was created blank: its
 	// filesystem has the disk's id as UUID.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	// Claim is the namespace and name of the claim or the VolumeSnapshot, for people who look at the
@@ -202,8 +202,8 @@ type Tag struct {
 const MaxDescriptionBytes = 512
 
 // Description returns a description that contains the tag. For every valid request it has at most
-// MaxDescriptionBytes: if it would be longer, first the claim is shortened or omitted, then the
-// name. The other fields always fit, because together they have at most 403 bytes.
+// MaxDescriptionBytes: Description first shortens or omits the claim, and then shortens the name.
+// The other fields always fit, because together they have at most 403 bytes.
 func (t Tag) Description() string {
 	text := t.encode()
 	for claim := t.Claim; len(text) > MaxDescriptionBytes && t.Claim != ""; text = t.encode() {
@@ -250,13 +250,13 @@ func ParseTag(description string) (t Tag, ok bool) {
 	return t, true
 }
 
-// IsOf reports whether the tag belongs to the object that the cluster's CO calls csiName.
+// IsOf reports whether the tag belongs to the object that the CO of the cluster calls csiName.
 func (t Tag) IsOf(cluster, csiName string) bool {
 	return t.Cluster == cluster && t.objectName() == ownName(cluster, csiName)
 }
 
-// Names reports whether the tag belongs to an object with this name on the rack. Somebody may have
-// copied the description to another object, whose name differs.
+// Names reports whether the tag belongs to an object with this name on the rack. It does not if
+// somebody has copied the description to another object.
 func (t Tag) Names(rackName string) bool { return rackName == t.objectName() }
 
 func (t Tag) objectName() string {

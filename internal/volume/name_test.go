@@ -74,7 +74,7 @@ func TestMessagesShowSizesWithBytesAndNamesWithIDs(t *testing.T) {
 	}
 }
 
-// legalTags draws tags of valid requests. Many of their names get long when they are encoded.
+// legalTags draws tags of valid requests. In JSON, many of their names are much longer.
 func legalTags(t *rapid.T) (tag Tag, csiName string) {
 	some := rapid.SampledFrom([]rune("\t\n\r\"\\<>&\u2028\u2029ü日😀a"))
 	legal := rapid.OneOf(rapid.StringOfN(some, 1, 128, 128), rapid.StringN(1, 128, 128),

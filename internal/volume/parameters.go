@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// The parameters of a StorageClass. In contexts blockSize and mkfsOptions have the same keys.
+// The keys of a StorageClass's parameters. blockSize and mkfsOptions are also keys of the contexts.
 const (
 	ParamDiskType    = "diskType"
 	paramBlockSize   = CtxBlockSize
@@ -24,7 +24,7 @@ const (
 
 	foreignPrefix = "csi.storage.k8s.io/"
 
-	// DefaultBlockSize is the default block size of a blank disk. It suits today's filesystems.
+	// DefaultBlockSize is the block size of a blank disk if the StorageClass sets none.
 	DefaultBlockSize = 4096
 	// localBlockSize is the block size of every local disk.
 	localBlockSize = 4096
@@ -78,8 +78,8 @@ type Parameters struct {
 // ForeignKey reports whether a CO adds this key for its own use.
 func ForeignKey(key string) bool { return slices.Contains(foreignKeys, key) }
 
-// UnknownParameter returns the error for a key that is neither in own nor a foreign key. It
-// suggests the most similar one.
+// UnknownParameter returns the error for a key that is neither in own nor in foreignKeys. The error
+// suggests the most similar key.
 func UnknownParameter(key string, own ...string) error {
 	nearest, best := "", 0
 	for _, name := range slices.Concat(own, foreignKeys) {
@@ -106,8 +106,8 @@ func similarity(a, b string) int {
 	return head + tail - (long - short)
 }
 
-// Claim returns the namespace and name of the claim or the VolumeSnapshot from the parameters of a
-// create call. external-provisioner and external-snapshotter add them if they run with
+// Claim returns the namespace and name of the claim or VolumeSnapshot from the parameters of a
+// create call. external-provisioner and external-snapshotter add these parameters with the flag
 // --extra-create-metadata.
 func Claim(parameters map[string]string) string {
 	for _, of := range []string{"pvc", "volumesnapshot"} {
@@ -168,8 +168,8 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 	return p, nil
 }
 
-// Fits returns an error if the parameters do not suit the capabilities of a disk of this size. Size
-// 0 means that the disk may already contain a filesystem.
+// Fits returns an error if the parameters contradict the capabilities of a disk of this size. Size
+// 0 is for a disk that may already contain a filesystem.
 func (p Parameters) Fits(capabilities []*csi.VolumeCapability, sizeBytes int64) error {
 	for _, c := range capabilities {
 		if c.GetMount() == nil {
@@ -198,8 +198,8 @@ type MkfsOptions struct {
 	chosen []string // name=value
 }
 
-// mkfsRule contains an option's valid values and, by filesystem, its argument for mkfs: the flag, a
-// space, and the text before the value.
+// mkfsRule contains an option's valid values. By filesystem, args contains mkfs's flag, a space,
+// and the text before the value.
 type mkfsRule struct {
 	valid Values
 	args  map[string]string
@@ -280,12 +280,12 @@ func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
 	return nil
 }
 
-// The defaults in the mke2fs configuration that the driver passes.
+// The defaults in the configuration file that the driver passes to mke2fs.
 const extInodeSize, extBytesPerInode = 256, 16384
 
-// extFits reports whether each block group has room for its metadata, with an inode table of at
-// most three quarters of the group. mke2fs fails without this room. The calculation is the same as
-// in ext2fs_initialize of mke2fs.
+// extFits reports whether each block group has room for its metadata, and its inode table takes at
+// most three quarters of the group. Otherwise mke2fs fails. The calculation is that of
+// ext2fs_initialize in mke2fs.
 func (o MkfsOptions) extFits(fsType string, sizeBytes int64) bool {
 	const most = 1<<32 - 1
 	block := o.number("fsBlockSize", 4096)

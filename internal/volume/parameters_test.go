@@ -81,7 +81,7 @@ func TestParseParametersNamesABadParameter(t *testing.T) { // CV-6
 	}
 }
 
-func TestFitsChecksMkfsOptionsForEachFilesystem(t *testing.T) {
+func TestParametersFitOnlyIfMkfsAcceptsTheOptions(t *testing.T) {
 	p := csitest.Got(ParseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"}))(t)
 	for fsType, ends := range map[string]func(*testing.T, error){"": csitest.OK, "ext3": csitest.OK,
 		"xfs": fails(csierr.MkfsOptions)} {
@@ -346,7 +346,7 @@ func FuzzMountFlags(f *testing.F) {
 	})
 }
 
-// refusedText reports whether other pairs of refused flags result in the same error text.
+// refusedText reports whether text, which must not quote a flag, is also the error for other flags.
 func refusedText(fsType, text string) bool {
 	return slices.ContainsFunc([][]string{{"bind"}, {"", "bind"}, {`"`}, {"", `"`}},
 		func(flags []string) bool {

@@ -25,8 +25,8 @@ var (
 	topologyDomain = Word{63, regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)}
 )
 
-// ParseTopology parses a location such as "rack=a,zone=b". After semicolons more locations may
-// follow, from which the same disks can be reached (D-74).
+// ParseTopology parses locations such as "rack=a,zone=b;rack=a,zone=c": semicolons separate
+// locations from which the same disks can be reached (D-74).
 func ParseTopology(text string) ([]Segments, error) {
 	var locations []Segments
 	for part := range strings.SplitSeq(text, ";") {
@@ -94,9 +94,9 @@ func sameKeys(a, b Segments) bool {
 	return len(a) == len(b)
 }
 
-// ChooseTopology returns a volume's topology: all locations from which the rack's disks can be
-// reached. The first one is the location that the request prefers most, or otherwise one that it
-// allows. It returns none if the driver has no locations. If instances is set, nodes report their
+// ChooseTopology returns a volume's topology: all locations in ours, because the rack's disks can
+// be reached from each. The first is the location that the request prefers most, or one that it
+// allows. Without locations the topology is empty. If instances is set, nodes report their
 // instances: then a request may contain instances, which do not change the result.
 func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
@@ -150,8 +150,7 @@ func noTopology(what string) error {
 		"topology; set OXIDE_TOPOLOGY on controller and nodes", what)
 }
 
-// AccessibleTopologies returns all locations from which the rack's disks can be reached, the chosen
-// one first.
+// AccessibleTopologies returns the locations in ours, with chosen first.
 func AccessibleTopologies(ours []Segments, chosen Segments) []*csi.Topology {
 	var list []*csi.Topology
 	if chosen != nil {
@@ -184,8 +183,8 @@ func checkTopologyRequirement(req *csi.TopologyRequirement) error {
 	return nil
 }
 
-// canonical returns the same text for equal topologies, and different texts for others: keys are in
-// lower case, and no valid key or value contains "=" or a comma.
+// canonical returns texts that are equal only for equal topologies: keys are in lower case, and no
+// valid key or value contains "=" or a comma.
 func canonical(segments Segments) string {
 	var pairs []string
 	for key, value := range segments {
@@ -254,8 +253,8 @@ func Location(segments map[string]string) Segments {
 	return location
 }
 
-// ChooseInstance returns the topology of a volume with placement instance: the first location that
-// ChooseTopology returns, with the only instance in the request.
+// ChooseInstance returns the topology of a volume with placement instance: the instance that the
+// request names, and the first location that ChooseTopology returns.
 func ChooseInstance(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if !instances {

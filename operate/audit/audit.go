@@ -1,7 +1,6 @@
-// Package audit finds orphans: disks and snapshots that the driver made on a rack and that nothing
-// in the cluster names any more, because a create was never repeated or a volume was deleted
-// without the driver. It reports them. It deletes only an orphan that a person names, after another
-// check that it still is one.
+// Package audit finds orphans: disks and snapshots that the driver made on a rack and that no
+// object of the cluster names any more, because a create was never repeated or a volume was deleted
+// without the driver. It deletes an orphan only if a person names it and another check confirms it.
 //
 // Files: audit.go (flags, the comparison, and the list of wanted objects), report.go (the report,
 // also as manifests, the objects on the rack, and the deletion).
@@ -34,9 +33,9 @@ type Options struct {
 	Volumes string // a file with the wanted volumes, "-" for standard input
 	Kubectl bool   // run kubectl instead
 
-	// MinAge is the age that an object of the rack must have, when the list of wanted volumes is made,
-	// to be an orphan. The list may lack a younger object: the orchestrator needs a while to record a
-	// volume, and the clocks of the rack and of the list may differ.
+	// MinAge is how old a disk or snapshot must be to count as an orphan. A younger one may be missing
+	// in the list of wanted volumes: the orchestrator needs a while to record a volume, and the clocks
+	// of the rack and of the list may differ.
 	MinAge time.Duration
 
 	Delete string // a file with the orphans to delete; empty deletes nothing
@@ -68,7 +67,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 		"json in which you left only those; needs --kubectl and OXIDE_CLUSTER_ID")
 }
 
-// Check returns an error for missing or contradictory options of the cluster with this id.
+// Check returns an error if options are missing or contradict each other.
 func (o *Options) Check(clusterID string) error {
 	switch {
 	case o.Kubectl == (o.Volumes != ""):
@@ -82,16 +81,16 @@ func (o *Options) Check(clusterID string) error {
 	case o.Delete != "" && o.Output == "pv":
 		return errors.New("audit: --output pv is for orphans that are kept: omit --delete")
 	case o.Delete != "" && clusterID == "":
-		// Disks of clusters without an id look alike, so another cluster's disks would pass for orphans.
+		// Two clusters without an id have equal tags: each would take the other's disks for orphans.
 		return errors.New("OXIDE_CLUSTER_ID (--cluster-id) is not set: --delete needs it to " +
 			"distinguish this cluster's disks from another's")
 	}
 	return nil
 }
 
-// Run compares what the driver made on the rack for a cluster with the wanted volumes and
-// snapshots, and writes a report to out. It deletes the orphans that the options name, and logs
-// each deletion at once. It reports whether orphans or missing volumes are left.
+// Run compares the disks and snapshots of a cluster on the rack with the wanted ones, and writes a
+// report to out. It deletes the orphans that the options name, and logs each deletion at once.
+// found is true if orphans are left, wanted objects are missing, or a named object was kept.
 func Run(ctx context.Context, client *rack.Client, clusterID string, o Options, out,
 	log io.Writer) (found bool, err error) {
 	a := &audit{options: o, rack: &ownedRack{client, clusterID}, log: log}
@@ -103,7 +102,7 @@ func Run(ctx context.Context, client *rack.Client, clusterID string, o Options, 
 	if o.Delete != "" {
 		err = plainError(a.deleteNamed(ctx, c))
 	}
-	// Report the deletions that were made, even if a later one failed.
+	// Report the deletions even if a later one failed.
 	return a.report.found(), errors.Join(err, a.report.write(o.Output, out, log))
 }
 
@@ -122,7 +121,7 @@ type audit struct {
 	report  *report
 }
 
-// comparison contains the lists of the rack and of the wanted objects, and the resulting report.
+// comparison contains the objects on the rack, the wanted objects, and the report on both.
 type comparison struct {
 	before, now inventory // before and after the list was read
 	wanted      *wanted
@@ -130,9 +129,9 @@ type comparison struct {
 	report      *report
 }
 
-// compare lists the rack before and after it reads the wanted volumes, so an orphan existed before
-// that list was made and still exists after it. A list that cannot be read completely is an error,
-// never a shorter list.
+// compare lists the rack's objects, reads the wanted volumes, and lists the rack's objects again,
+// so that an orphan existed before and after the read. If a list is incomplete, it returns an
+// error.
 func (a *audit) compare(ctx context.Context) (*comparison, error) {
 	world, err := a.rack.World(ctx)
 	if err != nil {
@@ -172,8 +171,8 @@ func (a *audit) compare(ctx context.Context) (*comparison, error) {
 	return &c, nil
 }
 
-// findMissing finds wanted objects that this cluster does not own: they are missing or static. An
-// object that it owned before the list was read is neither: it was deleted since.
+// findMissing finds the wanted objects that the driver did not make for this cluster, and reports
+// each as missing or static. An object that was deleted during the audit is neither.
 func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	for _, h := range c.wanted.handles {
 		if c.before.owns(h) || c.now.owns(h) {
@@ -192,14 +191,14 @@ func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// judge returns one of these results, or another reason why an object is not an orphan.
+// Results of judge. It may also return another reason why an object is not an orphan.
 const (
 	isOrphan = ""
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"
 )
 
-// judge returns isOrphan, or why an object of this cluster is not an orphan. The list may lack an
-// object that was created or deleted while the list was read, or created shortly before.
+// judge returns isOrphan, or why an object of this cluster is not an orphan. An object that was
+// made shortly before or during the read of the list may be missing in it.
 func (c *comparison) judge(o object) string {
 	_, was := c.before[o.ID]
 	by, named := c.wanted.names(o)
@@ -212,8 +211,8 @@ func (c *comparison) judge(o object) string {
 	return isOrphan
 }
 
-// noDeletion returns why nothing may be deleted, or "". If the list is of another time or of
-// another cluster, it lacks volumes that are in use, and these look like orphans.
+// noDeletion returns why nothing may be deleted, or "". A list of another time or cluster lacks
+// volumes that are in use, so these would look like orphans.
 func (c *comparison) noDeletion() string {
 	if missing := c.report.Missing; len(missing) > 0 {
 		return fmt.Sprintf("the list names %d disks or snapshots that the rack does not have, such as "+
@@ -223,7 +222,7 @@ func (c *comparison) noDeletion() string {
 			missing[0].WantedBy)
 	}
 	for _, h := range c.wanted.handles {
-		// Another cluster may name this cluster's disk, too, as a static volume with a name of its own.
+		// A PersistentVolume of another cluster may name this cluster's disk, but has another name.
 		if o := c.now[h.ID]; o.owned && h.volume == o.CSIName {
 			return ""
 		}
@@ -242,7 +241,7 @@ type handle struct {
 	volume string // the name of the PersistentVolume
 }
 
-// mayBe reports whether the handle may name an object of the kind.
+// mayBe reports whether the handle may be the id of an object of the kind.
 func (h handle) mayBe(kind Kind) bool { return h.Kind == kind || h.Kind == either }
 
 type wanted struct {
@@ -250,14 +249,14 @@ type wanted struct {
 	listedAt time.Time // when the list was made, at the latest
 	readAt   rack.Look // when it had been read
 
-	// named maps each UUID in the list, and each name of the form that the driver gives to disks and
-	// snapshots, to the object of the list that contains it.
+	// named maps each UUID and each name of the form csi-… in the list to the object that contains it,
+	// such as "PersistentVolume pv-1".
 	named map[string]string
 	texts [][2]string // for each object of the list: its kind and name, and its JSON
 }
 
-// add records the names in an object of the list. Any field or annotation may name a disk or
-// snapshot: during a change of a claim or a move of a volume only an annotation does.
+// add records the names in an object of the list. It searches all fields and annotations: while a
+// claim changes its disk, or a volume moves, only an annotation names the disk.
 func (w *wanted) add(by, text string) {
 	text = strings.ToLower(text)
 	for _, name := range namesIn(text) {
@@ -268,7 +267,7 @@ func (w *wanted) add(by, text string) {
 	w.texts = append(w.texts, [2]string{by, text})
 }
 
-// namesIn returns the UUIDs and the names of the driver's form in a text.
+// namesIn returns the UUIDs in a text, and the names that have the form of the driver's names.
 func namesIn(text string) (names []string) {
 	const uuidBytes, dash = 36, 8
 	for i := range text {
@@ -283,8 +282,8 @@ func namesIn(text string) (names []string) {
 }
 
 // names returns the object of the list that names a disk or snapshot: by its id, its name, its CSI
-// name, or a UUID in the CSI name. That UUID is the UID of the claim or VolumeSnapshot for which
-// the driver made it; the claim or VolumeSnapshot may not contain the id yet.
+// name, or a UUID in the CSI name. Such a UUID is the UID of the claim or VolumeSnapshot for which
+// the driver made the disk or snapshot, and which may not contain its id yet.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)
 	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {
@@ -307,8 +306,8 @@ func (w *wanted) addHandle(kind Kind, id, by, pv string) {
 	w.handles = append(w.handles, handle{kind, id, by, pv})
 }
 
-// read reads the list of wanted volumes. Only kubectl's exit status shows that a list is complete:
-// a file or a pipe may end too early.
+// read reads the list of wanted volumes. A file or a pipe may end too early. Only the exit status
+// of kubectl shows that its list is complete.
 func (o *Options) read(ctx context.Context) (*wanted, error) {
 	at := time.Now()
 	if o.Kubectl {
@@ -326,8 +325,8 @@ func (o *Options) read(ctx context.Context) (*wanted, error) {
 		}
 		defer func() { _ = file.Close() }()
 	}
-	// Kubernetes' JSON contains no time. A file was listed at its last write at the latest, and the
-	// content of a pipe may have been listed when the audit began.
+	// Kubernetes' JSON contains no time. The list in a file is at least as old as the last write. The
+	// list in a pipe may have been made when the audit began.
 	info, err := file.Stat()
 	if err == nil && info.Mode().IsRegular() && info.ModTime().Before(at) {
 		at = info.ModTime()
@@ -396,7 +395,7 @@ func (w *wanted) addKubernetes(data []byte) error {
 }
 
 // kubectlList returns all objects in kubectl's current cluster that may name disks or snapshots.
-// The annotations of the CSIDriver name volumes while the node keeper moves them.
+// While the node keeper moves a volume, an annotation of the CSIDriver names its disk.
 func kubectlList(ctx context.Context) ([]byte, error) {
 	kinds := "persistentvolumes,persistentvolumeclaims,volumeattachments,csidrivers,nodes"
 	crds, err := kube.Kubectl(ctx, "get", "customresourcedefinitions", "--output=name")
@@ -404,7 +403,7 @@ func kubectlList(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	for _, name := range strings.Fields(string(crds)) {
-		// Not every cluster has the CRDs of snapshots. Their API groups end with this suffix.
+		// Some clusters lack the CRDs of snapshots, whose API groups end with this suffix.
 		if _, crd, _ := strings.Cut(name, "/"); strings.HasSuffix(crd, "snapshot.storage.k8s.io") {
 			kinds += "," + crd
 		}

@@ -94,8 +94,8 @@ func TestAYoungObjectIsNoOrphan(t *testing.T) { // B-42
 	}
 }
 
-// places contains objects that Kubernetes, the driver, its sidecars, the node keeper and the claim
-// command write, with %s in a field that names a disk.
+// places contains objects that Kubernetes, the driver, its sidecars, the node keeper and the
+// command "claim" write. In each, %s is in a field that may name a disk.
 var places = []string{
 	`{"kind":"PersistentVolume","spec":{"csi":{"driver":"csi.oxide.computer","volumeHandle":"%s"}}}`,
 	`{"kind":"PersistentVolume","metadata":{"annotations":{"csi.oxide.computer/claim-plan":` +
@@ -115,7 +115,7 @@ var places = []string{
 	`{"kind":"VolumeSnapshot","metadata":{"labels":{"x":"a-%s-b"}}}`,
 }
 
-func TestADiskNamedInAnyFieldIsWanted(t *testing.T) {
+func TestADiskThatAnyFieldNamesIsNoOrphan(t *testing.T) {
 	const claimUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
 	o, shortened := testDisk(1), testDisk(2)
 	o.CSIName = "pvc-" + claimUID
@@ -124,7 +124,7 @@ func TestADiskNamedInAnyFieldIsWanted(t *testing.T) {
 	for _, place := range places {
 		for name, o := range map[string]object{o.ID: o, strings.ToUpper(o.ID): o, o.Name: o, o.CSIName: o,
 			claimUID: o, shortened.CSIName: shortened} {
-			// Other objects have the same fields, with other names.
+			// The other objects have the same fields, but other disks' names in them.
 			items := []string{persistent("other", volume.DriverName, racktest.Numbered(8))}
 			for range random.IntN(3) {
 				items = append(items, fmt.Sprintf(places[random.IntN(len(places))], racktest.Numbered(9)))
@@ -142,7 +142,7 @@ func TestADiskNamedInAnyFieldIsWanted(t *testing.T) {
 	}
 }
 
-func TestAListFileIsAsOldAsItsLastWrite(t *testing.T) {
+func TestAFileOfWantedVolumesIsAsOldAsItsLastWrite(t *testing.T) {
 	file := Options{Volumes: filepath.Join(t.TempDir(), "wanted")}
 	if _, err := file.read(t.Context()); err == nil {
 		t.Error("a missing file is not an empty list")
@@ -233,7 +233,7 @@ func tagged(name, cluster string) edit {
 	return racktest.With("description", volume.Tag{Name: name, Cluster: cluster}.Description())
 }
 
-// looks returns the request that reads testDisk(n). deletion returns it and the deletion.
+// looks returns the request that reads testDisk(n). deletion returns it and the DELETE.
 func looks(n int, edits ...edit) racktest.Exchange {
 	return racktest.OK("GET "+diskPath(n), rackDisk(n, edits...))
 }
@@ -242,7 +242,7 @@ func deletion(n int) script {
 	return script{looks(n), {Want: "DELETE " + diskPath(n), Status: 204}}
 }
 
-// absent returns the requests that confirm that the rack does not have testDisk(n).
+// absent returns the requests that prove that the rack does not have testDisk(n).
 func absent(n int) script {
 	view := racktest.NotFound.To("GET " + diskPath(n))
 	return script{view, racktest.OK(racktest.ViewProject, racktest.ProjectOf()),
@@ -305,14 +305,14 @@ func TestAnOrphanIsReadAgainBeforeItIsDeleted(t *testing.T) {
 	}
 }
 
-// lists returns the requests that list the rack before and after kubectl lists the cluster.
+// lists returns the requests for the rack's disks and snapshots, before and after kubectl runs.
 func lists(disks []string, snapshots ...string) script {
 	once := script{racktest.OK("GET /v1/disks", racktest.PageOf("", disks...)),
 		racktest.OK("GET /v1/snapshots", racktest.PageOf("", snapshots...))}
 	return slices.Concat(once, once)
 }
 
-// kubectlThat puts a kubectl on the PATH that prints a list and exits with a status.
+// kubectlThat puts a program kubectl on the PATH that prints a list and exits with a status.
 func kubectlThat(t *testing.T, exit int, items ...string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -328,7 +328,7 @@ func blue(objects ...object) string {
 		"orphans": objects})
 }
 
-// deleting returns an audit of the cluster blue that deletes what a report names.
+// deleting returns an audit of the cluster blue that deletes the orphans in this report.
 func deleting(t *testing.T, report string, lines ...racktest.Exchange) *audit {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "report.json")
@@ -350,7 +350,7 @@ func (a *audit) run(t *testing.T) (report, log string, err error) {
 }
 
 func TestOnlyNamedOrphansAreDeleted(t *testing.T) { // D-69
-	// The rack has disks 1 to 3, a snapshot and another cluster's disk; far is in another project.
+	// The rack has disks 1 to 3, a snapshot, the disk red of another cluster, and the disk far.
 	const red, far = 5, 8
 	disks := []string{rackDisk(1), rackDisk(2), rackDisk(3), rackDisk(red, tagged("pvc-5", "red"))}
 	snapshot := object{Kind: kindSnapshot, ID: racktest.Snapshot, SizeBytes: 10 * volume.GiB,

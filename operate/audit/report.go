@@ -40,7 +40,7 @@ type report struct {
 	noDeletion string    // why nothing may be deleted by this list, or ""
 }
 
-// listed is an entry for an orphan, or for a wanted object that this cluster's driver did not make.
+// listed is the entry for an orphan, or for a wanted object that another cluster or person made.
 type listed struct {
 	object
 
@@ -48,7 +48,7 @@ type listed struct {
 	WantedBy string `json:"wantedBy,omitempty"`
 }
 
-// finding is an entry for an object that is missing, or that a person named and that was kept.
+// finding is the entry for a missing object, or for a named object that was not deleted.
 type finding struct {
 	Kind     Kind   `json:"kind"`
 	ID       string `json:"id"`
@@ -62,7 +62,7 @@ func (r *report) found() bool {
 		slices.ContainsFunc(r.Orphans, func(o *listed) bool { return !o.Deleted })
 }
 
-// addNotes adds notes about what a person has to know before a deletion.
+// addNotes adds the notes that a person has to read before a deletion.
 func (r *report) addNotes(noDeletion string) {
 	if r.noDeletion = noDeletion; noDeletion != "" && len(r.Orphans) > 0 {
 		r.Notes = append(r.Notes, "--delete would delete nothing: "+noDeletion)
@@ -78,8 +78,8 @@ func (r *report) addNotes(noDeletion string) {
 	}
 }
 
-// write writes the report to out, and then the FIGURE line: below the tables to out, otherwise to
-// log, so that out is valid JSON or YAML.
+// write writes the report to out, and the FIGURE line after it. JSON and YAML must stay valid, so
+// with these formats it writes the FIGURE line to log.
 func (r *report) write(output string, out, log io.Writer) error {
 	var err error
 	figureTo := log
@@ -183,13 +183,13 @@ type manifest struct {
 	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string
 }
 
-// ofAChange matches the suffix that package claim appends to the name of the claim for a new disk.
+// ofAChange matches the suffix of the claim for which "claim grow" or "claim revert" made a disk.
 var ofAChange = regexp.MustCompile(`-(grow|revert)-[0-9a-f]{8}$`)
 
-// writeManifests writes the orphans as manifests. An object gets the CSI name, as its
-// PersistentVolume did, and is reserved for the claim for which the disk was made. If that claim is
-// unknown, or several disks were made for it, the object is reserved for a claim that does not
-// exist, so that Kubernetes does not bind it to a wrong one.
+// writeManifests writes the orphans as manifests. Each object gets the CSI name as its name, and is
+// reserved for the claim for which the disk was made. If the claim is unknown, or if several disks
+// were made for it, the object is reserved for a claim that does not exist, so that Kubernetes does
+// not bind a wrong claim.
 func (r *report) writeManifests(out io.Writer) error {
 	var all []manifest
 	of := map[string]int{}
@@ -223,7 +223,7 @@ func (r *report) writeManifests(out io.Writer) error {
 	return manifests.Execute(out, all)
 }
 
-// maxListAge is how old a comparison may be at a deletion. deleteNamed repeats an older one.
+// maxListAge is the largest age of a comparison for a deletion. deleteNamed repeats older ones.
 const maxListAge = rack.Look(5 * time.Second)
 
 // deleteNamed deletes the orphans that a person has named, and stops at the first failure.
@@ -263,7 +263,7 @@ func (a *audit) deleteNamed(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// readNamed reads the orphans that a person has left in a report of the same cluster and project.
+// readNamed reads the orphans to delete from an edited report of this cluster and project.
 func readNamed(path string, now *report) ([]object, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -305,14 +305,14 @@ const (
 	notThere = "the rack does not have it"
 )
 
-// remove deletes an orphan on the rack, or returns the reason why it does not. It is the only
-// function of the package that deletes. The last answer before the request has to show that the
-// object is unchanged, belongs to this cluster, and is not in use.
+// remove deletes an orphan on the rack, or returns the reason why not. No other function of the
+// package deletes. Right before the request, the rack has to show that the object is unchanged,
+// belongs to this cluster, and is not in use.
 func (c *ownedRack) remove(ctx context.Context, named object) (reason string, err error) {
 	id := oxide.NameOrId(named.ID)
 	if named.Name == "deleted-"+named.ID {
-		// The rack has deleted the disk only in part, so its state does not name the instance that has
-		// it. Nobody can attach such a disk, so the list of its holders cannot become outdated.
+		// The rack has deleted the disk only in part. Its state does not show an instance that has it, so
+		// ask all instances. Nobody can attach such a disk in the meantime.
 		if holders, err := c.Holders(ctx, named.ID); err != nil || len(holders) > 0 {
 			return "it is attached to the instance " + strings.Join(holders, ", "), err
 		}
@@ -375,8 +375,8 @@ type object struct {
 	Created    time.Time `json:"created,omitzero"`
 	State      string    `json:"state"`
 	AttachedTo string    `json:"attachedTo,omitempty"`
-	// Foreign is why the object is not this cluster's, or what contradicts its ownership tag. It is
-	// empty for an object of this cluster.
+	// Foreign is why the object does not belong to this cluster, or how it contradicts its ownership
+	// tag. For an object of this cluster it is empty.
 	Foreign string `json:"foreign,omitempty"`
 
 	// Use tells whether the driver made the disk for a filesystem or for raw use; see volume.Tag.
@@ -386,7 +386,7 @@ type object struct {
 	halfDeleted bool
 }
 
-// same reports whether two reads have returned the same object.
+// same reports whether o and as describe the same unchanged object.
 func (o object) same(as object) bool {
 	return o.Kind == as.Kind && o.ID == as.ID && o.Name == as.Name && o.CSIName == as.CSIName &&
 		o.SizeBytes == as.SizeBytes && o.Created.Equal(as.Created)
@@ -406,7 +406,7 @@ type inventory map[string]object
 // owns reports whether a handle names an object of this cluster.
 func (s inventory) owns(h handle) bool { return s[h.ID].owned && h.mayBe(s[h.ID].Kind) }
 
-// ownedRack is the rack's client, with the id of the cluster whose objects it searches.
+// ownedRack is the rack's client for the disks and snapshots of one cluster.
 type ownedRack struct {
 	*rack.Client
 	ClusterID string

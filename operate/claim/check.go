@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// check reads everything that a change depends on, refuses what cannot work, and returns the plan
-// and the earlier PersistentVolume. It changes nothing.
+// check reads everything on which a change depends, refuses a change that cannot work, and returns
+// the plan and the earlier PersistentVolume. It changes nothing.
 func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	claim, err := r.get(ctx, claims, r.Namespace, r.Claim)
 	if err != nil {
@@ -77,7 +77,7 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	return p, old, nil
 }
 
-// foreignFinalizer returns a finalizer other than pvc-protection, which waits for pods, or "".
+// foreignFinalizer returns a finalizer other than Kubernetes' own, which waits for pods, or "".
 func (o object) foreignFinalizer() string {
 	all, _ := o.at("metadata", "finalizers").([]any)
 	for _, f := range all {
@@ -141,8 +141,8 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 	return r.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
 }
 
-// checkNodes records the nodes that have the disk, with their UIDs: the report of a Node that is
-// created again later does not count.
+// checkNodes records the nodes that have the disk, with their UIDs. If a Node is created again
+// later, its report proves no unmount.
 func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 	all, err := r.all(ctx, volumeAttachments, "")
 	p.Nodes = map[string]string{}
@@ -159,8 +159,8 @@ func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 	return err
 }
 
-// ownerOf returns the object that decides whether a pod runs. If that is neither a Deployment nor a
-// StatefulSet, or if another object manages it, only a person knows how to stop it.
+// ownerOf returns the object that decides whether a pod runs. The command can stop only a
+// Deployment or StatefulSet that no other object manages. For all others, only a person knows how.
 func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 	top := pod
 	for range 3 {
@@ -198,8 +198,8 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 	return o, top, nil
 }
 
-// checkClass checks that the claim's class makes disks from snapshots. For a class that waits for a
-// pod, it chooses the node near which the disk is made.
+// checkClass checks that the claim's StorageClass makes disks from snapshots. If the class waits
+// for a pod, it chooses the node near which the new disk is made.
 func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error {
 	name := claim.str("spec", "storageClassName")
 	class, err := r.get(ctx, storageClasses, "", name)
@@ -243,7 +243,7 @@ func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error 
 	return nil
 }
 
-// checkSnapshot finds the class of a growth's snapshot, or checks the snapshot to revert to.
+// checkSnapshot checks the snapshot of a revert. For a growth it finds the VolumeSnapshotClass.
 func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error {
 	if r.Verb == Grow {
 		return r.findSnapshotClass(ctx, p)
@@ -269,7 +269,7 @@ func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error
 	return nil
 }
 
-// larger returns the larger of two sizes, or a if they are equal or b is not a size.
+// larger returns the larger of two sizes. If b is not a size, it returns a.
 func larger(a, b string) string {
 	aBytes, _ := parseSize(a)
 	bBytes, err := parseSize(b)
@@ -322,10 +322,9 @@ func (r *run) checkSize(_ context.Context, _, _ object, p *plan) error {
 	return nil
 }
 
-// rehearse sends every kind of request that the command makes as a dry run. An admission webhook or
-// a ResourceQuota may refuse one, or the user may lack a right to the object or to an object that
-// it refers to, such as an owner whose deletion it blocks. Without this check the change would end
-// halfway, with the workload stopped.
+// rehearse sends every kind of request that a change makes as a dry run. An admission webhook or a
+// ResourceQuota may refuse one. The user may lack a right to an object, or to an owner that the
+// object names. Without this check the change would stop halfway, with the workload stopped.
 func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -360,7 +359,7 @@ func (r *run) rehearseSnapshot(ctx context.Context, p plan) error {
 	if p.SnapshotClass == "" {
 		return nil
 	}
-	// The change needs these rights only after the workload has stopped, or to be undone.
+	// A change needs these rights only later: after the workload has stopped, or for an undo.
 	if _, err := r.get(ctx, snapshotContents, "", p.temporary()); err != nil {
 		return err
 	}
@@ -374,8 +373,8 @@ func (r *run) rehearseSnapshot(ctx context.Context, p plan) error {
 	return r.create(ctx, p.ownSnapshot(), dryRun)
 }
 
-// peak returns how much of the rack's quota a change needs in addition, until it is forgotten. A
-// snapshot counts with the whole size of its disk.
+// peak returns how much more of the rack's quota is in use until "claim forget". A snapshot counts
+// with the size of its disk.
 func (p plan) peak() (sizeBytes int64, text string) {
 	sizeBytes, _ = parseSize(p.Size)
 	sizeBytes += (volume.GiB - sizeBytes%volume.GiB) % volume.GiB // disks have whole GiB
@@ -386,12 +385,12 @@ func (p plan) peak() (sizeBytes int64, text string) {
 	return sizeBytes + snapshotBytes, p.OldSize + " (snapshot) and " + p.Size + " (new disk)"
 }
 
-// checkQuota compares what the change needs with the capacity that the cluster publishes for the
-// claim's StorageClass. If none is published, it only notes that in r.quota.
+// checkQuota compares the capacity that the change needs with the one that the cluster publishes
+// for the claim's StorageClass. If the cluster publishes none, r.quota says so.
 //
 // A published capacity has no timestamp. The provisioner updates it late, or never while the rack
-// refuses its requests. So a change that needs more is refused, and a person who knows better sets
-// a flag. A margin would not help: after a change of the quota, any amount may be missing.
+// refuses its requests. So too small a capacity may be wrong by any amount, and a margin would not
+// help. The change is refused, but a person who knows better may set a flag.
 func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 	class := claim.str("spec", "storageClassName")
 	best, left, err := r.published(ctx, class, p.Node)
@@ -432,8 +431,8 @@ func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 		problem)
 }
 
-// published returns the CSIStorageCapacity of a class with the most capacity, and its capacity, or
-// nil. If the disk is made near a node, only objects whose topology contains the node count.
+// published returns the largest CSIStorageCapacity of a class and its capacity, or nil. If the disk
+// is made near a node, it considers only objects whose topology contains the node.
 func (r *run) published(ctx context.Context, class, node string) (best object, left int64,
 	err error) {
 	all, err := r.all(ctx, "csistoragecapacities.storage.k8s.io", "", "--all-namespaces")
@@ -450,7 +449,7 @@ func (r *run) published(ctx context.Context, class, node string) (best object, l
 		if o.str("storageClassName") != class || near != nil && !o.reaches(near) {
 			continue
 		}
-		// An object without a capacity means that the capacity is not known at the moment.
+		// A CSIStorageCapacity without capacity means that the provisioner does not know it now.
 		if n, err := parseQuantity(o.str("capacity")); err == nil && (best == nil || n > left) {
 			best, left = o, n
 		}
@@ -458,8 +457,8 @@ func (r *run) published(ctx context.Context, class, node string) (best object, l
 	return best, left, nil
 }
 
-// reaches reports whether a node may be in the topology of a CSIStorageCapacity. The provisioner
-// writes labels. Expressions count as a match, so that nothing is refused by mistake.
+// reaches reports whether a node is in the topology of a CSIStorageCapacity. It compares labels,
+// which the provisioner writes. It ignores expressions, so that it refuses nothing by mistake.
 func (o object) reaches(node object) bool {
 	if o.at("nodeTopology") == nil {
 		return false // it is accessible from no node

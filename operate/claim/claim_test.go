@@ -32,8 +32,8 @@ func (c *cluster) run(o Options) (string, error) {
 	return out.String(), err
 }
 
-// settled makes passes until every wanted pod runs and no disk is being made, and then until the
-// nodes have unmounted what no pod uses.
+// settled makes passes until every pod runs and no disk is being made. It makes unmountsAfter more,
+// so that the nodes unmount the disks that no pod uses.
 func (c *cluster) settled() {
 	for c.pass(); !c.quiet(); {
 		c.pass()
@@ -43,7 +43,7 @@ func (c *cluster) settled() {
 	}
 }
 
-// quiet reports whether every wanted pod runs, and no disk is being made.
+// quiet reports whether every pod runs and no disk is being made.
 func (c *cluster) quiet() bool {
 	return len(c.making) == 0 && !slices.ContainsFunc(c.of("Pod"), func(pod object) bool {
 		return pod.str("status", "phase") != "Running" || pod.deleting()
@@ -69,7 +69,7 @@ func (c *cluster) plan() (p *plan) {
 	return p
 }
 
-// at starts a growth, and kills it after the first request for which when returns true.
+// at starts a growth, and kills it after a request as soon as the plan meets a condition.
 func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	t.Helper()
 	s, killed := newCluster(t, kind), false
@@ -90,7 +90,7 @@ func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	return s
 }
 
-// made reports whether the new disk was made and checked.
+// made reports whether the command has checked the new disk.
 func made(p *plan) bool { return p.New != "" }
 
 // does runs the command, which must succeed, and returns what it prints.
@@ -178,7 +178,7 @@ func TestAChangeBeyondThePublishedCapacityIsRefused(t *testing.T) {
 	}
 }
 
-func TestARefusedDiskEndsTheCommandWithoutATimeout(t *testing.T) {
+func TestAClaimCommandEndsWhenTheRackRefusesTheDisk(t *testing.T) {
 	for _, flat := range []bool{false, true} {
 		s := newCluster(t, "Deployment")
 		s.quota, s.flat = 15<<30, flat
@@ -333,7 +333,7 @@ func TestANameThatLooksLikeAFlagIsNotPassedToKubectl(t *testing.T) {
 	}
 }
 
-func TestUndoStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
+func TestUndoStartsTheWorkloadBeforeItDeletesTheSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // a slow machine does not use up the timeout
 		s := at(t, "Deployment", made)
 		s.stuck = true
@@ -348,9 +348,8 @@ func TestUndoStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
 	})
 }
 
-// TestANewDiskThatDiffersFromTheRequestIsRefused changes the new PersistentVolume as a faulty
-// driver, a webhook or a person may. model_test.go shows that a change checks the disk before it
-// uses it.
+// The test changes the new PersistentVolume as a faulty driver, a webhook or a person could.
+// model_test.go tests that the command checks the disk before it uses it.
 func TestANewDiskThatDiffersFromTheRequestIsRefused(t *testing.T) {
 	c := &cluster{t: t, objects: map[string]object{}}
 	set := func(value any, path ...string) func(*view) {
@@ -418,7 +417,7 @@ func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
 
 func (c *cluster) undoes() { c.t.Helper(); c.does(c.resumes(true)) }
 
-func TestAWorkloadHasOneChangeAtATime(t *testing.T) {
+func TestASecondChangeOfAWorkloadIsRefused(t *testing.T) {
 	s := at(t, "StatefulSet", func(p *plan) bool { return p.Unmounted })
 	s.refuses(s.options(Grow), "is under way already")
 	s.refuses(s.options(Revert), "is a grow")
@@ -451,7 +450,7 @@ func TestRevertRefusesAReplacedSnapshot(t *testing.T) {
 	}
 }
 
-func TestANewDiskThatIsGoneIsReported(t *testing.T) {
+func TestAChangeReportsThatTheNewDiskIsGone(t *testing.T) {
 	for handed, want := range map[bool]string{false: "--undo", true: "to go back to it by hand"} {
 		s := at(t, "Deployment", func(p *plan) bool {
 			return p.New != "" && p.Handed == handed

@@ -14,8 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// object is any object of Kubernetes. It keeps the fields that this package does not know, because
-// a claim is created again with all its fields.
+// object is any object of Kubernetes, with all its fields: the command creates the claim again, and
+// must keep fields that it does not know.
 type object map[string]any
 
 func (o object) at(path ...string) any {
@@ -47,7 +47,7 @@ func (o object) list(path ...string) []object {
 	return found
 }
 
-// controller returns the owner that manages the object, or nil.
+// controller returns the owner reference that is marked as the controller, or nil.
 func (o object) controller() object {
 	for _, owner := range o.list("metadata", "ownerReferences") {
 		if owner.at("controller") == true {
@@ -57,8 +57,8 @@ func (o object) controller() object {
 	return nil
 }
 
-// kinds contains the kinds that the command changes, and the kinds of a pod's owners. path is the
-// API path of kinds that the command deletes. scales is "yes" for owners that it scales.
+// kinds contains the kinds that the command changes, and those of the owners of pods. path is the
+// API path for a deletion. scales is "yes" if the command scales objects of the kind.
 var kinds = map[string]struct{ resource, scales, path string }{
 	"PersistentVolume":      {persistentVolumes, "", ""},
 	"PersistentVolumeClaim": {claims, "", "/api/v1/namespaces/%s/persistentvolumeclaims/"},
@@ -69,7 +69,7 @@ var kinds = map[string]struct{ resource, scales, path string }{
 	"ReplicaSet":  {"replicasets.apps", "no", ""},
 }
 
-// The names of resources for kubectl, with their group where kubectl needs it.
+// The names of resources for kubectl, with the API group if kubectl needs it.
 const (
 	persistentVolumes = "persistentvolumes"
 	claims            = "persistentvolumeclaims"
@@ -85,7 +85,7 @@ func (r *run) get(ctx context.Context, resource, namespace, name string) (object
 	if name == "" {
 		return nil, nil
 	}
-	// The name may come from a field that the API server does not check, and may look like a flag.
+	// The name may be from a field that the API server does not check, and begin with a hyphen.
 	if !kube.IsName(name) {
 		return nil, fmt.Errorf("%q is no name of an object", csierr.Plain(name))
 	}
@@ -125,8 +125,8 @@ func inNamespace(args []string, namespace string) []string {
 	return append(args, "--namespace="+namespace)
 }
 
-// patch merges a change into an object. It fails if the object has changed since it was read, or
-// was created again. flags are further flags of kubectl.
+// patch merges a change into an object. If the object has changed since it was read, or was created
+// again, the API server refuses the patch.
 func (r *run) patch(ctx context.Context, o object, change object, flags ...string) error {
 	meta, _ := change["metadata"].(object)
 	guarded := object{"uid": o.uid(), "resourceVersion": o.str("metadata", "resourceVersion")}
@@ -147,8 +147,8 @@ func (r *run) send(ctx context.Context, o object, args ...string) error {
 	return err
 }
 
-// createOwned creates a claim without those owners that no longer exist: Kubernetes deletes an
-// object whose owners do not exist. flags are further flags of kubectl.
+// createOwned creates a claim, without the owners that no longer exist: Kubernetes would delete a
+// claim all of whose owners are gone.
 func (r *run) createOwned(ctx context.Context, o object, flags ...string) error {
 	meta, _ := o["metadata"].(object)
 	var owners []object
@@ -184,8 +184,8 @@ func (r *run) create(ctx context.Context, o object, flags ...string) error {
 // dryRun is the flag with which the API server only reports whether it would make a change.
 const dryRun = "--dry-run=server"
 
-// remove deletes an object if it has not changed since it was read. kubectl delete has no such
-// precondition, and would delete a later object of the same name.
+// remove deletes an object unless it has changed since it was read. kubectl delete does not check
+// that, and would delete a later object with the same name.
 func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	if o.deleting() {
 		return nil
@@ -199,8 +199,8 @@ func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	return r.send(ctx, options, "delete", "--raw="+path, "--filename=-")
 }
 
-// annotate returns the patch that sets an annotation, or removes it if the value is nil, and that
-// sets the given fields of the spec.
+// annotate returns a patch that sets fields of the spec and an annotation. If value is nil, it
+// removes the annotation.
 func annotate(key string, value any, spec object) object {
 	patch := object{"metadata": object{"annotations": map[string]any{key: value}}}
 	if spec != nil {
@@ -211,8 +211,8 @@ func annotate(key string, value any, spec object) object {
 
 func withPolicy(policy string) object { return object{"persistentVolumeReclaimPolicy": policy} }
 
-// holders returns the pods that name a claim: Kubernetes keeps a deleted claim until they are gone.
-// users returns the pods among them that have not ended.
+// holders returns the pods that name a claim. Kubernetes keeps a deleted claim until they are gone.
+// users returns those of them that have not ended.
 func holders(pods []object, claim string) []object {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod object) bool {
 		return !slices.ContainsFunc(pod.list("spec", "volumes"), func(v object) bool {
@@ -236,7 +236,7 @@ func names(objects []object) string {
 	return strings.Join(all, ", ")
 }
 
-// parseSize returns the bytes of a Kubernetes quantity that is a disk's size, such as 200Gi.
+// parseSize returns the bytes of a disk's size in Kubernetes' notation, such as 200Gi.
 func parseSize(text string) (int64, error) {
 	n, err := parseQuantity(text)
 	if err != nil || n == 0 {

@@ -16,12 +16,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// errKilled is the error of every call of a command that was killed.
+// errKilled is the error of kubectl after the command was killed.
 var errKilled = errors.New("killed")
 
-// cluster simulates kubectl and an API server, with the controllers and kubelets that a change
-// needs. Before each read they make a pass: each acts once. A disk's content is a list of the
-// writes that it has acknowledged.
+// cluster simulates kubectl and an API server, and the controllers and kubelets that a change
+// needs. Before each read, each controller and kubelet acts once: this is a pass. A disk's content
+// is the list of the writes that the disk has acknowledged.
 type cluster struct {
 	t       *testing.T
 	claim   string              // the user's claim, in namespace db
@@ -35,8 +35,8 @@ type cluster struct {
 	serial  int64
 	passes  int
 
-	// slow is the number of passes that the provisioner needs for a disk, even if the claim is
-	// deleted meanwhile.
+	// slow is the number of passes that the provisioner needs to make a disk. It makes the disk even
+	// if the claim is deleted meanwhile.
 	slow   int
 	making []*making
 
@@ -66,7 +66,7 @@ type making struct {
 	left                int // passes until the disk is made
 }
 
-// machine is an instance with a kubelet. It continues to run if its Node is deleted.
+// machine is an instance with a kubelet. If its Node object is deleted, the instance still runs.
 type machine struct {
 	name        string
 	off, silent bool            // the instance is stopped; the API server is unreachable
@@ -129,7 +129,7 @@ func (c *cluster) claimOf(o object, name string) object {
 	return c.named("PersistentVolumeClaim", o.str("metadata", "namespace"), name)
 }
 
-// touch sets a field as a controller does; nil removes it.
+// touch sets a field of an object, as a controller does. If the value is nil, it removes the field.
 func (c *cluster) touch(o object, value any, path ...string) {
 	if reflect.DeepEqual(o.at(path...), value) {
 		return
@@ -141,7 +141,7 @@ func (c *cluster) touch(o object, value any, path ...string) {
 	o["metadata"].(map[string]any)["resourceVersion"] = c.next()
 }
 
-// kubectl carries out the kubectl command with these arguments on the simulated cluster.
+// kubectl does on the simulated cluster what kubectl does with these arguments.
 func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]byte, error) {
 	flags := map[string]string{}
 	var operands []string
@@ -199,7 +199,7 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	return nil, err
 }
 
-// change applies a request, or returns an error if the request's preconditions are violated.
+// change applies a request. It returns an error if the request's preconditions do not hold.
 func (c *cluster) change(verb, resource, namespace, name string, body object) error {
 	o := c.named(kindOf(resource), namespace, name)
 	of := map[string]string{"patch": "metadata", "delete": "preconditions"}[verb]
@@ -245,7 +245,7 @@ func (c *cluster) admit(o object) error {
 
 type right struct{ verb, resource string }
 
-// kindOf returns the kind of a resource in the form that the keys of objects have.
+// kindOf returns the kind of a resource in lower case and singular, as in the keys of objects.
 func kindOf(resource string) string {
 	kind, _, _ := strings.Cut(resource, ".")
 	for _, end := range [][2]string{{"ies", "y"}, {"sses", "ss"}, {"s", ""}} {
@@ -307,7 +307,7 @@ func (c *cluster) patch(o, change object) {
 	plan := "csi.oxide.computer/claim-plan"
 	if o.str("kind") == "PersistentVolume" && o.annotation(plan) == "" &&
 		change.annotation(plan) != "" && o.str("spec", "claimRef", "name") == c.claim {
-		// The user wants this volume and this claim to be changed, and no other.
+		// The user wants the command to change this volume, this claim and the workload, and no others.
 		c.given = map[string]bool{o.uid(): true, o.str("spec", "claimRef", "uid"): true}
 		for _, w := range append(c.of("Deployment"), c.of("StatefulSet")...) {
 			c.given[w.uid()] = true
@@ -322,8 +322,8 @@ func (c *cluster) patch(o, change object) {
 	}
 }
 
-// mayChange records a change as forbidden if the command has not created the object, and the user
-// does not want it to be changed.
+// mayChange records a change as forbidden unless the command created the object or the user wants
+// the command to change it.
 func (c *cluster) mayChange(verb string, o object) {
 	made := c.own[o.uid()] && (verb != "delete" || o.name() != c.claim ||
 		o.str("status", "phase") != "Bound") // the user may have written to the new disk
@@ -345,7 +345,7 @@ func (c *cluster) create(o object) error {
 	return nil
 }
 
-// erase deletes an object, or marks it for deletion if a controller has to complete that.
+// erase deletes an object. If a controller has to complete the deletion, it only marks the object.
 func (c *cluster) erase(o object) {
 	c.touch(o, "2026-01-01T00:00:00Z", "metadata", "deletionTimestamp")
 	switch o.str("kind") {
@@ -378,7 +378,7 @@ func (c *cluster) pass() {
 	c.checkBytes()
 }
 
-// collect deletes the objects in a deleted namespace, and those whose owners are all gone.
+// collect deletes the objects in a deleted namespace, and the objects all of whose owners are gone.
 func (c *cluster) collect() {
 	uids, rest := map[string]bool{}, map[string]bool{}
 	for _, o := range c.objects {
@@ -451,7 +451,7 @@ func (c *cluster) runWorkload(w object) {
 	c.touch(w, n, "status", "replicas")
 }
 
-// ready returns the Nodes on which pods are started.
+// ready returns the Nodes whose condition Ready is true.
 func (c *cluster) ready() []object {
 	return slices.DeleteFunc(c.of("Node"), func(n object) bool {
 		return len(n.list("status", "conditions")) == 0 ||
@@ -459,7 +459,7 @@ func (c *cluster) ready() []object {
 	})
 }
 
-// schedule gives a pod a node once its claim is bound. A pod without a claim gets a node at once.
+// schedule assigns a pod to a node. If the pod has a claim, it waits until the claim is bound.
 func (c *cluster) schedule(pod object) {
 	node := c.named("Node", "", pod.str("spec", "nodeName"))
 	switch claim, nodes := c.claimOf(pod, claimOfPod(pod)), c.ready(); {
@@ -482,8 +482,8 @@ func uses(node object, handle string) bool {
 
 func inUse(handle string) any { return "kubernetes.io/csi/" + volume.DriverName + "^" + handle }
 
-// syncAttachments attaches disks where pods need them. It detaches them once they are unmounted, or
-// some time after their node is lost: then the rack detaches a disk from a running instance.
+// syncAttachments attaches disks to the nodes of pods that use them. It detaches a disk after the
+// unmount. If a node is lost, it detaches the disk later, although the instance may still run.
 func (c *cluster) syncAttachments() {
 	wanted, attached := map[string]bool{}, map[string]bool{}
 	for _, va := range c.of("VolumeAttachment") {
@@ -525,10 +525,10 @@ func (c *cluster) syncAttachments() {
 }
 
 const (
-	// unmountsAfter is the number of passes after which a node has unmounted a disk that no pod uses.
+	// unmountsAfter is the number of passes that a node takes to unmount a disk that no pod uses.
 	unmountsAfter = 20
-	// lostAfter is the number of passes after which a node that does not report is not ready, and
-	// takenAfter the number after which its disks are detached.
+	// A node that does not report is not ready after lostAfter passes. After takenAfter passes without
+	// a pod its disks are detached.
 	lostAfter, takenAfter = 120, 250
 )
 
@@ -553,7 +553,7 @@ func (c *cluster) runMachine(m *machine) {
 	}
 }
 
-// runPods is a kubelet's pass: the kubelet lists a disk from before the mount to after the unmount.
+// runPods is a kubelet's pass. A kubelet lists a disk before the mount and until after the unmount.
 func (c *cluster) runPods(m *machine, node object) {
 	used, changed := map[string]bool{}, m.age%10 == 0 || m.quiet > 0
 	for _, pod := range c.of("Pod") {
@@ -597,7 +597,7 @@ func (c *cluster) runPods(m *machine, node object) {
 			delete(m.mounted, handle)
 			fallthrough
 		case m.mounted[handle] == unmountsAfter/2:
-			// The kubelet ends a container whose pod was deleted by force only now.
+			// If a pod was deleted by force, the kubelet ends its containers only now.
 			delete(m.runs, handle)
 		}
 	}
@@ -629,7 +629,7 @@ func (c *cluster) write(handle string) {
 	c.written = append(c.written, c.disks[handle])
 }
 
-// giveUp forgets the writes of a disk that the user has given up.
+// giveUp allows the writes of a disk to be lost, because the user has given up the disk.
 func (c *cluster) giveUp(handle string) {
 	delete(c.kept, handle)
 	c.dropped[handle] = true
@@ -647,13 +647,13 @@ func (c *cluster) bound(pv object) object {
 	return claim
 }
 
-// temporary reports whether the command has created a claim only for the time of the change.
+// temporary reports whether the claim is one of the command's own, and not the user's.
 func (c *cluster) temporary(claim object) bool {
 	return c.own[claim.uid()] && claim.name() != c.claim
 }
 
-// checkBytes counts acknowledged writes that are on no disk that the user can reach. The user can
-// reach the disk of a PersistentVolume that is retained, or bound to a claim of the user.
+// checkBytes counts acknowledged writes that are on no disk within the user's reach. Within reach
+// are the disks of PersistentVolumes that are retained, or bound to a claim of the user.
 func (c *cluster) checkBytes() {
 	var reachable []string
 	for _, pv := range c.of("PersistentVolume") {
@@ -672,14 +672,14 @@ func (c *cluster) checkBytes() {
 	}
 }
 
-// syncClaim completes the deletion of a claim that no pod uses, or binds it.
+// syncClaim binds a claim. It completes the deletion of a claim that no pod uses.
 func (c *cluster) syncClaim(claim object) {
 	if claim.deleting() {
 		if !slices.ContainsFunc(c.of("Pod"), func(pod object) bool {
 			return pod.str("spec", "nodeName") != "" && claimOfPod(pod) == claim.name() &&
 				pod.str("metadata", "namespace") == claim.str("metadata", "namespace")
 		}) && !slices.ContainsFunc(c.of("VolumeSnapshot"), func(shot object) bool {
-			// The claim of a snapshot in progress has the finalizer pvc-as-source-protection.
+			// Kubernetes keeps a claim (pvc-as-source-protection) until its snapshots are ready.
 			return shot.str("spec", "source", "persistentVolumeClaimName") == claim.name() &&
 				shot.at("status", "readyToUse") != true && !shot.deleting()
 		}) {
@@ -705,7 +705,7 @@ func (c *cluster) syncClaim(claim object) {
 	}
 }
 
-// reservedFor reports whether a volume is free, or reserved for a claim.
+// reservedFor reports whether a volume is reserved for this claim, or for none.
 func reservedFor(pv, claim object) bool {
 	ref := func(key string) string { return pv.str("spec", "claimRef", key) }
 	return pv.at("spec", "claimRef") == nil || ref("name") == claim.name() && ref("namespace") ==
@@ -730,8 +730,8 @@ func (c *cluster) bind(pv, claim object) {
 	c.touch(claim, "Bound", "status", "phase")
 }
 
-// provision begins to make a disk for a claim. If the rack has no room, it removes the
-// annotation with the node, as the provisioner does.
+// provision begins to make a disk for a claim. If the rack has no room, it removes the annotation
+// selectedNode, as the provisioner does.
 func (c *cluster) provision(claim object) {
 	shot := c.named("VolumeSnapshot", claim.str("metadata", "namespace"), claim.str("spec",
 		"dataSource", "name"))
@@ -764,7 +764,7 @@ func (c *cluster) provision(claim object) {
 		content: c.shots[handle], size: claim.str("spec", "resources", "requests", "storage")})
 }
 
-// made makes a disk that is due, and reports whether it did. The disk's claim may be gone.
+// made counts down, and reports whether it has made the disk, whose claim may be gone by then.
 func (c *cluster) made(m *making) bool {
 	if m.left--; m.left > 0 {
 		return false
@@ -783,7 +783,7 @@ func (c *cluster) made(m *making) bool {
 	return true
 }
 
-// syncVolume releases a volume whose claim is gone, and deletes its disk unless it is retained.
+// syncVolume releases a volume whose claim is gone. With the policy Delete it deletes the disk.
 func (c *cluster) syncVolume(pv object) {
 	if pv.str("spec", "claimRef", "uid") == "" || c.bound(pv) != nil {
 		return
@@ -861,9 +861,9 @@ const (
 		{"persistentVolumeClaimName":%q}}}`
 )
 
-// newCluster returns a cluster with a workload web of one kind whose pods run, and a snapshot of
-// its claim that was taken before its last write. A StatefulSet has three pods, and the claim is
-// that of the second one.
+// newCluster returns a cluster with the running workload "web" of this kind. After a snapshot of
+// its claim there was one more write. A StatefulSet has three pods, and the second pod uses the
+// claim.
 func newCluster(t *testing.T, kind string) *cluster {
 	c := &cluster{t: t, claim: "data", needed: map[right]bool{}, objects: map[string]object{},
 		disks: map[string]string{}, shots: map[string]string{}, nodes: map[string]*machine{},
@@ -897,7 +897,7 @@ func newCluster(t *testing.T, kind string) *cluster {
 	return c
 }
 
-// addNode adds a Node, and its instance if that does not exist.
+// addNode adds a Node. If no instance has its name, it also adds the instance.
 func (c *cluster) addNode(name string) {
 	c.put(`{"kind":"Node","metadata":{"name":%q},"status":{"conditions":[{"type":"Ready","status":
 		"True","lastHeartbeatTime":"2026-01-01T00:00:00Z"}]}}`, name)

@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// history is one simulated change of a claim. Between the command's requests, people, controllers
-// and other runs of the command act.
+// history is one simulated change of a claim. Between two requests of the command, people,
+// controllers and other runs of the command may act.
 type history struct {
 	c                      *cluster
 	rnd                    *rand.Rand
@@ -51,7 +51,7 @@ func (h *history) log(format string, args ...any) {
 
 func oneOf[T any](rnd *rand.Rand, all ...T) T { return all[rnd.IntN(len(all))] }
 
-// newHistory creates a cluster with a workload, and draws at random what may happen to it.
+// newHistory creates a cluster with a workload. It chooses at random which actors may act.
 func newHistory(t *testing.T, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, seed))
 	h := &history{rnd: rnd, kind: oneOf(rnd, "Deployment", "StatefulSet", "none", "pod", "job",
@@ -99,7 +99,7 @@ func (h *history) workload() object {
 	return slices.Concat(h.c.of("Deployment"), h.c.of("StatefulSet"), []object{nil})[0]
 }
 
-// pod creates a pod. If claim is set, the pod uses it. If kind is set, the owner controls the pod.
+// pod creates a pod, which uses the claim if claim is set. If kind is set, that owner controls it.
 func (h *history) pod(name, claim, kind, owner, notes string) bool {
 	if h.c.named("Pod", "db", name) != nil || h.c.named("Namespace", "", "db") == nil {
 		return false
@@ -117,7 +117,7 @@ func (h *history) pod(name, claim, kind, owner, notes string) bool {
 	return true
 }
 
-// start starts the workload or the pod that uses the claim, as a person does.
+// start does what a person does to start the workload, or the pod that uses the claim.
 func (h *history) start() bool {
 	h.paused = false
 	switch w := h.workload(); {
@@ -128,7 +128,7 @@ func (h *history) start() bool {
 	case w != nil:
 		return w.num("spec", "replicas") < h.original && h.rescale(h.original)
 	}
-	// If h.kind is none, nothing uses the claim before the change.
+	// If h.kind is "none", no pod uses the claim before the change.
 	return (h.kind != "none" || h.c.before != nil) && h.pod("shell", h.c.claim, "", "", "")
 }
 
@@ -140,7 +140,7 @@ func (h *history) rescale(to int64) bool {
 	return w != nil
 }
 
-// podsOfClaim passes the pods that use the claim to a function, and reports whether there are any.
+// podsOfClaim calls a function for each pod that uses the claim. It returns false if no pod does.
 func (h *history) podsOfClaim(do func(pod object)) (found bool) {
 	for _, pod := range h.c.of("Pod") {
 		if claimOfPod(pod) == h.c.claim {
@@ -151,7 +151,7 @@ func (h *history) podsOfClaim(do func(pod object)) (found bool) {
 	return found
 }
 
-// stops stops the workload and deletes the pods that use the claim, as a person does.
+// stops does what a person does to stop the workload: no pod uses the claim any more.
 func (h *history) stops() bool {
 	h.paused = true
 	h.rescale(0)
@@ -162,19 +162,19 @@ func (h *history) stops() bool {
 	})
 }
 
-// deletePods deletes the pods that use the claim by force: their containers run on for a while.
+// deletePods deletes the pods that use the claim by force. Their containers still run for a while.
 func (h *history) deletePods() bool {
 	return h.podsOfClaim(func(pod object) { delete(h.c.objects, keyOf(pod)) })
 }
 
-// cutsOff separates the kubelet of a node from the API server. Its containers continue to run.
+// cutsOff makes the API server unreachable for a node's kubelet. The containers continue to run.
 func (h *history) cutsOff() bool { h.c.nodes["n1"].silent = true; return true }
 
-// userDeletes deletes a claim as a person does who gives up its disk.
+// userDeletes deletes a claim. If that deletes the claim's disk, the user gives up the disk.
 func (h *history) userDeletes(claim object) bool {
 	pv := h.c.volume(claim.str("spec", "volumeName"))
 	if pv.policy() == "Delete" || h.next == "patch" {
-		// The next patch, which was decided before this deletion, may set the policy Delete.
+		// The command has already decided its next patch, which may set the policy Delete.
 		h.c.giveUp(handleOf(pv))
 	}
 	if h.meddled = true; claim != nil {
@@ -205,7 +205,7 @@ func resizes(size string) func(*history, object) error {
 
 func denies(_ *history, o object) error { return refused("Forbidden", "%s is denied", o.name()) }
 
-// actors contains the events that may occur between two requests. Each reports whether it occurred.
+// actors contains what may happen between two requests. Each function returns whether it happened.
 var actors = map[string]func(h *history) bool{
 	"somebody starts the workload": (*history).start,
 	"somebody stops the workload":  (*history).stops,
@@ -362,7 +362,7 @@ func (h *history) foreignVolume(claim string) bool {
 	return true
 }
 
-// between runs before each request, and may let a random actor act.
+// between is called before each request, and may let an actor act.
 func (h *history) between(verb string) {
 	if h.busy {
 		return
@@ -400,9 +400,9 @@ func (h *history) comesLate() {
 	do()
 }
 
-// excuse allows two effects that a temporary claim may have if Kubernetes deletes it at once as
-// garbage: its disk may be made later, and is then retained if its class says so; and foreign
-// volumes that are reserved for it may be deleted with it.
+// excuse is called before a late request, which may create a temporary claim that Kubernetes then
+// deletes. It allows two effects: the claim's disk is made later, and stays if the class retains
+// it; and foreign volumes that are reserved for the claim are deleted.
 func (h *history) excuse() {
 	h.meddled = h.meddled || h.policy == "Retain"
 	for _, pv := range h.c.of("PersistentVolume") {
@@ -442,7 +442,7 @@ func (h *history) options(mode string) Options {
 	return o
 }
 
-// calls returns a run's kubectl. The run is killed before, after or during its change number dies.
+// calls returns a kubectl. If dies is not 0, the run is killed at the change with that number.
 func (h *history) calls(dies int, how string) func(context.Context, []byte, ...string) ([]byte,
 	error) {
 	dead, n := false, 0
@@ -485,7 +485,7 @@ func (h *history) calls(dies int, how string) func(context.Context, []byte, ...s
 	}
 }
 
-// run runs the command, which may be killed.
+// run runs the command once. The run may be killed.
 func (h *history) run(mode string) error {
 	o, dies := h.options(mode), 0
 	if h.killsLeft > 0 {
@@ -508,7 +508,7 @@ func (h *history) run(mode string) error {
 	return err
 }
 
-// calm ends all disturbances, as people who repair their cluster do.
+// calm ends all faults, as people do who repair their cluster.
 func (h *history) calm() {
 	h.left, h.c.admits, h.c.quota, h.c.denied, h.killsLeft = 0, nil, 0, nil, 0
 	if h.second != nil {
@@ -530,7 +530,7 @@ func (h *history) calm() {
 	h.passes(60)
 }
 
-// follow does what an error tells the user to do, and returns the next mode of the command.
+// follow does what the text of an error demands, and returns the mode of the next run.
 func (h *history) follow(text, mode string) string {
 	says := func(words string) bool { return strings.Contains(text, words) }
 	switch current := h.c.current(); {
@@ -572,7 +572,7 @@ func (h *history) follow(text, mode string) string {
 	return mode
 }
 
-// play runs the command, and does what its errors say, until the change is complete or undone.
+// play runs the command, and does what its errors demand, until the change is complete or undone.
 func (h *history) play(mode string) error {
 	for try := 0; ; try++ {
 		err := h.run(mode)
@@ -606,7 +606,7 @@ func (h *history) play(mode string) error {
 	}
 }
 
-// end checks the state after a change, runs claim forget, and checks that nothing is left.
+// end checks the state after a change, runs "claim forget", and calls nothingIsLeft.
 func (h *history) end() error {
 	h.calm()
 	p := h.plan()
@@ -652,7 +652,7 @@ func (h *history) end() error {
 	return h.nothingIsLeft(done)
 }
 
-// check returns an error if a write is lost or a foreign object changed; settled is set at the end.
+// check returns an error for lost writes and changed foreign objects. settled is set at the end.
 func (h *history) check(settled bool) error {
 	c := h.c
 	if c.lost > 0 {
@@ -676,7 +676,7 @@ func (h *history) check(settled bool) error {
 	return nil
 }
 
-// nothingIsLeft checks that nothing of the command is left, and that the claim has the right disk.
+// nothingIsLeft checks that the command left no object, and that the claim has its right disk.
 func (h *history) nothingIsLeft(done bool) error {
 	c := h.c
 	for _, key := range slices.Sorted(maps.Keys(c.objects)) {
@@ -711,8 +711,8 @@ func (h *history) nothingIsLeft(done bool) error {
 	return nil
 }
 
-// TestAChangeLosesNoWriteAndTouchesNoForeignObject plays histories with consecutive seeds.
-// PROOF_SEED sets the first seed, and PROOF_DURATION for how long it plays.
+// The test plays one history for each seed. PROOF_SEED is the first seed. If PROOF_DURATION is set,
+// the test plays histories for that time.
 func TestAChangeLosesNoWriteAndTouchesNoForeignObject(t *testing.T) {
 	seed, err := strconv.ParseUint(os.Getenv("PROOF_SEED"), 10, 64)
 	if err != nil {

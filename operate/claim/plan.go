@@ -15,24 +15,24 @@ import (
 
 // The annotations that a change sets.
 const (
-	// planKey on the earlier PersistentVolume contains the plan. On the earlier claim it contains the
-	// id of the run that works on the change.
+	// On the earlier PersistentVolume, planKey contains the plan. On the earlier claim, it contains
+	// the id of the run that works on the change.
 	planKey = "csi.oxide.computer/claim-plan"
-	// changeKey on objects that a change creates, and on the owner that it stops, names the change.
+	// changeKey names the change, on objects that it creates and on the owner that it stops.
 	changeKey = "csi.oxide.computer/claim-change"
-	// replacesKey on the new PersistentVolume names the earlier one.
+	// replacesKey, on the new PersistentVolume, names the earlier one.
 	replacesKey = "csi.oxide.computer/claim-replaces"
-	// earlierKey on the new claim lists the handles of the earlier volumes.
+	// earlierKey, on the new claim, lists the handles of the earlier volumes.
 	earlierKey = "csi.oxide.computer/claim-earlier-volumes"
 )
 
-// plan is the record of a change, with what can no longer be read from the objects.
+// plan is the record of a change. It also contains what the objects will no longer show.
 type plan struct {
 	Verb      string `json:"verb"`
 	Namespace string `json:"namespace"`
 	Claim     string `json:"claim"`
 	ClaimUID  string `json:"claimUID"`
-	// NamespaceUID distinguishes the namespace from a later one of its name.
+	// NamespaceUID shows whether the namespace was deleted and created again.
 	NamespaceUID string `json:"namespaceUID"`
 	Manifest     object `json:"manifest"` // of the earlier claim, to make it again
 	ID           string `json:"id"`       // of the change
@@ -55,8 +55,8 @@ type plan struct {
 
 	// Nodes contains the UIDs of the nodes that had the disk when the change began.
 	Nodes map[string]string `json:"nodes,omitempty"`
-	// Seen contains the report that each node with the disk had made when no pod used the claim any
-	// more. Unmounted reports whether each of these nodes has since reported the unmount.
+	// Seen contains, by node, the last report before the wait for the unmount. Unmounted is set when
+	// each of these nodes has since reported the unmount.
 	Seen      map[string]string `json:"seen,omitempty"`
 	Unmounted bool              `json:"unmounted,omitempty"`
 
@@ -70,8 +70,8 @@ type plan struct {
 	Finished bool `json:"finished,omitempty"`
 }
 
-// shot is the snapshot from which the new disk is made. If the change takes the snapshot, only its
-// name is known until it is ready.
+// shot is the snapshot from which the new disk is made. A growth takes the snapshot itself, and
+// knows only its name until it is ready.
 type shot struct {
 	Name       string `json:"name"`
 	UID        string `json:"uid,omitempty"`
@@ -80,7 +80,7 @@ type shot struct {
 	Handle     string `json:"handle,omitempty"`
 }
 
-// owner is the object whose scale stops the workload.
+// owner is the Deployment, StatefulSet or other object that controls the pods.
 type owner struct {
 	Kind     string `json:"kind,omitempty"` // empty if nothing uses the claim
 	Name     string `json:"name,omitempty"`
@@ -93,7 +93,7 @@ type owner struct {
 
 func (o owner) String() string { return o.Kind + " " + o.Name }
 
-// resource returns kubectl's name of the owner's kind, or "" if the command does not scale it.
+// resource returns kubectl's name of the owner's kind, or "" if the command cannot scale the owner.
 func (o owner) resource() string {
 	if o.Person || o.Kind != "Deployment" && o.Kind != "StatefulSet" {
 		return ""
@@ -105,15 +105,15 @@ func (p plan) path() string { return p.Namespace + "/" + p.Claim }
 
 func (p plan) mark() string { return p.path() + " " + p.ID }
 
-// kept returns the name of the command's own claim for the earlier disk, and temporary the name of
-// its own claim for the new disk.
+// The command creates two claims of its own. kept returns the name of the one for the earlier disk,
+// temporary the name of the one for the new disk.
 func (p plan) kept() string      { return shorten(p.Claim) + "-before-" + p.ID }
 func (p plan) temporary() string { return shorten(p.Claim) + "-" + p.Verb + "-" + p.ID }
 
-// shorten cuts a name so that a suffix fits into 253 bytes.
+// shorten cuts a name, so that the name and a suffix have at most 253 bytes.
 func shorten(name string) string { return strings.TrimRight(name[:min(len(name), 200)], "-.") }
 
-// earlier returns the handles of all volumes that the claim has had.
+// earlier returns the handles of all volumes that the claim has had so far.
 func (p plan) earlier() []string {
 	meta, _ := p.Manifest.at("metadata", "annotations").(map[string]any)
 	text, _ := meta[earlierKey].(string)
@@ -121,8 +121,8 @@ func (p plan) earlier() []string {
 		func(h string) bool { return h == "" })
 }
 
-// planOf returns the plan on a PersistentVolume, or nil. Anybody may have written the annotation,
-// so planOf checks that the plan is of this volume and its claim, and that its names are valid.
+// planOf returns the plan in a PersistentVolume's annotation, or nil. Anybody may have written the
+// annotation. So planOf checks that the plan names this volume and its claim, and only valid names.
 func planOf(pv object) (*plan, error) {
 	text := pv.annotation(planKey)
 	if text == "" {
@@ -173,7 +173,7 @@ func (r *run) find(ctx context.Context) (pv object, p *plan, err error) {
 	return nil, nil, nil
 }
 
-// save writes the plan, and further fields of the PersistentVolume with it.
+// save writes the plan into its annotation, and in the same patch further fields of the spec.
 func (r *run) save(ctx context.Context, pv object, p plan, spec object) error {
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -182,15 +182,15 @@ func (r *run) save(ctx context.Context, pv object, p plan, spec object) error {
 	return r.patch(ctx, pv, annotate(planKey, string(text), spec))
 }
 
-// bindingKeys are the annotations that Kubernetes sets when it binds a claim, and planKey.
+// A claim that is created again does not get these annotations: Kubernetes sets them for a binding.
 var bindingKeys = []string{"pv.kubernetes.io/bind-completed",
 	"pv.kubernetes.io/bound-by-controller", "volume.kubernetes.io/storage-provisioner",
 	"volume.beta.kubernetes.io/storage-provisioner", selectedNode, planKey}
 
-// selectedNode is the annotation with which a scheduler asks for a volume near a node.
+// In selectedNode, the scheduler names the node near which a claim's volume is to be made.
 const selectedNode = "volume.kubernetes.io/selected-node"
 
-// again returns a new claim with the earlier labels, annotations and owners, and more annotations.
+// again returns a claim like the earlier one, with this spec and with more annotations.
 func (p plan) again(spec object, more map[string]any) object {
 	meta, kept := object{"name": p.Claim, "namespace": p.Namespace}, map[string]any{}
 	for _, key := range []string{"labels", "ownerReferences"} {
@@ -255,8 +255,8 @@ func (p plan) ownSnapshot() object {
 			"source": object{"persistentVolumeClaimName": p.kept()}}}
 }
 
-// ownedBy gives an object an owner, so that Kubernetes deletes the object with its owner, even if
-// the request that creates it arrives after the change was undone.
+// ownedBy sets an object's owner. If the request that creates the object arrives after the change
+// was undone, the owner is gone, and Kubernetes deletes the object.
 func ownedBy(o, owner object) object {
 	meta, _ := o["metadata"].(object)
 	meta["ownerReferences"] = []any{object{"apiVersion": "v1", "kind": owner.str("kind"),
@@ -264,7 +264,7 @@ func ownedBy(o, owner object) object {
 	return o
 }
 
-// view is the state of all objects of a change.
+// view contains all objects of a change, as they were last read.
 type view struct {
 	plan                                            *plan
 	old, fresh, claim, kept, temporary, shot, owner object
@@ -273,7 +273,7 @@ type view struct {
 	namespaceGone                                   bool
 }
 
-// observe reads the objects of a change. It fails if another run of the command has taken over.
+// observe reads the objects of a change. It fails if another run has taken the change over.
 func (r *run) observe(ctx context.Context) (v view, err error) {
 	if v.old, err = r.get(ctx, persistentVolumes, "", r.old); err != nil || v.old == nil {
 		return v, err
@@ -339,8 +339,8 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 // volumeOf returns the name that the provisioner gives to the PersistentVolume of a claim.
 func volumeOf(claimUID string) string { return "pvc-" + claimUID }
 
-// madeFor reports whether the provisioner made the new PersistentVolume for the temporary claim.
-// Kubernetes may bind the claim to an older volume, and a user may name one in the claim.
+// madeFor reports whether the provisioner made the new PersistentVolume for the temporary claim. It
+// may be another one: Kubernetes may bind an older volume, and a user may name one in the claim.
 func (v view) madeFor() bool {
 	uid := v.plan.TemporaryUID
 	if v.temporary != nil && uid == "" {
@@ -349,11 +349,11 @@ func (v view) madeFor() bool {
 	return v.fresh.name() == volumeOf(uid) && v.fresh.str("spec", "csi", "driver") == volume.DriverName
 }
 
-// original reports whether the claim is still the one from before the change.
+// original reports whether the claim existed before the change and was not created again.
 func (v view) original() bool { return v.claim != nil && v.claim.uid() == v.plan.ClaimUID }
 
-// again reports whether the claim is the one that the command creates for the new disk or, if it
-// undoes the change, for the earlier disk.
+// again reports whether the claim names the volume for which the command creates it again. That is
+// the new volume or, during an undo, the earlier one.
 func (v view) again() bool {
 	pv := v.plan.New
 	if v.plan.Undo {
@@ -362,16 +362,16 @@ func (v view) again() bool {
 	return v.claim != nil && v.claim.str("spec", "volumeName") == pv && pv != ""
 }
 
-// passed reports whether the point of no return has been passed: the new disk was bound to a claim
-// that is not the command's own, and may have been written since. It also returns true if the new
-// PersistentVolume is gone after it was handed over.
+// passed reports whether the point of no return has been passed: the new disk was bound to the
+// user's claim, so a workload may have written to it. After the handover, it also returns true if
+// the new PersistentVolume is gone.
 func (v view) passed() bool {
 	p, uid := v.plan, v.fresh.str("spec", "claimRef", "uid")
 	return p.Bound || p.Finished || v.fresh == nil && p.Handed && v.temporary == nil ||
 		p.New != "" && v.fresh != nil && uid != "" && uid != p.TemporaryUID
 }
 
-// otherClaim returns an error if the claim is neither the original one nor made by the command.
+// otherClaim returns an error if somebody else has created the claim since the change began.
 func (v view) otherClaim() error {
 	if v.claim == nil || v.original() || v.again() || v.plan.Undo && v.neverBound() {
 		return nil
@@ -386,13 +386,13 @@ func (v view) otherClaim() error {
 		v.plan.path(), v.claim.uid(), v.claim.str("spec", "volumeName"), way)
 }
 
-// neverBound reports whether the claim was made for the new disk, and has never been bound to it.
+// neverBound reports whether the claim names the new disk, but was never bound to it.
 func (v view) neverBound() bool {
 	return v.plan.New != "" && v.claim.str("spec", "volumeName") == v.plan.New && !v.passed()
 }
 
-// guard returns an error if the new disk would lack data, or if an object is gone that the change
-// needs.
+// guard returns an error if the new disk would lack data, or if an object is gone on which the
+// change depends.
 func (v view) guard() error {
 	switch p := v.plan; {
 	case v.otherClaim() != nil:
@@ -413,8 +413,8 @@ func (v view) guard() error {
 	return nil
 }
 
-// prove compares the new disk with what was requested: a webhook or a controller may have changed
-// the request or the PersistentVolume.
+// prove compares the new PersistentVolume with the request. A webhook or a controller may have
+// changed either.
 func (v view) prove() error {
 	p, pv := v.plan, v.fresh
 	handle, attributes := pv.str("spec", "csi", "volumeHandle"), "volumeAttributes"
@@ -447,7 +447,7 @@ func (v view) prove() error {
 	return nil
 }
 
-// end returns what the deletion of a claim waits for.
+// end returns a text about what delays the deletion of a claim.
 func (v view) end(claim object) string {
 	pods, text := v.foreignPods, "the end of PersistentVolumeClaim "+claim.name()
 	if claim.name() == v.plan.Claim {
@@ -462,7 +462,7 @@ func (v view) end(claim object) string {
 	return text
 }
 
-// mounted reports whether a pod runs with the claim.
+// mounted reports whether a pod with the claim runs.
 func (v view) mounted() bool {
 	return slices.ContainsFunc(v.users, func(pod object) bool {
 		return pod.str("status", "phase") == "Running"

@@ -1,16 +1,15 @@
 // Package claim gives a claim another disk: a larger one, or one with the content of a snapshot of
 // the claim. The claim keeps its name and its workload. A rack can neither resize nor revert a
-// disk, so the command makes a new disk from a snapshot, and creates the claim again for it.
+// disk, so the command makes a new disk from a snapshot, deletes the claim and creates it again.
 //
-// Meanwhile, no claim has the claim's name, so no pod can use either disk. Before the snapshot, the
-// command gives the earlier disk to a claim of its own. The new disk belongs to another such claim
-// until it is proven to be what was asked for. The point of no return is an act of Kubernetes: the
-// first binding of the new disk to the claim.
+// Until then no pod can use either disk. The command gives each of them to a claim that it creates
+// itself: the earlier disk before the snapshot, and the new disk until it has been checked. The
+// point of no return is when Kubernetes first binds the new disk to the user's claim.
 //
 // A change is a table of steps. Each step reads from the cluster's objects whether it has been
 // done, so the command may be killed anywhere and repeated. The plan is an annotation of the
-// earlier PersistentVolume, which is kept until claim forget. Each request names the UID and the
-// resourceVersion of the object that it changes, so that a late request of an earlier run changes
+// earlier PersistentVolume; the command "claim forget" removes it. Each request names the UID and
+// the resourceVersion of the object that it changes. So a late request of a killed run changes
 // nothing. The command runs the user's kubectl, with the user's rights.
 package claim
 
@@ -35,7 +34,7 @@ const (
 	Forget = "forget"
 )
 
-// Options are the options of a change.
+// Options are the command's arguments and flags.
 type Options struct {
 	Verb, Namespace, Claim string
 	Size                   string // of the new disk; a revert keeps the size if it is empty
@@ -47,7 +46,7 @@ type Options struct {
 
 	// Kubectl runs kubectl.
 	Kubectl func(ctx context.Context, stdin []byte, args ...string) ([]byte, error)
-	// Poll is the time between two reads of the cluster; zero means a second.
+	// Poll is the pause between two reads of the cluster; zero means a second.
 	Poll time.Duration
 }
 
@@ -65,7 +64,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 	flags.DurationVar(&o.Timeout, "timeout", 10*time.Minute, "`DURATION` that a step may wait")
 }
 
-// Parse sets the verb and the claim from the arguments that are no flags, and checks the options.
+// Parse sets the verb and the claim from the arguments that are not flags, and checks all options.
 func (o *Options) Parse(operands []string) error {
 	if len(operands) != 2 {
 		return errors.New("expected grow, revert or forget, and NAMESPACE/NAME")
@@ -168,7 +167,7 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 	return r.resume(ctx, pv, *p)
 }
 
-// sweep deletes the unbound claims that late requests of an earlier change have created.
+// sweep deletes unbound claims of an earlier change, which its late requests have created.
 func (r *run) sweep(ctx context.Context, p *plan) error {
 	all, err := r.all(ctx, claims, r.Namespace)
 	if err != nil {
@@ -190,7 +189,7 @@ func (r *run) sweep(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// begin checks, shows and records a new change, and makes it.
+// begin checks, describes, records and makes a new change.
 func (r *run) begin(ctx context.Context) error {
 	p, old, err := r.check(ctx)
 	if err != nil {
@@ -233,7 +232,7 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	}
 	p = *v.plan // the earlier run may have changed the plan since find
 	p.Run, p.Undo = r.id, r.Undo
-	// A controller of Kubernetes may change the status of the PersistentVolume at the same time.
+	// The save fails if a controller of Kubernetes changes the PersistentVolume's status meanwhile.
 	for try := 1; ; try++ {
 		if err = r.save(ctx, v.old, p, nil); err == nil {
 			break
@@ -271,8 +270,8 @@ func (v view) byHand() string {
 		p.Namespace, p.kept(), p.Old, p.Claim, planKey)
 }
 
-// planless returns the error for a change whose plan or whose earlier PersistentVolume somebody has
-// removed. It describes what the change has left.
+// planless returns the error for a change whose plan or earlier PersistentVolume somebody has
+// removed. The error names what is left of the change.
 func (r *run) planless() error {
 	text := fmt.Sprintf("the plan on PersistentVolume %s is gone", r.old)
 	if p := r.last; p != nil {
@@ -302,7 +301,7 @@ func (r *run) describe(p plan) {
 	}
 }
 
-// show prints the steps, and which have been done.
+// show prints the steps, and marks those that have been done.
 func (r *run) show(v view) {
 	for i, s := range steps {
 		state := ""
@@ -313,7 +312,7 @@ func (r *run) show(v view) {
 	}
 }
 
-// forward does the steps of the change that are not done.
+// forward does all steps that have not been done.
 func (r *run) forward(ctx context.Context) error {
 	for i, s := range steps {
 		title := fmt.Sprintf("%d/%d %s: ", i+1, len(steps), s.name)
@@ -336,12 +335,12 @@ func (r *run) backward(ctx context.Context) error {
 	return nil
 }
 
-// attempts is how many requests in a row may fail, for example because a controller of Kubernetes
-// changes the object at the same time.
+// A step fails after this number of failed requests in a row. A request may fail because a
+// controller of Kubernetes changes the object at the same time.
 const attempts = 5
 
-// until repeats a step until it is done. A step that ends the change is done when the plan is gone.
-// The timeout is checked between requests, and interrupts none.
+// until repeats a step until it is done. If ends is set, the step is done when the plan is gone.
+// The timeout never interrupts a request.
 func (r *run) until(ctx context.Context, title string, s step, ends bool) error {
 	late := time.After(r.Timeout)
 	said, failed, announced := "", 0, false
@@ -389,7 +388,7 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 	}
 }
 
-// repeatWith adds to an error the options with which to repeat the command, unless it names them.
+// repeatWith appends to an error how to repeat the command, unless the error says so itself.
 func (v view) repeatWith(err error) error {
 	how := "--continue, or with --undo"
 	switch {
@@ -404,7 +403,7 @@ func (v view) repeatWith(err error) error {
 	return fmt.Errorf("%w; repeat the command with %s", err, how)
 }
 
-// forget ends a change: the earlier PersistentVolume gets its reclaim policy back.
+// forget gives the earlier PersistentVolume its reclaim policy back, and removes the plan.
 func (r *run) forget(ctx context.Context, pv object, p plan) error {
 	if !p.Finished {
 		return fmt.Errorf("the change of %s is not complete: repeat %s with --continue or --undo",
@@ -438,7 +437,7 @@ func (r *run) forget(ctx context.Context, pv object, p plan) error {
 		}}, true)
 }
 
-// forgettable returns why the earlier disk must not be given up, or nil.
+// forgettable returns why the earlier disk is still needed, or nil.
 func (v view) forgettable() error {
 	p := v.plan
 	if p == nil || v.fresh == nil || v.claim.deleting() || !v.bound(v.claim, v.fresh) {

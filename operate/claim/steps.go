@@ -11,9 +11,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// step is a step of a change, or of undoing it. do sends at most one request. Then the objects are
-// read again, and do is called again, until done returns true. If do has to wait, it returns what
-// it waits for.
+// step is a step of a change or of an undo. The function do sends at most one request. Until done
+// returns true, the objects are read again and do is called again. If do has to wait, it returns a
+// text about what it waits for.
 type step struct {
 	name     string
 	describe func(p plan) string
@@ -21,7 +21,7 @@ type step struct {
 	do       func(r *run, ctx context.Context, v view) (waits string, err error)
 }
 
-// never is the function done of a step that ends when the plan is gone (see until).
+// Steps that end when the plan is gone use never as their function done; see until.
 func never(view) bool { return false }
 
 var steps = []step{
@@ -81,11 +81,11 @@ var steps = []step{
 	}, func(v view) bool { return v.plan.Finished }, (*run).start},
 }
 
-// undoing contains the steps that undo a change. The step start comes before clean, so that the
-// workload need not wait until the rack has deleted the new disk and the snapshot.
+// undoing contains the steps of an undo. The workload starts before the step "clean", so that it
+// does not wait until the rack has deleted the new disk and the snapshot.
 var undoing = []step{
-	// A request of a killed run may still arrive. That run has read the claim and the owner before
-	// they are marked here, so their resourceVersions differ, and the API server refuses the request.
+	// A request of a killed run may still arrive. The run read the claim and the owner before this
+	// step marked them, so it sent an old resourceVersion, and the API server refuses its request.
 	{"record", func(plan) string { return "take the change over" }, func(v view) bool {
 		mark := v.owner.annotation(changeKey)
 		return steps[0].done(v) && (v.owner == nil || mark == v.plan.stopMark() ||
@@ -118,18 +118,18 @@ func (v view) own(o object) bool {
 	return strings.HasPrefix(o.annotation(changeKey)+" ", v.plan.mark()+" ")
 }
 
-// runMark is the value of changeKey on objects that a late request of an earlier run may change; it
-// names the run. stopMark is the value on an owner that the change has stopped.
+// changeKey has the value runMark, with the id of the run, on objects that a late request of
+// another run must not change. It has the value stopMark on an owner that the command has stopped.
 func (p plan) runMark() string  { return p.mark() + " " + p.Run }
 func (p plan) stopMark() string { return p.runMark() + " stopped" }
 
-// stopped reports whether the command has scaled the owner down, or has none that it may scale.
+// stopped reports whether the command has scaled the owner down, or cannot scale the owner.
 func (v view) stopped() bool {
 	return v.owner == nil || v.own(v.owner) && v.owner.num("spec", "replicas") <= v.plan.Owner.Target
 }
 
 // reserve returns the field of a PersistentVolume's spec that reserves it for a claim. If uid is
-// nil, the claim need not exist yet.
+// nil, the claim may be created later.
 func reserve(claim string, uid any) object {
 	return object{"claimRef": object{"name": claim, "uid": uid, "resourceVersion": nil}}
 }
@@ -168,7 +168,7 @@ func describeStop(p plan) string {
 	return fmt.Sprintf("scale %s from %d to %d%s", p.Owner, p.Owner.Replicas, p.Owner.Target, then)
 }
 
-// scaled returns the patch that scales the owner, and sets the mark of the change or removes it.
+// scaled returns a patch that scales the owner and marks it. If mark is nil, it removes the mark.
 func scaled(replicas int64, mark any) object {
 	return annotate(changeKey, mark, object{"replicas": replicas})
 }
@@ -196,7 +196,7 @@ func (r *run) scaleUp(ctx context.Context, v view) (string, error) {
 	return "", r.patch(ctx, v.owner, scaled(replicas, nil))
 }
 
-// release deletes a claim, and keeps its disk: first it sets the reclaim policy Retain.
+// release deletes a claim. Before that it sets the reclaim policy Retain, so that the disk stays.
 func (r *run) release(ctx context.Context, v view, claim, pv object) (string, error) {
 	switch {
 	case pv.deleting():
@@ -224,10 +224,10 @@ func (r *run) keep(ctx context.Context, v view) (string, error) {
 }
 
 // unmounted waits until each node that has the disk has reported the unmount. A kubelet lists a
-// volume in its Node's status from before the mount until after the unmount, so the first status
-// that it writes after the last pod has ended is reliable. The disk may stay attached: it has all
-// data, and a rack without hot-plug would stop the node to detach it. If a node does not report,
-// its instance may still write, so the disk has to be detached.
+// volume in its Node's status from before the mount until after the unmount. So the first status
+// after the end of the last pod is reliable. The disk may stay attached: all data is on it, and a
+// rack without hot-plug would have to stop the node for a detach. If a node does not report, its
+// instance may still write, so the disk has to be detached from it.
 func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if err := v.guard(); err != nil {
@@ -272,7 +272,7 @@ func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 	return waits, r.save(ctx, v.old, p, nil)
 }
 
-// report returns whether a node is ready, and the time of its last heartbeat by its own clock.
+// report returns whether a node is ready, and when the node, by its own clock, last reported.
 func (o object) report() (ready bool, at string) {
 	for _, c := range o.list("status", "conditions") {
 		if c.str("type") == "Ready" {
@@ -312,7 +312,7 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// shotOf reads a ready snapshot's content, and checks that it was taken of one of the given disks.
+// shotOf reads the content of a ready snapshot, and checks that it was taken of one of the disks.
 func (r *run) shotOf(ctx context.Context, o object, of []string) (shot, error) {
 	content, err := r.get(ctx, snapshotContents, "", o.str("status", "boundVolumeSnapshotContentName"))
 	if err == nil {
@@ -349,8 +349,8 @@ func (r *run) makeDisk(ctx context.Context, v view) (string, error) {
 	return r.awaitDisk(ctx, v)
 }
 
-// askForDisk creates the temporary claim, after it has checked that the names in the claim still
-// refer to the objects of the plan.
+// askForDisk creates the temporary claim. Before that it checks that the plan's StorageClass and
+// snapshot have not been replaced.
 func (r *run) askForDisk(ctx context.Context, v view) error {
 	p := v.plan
 	class, err := r.get(ctx, storageClasses, "", p.Manifest.str("spec", "storageClassName"))
@@ -372,7 +372,7 @@ func (r *run) askForDisk(ctx context.Context, v view) error {
 	return r.create(ctx, ownedBy(p.temporaryClaim(), v.kept))
 }
 
-// awaitDisk waits for the new disk, and reports a refusal of the rack.
+// awaitDisk waits for the new disk. If the rack refuses to make it, it returns the refusal.
 func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	p := v.plan
 	why, event, err := r.refusal(ctx, *p)
@@ -382,7 +382,7 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	refused := fmt.Errorf("the new disk could not be made: %s. Repeat the command with --continue "+
 		"when that is solved, or with --undo", why)
 	if p.Node != "" && v.temporary.annotation(selectedNode) == "" {
-		// If the rack has no room, the provisioner removes the annotation selectedNode.
+		// If the rack has no room, the provisioner has removed the annotation selectedNode.
 		if r.asked {
 			return "", refused
 		}
@@ -390,7 +390,7 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 		return "", r.patch(ctx, v.temporary, annotate(selectedNode, p.Node, nil))
 	}
 	// Without a topology, or with immediate binding, the provisioner repeats its request by itself.
-	// The command reports the refusal anyway, because the workload is stopped.
+	// The command ends with the refusal nevertheless, because the workload is stopped.
 	if !r.asked {
 		r.asked, r.before = true, event
 	} else if event != r.before && strings.Contains(why, string(csierr.RackFull)+":") {
@@ -402,8 +402,8 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	return "the new disk" + why, nil
 }
 
-// refusal returns the provisioner's last message about the temporary claim, or "", and an
-// identifier of its event.
+// refusal returns the provisioner's last message about the temporary claim, and an id of the event
+// that contains the message. Both are "" if there is none.
 func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error) {
 	events, err := r.all(ctx, "events", p.Namespace, "--field-selector=type=Warning,"+
 		"involvedObject.kind=PersistentVolumeClaim,involvedObject.name="+p.temporary())
@@ -417,7 +417,7 @@ func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error
 	return csierr.Plain(why), event, err
 }
 
-// handOver checks the new disk, and gives it to the claim.
+// handOver checks the new disk, and creates the user's claim again for it.
 func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if v.passed() && !p.Bound && v.fresh != nil {
@@ -475,21 +475,21 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// fenced reports whether this run has reserved the new disk, if any, for the temporary claim.
+// fenced reports whether a late request cannot bind the new disk: this run has reserved it.
 func (v view) fenced() bool {
 	return v.plan.New == "" || v.fresh == nil || v.fresh.annotation(changeKey) == v.plan.runMark() &&
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()
 }
 
-// unreserved reports whether a PersistentVolume is not reserved for the claim. The claim may not
-// exist yet.
+// unreserved reports whether a PersistentVolume still has to be reserved for the user's claim,
+// which may not exist yet.
 func (v view) unreserved(pv object) bool {
 	uid := pv.str("spec", "claimRef", "uid")
 	return pv.str("spec", "claimRef", "name") != v.plan.Claim || uid != "" && uid != v.claim.uid()
 }
 
-// takeBack reserves the new disk for the temporary claim, so that Kubernetes cannot bind the disk
-// to a claim that a late request may still create.
+// takeBack reserves the new disk for the temporary claim. A late request may still create the
+// user's claim, and Kubernetes must not bind the disk to it.
 func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if !v.fenced() {
@@ -500,7 +500,7 @@ func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// restore creates the claim again for the earlier disk.
+// restore creates the user's claim again for the earlier disk.
 func (r *run) restore(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	switch {
@@ -525,7 +525,7 @@ func (r *run) restore(ctx context.Context, v view) (string, error) {
 	return "PersistentVolumeClaim " + p.Claim + " to be bound", nil
 }
 
-// removeTemporary deletes the temporary claim, and with it the new disk, which nobody has written.
+// removeTemporary deletes the temporary claim. That deletes the new disk, which has no writes yet.
 func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 	p, policy := *v.plan, v.fresh.policy()
 	switch {
@@ -543,7 +543,7 @@ func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 	return v.end(v.temporary), r.remove(ctx, v.temporary)
 }
 
-// clean deletes what the change has created, after the claim has got its earlier disk back.
+// clean deletes what the change has created, after the user's claim has its earlier disk again.
 func (r *run) clean(ctx context.Context, v view) (string, error) {
 	switch {
 	case v.temporary != nil:
@@ -563,7 +563,7 @@ func (r *run) clean(ctx context.Context, v view) (string, error) {
 	return "the end of PersistentVolume " + v.fresh.name(), nil
 }
 
-// endUndoing removes the plan. If the namespace of the claim is gone, the disk is retained.
+// endUndoing removes the plan. If the claim's namespace is gone, the disk keeps the policy Retain.
 func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
 	p := v.plan
 	switch {
@@ -581,7 +581,7 @@ func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
 	return "", r.unrecord(ctx, v, p.Policy)
 }
 
-// unrecord removes the plan, and gives the earlier PersistentVolume a reclaim policy.
+// unrecord removes the plan, and sets the reclaim policy of the earlier PersistentVolume.
 func (r *run) unrecord(ctx context.Context, v view, policy string) error {
 	return r.patch(ctx, v.old, annotate(planKey, nil, withPolicy(policy)))
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// chain contains the objects that belong to one volume. If an object is nil, the field with its
-// name and the suffix Why is why it could not be read, or "" if the object does not exist.
+// chain contains the objects that belong to one volume. If an object such as claim is nil, claimWhy
+// is why it could not be read, or "" if it does not exist.
 type chain struct {
 	*Evidence
 	subject string
@@ -37,7 +37,7 @@ type chain struct {
 	reported []driverError // the driver's errors that still count
 }
 
-// judgement is a link with the function that judges it.
+// judgement is a link of the chain, and the function that judges its state.
 type judgement struct {
 	link  Link
 	judge func(*chain) Step
@@ -54,7 +54,7 @@ var (
 	volumeLinks = slices.Concat(clusterLinks, machineLinks, diskLinks)
 )
 
-// resolve returns the chains that the question is about.
+// resolve returns the chains for the question in the evidence.
 func resolve(e *Evidence) []*chain {
 	switch q := e.Question; q.Kind {
 	case AskClaim:
@@ -107,7 +107,7 @@ func (c *chain) from(match func(*kube.Object) bool) *chain {
 	return c
 }
 
-// podChains returns a chain for each claim of the pod, or a chain of the pod alone.
+// podChains returns a chain for each claim of the pod or, without a claim, one for the pod itself.
 func podChains(e *Evidence, namespace, name string) []*chain {
 	pod, why := e.Cluster.one(kindPod, named(namespace, name))
 	alone := &chain{Evidence: e, subject: "pod " + namespace + "/" + name, pod: pod, podsWhy: why,
@@ -129,7 +129,7 @@ func podChains(e *Evidence, namespace, name string) []*chain {
 	return chains
 }
 
-// nodeChains returns a chain of the node, and one for each volume that is attached to it.
+// nodeChains returns a chain of the node, and a chain for each volume that is attached to the node.
 func nodeChains(e *Evidence, name string) []*chain {
 	own := &chain{Evidence: e, subject: "node " + name, links: slices.Concat(machineLinks,
 		[]judgement{{LinkDevice, (*chain).judgeDevices}}), nodeName: name}
@@ -154,7 +154,7 @@ func persistentChain(e *Evidence, name string) *chain {
 }
 
 // allChains returns a chain for each node with the driver, for each PersistentVolume of the driver,
-// and for each claim and each disk of the cluster that has no PersistentVolume.
+// and for each claim and each disk of the cluster without a PersistentVolume.
 func allChains(e *Evidence) []*chain {
 	chains := []*chain{{Evidence: e, subject: "rack", links: []judgement{{LinkRack,
 		(*chain).judgeRack}}}}
@@ -198,8 +198,8 @@ func claimOf(pod *kube.Object, v kube.PodVolume) string {
 	return v.PersistentVolumeClaim.ClaimName
 }
 
-// snapshots returns the VolumeSnapshotContents of the volume's snapshots, and that of the snapshot
-// from which the claim is to be provisioned.
+// snapshots returns the VolumeSnapshotContents of the volume's snapshots, and the content of the
+// snapshot from which the claim is to be provisioned.
 func (c *chain) snapshots() []kube.Object {
 	found, _ := c.Cluster.objects(kindContent, func(o *kube.Object) bool {
 		id, ok := volume.ParseID(o.Spec.Source.VolumeHandle)
@@ -224,7 +224,7 @@ func (c *chain) findVolume(match func(*kube.Object) bool) {
 	}
 }
 
-// complete finds the pods, attachments and node that belong to the claim and the volume.
+// complete finds the pods, the VolumeAttachments and the node of the claim and the volume.
 func (c *chain) complete() {
 	if c.claimName.Name != "" {
 		c.pods, c.podsWhy = c.Cluster.objects(kindPod, func(o *kube.Object) bool {
@@ -258,7 +258,7 @@ func (c *chain) complete() {
 	c.findNode()
 }
 
-// mainPod returns the pod to judge: one that waits, otherwise one that runs, otherwise any.
+// mainPod returns the pod to judge. It prefers a pod that waits, and after that one that runs.
 func mainPod(pods []kube.Object) (best *kube.Object) {
 	for i, pod := range pods {
 		if best == nil || ended(*best) && !ended(pod) ||
@@ -269,8 +269,8 @@ func mainPod(pods []kube.Object) (best *kube.Object) {
 	return best
 }
 
-// mainAttachment returns the attachment to judge: that of the pod's node. If no pod is on a node,
-// it prefers one that is not being deleted.
+// mainAttachment returns the VolumeAttachment to judge: the one of the pod's node. If no pod is on
+// a node, it prefers one that is not being deleted.
 func mainAttachment(attachments []kube.Object, pod *kube.Object) *kube.Object {
 	var best *kube.Object
 	scheduled := pod != nil && pod.Spec.NodeName != ""
@@ -287,8 +287,8 @@ func mainAttachment(attachments []kube.Object, pod *kube.Object) *kube.Object {
 	return best
 }
 
-// findNode finds the driver's entry in the CSINode, and with it the instance. If the node is
-// unknown, or could not be read, the instance is the one that has the disk on the rack.
+// findNode finds the driver's entry in the CSINode, which names the instance. If the node is
+// unknown or could not be read, it uses the instance to which the rack has attached the disk.
 func (c *chain) findNode() {
 	if c.nodeName != "" {
 		c.csiNode, c.nodeWhy = c.Cluster.one(kindCSINode, named("", c.nodeName))
@@ -316,7 +316,7 @@ func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
 	return nil
 }
 
-// report returns the node's report of the volume. If there is none, why is the reason.
+// report returns the node's report and the volume in it. If v is nil, why is the reason.
 func (c *chain) report() (r *inspection.Report, v *inspection.Volume, why string) {
 	found, ok := c.Nodes.Reports[c.instance]
 	if !ok && c.instance == "" && len(c.Nodes.Reports) == 1 {
@@ -346,7 +346,7 @@ func (c *chain) diskName() string {
 	return ""
 }
 
-// driverPods returns the pods of the driver whose controller is of a kind.
+// driverPods returns the driver's pods whose controller has this kind.
 func (e *Evidence) driverPods(controller string) (pods []kube.Object) {
 	for _, pod := range e.Nodes.DriverPods {
 		if pod.Kind == kindPod && pod.Metadata.Controller().Kind == controller {
@@ -365,7 +365,7 @@ func (e *Evidence) driverPod(node string) *kube.Object {
 	return nil
 }
 
-// names maps the placeholders that a command may contain to their values.
+// names returns the values of the placeholders that a command may contain.
 func (c *chain) names() map[string]string {
 	names := map[string]string{"claim": c.claimName.Name, "volume": c.handle,
 		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace),

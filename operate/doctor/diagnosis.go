@@ -1,17 +1,17 @@
 // Package doctor explains why a volume does not work. It gathers evidence from Kubernetes, the rack
-// and the node, and checks each link of the chain from the claim to the mounts of the pod. For the
-// most important broken link it reports what is wrong, for how long, what will happen by itself,
-// and what to do next. A finding that an error of the driver supports takes precedence over one
-// that is only inferred (basis). The package only reads.
+// and the node, and checks each link of the chain from the claim to the pod's mounts. For the most
+// important broken link it reports what is wrong, for how long, what will happen by itself, and
+// what to do next. An error of the driver takes precedence over a finding that is only inferred
+// (basis). The package only reads.
 //
 // Gather collects the Evidence, and records what it could not see. Diagnose is a pure function of
 // the Evidence.
 //
 // Files: diagnosis.go (the question, the evidence and the result), gather.go (how the evidence is
-// collected), sift.go (what of it may be shown, and which pods are the driver's), chain.go (which
-// objects belong together), errors.go (the driver's errors that Kubernetes recorded, and the advice
-// for each reason), judge_cluster.go, judge_rack.go and judge_node.go (the links), report.go (the
-// result for people, and for a support case).
+// collected), sift.go (what may be shown of the evidence, and which pods are the driver's),
+// chain.go (which objects belong together), errors.go (the driver's errors that Kubernetes
+// recorded, and the advice for each reason), judge_cluster.go, judge_rack.go and judge_node.go (the
+// links), report.go (the result for people, and for a support case).
 package doctor
 
 import (
@@ -31,10 +31,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// Link is a link of the chain from a claim to the files that a workload sees.
+// Link is a link of the chain from a claim to the pod that uses it.
 type Link string
 
-// The links, from the claim to the pod.
+// The links, in the order of the chain.
 const (
 	LinkClaim      Link = "claim"
 	LinkVolume     Link = "volume"     // the PersistentVolume
@@ -70,14 +70,14 @@ type Diagnosis struct {
 	Chains   []Chain   `json:"chains"`
 }
 
-// Chain is the chain of one volume, or the part of it that a question is about.
+// Chain is the result for one volume, or for another object that the question is about.
 type Chain struct {
 	Subject string `json:"subject"`
-	// Place is the chain's place in the tree of a cluster; nil if the question is not about one.
+	// Place is where the tree of a cluster shows the chain. It is nil for other questions.
 	Place *Place `json:"place,omitempty"`
 	Links []Step `json:"links"`
-	// Finding is the most important finding, or nil if no link is broken. It is the first finding or,
-	// if an error of the driver still counts, the first that is not an inference.
+	// Finding is the most important finding, or nil if no link is broken. That is the first finding.
+	// But if an error of the driver still counts, it is the first finding that is not only inferred.
 	Finding *Finding `json:"finding,omitempty"`
 }
 
@@ -106,7 +106,7 @@ type Finding struct {
 	basis basis
 }
 
-// basis is the kind of evidence that supports a finding, with increasing certainty.
+// basis is the kind of evidence for a finding. A higher value is more certain.
 type basis int
 
 const (
@@ -115,8 +115,8 @@ const (
 	sight                  // the rack or the node, which were read after any error was recorded
 )
 
-// Status returns the exit status: 0 if nothing is broken, 2 if something is broken, and 3 if no
-// broken link was found, but some link could not be seen.
+// Status returns the exit status: 2 if a link is broken, 3 if no link is broken but one could not
+// be seen, and otherwise 0.
 func (d Diagnosis) Status() int {
 	status := 0
 	for _, c := range d.Chains {
@@ -181,10 +181,10 @@ func (c *chain) judge() Chain {
 	return result
 }
 
-// ofNoNode reports whether an error is of a call without a node: to make or delete a disk.
+// ofNoNode reports whether an error is of a call that needs no node: to make or to delete a disk.
 func ofNoNode(s driverError) bool { return s.at == LinkClaim || s.at == LinkVolume }
 
-// apply adds an error of the driver to a link. It replaces an inference, which is less precise.
+// apply adds an error of the driver to a link. The error replaces a finding that is only inferred.
 func (c *chain) apply(step Step, s driverError) Step {
 	if f := step.Finding; f == nil || f.basis == inference || f.Reason == s.Reason {
 		step.Finding = &Finding{Reason: s.Reason, Wrong: s.Sentence, Source: s.Source, Since: s.First,
@@ -203,7 +203,7 @@ func (c *chain) apply(step Step, s driverError) Step {
 }
 
 // keeperPlan returns a sentence if the node keeper plans to stop a node, or "". It does not quote
-// the plan, because others may write that annotation, too.
+// the annotation with the plan, which others may have written.
 func (e *Evidence) keeperPlan(node string) string {
 	o, _ := e.Cluster.one(kindNode, named("", node))
 	if o == nil || o.Metadata.Annotations.KeeperPlan == "" {
@@ -214,7 +214,7 @@ func (e *Evidence) keeperPlan(node string) string {
 
 func broken(what string, f Finding) Step { return Step{State: Broken, What: what, Finding: &f} }
 
-// advise adds the advice for a finding's reason, and puts names into its command.
+// advise adds the advice for a finding's reason, and fills in the placeholders of its command.
 func (c *chain) advise(f *Finding) {
 	if a, ok := advices[f.Reason]; ok {
 		e, _ := csierr.Explain(f.Reason)
@@ -224,16 +224,16 @@ func (c *chain) advise(f *Finding) {
 	f.Next = c.commandAt("", f.Next)
 }
 
-// commandWord matches names that may be put into a command without quotes. They come from objects
-// that anybody may have written, and the command is typed into a shell.
+// commandWord matches names that need no quotes in a shell. Anybody may have written the objects
+// with these names, and people type the command into a shell.
 var commandWord = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9.]*$`)
 
-// placeholder matches the words of a command that stand for names.
+// placeholder matches the placeholders of a command, such as {claim}.
 var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)
 
-// commandAt replaces the placeholders of a command by names of the chain. If another node is given,
-// {node}, {instance} and {driverPod} become its names. A placeholder whose name is unknown, or not
-// safe to type, becomes a word in capitals.
+// commandAt replaces the placeholders of a command by names of the chain. If node is another node
+// than the chain's, {node}, {instance} and {driverPod} become names of that node. A placeholder
+// becomes a word in capitals if its name is unknown or does not match commandWord.
 func (c *chain) commandAt(node, text string) string {
 	names := c.names()
 	if node != "" && node != c.nodeName {
@@ -263,7 +263,7 @@ func plain(s Step) Step {
 	return s
 }
 
-// Question names the object that a diagnosis is about.
+// Question names the object that a diagnosis explains.
 type Question struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace,omitempty"` // of a claim or a pod
@@ -319,7 +319,7 @@ func ParseQuestion(args []string) (Question, error) {
 	return q, nil
 }
 
-// alone reports whether the question names no object.
+// alone reports whether the question has no name: it is about the whole rack or cluster.
 func (q Question) alone() bool { return q.Kind == AskRack || q.Kind == AskCluster }
 
 // String returns the question as it was asked.
@@ -366,8 +366,8 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 		})
 }
 
-// Evidence contains all objects and reports from which a diagnosis is made. For an object that
-// could not be read it contains the reason, so that the object is not taken for absent.
+// Evidence contains all objects and reports from which a diagnosis is made. If an object could not
+// be read, it contains the reason. So the object does not look as if it did not exist.
 type Evidence struct {
 	Version  string      `json:"version"` // of this program
 	At       time.Time   `json:"at"`
@@ -380,7 +380,7 @@ type Evidence struct {
 // Cluster holds the objects of Kubernetes.
 type Cluster struct {
 	Objects []kube.Object `json:"objects"`
-	// Unseen contains the kinds whose objects could not be seen, with the reasons.
+	// Unseen contains, for each kind whose objects could not be read, the reason.
 	Unseen map[string]string `json:"unseen,omitempty"`
 }
 
@@ -403,10 +403,10 @@ const (
 type Nodes struct {
 	Reports   map[string]inspection.Report `json:"reports"`
 	Namespace string                       `json:"namespace"` // of the driver
-	// DriverPods contains the controller's pods, and the DaemonSet's pods on the question's nodes.
+	// DriverPods contains the controller's pods, and the DaemonSet's pods on nodes of the question.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
-	// Unseen contains the reasons for missing reports, by the id of the instance. The key "" is for
-	// all other instances.
+	// Unseen contains why a report is missing, by the id of the instance. The reason at the key ""
+	// applies to all instances without a reason of their own.
 	Unseen map[string]string `json:"unseen,omitempty"`
 }
 
@@ -421,16 +421,16 @@ type RackObjects struct {
 	Instances map[string]Found[Machine] `json:"instances,omitempty"`
 	// Neighbours contains all disks of each instance, by the instance's id.
 	Neighbours map[string]Found[[]Disk] `json:"neighbours,omitempty"`
-	// Boot contains the ids of the boot disks of the project's instances, if the question is about the
-	// cluster.
+	// Boot contains the ids of the boot disks of all instances in the project. It is set only if the
+	// question is about the cluster.
 	Boot map[string]bool `json:"boot,omitempty"`
-	// Owned contains the disks of this cluster, and LeftBytes what is left of the quota, if the
-	// question is about the rack.
+	// Owned contains the disks of this cluster, LeftBytes the unused part of the quota. They are set
+	// only if the question is about the rack.
 	Owned     *Found[[]Disk] `json:"owned,omitempty"`
 	LeftBytes *Found[int64]  `json:"leftBytes,omitempty"`
 }
 
-// Found is the result of a request: an object, its absence, or the reason why it could not be seen.
+// Found is the result of a request: an object, or nothing and the reason if it could not be read.
 type Found[T any] struct {
 	Object *T     `json:"object,omitempty"`
 	Unseen string `json:"unseen,omitempty"`
@@ -448,10 +448,10 @@ type Disk struct {
 	SizeBytes  int64  `json:"sizeBytes"`
 	BlockBytes int64  `json:"blockBytes"`
 	Type       string `json:"type"`
-	// FilesystemUUID is the UUID that the volume's filesystem has to have; if empty, any is accepted.
+	// FilesystemUUID is the UUID that the volume's filesystem must have. If it is empty, any will do.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	CSIName        string `json:"csiName,omitempty"`
-	// Claim is the claim for which the disk was made, according to the disk's description.
+	// Claim is the claim for which the driver made the disk, from the disk's description.
 	Claim   string `json:"claim,omitempty"`
 	Foreign string `json:"foreign,omitempty"` // why the disk is not this cluster's
 }
@@ -463,7 +463,7 @@ type Machine struct {
 	State string `json:"state"`
 }
 
-// objects returns the objects of a kind that match, or why the kind could not be seen.
+// objects returns the objects of a kind that match, or the reason if the kind could not be read.
 func (c Cluster) objects(kind string, match func(*kube.Object) bool) ([]kube.Object, string) {
 	var found []kube.Object
 	for i := range c.Objects {
@@ -477,7 +477,7 @@ func (c Cluster) objects(kind string, match func(*kube.Object) bool) ([]kube.Obj
 	return nil, c.Unseen[kind]
 }
 
-// one returns an object of a kind that matches, or nil, and why the kind could not be seen.
+// one returns the first object that objects returns, or nil and the reason.
 func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object, why string) {
 	found, why := c.objects(kind, match)
 	if len(found) == 0 {
@@ -486,7 +486,7 @@ func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object
 	return &found[0], ""
 }
 
-// reference returns a reference without a UID to an object or, for an event, to the event's object.
+// reference refers, without UID, to an object. For an event it refers to the event's object.
 func reference(o *kube.Object) kube.Reference {
 	if o.Kind == kindEvent {
 		ref := o.InvolvedObject

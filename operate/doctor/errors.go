@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// driverError is an error of the driver that Kubernetes recorded, or that is in the node's report.
+// driverError is an error of the driver. It was recorded by Kubernetes, or is in the node's report.
 type driverError struct {
 	Reason   csierr.Reason
 	Sentence string
@@ -26,21 +26,21 @@ type driverError struct {
 func (s driverError) link() Link {
 	switch a := advices[s.Reason]; {
 	case a.Link == "", a.Link == LinkClaim && s.at != "":
-		// An error of LinkClaim is about values in the request, so the link of the failed call is broken.
+		// With LinkClaim, values in the request are wrong, so the link of the failed call is broken.
 		return s.at
 	default:
 		return a.Link
 	}
 }
 
-// driverErrors returns the errors of the driver that still count: the last error of each call,
-// unless the call has succeeded since.
+// driverErrors returns the errors of the driver that still count: for each call its last error, if
+// the call has not succeeded since.
 func (c *chain) driverErrors() []driverError {
 	var all []driverError
 	if c.claim != nil && c.claim.Status.Phase != phaseBound && c.claim.Status.Phase != phaseLost {
 		all = c.latest(c.claim, LinkClaim, nil, "ProvisioningFailed", "ProvisioningSucceeded")
 	}
-	// The provisioner deletes only a volume that is released and has the policy Delete.
+	// The provisioner deletes a volume only after its release, and only with the policy Delete.
 	if o := c.volume; o != nil && o.Spec.ReclaimPolicy != "Retain" &&
 		slices.Contains([]string{phaseReleased, phaseFailed, ""}, o.Status.Phase) {
 		all = append(all, c.latest(o, LinkVolume, nil, "VolumeFailedDelete")...)
@@ -71,7 +71,7 @@ func (c *chain) driverErrors() []driverError {
 	for _, a := range c.attachments {
 		all = addFailure(all, &a)
 	}
-	// The error of a snapshot matters only to a claim that waits for the snapshot.
+	// An error of a snapshot matters only if the claim waits for the snapshot.
 	if len(all) == 0 && c.claim != nil && c.claim.Status.Phase != phaseBound {
 		for _, o := range c.snapshots() {
 			if f := o.Status.Error; f != nil {
@@ -83,7 +83,7 @@ func (c *chain) driverErrors() []driverError {
 	return all
 }
 
-// quoted adds an error if the message is an error of the driver.
+// quoted adds an error to all if the message is an error message of the driver.
 func quoted(all []driverError, s driverError, message string) []driverError {
 	var ok bool
 	if s.Reason, s.Sentence, ok = csierr.ParseMessage(message); !ok {
@@ -92,8 +92,8 @@ func quoted(all []driverError, s driverError, message string) []driverError {
 	return append(all, s)
 }
 
-// failedUnmounts returns the unmounts that failed and have not succeeded since. Kubernetes does not
-// show them: the kubelet creates events only for failed mounts.
+// failedUnmounts returns the failed unmounts that have not succeeded since. Only the report shows
+// them: the kubelet creates events for failed mounts, but not for failed unmounts.
 func failedUnmounts(v *inspection.Volume) []driverError {
 	failed := map[string]driverError{} // by path
 	for _, e := range v.Flight {
@@ -125,7 +125,7 @@ func failedUnmounts(v *inspection.Volume) []driverError {
 	return all
 }
 
-// lastFailure returns the failure of the attacher's last call, or nil.
+// lastFailure returns the error of the attacher's last call, or nil if that call succeeded.
 func lastFailure(a *kube.Object) *kube.Failure {
 	attach, detach := a.Status.AttachError, a.Status.DetachError
 	if attach == nil || a.Status.Attached || detach != nil && detach.Time.After(attach.Time) {
@@ -134,8 +134,8 @@ func lastFailure(a *kube.Object) *kube.Failure {
 	return attach
 }
 
-// addFailure adds the failure of an attachment. It replaces an error in the pod's events about the
-// same node. If both have the same reason, it takes over the time of the first event.
+// addFailure adds the error of a VolumeAttachment. It replaces the error in the pod's events about
+// the same node. If both errors have the same reason, the time of the first event stays.
 func addFailure(all []driverError, a *kube.Object) []driverError {
 	f := lastFailure(a)
 	if f == nil {
@@ -156,8 +156,8 @@ func addFailure(all []driverError, a *kube.Object) []driverError {
 	return all
 }
 
-// events returns the events of an object with one of the reasons. It compares UIDs. If one is
-// unknown, it takes the events that are not older than the object.
+// events returns the events about an object that have one of these reasons. It compares UIDs. If a
+// UID is unknown, it returns the events that are not older than the object.
 func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	found, _ := e.Cluster.objects(kindEvent, func(event *kube.Object) bool {
 		about := event.InvolvedObject
@@ -170,14 +170,14 @@ func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	return found
 }
 
-// forgeable is appended to the source of a quoted event, because events do not prove their origin.
+// forgeable is appended to the source of an error from an event, because anybody may write events.
 const forgeable = " (anybody with the right to create events can write it)"
 
-// successes contains the reasons of events after which earlier errors of a call no longer count.
+// successes contains reasons of events. Errors of the same call before such an event do not count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest returns the driver's error in the latest of an object's events. It returns nothing if no
-// event contains one, or if the latest event reports a success.
+// latest returns the driver's error in the latest event of an object that has an error or reports a
+// success. If that event reports a success, or if there is none, it returns no error.
 func (e *Evidence) latest(o *kube.Object, at Link, about func(message string) bool,
 	reasons ...string) []driverError {
 	var all []driverError
@@ -205,19 +205,19 @@ func (e *Evidence) latest(o *kube.Object, at Link, about func(message string) bo
 	return []driverError{last}
 }
 
-// advice adds to the explanation of reasons (csierr.Explain) the link of the chain that is broken,
-// what happens by itself, and the next command.
+// advice adds to the explanation of some reasons (csierr.Explain) which link is broken, what
+// happens by itself, and the next command.
 type advice struct {
-	// Link is the broken link. It is empty for a reason that any call may return: then the link of
-	// the failed call is broken.
+	// Link is the broken link. If any call may return the reason, Link is empty: then the link of the
+	// failed call is broken.
 	Link     Link
 	ByItself string
-	// Next is a command with words such as {volume}; see names.
+	// Next is a command with placeholders such as {volume}; see names.
 	Next    string
 	Reasons reasons // for which the advice is given
 }
 
-// Texts about what happens by itself.
+// Values of ByItself: what happens without anybody's help.
 const (
 	repeated = "The orchestrator repeats the call, which fails until somebody has acted."
 	succeeds = "The orchestrator repeats the call, which succeeds "
@@ -226,7 +226,7 @@ const (
 	never    = "Nothing: repeating the call does not help."
 )
 
-// Commands for people. All but kernelLog only read.
+// Commands for people. Only kernelLog changes something.
 const (
 	showClaim     = "kubectl get pvc -n {namespace} {claim} -o yaml"
 	showClass     = "kubectl get storageclass {class} -o yaml"
@@ -250,17 +250,17 @@ const (
 	checkRack = "oxide-csi-plugin doctor rack"
 )
 
-// controllerLogs names the pods of the controller for kubectl logs.
+// controllerLogs is the argument of kubectl logs for the controller's pods.
 const controllerLogs = "deployment/oxide-csi-controller"
 
-// logOf changes the container in a command that shows the driver's log.
+// logOf replaces the driver's container in a kubectl logs command by another container.
 func logOf(command, container string) string {
 	return strings.Replace(command, driverContainer, container, 1)
 }
 
 type reasons = []csierr.Reason
 
-// advised contains every advice, in the order of the links.
+// advised contains every advice, in the order of the broken links.
 var advised = []advice{
 	{"", never, controllerLog, reasons{csierr.VolumeIDMissing, csierr.FieldMissing}},
 	{"", "The orchestrator begins the listing again.", controllerLog,

@@ -31,13 +31,13 @@ const (
 
 var diskName = volume.DiskName("blue", "pvc-1")
 
-// before returns the time d before testNow as Kubernetes writes it.
+// before returns the time d before testNow, in Kubernetes' format.
 func before(d time.Duration) string { return testNow.Add(-d).Format(time.RFC3339) }
 
 //go:embed testdata/volume.json
 var allObjects string
 
-// The objects of a volume that a pod uses, as kubectl prints them, one in each line.
+// The objects of a volume that a pod uses, as kubectl prints them. Each line has one object.
 var (
 	objectLines       = strings.Split(strings.TrimSuffix(allObjects, "\n]}\n"), "\n")
 	objectLine        = func(n int) string { return strings.TrimSuffix(objectLines[n], ",") }
@@ -56,7 +56,7 @@ func listJSON(items ...string) string {
 	return `{"kind":"List","apiVersion":"v1","metadata":{},"items":[` + strings.Join(items, ",") + `]}`
 }
 
-// theNode returns the node's report of the volume.
+// theNode returns a node's report, about a volume that works.
 func theNode() inspection.Report {
 	device := inspection.Device{Name: "nvme1n1", Number: "259:1", Serial: diskName,
 		SizeBytes: diskBytes, BlockBytes: 4096}
@@ -76,7 +76,7 @@ func theNode() inspection.Report {
 		}}}
 }
 
-// healthy returns the evidence of a volume that works, with edits.
+// healthy returns the evidence of a volume that works, after these edits.
 func healthy(t testing.TB, edits ...edit) *Evidence {
 	t.Helper()
 	e := &Evidence{Version: "v1", At: testNow, Question: Question{AskClaim, "default", "data"}}
@@ -114,7 +114,7 @@ func ask(q Question) edit { return func(_ testing.TB, e *Evidence) { e.Question 
 
 func askPod(name string) edit { return ask(Question{AskPod, "default", name}) }
 
-// without removes the objects of some kinds, as in a cluster that has none.
+// without removes all objects of these kinds.
 func without(kinds ...string) edit {
 	return func(_ testing.TB, e *Evidence) {
 		e.Cluster.Objects = slices.DeleteFunc(slices.Clone(e.Cluster.Objects),
@@ -134,7 +134,7 @@ func object(kind string, change func(*kube.Object)) edit {
 	}
 }
 
-// event adds an event about an object. It was first seen 20 minutes ago.
+// event adds an event about an object, first seen 20 minutes ago and last seen a minute ago.
 func event(kind, name, reason, message string) edit {
 	return func(_ testing.TB, e *Evidence) {
 		o := kube.Object{Kind: kindEvent}
@@ -149,10 +149,10 @@ func event(kind, name, reason, message string) edit {
 	}
 }
 
-// sentence is the text behind the reason in an error of the driver.
+// sentence follows the reason in every error of the driver that these tests use.
 const sentence = "expected this, found that"
 
-// rpc returns an error of the driver as gRPC shows it.
+// rpc returns the text of an error of the driver with gRPC's prefix.
 func rpc(reason string) string {
 	return "rpc error: code = FailedPrecondition desc = " + reason + ": " + sentence
 }
@@ -161,7 +161,7 @@ func phase(kind, phase string) edit {
 	return object(kind, func(o *kube.Object) { o.Status.Phase = phase })
 }
 
-// minutesAgo sets the times of the event that was added last.
+// minutesAgo sets how long ago the last added event was first and last seen.
 func minutesAgo(first, last time.Duration) edit {
 	return lastEvent(func(o *kube.Object) {
 		o.FirstTimestamp = testNow.Add(-first * time.Minute)
@@ -169,13 +169,13 @@ func minutesAgo(first, last time.Duration) edit {
 	})
 }
 
-// succeeded adds an event of an object: a call for the volume succeeded some minutes ago.
+// succeeded adds an event about an object: some minutes ago, a call for the volume succeeded.
 func succeeded(kind, name, reason string, ago time.Duration) edit {
 	return all(event(kind, name, reason, `AttachVolume.Attach succeeded for volume "`+pvName+`"`),
 		minutesAgo(ago, ago))
 }
 
-// podEvent adds an event of the pod: a call for a volume failed with a reason.
+// podEvent adds an event about the pod: a call for a volume failed with an error of the driver.
 func podEvent(cause, volume, reason string) edit {
 	return event(kindPod, "db-0", cause, `failed for volume "`+volume+`" : `+rpc(reason))
 }
@@ -184,12 +184,12 @@ func lastEvent(change func(*kube.Object)) edit {
 	return func(_ testing.TB, e *Evidence) { change(&e.Cluster.Objects[len(e.Cluster.Objects)-1]) }
 }
 
-// deleted marks the object of a kind as deleted some time ago.
+// deleted marks the first object of a kind as deleted some time ago.
 func deleted(kind string, ago time.Duration) edit {
 	return object(kind, func(o *kube.Object) { o.Metadata.DeletionTimestamp = testNow.Add(-ago) })
 }
 
-// stuck edits an object that was deleted 40 minutes ago, and has a finalizer.
+// stuck marks an object as deleted 40 minutes ago, and adds a finalizer.
 func stuck(finalizer string) func(*kube.Object) {
 	return func(o *kube.Object) {
 		o.Metadata.DeletionTimestamp = testNow.Add(-40 * time.Minute)
@@ -209,7 +209,7 @@ func recorded(entries ...flight.Entry) edit {
 	return onNode(func(v *inspection.Volume) { v.Flight = entries })
 }
 
-// begun records changes that began an hour ago, and have no end.
+// begun adds to the report changes that began an hour ago and did not end.
 func begun(events ...flight.Event) edit {
 	return onNode(func(v *inspection.Volume) {
 		for _, event := range events {
@@ -239,7 +239,7 @@ func onNode(change func(*inspection.Volume)) edit {
 
 // Edits that several tests share.
 var (
-	// pending makes the pod wait on its node for its volumes.
+	// pending makes the pod, which has a node, wait for its volumes.
 	pending = object(kindPod, func(o *kube.Object) {
 		o.Status.Phase = "Pending"
 		o.Status.ContainerStatuses = nil
@@ -248,7 +248,7 @@ var (
 	noDriver = object(kindCSINode, func(o *kube.Object) { o.Spec.Drivers = nil })
 	detached = disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })
 	faulted  = disk(func(d *Disk) { d.State, d.Instance = diskFaulted, "" })
-	// empty removes everything of the volume from the node's report.
+	// empty removes the volume's record, device, filesystem and mounts from the node's report.
 	empty = onNode(func(v *inspection.Volume) {
 		v.Record, v.Devices, v.Filesystems, v.Mounts = nil, nil, nil, nil
 	})
@@ -257,26 +257,26 @@ var (
 	staged    = onNode(func(v *inspection.Volume) { v.Mounts = v.Mounts[:1] })
 	// unused removes the pods that use the volume, and detaches its disk.
 	unused = all(without(kindPod, kindAttachment), detached, empty)
-	// unscheduled makes the pod wait for a node.
+	// unscheduled removes the pod from its node, so that it waits for the scheduler.
 	unscheduled = all(object(kindPod, func(o *kube.Object) {
 		o.Status.Phase, o.Spec.NodeName, o.Status.ContainerStatuses = "Pending", "", nil
 	}), without(kindAttachment), empty, detached)
-	// unbound makes the claim wait for a volume.
+	// unbound removes the volume, so that the claim waits for one.
 	unbound = all(object(kindClaim, func(o *kube.Object) {
 		o.Status.Phase, o.Spec.VolumeName = "Pending", ""
 	}), unscheduled, without(kindVolume), func(_ testing.TB, e *Evidence) {
 		e.Rack.Disks = map[string]Found[Disk]{}
 	})
-	// keptVolume leaves only a PersistentVolume that was deleted long ago and still exists.
+	// keptVolume leaves only a PersistentVolume that was deleted 40 minutes ago and has a finalizer.
 	keptVolume = all(without(kindPod, kindClaim), object(kindVolume,
 		stuck("external-provisioner.volume.kubernetes.io/finalizer")), askVolume)
 	askVolume  = ask(Question{Kind: AskVolume, Name: racktest.Disk})
 	askNode    = ask(Question{Kind: AskNode, Name: "worker-1"})
 	askCluster = ask(Question{Kind: AskCluster})
-	// noReport removes the node's report, as if the node was not asked.
+	// noReport removes the node's report, as if nobody had asked the node.
 	noReport = all(put("nodes/reports", nil), put("nodes/unseen/", "no node was asked"))
 	noRack   = put("rack", RackObjects{Unseen: "OXIDE_HOST is not set"})
-	// noKubernetes makes every object of Kubernetes unseen.
+	// noKubernetes removes every object, as if Kubernetes could not be read.
 	noKubernetes = all(askVolume, func(_ testing.TB, e *Evidence) {
 		e.Cluster = Cluster{Unseen: map[string]string{}}
 		for kind := range resources {
@@ -286,8 +286,8 @@ var (
 	twoReports = put("nodes/reports/"+racktest.OtherInstance, theNode())
 )
 
-// put sets the part of the evidence at a path of JSON names; nil removes it. In the path, a kind
-// stands for the first object of the kind, * for the first part, and + for a new item of a list.
+// put sets the value at a path of JSON names in the evidence; nil removes it. In the path, a kind
+// is the first object of this kind, * the first field, and + a new item of a list.
 func put(path string, value any) edit {
 	return func(t testing.TB, e *Evidence) {
 		var whole any
@@ -298,7 +298,7 @@ func put(path string, value any) edit {
 	}
 }
 
-// with sets the part at a path below a JSON value, and returns the value.
+// with sets the value at a path below a JSON value, and returns the changed JSON value.
 func with(part any, path []string, value any) any {
 	if len(path) == 0 {
 		return value
@@ -329,8 +329,8 @@ func with(part any, path []string, value any) any {
 	return fields
 }
 
-// walk calls visit for each part below a JSON value, with functions that set and remove the part.
-// If visit has changed the part, it has to set it again.
+// walk calls visit for each JSON value below value. visit gets its path, and functions that set and
+// remove it. Before it returns, visit has to set the old value again.
 func walk(path string, value any, set func(any), visit func(path string, part any, set func(any),
 	remove func())) {
 	switch v := value.(type) {
@@ -353,7 +353,7 @@ func walk(path string, value any, set func(any), visit func(path string, part an
 	}
 }
 
-// notAttached returns an edit that detaches the disk and makes the pod wait for the attach.
+// notAttached detaches the disk, and makes the pod wait for the attach. message is the last error.
 func notAttached(message string) edit {
 	return all(pending, detached, empty, object(kindAttachment, func(o *kube.Object) {
 		o.Status.Attached = false
@@ -367,7 +367,7 @@ func entry(event flight.Event, age time.Duration) flight.Entry {
 	return flight.Entry{Time: testNow.Add(-age), Event: event, Outcome: flight.Begun}
 }
 
-// over returns the entry of a change that has ended: it was made, or it failed for a reason.
+// over returns the entry of a change that was made or, with a reason, has failed.
 func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.Entry {
 	e := entry(event, age)
 	if e.Outcome = flight.Done; reason != "" {

@@ -23,10 +23,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// requestTimeout limits one kubectl get, one node's report, and all requests to the rack together.
+// requestTimeout limits each kubectl get, each node's report, and all rack requests together.
 const requestTimeout = 30 * time.Second
 
-// The chart's default namespace, and the name of its container with the driver.
+// The chart's default namespace, and the chart's name of the container that runs the driver.
 const (
 	driverNamespace = "oxide-csi"
 	driverContainer = "oxide-plugin"
@@ -35,13 +35,13 @@ const (
 // Sources contains the clients with which Gather reads the evidence.
 type Sources struct {
 	Rack *rack.Client // nil if there is none
-	// NoRack is the reason why there is no rack.
+	// NoRack is why Rack is nil.
 	NoRack    string
 	ClusterID string
 	Version   string
 	// Kubectl runs kubectl.
 	Kubectl func(ctx context.Context, args ...string) ([]byte, error)
-	// Timeout replaces requestTimeout, unless it is zero.
+	// Timeout replaces requestTimeout if it is not zero.
 	Timeout time.Duration
 }
 
@@ -57,8 +57,8 @@ func (g *gatherer) limit(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithTimeout(ctx, cmp.Or(g.Timeout, requestTimeout))
 }
 
-// Gather collects the evidence for a question. It changes nothing. It returns an error only if a
-// file that the options name cannot be read.
+// Gather collects the evidence for a question, and changes nothing. If a file that the options name
+// cannot be read, it returns an error. It records all other failures in the evidence.
 func Gather(ctx context.Context, s Sources, o Options) (Evidence, error) {
 	g := &gatherer{Sources: s, options: o, e: Evidence{Version: s.Version, At: time.Now().UTC(),
 		Question: o.Question}}
@@ -117,7 +117,7 @@ func (g *gatherer) cluster(ctx context.Context) error {
 
 const allNamespaces = "*"
 
-// resources are the names by which kubectl knows the kinds.
+// resources contains kubectl's names of the kinds.
 var resources = map[string]string{kindClaim: "persistentvolumeclaims",
 	kindVolume: "persistentvolumes", kindContent: "volumesnapshotcontents",
 	kindAttachment: "volumeattachments", kindCSINode: "csinodes", kindNode: "nodes", kindPod: "pods",
@@ -159,7 +159,7 @@ func (g *gatherer) list(ctx context.Context, kind, namespace string) {
 	}
 }
 
-// maxFileBytes limits what is read from a file. It is more than the objects of a cluster need.
+// maxFileBytes is the size of the largest file that is read. The objects of a cluster need less.
 const maxFileBytes = 256 << 20
 
 // readFile reads a file that a flag names; "-" is the standard input.
@@ -182,8 +182,8 @@ func readFile(flag, path string, most int64) ([]byte, error) {
 	return data, nil
 }
 
-// objectsFromFile reads the objects from a file. A kind without objects in the file counts as
-// unseen, because whoever made the file may not have asked kubectl for that kind.
+// objectsFromFile reads the objects from a file. If the file contains no object of a kind, the kind
+// counts as unseen: perhaps kubectl was not asked for that kind.
 func (g *gatherer) objectsFromFile() error {
 	data, err := readFile("--objects", g.options.Objects, maxFileBytes)
 	if err != nil {
@@ -207,7 +207,7 @@ func (g *gatherer) objectsFromFile() error {
 	return nil
 }
 
-// prune removes the objects that the question is not about.
+// prune removes the objects that do not belong to the chains of the question.
 func (g *gatherer) prune() {
 	used, nodes := map[kube.Reference]bool{}, map[string]bool{}
 	for _, c := range resolve(&g.e) {
@@ -232,7 +232,7 @@ func (g *gatherer) prune() {
 	g.e.Nodes.DriverPods = slices.DeleteFunc(g.e.Nodes.DriverPods, func(o kube.Object) bool {
 		return o.Metadata.Controller().Kind == kindDaemonSet && !nodes[o.Spec.NodeName]
 	})
-	// A CSINode contains the entries of other drivers, too.
+	// A CSINode also contains the entries of other drivers.
 	for i := range g.e.Cluster.Objects {
 		o := &g.e.Cluster.Objects[i]
 		o.Spec.Drivers = slices.DeleteFunc(o.Spec.Drivers, func(d kube.NodeDriver) bool {
@@ -241,8 +241,8 @@ func (g *gatherer) prune() {
 	}
 }
 
-// eventReasons contains the reasons of the events that are about volumes. Other events, such as
-// those about images, must not be shown.
+// eventReasons contains the reasons of events about volumes. Other events, such as those about
+// images, must not be shown.
 var eventReasons = []string{"ProvisioningFailed", "Provisioning", "ProvisioningSucceeded",
 	"ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding",
 	"FailedMount", "FailedMapVolume", "FailedAttachVolume", "SuccessfulAttachVolume",
@@ -279,7 +279,7 @@ func (g *gatherer) rack(ctx context.Context) {
 				func(id oxide.NameOrId) (*oxide.Disk, error) { return g.Rack.Disk(ctx, id) }, g.diskOf)
 		}
 	}
-	// Resolve again: if no node is known, the disk shows the volume's instance.
+	// Resolve again: if the node is unknown, the instance is known only now, from the disk.
 	for _, c := range resolve(&g.e) {
 		if _, asked := r.Instances[c.instance]; asked || c.instance == "" {
 			continue
@@ -292,8 +292,8 @@ func (g *gatherer) rack(ctx context.Context) {
 	}
 }
 
-// wholeProject collects the disks and instances of the cluster with two lists, instead of a request
-// for each object. If a list fails, all objects of its kind are unseen.
+// wholeProject collects the cluster's disks and instances with two lists, instead of a request for
+// each object. If a list fails, all disks or all instances are unseen.
 func (g *gatherer) wholeProject(ctx context.Context) {
 	r, listed := &g.e.Rack, map[string]Disk{}
 	failed := g.eachDisk(ctx, func(d *oxide.Disk) { listed[d.Id] = g.diskOf(d) })
@@ -332,7 +332,7 @@ func (g *gatherer) wholeProject(ctx context.Context) {
 	}
 }
 
-// eachDisk visits the project's disks, and returns why they could not be seen, or "".
+// eachDisk visits the project's disks. If the list fails, it returns why, and otherwise "".
 func (g *gatherer) eachDisk(ctx context.Context, visit func(*oxide.Disk)) (unseen string) {
 	err := g.Rack.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool, err error) {
 		if err = rack.ValidateDisk("list disks", d); err == nil {
@@ -346,7 +346,7 @@ func (g *gatherer) eachDisk(ctx context.Context, visit func(*oxide.Disk)) (unsee
 	return ""
 }
 
-// found sends a request about an id to the rack, and converts the answer.
+// found asks the rack for the object with this id, and converts the answer.
 func found[O, T any](id string, notFound csierr.Reason, ask func(oxide.NameOrId) (O, error),
 	convert func(O) T) Found[T] {
 	param, ok := rack.ID(id)
@@ -363,7 +363,7 @@ func found[O, T any](id string, notFound csierr.Reason, ask func(oxide.NameOrId)
 	return foundUnless("", convert(answer))
 }
 
-// foundUnless returns an object that was found, or the reason why it could not be seen.
+// foundUnless returns the object or, if unseen is not empty, the reason why it could not be read.
 func foundUnless[T any](unseen string, object T) Found[T] {
 	if unseen != "" {
 		return Found[T]{Unseen: unseen}
@@ -399,7 +399,7 @@ func (g *gatherer) disksOf(all []oxide.Disk) []Disk {
 	return disks
 }
 
-// rackItself collects the cluster's disks and what is left of the quota.
+// rackItself collects the cluster's disks and the unused part of the quota.
 func (g *gatherer) rackItself(ctx context.Context) {
 	owned := []Disk{}
 	failed := g.eachDisk(ctx, func(d *oxide.Disk) {
@@ -448,7 +448,7 @@ func (g *gatherer) nodes(ctx context.Context) error {
 	return nil
 }
 
-// trim removes from a report the volumes that the question is not about.
+// trim removes the volumes from a report that do not belong to the question's chains.
 func (g *gatherer) trim(r inspection.Report) inspection.Report {
 	if g.options.Question.Kind == AskNode {
 		return r
@@ -467,7 +467,7 @@ func (g *gatherer) trim(r inspection.Report) inspection.Report {
 	return r
 }
 
-// askNodes asks each node about the volumes of the chains that are on the node.
+// askNodes asks each node about the volumes on it that belong to the question's chains.
 func (g *gatherer) askNodes(ctx context.Context) {
 	type node struct {
 		chain   *chain
@@ -492,7 +492,7 @@ func (g *gatherer) askNodes(ctx context.Context) {
 		}
 		n.volumes = append(n.volumes, asked)
 	}
-	// Ask several nodes at once: a cluster may have many, and connecting takes most of the time.
+	// Ask nodes concurrently: a cluster may have many, and connecting takes most of the time.
 	var mu sync.Mutex
 	var asking errgroup.Group
 	asking.SetLimit(8)

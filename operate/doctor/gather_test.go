@@ -29,8 +29,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// mayRun matches the arguments with which the doctor may run kubectl. They change nothing, and
-// kubectl takes no object's name for a flag.
+// mayRun matches the arguments with which the doctor may run kubectl. Such a command changes
+// nothing, and no object's name in it looks like a flag.
 var mayRun = regexp.MustCompile(`^(get [a-z,]+ --output=json( --all-namespaces| --namespace=` +
 	`[-a-z0-9]+)?|exec --namespace=oxide-csi [a-z0-9][-a-z0-9.]* --container=oxide-plugin -- ` +
 	`/oxide-csi-plugin inspect( --volume=[-0-9a-f]{36}(=[a-z0-9][-a-z0-9.]*)?)*)$`)
@@ -71,8 +71,8 @@ func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
 	}
 }
 
-// servedBy returns a client of a rack that answers each GET with the body for its path, or with the
-// project. The rack first calls asked with the path.
+// servedBy returns a client of a rack. The rack calls asked with the path of each GET, and answers
+// with the body for the path or, without one, with the project.
 func servedBy(t *testing.T, bodies map[string]string, asked func(path string)) *rack.Client {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -88,7 +88,7 @@ func servedBy(t *testing.T, bodies map[string]string, asked func(path string)) *
 	return clientOf(t, server.URL)
 }
 
-// rackWith returns the answers of a rack with one disk and one instance, by path.
+// rackWith returns, by path, the responses of a rack with one disk and one instance.
 func rackWith(disk, instance string) map[string]string {
 	return map[string]string{"/v1/me": racktest.UserOf(racktest.Silo),
 		"/v1/disks/" + racktest.Disk: disk, "/v1/instances/" + racktest.Instance: instance,
@@ -96,7 +96,7 @@ func rackWith(disk, instance string) map[string]string {
 		"/v1/instances/" + racktest.Instance + "/disks": racktest.PageOf("", disk)}
 }
 
-// healthyRack returns a client of a rack with the volume's disk. A repeated request is an error.
+// healthyRack returns a client of a rack with the volume's disk, which expects each request once.
 func healthyRack(t *testing.T) *rack.Client {
 	seen := map[string]bool{}
 	return servedBy(t, rackWith(racktest.DiskOf(racktest.AttachedHere),
@@ -118,7 +118,7 @@ func clientOf(t *testing.T, url string) *rack.Client {
 	return client
 }
 
-// gather returns the evidence for a question, and checks that its time is the current one.
+// gather returns the evidence for a question, and checks the time in it.
 func gather(t *testing.T, s Sources, o Options) Evidence {
 	t.Helper()
 	s.ClusterID, s.Version = "blue", "v1"
@@ -166,7 +166,7 @@ func TestEventsAreAlsoReadFromTheDefaultNamespace(t *testing.T) {
 	}
 }
 
-// mayShow lists the fields of the evidence that the doctor may show.
+// mayShow lists the fields that the doctor may show although a user may write them.
 var mayShow = []shown{
 	{`(PersistentVolumeClaim|PersistentVolume|VolumeAttachment|CSINode|Node|Pod|Event)/metadata/` +
 		`(name|namespace|uid|finalizers/0)`, "a chain is objects, which a finalizer may keep", false},
@@ -182,15 +182,15 @@ var mayShow = []shown{
 	{`(disk|instance)/.*`, "it is the operator's own rack", true},
 }
 
-// shown is a pattern of fields that may be shown. why is the reason; texts allows any text.
+// shown allows fields whose paths match places. With texts, their values may be any text.
 type shown struct {
 	places, why string
 	texts       bool
 }
 
-// TestTheDoctorWritesNoSecret puts a canary into each text that a doctor reads: as a name, as a
-// text, and at the end of the text. It does that for one text after the other, and then for all at
-// once. The output of the doctor must not contain the canary.
+// The test writes a canary into each text that the doctor reads: as a name, as a text, and at the
+// end of the text. It does that for each text alone, and at last for all texts at once. The output
+// of the doctor must not contain the canary.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	text, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)
@@ -269,7 +269,7 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 			check(place, canary.shape, writes(questions[runs%len(questions)]))
 		}
 		set(text)
-		// Leave out kinds and times: an object with an invalid one is not parsed.
+		// Leave out kinds and times: kube.Parse refuses an object whose kind or time is invalid.
 		if allowed(place) < 0 && !strings.Contains(strings.ToLower(place), "time") &&
 			!strings.HasSuffix(place, "/kind") {
 			atOnce = append(atOnce, func() { set("password=canary") })
@@ -290,7 +290,7 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	t.Logf("FIGURE doctor-canaries places=%d runs=%d leaked=%d", places-left, runs, len(leaked))
 }
 
-func TestKindsThatKubectlMayNotReadAreUnseen(t *testing.T) {
+func TestDoctorReportsWhatKubectlMayNotRead(t *testing.T) {
 	for forbidden, links := range map[string][]Link{
 		"persistentvolumeclaims": {LinkClaim, LinkVolume, LinkAttachment, LinkDisk},
 		"persistentvolumes":      {LinkVolume}, "volumeattachments": {LinkAttachment},
@@ -309,7 +309,7 @@ func TestKindsThatKubectlMayNotReadAreUnseen(t *testing.T) {
 	}
 }
 
-func TestTheReportFollowsTheRacksAnswers(t *testing.T) {
+func TestDoctorReportsFaultedDisksAndErrorsOfTheRack(t *testing.T) {
 	project := racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	refused := racktest.Error(401, "Unauthorized", "no").To(racktest.ViewProject)
 	utilization := func(capacity, provisioned int) racktest.Exchange {
@@ -360,9 +360,9 @@ func TestTheReportFollowsTheRacksAnswers(t *testing.T) {
 	}
 }
 
-// TestOnlyThePodOfTheDriversDaemonSetIsAsked uses objects that every user may create: pods with any
-// label and owner, and a DaemonSet in another namespace.
-func TestOnlyThePodOfTheDriversDaemonSetIsAsked(t *testing.T) {
+// The test uses objects that every user may create: pods with any label and owner, and a DaemonSet
+// in another namespace.
+func TestDoctorAsksOnlyPodsOfTheDriversDaemonSet(t *testing.T) {
 	label := strings.NewReplacer(`"uid":"d-uid"`, `"uid":"d-uid","labels":{"app":"oxide-csi-node"}`)
 	elsewhere := strings.NewReplacer(`"namespace":"oxide-csi"`, `"namespace":"shop"`)
 	for name, test := range map[string]struct{ objects, says string }{
@@ -396,7 +396,7 @@ func TestOnlyThePodOfTheDriversDaemonSetIsAsked(t *testing.T) {
 	}
 }
 
-func TestASourceThatDoesNotAnswerIsAskedOnce(t *testing.T) {
+func TestGatherAsksASilentKubectlOnlyOnce(t *testing.T) {
 	calls := 0
 	s := Sources{Rack: clientOf(t, racktest.Silent(t)), Timeout: 50 * time.Millisecond,
 		Kubectl: func(ctx context.Context, _ ...string) ([]byte, error) {
@@ -411,7 +411,7 @@ func TestASourceThatDoesNotAnswerIsAskedOnce(t *testing.T) {
 	}
 }
 
-func TestAMissingKubectlLeavesTheClusterUnseen(t *testing.T) {
+func TestDoctorReportsAMissingKubectl(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	d := Diagnose(gather(t, Sources{NoRack: "none", Kubectl: kube.Kubectl}, Options{Kubectl: true,
 		Question: Question{AskPod, "default", "db-0"}}))
@@ -468,7 +468,7 @@ func TestAFileThatCannotBeReadIsAnError(t *testing.T) {
 	}
 }
 
-func TestQuestionsAreParsed(t *testing.T) {
+func TestParseQuestionAcceptsOnlyCompleteQuestions(t *testing.T) {
 	for args, want := range map[string]string{
 		"pvc default/data": "pvc default/data", "pod a/b-0": "pod a/b-0",
 		"node worker-1": "node worker-1",

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// grace is how long something may take before the doctor reports it as stuck.
+// grace is how long an object may wait before the doctor reports it as stuck.
 const grace = 5 * time.Minute
 
 const (
@@ -80,7 +80,7 @@ func (c *chain) judgeClaim() Step {
 	return c.judgePendingClaim(what)
 }
 
-// stuckDeletion returns the finding for a deleted claim or PersistentVolume that still exists.
+// stuckDeletion returns the finding for a claim or PersistentVolume whose deletion does not end.
 func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) Finding {
 	f := Finding{Source: name, Since: o.Metadata.DeletionTimestamp, Next: next,
 		Wrong: "it was deleted " + c.At.Sub(o.Metadata.DeletionTimestamp).Round(time.Second).String() +
@@ -133,9 +133,9 @@ func (c *chain) judgePendingClaim(what string) Step {
 	return broken(what, c.silence(silent, "csi-provisioner"))
 }
 
-// silence completes a finding about a call that the driver's controller has not made, and about
-// which no error is recorded. It refers to the log of the sidecar that makes the call, or to a
-// container of the controller's pod that does not work.
+// silence completes the finding for a call that the controller has not made, and about which there
+// is no error. The finding then refers to the log of the sidecar that makes the call, or to a
+// container of the controller's pod that is not ready.
 func (e *Evidence) silence(f Finding, sidecar string) Finding {
 	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
 	f.Next = logOf(controllerLog, sidecar)
@@ -160,8 +160,8 @@ func (e *Evidence) silence(f Finding, sidecar string) Finding {
 	return f
 }
 
-// deadContainer returns the first container of a pod that is not ready. If names are given, it
-// considers only these containers.
+// deadContainer returns the pod's first container that is not ready and has not ended. If names are
+// given, it ignores all other containers.
 func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
 	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
 	for i, s := range all {
@@ -172,7 +172,7 @@ func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
 	return nil
 }
 
-// overdue reports whether an object was deleted longer than grace ago.
+// overdue reports whether the deletion of an object takes longer than grace.
 func (e *Evidence) overdue(o *kube.Object) bool {
 	deleted := o.Metadata.DeletionTimestamp
 	return !deleted.IsZero() && e.At.Sub(deleted) > grace
@@ -222,7 +222,7 @@ func (c *chain) judgeVolume() Step {
 	return Step{State: OK, What: what}
 }
 
-// boundToAnother returns how the volume of a bound claim contradicts the claim, or "".
+// boundToAnother returns why the volume of a bound claim does not belong to the claim, or "".
 func boundToAnother(volume, claim *kube.Object) string {
 	ref := volume.Spec.ClaimRef
 	switch {
@@ -288,7 +288,7 @@ func (c *chain) judgeAttachment() Step {
 	return step
 }
 
-// attachedToOthers returns the step for a pod's volume that only other nodes have.
+// attachedToOthers returns the step for a pod whose volume is attached only to other nodes.
 func (c *chain) attachedToOthers() Step {
 	step := Step{State: Waiting, What: c.otherAttachments()}
 	other := c.attachments[0]
@@ -319,7 +319,7 @@ func (c *chain) otherAttachments() string {
 	return "another VolumeAttachment of the volume: " + strings.Join(words, "; ")
 }
 
-// What to do about a node where the driver does not work.
+// Advice for a node on which the driver does not work.
 const (
 	registerAgain = "Delete the driver's pod on the node, so that it registers again."
 	runDaemonSet  = "Let the driver's DaemonSet run on the node: check its pod, taints and " +
@@ -364,7 +364,7 @@ func (c *chain) judgeNode() Step {
 }
 
 // judgeReadiness adds a finding if the node is not ready. If the node's instance does not run, it
-// only adds a note, because the instance is a later link and explains why.
+// adds only a note: the link of the instance explains the cause.
 func (c *chain) judgeReadiness(step *Step) {
 	node, why := c.Cluster.one(kindNode, named("", c.nodeName))
 	if node == nil && why != "" {
@@ -396,8 +396,8 @@ func (c *chain) judgeReadiness(step *Step) {
 		Next: "kubectl describe node {node}"}
 }
 
-// driverPodFinding returns what is wrong with the driver's pod on a node where the driver is
-// registered, or nil. It accepts a young pod that does not run yet.
+// driverPodFinding returns what is wrong with the driver's pod on a node with a registered driver,
+// or nil. A young pod may still start.
 func (c *chain) driverPodFinding() *Finding {
 	if c.Cluster.Unseen[kindDriverPod] != "" {
 		return nil
@@ -517,8 +517,8 @@ func (c *chain) judgePod() Step {
 		ByItself: "The kubelet tries again.", Do: "Follow the events of the pod.", Next: describePod})
 }
 
-// containersMade reports whether a container or an init container of the pod was created. The
-// kubelet creates none before every volume of the pod is mounted.
+// containersMade reports whether any container of the pod was created. The kubelet creates the
+// first one after it has mounted all volumes of the pod.
 func containersMade(o *kube.Object) bool {
 	all := slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses)
 	return o.Status.Phase == phaseRunning || o.Status.Phase == phaseSucceeded ||

@@ -19,8 +19,8 @@ const (
 	volumeMode  = "Block" // of a volume that pods see as a device
 )
 
-// onNode returns the node's report of the volume. If the report lacks the part, onNode returns a
-// step instead: Idle if there is nothing to report, otherwise Unseen.
+// onNode returns the node's report of the volume. If the report lacks the part, onNode returns the
+// link's step instead: Idle if the volume need not be on a node, otherwise Unseen.
 func (c *chain) onNode(what, part string) (*inspection.Volume, *Step) {
 	r, v, why := c.report()
 	if v != nil {
@@ -89,13 +89,13 @@ func (c *chain) judgeDevice() Step {
 	return result
 }
 
-// shows returns a finding from the node's report.
+// shows returns a finding whose source is the node's report.
 func shows(reason csierr.Reason, format string, args ...any) *Finding {
 	return &Finding{Reason: reason, Source: theReport, Wrong: fmt.Sprintf(format, args...),
 		basis: sight}
 }
 
-// judgeDevices judges the devices of a node if the question is about the node.
+// judgeDevices judges all devices of a node, for a question about the node.
 func (c *chain) judgeDevices() Step {
 	r, _, why := c.report()
 	if r == nil {
@@ -125,7 +125,7 @@ func devicesText(devices []inspection.Device) string {
 	return cmp.Or(strings.Join(words, ", "), "none")
 }
 
-// seen is a chain with the node's report of its volume.
+// seen is a chain, with the node's report of the chain's volume.
 type seen struct {
 	*chain
 	*inspection.Volume
@@ -167,8 +167,8 @@ func (c *chain) judgeFilesystem() Step {
 	return result
 }
 
-// vanished returns a finding for a disk that has lost its filesystem: the filesystem is still
-// mounted, or the flight recorder contains it.
+// vanished returns a finding if the disk shows no filesystem any more, but had one: it is still
+// mounted, or the flight recorder has recorded it.
 func vanished(v *inspection.Volume) *Finding {
 	const none = "the disk shows no filesystem that the driver makes, and "
 	for _, m := range v.Mounts {
@@ -222,13 +222,13 @@ func (s seen) filesystemFinding() *Finding {
 	return nil
 }
 
-// eventLinks contains the changes of mounts; all other changes are about the filesystem.
+// eventLinks contains the events of LinkMounts. All others belong to LinkFilesystem.
 var eventLinks = map[flight.Event]Link{
 	flight.Mounted: LinkMounts, flight.Published: LinkMounts, flight.Unpublished: LinkMounts,
 	flight.Unmounted: LinkMounts,
 }
 
-// openAt returns the changes of a link that have begun and have not ended.
+// openAt returns the open changes of a link: they have begun, and no end is recorded.
 func openAt(v *inspection.Volume, at Link) (open []flight.Entry) {
 	for _, e := range v.Open {
 		if cmp.Or(eventLinks[e.Event], LinkFilesystem) == at {
@@ -246,7 +246,7 @@ func openNotes(v *inspection.Volume, at Link) (notes []string) {
 	return notes
 }
 
-// interrupted returns a finding for a change that was begun long ago and never ended.
+// interrupted returns a finding if a change of the link began long ago and has no recorded end.
 func (s seen) interrupted(at Link) *Finding {
 	for _, e := range openAt(s.Volume, at) {
 		if s.At.Sub(e.Time) > grace {
@@ -282,7 +282,7 @@ func (c *chain) judgeMounts() Step {
 	return result
 }
 
-// mountPaths returns where the volume is mounted: in the driver's mount namespace, and elsewhere.
+// mountPaths returns the volume's mounts in the driver's mount namespace, and those in others.
 func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
 	for _, m := range v.Mounts {
 		if m.Process == "" {
@@ -318,8 +318,8 @@ func (s seen) mountFinding(own, elsewhere []string) *Finding {
 	return nil
 }
 
-// usedOnNode reports whether a pod on the node uses the volume, or may use it because pods could
-// not be read. An ended pod counts as a user until the unmount of its path is overdue.
+// usedOnNode reports whether a pod on the node uses the volume. If the pods could not be read, one
+// may use it. A pod that has ended counts until its unmount is overdue.
 func (s seen) usedOnNode() bool {
 	return s.podsWhy != "" || slices.ContainsFunc(s.pods, func(pod kube.Object) bool {
 		stuck := ended(pod) && s.overdue(&pod) && publishedTo(s.Volume, pod)
@@ -327,8 +327,8 @@ func (s seen) usedOnNode() bool {
 	})
 }
 
-// released reports whether a volume that no pod uses should be unmounted by now: Kubernetes wants
-// it detached, or nothing has been done to it for a while.
+// released reports whether the node should have unmounted a volume that no pod uses: Kubernetes
+// wants to detach the volume, or the last change of the volume is older than grace.
 func (s seen) released() bool {
 	switch {
 	case s.volume == nil, s.attachment == nil && s.attachmentWhy != "":
@@ -345,7 +345,7 @@ func (s seen) released() bool {
 	return s.At.Sub(last) > grace
 }
 
-// publishedTo reports whether the volume is mounted for the pod, at a path with the pod's UID.
+// publishedTo reports whether a mount of the volume has the pod's UID in its path.
 func publishedTo(v *inspection.Volume, pod kube.Object) bool {
 	return slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool {
 		return strings.Contains(m.Path, pod.Metadata.UID)

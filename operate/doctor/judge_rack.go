@@ -26,7 +26,7 @@ const (
 
 const theRack = "the rack"
 
-// ofRack returns a finding from the rack's answers.
+// ofRack returns a finding whose source is the rack.
 func ofRack(reason csierr.Reason, format string, args ...any) Finding {
 	return Finding{Reason: reason, Source: theRack, Wrong: fmt.Sprintf(format, args...), basis: sight}
 }
@@ -41,7 +41,7 @@ func (e *Evidence) judgeRack() Step {
 	return Step{State: OK, What: "the rack answers, project " + e.Rack.Project}
 }
 
-// judgeRackItself judges the rack if the question is about the rack: then its error is a finding.
+// judgeRackItself judges the rack if the question is about it. An error of the rack is a finding.
 func (e *Evidence) judgeRackItself() Step {
 	if e.Rack.Reason != "" {
 		return broken("the rack", Finding{Reason: csierr.Reason(e.Rack.Reason), Wrong: e.Rack.Unseen,
@@ -138,7 +138,7 @@ func (c *chain) judgeInstance() Step {
 	return Step{State: Waiting, What: what}
 }
 
-// instanceText returns an instance's name, if it was read, and its id.
+// instanceText returns the id of an instance and, if the rack has shown it, the name.
 func (e *Evidence) instanceText(id string) string {
 	if i := e.Rack.Instances[id].Object; i != nil {
 		return volume.NameAndID(i.Name, id)
@@ -146,8 +146,8 @@ func (e *Evidence) instanceText(id string) string {
 	return id
 }
 
-// attachedHere reports whether the disk is attached to the node's instance on the rack or, if the
-// rack was not asked, in Kubernetes.
+// attachedHere reports whether the disk is attached to the node's instance. The rack decides that
+// or, if the disk was not read from the rack, Kubernetes.
 func (c *chain) attachedHere() bool {
 	if found, asked := c.Rack.Disks[c.handle]; asked && found.Unseen == "" {
 		return found.Object != nil && found.Object.State == diskAttached &&

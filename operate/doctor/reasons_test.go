@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// place is a field of Kubernetes or of a node's report that contains an error of the driver. In the
-// phases in counts, the object waits for the failed call, so the error counts. In the phases in
-// overcome, the call has succeeded since, or is not repeated.
+// place is a field of Kubernetes, or of a node's report, that contains an error of the driver. With
+// the edits in counts, the object waits for the failed call, so the error counts. With the edits in
+// overcome, the call has succeeded since, or nobody repeats it.
 type place struct {
 	name             string
 	at               Link
@@ -29,10 +29,10 @@ type place struct {
 	counts, overcome map[string]edit
 }
 
-// released leaves a released PersistentVolume without a claim and pods.
+// released removes the claim and the pods, so that the PersistentVolume is released.
 var released = all(without(kindClaim), unused, askVolume, phase(kindVolume, phaseReleased))
 
-// places contains the places in which these components record errors: csi-provisioner
+// places contains the fields in which these components record errors: csi-provisioner
 // (controller.go of its library), csi-attacher (csi_handler.go), csi-snapshotter
 // (snapshot_controller.go), the attach controller, the kubelet, and the driver on the node.
 var places = []place{
@@ -129,7 +129,7 @@ var places = []place{
 			})}},
 }
 
-// waits makes a container of the pod wait with this reason, after the given init containers.
+// waits makes a container of the pod wait for this reason. init are the pod's init containers.
 func waits(why string, init ...kube.ContainerStatus) edit {
 	s := kube.ContainerStatus{Name: "db"}
 	s.State.Waiting.Reason = why
@@ -143,7 +143,7 @@ var restores = func() (s kube.ContainerStatus) {
 	return s
 }()
 
-// mountPlace returns the place of the kubelet's events about a volume that it cannot mount.
+// mountPlace returns the place for events with which the kubelet reports a failed mount.
 func mountPlace(reason string) place {
 	return place{"event " + reason + " of the pod", LinkMounts, func(driver string) edit {
 		return podEvent(reason, pvName, driver)
@@ -158,12 +158,12 @@ func mountPlace(reason string) place {
 			"its init container running": waits("PodInitializing", restores)}}
 }
 
-// inferences contains edits from which the doctor infers another broken link.
+// inferences contains edits that break another link, which the doctor then infers.
 var inferences = map[string]edit{"": all(), "the node is not ready": notReady,
 	"the driver is not registered": noDriver, "the driver's pod crashes": dead(kindDaemonSet,
 		"oxide-plugin")}
 
-// unrelated contains edits after which an event is not about the object, or not about its volume.
+// unrelated contains edits that change an event: it is then about another object or volume.
 var unrelated = map[string]edit{
 	"of an earlier object":  lastEvent(func(o *kube.Object) { o.InvolvedObject.UID = racktest.Image }),
 	"older than the object": minutesAgo(180, 120),
@@ -173,7 +173,7 @@ var unrelated = map[string]edit{
 	}),
 }
 
-// forged contains objects with an error of the driver in a place where only a user can write one.
+// forged contains objects with an error of the driver in a field in which only users write.
 var forged = map[string]string{
 	"a condition of a resize, though the driver expands nothing": strings.Replace(claimJSON,
 		`"phase":`, `"conditions":[{"type":"ControllerResizeError","status":"True","message":"`+
@@ -190,10 +190,10 @@ var forged = map[string]string{
 		`"kind":"PersistentVolumeClaim","namespace":"default"}}`,
 }
 
-// TestAnErrorOfTheDriverTakesPrecedenceOverInferences writes each reason to each place, in each
-// phase and beside each inference. The finding has to have the reason, its sentence and its advice.
-// An error that no longer counts, or that is not about the object, must not be found.
-func TestAnErrorOfTheDriverTakesPrecedenceOverInferences(t *testing.T) {
+// The test writes each reason into each place, with each edit in counts and each inference. The
+// finding must have the reason, its sentence and its advice. With an edit in overcome or unrelated,
+// the error must not be found.
+func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 	pairs, right, history := 0, 0, 0
 	isHistory := func(what string, edits ...edit) {
 		history++
@@ -260,9 +260,9 @@ func TestAForgedErrorIsNotQuoted(t *testing.T) {
 	}
 }
 
-// parts contains the parts of a healthy chain. The first pattern that matches the whole path of a
-// part counts: if the part is missing, the doctor has to name its link or an earlier one. A part
-// without a link does not change the diagnosis, and why is the reason.
+// parts contains patterns for the paths of objects and fields in a healthy chain. The first pattern
+// that matches a path counts. Without that object or field, the doctor must report this link or an
+// earlier one. If the link is empty, the diagnosis must not change; why is the reason.
 var parts = []struct {
 	pattern string
 	link    Link
@@ -323,9 +323,9 @@ var parts = []struct {
 	{`/nodes/reports.*`, LinkDevice, ""},
 }
 
-// TestTheDoctorNamesEachMissingPart removes each object and each field of a healthy chain, one at a
-// time. The diagnosis has to report the link of that part, or an earlier link, as broken or unseen.
-func TestTheDoctorNamesEachMissingPart(t *testing.T) {
+// The test removes each object and each field of a healthy chain, one at a time. The diagnosis must
+// report the link in parts, or an earlier link, as broken or unseen.
+func TestDoctorReportsEachMissingObjectAndField(t *testing.T) {
 	var evidence map[string]any
 	csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(healthy(t))), &evidence))
 	removed, right, irrelevant := 0, 0, 0
@@ -384,7 +384,7 @@ func at(l Link) int {
 	return slices.IndexFunc(volumeLinks, func(j judgement) bool { return j.link == l })
 }
 
-// dead makes a container of the driver crash again and again.
+// dead makes a container in a pod of the driver crash again and again.
 func dead(controller, container string) edit {
 	return func(t testing.TB, e *Evidence) {
 		for i, pod := range e.Nodes.DriverPods {

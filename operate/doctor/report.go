@@ -122,8 +122,8 @@ func (c Chain) writeFinding(b *bytes.Buffer) {
 	line("next", f.Next)
 }
 
-// bundle is a file for a support case. The evidence was sifted (sift.go): it contains no Secret, no
-// environment, no mount option, no token, and no text of other programs with an unknown form.
+// bundle is a file for a support case. Its evidence was sifted (sift.go), so it contains no Secret,
+// environment, mount option or token. From other programs it contains only texts of a known form.
 type bundle struct {
 	Format    int       `json:"format"`
 	Version   string    `json:"version"`
@@ -144,7 +144,7 @@ func WriteBundle(w io.Writer, d Diagnosis, e Evidence) error {
 
 const timeFormat = time.RFC3339
 
-// firstOf joins the first few words, and counts the others.
+// firstOf joins the first eight words, and adds the number of the others.
 func firstOf(words []string) string {
 	const most = 8
 	if len(words) <= most {
@@ -155,9 +155,9 @@ func firstOf(words []string) string {
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// Place is the place of a chain in the tree of a cluster, which goes from the rack over instance,
-// device, disk and claim to the pod. The field of an object that is unknown or does not exist is
-// empty.
+// Place is where the tree of a cluster shows a chain. From the root to the leaf, the tree has the
+// rack, an instance, a device, a disk, a claim and a pod. The field of an object that is unknown or
+// does not exist is empty.
 type Place struct {
 	Node     string `json:"node,omitempty"` // only in the chain of a node
 	Instance string `json:"instance,omitempty"`
@@ -168,8 +168,7 @@ type Place struct {
 	Pod      string `json:"pod,omitempty"`
 }
 
-// place returns a chain's place. A disk is placed at the instance to which it is attached on the
-// rack.
+// place returns a chain's place. A disk is shown at the instance to which the rack has attached it.
 func (c *chain) place() *Place {
 	p := &Place{}
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {
@@ -198,15 +197,15 @@ func (c *chain) place() *Place {
 	return p
 }
 
-// branch is a part of the tree: an instance with its volumes, or the volumes at no instance.
+// branch is an instance with its volumes, or the volumes without an instance or without a disk.
 type branch struct {
 	Title  string
 	Own    *Chain // the chain of the node, or nil
 	Leaves []Chain
 }
 
-// tree groups the chains by the instance to which the disk is attached. The instances are in the
-// order of their titles; after them come the disks at no instance, and the volumes without a disk.
+// tree groups the chains by the instance to which the disk is attached. The instances are sorted by
+// title. After them come the disks at no instance, and the volumes without a disk.
 func (d Diagnosis) tree() []branch {
 	at := map[string]*branch{}
 	detached, diskless := &branch{Title: "at no instance"}, &branch{Title: "without a disk"}
@@ -243,7 +242,7 @@ func (d Diagnosis) tree() []branch {
 	return all
 }
 
-// step returns the step of a link, or an empty step if the chain does not have the link.
+// step returns the step of a link. If the chain does not have the link, it returns an empty step.
 func (c Chain) step(link Link) (found Step) {
 	for _, s := range c.Links {
 		if s.Link == link {
@@ -284,8 +283,8 @@ func (c Chain) State() State {
 	return OK
 }
 
-// Wrong describes in one line what is wrong, or which links could not be seen. It returns "" if
-// nothing is wrong and every link was seen.
+// Wrong returns one line about what is wrong, or about which links could not be seen. It returns ""
+// if no link is broken or unseen.
 func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)
@@ -299,10 +298,10 @@ func (c Chain) Wrong() string {
 // colours are the escape sequences of the states on a terminal.
 var colours = map[State]string{OK: "32", Waiting: "33", Unseen: "36", Broken: "1;31"}
 
-// mostFindings is how many findings a report of a cluster explains; the tree marks all of them.
+// mostFindings is how many findings a cluster's report explains. The tree marks all broken chains.
 const mostFindings = 10
 
-// treeText returns the tree for people, and the findings below it.
+// treeText returns the tree, and below it the findings, as text for people.
 func (d Diagnosis) treeText(colour bool) []byte {
 	var b bytes.Buffer
 	mark := func(c Chain) string {
@@ -350,7 +349,7 @@ func (d Diagnosis) broken() []Chain {
 	return slices.DeleteFunc(slices.Clone(d.Chains), func(c Chain) bool { return c.Finding == nil })
 }
 
-// page is the template of an HTML page that loads no other file.
+// page is the template of an HTML page. The page loads no other file.
 var page = template.Must(template.New("page").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>oxide-csi-plugin doctor {{.Question}}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
@@ -383,8 +382,8 @@ dd{margin:0;overflow-wrap:anywhere}
 </html>
 `))
 
-// WriteHTML writes the diagnosis as one page that needs no other file. For a question that is not
-// about the cluster, the page contains only the findings.
+// WriteHTML writes the diagnosis as an HTML page. The page contains a tree only if the question is
+// about the cluster.
 func (d Diagnosis) WriteHTML(w io.Writer) error {
 	var b bytes.Buffer
 	err := page.Execute(&b, struct {

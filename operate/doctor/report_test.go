@@ -26,12 +26,12 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/reports.txt")
 
-// inOrder matches the lines of links that are in order, and the lines that separate parts.
+// inOrder matches the lines of links without a finding, empty lines, and the FIGURE line.
 var inOrder = regexp.MustCompile(`(?m)^(  \w+ +(ok|idle) .*|FIGURE .*|)\n`)
 
-// TestReportsMatchTheGoldenFile checks that findings are complete, and compares the reports with
-// testdata/reports.txt, which go test ./operate/doctor -run Report -update writes. Only the first
-// two reports in that file, and those of a cluster, contain the lines that inOrder matches.
+// The test checks that findings are complete, and compares the reports with testdata/reports.txt,
+// which go test ./operate/doctor -run Report -update writes. It removes the lines that inOrder
+// matches from all reports but the first two and those of a cluster.
 func TestReportsMatchTheGoldenFile(t *testing.T) {
 	var all strings.Builder
 	for i, s := range situations {
@@ -85,8 +85,8 @@ func TestWriteReturnsTheErrorOfItsWriter(t *testing.T) {
 	}
 }
 
-// FuzzDiagnose makes a diagnosis from arbitrary objects and an arbitrary report of a node. The size
-// of the result has to be bounded by the size of these, and every finding has to be complete.
+// FuzzDiagnose makes a diagnosis from any objects and any report of a node. The diagnosis must not
+// be much larger than its input, and every finding must be complete.
 func FuzzDiagnose(f *testing.F) {
 	f.Fuzz(func(t *testing.T, objects, report string) {
 		e := healthy(t)
@@ -103,7 +103,7 @@ func FuzzDiagnose(f *testing.F) {
 			g.sift()
 			g.prune()
 			d := Diagnose(g.e)
-			// For each object, a step has at most a few texts of a thousand bytes.
+			// A step contains at most a few texts for each object, each of at most a thousand bytes.
 			if got, most := len(text(d)), 256<<10+64*(len(objects)+len(report)); got > most {
 				t.Errorf("%d bytes from %d", got, len(objects)+len(report))
 			}
@@ -116,8 +116,7 @@ func FuzzDiagnose(f *testing.F) {
 	})
 }
 
-// TestEveryAdvisedCommandIsReadOnlyAndComplete uses a chain in which every name is known, so no
-// placeholder may become a word in capitals.
+// In this chain every name is known, so no placeholder may become a word in capitals.
 func TestEveryAdvisedCommandIsReadOnlyAndComplete(t *testing.T) {
 	reads := regexp.MustCompile(`^(kubectl (get|describe|logs|exec|debug) |oxide (disk|instance) ` +
 		`(view|disk list) |oxide-csi-plugin (doctor|audit) )`)
@@ -171,12 +170,12 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 	}
 }
 
-// goingPod ends the pod, and makes its deletion overdue.
+// goingPod makes the pod one that has ended and whose deletion is overdue.
 var goingPod = object(kindPod, func(o *kube.Object) {
 	o.Status.Phase, o.Metadata.DeletionTimestamp = "Succeeded", testNow.Add(-time.Hour)
 })
 
-// secondPod adds a pod that waits on another node, on which the volume is not attached.
+// secondPod adds a pod that waits on another node, to which the volume is not attached.
 func secondPod(t testing.TB, e *Evidence) {
 	second := strings.NewReplacer("db-0", "db-1", "worker-1", "worker-2", podUID, racktest.Image,
 		`"phase":"Running"`, `"phase":"Pending"`, racktest.Instance, racktest.OtherInstance,
@@ -201,14 +200,14 @@ func secondPod(t testing.TB, e *Evidence) {
 // ofVolume is the path of the volume in the node's report.
 const ofVolume = "nodes/reports/*/volumes/0/"
 
-// situations contains edits that break a chain or hide a part of it. reports.txt has their reports.
+// situations contains edits that break a link or hide an object. reports.txt has a report of each.
 var situations = []struct {
 	name   string
 	change edit
 }{
 	{"a volume that works", all()},
 	{"a volume that works, on a node that was not asked", noReport},
-	// The claim and the volume.
+	// Situations of the claim and the volume.
 	{"a claim whose deletion a pod blocks", object(kindClaim, stuck("kubernetes.io/pvc-protection"))},
 	{"a volume whose deletion is overdue", keptVolume},
 	{"a volume of another claim", put("cluster/objects/PersistentVolume/spec/claimRef/name", "other")},
@@ -219,16 +218,16 @@ var situations = []struct {
 	{"a claim that waits although its pod is on a node", all(unbound, put(
 		"cluster/objects/Pod/spec/nodeName", "worker-1"), event(kindClaim, "data",
 		"WaitForFirstConsumer", "waiting for pod db-0 to be scheduled"))},
-	// The attachment.
+	// Situations of the attachment.
 	{"an attach whose error is not the driver's", notAttached("context deadline exceeded")},
 	{"no attachment for a pod on a node", all(pending, without(kindAttachment), empty, detached)},
 	{"a second pod on another node", secondPod},
 	{"a detach that is overdue", all(without(kindPod), deleted(kindAttachment, time.Hour), empty)},
-	// The node and its instance.
+	// Situations of the node and its instance.
 	{"a node without the driver", all(notAttached(""), noDriver, object(kindAttachment, young))},
 	{"a failed instance", put("rack/instances/*/object/state", instanceFailed)},
 	{"a node that became another instance", put("nodes/reports/*/instance", racktest.OtherInstance)},
-	// The disk.
+	// Situations of the disk.
 	{"a faulted disk", faulted},
 	{"a disk whose import was not finalized", all(detached, put("rack/disks/*/object/state",
 		"import_ready"))},
@@ -240,7 +239,7 @@ var situations = []struct {
 	{"a neighbour with the same serial number", put("rack/neighbours/*/object/+",
 		Disk{ID: racktest.Image, Name: diskName + "-copy"})},
 	{"a record of another disk", put(ofVolume+"record/disk", "csi-another000000000")},
-	// The device and what is on it.
+	// Situations of the device and the filesystem.
 	{"no device", all(pending, empty)},
 	{"two devices", put(ofVolume+"devices/+", inspection.Device{Name: "nvme2n1", Serial: diskName})},
 	{"a device of another size", put(ofVolume+"devices/0/sizeBytes", 1)},
@@ -259,7 +258,7 @@ var situations = []struct {
 	{"a filesystem that is too large", put(ofVolume+"filesystems/0/sizeBytes", 2*diskBytes)},
 	{"a filesystem that was not grown", put(ofVolume+"filesystems/0/notGrown", true)},
 	{"a format that was interrupted", all(pending, blank, begun(flight.Formatted))},
-	// The mounts and the pod.
+	// Situations of the mounts and the pod.
 	{"a mount that was interrupted", all(pending, unmounted, begun(flight.Mounted))},
 	{"a volume that is mounted nowhere under a running pod", unmounted},
 	{"a volume that is not published to the pod", staged},
@@ -270,7 +269,7 @@ var situations = []struct {
 	{"a pod that waits for no visible cause", pending},
 	{"a message of the kubelet's own, which is quoted", all(pending, event(kindPod, "db-0",
 		"FailedMount", `MountVolume.SetUp failed for volume "config" : configmap "db" not found`))},
-	// Notes, times and other parts of a report.
+	// Notes, times, reports of other nodes, and several pods.
 	{"a disk of others, which is noted", put("rack/disks/*/object/foreign", "has no ownership tag")},
 	{"an error that alternates with another, since its first event", all(unbound,
 		event(kindClaim, "data", "ProvisioningFailed", rpc("RackFull")), minutesAgo(50, 40),
@@ -298,7 +297,7 @@ var situations = []struct {
 		detachError("InstanceState"))},
 	{"an error of the driver about a link that is broken anyway, which is noted",
 		all(notAttached(rpc("DiskAttachedElsewhere")), faulted)},
-	// Processes that a chain needs.
+	// Pods of the driver, kubelets and instances that do not work.
 	{"a provisioner that crashes", all(unbound, dead(kindReplicaSet, "csi-provisioner"))},
 	{"a provisioner's driver that crashes", all(unbound, dead(kindReplicaSet, "oxide-plugin"))},
 	{"an attacher that crashes", all(notAttached(""), dead(kindReplicaSet, "csi-attacher"))},
@@ -313,7 +312,7 @@ var situations = []struct {
 	{"a kubelet that is silent", notReady},
 	{"a stopped instance", put("rack/instances/*/object/state", instanceStopped)},
 	{"a pod that is not scheduled", unscheduled},
-	// The tree of a cluster.
+	// Reports of a whole cluster.
 	{"a cluster in order", askCluster},
 	{"a cluster with a faulted disk", all(askCluster, faulted)},
 	{"a cluster with a volume that nobody uses", all(askCluster, unused)},
@@ -347,7 +346,7 @@ func TestAClusterReportEscapesNames(t *testing.T) {
 	}
 }
 
-// TestADiagnosisOfAClusterMakesEachRequestOnce uses a node with several volumes.
+// The node has several volumes, so the doctor could ask it several times.
 func TestADiagnosisOfAClusterMakesEachRequestOnce(t *testing.T) {
 	objects, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)
@@ -371,7 +370,7 @@ func TestADiagnosisOfAClusterMakesEachRequestOnce(t *testing.T) {
 			t.Errorf("%s was asked %d times", what, times)
 		}
 	}
-	// Nine lists and one exec of kubectl; the rack's project, silo, disks and instances.
+	// kubectl makes nine lists and one exec. The rack shows project, user, disks and instances.
 	if len(asked) != 14 || len(d.Chains) < 5 {
 		t.Errorf("%d chains; asked %v", len(d.Chains), asked)
 	}

@@ -24,8 +24,8 @@ const (
 	idForm   = `[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}`
 )
 
-// fieldForms contains the forms of the fields that are kept, by their JSON names. Values of another
-// form are hidden, and fields that are not listed are removed. For messages see phrases.
+// fieldForms contains, by JSON name, the expression that a field's value must match. Other values
+// are hidden, and fields without an expression are removed. For messages see phrases.
 var fieldForms = func() map[string]*regexp.Regexp {
 	forms := map[string]*regexp.Regexp{}
 	for fields, form := range map[string]string{
@@ -54,14 +54,14 @@ var fieldForms = func() map[string]*regexp.Regexp {
 // phrases matches the parts of messages that are shown: texts that the components of Kubernetes
 // write, whose variable parts are numbers, names and ids.
 var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idForm).Replace(
-	// the scheduler
+	// texts of the scheduler
 	`[0-9]+/[0-9]+ nodes are available|[0-9]+ Insufficient (?:cpu|memory|ephemeral-storage|pods)|` +
 		`[0-9]+ Too many pods|pod has unbound immediate PersistentVolumeClaims|` +
 		`[0-9]+ node\(s\) (?:had untolerated taint|were unschedulable|exceed max volume count|` +
 		`had volume node affinity conflict|didn't match Pod's node affinity/selector|` +
 		`didn't find available persistent volumes to bind|didn't match pod (?:anti-)?affinity rules)|` +
 		`persistentvolumeclaim "NAME" (?:not found|is being deleted)|` +
-		// the controllers of volumes, and the provisioner
+		// texts of the volume controllers and of the provisioner
 		`storageclass\.storage\.k8s\.io "NAME" not found|` +
 		`no persistent volumes available for this claim and no storage class is set|` +
 		`waiting for first consumer to be created before binding|waiting for pod NAME to be scheduled|` +
@@ -70,14 +70,14 @@ var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idF
 		`Multi-Attach error for volume "NAME"|Volume is already used by pod\(s\) NAME(?:, NAME)*|` +
 		`Volume is already exclusively attached to one node and can't be attached to another|` +
 		`timed out waiting for external-attacher of NAME CSI driver to attach volume ID|` +
-		// the kubelet
+		// texts of the kubelet
 		`(?:(?:MountVolume|UnmountVolume|MapVolume|AttachVolume|UnmapVolume)\.[A-Za-z]{2,20} )?` +
 		`(?:failed|succeeded) for volume "NAME"|(?:configmap|secret) "NAME" not found|` +
 		`driver name NAME not found in the list of registered CSI drivers|` +
 		`Unable to attach or mount volumes|unmounted volumes=\[NAME(?: NAME)*\]|exit status [0-9]{1,3}|` +
 		`rpc error: code = [A-Z][A-Za-z]{1,20}|context (?:deadline exceeded|canceled)|` +
 		`timed out waiting for the condition|` +
-		// kubectl
+		// texts of kubectl
 		`Error from server \([A-Z][A-Za-z]{2,20}\)|Unable to connect to the server|` +
 		`[Ff]orbidden|[Cc]onnection to the server|connection refused|no such host|i/o timeout|` +
 		`You must be logged in to the server|the server doesn't have a resource type "NAME"|` +
@@ -98,8 +98,8 @@ var ownError = regexp.MustCompile(`^(?:(?:[A-Za-z]+\.[A-Za-z]+ )?failed for volu
 var takenError = regexp.MustCompile(`^Failed to [a-z ]+: failed to take snapshot of the volume ` +
 	idForm + `: (".*")$`)
 
-// text returns what may be shown of a message: all of it, if it is an error of this driver about
-// one of its volumes, and otherwise its known phrases.
+// text returns all of a message if it is an error of this driver about one of the driver's volumes.
+// Of any other message it returns the known phrases.
 func (s *sifter) text(message string) string {
 	if quoted := takenError.FindStringSubmatch(message); quoted != nil {
 		if text, err := strconv.Unquote(quoted[1]); err == nil {
@@ -123,7 +123,7 @@ type sifter struct {
 }
 
 // sift removes from the objects what a diagnosis must not show. It replaces secrets first, because
-// a form may match a part of a secret.
+// an expression may match a part of a secret.
 func (g *gatherer) sift() {
 	s := &sifter{volumes: map[string]bool{}}
 	theirs := map[kube.Reference]bool{}
@@ -235,9 +235,9 @@ func (s *sifter) redact(text string) string {
 	return csierr.WithoutTokens(clean.String())
 }
 
-// ownPods adds the driver's pods: those in its namespace whose controller is, by its UID, the
-// DaemonSet of the chart there, or a ReplicaSet of its Deployment. Labels and names prove nothing,
-// because every user may set them. It returns why no pod is known if there is no DaemonSet.
+// ownPods adds the pods in the driver's namespace whose controller is the chart's DaemonSet, or a
+// ReplicaSet of the chart's Deployment. It compares UIDs, because every user may set labels and
+// names. If there is no DaemonSet, it returns that as the reason why no pod is known.
 func (g *gatherer) ownPods(objects []kube.Object) (why string) {
 	namespace, owners := g.e.Nodes.Namespace, map[string]string{} // kind by UID
 	for _, kind := range []string{kindDaemonSet, kindDeployment, kindReplicaSet, kindPod} {
@@ -261,7 +261,7 @@ func (g *gatherer) ownPods(objects []kube.Object) (why string) {
 	return ""
 }
 
-// runsDriver reports whether a workload has the chart's name, and a container with the driver.
+// runsDriver reports whether a workload's name ends with suffix and one container is the driver.
 func runsDriver(o kube.Object, suffix string) bool {
 	for _, container := range o.Spec.Template.Spec.Containers {
 		if container.Name == driverContainer {

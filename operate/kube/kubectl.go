@@ -1,9 +1,9 @@
-// Package kube runs the user's kubectl for the operator's commands, and parses what kubectl get -o
-// json prints. The driver itself never speaks to Kubernetes.
+// Package kube runs the user's kubectl for the operator's commands, and parses the output of
+// kubectl get -o json. The driver itself never speaks to Kubernetes.
 //
 // An Object contains only the fields that these commands read: no Secret, no environment of a
-// container, and no annotations of other programs. Mount options may contain secrets; the doctor
-// reads them to remove them from what it writes.
+// container, and no annotations of other programs. It contains mount options, which may be secret,
+// because the doctor has to find them in other texts and remove them.
 package kube
 
 import (
@@ -22,14 +22,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// Kubectl runs kubectl with the user's configuration and returns what it prints. An error contains
-// the last line of kubectl's standard error.
+// Kubectl runs kubectl with the user's configuration, and returns its standard output. An error
+// contains the last line of its standard error.
 func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
 	return KubectlInput(ctx, nil, args...)
 }
 
-// Pinned returns a KubectlInput that always uses the context that is current now. If there is no
-// context, as in a pod, it returns KubectlInput itself.
+// Pinned returns a KubectlInput that always uses kubectl's current context, even if the user
+// changes the context later. If there is no context, as in a pod, it returns KubectlInput itself.
 func Pinned(ctx context.Context) func(ctx context.Context, stdin []byte, args ...string) ([]byte,
 	error) {
 	name, err := Kubectl(ctx, "config", "current-context")
@@ -42,10 +42,10 @@ func Pinned(ctx context.Context) func(ctx context.Context, stdin []byte, args ..
 	}
 }
 
-// KubectlInput is Kubectl with a standard input. On Linux, kubectl does not outlive this process.
+// KubectlInput is like Kubectl, with a standard input. On Linux, kubectl ends with this process.
 func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
-	// kubectl may run plugins, which must not see the rack's token.
+	// kubectl may run plugins, from which the rack's token must be hidden.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(entry string) bool {
 		return strings.HasPrefix(entry, "OXIDE_")
 	})
@@ -54,30 +54,30 @@ func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, er
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = 5 * time.Second
 	if err := runMortal(cmd); err != nil {
-		// kubectl may print log lines of its library before its error.
+		// kubectl's library may log lines before the error, which is the last line.
 		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
 		return nil, fmt.Errorf("kubectl %s: %w: %s", args[0], err, csierr.Plain(lines[len(lines)-1]))
 	}
 	return stdout.Bytes(), nil
 }
 
-// nameForm matches the names of objects. Unlike kubectl's flags, they never begin with a hyphen.
+// nameForm matches the names of objects. No name begins with a hyphen and looks like a flag.
 var nameForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
 // IsName reports whether a text may be the name of an object.
 func IsName(text string) bool { return len(text) <= 253 && nameForm.MatchString(text) }
 
-// kinds contains the known kinds. Parse drops the fields of all other kinds, such as Secret.
+// kinds contains the kinds whose fields Parse keeps. It drops those of others, such as Secret.
 var kinds = []string{"PersistentVolume", "PersistentVolumeClaim", "VolumeAttachment", "CSINode",
 	"Node", "Pod", "Event", "VolumeSnapshot", "VolumeSnapshotContent", "DaemonSet", "ReplicaSet",
 	"Deployment"}
 
-// errIncomplete does not contain the decoder's error, which quotes values.
+// errIncomplete hides the JSON decoder's error, which quotes values.
 var errIncomplete = errors.New("is not the complete output of kubectl get -o json, or a field " +
 	"has another type; repeat the command and keep all of its output")
 
-// Parse parses the output of kubectl get -o json: one object, or a list. A list that is truncated,
-// or one page of a longer one, is an error.
+// Parse parses one object, or a list, from the output of kubectl get -o json. If a list is
+// truncated, or is one page of a longer list, Parse returns an error.
 func Parse(data []byte) ([]Object, error) {
 	var list struct {
 		Kind     string `json:"kind"`
@@ -87,7 +87,7 @@ func Parse(data []byte) ([]Object, error) {
 		} `json:"metadata"`
 		Items []json.RawMessage `json:"items"`
 	}
-	// Data after the object is an error too: two concatenated lists are not one.
+	// json.Unmarshal also refuses data after the object: two concatenated lists are no list.
 	if err := json.Unmarshal(data, &list); err != nil {
 		return nil, errIncomplete
 	}
@@ -112,7 +112,7 @@ func Parse(data []byte) ([]Object, error) {
 	return objects, nil
 }
 
-// parseObject parses an object. If the object names no kind, it gets the given one.
+// parseObject parses an object. kind is for an object without a kind, as in the items of a list.
 func parseObject(data []byte, kind string) (Object, error) {
 	var o struct {
 		Kind string `json:"kind"`
@@ -132,7 +132,7 @@ func parseObject(data []byte, kind string) (Object, error) {
 	return known, nil
 }
 
-// Object is an object of one of the known kinds. Of other kinds it contains only Kind.
+// Object is an object of one of the kinds in kinds. For all other kinds, only Kind is set.
 type Object struct {
 	Kind     string   `json:"kind"`
 	Metadata Metadata `json:"metadata"`
@@ -153,14 +153,14 @@ type Metadata struct {
 	OwnerReferences   []Owner     `json:"ownerReferences,omitempty"`
 }
 
-// Owner names an object that owns another one. At most one is its controller.
+// Owner is an owner reference. At most one owner of an object is its controller.
 type Owner struct {
 	Kind       string `json:"kind"`
 	UID        string `json:"uid"`
 	Controller bool   `json:"controller,omitempty"`
 }
 
-// Controller returns the owner that is the controller. It is empty if there is none.
+// Controller returns the owner that is the controller. Without one, it returns an empty Owner.
 func (m Metadata) Controller() (controller Owner) {
 	for _, owner := range m.OwnerReferences {
 		if owner.Controller {
@@ -176,35 +176,35 @@ type Annotations struct {
 	KeeperPlan  string `json:"csi.oxide.computer/cold-attach-plan,omitempty"`
 }
 
-// Spec contains the spec fields of the known kinds.
+// Spec contains the fields of a spec that the commands read.
 type Spec struct {
-	// of a PersistentVolume
+	// fields of a PersistentVolume
 	CSI           CSISource         `json:"csi,omitzero"`
 	ClaimRef      Reference         `json:"claimRef,omitzero"`
 	Capacity      map[string]string `json:"capacity,omitempty"`
 	MountOptions  []string          `json:"mountOptions,omitempty"`
 	ReclaimPolicy string            `json:"persistentVolumeReclaimPolicy,omitempty"`
 
-	// of a PersistentVolumeClaim
+	// fields of a PersistentVolumeClaim
 	VolumeName       string    `json:"volumeName,omitempty"`
 	StorageClassName string    `json:"storageClassName,omitempty"`
 	VolumeMode       string    `json:"volumeMode,omitempty"`
 	DataSource       Reference `json:"dataSource,omitzero"`
 
-	// of a VolumeAttachment, and of a VolumeSnapshotContent
+	// fields of a VolumeAttachment, and of a VolumeSnapshotContent
 	Attacher          string    `json:"attacher,omitempty"`
 	Source            Source    `json:"source,omitzero"`
 	Driver            string    `json:"driver,omitempty"`
 	VolumeSnapshotRef Reference `json:"volumeSnapshotRef,omitzero"`
 
-	// of a CSINode
+	// field of a CSINode
 	Drivers []NodeDriver `json:"drivers,omitempty"`
 
-	// of a Pod; nodeName also of a VolumeAttachment
+	// fields of a Pod; nodeName also of a VolumeAttachment
 	NodeName string      `json:"nodeName,omitempty"`
 	Volumes  []PodVolume `json:"volumes,omitempty"`
 
-	// of a DaemonSet, a ReplicaSet or a Deployment
+	// field of a DaemonSet, a ReplicaSet or a Deployment
 	Template struct {
 		Spec struct {
 			Containers []struct {
@@ -231,7 +231,7 @@ type Reference struct {
 	UID       string `json:"uid,omitempty"`
 }
 
-// Source is the volume of a VolumeAttachment, or the source of a VolumeSnapshotContent.
+// Source names the volume of a VolumeAttachment, or the source of a VolumeSnapshotContent.
 type Source struct {
 	PersistentVolumeName string `json:"persistentVolumeName,omitempty"`
 	SnapshotHandle       string `json:"snapshotHandle,omitempty"`
@@ -253,11 +253,11 @@ type PodVolume struct {
 	PersistentVolumeClaim struct {
 		ClaimName string `json:"claimName"`
 	} `json:"persistentVolumeClaim,omitzero"`
-	// Ephemeral is set if the pod has a claim of its own for the volume.
+	// Ephemeral is set if Kubernetes creates a claim for this volume together with the pod.
 	Ephemeral *struct{} `json:"ephemeral,omitempty"`
 }
 
-// Status contains the status fields of the known kinds.
+// Status contains the fields of a status that the commands read.
 type Status struct {
 	Phase                 string            `json:"phase,omitempty"`
 	Message               string            `json:"message,omitempty"`
@@ -284,7 +284,7 @@ type Condition struct {
 	LastTransitionTime time.Time `json:"lastTransitionTime,omitzero"`
 }
 
-// ContainerStatus is the state of a container, without the messages that the container writes.
+// ContainerStatus is the state of a container. It omits messages, which the container may write.
 type ContainerStatus struct {
 	Name         string `json:"name"`
 	Ready        bool   `json:"ready"`
@@ -298,7 +298,7 @@ type ContainerStatus struct {
 	} `json:"state,omitzero"`
 }
 
-// Event contains the fields of an Event. They are not in a spec, but beside the metadata.
+// Event contains the fields of an Event, which has no spec: they are next to the metadata.
 type Event struct {
 	Reason         string    `json:"reason,omitempty"`
 	Message        string    `json:"message,omitempty"`

@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// runMortal runs a command that the kernel kills when this process dies. The kernel kills it when
-// the thread that started it ends, so the thread stays locked until the command has ended.
+// runMortal runs a command, which the kernel kills when this process dies. The kernel also kills it
+// when the thread that started it ends. So runMortal keeps the thread until the command has ended.
 func runMortal(cmd *exec.Cmd) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

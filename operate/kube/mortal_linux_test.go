@@ -16,7 +16,7 @@ func TestKubectlDoesNotOutliveTheCommand(t *testing.T) {
 		_, err := Kubectl(t.Context(), "get", "pods")
 		t.Fatalf("kubectl ended: %v", err)
 	}
-	// This kubectl keeps the pipe open until it ends.
+	// The script keeps the FIFO open, so the test reads EOF when kubectl has ended.
 	dir := kubectlThat(t, "exec 3>\"$0.pipe\"\necho runs >&3\nexec sleep 600\n")
 	pipe := filepath.Join(dir, "kubectl.pipe")
 	must(t, syscall.Mkfifo(pipe, 0o600))

@@ -4,6 +4,6 @@ package kube
 
 import "os/exec"
 
-// runMortal runs kubectl. On this system kubectl may outlive this process for one request, which
-// does no harm because of its preconditions.
+// runMortal runs kubectl. If this process dies, kubectl may still complete its request. That is
+// harmless: the request names the UID and resourceVersion of the object that it changes.
 func runMortal(cmd *exec.Cmd) error { return cmd.Run() }
