@@ -116,7 +116,7 @@ func (h Hotplug) With(behaviours ...Hotplug) Hotplug {
 	return h
 }
 
-// Has reports whether h contains a mode or a behaviour.
+// Has reports whether h contains the given mode or behaviour.
 func (h Hotplug) Has(word Hotplug) bool { return slices.Contains(h.words(), word) }
 
 // Attaches reports whether the rack attaches disks while the instance runs.

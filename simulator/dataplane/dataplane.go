@@ -460,9 +460,8 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 }
 
 // Adopt takes over the virtual machines that an earlier plane has started, and stops those of
-// instances that are not running. It returns the running instances without a virtual machine
-// (gone). In again it lists those of them whose virtual machine was stopped by Close of the earlier
-// plane.
+// instances that are not running. gone has the running instances without a virtual machine. again
+// has those in gone whose virtual machine was stopped by Close of the earlier plane.
 func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(filepath.Join(p.Dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {

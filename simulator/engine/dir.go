@@ -86,8 +86,8 @@ func (m mark) write(dir string) error {
 	return dataplane.FlushDir(dir)
 }
 
-// prepareDir creates dir, or verifies that a simulator of this version made it and its records
-// exist. It changes nothing before that. process identifies this process if dir is temporary.
+// prepareDir creates dir, or verifies that dir is empty or has the mark and the records of this
+// version. It changes nothing before that. process identifies this process if dir is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)

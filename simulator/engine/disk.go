@@ -70,8 +70,8 @@ func (s Disks) Create(call *Call) (store.Disk, error) {
 }
 
 // create runs the rack's saga. It first creates the record, which is visible to other callers, then
-// the bytes, and then sets the state in which the disk can be used. It returns the first form of
-// the record, with the state creating, although the disk is detached by then (A22).
+// the bytes, and then sets the state in which the disk can be used. It returns the record as it was
+// inserted: in the state creating, although the disk is detached by then (A22).
 func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
 	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()), c.Name, c.Description)}
 	defer s.creating.Lock(d.ID)()
@@ -183,8 +183,8 @@ func (s Disks) undo(d store.Disk, cause error) error {
 	return undone(cause, err)
 }
 
-// undone returns cause, for which an operation was undone. If the undoing has failed, too, it
-// returns both errors.
+// undone returns the cause for which an operation was undone. If the undoing has failed with err,
+// it returns both errors.
 func undone(cause, err error) error {
 	if err != nil {
 		return fmt.Errorf("%w; and undoing it: %w", cause, err)

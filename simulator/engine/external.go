@@ -123,7 +123,7 @@ func (c *Change) poolWith(k *Kind, fits func(Extent) bool) (pool store.Resource,
 	return pool, extent
 }
 
-// choose returns the pool that a request names. Without a name it returns the default of the silo.
+// choose returns the pool that a request names. Without a name it returns the silo's default pool.
 func (c *Change) choose(k *Kind, a Allocation) (pool store.Resource) {
 	if a.Pool.Given() {
 		pool = find(c.Tx, k.Table(), "", a.Pool)

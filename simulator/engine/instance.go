@@ -125,7 +125,7 @@ func (s Instances) Reboot(call *Call) (store.Instance, error) {
 }
 
 // failInstance sets an instance to failed and removes its devices. The instance can be started
-// again. The caller holds its lock.
+// again. The caller holds the instance's lock.
 func (s Instances) failInstance(i store.Instance, cause error) {
 	s.logFailure("an instance has failed", "instance", i.ID, cause)
 	i.SetRunState(store.RunFailed)

@@ -419,8 +419,7 @@ func setIPv4Block(c *Change, value any) {
 	c.record.Fields["ipv4_block"] = value
 }
 
-// setIPv6Block sets the given or a new block. It refuses blocks that overlap those of other
-// subnets.
+// setIPv6Block sets the given block, or a new one. It refuses a block that overlaps another subnet.
 func setIPv6Block(c *Change, value any) {
 	vpc := netip.MustParsePrefix(c.parent.Text("ipv6_prefix"))
 	if value == nil {

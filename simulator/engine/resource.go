@@ -36,8 +36,7 @@ type Kind struct {
 	Hidden []string
 	// Fields has the fields of a request, in the order in which the rack checks them.
 	Fields []Field
-	// Created, Updated and Deleted change other records after a record was created, updated or
-	// deleted.
+	// Created, Updated and Deleted change other records when a record was created, updated or deleted.
 	Created, Updated, Deleted func(*Change)
 	// Permit may refuse an update or a deletion. For a deletion, its second argument is nil.
 	Permit func(*Change, *ResourceInput)
@@ -159,7 +158,7 @@ type Change struct {
 	record store.Resource
 	// cascade permits the deletion of a record with its dependents.
 	cascade bool
-	// derive means that the IDs of new records follow from their names, so all racks have the same.
+	// derive means that new records get IDs that follow from their names: all racks have the same IDs.
 	derive bool
 }
 

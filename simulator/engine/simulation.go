@@ -9,9 +9,9 @@
 // needs only the records runs in a transaction of its caller ([Reading], [Changing]).
 //
 // Any other operation first checks the rules and changes records in a transaction. It then works on
-// the data plane while it holds the locks of its objects. If that takes long, or if callers can see
-// it half done, the record has a state for it, as on a rack. Every rule cites an assumption (A01,
-// A02, …) of package rules, whose ASSUMPTIONS.md names its source.
+// the data plane while it holds the locks of its objects. If this work takes long, or if callers
+// can see it half done, the record has a state for it, as on a rack. Every rule cites an assumption
+// (A01, A02, …) of package rules, whose ASSUMPTIONS.md names its source.
 //
 // The package does not know HTTP requests, paths or pages.
 package engine
@@ -279,7 +279,7 @@ func (r *Simulation) logFailure(what, kind, id string, err error) {
 	}
 }
 
-// Begin registers a call, which must call end. Close waits for this. It returns false after Close.
+// Begin registers a call. Close waits until the call calls end. After Close, ok is false.
 func (r *Simulation) Begin() (end func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
