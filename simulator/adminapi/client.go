@@ -268,9 +268,9 @@ const (
 	// Twice carries out the operation a second time, as a proxy with retries does. The caller gets the
 	// second response, or the fault's.
 	Twice Phase = "twice"
-	// Deferred responds first and carries out the operation later: after the fault's Delay, which
-	// begins when the caller has the response or has gone, or on POST /deferred. The fault needs a
-	// Response, a Cut or a Hang.
+	// Deferred responds first and carries out the operation later: on POST /deferred, or after the
+	// Delay of the fault. The Delay begins when the caller has the response or has gone. The fault
+	// needs a Response, a Cut or a Hang.
 	Deferred Phase = "deferred"
 	// Unwind makes the operation fail halfway, and the rack undoes it: a create leaves nothing, a
 	// delete leaves the disk faulted under another name (A24), and a finalization leaves the disk in

@@ -48,7 +48,7 @@ import (
 // Plane is a data plane in a directory. Open returns one.
 type Plane struct {
 	Config
-	// Flaky has the disks, with Config.FlakyDisks.
+	// Flaky has the disks that can fail, if Config.FlakyDisks is set.
 	Flaky Flaky
 	// owner is the rack's identity. Every device of the rack carries it, because a rack in another
 	// container may have files with the same paths.

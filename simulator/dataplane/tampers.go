@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Tamper makes a data plane damage bytes or devices on purpose, which the conformance checks of
-// data must notice. A nil function does nothing.
+// Tamper makes a data plane damage bytes or devices on purpose. The conformance checks of data must
+// notice the damage. A field that is nil does nothing.
 type Tamper struct {
 	// Name identifies the tamper. Says describes what it damages.
 	Name, Says string
@@ -325,7 +325,7 @@ func doubleSerial(d Device, others []*plugged) Device {
 // dirt returns a block with bytes that no workload writes.
 func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
-// otherSource returns the path of another snapshot that is not larger, or path if there is none.
+// otherSource returns the path of another snapshot with at most the same size, or path.
 func otherSource(p *Plane, path string) (string, error) {
 	own, err := fileSize(path)
 	if err != nil || filepath.Dir(path) != filepath.Dir(p.SnapshotPath("")) {

@@ -68,7 +68,7 @@ func readSmall(path string) (string, error) {
 	return string(text), err
 }
 
-// write creates the mark file in a directory, or replaces an empty one.
+// write writes the mark m into a directory: to a new mark file, or to an empty one.
 func (m mark) write(dir string) error {
 	path := filepath.Join(dir, markFile)
 	if text, err := readSmall(path); err == nil && text == "" {

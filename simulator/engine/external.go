@@ -209,7 +209,7 @@ func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr)
 	checkSettled(tx, i)
 }
 
-// hasStack reports whether the primary interface of an instance has an IP version.
+// hasStack reports whether the primary interface of an instance has an address of an IP version.
 func hasStack(tx *store.Tx, i store.Instance, version string) bool {
 	return slices.ContainsFunc(tx.Interfaces(i.ID), func(nic store.NetworkInterface) bool {
 		return nic.Primary && (nic.IPStack.Type == StackDual || nic.IPStack.Type == version)

@@ -353,8 +353,8 @@ type DiskAttachment struct {
 	Attach string
 }
 
-// Create runs the rack's saga for an [InstanceCreate]: it creates the instance and its disks,
-// attaches the disks, and starts the instance. A failure undoes everything (A51).
+// Create runs the rack's saga for an [InstanceCreate]: it creates and attaches the disks of a new
+// instance, and may start it. A failure before the start undoes everything (A51).
 func (s Instances) Create(call *Call) (i store.Instance, err error) {
 	c := call.Body.(InstanceCreate)
 	if c.Unsupported != "" {
@@ -374,7 +374,7 @@ func (s Instances) Create(call *Call) (i store.Instance, err error) {
 	return i, err
 }
 
-// complete gives a recorded instance its disks and starts it. A failure undoes the creation.
+// complete gives a recorded instance its disks, and calls finish. A failure undoes the creation.
 func (s Instances) complete(call *Call, owner store.Project, i store.Instance, c InstanceCreate) (
 	store.Instance, error) {
 	err := s.fill(call, owner, i, c.attachments())

@@ -218,7 +218,7 @@ func (s Resources) PoolLinks(call *Call, tx *store.Tx) []Item {
 	return nil
 }
 
-// defaultPool finds the default pool that has the same kind, IP version and type as the pool like.
+// defaultPool finds the default pool whose kind, IP version and type equal those of the pool like.
 func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool) {
 	for r := range c.kind.Table().All(c.Tx) {
 		if first, _ := linked(r); first && r.Text("ip_version") == like.Text("ip_version") &&
@@ -468,7 +468,7 @@ func (s Resources) PortSettings(call *Call, tx *store.Tx) store.Resource {
 	return s.change(call, tx, call.Kind).old
 }
 
-// DeletePortSettings deletes the settings of a switch port that the query names.
+// DeletePortSettings deletes the port settings that the query names.
 func (s Resources) DeletePortSettings(call *Call, tx *store.Tx) {
 	sel := call.Named["port_settings"]
 	call.Named[call.Kind.Param] = sel

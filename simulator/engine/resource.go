@@ -447,13 +447,13 @@ func (s Resources) Member(call *Call, tx *store.Tx) Item {
 	return memberOf(i)
 }
 
-// The rack limits groups to these numbers.
+// These are the rack's limits for groups.
 const (
 	maxMembers = 32
 	maxGroups  = 16
 )
 
-// AddMember adds a stopped instance to a group. The answer shows it as stopped.
+// AddMember adds an instance without a VMM to a group. The answer shows the instance as stopped.
 func (s Resources) AddMember(call *Call, tx *store.Tx) Item {
 	k := call.Kind
 	policy := strings.TrimSuffix(k.Name, "-group")

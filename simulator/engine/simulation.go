@@ -77,8 +77,8 @@ type Config struct {
 	Seed uint64
 	// Log is the rack's logger; nil means slog.Default.
 	Log *slog.Logger
-	// FirstLoop is the lowest number for the rack's loop devices. A high one leaves the low numbers to
-	// other programs, because a container's /dev may have nodes only for these.
+	// FirstLoop is the lowest number for the rack's loop devices. A container's /dev may have nodes
+	// only for low numbers, so a high FirstLoop leaves these to other programs.
 	FirstLoop int
 	// KeepDevices leaves the devices in the guests when the rack is closed: on a real rack, too, they
 	// survive the end of the control plane. The next rack that is opened on Dir adopts them.
@@ -99,8 +99,8 @@ type Config struct {
 	FlakyDisks bool
 }
 
-// InstanceSpec is an instance that the rack has from the start. Without an ID, the instance gets
-// one that is derived from the names of project and instance, so it is the same on every machine.
+// InstanceSpec is an instance that the rack has from the start. Without an ID, the rack derives the
+// ID from the names of project and instance, so the ID is the same on every machine.
 type InstanceSpec struct {
 	Name, ID string
 	// Project is the instance's project; "" means the first project of the Config.
@@ -315,8 +315,8 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold waits for the time that the function long reads from the switches. A change of the switches
-// applies at once.
+// hold waits as long as a switch demands. The function long gets the value of the switch. A change
+// of the switch applies at once.
 func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
 	if call.Resumed {
 		return
@@ -355,7 +355,7 @@ type deferredWork struct {
 func newDeferredWork() *deferredWork { return &deferredWork{now: make(chan struct{})} }
 
 // DeferWork starts a goroutine, which waits for the end of ctx and then for the delay, and calls
-// do. If the rack closes first, it does not call do.
+// the function do. If the rack closes first, it does not call do.
 func (r *Simulation) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -52,7 +52,7 @@ func (r *Simulation) RecordedState() (state adminapi.State, version int, err err
 	return state, version, nil
 }
 
-// Machines returns the running virtual machines, with the last lines of their consoles.
+// Machines returns the running virtual machines, with the last bytes of their consoles.
 func (r *Simulation) Machines() (all []adminapi.Machine) {
 	const last = 400
 	ssh := r.plane.SSH()

@@ -24,7 +24,7 @@ import (
 type Entry struct {
 	// Seq numbers the entries in the order in which Log read them.
 	Seq int `json:"-"`
-	// Change is the Seq of the entry that began the change. It equals Seq without such an entry.
+	// Change is the Seq of the entry that began the change. Without such an entry it equals Seq.
 	Change int `json:"-"`
 
 	Time    time.Time `json:"time"`
@@ -162,8 +162,8 @@ func (l *Log) add(e Entry) {
 	l.entries = append(l.entries, e)
 }
 
-// maxRead is how many bytes read reads from a file's end. A driver's files have half of that at
-// most.
+// maxRead is the number of bytes at the end of a file that Newest reads. A driver limits its files
+// to half of this size.
 const maxRead = 256 << 10
 
 // file records how far the lines of a file were read.

@@ -147,7 +147,7 @@ func TestALogReturnsEachNewLineOnce(t *testing.T) {
 	}
 }
 
-func TestTheLastEntryOfAChangeReplacesTheFirst(t *testing.T) {
+func TestTheLastEntryOfAChangeReplacesItsFirstEntry(t *testing.T) {
 	r := newRecord(t)
 	shown := func() (all string) {
 		r.looked = time.Time{}

@@ -293,7 +293,7 @@ func (t Table[T]) Taken(tx *Tx, parent, name string) bool {
 }
 
 // maxRecords is the number of records of one kind that a rack can have. The sequence number of a
-// table's bucket counts them.
+// table's bucket counts the records.
 const maxRecords = 20_000
 
 // FullError means that the table of a kind has maxRecords records.
@@ -504,7 +504,7 @@ func ReleaseDeleted(tx *Tx) {
 // OpenSaga records the request of a creation that begins, so that a restart can complete it.
 func (tx *Tx) OpenSaga(id string, request any) { tx.put(bucketSagas, id, request) }
 
-// SagaRequest reads the request that OpenSaga has recorded. If there is none, into stays unchanged.
+// SagaRequest reads the request that OpenSaga has recorded. Without a request into is unchanged.
 func (tx *Tx) SagaRequest(id string, into any) { tx.get(bucketSagas, id, into) }
 
 // CloseSaga deletes the request that OpenSaga has recorded.
