@@ -74,8 +74,8 @@ type Plane struct {
 	tampering tampering
 }
 
-// Firmware has the ID and the name that an instance's firmware reports and, for a virtual machine,
-// its memory and the lines of root's authorized_keys.
+// Firmware has the ID and the name that an instance's firmware reports. For a virtual machine it
+// also has the memory and the lines of root's authorized_keys.
 type Firmware struct {
 	InstanceID, Name string
 	MemoryBytes      int64
@@ -379,7 +379,7 @@ func fits(meminfo string, used, more int64) error {
 	return nil
 }
 
-// has records a guest's virtual machine and watches for its end. The caller holds the guest's mu.
+// has sets the virtual machine of a guest and watches for its end. The caller holds the guest's mu.
 func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 	g.machine.Store(m)
 	p.working.Go(func() {

@@ -70,8 +70,8 @@ func (p *Plane) unplugAll(id string) error {
 	return nil
 }
 
-// Empty removes every disk from its guest, and all guests. The guest views stay for instances that
-// are added again, and Reconcile removes the views of other instances.
+// Empty unplugs every disk and removes all guests. The guest views stay for instances that are
+// added again, and Reconcile removes the views of other instances.
 func (p *Plane) Empty() error {
 	for id := range p.guests.all() {
 		if err := errors.Join(p.Halt(id), RemoveTree(p.machineDir(id))); err != nil {

@@ -115,8 +115,7 @@ func (s Disks) fillBytes(d store.Disk) error {
 	err := s.store.View(func(tx *store.Tx) {
 		switch {
 		case d.SnapshotID != nil:
-			// A59: the rack notices that a snapshot is unfinished only when it copies the bytes, which
-			// fails.
+			// A59: the rack notices an unfinished snapshot only when it copies the bytes. The copy fails.
 			source, _ := store.Snapshots.Get(tx, *d.SnapshotID)
 			tx.Refuse(source.State == store.SnapshotCreating, errInternal)
 			file = s.plane.SnapshotPath(*d.SnapshotID)

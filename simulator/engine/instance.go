@@ -293,7 +293,7 @@ var (
 )
 
 // Update sets every value in an [InstanceUpdate]. The instance must be stopped if the boot disk,
-// the CPUs, the memory or the CPU platform changes. Its time_modified stays the same (A49).
+// the CPUs, the memory or the CPU platform changes. An update does not change time_modified (A49).
 func (s Instances) Update(call *Call) (store.Instance, error) {
 	u := call.Body.(InstanceUpdate)
 	if u.Unsupported != "" {
