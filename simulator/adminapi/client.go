@@ -81,14 +81,14 @@ func (c Client) ClearFaults(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/faults", nil, nil)
 }
 
-// RunDeferred carries out now what faults of the phase [Deferred] and Switches.FreeDelay have
-// delayed. It returns when this is done.
+// RunDeferred carries out at once the operations and deletions that faults of the phase [Deferred]
+// and Switches.FreeDelay have delayed. It returns when they are done.
 func (c Client) RunDeferred(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/deferred", nil, nil)
 }
 
-// Reset returns the rack to its start. The rack has the objects and switches that it was started
-// with, and no faults, mutation or logged requests. The guests lose their disks.
+// Reset returns the rack to its start: with the objects and switches of its configuration, and
+// without faults, mutation or logged requests. The guests lose their disks.
 func (c Client) Reset(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/reset", nil, nil)
 }
@@ -216,7 +216,7 @@ type Request struct {
 	// Object and ObjectID are the name and the ID of the object that the call names.
 	Object   string `json:"object"`
 	ObjectID string `json:"object_id"`
-	// Status is 0 when the connection was cut.
+	// Status is the HTTP status of the answer, or 0 if the connection was cut.
 	Status     int     `json:"status"`
 	DurationMS float64 `json:"duration_ms"`
 	// Faults are the IDs of the faults that fired for the request.
@@ -268,9 +268,9 @@ const (
 	// Twice carries out the operation a second time, as a proxy with retries does. The caller gets the
 	// second response, or the fault's.
 	Twice Phase = "twice"
-	// Deferred responds first and carries out the operation later: after the fault's Delay, which
-	// begins when the caller has the response or has gone, or on POST /deferred. The fault needs a
-	// Response, a Cut or a Hang.
+	// Deferred responds first and carries out the operation later: on POST /deferred, or after the
+	// Delay of the fault. The Delay begins when the caller has the response or has gone. The fault
+	// needs a Response, a Cut or a Hang.
 	Deferred Phase = "deferred"
 	// Unwind makes the operation fail halfway, and the rack undoes it: a create leaves nothing, a
 	// delete leaves the disk faulted under another name (A24), and a finalization leaves the disk in
@@ -313,8 +313,8 @@ type Fault struct {
 	Device       *DeviceFault `json:"device,omitempty"`
 }
 
-// Response replaces the rack's response: with an error in the rack's form or, as if a proxy in
-// front of the rack had sent it, with Body after PadBytes of white space.
+// Response replaces the rack's response: with an error in the rack's form, or with Body after
+// PadBytes of white space. A Body looks like the answer of a proxy in front of the rack.
 type Response struct {
 	Status      int               `json:"status"`
 	ErrorCode   string            `json:"error_code,omitempty"`
@@ -359,11 +359,11 @@ type DiskFault struct {
 	Delay Duration `json:"delay,omitempty"`
 	Hang  bool     `json:"hang,omitempty"`
 	Lie   bool     `json:"lie,omitempty"`
-	// Fired is how often the fault has taken effect.
+	// Fired is the number of times that the fault has taken effect.
 	Fired int `json:"fired,omitempty"`
 }
 
-// FailDisk adds a fault to the disk with that ID.
+// FailDisk adds a fault to the disk with an ID.
 func (c Client) FailDisk(ctx context.Context, id string, fault DiskFault) error {
 	return c.call(ctx, http.MethodPost, "/disks/"+id+"/faults", fault, nil)
 }
@@ -388,8 +388,8 @@ type State struct {
 	Attachments []Attachment     `json:"attachments"`
 	LoopDevices []LoopDevice     `json:"loop_devices"`
 	Machines    []Machine        `json:"machines,omitempty"`
-	// StorageBytes is the part of the quota that disks and snapshots use. Deleted ones count until the
-	// rack frees them.
+	// StorageBytes is the part of the quota that disks and snapshots use. Deleted disks and snapshots
+	// count until the rack frees them.
 	StorageBytes int64 `json:"storage_bytes"`
 }
 

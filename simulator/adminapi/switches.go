@@ -23,9 +23,9 @@ type Switches struct {
 	// FreeDelay is the time from the deletion of a disk or a snapshot until the rack frees its space
 	// and its quota; with 0 the request frees them (A68).
 	FreeDelay Duration `json:"free_delay"`
-	// QuotaFirst frees the quota of a deleted object at once, and its space after FreeDelay. The rack
-	// then has as much space as quota. So a creation within the quota may fail until the space is free
-	// (A68).
+	// QuotaFirst frees the quota of a deleted object at once, and its space after FreeDelay. The
+	// rack's space is then as large as its quota. So a creation within the quota may fail until the
+	// space is free (A68).
 	QuotaFirst bool `json:"quota_first"`
 	// InstanceDelay is the time that an instance takes to start, stop or reboot.
 	InstanceDelay Duration `json:"instance_delay"`
@@ -108,7 +108,7 @@ var hotplugNeeds = map[Hotplug][]Hotplug{
 	SurpriseRemoval: {HotplugFull},
 }
 
-// With returns the mode with further behaviours.
+// With adds behaviours to the mode.
 func (h Hotplug) With(behaviours ...Hotplug) Hotplug {
 	for _, b := range behaviours {
 		h += "," + b
@@ -116,7 +116,7 @@ func (h Hotplug) With(behaviours ...Hotplug) Hotplug {
 	return h
 }
 
-// Has reports whether h contains a mode or a behaviour.
+// Has reports whether h contains the given mode or behaviour.
 func (h Hotplug) Has(word Hotplug) bool { return slices.Contains(h.words(), word) }
 
 // Attaches reports whether the rack attaches disks while the instance runs.

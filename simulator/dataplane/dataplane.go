@@ -4,7 +4,7 @@
 //
 // [Plane] plugs a disk into a guest and unplugs it, even while the guest uses it. It copies a disk
 // without asking the guest. [Plane.Reconcile] adopts or releases the devices of a killed simulator.
-// Only one process at a time uses the directory of a plane, which contains
+// A plane's directory, which only one process at a time may use, contains
 //
 //	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
 //	identity              the identity of the rack, which its devices carry
@@ -19,9 +19,9 @@
 // reads, writes and flushes on to the disk's file, or makes them fail. These devices end with the
 // process, so the guests lose them, and the next process creates new ones.
 //
-// There is no other state: the kernel keeps the file and serial of each loop device. Devices need
-// Linux and root. A plane without them ([NoDevices]) has the same files, on any system and for any
-// user; only its guests see no disk.
+// The plane stores nothing else: the kernel keeps the file and serial of each loop device. Devices
+// need Linux and root. A plane without devices ([NoDevices]) has the same files, on any system and
+// for any user; but its guests see no disks.
 package dataplane
 
 import (
@@ -48,7 +48,7 @@ import (
 // Plane is a data plane in a directory. Open returns one.
 type Plane struct {
 	Config
-	// Flaky has the disks, with Config.FlakyDisks.
+	// Flaky has the disks that can fail, if Config.FlakyDisks is set.
 	Flaky Flaky
 	// owner is the rack's identity. Every device of the rack carries it, because a rack in another
 	// container may have files with the same paths.
@@ -62,7 +62,7 @@ type Plane struct {
 	// starting lets one machine start at a time, so that two do not count on the same free memory.
 	starting sync.Mutex
 
-	// Stop cancels ctx. working counts goroutines that show a device later or watch a machine.
+	// Stop cancels ctx. working counts goroutines that show a delayed device or watch a machine.
 	ctx     context.Context
 	cancel  context.CancelFunc
 	working sync.WaitGroup
@@ -74,8 +74,8 @@ type Plane struct {
 	tampering tampering
 }
 
-// Firmware has the ID and the name that an instance's firmware reports and, for a virtual machine,
-// its memory and the lines of root's authorized_keys.
+// Firmware has the ID and the name that an instance's firmware reports. For a virtual machine it
+// also has the memory and the lines of root's authorized_keys.
 type Firmware struct {
 	InstanceID, Name string
 	MemoryBytes      int64
@@ -92,15 +92,15 @@ type Device struct {
 	Local bool
 }
 
-// serial returns the guest's serial number for the disk: as much of the name as fits (A54).
+// serial returns the serial number that the guest sees: as much of the disk's name as fits (A54).
 func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
 
 // loopSerial returns a unique serial for the disk's loop device. The guest's serial does not
-// suffice: disks of two racks, or with long names, may have the same one, and mkfs.btrfs would take
-// their loop devices for one device.
+// suffice: disks of two racks, or with long names, may have the same serial, and mkfs.btrfs would
+// take their loop devices for one device.
 func (d Device) loopSerial() string { return d.serial() + serialEnd + d.DiskID[:8] }
 
-// sizeOr returns the size wrong in whole blocks. If wrong is 0, it returns the disk's own size.
+// sizeOr returns the given size in whole blocks or, if the given size is 0, the disk's own size.
 func (d Device) sizeOr(wrong int64) int64 {
 	if wrong > 0 {
 		return wrong / int64(d.BlockSize) * int64(d.BlockSize)
@@ -117,8 +117,8 @@ func SerialOf(loop loopdev.Device) string {
 	return serial
 }
 
-// Fault is a fault of a device: it never appears, appears later, or has another size, or (Fails)
-// the disk cannot be plugged in. The zero value is no fault.
+// Fault changes a device: the device never appears, appears after Delay, or has SizeBytes. With
+// Fails the plane cannot plug the disk in. The zero value changes nothing.
 type Fault struct {
 	Never     bool
 	Delay     time.Duration
@@ -152,13 +152,13 @@ type Config struct {
 	Machines, MachineType            string
 	// Temporary makes the virtual machines end with this process, even if it is killed.
 	Temporary bool
-	// Ended is called when a virtual machine was powered off by its guest, or killed.
+	// The plane calls Ended after a guest has powered its virtual machine off, or QEMU was killed.
 	Ended func(instanceID string, poweredOff bool)
 	// Removed, if not nil, gets the ID of each object whose files or guest view were removed.
 	Removed func(id string)
 }
 
-// wrap adds to an error what has failed. It leaves nil unchanged.
+// wrap puts a formatted text before the text of an error. It leaves nil unchanged.
 func wrap(err *error, format string, args ...any) {
 	if *err != nil {
 		*err = fmt.Errorf(format+": %w", append(args, *err)...)
@@ -250,8 +250,8 @@ func (p *Plane) Stop() {
 }
 
 // Close removes every device from its guest and releases it. A device in use stays, with its bytes,
-// until its last user closes it, so that the guest can unmount its filesystem; Close returns an
-// error that names the device.
+// until its last user closes it, so that the guest can unmount the filesystem. Close then returns
+// an error that names the device.
 func (p *Plane) Close() (err error) {
 	defer wrap(&err, "close the data plane")
 	errs := []error{p.Tamper(Tamper{})}
@@ -265,7 +265,7 @@ func (p *Plane) Close() (err error) {
 	for _, g := range p.guests.all() {
 		devices = append(devices, p.guests.devices(g)...)
 	}
-	// Wait once for all devices in use instead of once for each.
+	// Close waits at most two seconds for all devices in use together.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	for _, d := range devices {
@@ -292,7 +292,7 @@ var ErrNoMemory = errors.New("this computer lacks the memory for one more virtua
 
 func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(id), "machine") }
 
-// againPath returns the path of a file by which Close records that it stopped the virtual machine.
+// againPath returns the path of the file that Close writes when it stops a virtual machine.
 func (p *Plane) againPath(id string) string { return filepath.Join(p.machineDir(id), "again") }
 
 func (p *Plane) machineDisk(d *plugged) machine.Disk {
@@ -350,9 +350,9 @@ func (p *Plane) Run(f Firmware) error {
 
 var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
 
-// hasMemory returns an error unless there is memory for one more virtual machine. Together they may
-// have three quarters of the host's memory. Each running one counts with mostMemory, because it
-// takes its memory gradually.
+// hasMemory returns an error if the host lacks the memory for one more virtual machine. All
+// machines together may have three quarters of the host's memory. A running machine counts with
+// mostMemory, because it takes its memory gradually.
 func (p *Plane) hasMemory(more int64) error {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -365,7 +365,7 @@ func (p *Plane) hasMemory(more int64) error {
 	return fits(string(text), used, more)
 }
 
-// fits returns ErrNoMemory if /proc/meminfo lacks more bytes, or if used is over the limit.
+// fits returns ErrNoMemory if the bytes more are not available, or if used is over the limit.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
@@ -379,7 +379,7 @@ func fits(meminfo string, used, more int64) error {
 	return nil
 }
 
-// has records a guest's virtual machine and watches for its end. The caller holds the guest's mu.
+// has sets the virtual machine of a guest and watches for its end. The caller holds the guest's mu.
 func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 	g.machine.Store(m)
 	p.working.Go(func() {
@@ -419,7 +419,7 @@ func (p *Plane) Reset(id string) (has bool, err error) {
 	return true, g.change((*machine.Machine).Reset)
 }
 
-// change calls do with the virtual machine of a guest, if it has one.
+// change passes the virtual machine of a guest, if it has one, to the function do.
 func (g *guestState) change(do func(*machine.Machine, context.Context) error) error {
 	m := g.machine.Load()
 	if m == nil {
@@ -430,7 +430,7 @@ func (g *guestState) change(do func(*machine.Machine, context.Context) error) er
 	return do(m, ctx)
 }
 
-// changeDisk calls do, to plug or unplug a disk, if the disk's guest has a virtual machine.
+// changeDisk passes a disk and the virtual machine of its guest, if it has one, to the function do.
 func (p *Plane) changeDisk(d *plugged,
 	do func(*machine.Machine, context.Context, machine.Disk) error) error {
 	return d.guest.change(func(m *machine.Machine, ctx context.Context) error {
@@ -438,7 +438,7 @@ func (p *Plane) changeDisk(d *plugged,
 	})
 }
 
-// still pauses a guest's virtual machine, or keeps it from starting, until resume is called.
+// still pauses a guest's virtual machine, or prevents its start, until the caller calls resume.
 func (p *Plane) still(g *guestState) (resume func(), err error) {
 	if p.machines == nil {
 		return func() {}, nil
@@ -460,8 +460,8 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 }
 
 // Adopt takes over the virtual machines that an earlier plane has started, and stops those of
-// instances that are not running. It returns the running instances without a virtual machine
-// (gone), and those of them whose virtual machine the earlier plane's Close has stopped (again).
+// instances that are not running. gone has the running instances without a virtual machine. again
+// has those in gone whose virtual machine was stopped by Close of the earlier plane.
 func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(filepath.Join(p.Dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -530,7 +530,7 @@ func (p *Plane) SSH() map[string]string {
 	return addresses
 }
 
-// SSHKey returns the path of the private key for root of each virtual machine, or "" without any.
+// SSHKey returns the path of the key for root of each virtual machine, or "" without machines.
 func (p *Plane) SSHKey() string {
 	if p.machines == nil {
 		return ""
@@ -538,9 +538,9 @@ func (p *Plane) SSHKey() string {
 	return p.machines.Key()
 }
 
-// Console reads up to most bytes, from an offset, of what a guest's serial console has printed
-// since its last start. A negative offset counts back from the end: -1 is the end. It returns the
-// offset behind the last byte.
+// Console reads up to most bytes of the text that a guest's serial console has printed since its
+// last start. from is the offset of the first byte; a negative offset counts back from the end, and
+// -1 is the end. end is the offset behind the last byte that was read.
 func (p *Plane) Console(id string, from, most int64) (text []byte, end int64, err error) {
 	text, end, err = machine.Console(p.machineDir(id), from, most)
 	if errors.Is(err, fs.ErrNotExist) {

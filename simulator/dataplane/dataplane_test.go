@@ -39,7 +39,7 @@ func newPlaneIn(t *testing.T, c Config) *Plane {
 	t.Helper()
 	p := openPlane(t, c)
 	t.Cleanup(func() {
-		// A mount namespace that another process creates meanwhile keeps our mounts and devices in use.
+		// If another process creates a mount namespace meanwhile, our mounts and devices stay in use.
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
@@ -122,7 +122,7 @@ func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	return p.view(instanceID).nodePath(names[0])
 }
 
-// TestMkfsDistinguishesDisksWithTheSameSerial attaches disks of the same name on two racks.
+// TestMkfsDistinguishesDisksWithTheSameSerial formats disks with the same name of two racks.
 func TestMkfsDistinguishesDisksWithTheSameSerial(t *testing.T) {
 	for _, mounted := range []bool{true, false} {
 		p := newPlane(t)
@@ -243,7 +243,7 @@ func TestForceDetachCutsTheGuestOffFromTheDisk(t *testing.T) {
 	}
 }
 
-func TestADirectoryWithoutDeviceNodesIsRefused(t *testing.T) {
+func TestOpenRefusesADirectoryWithoutDeviceNodes(t *testing.T) {
 	looptest.NeedRoot(t)
 	dir := t.TempDir()
 	looptest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "nodev,size=1m")
@@ -351,7 +351,7 @@ func TestADetachedDiskKeepsItsFaultsUntilHeal(t *testing.T) {
 	}
 }
 
-func TestAHangingDiskCanBeDetachedFromItsGuest(t *testing.T) {
+func TestUnplugFailsTheWritesOfAHangingDisk(t *testing.T) {
 	p := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	guest := newGuest(t, p)
 	d := plugDisk(t, p, guest, "db")
@@ -385,7 +385,7 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 		t.Fatalf("the devices are %+v, want one whose server is gone", dead)
 	}
 
-	// Another rack has a disk with the same ID, because both have the same configuration.
+	// Racks with the same configuration have disks with the same IDs.
 	same := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	looptest.Must(t, same.CreateDisk(d.DiskID, d.SizeBytes))
 	if theirs := devicesOf(t, same); len(theirs) != 0 {
@@ -403,8 +403,8 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 	looptest.Must(t, writeTo(nodeOf(t, p, guest), 'l'))
 }
 
-// killed reopens the directory of a plane that is not closed, as after a kill of the simulator, and
-// reconciles it with the attached disks.
+// killed opens the directory of p again without closing p, as after a kill of the simulator. It
+// returns the new plane after reconciling it with the attached disks.
 func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 	t.Helper()
 	p.cancel()
@@ -422,7 +422,7 @@ func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
 	before := newPlane(t)
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
-	// Give the device's file a path that will not exist any more, as after the removal of a container.
+	// Attach the file by a path that the test then unmounts, as after the removal of a container.
 	elsewhere := t.TempDir()
 	looptest.Command(t, "mount", "--bind", before.Dir, elsewhere)
 	loop := looptest.Got(loopdev.Attach(t.Context(), loopdev.Config{
@@ -445,7 +445,7 @@ func TestReconcileKeepsTheDevicesOfAnotherRack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			theirs := newPlane(t)
 			spec := plugDisk(t, theirs, newGuest(t, theirs), "theirs")
-			// Mount another directory over that of theirs: in two containers, racks may have the same path.
+			// Mount a directory over that of theirs: racks in two containers may have the same path.
 			kept := t.TempDir()
 			looptest.Command(t, "mount", "--bind", theirs.Dir, kept)
 			if name == "on another filesystem" {
@@ -489,7 +489,7 @@ func TestReconcileReplacesDevicesThatDifferFromTheirDisks(t *testing.T) {
 	}
 }
 
-// The kernel would remove the device after its adoption, when the holder closes it.
+// If Reconcile adopted the device, the kernel would remove it when its holder closes it.
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	spec := plugDisk(t, before, newGuest(t, before), "leaving")
@@ -523,7 +523,7 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	if names := seen(t, p, id); len(names) != 0 {
 		t.Errorf("after the first went, the guest sees %v, want none", names)
 	}
-	// A restart of the guest removes every device and adds it again.
+	// Unplug and plug the disk, as a restart of the guest does.
 	looptest.Must(t, p.Unplug(id, second.DiskID))
 	looptest.Must(t, p.Plug(second, Fault{}))
 	nodeOf(t, p, id)
@@ -566,8 +566,8 @@ func TestReconcileRemovesFilesWithoutARecord(t *testing.T) {
 	}
 }
 
-// TestForeignMountsInTheDirectoryStay mounts a foreign directory at each path that a plane removes.
-func TestForeignMountsInTheDirectoryStay(t *testing.T) {
+// TestAPlaneKeepsForeignMountsInItsDirectory mounts a directory at each path that a plane removes.
+func TestAPlaneKeepsForeignMountsInItsDirectory(t *testing.T) {
 	p := newPlane(t)
 	theirs := filepath.Join(t.TempDir(), "theirs")
 	looptest.Must(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
@@ -671,7 +671,7 @@ func TestACloneHasItsOwnSizeAndTheBytesAndHolesOfItsSource(t *testing.T) {
 	}
 }
 
-func TestImagesFromAPipeOrLargerThanTheirDiskAreRefused(t *testing.T) {
+func TestAPlaneRefusesPipesAndImagesLargerThanTheDisk(t *testing.T) {
 	p, id := newPlane(t), newID()
 	looptest.Must(t, p.ImportImage(t.Context(), id, "", 1<<20))
 	if err := p.CloneDisk(t.Context(), id, p.ImagePath(id), 1<<19); err == nil {
@@ -684,11 +684,11 @@ func TestImagesFromAPipeOrLargerThanTheirDiskAreRefused(t *testing.T) {
 	}
 }
 
-// TestASnapshotOfADiskInUseIsAPointInTime writes increasing numbers, each durably to the first
-// block of a disk and then to the last block. In a snapshot the last block must not have a later
-// number than the first one, and neither may have an earlier number than the last one before the
-// snapshot. Two of the filesystems have reflinks.
-func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
+// TestASnapshotOfADiskInUseShowsOneMoment writes increasing numbers, each durably to the first
+// block of a disk and then to the last block. In a snapshot the first block must have the number of
+// the last block, or the next number. The last block must have the number that was durable before
+// the snapshot, or a later one. xfs and btrfs have reflinks.
+func TestASnapshotOfADiskInUseShowsOneMoment(t *testing.T) {
 	places := []int64{0, testDiskSize - 4096}
 	for _, host := range []string{"xfs", "btrfs", "ext4"} {
 		t.Run(host, func(t *testing.T) {
@@ -696,7 +696,7 @@ func TestASnapshotOfADiskInUseIsAPointInTime(t *testing.T) {
 			spec := plugDisk(t, p, newGuest(t, p), "busy")
 			disk := looptest.Got(os.OpenFile(nodeOf(t, p, spec.InstanceID), os.O_WRONLY|unix.O_DSYNC, 0))(t)
 			defer disk.Close()
-			// Bytes between the two blocks make the copy take longer, so that the writer writes during it.
+			// These bytes between the two blocks make the copy last longer, so that writes happen meanwhile.
 			looptest.Got(disk.WriteAt(bytes.Repeat([]byte("x"), testDiskSize/2), 4096))(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			var synced atomic.Uint64

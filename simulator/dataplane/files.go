@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Kinds are the kinds of objects with files, and the names of the directories of these files.
+// Kinds are the kinds of objects with files. Each kind is also the name of a directory with files.
 var Kinds = []string{"disks", "snapshots", "images"}
 
 // IdentityFile is the name of the file with the rack's identity.
@@ -83,8 +83,8 @@ func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (e
 	return p.tampering.life(event{what: diskCloned, disk: id, snapshot: source, bytes: size}, err)
 }
 
-// ImportImage creates an image from a file, or a blank image. It replaces bytes that an interrupted
-// import may have left, because that may have copied another file.
+// ImportImage creates an image from a file, or a blank image if file is "". It replaces the bytes
+// of an interrupted import, because that import may have copied another file.
 func (p *Plane) ImportImage(ctx context.Context, id, file string, size int64) (err error) {
 	defer wrap(&err, "import image %s", id)
 	if err := p.removeBacking(p.ImagePath(id)); err != nil {
@@ -194,7 +194,7 @@ func (p *Plane) flushDir(dir string) error {
 	return FlushDir(dir)
 }
 
-// fill copies the file source, which nobody may write meanwhile, to f, and sets the size of f.
+// fill copies the file source to f and sets the size of f. Nobody may write to source meanwhile.
 func fill(ctx context.Context, f *os.File, source string, size int64) error {
 	src, err := os.OpenFile(source, os.O_RDONLY|syscall.O_NONBLOCK, 0) // it may be a pipe
 	if err != nil {
@@ -218,7 +218,7 @@ func fill(ctx context.Context, f *os.File, source string, size int64) error {
 	return f.Truncate(size)
 }
 
-// errNoData means that there is only a hole up to the end of the file.
+// errNoData means that the rest of the file is a hole.
 var errNoData = errors.New("no data")
 
 // nextNonZero finds the next block that is not zero. Systems that report no holes need it.
@@ -259,7 +259,7 @@ func copyKeepingHoles(ctx context.Context, dst, src *os.File) error {
 		if err := errors.Join(inSrc, inDst, ctx.Err()); err != nil {
 			return fmt.Errorf("copy %s: %w", src.Name(), err)
 		}
-		// CopyN lets the kernel copy between the files, where the kernel can.
+		// CopyN lets the kernel copy the bytes from file to file, if the kernel can.
 		if _, err := io.CopyN(dst, src, offset-start); err != nil {
 			return fmt.Errorf("copy %s: %w", src.Name(), err)
 		}
@@ -297,8 +297,8 @@ func (p *Plane) trim(diskID string, size int64) error {
 	return os.Truncate(p.DiskPath(diskID), size)
 }
 
-// diskInodes returns the inodes of the disks' files, by file name. They identify the file of a loop
-// device. Its path does not: it is valid in the mount namespace in which the file was attached.
+// diskInodes returns the inodes of the disks' files, by file name. An inode identifies the file of
+// a loop device. A path does not, because it is valid only in the mount namespace of the attach.
 func (p *Plane) diskInodes() (map[string]uint64, error) {
 	entries, err := os.ReadDir(filepath.Join(p.Dir, "disks"))
 	if err != nil {
@@ -357,7 +357,7 @@ func exists(path string) bool {
 // has no reflinks, and a guest wrote to the disk during every attempt to copy it.
 var ErrWrittenMeanwhile = errors.New("the disk was written while it was copied")
 
-// snapshotAttempts is how often a disk is copied before ErrWrittenMeanwhile.
+// snapshotAttempts is the number of copies after which SnapshotDisk returns ErrWrittenMeanwhile.
 const snapshotAttempts = 20
 
 // SnapshotDisk copies a disk's bytes as they are at one moment during the call. It does not change
@@ -423,9 +423,9 @@ func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) er
 	return ErrWrittenMeanwhile
 }
 
-// copyOnce copies a disk once, and reports whether there was no write meanwhile. Before the copy it
-// reads the counters of completed writes and then those in flight, and after it in the opposite
-// order. So it notices every write that begins or ends in between.
+// copyOnce copies a disk once, and reports whether no write happened meanwhile. It counts first the
+// completed writes and then those in flight, copies, and counts first those in flight and then the
+// completed writes. So it notices every write that began or ended during the copy.
 func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, err error) {
 	before, err := countWrites(*d.loop)
 	if err != nil {

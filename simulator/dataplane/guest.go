@@ -70,8 +70,8 @@ func (p *Plane) unplugAll(id string) error {
 	return nil
 }
 
-// Empty removes every disk from its guest, and all guests. The guest views stay for instances that
-// are added again, and Reconcile removes the views of other instances.
+// Empty unplugs every disk and removes all guests. The guest views stay for instances that are
+// added again, and Reconcile removes the views of other instances.
 func (p *Plane) Empty() error {
 	for id := range p.guests.all() {
 		if err := errors.Join(p.Halt(id), RemoveTree(p.machineDir(id))); err != nil {
@@ -91,7 +91,7 @@ type guestState struct {
 
 	mu sync.Mutex
 	// mu guards the guest view, the nodes of the devices, and the fields below. A goroutine that needs
-	// both locks this mu before that of Plane.guests.
+	// both this mu and that of Plane.guests locks this mu first.
 	//
 	// random chooses the numbers of the devices.
 	random *rand.Rand
@@ -110,13 +110,13 @@ type plugged struct {
 	guest *guestState
 	// loop is nil if a fault hides the device for ever, or if the plane has no devices.
 	loop *loopdev.Device
-	// never means that the guest's virtual machine does not get the disk. wrongSize is the size that a
-	// fault gives the disk there, or 0.
+	// never means that the virtual machine of the guest does not get the disk. wrongSize is the size
+	// that a fault gives the disk in this machine, or 0.
 	never     bool
 	wrongSize int64
 	// node is the device's name in the guest. It is "" while the guest does not see the device.
 	node string
-	// cancel ends the goroutine that shows the device later, which closes appeared at its end.
+	// cancel ends the goroutine that shows a delayed device. The goroutine closes appeared at its end.
 	cancel   context.CancelFunc
 	appeared chan struct{}
 }
@@ -151,7 +151,7 @@ func (g *guests) devices(of *guestState) []*plugged {
 	return slices.Collect(maps.Values(of.plugged))
 }
 
-// lock locks the mu of an instance's guest and returns the guest. It returns nil if there is none.
+// lock locks the mu of an instance's guest and returns the guest. Without a guest it returns nil.
 func (g *guests) lock(instanceID string) *guestState {
 	guest := g.all()[instanceID]
 	if guest == nil {
@@ -204,7 +204,7 @@ func (v view) nodePath(name string) string { return filepath.Join(string(v), "de
 
 func (v view) asideDir() string { return filepath.Join(string(v), "aside") }
 
-// hiddenPath exists while another disk with the same serial hides the disk (A54).
+// hiddenPath returns the path of a file that exists while the guest does not see the disk (A54).
 func (v view) hiddenPath(diskID string) string { return filepath.Join(string(v), "hidden", diskID) }
 
 // make creates the directories of the view. It keeps the devices in them.
@@ -246,7 +246,7 @@ func (v view) show(spec Device, loop loopdev.Device, name string) error {
 	return os.Rename(aside, filepath.Join(v.blockDir(), name))
 }
 
-// shows reports whether name in the view is the loop device, with the device's own diskseq.
+// shows reports whether the view shows loop as name, with the number and the diskseq of loop.
 func (v view) shows(name string, loop loopdev.Device) bool {
 	sequence, err := os.ReadFile(filepath.Join(v.blockDir(), name, "diskseq"))
 	return err == nil && string(sequence) == fmt.Sprintf("%d\n", loop.Sequence) &&
@@ -289,7 +289,7 @@ func (v view) remove(name string) error {
 	return errors.Join(err, os.RemoveAll(aside))
 }
 
-// clearAside removes what was being created or removed when an earlier simulator ended.
+// clearAside removes entries that an earlier simulator was creating or removing when it ended.
 func (v view) clearAside() error {
 	return errors.Join(os.RemoveAll(v.asideDir()), os.MkdirAll(v.asideDir(), 0o755))
 }

@@ -27,8 +27,8 @@ const (
 	forceDetachTimeout = 300 * time.Millisecond
 )
 
-// Plug plugs a disk into a running guest. After that the guest sees the disk at once or, with a
-// delay, later. It succeeds if the guest already has the disk.
+// Plug plugs a disk into a running guest. The guest sees the disk when Plug returns or, if the
+// fault has a Delay, later. Plug succeeds if the guest already has the disk.
 func (p *Plane) Plug(spec Device, f Fault) (err error) {
 	defer p.disks.Lock(spec.DiskID)()
 	defer wrap(&err, "plug disk %s into instance %s", spec.DiskID, spec.InstanceID)
@@ -148,9 +148,9 @@ func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	return nil
 }
 
-// appear makes the guest see a device. If the guest sees another device with the same serial, the
-// new one stays hidden until the guest restarts: its NVMe driver takes both for one controller and
-// refuses the second (A54). The caller holds the guest's mu.
+// appear makes the guest see a device. If another visible device has the same serial, the NVMe
+// driver of the guest would take both for one controller and refuse the second (A54). So the new
+// device stays hidden until the guest restarts. The caller holds the mu of the guest.
 func (p *Plane) appear(d *plugged) error {
 	view := p.view(d.spec.InstanceID)
 	for _, other := range p.guests.devices(d.guest) {
@@ -204,8 +204,8 @@ func (p *Plane) Unplug(instanceID, diskID string) (err error) {
 
 // forceDetach releases a loop device. If a program still has the device open after
 // forceDetachTimeout, it cuts the device off from the disk's file, because a rack does not wait for
-// the guest either. Such a device has no size and stays until its last user closes it, while the
-// next guest can have the disk. diskID is "" if this plane knows only the device.
+// the guest either. The device then has no size and stays until its last user closes it. Meanwhile
+// another guest can get the disk. diskID is "" if the plane knows only the device.
 func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), forceDetachTimeout)
 	defer cancel()
@@ -252,16 +252,16 @@ func (p *Plane) hide(d *plugged) error {
 	return nil
 }
 
-// IDs has the IDs of objects by their kind, and by the key Left the IDs of deleted objects.
+// IDs has the IDs of objects by kind. Under the key Left it has the IDs of deleted objects.
 type IDs map[string][]string
 
 // Left is the key in [IDs] for objects that have no record any more, but may have files.
 const Left = "left"
 
 // Reconcile makes the data plane match the records, even if the last simulator was killed. attached
-// are the disks of running instances, whose guests must have been added. Reconcile keeps every
-// device that is as it should be, so that its guest notices nothing, and releases all others. It
-// removes the files of objects that have no record any more.
+// has the disks of running instances, whose guests the caller has added. Reconcile keeps each
+// device that matches its disk, so that the guest notices nothing, and releases all other devices.
+// It removes the files of objects that have no record any more.
 func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err error) {
 	defer wrap(&err, "reconcile the data plane")
 	devices, err := p.OwnDevices()
@@ -303,8 +303,8 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err 
 
 // OwnDevices returns the loop devices of this rack: those whose file is a disk's file, and those
 // whose file was removed. It does not compare paths, because a rack in another container may have
-// the same ones. Of a device that a killed simulator served, the kernel knows only the file's name,
-// which contains the rack's identity and the disk's ID.
+// the same paths. If a killed simulator served a device, the kernel knows only the name of the
+// device's file. This name contains the rack's identity and the disk's ID.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	if p.noDevices != nil {
 		return nil, nil //nolint:nilerr // a plane without devices is in order
@@ -332,7 +332,7 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	}), nil
 }
 
-// adoptOrRelease returns, by the disk's ID, the devices of attached disks, and releases all others.
+// adoptOrRelease returns the devices of attached disks by disk ID, and releases all other devices.
 func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map[string]*plugged,
 	error) {
 	adopted := map[string]*plugged{}
@@ -355,8 +355,8 @@ func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 		loop.BlockSize == spec.BlockSize && loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }
 
-// restoreViews keeps the adopted devices in the guest views and removes all others. A hidden disk
-// stays hidden, because its guest has not restarted.
+// restoreViews keeps the adopted devices in the guest views and removes all other devices. A hidden
+// disk stays hidden, because its guest has not restarted.
 func (p *Plane) restoreViews(adopted map[string]*plugged) error {
 	for id, g := range p.guests.all() {
 		var own []*plugged
@@ -397,7 +397,7 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	if err := v.clearAside(); err != nil {
 		return err
 	}
-	// First record the visible devices, because appear hides another device with the same serial.
+	// Note these devices first, so that appear hides other devices with the same serial.
 	var others []*plugged
 	for _, d := range own {
 		if d.node == "" && !exists(v.hiddenPath(d.spec.DiskID)) {
@@ -418,15 +418,15 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 // ErrCannotFail means that the rack was started without Config.FlakyDisks.
 var ErrCannotFail = errors.New("the disks of this rack cannot fail")
 
-// Flaky has the disks of a plane with Config.FlakyDisks. If a disk is detached, it keeps its
-// faults, which apply in the next guest.
+// Flaky has the disks of a plane with Config.FlakyDisks. A detached disk keeps its faults, which
+// then apply in its next guest.
 type Flaky struct {
 	// path returns the path of a disk's file.
 	path func(id string) string
 	dir  string
-	// mark begins the names of the files in dir, and identifies the rack.
+	// mark identifies the rack. The names of all files in dir begin with it.
 	mark string
-	// server is nil without Config.FlakyDisks. device is the st_dev of the files that it serves.
+	// server is nil without Config.FlakyDisks. device is the st_dev of the files that server serves.
 	server *flakydisk.Server
 	device uint64
 
@@ -435,13 +435,13 @@ type Flaky struct {
 	disks map[string]*flakyDisk
 }
 
-// flakyDisk is a plugged disk, or has the faults of a disk that no guest has.
+// flakyDisk has the faults of a disk and, while the disk is plugged in, its open file.
 type flakyDisk struct {
 	*flakydisk.Disk
 	file flakydisk.File
 }
 
-// open removes the mounts of killed simulators. If serve is true, it mounts a new server.
+// open removes the mounts of killed simulators in dir. If serve is true, it mounts a new server.
 func (f *Flaky) open(dir string, serve bool) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -487,7 +487,7 @@ func (f *Flaky) HealAll() {
 	}
 }
 
-// disk returns a disk, and creates an entry for it if there is none. The caller holds mu.
+// disk returns the entry of a disk, and creates a missing entry. The caller holds mu.
 func (f *Flaky) disk(id string) *flakyDisk {
 	if f.disks[id] == nil {
 		f.disks[id] = &flakyDisk{Disk: flakydisk.NewDisk(nil)}
@@ -495,7 +495,7 @@ func (f *Flaky) disk(id string) *flakyDisk {
 	return f.disks[id]
 }
 
-// replace replaces the entry of a disk, and keeps the disk's faults. The caller holds mu.
+// replace makes d the entry of a disk, and gives d the disk's faults. The caller holds mu.
 func (f *Flaky) replace(id string, d *flakyDisk) {
 	for _, fault := range f.disk(id).Faults() {
 		d.AddFault(fault)
@@ -503,7 +503,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path of a file that passes operations on to the disk's file, or fails them.
+// plug returns the path at which the server serves a disk's file. Without a server it returns path.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil
@@ -553,13 +553,13 @@ func (f *Flaky) Faults(id string) (faults []flakydisk.Fault, err error) {
 	return faults, err
 }
 
-// Activity counts a disk's operations in each of the last seconds, since it was plugged in.
+// Activity returns the number of operations of a disk in each of the last seconds since its plug.
 func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
 	err = f.with(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
 	return all, err
 }
 
-// with calls do with a disk, even while operations of the disk hang.
+// with passes the entry of a disk to the function do, even while operations of the disk hang.
 func (f *Flaky) with(id string, do func(*flakyDisk)) error {
 	if f.server == nil {
 		return ErrCannotFail

@@ -40,7 +40,7 @@ func checkNodes(dir string) (device uint64, err error) {
 	return node.Dev, os.Remove(probe)
 }
 
-// removeMount removes dir with the FUSE mounts of killed simulators. It fails for other mounts.
+// removeMount removes dir and the FUSE mounts of killed simulators on it. It refuses other mounts.
 func removeMount(dir string) error {
 	for {
 		mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
@@ -60,7 +60,7 @@ func removeMount(dir string) error {
 	}
 }
 
-// mountsIn returns the mount points below a directory, and the directory if it is one.
+// mountsIn returns the mount points in a directory. The directory itself may be one of them.
 func mountsIn(dir string) (paths []string, err error) {
 	if dir, err = filepath.EvalSymlinks(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -100,15 +100,14 @@ func backs(d loopdev.Device, path string) bool {
 	return unix.Stat(path, &st) == nil && st.Dev == d.BackingDevice && st.Ino == d.BackingInode
 }
 
-// shareBlocks makes dst a reflink copy of src at one point in time, on filesystems that support it
-// (FICLONE on xfs and btrfs; also bcachefs, ZFS and NFS 4.2). Writers of src wait meanwhile. If it
-// returns false, the caller has to copy the bytes. If the cause is a real error, the copy fails
-// with it, too.
+// shareBlocks makes dst a reflink copy of src at one point in time. Writers of src wait meanwhile.
+// Filesystems with FICLONE support this: xfs, btrfs, bcachefs, ZFS and NFS 4.2. If it returns
+// false, the caller copies the bytes. A real error, such as a full disk, makes that copy fail, too.
 func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }
 
-// hurry gives this goroutine's thread the highest priority, if the kernel permits it, until end.
+// hurry raises the priority of this thread, if the kernel permits it, until the caller calls end.
 func hurry() (end func()) {
 	runtime.LockOSThread()
 	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
@@ -123,7 +122,7 @@ func hurry() (end func()) {
 	}
 }
 
-// nextData finds the next part of f, from offset on, that is not a hole, or returns errNoData.
+// nextData finds the next part of f at or behind offset that is not a hole, or returns errNoData.
 func nextData(f *os.File, offset int64) (start, end int64, err error) {
 	start, err = f.Seek(offset, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {

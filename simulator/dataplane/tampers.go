@@ -16,21 +16,21 @@ import (
 	"time"
 )
 
-// Tamper makes a data plane damage bytes or devices on purpose, which the conformance checks of
-// data must notice. A nil function does nothing.
+// Tamper makes a data plane damage bytes or devices on purpose. The conformance checks of data must
+// notice the damage. A field that is nil does nothing.
 type Tamper struct {
 	// Name identifies the tamper. Says describes what it damages.
 	Name, Says string
 
-	// source returns the path of the file from which a new disk is copied, instead of path.
+	// source returns the path of the file from which the plane copies a new disk, in place of path.
 	source func(p *Plane, path string) (string, error)
-	// shown returns the device that the guest sees instead of d. others are all devices of the guest.
+	// shown returns the device that a guest sees in place of d. others has the devices of the guest.
 	shown func(d Device, others []*plugged) Device
-	// copied may change a snapshot after a disk was copied to it.
+	// copied may change the file of a snapshot after the plane has copied the disk d to it.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// keeps leaves a detached disk in its guest. elsewhere shows a disk in all other guests, too.
+	// keeps leaves a detached disk visible in its guest. elsewhere shows a plugged disk to all guests.
 	keeps, elsewhere bool
-	// life is called for every event of a disk or a snapshot.
+	// The plane calls life for every event of a disk or a snapshot.
 	life func(p *Plane, e event) error
 }
 
@@ -40,12 +40,12 @@ type tampering struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	now Tamper
-	// undo has functions that remove devices from the views of guests that should not see them, by
-	// disk ID. The key "" has those for detached disks.
+	// undo has, by disk ID, functions that hide a device from guests that should not see the disk. The
+	// key "" has the functions for detached disks.
 	undo map[string][]func() error
 }
 
-// Tamper activates a tamper, or none for the zero value. It removes what the last tamper left.
+// Tamper activates t, or no tamper if t is zero. It removes devices and files of the last tamper.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
 	undo := p.tampering.undo
@@ -68,7 +68,7 @@ func (a *tampering) tamper() Tamper {
 
 func (a *tampering) path(name string) string { return filepath.Join(a.plane.Dir, "tamper", name) }
 
-// life passes an event on to the tamper, unless the operation has failed.
+// life passes the event e on to the tamper. If failed is not nil, it only returns this error.
 func (a *tampering) life(e event, failed error) error {
 	if t := a.tamper(); failed == nil && t.life != nil {
 		return t.life(a.plane, e)
@@ -90,7 +90,7 @@ func (a *tampering) copied(ctx context.Context, snapshot *os.File, d *plugged) e
 	return nil
 }
 
-// showElsewhere shows a device in all other guests, if the tamper has elsewhere.
+// showElsewhere shows a device to all other guests if the active tamper has set elsewhere.
 func (a *tampering) showElsewhere(d *plugged) error {
 	if !a.tamper().elsewhere {
 		return nil
@@ -126,7 +126,7 @@ func (a *tampering) hidden(diskID string) (err error) {
 	return err
 }
 
-// keeps reports whether the tamper leaves a device in its guest, and then records how to remove it.
+// keeps reports whether the tamper leaves d in its guest. If so, it records how to remove d later.
 func (a *tampering) keeps(d *plugged) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -193,7 +193,7 @@ func faulty(change func(event)) func(*Plane, event) error {
 	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
 
-// otherDisk returns the ID of the first disk, except diskID, for which fits returns true, or "".
+// otherDisk returns the ID of a disk for which fits returns true, or "". It skips the disk diskID.
 func (p *Plane) otherDisk(diskID string, fits func(id string, sizeBytes int64) bool) string {
 	paths, _ := filepath.Glob(p.DiskPath("*")) // fails only for an invalid pattern
 	for _, path := range paths {
@@ -256,7 +256,7 @@ func swapDisks(p *Plane, e event) error {
 		os.Rename(aside, p.DiskPath(id)))
 }
 
-// staleRead gives a disk, at each attach, the content that it had two detaches ago.
+// staleRead gives an attached disk the content that it had at the detach before the last one.
 func staleRead(p *Plane, e event) error {
 	last, older := p.tampering.path(e.disk), p.tampering.path(e.disk+".older")
 	var err error
@@ -274,7 +274,7 @@ func staleRead(p *Plane, e event) error {
 	return err
 }
 
-// tear waits for writes, and then copies every second block, from the first one on, a second time.
+// tear waits for writes, and then copies every second block to the snapshot again.
 func tear(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error {
 	before, err := countWrites(*d.loop)
 	last, came := before, time.Now()
@@ -322,10 +322,10 @@ func doubleSerial(d Device, others []*plugged) Device {
 	return d
 }
 
-// dirt returns a block whose content no workload writes.
+// dirt returns a block with bytes that no workload writes.
 func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
-// otherSource returns the file of another snapshot that is not larger than path, or path.
+// otherSource returns the path of another snapshot with at most the same size, or path.
 func otherSource(p *Plane, path string) (string, error) {
 	own, err := fileSize(path)
 	if err != nil || filepath.Dir(path) != filepath.Dir(p.SnapshotPath("")) {
@@ -340,10 +340,10 @@ func otherSource(p *Plane, path string) (string, error) {
 	return path, err
 }
 
-// A corruption combines the damage to a block, the moment at which the file of a disk or a snapshot
-// becomes a victim, and the place of the block in it. It can be limited to disks of one size.
+// A corruption damages one block of a victim: the file of a disk or a snapshot. It combines the
+// kind of damage, the moment at which a file becomes a victim, and the block's place in the file.
 
-// damage is done when a file becomes a victim, and after each unplug of the victim.
+// damage changes a victim's block when a file becomes a victim, and after each unplug of the disk.
 type damage struct {
 	name, effect string
 	do           func(v *victim) error
@@ -384,7 +384,7 @@ var damages = []damage{
 // moment determines when a disk or a snapshot becomes a victim.
 type moment struct {
 	name, object string
-	// when is the kind of event at which files become victims. find returns these victims.
+	// At an event of the kind when, find returns the files that become victims.
 	when happening
 	find func(c *corruption, p *Plane, e event) []*victim
 }
@@ -408,7 +408,7 @@ type place int64
 
 const last place = -tamperBlock
 
-// in returns the offset of a place in the range of a file, or -1 if the place is not in this range.
+// in returns the offset of the block in a file, or -1 if the block is not between from and to.
 func (at place) in(from, to int64) int64 {
 	offset := int64(at)
 	if offset < 0 {
@@ -422,7 +422,7 @@ func (at place) in(from, to int64) int64 {
 
 // corruptions combines every damage with every moment, at the last block. It leaves out two
 // combinations: a snapshot with a damage that needs an unplug, because no guest has snapshots; and
-// a shared block of a large disk, because a check may not create two large disks.
+// a shared block of a large disk, because a check need not create two large disks.
 func corruptions() (all []Tamper) {
 	for _, d := range damages {
 		for _, m := range moments {
@@ -487,11 +487,11 @@ const (
 
 type event struct {
 	what happening
-	// disk is the disk's ID. A plug event also has the disk's name. A plug event or a creation event
-	// also has the disk's size, bytes.
+	// disk is a disk's ID. name, the disk's name, is set for a plug. bytes, the disk's size, is set
+	// for a plug and a creation.
 	disk, name string
 	bytes      int64
-	// fault is the fault with which a disk is plugged.
+	// fault is the fault with which the plane plugs a disk in. A tamper may change it.
 	fault *Fault
 	// snapshot is the path of the event's snapshot or image.
 	snapshot string
@@ -502,18 +502,18 @@ type corruption struct {
 	damage damage
 	moment moment
 	at     place
-	// bytes is the size to which the victims are limited; 0 means any size.
+	// bytes is the size that a file must have to become a victim; 0 means any size.
 	bytes int64
 
 	mu sync.Mutex
 	// mu guards the fields below.
 	//
-	// names has the names of the disks that were plugged, by ID. remains has the block of each deleted
-	// disk, by the disk's name, and last the block of the disk that was deleted last.
+	// names has, by ID, the names of the disks that were plugged. remains has, by name, the block of
+	// each deleted disk. last is the block of the disk that was deleted last.
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
-	// originOf has the disk of each snapshot's file. sourceOf has the source file of each disk.
+	// originOf has the disk of each snapshot's path. sourceOf has the source path of each disk's ID.
 	originOf, sourceOf map[string]string
 	// held is the block of the snapshot that was deleted last.
 	held    []byte
@@ -558,7 +558,7 @@ func (c *corruption) life(p *Plane, e event) error {
 	return errors.Join(errs...)
 }
 
-// victim makes a file of the right size a victim, if a range of the file contains the place.
+// victim returns a file as a victim, or nil if the file has the wrong size or lacks the block.
 func (c *corruption) victim(path string, from, to int64, old []byte, peers ...string) []*victim {
 	v := &victim{path: path, at: c.at.in(from, to), old: old}
 	if size, err := fileSize(path); v.at < 0 || err != nil || c.bytes > 0 && size != c.bytes {
@@ -576,7 +576,7 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 	return []*victim{v}
 }
 
-// newBehind returns a function that makes a new disk a victim, if the place is behind an offset.
+// newBehind returns a find function. It makes a new disk a victim if the block is behind an offset.
 func newBehind(from int64) func(*corruption, *Plane, event) []*victim {
 	return func(c *corruption, p *Plane, e event) []*victim {
 		return c.victim(p.DiskPath(e.disk), from, e.bytes, c.last,
@@ -644,7 +644,7 @@ func (c *corruption) unbacked(p *Plane, e event) (all []*victim) {
 	return all
 }
 
-// otherMoment returns the block in another snapshot of the same disk, or nil.
+// otherMoment returns the block as it is in another snapshot of the same disk, or nil.
 func (c *corruption) otherMoment(snapshot string) []byte {
 	for other, origin := range c.originOf {
 		size, err := fileSize(other)
@@ -656,7 +656,7 @@ func (c *corruption) otherMoment(snapshot string) []byte {
 	return nil
 }
 
-// madeFrom returns the files of the disks, except not, that were copied from a snapshot.
+// madeFrom returns the paths of the disks that were made from a snapshot, except one given disk.
 func (c *corruption) madeFrom(p *Plane, snapshot, not string) (paths []string) {
 	for disk, source := range c.sourceOf {
 		if source == snapshot && disk != not {
@@ -680,13 +680,13 @@ type victim struct {
 	at, other int64
 	// old is an earlier content of the block, or nil. late is the content to write at the next unplug.
 	old, late []byte
-	// peers are the files that get the same block. shared is the last content in all of them.
+	// peers are files that share the block. shared is the content that all of them had last.
 	peers  []string
 	shared []byte
 	done   bool
 }
 
-// once calls do the first time that possible is true.
+// once calls the function do if possible is true, but only the first time.
 func (v *victim) once(possible bool, do func() error) error {
 	if v.done || !possible {
 		return nil
@@ -695,7 +695,7 @@ func (v *victim) once(possible bool, do func() error) error {
 	return do()
 }
 
-// share copies the block to all other files from the one in which it has changed.
+// share finds the file in which the block has changed, and copies the block to the other files.
 func (v *victim) share() error {
 	files := append([]string{v.path}, v.peers...)
 	for _, path := range files {

@@ -14,10 +14,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Call is one request, in the form that the operations of this package need.
+// Call is one request to the rack, parsed for the operations of this package.
 type Call struct {
 	// Context ends when the caller has the response or closes the connection. The operation continues
-	// then (A18).
+	// even after that (A18).
 	Context context.Context
 	// Named has the names and IDs in path and query, by parameter. Body is the parsed body, in the Go
 	// type that the operation expects. Window is the requested part of a list.
@@ -29,15 +29,15 @@ type Call struct {
 	// ReadOnly marks a call that changes nothing.
 	ReadOnly bool
 	// Unwind makes the operation fail halfway and undo its changes. Reread makes an attach or a detach
-	// fail after its changes are committed (A67).
+	// fail after the rack has committed its changes (A67).
 	Unwind, Reread bool
-	// Resumed marks a call by the starting simulator, not by a client: it has no delays (A19).
+	// Resumed marks a call of the simulator itself when it starts. The call has no delays (A19).
 	Resumed bool
 	// Device is the fault of the devices that the call attaches; nil means no fault.
 	Device *adminapi.DeviceFault
-	// Cascade permits a deletion together with the objects that depend on it.
+	// Cascade permits a request to delete an object together with the objects that depend on it.
 	Cascade bool
-	// Object is set by the operation, for the request log: it identifies the object of the call.
+	// The operation sets Object, the identity of its main object, for the request log.
 	Object store.Identity
 }
 
@@ -134,7 +134,7 @@ func AsError(err error) *Error {
 	return errInternal
 }
 
-// selectorTexts has the rack's errors for an ID with a project, and for a name without one (A05).
+// selectorTexts has the rack's errors for an ID with a project, and a name without a project (A05).
 var selectorTexts = map[string]struct{ both, neither string }{
 	"disk": {
 		"when providing disk as an ID project should not be specified",
@@ -195,7 +195,7 @@ func lookupIn[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.T
 	return object
 }
 
-// owner returns the ID of the project in which to look up a name, or "" for an ID.
+// owner returns the ID of the project in which the rack looks up sel. It is "" if sel has an ID.
 func owner(tx *store.Tx, kind string, project, sel store.Selector) string {
 	given, texts := project.Given(), selectorTexts[kind]
 	tx.Refuse(sel.ID != "" && given, invalidRequest("%s", texts.both))
@@ -218,7 +218,7 @@ func byID[T store.Record](tx *store.Tx, t store.Table[T], id string) T {
 }
 
 // kindOf returns the rack's word for the kind of an object that was not found. For an image's name
-// it tells whether the rack searched a project or the silo (A44).
+// the word tells whether the rack searched a project or the silo (A44).
 func kindOf[T store.Record](t store.Table[T], parent string, sel store.Selector) string {
 	switch {
 	case t.Name != store.Images.Name || sel.ID != "":
@@ -229,14 +229,14 @@ func kindOf[T store.Record](t store.Table[T], parent string, sel store.Selector)
 	return "project-image"
 }
 
-// Reading calls read in a read-only transaction and returns its result.
+// Reading calls the function read in a read-only transaction and returns its result.
 func Reading[T any](r *Simulation, read func(*store.Tx) T) (value T, err error) {
 	err = r.store.View(func(tx *store.Tx) { value = read(tx) })
 	return value, err
 }
 
-// Changing calls change in a transaction and returns its result. With the fault Unwind it rolls the
-// transaction back and returns an error.
+// Changing calls the function change in a transaction and returns its result. With the fault Unwind
+// it rolls the transaction back and returns an error.
 func Changing[T any](r *Simulation, call *Call, change func(*store.Tx) T) (value T, err error) {
 	err = r.store.Update(func(tx *store.Tx) {
 		value = change(tx)
@@ -254,8 +254,8 @@ func view[T store.Record](r *Simulation, call *Call, t store.Table[T]) (T, error
 	return Reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t) })
 }
 
-// remove deletes the object that a call names. It holds the object's lock, and calls drop to delete
-// the record and then rest to remove the object's files and devices.
+// remove deletes the object that a call names. While it holds the object's lock, it calls drop to
+// delete the record, and then rest to remove the object's files and devices.
 func remove[T store.Record](r *Simulation, call *Call, t store.Table[T],
 	drop func(*store.Tx, T), rest func(T) error) error {
 	object, err := view(r, call, t)

@@ -68,7 +68,7 @@ func readSmall(path string) (string, error) {
 	return string(text), err
 }
 
-// write creates the mark file in a directory, or replaces an empty one.
+// write writes the mark m into a directory: to a new mark file, or to an empty one.
 func (m mark) write(dir string) error {
 	path := filepath.Join(dir, markFile)
 	if text, err := readSmall(path); err == nil && text == "" {
@@ -86,8 +86,8 @@ func (m mark) write(dir string) error {
 	return dataplane.FlushDir(dir)
 }
 
-// prepareDir creates dir, or verifies that dir belongs to a simulator of this version and has its
-// records, before it changes anything there. process identifies this process if dir is temporary.
+// prepareDir creates dir, or verifies that dir is empty or has the mark and the records of this
+// version. It changes nothing before that. process identifies this process if dir is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)
@@ -123,7 +123,7 @@ func prepareDir(dir, process string) error {
 }
 
 // makePrivate takes away other users' permission to write in the directory. It returns an error if
-// the directory contains links, pipes or files of other users, so that the rack opens, renames and
+// the directory contains links, pipes, or files of other users, so that the rack opens, renames and
 // removes only its own files. It does not look into the guest views.
 func makePrivate(dir string) error {
 	owner := os.Geteuid()
@@ -235,7 +235,7 @@ func (r *Simulation) removeLeft(ctx context.Context) {
 	}
 }
 
-// abandoned reports whether a directory was made by this user's simulator, in a process that has
+// abandoned reports whether a simulator of this user has made a directory, and its process has
 // ended.
 func abandoned(dir string) bool {
 	info, err := os.Lstat(dir)
@@ -269,7 +269,7 @@ func removeTemporary(ctx context.Context, dir string) error {
 }
 
 // thisProcess returns the host's name, the ID of its boot, and an ID of this process that is unique
-// since the boot. It returns "" on a system that does not report them.
+// since the boot. It returns "" on a system that does not report these IDs.
 func thisProcess() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	machine, unnamed := os.Hostname()
@@ -281,7 +281,7 @@ func thisProcess() string {
 }
 
 // ended reports whether a process has certainly ended. It returns false for a process of another
-// host that shares the directory, because this process may still run.
+// host that shares the directory, because that process may still run.
 func ended(process string) bool {
 	of, now := strings.Fields(process), strings.Fields(thisProcess())
 	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {

@@ -41,7 +41,7 @@ func openIn(t *testing.T, dir string) (*Simulation, error) {
 		Disks: []DiskSpec{{Name: "d", SizeBytes: 1 << 30}}})
 }
 
-// rackDir opens and closes a new rack. It returns its directory and the file of its only disk.
+// rackDir opens and closes a new rack. It returns the directory and the file of the only disk.
 func rackDir(t *testing.T) (dir, disk string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -103,10 +103,10 @@ func TestPrepareDirRefusesForeignDirectories(t *testing.T) {
 	}
 }
 
-// TestForeignFilesInTheDirectoryAreRefused replaces each file of a rack's directory, and each file
+// TestOpenRefusesADirectoryWithForeignFiles replaces each file of a rack's directory, and each file
 // that the rack would create, by a link, a pipe or another user's file. The rack must refuse the
-// directory, without blocking and without a change of the foreign files.
-func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
+// directory without waiting for a pipe, and must not change the foreign files.
+func TestOpenRefusesADirectoryWithForeignFiles(t *testing.T) {
 	dir, _ := rackDir(t)
 	stranger, aside := t.TempDir(), filepath.Join(t.TempDir(), "aside")
 	theirs := filepath.Join(stranger, "theirs")
@@ -160,9 +160,9 @@ func TestForeignFilesInTheDirectoryAreRefused(t *testing.T) {
 	}
 }
 
-// TestDamagedRecordsAreReported damages each page of the records' file in several ways, and opens
-// the rack. It must start or return an error about the records, and must not remove the disk.
-func TestDamagedRecordsAreReported(t *testing.T) {
+// TestOpenReportsDamagedRecordsAndKeepsTheDisk damages each page of the records in several ways.
+// The rack must then start or return an error about them, and must not remove the disk.
+func TestOpenReportsDamagedRecordsAndKeepsTheDisk(t *testing.T) {
 	dir, disk := rackDir(t)
 	records := filepath.Join(dir, recordsFile)
 	whole := looptest.Got(os.ReadFile(records))(t)

@@ -71,7 +71,7 @@ func (s Disks) Create(call *Call) (store.Disk, error) {
 
 // create runs the rack's saga. It first creates the record, which is visible to other callers, then
 // the bytes, and then sets the state in which the disk can be used. It returns the record as it was
-// inserted, so its state is creating although the disk is detached by then (A22).
+// inserted: in the state creating, although the disk is detached by then (A22).
 func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
 	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()), c.Name, c.Description)}
 	defer s.creating.Lock(d.ID)()
@@ -86,7 +86,7 @@ func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk
 	return s.finish(d, c)
 }
 
-// fill creates the disk's record and then its bytes, or neither.
+// fill creates the disk's record and then its bytes. If it fails, it leaves neither.
 func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	if c.Source.ID != "" {
 		// Lock the source, so that no call deletes it during the copy.
@@ -108,15 +108,14 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	return s.fillBytes(*d)
 }
 
-// fillBytes creates the bytes of a disk that has a record. If that fails, it undoes the disk's
-// creation. It keeps bytes that an earlier simulator has created.
+// fillBytes creates the bytes of a disk that has a record. If this fails, it undoes the creation of
+// the disk. It keeps bytes that an earlier simulator has created.
 func (s Disks) fillBytes(d store.Disk) error {
 	file := ""
 	err := s.store.View(func(tx *store.Tx) {
 		switch {
 		case d.SnapshotID != nil:
-			// A59: the rack notices that a snapshot is unfinished only when it copies the bytes, which
-			// fails.
+			// A59: the rack notices an unfinished snapshot only when it copies the bytes. The copy fails.
 			source, _ := store.Snapshots.Get(tx, *d.SnapshotID)
 			tx.Refuse(source.State == store.SnapshotCreating, errInternal)
 			file = s.plane.SnapshotPath(*d.SnapshotID)
@@ -183,8 +182,8 @@ func (s Disks) undo(d store.Disk, cause error) error {
 	return undone(cause, err)
 }
 
-// undone returns the cause of a failure. If undoing its effects has failed, too, the result has
-// both errors.
+// undone returns the cause for which an operation was undone. If the undoing has failed with err,
+// it returns both errors.
 func undone(cause, err error) error {
 	if err != nil {
 		return fmt.Errorf("%w; and undoing it: %w", cause, err)
@@ -250,7 +249,7 @@ func setPublicKey(c *Change, value any) {
 	c.Check(checkLength(value.(string), 1023))
 }
 
-// chargeStorage charges size to the silo's quota, or refuses the call if it exceeds that (A29).
+// chargeStorage charges size to the silo's quota. It refuses a call that exceeds the quota (A29).
 func (r *Simulation) chargeStorage(tx *store.Tx, size int64) {
 	if quota := r.Switches().QuotaBytes; size > int64(quota)-tx.Storage() {
 		tx.Check(insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete " +
@@ -281,7 +280,7 @@ func (s Disks) Delete(call *Call) error {
 }
 
 // undelete restores the record of a disk whose deletion failed. The disk becomes faulted and can be
-// deleted again. It gets another name, so that the old one is free (A24).
+// deleted again. It gets a new name, so that another disk can get the old name (A24).
 func (s Disks) undelete(d store.Disk, cause error) error {
 	d.Name, d.State.State = "deleted-"+d.ID, store.StateFaulted
 	d.DevicePath = devicePath(d.Name)
@@ -323,7 +322,7 @@ func (s Disks) StartImport(call *Call) error {
 	return s.moveImport(call, store.StateImportReady, store.StateImporting)
 }
 
-// StopImport ends the writes: the disk becomes import_ready again (A90).
+// StopImport ends the writes of an import: the disk becomes import_ready again (A90).
 func (s Disks) StopImport(call *Call) error {
 	return s.moveImport(call, store.StateImporting, store.StateImportReady)
 }
@@ -375,7 +374,7 @@ func debugState(state store.DiskState) string {
 }
 
 // Import writes a [BulkWrite] into a disk. It holds the disk's lock, so StopImport waits for it,
-// and no write follows afterwards.
+// and nothing is written after StopImport.
 func (s Disks) Import(call *Call) error {
 	w := call.Body.(BulkWrite)
 	d, err := s.importing(call)
@@ -401,7 +400,7 @@ func (s Disks) Import(call *Call) error {
 	if err != nil || len(data) == 0 {
 		return err
 	}
-	// A90: bytes that would be behind the disk's end are dropped.
+	// A90: the rack drops the bytes that would be behind the end of the disk.
 	data = data[:min(int64(len(data)), d.Size-int64(w.Offset))]
 	return s.plane.WriteDisk(d.ID, int64(w.Offset), data)
 }
@@ -459,9 +458,9 @@ func (s Attachments) List(call *Call, tx *store.Tx) []store.Disk {
 	return tx.DisksOf(lookup(s.Simulation, call, tx, store.Instances).ID)
 }
 
-// locked calls work with the call's instance and disk, while it holds the locks of both. It finds a
-// disk's name only in the instance's project, and its ID in every project (A30). A disk that is
-// being created may be attached; the call waits for its bytes (A32).
+// locked passes the call's instance and disk to the function work, while it holds the locks of
+// both. It looks up a disk's name in the instance's project, and a disk's ID in all projects (A30).
+// A disk that is being created may be attached; locked waits for its bytes (A32).
 func (s Attachments) locked(call *Call,
 	work func(store.Instance, store.Disk) (store.Disk, error)) (d store.Disk, err error) {
 	var i store.Instance
@@ -549,7 +548,7 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 		conflict("cannot attach local storage disk: instance is starting"))
 	tx.Refuse(!i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating,
 		invalidRequest("cannot attach disk to instance in %s state", i.RunState))
-	// checkCreate has counted the disks of an instance in creating, and one may be its boot disk.
+	// An instance that is being created may still get a boot disk. checkCreate has checked its limit.
 	limit := r.diskLimit(now, i.BootDiskID != nil || i.RunState == store.StateCreating)
 	tx.Refuse(len(tx.DisksOf(i.ID)) >= limit,
 		invalidRequest("cannot attach more than %d disks to instance", limit))

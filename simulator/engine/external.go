@@ -110,8 +110,8 @@ func (r *Simulation) attachNAT(tx *store.Tx, i store.Instance, nics []store.Netw
 			"first_port": first, "last_port": first + ports - 1}))
 }
 
-// poolWith returns the extent for which fits returns true, and its pool. Only pools that are linked
-// to the silo count.
+// poolWith returns an extent for which fits returns true, and its pool. It searches the pools that
+// are linked to the silo.
 func (c *Change) poolWith(k *Kind, fits func(Extent) bool) (pool store.Resource, extent Extent) {
 	for r := range linkedPools(c.Tx, k) {
 		for _, e := range extentsOf(c.Tx, r) {
@@ -123,7 +123,7 @@ func (c *Change) poolWith(k *Kind, fits func(Extent) bool) (pool store.Resource,
 	return pool, extent
 }
 
-// choose returns the pool that a request names, or else the default pool of the silo.
+// choose returns the pool that a request names. Without a name it returns the silo's default pool.
 func (c *Change) choose(k *Kind, a Allocation) (pool store.Resource) {
 	if a.Pool.Given() {
 		pool = find(c.Tx, k.Table(), "", a.Pool)
@@ -209,7 +209,7 @@ func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr)
 	checkSettled(tx, i)
 }
 
-// hasStack reports whether the primary interface of an instance has an IP version.
+// hasStack reports whether the primary interface of an instance has an address of an IP version.
 func hasStack(tx *store.Tx, i store.Instance, version string) bool {
 	return slices.ContainsFunc(tx.Interfaces(i.ID), func(nic store.NetworkInterface) bool {
 		return nic.Primary && (nic.IPStack.Type == StackDual || nic.IPStack.Type == version)
@@ -248,8 +248,8 @@ func (c *Change) moveTo(instanceID any) {
 	c.put()
 }
 
-// attach calls the function attach with the floating IP or external subnet that a call names, and
-// with the instance that the body names by its ID, or by its name in the same project.
+// attach passes the floating IP or external subnet that a call names, and the instance in the body,
+// to the function attach. It looks up the name of the instance in the same project.
 func (s Resources) attach(call *Call, tx *store.Tx, k *Kind,
 	attach func(*Change, store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
@@ -275,7 +275,7 @@ func detachable(tx *store.Tx, kind string, i store.Instance) {
 }
 
 // detach detaches a floating IP or an external subnet, if check permits it. If the record is not
-// attached to an instance, detach returns the error detached; nil means that this is a success.
+// attached to an instance, detach fails with the error detached, or succeeds if detached is nil.
 func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	check func(store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
@@ -335,8 +335,8 @@ func (s Instances) DetachEphemeralIP(call *Call, version string, tx *store.Tx) {
 	ephemeralIP.Table().Delete(tx, all[at])
 }
 
-// releaseAddresses detaches the floating IPs and external subnets of an instance that is deleted,
-// and removes its ephemeral and source NAT addresses.
+// releaseAddresses detaches the floating IPs and external subnets of a deleted instance, and
+// removes its ephemeral and source NAT addresses.
 func (r *Simulation) releaseAddresses(tx *store.Tx, instanceID string) {
 	for _, k := range []*Kind{FloatingIP, ExternalSubnet} {
 		for _, a := range attachedTo(tx, k, instanceID) {

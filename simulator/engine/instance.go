@@ -18,7 +18,7 @@ import (
 // Instances has the operations on instances.
 type Instances struct{ *Simulation }
 
-// change locks an instance and changes its record. If the record differs afterwards, it calls work.
+// change locks an instance and edits its record. If the edit changes the record, it calls work.
 func (s Instances) change(call *Call, change func(*store.Tx, *store.Instance),
 	work func(before, after store.Instance) error) (store.Instance, error) {
 	before, err := view(s.Simulation, call, store.Instances)
@@ -66,7 +66,7 @@ func (s Instances) Start(call *Call) (store.Instance, error) {
 	})
 }
 
-// Stop halts the guest at once. The state stopped comes after the InstanceDelay (A46).
+// Stop halts the guest at once. The instance becomes stopped after the InstanceDelay (A46).
 func (s Instances) Stop(call *Call) (store.Instance, error) {
 	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
@@ -90,7 +90,7 @@ func (s Instances) Stop(call *Call) (store.Instance, error) {
 }
 
 // Reboot resets a virtual machine, or removes the devices of a guest view and adds them again with
-// other numbers (A47). If that fails, the instance fails, without an error for the caller (A60).
+// other numbers (A47). If that fails, the instance becomes failed, and the call succeeds (A60).
 func (s Instances) Reboot(call *Call) (store.Instance, error) {
 	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
@@ -124,8 +124,8 @@ func (s Instances) Reboot(call *Call) (store.Instance, error) {
 	})
 }
 
-// failInstance sets an instance to failed and removes its devices. It can be started again. The
-// caller holds the instance's lock.
+// failInstance sets an instance to failed and removes its devices. The instance can be started
+// again. The caller holds the instance's lock.
 func (s Instances) failInstance(i store.Instance, cause error) {
 	s.logFailure("an instance has failed", "instance", i.ID, cause)
 	i.SetRunState(store.RunFailed)
@@ -148,8 +148,8 @@ func (s Instances) halt(i store.Instance) error {
 	return s.unplugAll(i)
 }
 
-// settleLater ends an instance's start, stop or reboot after the delay. If the rack closes before,
-// its next start does so.
+// settleLater ends an instance's start, stop or reboot after the delay. If the rack closes first,
+// its next start does this.
 func (s Instances) settleLater(i store.Instance) {
 	delay := time.Duration(s.Switches().InstanceDelay)
 	s.background(func() {
@@ -246,7 +246,7 @@ func (s Instances) unplugAll(i store.Instance) error {
 	return s.eachDisk("stop", i, func(d store.Disk) error { return s.plane.Unplug(i.ID, d.ID) })
 }
 
-// eachDisk calls do for each disk that is attached to an instance, while it holds the disk's lock.
+// eachDisk calls the function do for each disk of an instance, while it holds the lock of the disk.
 func (s Instances) eachDisk(what string, i store.Instance, do func(store.Disk) error) error {
 	attached, err := Reading(s.Simulation, func(tx *store.Tx) []store.Disk {
 		return tx.DisksOf(i.ID)
@@ -293,7 +293,7 @@ var (
 )
 
 // Update sets every value in an [InstanceUpdate]. The instance must be stopped if the boot disk,
-// the CPUs, the memory or the CPU platform changes. Its time_modified stays the same (A49).
+// the CPUs, the memory or the CPU platform changes. An update does not change time_modified (A49).
 func (s Instances) Update(call *Call) (store.Instance, error) {
 	u := call.Body.(InstanceUpdate)
 	if u.Unsupported != "" {
@@ -353,8 +353,8 @@ type DiskAttachment struct {
 	Attach string
 }
 
-// Create runs the rack's saga for an [InstanceCreate]: it creates the instance and its disks,
-// attaches the disks, and starts the instance. A failure undoes everything (A51).
+// Create runs the rack's saga for an [InstanceCreate]: it creates and attaches the disks of a new
+// instance, and may start it. A failure before the start undoes everything (A51).
 func (s Instances) Create(call *Call) (i store.Instance, err error) {
 	c := call.Body.(InstanceCreate)
 	if c.Unsupported != "" {
@@ -374,7 +374,7 @@ func (s Instances) Create(call *Call) (i store.Instance, err error) {
 	return i, err
 }
 
-// complete gives a recorded instance its disks and starts it. A failure undoes the creation.
+// complete gives a recorded instance its disks, and calls finish. A failure undoes the creation.
 func (s Instances) complete(call *Call, owner store.Project, i store.Instance, c InstanceCreate) (
 	store.Instance, error) {
 	err := s.fill(call, owner, i, c.attachments())
@@ -463,7 +463,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 	return nil
 }
 
-// selector names the disk. A disk that is not created yet already has its ID.
+// selector returns the name or ID of the disk. A disk that is not created yet already has its ID.
 func (a DiskAttachment) selector() store.Selector {
 	if a.Create != nil {
 		return store.Selector{ID: a.Create.ID}
@@ -531,7 +531,7 @@ func (s Instances) undo(i store.Instance, attachments []DiskAttachment, cause er
 	return undone(cause, err)
 }
 
-// attachments returns the disks of the new instance, its boot disk first.
+// attachments returns the disks of the new instance, beginning with its boot disk.
 func (c InstanceCreate) attachments() []DiskAttachment {
 	if c.Boot == nil {
 		return c.Disks
@@ -584,7 +584,7 @@ func linksOf(tx *store.Tx, projectID string, c InstanceCreate) (keys, groups []s
 	return keys, idsOf(tx, AntiAffinityGroup, projectID, c.Groups)
 }
 
-// idsOf returns the IDs of the wanted records, without repetitions. They must be in parent.
+// idsOf returns the IDs of the wanted records, without repetitions. All records must be in parent.
 func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids []string) {
 	for _, sel := range wanted {
 		r := find(tx, k.Table(), parent, sel)

@@ -68,7 +68,7 @@ func newInterfaces(tx *store.Tx, i store.Instance,
 	return nics
 }
 
-// newInterface returns a new interface of an instance. It refuses a second one in a subnet (A64).
+// newInterface returns a new interface of an instance. A second one in a subnet is an error (A64).
 func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterface,
 	c InterfaceCreate) store.NetworkInterface {
 	vpc := find(tx, VPC.Table(), i.ProjectID, store.Selector{Name: c.VPC})
@@ -107,8 +107,8 @@ func checkAddress(tx *store.Tx, subnet store.Resource, field string, wanted neti
 		invalidRequest("Cannot request a broadcast address"))
 }
 
-// newStack returns the requested addresses, or else the lowest free ones of a subnet. The rack
-// reserves the first five addresses and, for IPv4, the last one (A52).
+// newStack returns the requested addresses of an interface. Without a request it returns the lowest
+// free ones of the subnet. The rack reserves the first five and, for IPv4, the last one (A52).
 func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) store.IPStack {
 	used := map[string]bool{}
 	for nic := range tx.AllInterfaces() {
@@ -266,7 +266,7 @@ func (s Instances) ExternalIPs(call *Call, tx *store.Tx) []any {
 	return ips
 }
 
-// createDefaultVPC gives a new project its network (A64).
+// createDefaultVPC gives a new project its default VPC (A64).
 func createDefaultVPC(c *Change) {
 	c.create(VPC, c.record,
 		named(defaultNetwork, "Default VPC", map[string]any{"dns_name": defaultNetwork}))
@@ -419,7 +419,7 @@ func setIPv4Block(c *Change, value any) {
 	c.record.Fields["ipv4_block"] = value
 }
 
-// setIPv6Block checks the block, or chooses one. It refuses blocks that overlap another subnet's.
+// setIPv6Block sets the given block, or a new one. It refuses a block that overlaps another subnet.
 func setIPv6Block(c *Change, value any) {
 	vpc := netip.MustParsePrefix(c.parent.Text("ipv6_prefix"))
 	if value == nil {

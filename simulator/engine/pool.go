@@ -33,19 +33,19 @@ type poolWords struct {
 	// otherVersion, overlaps and missing are errors about an extent. otherVersion is formatted with
 	// the extent's IP version, the pool's IP version and the pool's ID.
 	otherVersion, overlaps, missing string
-	// usedExtent and usedPool are the errors for removing an extent or a link while addresses of it
-	// are allocated.
+	// usedExtent and usedPool are the errors for the removal of an extent or a link from which
+	// addresses are allocated.
 	usedExtent, usedPool string
 	// secondDefault is the error for a second default pool; "" means the error for a second link.
 	secondDefault string
 	// strict means that unlinking a pool that is not linked is an error.
 	strict bool
-	// users are the kinds whose records have an address or subnet of a pool, in a field named field.
+	// users are the kinds of records that use a pool. field is their field with an address or subnet.
 	users []*Kind
 	field string
 }
 
-// words has the poolWords of the two kinds of pools.
+// words has the poolWords of IP pools and of subnet pools.
 var words = map[*Kind]poolWords{
 	IPPool: {id: "ip_pool_id", link: "ip-pool-resource",
 		linkID:       "ip_pool_id: %s, resource_id: %s, resource_type: Silo",
@@ -218,7 +218,7 @@ func (s Resources) PoolLinks(call *Call, tx *store.Tx) []Item {
 	return nil
 }
 
-// defaultPool finds the default pool that has the same kind, IP version and type as the pool like.
+// defaultPool finds the default pool whose kind, IP version and type equal those of the pool like.
 func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool) {
 	for r := range c.kind.Table().All(c.Tx) {
 		if first, _ := linked(r); first && r.Text("ip_version") == like.Text("ip_version") &&
@@ -229,8 +229,8 @@ func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool)
 	return pool, ok
 }
 
-// PoolLink is the body of a request that links a pool to the Silo, or changes a link; a change has
-// no Silo. With IsDefault the pool becomes the silo's default pool.
+// PoolLink is the body of a request that links a pool to the Silo, or changes a link. In a change
+// Silo is empty. With IsDefault the pool becomes the default pool of the silo.
 type PoolLink struct {
 	Silo      store.Selector
 	IsDefault bool
@@ -272,7 +272,7 @@ func (s Resources) UpdatePoolLink(call *Call, tx *store.Tx) Item {
 	return linkOf(c.kind, c.record)
 }
 
-// UnlinkPool removes the link between a pool and a silo. It refuses if an address of it is in use.
+// UnlinkPool removes the link between a pool and a silo. It refuses while an address is in use.
 func (s Resources) UnlinkPool(call *Call, tx *store.Tx) {
 	c := s.change(call, tx, call.Kind)
 	c.Check(checkSilo(call.Named["silo"]))
@@ -284,7 +284,7 @@ func (s Resources) UnlinkPool(call *Call, tx *store.Tx) {
 	c.put()
 }
 
-// used returns the addresses or subnets of the pool that are allocated, each once.
+// used returns the allocated addresses or subnets of the pool, each once.
 func (c *Change) used() (all []netip.Prefix) {
 	w, seen := words[c.kind], map[string]bool{}
 	for _, k := range w.users {
@@ -298,7 +298,7 @@ func (c *Change) used() (all []netip.Prefix) {
 	return all
 }
 
-// allocated parses a subnet, or an address as a subnet of one address.
+// allocated parses a subnet or an address. It returns an address as a subnet of one address.
 func allocated(text string) netip.Prefix {
 	if p, err := netip.ParsePrefix(text); err == nil {
 		return p
@@ -316,7 +316,7 @@ func (s Resources) Extents(call *Call, tx *store.Tx) (parts []Item) {
 	return parts
 }
 
-// AddExtent adds an [Extent] to a pool. It refuses one that overlaps an extent of any pool.
+// AddExtent adds an [Extent] to a pool. The extent must not overlap an extent of any pool.
 func (s Resources) AddExtent(call *Call, tx *store.Tx) Item {
 	c, e := s.change(call, tx, call.Kind), call.Body.(Extent)
 	c.checkExtent(e)
@@ -426,7 +426,7 @@ func setBlocks(c *Change, value any) {
 }
 
 // Replace creates an address lot or the settings of a port. If the name is taken, it replaces the
-// lot's blocks, or the settings, which keep their ID.
+// blocks of that lot, or those settings. The ID stays the same.
 func (s Resources) Replace(call *Call, tx *store.Tx) store.Resource {
 	k, in := call.Kind, call.Body.(ResourceInput)
 	s.parent(call, tx, k)
@@ -468,7 +468,7 @@ func (s Resources) PortSettings(call *Call, tx *store.Tx) store.Resource {
 	return s.change(call, tx, call.Kind).old
 }
 
-// DeletePortSettings deletes the settings of a switch port that the query names.
+// DeletePortSettings deletes the port settings that the query names.
 func (s Resources) DeletePortSettings(call *Call, tx *store.Tx) {
 	sel := call.Named["port_settings"]
 	call.Named[call.Kind.Param] = sel
@@ -494,8 +494,8 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// parts writes a list of objects into the field name of a port's settings. Each object gets the ID
-// of the settings, and its keys are renamed by names.
+// parts writes a list of objects into a field of a port's settings. It adds the ID of the settings
+// to each object, and renames the keys that names contains.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {
@@ -511,7 +511,7 @@ func parts(c *Change, name string, list []any, names map[string]string) {
 	c.record.Fields[name] = out
 }
 
-// flat joins the lists that the links have in the field name. Each object gets its link's name.
+// flat joins the lists that all links have in a field. It adds the link's name to each object.
 func flat(value any, name string) (list []any) {
 	for _, link := range value.([]any) {
 		for _, one := range link.(map[string]any)[name].([]any) {
@@ -566,7 +566,7 @@ func setAddresses(c *Change, value any) {
 	parts(c, "addresses", list, nil)
 }
 
-// setLacking returns a setter that answers 501 to a list unless the list is empty.
+// setLacking returns a setter that refuses a list with a 501, unless the list is empty.
 func setLacking(name string) func(*Change, any) {
 	return func(c *Change, value any) {
 		c.record.Fields[name] = value

@@ -31,14 +31,14 @@ type Kind struct {
 	// roles in the projects do not matter (A15).
 	Public bool
 	// Fleet means that only a fleet administrator may call the operations. Hidden names the fields of
-	// the record that their answers lack.
+	// the record that no answer contains.
 	Fleet  bool
 	Hidden []string
 	// Fields has the fields of a request, in the order in which the rack checks them.
 	Fields []Field
 	// Created, Updated and Deleted change other records when a record was created, updated or deleted.
 	Created, Updated, Deleted func(*Change)
-	// Permit may refuse an update, or a deletion, for which the request is nil.
+	// Permit may refuse an update or a deletion. For a deletion, its second argument is nil.
 	Permit func(*Change, *ResourceInput)
 	// Holders may refuse a deletion.
 	Holders []Holder
@@ -158,7 +158,7 @@ type Change struct {
 	record store.Resource
 	// cascade permits the deletion of a record with its dependents.
 	cascade bool
-	// derive derives the IDs of new records from their names, so all racks have the same IDs.
+	// derive means that new records get IDs that follow from their names: all racks have the same IDs.
 	derive bool
 }
 
@@ -297,8 +297,8 @@ func (s Resources) Update(call *Call, tx *store.Tx) store.Resource {
 	return k.shown(c.record)
 }
 
-// update writes the request's fields into the record. A name that is taken is a 500, because the
-// rack does not expect this error of its database (A01).
+// update writes the request's fields into the record. It answers a taken name with a 500, because
+// the rack does not expect this error of its database (A01).
 func (c *Change) update(in ResourceInput) {
 	for _, f := range c.kind.Fields {
 		if _, given := in.Values[f.Name]; f.Update != Fixed && (f.Update != Kept || given) {
@@ -352,7 +352,7 @@ func (c *Change) drop() {
 	}
 }
 
-// each yields a Change for every record of a kind in a parent. With it the caller can replace or
+// each yields a Change for every record of a kind in a parent. The caller can use it to replace or
 // delete the record.
 func (c *Change) each(k *Kind, parent string) iter.Seq[*Change] {
 	return func(yield func(*Change) bool) {
@@ -408,7 +408,7 @@ func memberOf(i store.Instance) Item {
 		"value": map[string]any{"id": i.ID, "name": i.Name, "run_state": i.RunState}}}
 }
 
-// linkedTo returns the records in t to which the object with an ID has a link of kind k.
+// linkedTo returns the records in t that have a link of the kind k to the object with an ID.
 func linkedTo[T store.Record](tx *store.Tx, t store.Table[T], k *Kind, id string) (all []T) {
 	for _, id := range tx.Linked(k.Name, id) {
 		if record, ok := t.Get(tx, id); ok {
@@ -447,13 +447,13 @@ func (s Resources) Member(call *Call, tx *store.Tx) Item {
 	return memberOf(i)
 }
 
-// The rack limits groups to these numbers.
+// These are the rack's limits for groups.
 const (
 	maxMembers = 32
 	maxGroups  = 16
 )
 
-// AddMember adds a stopped instance to a group. The answer shows it as stopped.
+// AddMember adds an instance without a VMM to a group. The answer shows the instance as stopped.
 func (s Resources) AddMember(call *Call, tx *store.Tx) Item {
 	k := call.Kind
 	policy := strings.TrimSuffix(k.Name, "-group")

@@ -8,10 +8,10 @@
 // rack's form; in a transaction, [store.Tx.Check] ends the transaction with it. An operation that
 // needs only the records runs in a transaction of its caller ([Reading], [Changing]).
 //
-// Any other operation decides in a transaction, and then works on the data plane while it holds the
-// locks of its objects. If that takes long, or if callers can see it half done, the record has a
-// state for it, as on a rack. Every rule cites an assumption (A01, A02, …) of package rules, whose
-// ASSUMPTIONS.md names its source.
+// Any other operation first checks the rules and changes records in a transaction. It then works on
+// the data plane while it holds the locks of its objects. If this work takes long, or if callers
+// can see it half done, the record has a state for it, as on a rack. Every rule cites an assumption
+// (A01, A02, …) of package rules, whose ASSUMPTIONS.md names its source.
 //
 // The package does not know HTTP requests, paths or pages.
 package engine
@@ -77,8 +77,8 @@ type Config struct {
 	Seed uint64
 	// Log is the rack's logger; nil means slog.Default.
 	Log *slog.Logger
-	// FirstLoop is the lowest number for the rack's loop devices. A high one leaves the low numbers to
-	// other programs, because a container's /dev may have nodes only for these.
+	// FirstLoop is the lowest number for the rack's loop devices. A container's /dev may have nodes
+	// only for low numbers, so a high FirstLoop leaves these to other programs.
 	FirstLoop int
 	// KeepDevices leaves the devices in the guests when the rack is closed: on a real rack, too, they
 	// survive the end of the control plane. The next rack that is opened on Dir adopts them.
@@ -99,8 +99,8 @@ type Config struct {
 	FlakyDisks bool
 }
 
-// InstanceSpec is an instance that the rack has from the start. Without an ID, the instance gets
-// one that is derived from the names of project and instance, so it is the same on every machine.
+// InstanceSpec is an instance that the rack has from the start. Without an ID, the rack derives the
+// ID from the names of project and instance, so the ID is the same on every machine.
 type InstanceSpec struct {
 	Name, ID string
 	// Project is the instance's project; "" means the first project of the Config.
@@ -152,16 +152,16 @@ type Simulation struct {
 	repairs sync.Map
 	// unfreed counts the bytes of deleted objects that still take space but no quota.
 	unfreed atomic.Int64
-	// ctx ends when the rack closes or is reset. Close waits for the calls and goroutines in work.
+	// ctx ends when the rack closes or is reset. work counts the calls and goroutines in progress.
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	// Reset and Close hold life. It guards released, which Close sets.
+	// Reset and Close lock life, so that only one of them runs. Close sets released.
 	life     sync.Mutex
 	released bool
 	mu       sync.Mutex
-	// mu guards closed and deferred, and is held while work is added.
+	// mu guards closed and deferred, and every addition to work.
 	closed   bool
 	deferred *deferredWork
 }
@@ -279,7 +279,7 @@ func (r *Simulation) logFailure(what, kind, id string, err error) {
 	}
 }
 
-// Begin registers a call, so that Close waits for end. It returns false if the rack is closed.
+// Begin registers a call. Close waits until the call calls end. After Close, ok is false.
 func (r *Simulation) Begin() (end func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -290,7 +290,7 @@ func (r *Simulation) Begin() (end func(), ok bool) {
 	return r.work.Done, true
 }
 
-// background runs work in a goroutine, for which Close waits.
+// background runs the function work in a goroutine, for which Close waits.
 func (r *Simulation) background(work func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -315,8 +315,8 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold waits until a call has lasted as long as a switch demands. It obeys changes of the switch
-// meanwhile.
+// hold waits as long as a switch demands. The function long gets the value of the switch. A change
+// of the switch applies at once.
 func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
 	if call.Resumed {
 		return
@@ -346,7 +346,7 @@ func (r *Simulation) Records() *store.Store { return r.store }
 func (r *Simulation) Plane() *dataplane.Plane { return r.plane }
 
 // deferredWork counts the unfinished work that DeferWork got since the last RunDeferred.
-// RunDeferred closes now, which ends the delays.
+// RunDeferred closes the channel now, which ends the delays.
 type deferredWork struct {
 	now  chan struct{}
 	work sync.WaitGroup
@@ -354,8 +354,8 @@ type deferredWork struct {
 
 func newDeferredWork() *deferredWork { return &deferredWork{now: make(chan struct{})} }
 
-// DeferWork waits for the end of ctx and then for the delay, and then calls do. If the rack closes
-// before, it does not call do.
+// DeferWork starts a goroutine, which waits for the end of ctx and then for the delay, and calls
+// the function do. If the rack closes first, it does not call do.
 func (r *Simulation) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -403,7 +403,7 @@ func (r *Simulation) RunDeferred(ctx context.Context) error {
 }
 
 // free removes the bytes of a deleted object and frees its share of the quota, at once or after the
-// FreeDelay (A68). If the rack closes before, its next start frees them.
+// FreeDelay (A68). If the rack closes first, its next start frees them.
 func (r *Simulation) free(call *Call, id string, size int64, remove func(id string) error,
 	now adminapi.Switches) error {
 	if now.FreeDelay <= 0 {
@@ -427,7 +427,7 @@ func (r *Simulation) free(call *Call, id string, size int64, remove func(id stri
 	return nil
 }
 
-// release frees a deleted object's share of the quota, or records that this is deferred (A68).
+// release frees a deleted object's share of the quota, or records that free does it later (A68).
 func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 	if now.FreeDelay > 0 && !now.QuotaFirst {
 		tx.DeferRelease(id, size)
@@ -436,8 +436,8 @@ func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 	}
 }
 
-// noSpace reports whether the rack lacks the space for more bytes than the quota counts (A27). A
-// deleted object takes space until its bytes are freed (A68).
+// noSpace reports whether the rack is out of physical space (A27). more is the number of bytes that
+// the quota does not count yet. A deleted object takes space until its bytes are freed (A68).
 func (r *Simulation) noSpace(more int64) bool {
 	now, unfreed := r.Switches(), r.unfreed.Load()
 	if now.Full || unfreed == 0 {
@@ -448,7 +448,7 @@ func (r *Simulation) noSpace(more int64) bool {
 }
 
 // Reset returns the rack to its start: it has only the objects and the switches of the Config, with
-// the same IDs. The guests lose their disks even if they use them; their views keep their paths.
+// the same IDs. The guests lose all disks, even disks in use; the paths of the guest views stay.
 // Calls that come in the meantime get ErrClosed.
 func (r *Simulation) Reset(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx) // a rack that is reset only in part cannot be used
@@ -457,7 +457,7 @@ func (r *Simulation) Reset(ctx context.Context) error {
 	if !r.end() {
 		return ErrClosed
 	}
-	// end has returned, so nothing else uses the fields that are changed below without a lock.
+	// end has returned, so no other goroutine uses the fields that Reset changes below without a lock.
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(r.ctx))
 	r.unfreed.Store(0)
 	err := r.plane.Empty()

@@ -57,8 +57,8 @@ func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
 		func(*store.Tx) {})
 }
 
-// take takes a snapshot of a disk, if the disk's state permits it. It calls begin in the
-// transaction that adds the record, before its own checks.
+// take takes a snapshot of a disk, if the disk's state permits it. Before its own checks, it calls
+// the function begin in the transaction that adds the record.
 func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 	begin func(*store.Tx)) (store.Snapshot, error) {
 	_, locked := s.repairs.LoadOrStore(d.ID, true)
@@ -103,8 +103,8 @@ func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 	return record.Snapshot, err
 }
 
-// fill copies the bytes and makes the snapshot ready, or undoes its creation. If an earlier
-// simulator has finished the copy, it is not repeated (A19).
+// fill copies the bytes and makes the snapshot ready, or undoes its creation. It does not repeat a
+// copy that an earlier simulator has finished (A19).
 func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.SnapshotRecord, error) {
 	err := func() error {
 		defer s.locks.Lock(record.DiskID)()
@@ -131,8 +131,8 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 	return record, undone(err, undo)
 }
 
-// end changes the snapshot's record by change, and ends the maintenance of its disk. If the
-// snapshot finalizes an import, the disk gets the state imported (A90).
+// end calls change to update the snapshot's record, and ends the maintenance of the disk. If the
+// snapshot finalizes an import, it sets the disk's state to the parameter imported (A90).
 func (s Snapshots) end(record store.SnapshotRecord, imported string, change func(*store.Tx)) error {
 	return s.store.Update(func(tx *store.Tx) {
 		d, ok := store.Disks.Get(tx, record.DiskID)
@@ -247,8 +247,8 @@ func (s Images) Promote(call *Call) (store.Image, error) {
 	})
 }
 
-// Demote moves an image of the silo to a project (A91). The project in the query is the new one, so
-// the call finds an image's name in the silo.
+// Demote moves an image of the silo to the project in the query (A91). So it looks up a name of an
+// image in the silo, and not in this project.
 func (s Images) Demote(call *Call) (store.Image, error) {
 	return s.move(call, store.Selector{}, "project-image",
 		func(tx *store.Tx, img store.Image) *string {
@@ -258,8 +258,8 @@ func (s Images) Demote(call *Call) (store.Image, error) {
 		})
 }
 
-// move moves an image to the project whose ID the function to returns, or to the silo for nil. It
-// looks up a name in the project from.
+// move moves an image to the project whose ID the function to returns; nil means the silo. It looks
+// up the image's name in the project from.
 func (s Images) move(call *Call, from store.Selector, kind string,
 	to func(*store.Tx, store.Image) *string) (img store.Image, err error) {
 	err = s.store.Update(func(tx *store.Tx) {

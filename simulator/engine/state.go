@@ -52,7 +52,7 @@ func (r *Simulation) RecordedState() (state adminapi.State, version int, err err
 	return state, version, nil
 }
 
-// Machines returns the running virtual machines, with the last lines of their consoles.
+// Machines returns the running virtual machines, with the last bytes of their consoles.
 func (r *Simulation) Machines() (all []adminapi.Machine) {
 	const last = 400
 	ssh := r.plane.SSH()
@@ -209,7 +209,7 @@ func (s Silo) View(call *Call, tx *store.Tx) Item {
 		"discoverable": true, "identity_mode": "local_only", "mapped_fleet_roles": map[string]any{}}}
 }
 
-// began returns the time since which the silo has existed: that of its first project.
+// began returns the time at which the silo was created: that of its first project.
 func began(tx *store.Tx) (at store.Timestamp) {
 	for _, first := range store.Projects.Scan(tx, "", store.ByName, nil, 1) {
 		at = first.TimeCreated
@@ -225,8 +225,8 @@ func (s Silo) User(_ *Call, tx *store.Tx) Item {
 		"silo_name": siloName})
 }
 
-// AccessTokens returns the user's only token, without its secret. The rack accepts it even after
-// its expiry.
+// AccessTokens returns the user's only token, without its secret. The rack accepts the token even
+// after its expiry.
 func (s Silo) AccessTokens(_ *Call, tx *store.Tx) []Item {
 	id := store.DerivedID("token", siloName)
 	token := item(id, map[string]any{"id": id, "time_created": began(tx), "time_expires": nil})
@@ -264,7 +264,7 @@ func (s Silo) AllUtilization(call *Call, tx *store.Tx) []Item {
 	return s.all(call, tx, s.UtilizationOf)
 }
 
-// all lists what of returns for each silo.
+// all lists the item that the function of returns for each silo.
 func (s Silo) all(call *Call, tx *store.Tx, of func(*Call, *store.Tx) Item) []Item {
 	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
 	call.Named["silo"] = store.Selector{ID: siloID}

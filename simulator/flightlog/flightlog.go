@@ -24,7 +24,7 @@ import (
 type Entry struct {
 	// Seq numbers the entries in the order in which Log read them.
 	Seq int `json:"-"`
-	// Change is the Seq of the entry with which the change began, or else the entry's own Seq.
+	// Change is the Seq of the entry that began the change. Without such an entry it equals Seq.
 	Change int `json:"-"`
 
 	Time    time.Time `json:"time"`
@@ -50,7 +50,7 @@ const (
 )
 
 const (
-	// kept is the age up to which Newest returns entries.
+	// kept is the greatest age of the entries that Newest returns.
 	kept = time.Hour
 	// maxEntries, maxLine and maxFiles limit the memory that hostile files can use.
 	maxEntries = 5000
@@ -120,7 +120,7 @@ func (l *Log) follow(now time.Time) {
 		paths, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 		for _, path := range paths {
 			info, err := os.Lstat(path)
-			// If a file was not changed for the duration kept, all of its entries are too old.
+			// If a file did not change in the last hour (kept), all of its entries are too old.
 			if err != nil || info.ModTime().Before(now.Add(-kept)) || len(files) == maxFiles {
 				continue
 			}
@@ -162,21 +162,21 @@ func (l *Log) add(e Entry) {
 	l.entries = append(l.entries, e)
 }
 
-// maxRead is how many bytes at the end of a file are read. A driver limits its files to half of
-// that.
+// maxRead is the number of bytes at the end of a file that Newest reads. A driver limits its files
+// to half of this size.
 const maxRead = 256 << 10
 
 // file records how far the lines of a file were read.
 type file struct {
 	// info describes the file at the last read.
 	info os.FileInfo
-	// last is the hash of the last line that was read. A hash finds the line again after the driver
-	// has dropped the oldest lines of a file that was too long, which changes all offsets.
+	// last is the hash of the last line that was read. By this hash, read finds the line again after
+	// the driver has dropped the oldest lines of a file that was too long, which changes all offsets.
 	last [sha256.Size]byte
 }
 
-// read returns the entries of the lines that were written since the last call. It reads nothing if
-// now equals the file's info at the last call. It leaves an incomplete last line for the next call.
+// read returns the entries of the lines that were written since its last call. It reads nothing if
+// now equals the info at that call. It leaves an incomplete last line for its next call.
 func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	if f.info != nil && os.SameFile(f.info, now) && f.info.Size() == now.Size() &&
 		f.info.ModTime().Equal(now.ModTime()) || !now.Mode().IsRegular() {

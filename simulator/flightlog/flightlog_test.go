@@ -17,7 +17,7 @@ type record struct {
 	*Log
 	t    *testing.T
 	path string
-	// last is the highest Seq that next has seen.
+	// last is the highest Seq of the entries that the method next has seen.
 	last int
 }
 
@@ -28,7 +28,7 @@ func newRecord(t *testing.T) *record {
 		path: filepath.Join(dir, "plugin-1", "flight", "v.jsonl")}
 }
 
-// line returns a line of a flight record. words are an event, and optionally an outcome and a path.
+// line returns a line of a flight record. words has an event, and may have an outcome and a path.
 func line(words string) string {
 	w := strings.Fields(words + " done -")
 	return fmt.Sprintf(`{"time":%q,"event":%q,"outcome":%q,"volume":"v","path":%q}`+"\n",
@@ -50,7 +50,7 @@ func (r *record) replace(text string) {
 	looptest.Must(r.t, os.Rename(r.path+".new", r.path))
 }
 
-// next returns the events that were logged since the last call, the oldest first.
+// next returns the events of the entries that are new since its last call, the oldest first.
 func (r *record) next() string {
 	r.looked = time.Time{} // make Newest read the file at once
 	words, last := "", r.last
@@ -147,7 +147,7 @@ func TestALogReturnsEachNewLineOnce(t *testing.T) {
 	}
 }
 
-func TestTheLastEntryOfAChangeReplacesTheFirst(t *testing.T) {
+func TestTheLastEntryOfAChangeReplacesItsFirstEntry(t *testing.T) {
 	r := newRecord(t)
 	shown := func() (all string) {
 		r.looked = time.Time{}

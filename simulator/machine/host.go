@@ -29,7 +29,7 @@ type Host struct {
 	image string
 	// accelerator is "kvm" or "tcg".
 	accelerator string
-	// Type is QEMU's: "pc" (i440FX, the default), or "q35" with a PCIe root port for each disk.
+	// Type is QEMU's machine type: "pc" (i440FX, the default), or "q35" with PCIe root ports.
 	Type string
 	// EndsWithProcess ends the machines with this process. Otherwise the next process can find them.
 	EndsWithProcess bool
@@ -183,7 +183,7 @@ func hold(dir string) (*os.File, error) {
 	return lock, nil
 }
 
-// retry calls do until again is false, or until ctx ends, and returns the last error.
+// retry calls the function do until again is false or ctx ends, and returns the last error.
 func retry(ctx context.Context, do func() (again bool, err error)) error {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
@@ -229,7 +229,7 @@ func (h *Host) root(ctx context.Context, dir string) (string, error) {
 	return h.image, os.Rename(root+".new", root)
 }
 
-// writeKeys writes the file of the keys that root accepts: keys, and the key of h's image.
+// writeKeys writes the file of the keys that root accepts: keys, and the key of the image of h.
 func (h *Host) writeKeys(dir string, keys []string) error {
 	own, err := os.ReadFile(h.Key() + ".pub")
 	if err != nil {
@@ -315,7 +315,7 @@ func find(ctx context.Context, dir, id string) (*Machine, error) {
 		return nil, err
 	}
 	defer at.Close()
-	// The path of a socket must be short, so use the one through the open directory.
+	// The path of a socket must be short, so this path goes through the open directory.
 	conn, err := new(net.Dialer).DialContext(ctx, "unix",
 		fmt.Sprintf("/proc/self/fd/%d/qmp.sock", at.Fd()))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -330,7 +330,7 @@ func find(ctx context.Context, dir, id string) (*Machine, error) {
 		return nil, err
 	}
 	m := &Machine{ID: id, pid: pid}
-	// A QEMU that greets still runs, so pid is its pidfd, not that of a later process with its PID.
+	// If QEMU greets, it still runs: pid is not the pidfd of a later process with the same PID.
 	if m.qmp, err = connect(ctx, conn); err != nil {
 		return nil, errors.Join(err, unix.Close(pid))
 	}
@@ -364,7 +364,7 @@ func peer(conn *net.UnixConn) (pidfd int, err error) {
 	return unix.PidfdOpen(int(of.Pid), 0)
 }
 
-// keptText is how many bytes of the serial console's text are kept at least.
+// keptText is the least number of bytes at the end of the console text that shorten keeps.
 const keptText = 1 << 20
 
 // shorten limits the text of the console, every second, until the machine ends or is released.
@@ -396,9 +396,9 @@ func forgetText(dir string) error {
 		(size-keptText)&^0xfff)
 }
 
-// Console reads up to most bytes, from an offset, of what the serial console has printed since the
-// last start. A negative offset counts back from the end: -1 is the end. Console skips text that is
-// not kept any more, and returns the offset behind the last byte that it has read.
+// Console reads up to most bytes of what the serial console has printed since the last start. from
+// is the offset of the first byte: a negative one counts back from the end, and -1 is the end.
+// Console skips text that is not kept any more. end is the offset behind the last byte.
 func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -26,8 +26,8 @@ type Machine struct {
 	// sshPort is the port of 127.0.0.1 that QEMU forwards to the guest's sshd.
 	sshPort int
 
-	// mu lets one call at a time change the disks. It guards ports: whether the machine has PCIe root
-	// ports for its disks. plugged sets ports.
+	// mu lets one call at a time change the disks. It guards ports, which means that the machine has
+	// PCIe root ports for its disks. The method plugged sets ports.
 	mu    sync.Mutex
 	ports bool
 
@@ -68,23 +68,22 @@ const rootSlot = 0x9
 // slots are the PCI slots of the rack's disks.
 var slots = []int{0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1c, 0x1d}
 
-// ejectTime is how long the guest has to release a disk. The guest is asked again after each
-// askAgain, because it ignores the request while it boots.
+// ejectTime is how long the guest has to release a disk. Unplug repeats the request after each
+// askAgain, because a guest ignores it while it boots.
 const (
 	ejectTime = 10 * time.Second
 	askAgain  = time.Second
 )
 
-// errNoSlot means that all slots have disks.
 var errNoSlot = fmt.Errorf("an instance has %d disks at most", len(slots))
 
-// node returns the name of a block device of QEMU for a disk. Such names have at most 31 bytes.
+// node returns QEMU's name for a block device of a disk. QEMU limits such names to 31 bytes.
 func node(kind, id string) string {
 	id = strings.ReplaceAll(id, "-", "")
 	return kind[:1] + kind[len(kind)-1:] + id[:min(len(id), 29)]
 }
 
-// block describes the block device of a disk to QEMU. It lies over the block device named file.
+// block describes the block device of a disk to QEMU. It passes requests on to the device file.
 func (d Disk) block(file string) map[string]any {
 	return map[string]any{"driver": "raw", "node-name": node("disk", d.ID), "read-only": d.ReadOnly,
 		"size": d.SizeBytes, "file": file}
@@ -131,7 +130,8 @@ func (m *Machine) plugged(ctx context.Context) (map[string]int, error) {
 	return used, nil
 }
 
-// behindPorts returns the ports with disks. query-pci lacks them until the firmware numbers buses.
+// behindPorts returns the slots with disks behind root ports. query-pci does not list these disks
+// until the firmware has numbered the buses.
 func (m *Machine) behindPorts(ctx context.Context) (map[string]int, error) {
 	const peripheral = "/machine/peripheral"
 	var devices []struct{ Name string }
@@ -201,9 +201,9 @@ func (m *Machine) Plug(ctx context.Context, d Disk) error {
 	return nil
 }
 
-// Unplug asks the guest to release a disk, if the machine has it. If the guest does not, it cuts
-// the disk off, so that the guest's reads and writes fail. When it returns without an error, no
-// further write of the guest reaches the disk's file.
+// Unplug asks the guest to release a disk, if the machine has it. If the guest does not release it
+// in time, Unplug cuts the disk off: the guest's reads and writes fail. When Unplug returns without
+// an error, no further write of the guest reaches the disk's file.
 func (m *Machine) Unplug(ctx context.Context, d Disk) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -251,7 +251,7 @@ func (m *Machine) eject(ctx context.Context, d Disk) error {
 	}
 }
 
-// Keep unplugs all disks except these, as Unplug does.
+// Keep unplugs all disks except those with the given IDs, as Unplug does.
 func (m *Machine) Keep(ctx context.Context, ids ...string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -265,7 +265,7 @@ func (m *Machine) Keep(ctx context.Context, ids ...string) error {
 	return errors.Join(errs...)
 }
 
-// cut replaces the file below a guest's disk by a block device that fails every request.
+// cut puts a block device that fails every request in place of the file below a guest's disk.
 func (m *Machine) cut(ctx context.Context, d Disk) error {
 	nodes, err := m.nodes(ctx)
 	if err != nil || !nodes[node("file", d.ID)] {

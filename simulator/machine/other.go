@@ -7,7 +7,7 @@ import (
 	"errors"
 )
 
-// On this system no virtual machine can run. What would start or change one returns errLinux.
+// On this system no virtual machine can run. Functions that start or change one return errLinux.
 var errLinux = errors.New("virtual machines need Linux")
 
 type Host struct {

@@ -162,8 +162,8 @@ type NetworkInterface struct {
 	IPStack    IPStack `json:"ip_stack"`
 }
 
-// IPStack contains the addresses of an interface. Value has the field ip, or the fields v4 and v6
-// with an object that has the field ip.
+// IPStack contains the addresses of an interface. Value has the field ip, or the fields v4 and v6.
+// Each of these two has an object with the field ip.
 type IPStack struct {
 	Type  string         `json:"type"`
 	Value map[string]any `json:"value"`
@@ -206,7 +206,7 @@ func (tx *Tx) AllInterfaces() iter.Seq[NetworkInterface] {
 	}
 }
 
-// NextHost returns the number in a new interface's MAC address. It never returns one twice.
+// NextHost returns a number that no interface had, for the MAC address of a new interface.
 func (tx *Tx) NextHost() uint64 {
 	n, err := tx.Bucket(bucketInterfaces).NextSequence()
 	tx.Check(err)
@@ -220,7 +220,7 @@ type Resource struct {
 	Fields map[string]any
 }
 
-// Text returns the text in a field, or "" if there is none.
+// Text returns the text in a field, or "" if the field has no text.
 func (r Resource) Text(name string) string {
 	text, _ := r.Fields[name].(string)
 	return text

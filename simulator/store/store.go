@@ -101,7 +101,7 @@ func (s *Store) Update(fn func(*Tx)) error {
 	return err
 }
 
-// Gone records that the files of these IDs were removed.
+// Gone records that the files of the objects with these IDs were removed.
 func (s *Store) Gone(ids ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,7 +219,7 @@ func (tx *Tx) Leave(ids ...string) {
 	}
 }
 
-// Left returns the IDs that Leave has recorded. The rack may remove only the files of these,
+// Left returns the IDs that Leave has recorded. The rack may remove only the files of these IDs,
 // because a file whose ID never had a record is not the rack's.
 func (tx *Tx) Left() []string { return tx.keys(bucketLeft, "") }
 
@@ -232,7 +232,7 @@ func (tx *Tx) forget(ids ...string) {
 	}
 }
 
-// Record is the record of an object.
+// Record is a record that a [Table] contains.
 type Record interface{ Ident() Identity }
 
 // Table has the records of one kind. A record is found by its ID, or by its parent and name. The
@@ -293,7 +293,7 @@ func (t Table[T]) Taken(tx *Tx, parent, name string) bool {
 }
 
 // maxRecords is the number of records of one kind that a rack can have. The sequence number of a
-// table's bucket counts them.
+// table's bucket counts the records.
 const maxRecords = 20_000
 
 // FullError means that the table of a kind has maxRecords records.
@@ -439,7 +439,7 @@ const (
 	ByID             = "id_ascending"
 )
 
-// OtherNames returns the IDs of the objects named subject, or the name of the one with that ID.
+// OtherNames returns the IDs of all objects named subject, or the name of the object with this ID.
 func (tx *Tx) OtherNames(parent, subject string) []string {
 	return slices.Concat(
 		aliases(tx, Disks, parent, subject),
@@ -494,7 +494,7 @@ func (tx *Tx) ReleaseDeferred(id string) {
 	tx.drop(bucketUnfreed, id)
 }
 
-// ReleaseDeleted calls ReleaseDeferred for every object that an earlier simulator has deleted.
+// ReleaseDeleted calls ReleaseDeferred for all objects that an earlier simulator has deleted.
 func ReleaseDeleted(tx *Tx) {
 	for _, id := range tx.keys(bucketUnfreed, "") {
 		tx.ReleaseDeferred(id)
@@ -504,7 +504,7 @@ func ReleaseDeleted(tx *Tx) {
 // OpenSaga records the request of a creation that begins, so that a restart can complete it.
 func (tx *Tx) OpenSaga(id string, request any) { tx.put(bucketSagas, id, request) }
 
-// SagaRequest reads the request that OpenSaga has recorded. If there is none, into stays unchanged.
+// SagaRequest reads the request that OpenSaga has recorded. Without a request into is unchanged.
 func (tx *Tx) SagaRequest(id string, into any) { tx.get(bucketSagas, id, into) }
 
 // CloseSaga deletes the request that OpenSaga has recorded.

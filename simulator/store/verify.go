@@ -15,7 +15,7 @@ import (
 	bberrors "go.etcd.io/bbolt/errors"
 )
 
-// ErrDamaged means that bbolt cannot read the file, or that it is no file of records.
+// ErrDamaged means that bbolt cannot read the file, or that the file has no valid records.
 var ErrDamaged = errors.New("the rack's records are damaged: put a copy of the file there, or " +
 	"start with another directory; nothing was changed")
 
@@ -49,7 +49,7 @@ func verify(path string) error {
 // lockTimeout is how long to wait for another simulator to end and unlock the file.
 const lockTimeout = time.Second
 
-// guarded calls open and returns its error, or an error if open panics or accesses invalid memory.
+// guarded calls the function open. If open panics or accesses invalid memory, it returns an error.
 func guarded(path string, open func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
