@@ -129,7 +129,7 @@ func parseInstanceCreate(f *fields) any {
 	return c
 }
 
-// unsupported returns the first name whose list is not empty, or "": the simulator answers 501.
+// unsupported returns the first name whose list is not empty. The simulator answers it with 501.
 func (f *fields) unsupported(names ...string) string {
 	for _, name := range names {
 		var wanted []json.RawMessage
@@ -305,7 +305,7 @@ func parseExtent(f *fields) any {
 	return engine.Extent{First: first, Last: last}
 }
 
-// subnet reads a network. First and Last are masked; Subnet is unmasked, as in the request.
+// subnet reads an IPv4 or IPv6 network. The result's Subnet keeps the host bits of the request.
 func (f *fields) subnet() engine.Extent {
 	prefix := f.prefix("subnet")
 	if !prefix.IsValid() {

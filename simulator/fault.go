@@ -136,7 +136,7 @@ func (r *activeFault) fires() bool {
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
-// unwinding has the operations for the phase Unwind, rereading for Reread, attaching for Device.
+// The operations for faults of the phase Unwind, of the phase Reread, and for device faults.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "disk_finalize_import", "image_create",
 		"instance_create", "snapshot_create"}
@@ -156,8 +156,7 @@ const maxPadding = 1 << 30
 // maxFaults is how many faults the rack, or one of its disks, can have at a time.
 const maxFaults = 256
 
-// checkCount returns an error if maxFaults faults are active. A DELETE request to path removes
-// them.
+// checkCount returns an error if maxFaults faults are active, and names the path to remove them.
 func checkCount(active int, path string) error {
 	if active < maxFaults {
 		return nil

@@ -183,7 +183,7 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 	}
 }
 
-// otherOperations calls the operations that the other tests do not call.
+// otherOperations calls the operations that no other test of the published schema calls.
 func otherOperations(t *testing.T) {
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	r.disk("d")

@@ -429,7 +429,7 @@ func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error)
 	})(rack, r)
 }
 
-// withPools adds the operations on pools: on their links to silos, and on their ranges and members.
+// withPools adds the operations on pools' links to silos, and on pools' ranges, members and use.
 func withPools(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for parts, k := range map[string]*engine.Kind{"range": engine.IPPool,

@@ -164,8 +164,7 @@ func decodeToken(token string) ([]byte, string) {
 	return data, ""
 }
 
-// after returns the token of the page that begins after the item, with its fields in a rack's
-// order.
+// after returns the token, as a rack writes it, of the page that begins after the item.
 func (s scan) after(item store.Identity) *string {
 	last := item.Name
 	if s.SortBy == store.ByID {

@@ -277,8 +277,8 @@ func bearerOf(r *http.Request) string {
 	return strings.TrimSpace(bearer)
 }
 
-// authenticate accepts a request that has the rack's token. The scheme Bearer may be in any case
-// (A11).
+// authenticate accepts a request that has the rack's token. The word Bearer may be in upper or
+// lower case (A11).
 func (s *Server) authenticate(r *apiRequest) error {
 	if r.op.noAuth {
 		return nil

@@ -63,7 +63,7 @@ func Table() []Mutation {
 type Interception struct {
 	// Rack is the simulated rack. The mutation does not affect calls of its methods.
 	Rack *engine.Simulation
-	// RequestID is the ID of the request, which the answer contains.
+	// RequestID is the request's ID, which the rack puts into the answer, too.
 	RequestID string
 	// Operation is the API's operationId, or "" for an unknown path.
 	Operation string
@@ -284,8 +284,8 @@ func ofDisk(operation, state string, status int, code, message string) func(*Int
 	}
 }
 
-// reword returns an After function that changes error answers with this status and text to the
-// status want, with this code and message. A code or message of "" keeps the old value.
+// reword returns an After function. In error answers with this status and text it sets the status
+// to want, and sets the code and the message unless they are "".
 func reword(status int, text string, want int, code, message string) func(*Interception) {
 	return func(x *Interception) {
 		if !x.Refused(status, text) {
@@ -333,7 +333,7 @@ func (x *Interception) projectID() string {
 	})
 }
 
-// namesake returns the project's disk with the name in the request's body, or the zero value.
+// namesake returns the disk in the query's project with the body's name, or the zero value.
 func (x *Interception) namesake() (found store.Disk) {
 	name, project := x.Sent()["name"], x.projectID()
 	for _, d := range all(x, store.Disks) {

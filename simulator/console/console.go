@@ -47,8 +47,8 @@ type Console struct {
 	// Switches and Faults return the current switches and the active faults.
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault
-	// Requests returns the requests of the last hour for which keep returns true: the newest first, at
-	// most limit.
+	// Requests returns the requests of the last hour that keep accepts: the newest first, at most
+	// limit.
 	Requests func(limit int, keep func(*adminapi.Request) bool) []adminapi.Request
 	// Flights returns entries of flight records of the last hour in the same way as Requests.
 	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry

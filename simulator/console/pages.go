@@ -62,7 +62,7 @@ type rackBody struct {
 
 type setting struct{ Name, Value string }
 
-// fill sets the fields that depend on the rack's objects. Each card has at least limit slots.
+// fill sets the fields that depend on the rack's objects. A card has limit or more slots.
 func (b *rackBody) fill(state adminapi.State, limit int) {
 	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]adminapi.SnapshotRecord{}
 	var detached []adminapi.Disk
