@@ -62,11 +62,11 @@ func (s *Server) Admin() http.Handler {
 	return s.addConsole(mux)
 }
 
-// adminAnswer handles a request to the admin listener. Without a body and an error the status is
-// 204.
+// adminAnswer handles a request to the admin listener. If body and err are nil, the status of the
+// response is 204.
 type adminAnswer func(*http.Request) (body any, err error)
 
-// adminError is an error that the admin listener answers with its status instead of 500.
+// adminError is an error with the status of its response. For other errors the status is 500.
 type adminError struct {
 	error
 	status int
@@ -109,7 +109,7 @@ func adminRead(r *http.Request, into any) error {
 	return badAdminRequest(fmt.Errorf("read the body of %s %s: %w", r.Method, r.URL.Path, err))
 }
 
-// jsonFields returns the JSON names of a struct's fields, and of the fields of nested structs.
+// jsonFields returns the JSON names of a struct's fields, such as response.status for a nested one.
 func jsonFields(of any) (names []string) {
 	var add func(t reflect.Type, prefix string)
 	add = func(t reflect.Type, prefix string) {
@@ -160,7 +160,7 @@ func (s *Server) adminRemoveFault(r *http.Request) (any, error) {
 	return nil, nil
 }
 
-// adminMutate activates the mutation in the path. Without a name it ends the active mutation.
+// adminMutate activates the mutation that the path names, or no mutation if the path has no name.
 func (s *Server) adminMutate(r *http.Request) (any, error) {
 	if err := s.Mutate(r.PathValue("name")); err != nil {
 		return nil, adminError{err, http.StatusNotFound}
@@ -175,7 +175,7 @@ func (s *Server) adminSwitch(r *http.Request) (any, error) {
 	return now, badAdminRequest(err)
 }
 
-// diskOps maps the names in the field On of a disk fault to operations.
+// diskOps maps the words in the JSON field "on" of a disk fault to flakydisk's operations.
 var diskOps = map[string]flakydisk.Op{
 	"read": flakydisk.OnRead, "write": flakydisk.OnWrite, "flush": flakydisk.OnFlush,
 }
@@ -206,7 +206,7 @@ func (s *Server) adminDiskFaults(r *http.Request) (any, error) {
 	return shownFaults(all), ofDisk(err)
 }
 
-// ofDisk adds a status and advice for the caller to an error about a disk.
+// ofDisk adds an HTTP status, and advice for the caller, to an error about a disk.
 func ofDisk(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -298,7 +298,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	return c.Guard(admin)
 }
 
-// consoleDisk returns a disk's allocated bytes, faults and activity. A deleted disk is no error.
+// consoleDisk returns a disk's allocated bytes, faults and activity. For a deleted disk err is nil.
 func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	plane := s.rack.Plane()
 	d.AllocatedBytes, err = plane.Allocated(id)
@@ -321,8 +321,8 @@ func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	return d, err
 }
 
-// run carries out an API request without a body for the console. The request needs no token, and is
-// logged; faults do not affect it.
+// run carries out an API request without a body for the console. The request needs no token, and
+// faults do not affect it. The request log contains it.
 func (s *Server) run(ctx context.Context, method, path string) (status int, answer []byte) {
 	hr, err := http.NewRequestWithContext(ctx, method, path, nil)
 	if err != nil {

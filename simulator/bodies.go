@@ -51,7 +51,7 @@ func parseBulkWrite(f *fields) any {
 		Base64: f.text("base64_encoded_data")}
 }
 
-// parseFinalize returns the name of the snapshot that the import ends with, or "".
+// parseFinalize returns the name for a snapshot of the finalized disk, or "" for no snapshot.
 func parseFinalize(f *fields) any {
 	if !f.has("snapshot_name") {
 		return ""
@@ -129,7 +129,7 @@ func parseInstanceCreate(f *fields) any {
 	return c
 }
 
-// unsupported returns the name of the first non-empty list, which the simulator lacks, or "".
+// unsupported returns the first name whose list is not empty. The simulator answers it with 501.
 func (f *fields) unsupported(names ...string) string {
 	for _, name := range names {
 		var wanted []json.RawMessage
@@ -223,7 +223,7 @@ func readInterface(f *fields) engine.InterfaceCreate {
 	return c
 }
 
-// assignment reads the address in an ip_config. For "auto" it returns the zero value.
+// assignment reads an IPv4 or IPv6 address in an ip_config. For "auto" it returns the zero value.
 func (f *fields) assignment(version string, is func(netip.Addr) bool) (address netip.Addr) {
 	ip := f.object("ip")
 	if ip.variant("auto", "explicit") == "explicit" {
@@ -305,7 +305,7 @@ func parseExtent(f *fields) any {
 	return engine.Extent{First: first, Last: last}
 }
 
-// subnet reads an IPv4 or IPv6 network. It ignores bits of the address beyond the prefix.
+// subnet reads an IPv4 or IPv6 network. The result's Subnet keeps the host bits of the request.
 func (f *fields) subnet() engine.Extent {
 	prefix := f.prefix("subnet")
 	if !prefix.IsValid() {

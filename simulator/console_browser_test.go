@@ -24,14 +24,14 @@ import (
 // consolePicture is the picture that "go test ./simulator -run Console -update" writes.
 const consolePicture = "../docs/console.png"
 
-// live selects the body of a page that its script updates.
+// live is the selector of a page's body while the page's script updates the page.
 const live = `body[data-live=yes]`
 
 // claimed is the description of a disk that the driver created for a PersistentVolumeClaim.
 const claimed = `csi.example {"name":"pvc-42","claim":"shop/orders","cluster":"blue","use":"mount"}`
 
-// recordFlights makes the rack's console follow a flight record. write appends a line to the
-// record, and the first call creates it.
+// recordFlights makes the rack's console follow a flight record, whose file does not exist yet.
+// write appends a line to the file.
 func recordFlights(t *testing.T, s *Server) (write func(line string)) {
 	dir := filepath.Join(t.TempDir(), "flight")
 	s.Flights.Dirs = []string{dir}
@@ -100,7 +100,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	r.disk("spare")
 	sees("a spare disk", "#shelf li", "spare")
 
-	// The button on the disk's page makes the disk fail, and then the guest's reads fail.
+	// Make the disk fail with the button on the disk's page. Then the guest's reads must fail.
 	page := browser.Open(t, admin+"/console/disks/"+disk.ID)
 	page.Do(chromedp.WaitReady(live), chromedp.Click(`button[value^="fail"]`))
 	said(page, "fails")
@@ -126,7 +126,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 		t.Errorf("the healed disk: %v", err)
 	}
 
-	// A fault that the form adds fires.
+	// Add a fault with the form. The next creation of a disk must fail.
 	first.Do(chromedp.SetValue(`[name=operation]`, "disk_create"),
 		chromedp.Click(`button[value=arm]`))
 	sees("the armed fault", "#faults li", "disk_create")
@@ -134,7 +134,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	sees("the strike", "#faults b", "1")
 	sees("the refusal", "#feed .bad", "503")
 
-	// The picture in the docs shows the whole page.
+	// Take a picture of the whole page. With -update it replaces the picture in the docs.
 	var png []byte
 	first.Do(browsertest.Scheme("light"), chromedp.CaptureScreenshot(&png))
 	if *update {
@@ -147,7 +147,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 		}
 	}
 
-	// A button that is pressed with the keyboard keeps the focus when the script replaces it.
+	// If the user presses a button with the keyboard, the button that replaces it has the focus.
 	first.Do(chromedp.Focus(card("b")+` button`), chromedp.KeyEvent(" "))
 	sees("the stopped instance", card("b")+" .state", "stopped")
 	const focused = `document.activeElement.textContent`
@@ -171,7 +171,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	both = []*browsertest.Tab{first, second}
 	sees("the deletion", "#feed tr", "disk_delete")
 
-	// Without the script, a form redirects to its page and keeps the filter that limits it to a disk.
+	// Without the script, a form redirects to its page, and the page still lists one disk's requests.
 	plain := browser.Open(t, admin+"/?pause&disk=shop%2Forders",
 		emulation.SetScriptExecutionDisabled(true))
 	plain.Follow(chromedp.Click(`#i-`+r.instance("idle").ID+` button`),
@@ -189,7 +189,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	}
 }
 
-// checkConsolePage checks what must hold on every page of the console.
+// checkConsolePage checks a page's requests, console messages, contrasts, labels and headings.
 func checkConsolePage(t *testing.T, tab *browsertest.Tab, admin string) {
 	t.Helper()
 	requests, messages := tab.Seen()

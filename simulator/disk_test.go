@@ -20,7 +20,7 @@ import (
 )
 
 // TestCreatingADiskRefusesSourcesOfOtherProjects is not a conformance rule, because a real rack may
-// have no image in the silo and no second project for the token.
+// have no image in the silo, and only one project that the token can use.
 func TestCreatingADiskRefusesSourcesOfOtherProjects(t *testing.T) { // A40
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, Images: []engine.ImageSpec{
 		{Name: "silo", SizeBytes: 2 << 30, BlockSize: 4096},
@@ -74,7 +74,7 @@ func TestEachInstanceHasItsOwnInterfaces(t *testing.T) {
 	}
 }
 
-func TestInstancesHaveTheSameIDsInEveryDirectory(t *testing.T) {
+func TestInstanceIDsDoNotDependOnTheRacksDirectory(t *testing.T) {
 	given := "6A3E1F3A-0000-4000-8000-000000000001"
 	c := engine.Config{Instances: []engine.InstanceSpec{{Name: "x"}, {Name: "y", ID: given}}}
 	first := serveRack(t, c)
@@ -91,7 +91,7 @@ func TestInstancesHaveTheSameIDsInEveryDirectory(t *testing.T) {
 	}
 }
 
-// TestDeletedDisksAndSnapshotsAreFreedAfterADelay checks what the conformance rule A68 cannot see
+// TestDeletedDisksAndSnapshotsAreFreedAfterADelay checks what the conformance rule A68 cannot check
 // on a real rack: the files of deleted disks, and each event that ends the delay.
 func TestDeletedDisksAndSnapshotsAreFreedAfterADelay(t *testing.T) { // A68
 	later := func(r *rackServer) *rackServer {
@@ -209,7 +209,7 @@ func TestAnImportedImageKeepsItsBytesAcrossRestarts(t *testing.T) { // A90, A91
 	if want := "snapshot of finalized disk " + d.ID; snapshot.Description != want {
 		t.Errorf("the snapshot's description is %q, want %q", snapshot.Description, want)
 	}
-	// Make the records what they are if the simulator is killed while it finalizes the disk.
+	// Set the records to those of a simulator that was killed while it finalized the disk.
 	r.force("d", store.DiskState{State: store.StateFinalizing})
 	r.update(func(tx *store.Tx, _ string) error {
 		sn, _ := store.Snapshots.Get(tx, snapshot.ID)

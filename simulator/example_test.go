@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
 )
 
-// In one process with the rack, Oxide's client creates a disk, attaches it to a running instance
-// and takes a snapshot. Tests can use simulatortest.Start instead, which also injects faults.
+// In the rack's process, Oxide's client creates a disk, attaches it to a running instance and takes
+// a snapshot. Tests can use simulatortest.Start instead, which also allows them to inject faults.
 func ExampleOpen() {
 	ctx := context.Background()
 	rack, err := simulator.Open(ctx, simulator.Config{

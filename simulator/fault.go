@@ -22,12 +22,12 @@ import (
 // Faults contains the active faults of a rack. Its zero value has none.
 type Faults struct {
 	mu sync.Mutex
-	// mu guards active, the counters of the active faults, and last: the ID that was given last.
+	// mu guards active, the counters of the active faults, and last, the newest fault's ID.
 	active []*activeFault
 	last   int
 }
 
-// activeFault is an active fault with its own random numbers.
+// activeFault is an active fault with a source of random numbers for its Probability.
 type activeFault struct {
 	adminapi.ActiveFault
 	random *rand.Rand
@@ -36,7 +36,7 @@ type activeFault struct {
 // spent reports whether the fault has fired as often as it may.
 func (f *activeFault) spent() bool { return f.Times > 0 && f.Fired >= f.Times }
 
-// Add activates a fault and returns its ID. Faults fire in the order in which they were added.
+// Add activates a fault and returns its ID. Faults of one phase fire in the order of their IDs.
 func (f *Faults) Add(r adminapi.Fault) (id string, err error) {
 	if err := checkFault(r); err != nil {
 		return "", err
@@ -96,9 +96,8 @@ func (f *Faults) empty() bool {
 	return len(f.active) == 0
 }
 
-// match returns the faults that fire for a request, ordered by phase and, within a phase, by the
-// time when they were added. If a fault ends the request before its effect, the faults after it do
-// not fire.
+// match returns the faults that fire for a request, ordered by phase and, in a phase, by ID. If a
+// fault ends the request before its effect, the faults after it do not fire.
 func (f *Faults) match(r *apiRequest) (fired []adminapi.ActiveFault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -137,7 +136,7 @@ func (r *activeFault) fires() bool {
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
-// The operations that may have faults of the phases Unwind and Reread, and device faults.
+// The operations for faults of the phase Unwind, of the phase Reread, and for device faults.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "disk_finalize_import", "image_create",
 		"instance_create", "snapshot_create"}
@@ -157,7 +156,7 @@ const maxPadding = 1 << 30
 // maxFaults is how many faults the rack, or one of its disks, can have at a time.
 const maxFaults = 256
 
-// checkCount returns an error if maxFaults faults are already active.
+// checkCount returns an error if maxFaults faults are active, and names the path to remove them.
 func checkCount(active int, path string) error {
 	if active < maxFaults {
 		return nil
@@ -166,8 +165,8 @@ func checkCount(active int, path string) error {
 		path)
 }
 
-// checkFault refuses a fault that can never fire or has no effect: adding it is a mistake in a
-// test.
+// checkFault refuses a fault that can never fire or has no effect, because a test that adds such a
+// fault has a mistake.
 func checkFault(r adminapi.Fault) error {
 	known := r.Operation == "" || slices.ContainsFunc(routes, func(op *operation) bool {
 		return op.name == r.Operation
@@ -210,7 +209,7 @@ func checkResponse(r adminapi.Fault) error {
 		return fmt.Errorf("fault: the response's status is %d; give one from 200 to 599",
 			a.Status)
 	case a.ErrorCode != "" && !slices.Contains(errorCodes, a.ErrorCode) &&
-		a.Status != http.StatusTeapot: // no rack has this status, so the code is meant
+		a.Status != http.StatusTeapot: // no rack answers 418, so the code is wrong on purpose
 		return fmt.Errorf("fault: no rack has the error code %q; use one of %q, status 418 for a code "+
 			"of no rack, or give the body of another server's answer", a.ErrorCode, errorCodes)
 	case a.PadBytes < 0 || a.PadBytes > maxPadding:
@@ -264,8 +263,8 @@ func (s *Server) matchFaults(r *apiRequest) error {
 	return nil
 }
 
-// resolve adds the name of each ID in the request to r.subjects, and the ID of each name, because a
-// fault's Object may be either.
+// resolve adds the name of each ID in the request to r.subjects, and the ID of each name, because
+// Fault.Object may be a name or an ID.
 func (s *Server) resolve(r *apiRequest) error {
 	return s.rack.Records().View(func(tx *store.Tx) {
 		sel, _ := store.ParseSelector(r.path.Get("instance"))
@@ -282,8 +281,8 @@ func (s *Server) resolve(r *apiRequest) error {
 	})
 }
 
-// amongFaults carries out the request, and applies each fault that fires in its phase. If refusal
-// is not nil, the response is refusal instead, unless a fault of the phase Before ends the request.
+// amongFaults carries out the request and applies its faults, each in its phase. If refusal is not
+// nil, it responds with refusal after the faults of the phase Before.
 func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 	if a, ended := s.applyFaults(r, adminapi.Before); ended {
 		return a
@@ -351,8 +350,8 @@ func encodeResponse(a *adminapi.Response, requestID string) response {
 	return response{a.Status, header, cmp.Or(a.ContentType, jsonType), body}
 }
 
-// dropFields removes the fields that faults name from a response, as if the rack's release did not
-// have them.
+// dropFields removes the fields in any fault's DropFields from a response, as if the rack's release
+// did not have them.
 func (r *apiRequest) dropFields(a response) response {
 	var fields []string
 	for _, f := range r.faults {
@@ -380,8 +379,8 @@ func drop(object map[string]json.RawMessage, fields []string) {
 	}
 }
 
-// writeFaulty writes the body slowly or truncated if a fault asks for that, and reports whether it
-// has written the body.
+// writeFaulty writes the body slowly if a fault asks for that, and reports whether it has. If a
+// fault truncates the body, writeFaulty cuts the connection.
 func (s *Server) writeFaulty(w http.ResponseWriter, r *apiRequest, body []byte) bool {
 	for _, f := range r.faults {
 		switch {

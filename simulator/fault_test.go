@@ -142,7 +142,7 @@ func TestAFaultFiresOnlyForMatchingRequests(t *testing.T) {
 	}
 }
 
-func TestAFaultWaitsIfAnEarlierFaultEndsTheRequest(t *testing.T) {
+func TestAFaultThatEndsTheRequestPostponesLaterFaults(t *testing.T) {
 	for at, first := range phases[:2] { // the phases that end a request
 		for _, phase := range phases[at+1:] {
 			for _, addedFirst := range []bool{false, true} {
@@ -306,7 +306,7 @@ func TestTheAdminListenerAnswersEveryRouteThatItLists(t *testing.T) {
 	}
 }
 
-// refuses fails the test unless the admin listener refuses the request with every text in want.
+// refuses checks that the admin listener answers the request with 400 and every text in want.
 func (r *rackServer) refuses(method, path, body string, want ...string) {
 	r.t.Helper()
 	w := r.askAdmin(method, path, body, "*/*")

@@ -19,7 +19,7 @@ import (
 )
 
 // fields parses a JSON object as the rack does: a required field must exist, an unknown field is
-// ignored, and a known field may occur only once. Its error names the path of the first invalid
+// ignored, and a known field may occur only once. The error names the path of the first invalid
 // field (A06).
 type fields struct {
 	raw map[string]json.RawMessage
@@ -99,7 +99,7 @@ func unexpected(raw json.RawMessage, expected string) string {
 	return fmt.Sprintf("invalid %s: %s, expected %s", what, found, expected)
 }
 
-// fail records an error about a field unless there is one already or problem is "".
+// fail records a problem with a field. It keeps an earlier error, and ignores a problem of "".
 func (f *fields) fail(name, problem string) {
 	if *f.err != nil || problem == "" {
 		return
@@ -153,7 +153,7 @@ func (f *fields) identity() (name, description string) {
 	return name, f.text("description")
 }
 
-// newIdentity reads the name and the description of an update. Either may be missing.
+// newIdentity reads the name and the description of an update. A missing one is nil.
 func (f *fields) newIdentity() (name, description *string) {
 	if f.has("name") {
 		text := f.text("name")
@@ -255,7 +255,7 @@ func (f *fields) list(name string) []*fields {
 	return list
 }
 
-// variant reads the field type, which tells which variant of a tagged union the object is.
+// variant reads the field "type", which selects one of the allowed variants of a tagged union.
 func (f *fields) variant(allowed ...string) string {
 	tag := f.text("type")
 	if !slices.Contains(allowed, tag) {
@@ -365,7 +365,7 @@ func (f *fields) address(name string) string {
 	return address.String()
 }
 
-// endpoint reads an address, a network, or the name of an object, with its type.
+// endpoint reads an object's type, one of allowed, and its value: an address, network or name.
 func (f *fields) endpoint(allowed ...string) map[string]any {
 	tag := f.variant(allowed...)
 	value := map[string]any{"type": tag}
@@ -381,7 +381,7 @@ func (f *fields) endpoint(allowed ...string) map[string]any {
 	return value
 }
 
-// endpoints reads the required list of the targets or the hosts of a firewall rule.
+// endpoints reads the required list of a firewall rule's targets or hosts.
 func (f *fields) endpoints(name string) []any {
 	list := []any{}
 	for _, one := range f.needed(name) {
@@ -453,7 +453,7 @@ func (f *fields) protocol() map[string]any {
 	return map[string]any{"type": tag, "value": value}
 }
 
-// readAllocation reads where the address of a floating IP comes from: the request, or a pool.
+// readAllocation reads the address of a floating IP, or the pool that allocates the address.
 func readAllocation(f *fields) engine.Allocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.Allocation{IP: f.address("ip")}
@@ -461,7 +461,7 @@ func readAllocation(f *fields) engine.Allocation {
 	return readPoolSelector(f)
 }
 
-// readSubnetAllocation reads where an external subnet comes from: the request, or a pool.
+// readSubnetAllocation reads an external subnet, or the pool that allocates the subnet.
 func readSubnetAllocation(f *fields) engine.SubnetAllocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.SubnetAllocation{Subnet: f.subnet().Subnet}

@@ -48,8 +48,8 @@ func loadSchema(t *testing.T) *schema {
 	for _, s := range doc.Components.Schemas {
 		closeSchema(s)
 	}
-	// Turn "one of" into "any of": without the lookahead that closeSchema removes, a text can match
-	// both a name and an ID, and openapi3 does not check the formats of addresses.
+	// A text may match several variants of these two schemas: closeSchema removes the lookahead that
+	// tells names from IDs, and openapi3 does not check the formats of addresses.
 	for _, name := range []string{"NameOrId", "IpRange"} {
 		either := doc.Components.Schemas[name].Value
 		either.AnyOf, either.OneOf = either.OneOf, nil
@@ -63,8 +63,8 @@ func loadSchema(t *testing.T) *schema {
 	}, map[string]int{}}
 }
 
-// closeSchema forbids fields that are not in the schema, and removes lookarounds from its patterns,
-// which Go's regular expressions do not support.
+// closeSchema forbids fields that are not in the schema, and removes lookarounds from the schema's
+// patterns, because Go's regular expressions do not support them.
 func closeSchema(ref *openapi3.SchemaRef) {
 	s := ref.Value
 	if s == nil || ref.Ref != "" {
@@ -183,7 +183,7 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 	}
 }
 
-// otherOperations calls the operations that the other tests do not call.
+// otherOperations calls the operations that no other test of the published schema calls.
 func otherOperations(t *testing.T) {
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	r.disk("d")

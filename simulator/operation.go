@@ -240,7 +240,6 @@ func match(path, segments []string) (url.Values, bool) {
 	return params, true
 }
 
-// unimplemented returns the error for an operation that a rack has, but not this simulator.
 func unimplemented(op *operation) error {
 	return &engine.Error{Status: http.StatusNotImplemented,
 		Message: fmt.Sprintf("the simulator does not have %s (%s /%s), which the rack has",
@@ -252,7 +251,7 @@ type handler = func(*engine.Simulation, *apiRequest) (int, any, error)
 
 type group interface{ ~struct{ *engine.Simulation } }
 
-// answer returns a handler that calls do, and responds with the given status and the result of do.
+// answer returns a handler that responds with the given status and the result of the function do.
 func answer[G group, T any](status int, do func(G, *engine.Call) (T, error)) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := do(G{rack}, &r.call)
@@ -260,14 +259,14 @@ func answer[G group, T any](status int, do func(G, *engine.Call) (T, error)) han
 	}
 }
 
-// nothing returns a handler that calls do, and responds with 204 and no body.
+// nothing returns a handler that runs the function do, and responds with 204 and no body.
 func nothing[G group](do func(G, *engine.Call) error) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		return http.StatusNoContent, nil, do(G{rack}, &r.call)
 	}
 }
 
-// read returns a handler that calls do in a read transaction, and responds with the result of do.
+// read returns a handler that responds with the result of the function do in a read transaction.
 func read[G group, T any](do func(G, *engine.Call, *store.Tx) T) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := engine.Reading(rack, func(tx *store.Tx) T { return do(G{rack}, &r.call, tx) })
@@ -275,8 +274,8 @@ func read[G group, T any](do func(G, *engine.Call, *store.Tx) T) handler {
 	}
 }
 
-// change returns a handler that calls do in a transaction that may change records, and responds
-// with the given status and the result of do.
+// change returns a handler that runs the function do in a transaction that may change records. The
+// handler responds with the given status and the result of do.
 func change[G group, T any](status int, do func(G, *engine.Call, *store.Tx) T) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := engine.Changing(rack, &r.call,
@@ -285,7 +284,7 @@ func change[G group, T any](status int, do func(G, *engine.Call, *store.Tx) T) h
 	}
 }
 
-// end is like change, but the response has the status 204 and no body.
+// end is like change, but responds with the status 204 and no body.
 func end[G group](do func(G, *engine.Call, *store.Tx)) handler {
 	return change(http.StatusNoContent, func(rack G, call *engine.Call, tx *store.Tx) any {
 		do(rack, call, tx)
@@ -293,7 +292,7 @@ func end[G group](do func(G, *engine.Call, *store.Tx)) handler {
 	})
 }
 
-// rows returns a handler that gets a list from read, and responds with the page that shown returns.
+// rows returns a handler that gets a list from the function read, and responds with shown(list).
 func rows[G group, T, P any](read func(G, *engine.Call, *store.Tx) []T,
 	shown func(scan, []T) P) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
@@ -303,7 +302,8 @@ func rows[G group, T, P any](read func(G, *engine.Call, *store.Tx) []T,
 	}
 }
 
-// paged responds with the page from read, listed with a page of the list, and whole with all of it.
+// paged expects one page from the function read. listed expects all objects, and responds with one
+// page of them. whole responds with all objects.
 func paged[G group, T named](read func(G, *engine.Call, *store.Tx) []T) handler {
 	return rows(read, newPage[T])
 }
@@ -364,8 +364,8 @@ func noGroups(s engine.Silo, call *engine.Call, tx *store.Tx) []struct{} {
 	return nil
 }
 
-// withResources adds the operations on groups and their members, and the operations on the engine's
-// kinds of resources, whose names are a kind and a verb, such as vpc_create.
+// withResources adds the operations on affinity groups' members, and those on each kind of
+// resource, such as vpc_create for the kind vpc and the verb create.
 func withResources(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for _, k := range []*engine.Kind{engine.AffinityGroup, engine.AntiAffinityGroup} {
@@ -429,7 +429,7 @@ func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error)
 	})(rack, r)
 }
 
-// withPools adds the operations on pools: on their links to silos, and on their ranges and members.
+// withPools adds the operations on pools' links to silos, and on pools' ranges, members and use.
 func withPools(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for parts, k := range map[string]*engine.Kind{"range": engine.IPPool,

@@ -21,25 +21,24 @@ const (
 	maxToken     = 512
 )
 
-// orders lists the rack's names for the orders of a list.
+// orders has the values of the parameter sort_by.
 var orders = []string{store.ByName, store.ByNameDescending, store.ByID}
 
-// scan identifies the requested page of a list. For the first page it is in the query, and for
-// later pages in the token (A09).
+// scan identifies the requested page of a list. It comes from the query for the first page, and
+// from the page token for later pages (A09).
 type scan struct {
 	engine.Window
 	// Parents are the query parameters that name the list's project or other parent.
 	Parents map[string]string
 }
 
-// pageToken is the decoded token of a page. Start has sort_by, the parents and last_seen, in the
-// order in which a rack writes them.
+// pageToken is the decoded token of a page. Start has sort_by, the parents and last_seen.
 type pageToken struct {
 	V     string             `json:"v"`
 	Start map[string]*string `json:"page_start"`
 }
 
-// page is one page of a list. NextPage is null only if Items is empty (A10).
+// page is one page of a list. A paginated list's NextPage is null only if Items is empty (A10).
 type page[T any] struct {
 	NextPage *string `json:"next_page"`
 	Items    []T     `json:"items"`
@@ -165,7 +164,7 @@ func decodeToken(token string) ([]byte, string) {
 	return data, ""
 }
 
-// after returns the token of the page that begins after the item.
+// after returns the token, as a rack writes it, of the page that begins after the item.
 func (s scan) after(item store.Identity) *string {
 	last := item.Name
 	if s.SortBy == store.ByID {
@@ -191,7 +190,7 @@ func newPage[T named](s scan, items []T) page[T] {
 	return p
 }
 
-// slice cuts the requested page out of the complete list items.
+// slice returns the requested page of a list, given all items of the list.
 func slice[T named](s scan, items []T) page[T] {
 	// key returns the value by which the list is sorted, and order compares two values.
 	key, order := func(item T) string { return item.Ident().Name }, strings.Compare

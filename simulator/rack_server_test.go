@@ -37,8 +37,8 @@ type rackServer struct {
 // client keeps no connection open, because a test may count connections or kill the server.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// withoutDevices is NoDevices unless the tests run as root on Linux, because only root can make the
-// devices of a rack, and only on Linux. Without devices, only the tests of the API run.
+// withoutDevices is "" if the tests run as root on Linux, because only root can make devices, and
+// only on Linux. Otherwise it is NoDevices, and only the tests of the API run.
 var withoutDevices = func() Devices {
 	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
 		return ""
@@ -83,7 +83,7 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 	return &rackServer{s, c.Dir, t, server.URL, client}
 }
 
-// watch wraps the handler of each served rack. The test of the published schema replaces it to
+// watch wraps the handler of each served rack. TestAnswersMatchThePublishedSchema replaces watch to
 // check every answer.
 var watch = func(_ *testing.T, s http.Handler) http.Handler { return s }
 
@@ -156,14 +156,14 @@ func (r *rackServer) play(script string, oldNew ...string) (answer string) {
 	return answer
 }
 
-// on returns the same rack for the subtest t.
+// on returns a copy of r whose failed checks fail the subtest t.
 func (r *rackServer) on(t *testing.T) *rackServer {
 	sub := *r
 	sub.t = t
 	return &sub
 }
 
-// Texts in newDisk's request, which a test can pass to newDisk to replace them.
+// These texts are in newDisk's request. A test replaces them by newDisk's parameter oldNew.
 const (
 	blankSource  = `{"type":"blank","block_size":512}`
 	blankBackend = `{"type":"distributed","disk_source":` + blankSource + `}`
@@ -263,7 +263,7 @@ func (r *rackServer) change(verb, instance, state string) {
 	r.awaitState(instance, state)
 }
 
-// update changes records directly. It passes the ID of the project default to change.
+// update runs the function change in a transaction; project is the ID of the project default.
 func (r *rackServer) update(change func(tx *store.Tx, project string) error) {
 	r.t.Helper()
 	looptest.Must(r.t, r.rack.Records().Update(func(tx *store.Tx) {
@@ -272,7 +272,7 @@ func (r *rackServer) update(change func(tx *store.Tx, project string) error) {
 	}))
 }
 
-// force puts a disk into a state that no request to the API could put it into.
+// force changes a disk's state in the records, because no request leads to that state.
 func (r *rackServer) force(name string, state store.DiskState) {
 	r.t.Helper()
 	r.update(func(tx *store.Tx, project string) error {

@@ -26,17 +26,17 @@ import (
 const (
 	// apiVersion is the newest version of the API that this simulator serves: that of release v22.
 	apiVersion = "2026073100.0.0"
-	// oldestVersion is the oldest version that this simulator serves: that of release v20. All
-	// versions between these two have the same form of objects.
+	// oldestVersion is the oldest version that this simulator serves: that of release v20. Objects
+	// have the same form in all versions from oldestVersion to apiVersion.
 	oldestVersion = "2026060800.0.0"
 	// maxBody limits the body of a request (A12), and maxBulkWrite the body of a bulk write (A90).
 	maxBody      = 1 << 20
 	maxBulkWrite = 8 << 20
-	// smallBody is the size up to which the server reads any number of bodies at the same time.
+	// The server reads any number of bodies up to smallBody bytes at the same time.
 	smallBody = 64 << 10
 )
 
-// apiRequest is one call of the API, while the server handles it.
+// apiRequest is a request to the API, with the data that the server collects about it.
 type apiRequest struct {
 	*http.Request
 	id      string
@@ -248,7 +248,7 @@ func (r *apiRequest) identify(body []byte) {
 	}
 }
 
-// subject adds the name or ID of an object. The request log shows the one that was added last.
+// subject adds the name or ID of an object. The request log shows the object that was added last.
 func (r *apiRequest) subject(nameOrID string) {
 	if nameOrID == "" {
 		return
@@ -277,8 +277,8 @@ func bearerOf(r *http.Request) string {
 	return strings.TrimSpace(bearer)
 }
 
-// authenticate accepts a request that has the rack's token. The scheme Bearer may be in any case
-// (A11).
+// authenticate accepts a request that has the rack's token. The word Bearer may be in upper or
+// lower case (A11).
 func (s *Server) authenticate(r *apiRequest) error {
 	if r.op.noAuth {
 		return nil
@@ -379,7 +379,7 @@ func badQuery(format string, args ...any) error {
 
 func badPath(problem string) error { return badRequest("bad parameter in URL path: %s", problem) }
 
-// unknownVariant returns the message of serde for a word that is not one of allowed.
+// unknownVariant returns serde's error message for a word that is not one of allowed.
 func unknownVariant(word string, allowed []string) string {
 	expected := "`" + strings.Join(allowed, "`, `") + "`"
 	switch len(allowed) {

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// lives contains requests that a test sends for each kind of resource that clients may create.
+// lives has the requests for one resource of each kind that clients may create.
 var lives = map[string]struct {
 	// query names the parent. fields are the fields in the body of a creation, except name and
 	// description. The test replaces N in them by 1, 2 and so on.
@@ -131,7 +131,7 @@ func TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted(t *testing.T) {
 	})
 }
 
-// eachKind runs a subtest for each kind of resource that clients may create.
+// eachKind runs a subtest, named kind+when, for each kind of resource that clients may create.
 func (r *rackServer) eachKind(when string, test func(*rackServer, *engine.Kind, string)) {
 	for _, k := range engine.Kinds {
 		if path, ok := servedPath(k, "create"); ok {
@@ -207,7 +207,7 @@ func (r *rackServer) endLife(k *engine.Kind, path, id, made string) {
 	r.demand(404, fmt.Sprintf(`not found: %s with id \"%s\"`, k.Name, id), "GET "+one)
 }
 
-// TestTheRackServesOxidesClients sends requests that Oxide's clients send, but not the driver.
+// TestTheRackServesOxidesClients sends requests of Oxide's clients that the driver does not send.
 func TestTheRackServesOxidesClients(t *testing.T) {
 	r := serveRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "os", SizeBytes: 1 << 30}}})
 	for name, story := range map[string]func(*rackServer){
@@ -270,7 +270,7 @@ func (r *rackServer) machine() {
 	if got := strings.Join(kinds, " "); got != "snat ephemeral floating" {
 		r.t.Errorf("the instance has the external addresses %s", got)
 	}
-	// The instance keeps its address. A running instance cannot be added to a group again.
+	// A second attach returns the same address. A running instance cannot join a group again.
 	r.play(`
 202 POST instances/ID/external-ips/ephemeral {} => ADDRESS
 204 DELETE instances/ID/external-ips/ephemeral

@@ -32,7 +32,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// again closes the rack and opens its directory again.
+// again closes the rack, and serves the rack's directory again.
 func (r *rackServer) again() *rackServer {
 	r.t.Helper()
 	if err := r.Close(); err != nil {
@@ -326,7 +326,7 @@ func TestDeviceFaultsChangeTheDeviceOfADisk(t *testing.T) {
 	}
 }
 
-func TestAFullHostRefusesNewDisksAndKeepsTheOthers(t *testing.T) { // A27
+func TestAFullHostKeepsItsDisksAndRefusesNewOnes(t *testing.T) { // A27
 	needGuests(t)
 	dir := t.TempDir()
 	looptest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "size=3m")
@@ -540,8 +540,8 @@ func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 }
 
 // TestAKilledRackKeepsAcknowledgedChanges kills a rack that has acknowledged some changes and is in
-// the middle of others. The next simulator must have the former and complete the latter (A19), and
-// must have no file, device or share of the quota besides. Proof model kills racks at any moment.
+// the middle of others. The next simulator must keep the acknowledged ones, complete the others
+// (A19), and leave no other file, device or used quota. proofs/model kills racks at any moment.
 func TestAKilledRackKeepsAcknowledgedChanges(t *testing.T) {
 	binary, dir := buildSimulator(t), filepath.Join(t.TempDir(), "rack")
 	p := startProcess(t, binary, dir)

@@ -3,8 +3,8 @@
 //
 // [Open] opens a rack and returns its [Server]. The server handles a request in this order: the API
 // version in its header, its route, its path, query and body, faults of the phase "before", its
-// token, faults that replace the operation, the operation itself, and faults that act after it. One
-// function turns results and errors into responses, and one writes the request log.
+// token, faults that replace the operation, the operation itself, and faults that act after it.
+// newResponse converts results and errors to responses, and Server.record writes the request log.
 //
 // Package engine has the operations and decides by the rack's rules. Package store has the records;
 // everything that the rack has acknowledged is on disk. Package dataplane has the bytes of disks
@@ -60,7 +60,7 @@ type (
 	//
 	//	Dir, Volatile                       its directory, and whether it survives a power cut
 	//	Projects, Instances, Images, Disks  the objects that it has from the start
-	//	Token, TokenExpires, Role           its users; "" is any oxide-token-…, and a collaborator
+	//	Token, TokenExpires, Role           its users; default: any oxide-token-…, as a collaborator
 	//	APIHosts, AdminHosts                further host names that clients may use
 	//	Hotplug, DiskLimit, QuotaBytes      its limits; the zero values are full, 12 and 64 TiB
 	//	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay, FreeDelay, QuotaFirst  its delays
@@ -75,7 +75,7 @@ type (
 	// image of the silo), its BlockSize, and either a File or SizeBytes of zeroes.
 	ImageSpec = engine.ImageSpec
 	// DiskSpec is a disk that the rack has from the start: its Name, Project, SizeBytes and BlockSize,
-	// and optionally the Image that it is a copy of and the Instance to which it is attached.
+	// and optionally the Image from which it is copied and the Instance to which it is attached.
 	DiskSpec = engine.DiskSpec
 	// Devices selects whether guests see their disks as devices: NoDevices, DevicesIfPossible, or "",
 	// which requires devices.
@@ -125,7 +125,7 @@ func Open(ctx context.Context, c engine.Config) (*Server, error) {
 // every device. Everything that the rack has acknowledged is in its directory.
 func (s *Server) Close() error { return s.rack.Close() }
 
-// Mutate ends the active mutation, and activates the named one unless name is "".
+// Mutate ends the active mutation, and activates the one with this name; "" activates none.
 func (s *Server) Mutate(name string) error { return s.mutation.Set(s.rack, name) }
 
 // Requests returns the request log.
@@ -162,12 +162,12 @@ func (s *Server) NoDevices() error { return s.rack.Plane().NoDevices() }
 // Dir returns the rack's directory.
 func (s *Server) Dir() string { return s.rack.Dir() }
 
-// RunDeferred carries out now the work that faults of the phase Deferred and the switch FreeDelay
-// have delayed. It returns when the work is done.
+// RunDeferred does the work now that faults of the phase Deferred and the switch FreeDelay have
+// postponed. It returns when the work is done.
 func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDeferred(ctx) }
 
-// ServeHTTP serves the rack's API. Close and Reset do not wait for a request whose body was not
-// read yet.
+// ServeHTTP serves the rack's API. Close and Reset do not wait for requests whose bodies are still
+// being read.
 func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	r := newRequest(hr)
 	if err := console.CheckPage(hr, s.apiHosts, "--api-host"); err != nil {
@@ -228,7 +228,7 @@ func (s *Server) fail(r *apiRequest, err error) response {
 	return newResponse(r.id, 0, nil, err)
 }
 
-// record adds the request to the logs. Callers record it before they send the response.
+// record adds the request to the logs. Callers call record before they send the response.
 func (s *Server) record(r *apiRequest, a response) {
 	r.entry.Time = r.started.UTC()
 	r.entry.Status = a.status
@@ -334,8 +334,7 @@ func (l *requestLog) since(seq int) []adminapi.Request {
 	return append([]adminapi.Request{}, l.entries[i:]...)
 }
 
-// newest returns up to limit entries of the last hour for which keep returns true, the newest
-// first.
+// newest returns the entries of the last hour that keep accepts: the newest first, at most limit.
 func (l *requestLog) newest(limit int, keep func(*adminapi.Request) bool) (
 	found []adminapi.Request) {
 	l.mu.Lock()
@@ -359,8 +358,8 @@ func (l *requestLog) clear() {
 }
 
 // Certificate returns a server's certificate for these hosts, and the path of the certificate
-// authority that clients must trust. It keeps both in dir, and creates them only if dir has no
-// certificate that is valid for the hosts. So clients still trust a rack that was restarted.
+// authority that clients must trust. It keeps both in dir. It creates new ones only if dir has no
+// certificate that is valid for the hosts, so clients still trust a rack that was restarted.
 func Certificate(dir string, hosts []string) (cert tls.Certificate, caFile string, err error) {
 	dir = filepath.Join(dir, "tls")
 	caFile = filepath.Join(dir, "ca.pem")
@@ -396,8 +395,8 @@ func goodFor(leaf *x509.Certificate, hosts []string) bool {
 	return time.Now().AddDate(0, 1, 0).Before(leaf.NotAfter)
 }
 
-// makeCertificate creates an authority, and a certificate signed by it. It returns PEM texts of the
-// authority, the certificate's key and the certificate. The authority's own key is dropped.
+// makeCertificate creates an authority, and a certificate that the authority signs. It returns PEM
+// texts: the authority, the certificate's key and the certificate. It drops the authority's key.
 func makeCertificate(hosts []string) (files [3]string, err error) {
 	caKey, caErr := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	key, keyErr := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -70,9 +70,9 @@ func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 	}
 }
 
-// TestBadBodiesAreRefusedWithSerdesMessages checks messages of serde that no rack has confirmed
+// TestInvalidBodiesGetTheErrorMessagesOfSerde checks messages of serde that no rack has confirmed
 // yet. The conformance rule A06 checks the other messages.
-func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06, A63
+func TestInvalidBodiesGetTheErrorMessagesOfSerde(t *testing.T) { // A06, A63
 	r := serveRack(t, engine.Config{})
 	const post = "POST /v1/disks?project=default "
 	for _, test := range []struct{ name, request, message string }{
@@ -99,9 +99,9 @@ func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06, A63
 	}
 }
 
-// TestSlowOrLargeRequestsDoNotBlockOthers sends incomplete requests without a token. The rack must
-// still answer other requests and a reset, and must log only a limited part of large requests.
-func TestSlowOrLargeRequestsDoNotBlockOthers(t *testing.T) {
+// TestSlowOrLargeRequestsDoNotBlockOtherRequests sends incomplete requests without a token. The
+// rack must still answer others and a reset, and must log only a limited part of large requests.
+func TestSlowOrLargeRequestsDoNotBlockOtherRequests(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	// begin sends only the first bytes of a request.
 	begin := func(r *rackServer, request, body string) net.Conn {
@@ -167,7 +167,7 @@ func TestTheAPIRefusesRequestsOfOtherOrigins(t *testing.T) {
 }
 
 // FuzzPageToken checks that the simulator accepts only tokens that it could have returned. It must
-// also accept the token of the next page, which must continue the same list. The seeds are in
+// also accept the next page's token, which must continue the same list. The seeds are in
 // testdata/fuzz.
 func FuzzPageToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token, last string) {

@@ -26,14 +26,14 @@ import (
 
 // Mutation is a change that makes a rack break a rule.
 type Mutation struct {
-	// Name is the rule's ID and a few words that describe the mutation, such as A33-refuses-again.
+	// Name is the rule's ID and a few words, such as A33-refuses-again. A tamper's name has no ID.
 	Name string
-	// Rule is the ID of the broken rule, with which Name begins. For a tamper it is Data.
+	// Rule is the ID of the broken rule, or Data if the mutation is a tamper.
 	Rule string
 	// Says describes in a sentence what the broken rack does.
 	Says string
-	// DriverSays is the reason (docs/reasons.md) with which the driver must refuse to continue. It
-	// is "" if the mutation does not endanger the driver, or if the driver cannot notice it.
+	// DriverSays is the reason (docs/reasons.md) of the error that the driver must return. It is "" if
+	// the mutation does not endanger the driver, or if the driver cannot notice it.
 	DriverSays string
 	// Before may change a request, or answer it. After may change the answer.
 	Before, After func(*Interception)
@@ -61,19 +61,19 @@ func Table() []Mutation {
 
 // Interception is one request to a broken rack and its answer.
 type Interception struct {
-	// Rack is the simulated rack, whose operations the mutation does not affect.
+	// Rack is the simulated rack. The mutation does not affect calls of its methods.
 	Rack *engine.Simulation
-	// RequestID is the ID of the request, which the answer contains.
+	// RequestID is the request's ID, which the rack puts into the answer, too.
 	RequestID string
 	// Operation is the API's operationId, or "" for an unknown path.
 	Operation string
 	// Request is the request. Before may change its URL and its header.
 	Request *http.Request
-	// Path contains the parameters in the path.
+	// Path has the values of the parameters in the URL's path, such as instance.
 	Path url.Values
 	// Body is the request's body, which Before may change.
 	Body []byte
-	// Answer is nil in Before. If Before sets it, the rack does not carry out the request.
+	// Answer is nil when Before is called. If Before sets it, the rack does not carry out the request.
 	Answer *Answer
 	// Carry carries out this request on the rack without the mutation, and returns the answer.
 	// Before may call it more than once.
@@ -92,7 +92,7 @@ func (x *Interception) Is(operations ...string) bool {
 	return slices.Contains(operations, x.Operation)
 }
 
-// Refuse answers with an error in the rack's form. An empty code is left out.
+// Refuse sets Answer to an error in the rack's form, without an error_code if code is "".
 func (x *Interception) Refuse(status int, code, format string, args ...any) {
 	body := map[string]any{"message": fmt.Sprintf(format, args...), "request_id": x.RequestID}
 	if code != "" {
@@ -101,8 +101,7 @@ func (x *Interception) Refuse(status int, code, format string, args ...any) {
 	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: errorText(body)}
 }
 
-// errorText encodes an error with its fields in the rack's order, and leaves out fields that are
-// nil.
+// errorText encodes an error with its fields in the rack's order. It omits a field that is nil.
 func errorText(body map[string]any) []byte {
 	text, _ := json.MarshalIndent(struct {
 		RequestID any `json:"request_id,omitempty"`
@@ -124,7 +123,7 @@ func (x *Interception) Sent() map[string]any { return object(x.Body) }
 // Send replaces the request's body.
 func (x *Interception) Send(body map[string]any) { x.Body, _ = json.Marshal(body) }
 
-// Edit calls change with the JSON object of a successful answer, or with each object of a page.
+// Edit applies change to the JSON object in a successful answer, or to each item of a page.
 func (x *Interception) Edit(change func(map[string]any)) {
 	if x.Answer.Status >= 300 {
 		return
@@ -142,7 +141,7 @@ func (x *Interception) Edit(change func(map[string]any)) {
 	})
 }
 
-// EditBody calls change with the JSON object of the answer, even if it is an error or a page.
+// EditBody applies change to the whole JSON object in the answer, even of an error or a page.
 func (x *Interception) EditBody(change func(map[string]any)) {
 	if body := object(x.Answer.Body); body != nil {
 		change(body)
@@ -168,7 +167,7 @@ type Switch struct{ active atomic.Pointer[Mutation] }
 // Active returns the active mutation, or nil.
 func (s *Switch) Active() *Mutation { return s.active.Load() }
 
-// Set ends the active mutation of a rack, and activates the one that name names unless it is "".
+// Set ends the rack's active mutation, and activates the one with this name; "" activates none.
 func (s *Switch) Set(rack *engine.Simulation, name string) error {
 	next, active := Mutation{}, (*Mutation)(nil)
 	if name != "" {
@@ -223,7 +222,7 @@ func all[T store.Record](x *Interception, t store.Table[T]) []T {
 	return view(x, func(tx *store.Tx) []T { return slices.Collect(t.All(tx)) })
 }
 
-// instance returns the instance in the path, or the zero value if there is none.
+// instance returns the instance that the path names, or the zero value if there is none.
 func (x *Interception) instance() store.Instance {
 	sel, _ := store.ParseSelector(x.Path.Get("instance"))
 	return view(x, func(tx *store.Tx) store.Instance {
@@ -242,7 +241,7 @@ func (x *Interception) takeAway(disk store.Disk) store.Disk {
 
 func (x *Interception) accept(object any) { x.Reply(202, object) }
 
-// on returns a hook that applies change to the answers to these operations.
+// on returns an After function that applies change to the successful answers to these operations.
 func on(change func(map[string]any), operations ...string) func(*Interception) {
 	return func(x *Interception) {
 		if x.Is(operations...) {
@@ -255,7 +254,7 @@ func set(field string, value any) func(map[string]any) {
 	return func(object map[string]any) { object[field] = value }
 }
 
-// sends returns a hook that changes a field in the body of requests for these operations.
+// sends returns a Before function that changes a field in the bodies of these operations.
 func sends[T any](field string, change func(T) T, operations ...string) func(*Interception) {
 	return func(x *Interception) {
 		body := x.Sent()
@@ -266,8 +265,8 @@ func sends[T any](field string, change func(T) T, operations ...string) func(*In
 	}
 }
 
-// acceptsIn returns a hook that accepts an operation on an instance in the given state
-// without carrying it out.
+// acceptsIn returns a Before function: if the instance is in the given state, it answers 202 to the
+// operation, and the rack does not carry out the operation.
 func acceptsIn(operation, state string) func(*Interception) {
 	return func(x *Interception) {
 		if i := x.instance(); x.Is(operation) && i.RunState == state {
@@ -276,7 +275,7 @@ func acceptsIn(operation, state string) func(*Interception) {
 	}
 }
 
-// ofDisk returns a hook that refuses an operation on a disk in the given state.
+// ofDisk returns a Before function that refuses an operation on a disk in the given state.
 func ofDisk(operation, state string, status int, code, message string) func(*Interception) {
 	return func(x *Interception) {
 		if x.Is(operation) && x.disk().State.State == state {
@@ -285,8 +284,8 @@ func ofDisk(operation, state string, status int, code, message string) func(*Int
 	}
 }
 
-// reword returns a hook that changes error answers with this status and text to another
-// status, code and message; "" keeps the old value.
+// reword returns an After function. In error answers with this status and text it sets the status
+// to want, and sets the code and the message unless they are "".
 func reword(status int, text string, want int, code, message string) func(*Interception) {
 	return func(x *Interception) {
 		if !x.Refused(status, text) {
@@ -309,7 +308,7 @@ func (x *Interception) disks() []store.Disk {
 	return view(x, func(tx *store.Tx) []store.Disk { return tx.DisksOf(id) })
 }
 
-// Reply answers with a success.
+// Reply sets Answer to a success with this status and body.
 func (x *Interception) Reply(status int, body any) {
 	text, _ := json.Marshal(body) // this package's types always encode
 	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: text}
@@ -334,7 +333,7 @@ func (x *Interception) projectID() string {
 	})
 }
 
-// namesake returns the disk that has the name in the request's body, or the zero value.
+// namesake returns the disk in the query's project with the body's name, or the zero value.
 func (x *Interception) namesake() (found store.Disk) {
 	name, project := x.Sent()["name"], x.projectID()
 	for _, d := range all(x, store.Disks) {

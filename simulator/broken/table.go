@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// table has the mutations of rules: first those of requests and answers, then those that change
-// what operations do to objects of the rack.
+// table lists all mutations except tampers: first those of requests and answers in general, then
+// those of disks, attachments and so on.
 var table = []Mutation{
 	{Name: "A01-no-code", Says: "errors have no error_code", DriverSays: "RackUnknown",
 		After: func(x *Interception) {
@@ -182,7 +182,7 @@ var table = []Mutation{
 				x.leaveFaulted()
 			}
 		}},
-	// Disks.
+	// Mutations of disks.
 	{Name: "A22-smaller", Says: "a disk has half the requested size",
 		DriverSays: "EffectUnknown",
 		After: on(func(disk map[string]any) {
@@ -245,7 +245,7 @@ var table = []Mutation{
 		}},
 	{Name: "A29-nothing-counts", Says: "the utilization shows no provisioned storage",
 		After: on(provisioned("storage", 0), "utilization_view")},
-	// Attachments.
+	// Mutations of attachments.
 	{Name: "A16-eight", Says: "an instance takes at most 8 disks, as on racks up to v17",
 		Before: func(x *Interception) {
 			if x.Is("instance_disk_attach") && len(x.disks()) >= 8 {
@@ -321,7 +321,7 @@ var table = []Mutation{
 				x.takeAway(x.disk())
 			}
 		}},
-	// Snapshots, imported disks and images.
+	// Mutations of snapshots, imported disks and images.
 	{Name: "A38-faulted", Says: "a new snapshot is shown as faulted", DriverSays: "DiskBusy",
 		After: on(set("state", "faulted"), "snapshot_create")},
 	{Name: "A38-another-disk", Says: "a snapshot is of another disk", DriverSays: "EffectUnknown",
@@ -380,7 +380,7 @@ var table = []Mutation{
 				x.addStorage(1 << 30)
 			}
 		}},
-	// Instances and their networks.
+	// Mutations of instances and their networks.
 	{Name: "A20-never-counts", Says: "the CPUs of an instance never count",
 		After: on(provisioned("cpus", 0), "utilization_view")},
 	{Name: "A45-starts-while-stopping", Says: "the start of a stopping instance is accepted",
@@ -458,8 +458,8 @@ var table = []Mutation{
 	{Name: "A65-all-ports", Says: "a source NAT address has all ports",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
 			"instance_external_ip_list")},
-	// Guest views. Most of these mutations change a device immediately after its disk was attached;
-	// the next attach creates a correct device again.
+	// Mutations of guest views. Most of them change a device when its disk has just been attached. The
+	// next attach creates a correct device again.
 	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
 		After: plugged(func(disk store.Disk, dir string) error {
@@ -522,8 +522,8 @@ func (x *Interception) pageToken() map[string]string {
 	return token.Start
 }
 
-// sameToken returns the token in the query. If there is none, it returns a token for the page after
-// the last object, which is empty.
+// sameToken returns the request's page token. For a request without one, it returns a token that
+// continues after the last object, so that the next page is empty.
 func (x *Interception) sameToken() string {
 	query := x.Request.URL.Query()
 	if token := query.Get("page_token"); token != "" {
@@ -552,7 +552,7 @@ func (x *Interception) halfMade(state string) store.Disk {
 		DiskType: store.TypeDistributed, State: store.DiskState{State: state}}
 }
 
-// usedNames has the names of deleted disks, for A68-name-taken.
+// usedNames has the names of deleted disks, which A68-name-taken refuses for new disks.
 var usedNames sync.Map
 
 func (x *Interception) addStorage(bytes int64) {
@@ -565,7 +565,7 @@ func provisioned(what string, amount int64) func(map[string]any) {
 	return func(body map[string]any) { body["provisioned"].(map[string]any)[what] = amount }
 }
 
-// device returns the directory of a disk's device in the sysfs of the request's instance, or "".
+// device returns the sysfs directory of a disk's device in the request's instance, or "".
 func (x *Interception) device(disk store.Disk) string {
 	serials, _ := filepath.Glob(filepath.Join(x.Rack.Plane().GuestDir(x.instance().ID),
 		"sys/block/*/device/serial"))
@@ -583,11 +583,11 @@ func (x *Interception) device(disk store.Disk) string {
 // more is the suffix of the second device that A54-twice adds for a disk, such as nvme000n1.
 const more = "00n1"
 
-// second returns the directory of the second device, given the directory of the first.
+// second returns the directory of A54-twice's second device; dir is the first device's directory.
 func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
 
-// plugged returns a hook that changes a device when its disk has been attached to a running
-// instance.
+// plugged returns an After function that calls change with the sysfs directory of a device, after
+// the device's disk was attached to a running instance.
 func plugged(change func(disk store.Disk, dir string) error) func(*Interception) {
 	return func(x *Interception) {
 		if !x.Is("instance_disk_attach") || x.Answer.Status >= 300 {

@@ -1,11 +1,11 @@
-// Package console has the web page of a simulated rack. It shows the instances with their disks,
-// the faults, and the requests and flight records as they arrive, and has buttons to change the
-// rack. The package also protects the listeners from pages of other origins and from slow clients.
+// Package console serves the web page of a simulated rack. The page shows the instances with their
+// disks, the faults, and the requests and flight records as they arrive, and has buttons to change
+// the rack. The package also protects the API and the admin listener from pages of other origins
+// and from slow clients.
 //
-// html/template renders the page. In a browser without scripts, the page reloads itself. The page's
-// script requests the page repeatedly, and replaces the parts that have changed. An ETag identifies
-// the page's content, so that an unchanged page is not sent again. Every form posts to one path,
-// whose handler turns the form into a request to the admin listener or the rack's API.
+// html/template renders the page. The page's script requests the page repeatedly, and replaces the
+// parts that have changed; without scripts, the page reloads itself. An ETag identifies the page's
+// content, so an unchanged page is not sent again. All forms are posted to actionPath.
 package console
 
 import (
@@ -47,22 +47,22 @@ type Console struct {
 	// Switches and Faults return the current switches and the active faults.
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault
-	// Requests returns the requests of the last hour for which keep returns true: the newest first, at
-	// most limit.
+	// Requests returns the requests of the last hour that keep accepts: the newest first, at most
+	// limit.
 	Requests func(limit int, keep func(*adminapi.Request) bool) []adminapi.Request
-	// Flights returns entries of flight records, chosen in the same way.
+	// Flights returns entries of flight records of the last hour in the same way as Requests.
 	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
 	// Disk returns a disk's allocated bytes, faults and activity.
 	Disk func(id string) (Disk, error)
 	// Admin handles the requests to the admin listener (package adminapi).
 	Admin http.Handler
-	// Run carries out a request of the rack's API that has no body.
+	// Run carries out a request without a body to the rack's API.
 	Run func(ctx context.Context, method, path string) (status int, answer []byte)
 	// Operations are the names of the operations of the rack's API.
 	Operations []string
-	// Token is a secret in every form of the pages, which pages of other origins cannot read.
+	// Token is a secret in every form. Pages of other origins cannot read it, so they cannot send it.
 	Token string
-	// Hosts are names of the admin listener, besides localhost, that a Host header may have.
+	// Hosts are the host names, besides localhost, under which clients may reach the admin listener.
 	Hosts []string
 	// BodyTime limits how long a client may take to send the body of a request.
 	BodyTime time.Duration
@@ -73,10 +73,10 @@ type Console struct {
 	version int
 }
 
-// Disk contains the data about a disk that the rack's records do not have.
+// Disk has what the rack's records lack about a disk: allocated bytes, faults and activity.
 type Disk struct {
 	AllocatedBytes int64
-	// CanFail reports whether the disk can have faults. Otherwise Faults and Activity are empty.
+	// CanFail reports whether the disk can have faults. If it cannot, Faults and Activity are empty.
 	CanFail bool
 	Faults  []adminapi.DiskFault
 	// Activity has one item for each of the last seconds, the oldest first.
@@ -97,7 +97,7 @@ const actionPath = "/console/do"
 //go:embed page
 var files embed.FS
 
-// Handler serves the console's pages: the rack at /, a disk below /console/disks.
+// Handler serves the pages: the rack at /, a disk at /console/disks/ID, and the routes at /routes.
 func (c *Console) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", c.rackPage)
@@ -113,16 +113,16 @@ func (c *Console) Handler() http.Handler {
 }
 
 // policy lets the pages load the style sheet and the script from this listener, and nothing else.
-// The pages have an empty data URL as their icon, so that no browser requests one.
+// The pages' icon is an empty data URL, so that browsers do not request /favicon.ico.
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
 	"img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 // page has the values that the templates of all pages use.
 type page struct {
 	Title, Token, Path string
-	// Live pages are updated by their script, unless they are Paused.
+	// If Live is true, the page's script updates the page. Paused suspends the updates.
 	Live, Paused bool
-	// Said tells the user what the last form did.
+	// Said is the result of the last form, for the user.
 	Said string
 	Body any
 }
@@ -139,10 +139,10 @@ func (c *Console) state() (adminapi.State, int, error) {
 	return c.records, c.version, err
 }
 
-// answered answers a request with err, or with 304 if the browser already has the page, and reports
-// whether it has answered. It sets the ETag, a hash of everything that a page shows: the version of
-// the records, the newest request and flight record, switches, faults, machines and the page's own
-// data in more. The hash includes the token, so a restart of the simulator changes the ETag.
+// answered sends err if it is not nil, or 304 if the browser already has the page, and reports
+// whether it has sent an answer. It sets the ETag, a hash of all that the page shows: the version
+// of the records, the newest request and flight record, switches, faults, machines and more, the
+// page's own data. The hash includes the token, so a restart of the simulator changes the ETag.
 func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,
 	more any) bool {
 	var request, entry int
@@ -174,7 +174,7 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name 
 	header := w.Header()
 	header.Set("Content-Type", "text/html; charset=utf-8")
 	header.Set("Content-Security-Policy", policy)
-	// Without a referrer, a browser would send the Origin "null" with a form.
+	// Without a referrer, a browser sends a form with the Origin "null", which Guard refuses.
 	header.Set("Referrer-Policy", "same-origin")
 	header.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
@@ -221,9 +221,9 @@ func bytesText(n int64) string {
 // tokenHeader is the header in which the script sends the token.
 const tokenHeader = "X-Console-Token"
 
-// Guard refuses the requests that CheckPage refuses, and changes by a browser without the token of
-// the console's pages. Other clients, such as curl, send no Origin and need no token. Guard reads
-// the whole body of a request before it calls next.
+// Guard refuses the requests that CheckPage refuses. It also refuses a change that a browser
+// requests without the token of the console's pages. Other clients, such as curl, send no Origin
+// and need no token. Guard reads the whole body of a request before it calls next.
 func (c *Console) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -249,8 +249,8 @@ func (c *Console) Guard(next http.Handler) http.Handler {
 // maxForm limits the body of a request to the admin listener.
 const maxForm = 1 << 20
 
-// ReadBody reads a request's body within the given time. It reads at most limit+1 bytes. If the
-// body has no more than limit bytes, it removes the deadline for later requests on the connection.
+// ReadBody reads at most limit+1 bytes of a request's body within the given time. If the body has
+// at most limit bytes, ReadBody then removes the connection's deadline for the next request.
 func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.Duration) ([]byte,
 	error) {
 	control := http.NewResponseController(w)
@@ -268,8 +268,8 @@ func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.D
 // CheckPage refuses requests that web pages of other origins send. A browser on the same machine
 // can reach the listener, and anyone can make a name resolve to the listener's address (DNS
 // rebinding). So a name in Host must be localhost or one of hosts, to which the user adds names
-// with the flag, and an Origin must be the listener's own. A request that the browser marks as
-// cross-site may only open a page.
+// with the command-line flag. An Origin must be the listener's own. A request that the browser
+// marks as cross-site may only open a page.
 func CheckPage(r *http.Request, hosts []string, flag string) error {
 	if !ownHost(r.Host, hosts) {
 		return fmt.Errorf("the request's Host is %q, and any name can be made to resolve to this "+
@@ -332,7 +332,7 @@ func ownHost(host string, hosts []string) bool {
 	return err == nil
 }
 
-// order is the request to which a form is converted. ofAPI means the rack's API, not the admin's.
+// order is a form's request: to the rack's API if ofAPI is true, otherwise to the admin listener.
 type order struct {
 	method, path string
 	ofAPI        bool
@@ -364,7 +364,7 @@ var presets = []preset{
 
 var everyOp = []string{"read", "write", "flush"}
 
-// diskOrders contains the faults that the buttons on a disk's page add, by the button's verb.
+// diskOrders maps the verb of a button on a disk's page to the fault that the button adds.
 var diskOrders = map[string]struct {
 	fault adminapi.DiskFault
 	done  string
@@ -375,7 +375,7 @@ var diskOrders = map[string]struct {
 		"Every operation of the disk takes half a second longer."},
 }
 
-// newOrder converts a form to a request. The field do has a verb and, after a space, an object.
+// newOrder converts a form to a request. The form's field "do" is a verb, a space and an argument.
 func newOrder(form url.Values) (order, error) {
 	verb, object, _ := strings.Cut(form.Get("do"), " ")
 	id := url.PathEscape(object)
@@ -442,8 +442,8 @@ func newFault(form url.Values) (adminapi.Fault, error) {
 	return adminapi.Fault{}, errors.New("the form does not say what is to happen")
 }
 
-// act carries out a form. It answers the script with the outcome as text. It redirects a browser
-// without the script to the page with the form, which then shows the outcome.
+// act carries out a form. The script gets the result as text. A browser without the script is
+// redirected to the form's page, which shows the result.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if err := r.ParseForm(); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

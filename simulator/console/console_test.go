@@ -19,8 +19,8 @@ import (
 // direction.
 const hostile = "<script>alert(1)</script>\x1b[31m\u202egpj.exe\"'"
 
-// testConsole returns the console of a rack whose objects have hostile texts. It appends requests
-// that reach the admin listener to forwarded.
+// testConsole returns the console of a rack whose objects have hostile texts. Its Admin handler
+// appends each request to forwarded.
 func testConsole(forwarded *[]string) *Console {
 	c := New()
 	c.Machines = func() []adminapi.Machine { return nil }

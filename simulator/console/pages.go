@@ -62,7 +62,7 @@ type rackBody struct {
 
 type setting struct{ Name, Value string }
 
-// fill sets the fields that depend on the rack's objects. Each card has up to limit slots.
+// fill sets the fields that depend on the rack's objects. A card has limit or more slots.
 func (b *rackBody) fill(state adminapi.State, limit int) {
 	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]adminapi.SnapshotRecord{}
 	var detached []adminapi.Disk
@@ -131,8 +131,8 @@ func slotOf(d adminapi.Disk, boot bool) slot {
 	return slot{d.ID, label(d), d.Name + ", " + bytesText(d.Size), boot}
 }
 
-// label returns the most readable name of a disk: the claim or the CSI name in its tag, or else the
-// disk's name on the rack.
+// label returns the most readable name of a disk: its claim, the CSI name in its tag, or the disk's
+// name on the rack.
 func label(d adminapi.Disk) string {
 	tag := readTag(d.Description)
 	return cmp.Or(tag["claim"], tag["name"], d.Name)
@@ -234,7 +234,7 @@ func (c *Console) routesPage(w http.ResponseWriter, r *http.Request) {
 		}{r.Host, adminapi.Routes}})
 }
 
-// diskAbout contains what a disk's page shows about the disk.
+// diskAbout is a disk with the other data that the disk's page shows.
 type diskAbout struct {
 	adminapi.Disk
 	Instance  string
@@ -251,7 +251,7 @@ var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "
 type watched struct {
 	// Name is the disk's name, ID or label; "" means every disk.
 	Name string
-	// About describes the disk. It is set only if Found is true: the records contain the disk.
+	// About describes the disk if Found is true, which means that the records contain the disk.
 	About diskAbout
 	Found bool
 }
@@ -289,8 +289,8 @@ func watch(state adminapi.State, name string) watched {
 	return w
 }
 
-// wants reports whether a request concerns the disk or a snapshot of it. If the disk was deleted,
-// the name or ID in the request shows this.
+// wants reports whether a request concerns the disk or one of the disk's snapshots. For a deleted
+// disk, it compares only the name or ID in the request.
 func (w watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||
@@ -411,8 +411,8 @@ type flightRow struct {
 	Bad                bool
 }
 
-// newFlightRow returns the row for an entry. names maps the IDs of instances and disks to names. A
-// deleted object is not in names: the row shows the name in the entry, or the ID.
+// newFlightRow returns the row for an entry. names maps the IDs of instances and disks to names.
+// For a deleted object, the row shows the name in the entry, or the ID if the entry has no name.
 func newFlightRow(e flightlog.Entry, names map[string]string) *flightRow {
 	e.Time = e.Time.UTC()
 	about := slices.DeleteFunc([]string{e.Device, e.Path, e.Detail},

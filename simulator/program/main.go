@@ -25,7 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Release is the version. Release builds set it: -ldflags "-X <this package>.Release=v1.2.3".
+// Release is the version. A release's build sets it: -ldflags "-X <this package>.Release=v1.2.3".
 var Release = ""
 
 // Main runs oxide-simulator until ctx ends, and returns the exit status.
@@ -137,7 +137,7 @@ func (s *size) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// readSeed adds the objects in a seed file to the config. Paths in it are relative to the file.
+// readSeed adds the objects in a seed file to the config. Paths are relative to the file's folder.
 func readSeed(path string, c *simulator.Config) error {
 	data, err := os.ReadFile(path)
 	if err != nil {

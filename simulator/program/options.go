@@ -282,8 +282,8 @@ func fuseProblem() error {
 	return err
 }
 
-// rehearse opens a rack with these options in a temporary directory without devices. So a mistake
-// in the options is reported before the rack's directory is created.
+// rehearse opens a rack with these options in a temporary directory without devices. So it reports
+// a mistake in the options before the rack's directory is created.
 func (o *options) rehearse(ctx context.Context) error {
 	c := o.rack
 	if entries, err := os.ReadDir(c.Dir); err == nil && len(entries) > 0 {
@@ -338,7 +338,7 @@ func (o *options) serverLog() *log.Logger {
 	return slog.NewLogLogger(o.rack.Log.Handler(), slog.LevelDebug)
 }
 
-// secure wraps a listener in TLS if the options ask for HTTPS. caFile is what a client must trust.
+// secure wraps a listener in TLS if the options ask for HTTPS. Clients must trust the file caFile.
 func (o *options) secure(l net.Listener, dir string) (_ net.Listener, caFile string, err error) {
 	var cert tls.Certificate
 	switch {
@@ -387,11 +387,11 @@ type instance struct {
 	Name  string `json:"name"`
 	ID    string `json:"id"`
 	Guest string `json:"guest"`
-	// SSH is the address at which the sshd of the instance's virtual machine is reached.
+	// SSH is the address of the sshd in the instance's virtual machine.
 	SSH string `json:"ssh,omitempty"`
 }
 
-// reachable returns an address at which this machine reaches the listener, also if the listener
+// reachable returns an address at which this machine reaches the listener, even if the listener
 // listens on all addresses.
 func reachable(listener net.Addr) string {
 	tcp, ok := listener.(*net.TCPAddr)

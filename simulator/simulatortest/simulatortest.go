@@ -5,7 +5,7 @@
 //
 // The rack runs in the test's process and ends with the test. It has the project default with the
 // running instances a and b. It runs on any system and for any user, because its disks are files
-// without devices: the API is complete, but no instance sees its disks. An [Option] changes this.
+// without devices: the API is complete, but no instance sees its disks. An [Option] can add devices.
 package simulatortest
 
 import (
@@ -68,7 +68,7 @@ func Start(t testing.TB, options ...Option) *Rack {
 	})
 	r := &Rack{URL: api.URL, Token: c.Token, Project: c.Projects[0],
 		Admin: adminapi.Client{URL: admin.URL}, Server: server, t: t}
-	// The client keeps no connection open, because a test may count the connections of its program.
+	// The client keeps no connection open, because a test may count the program's connections.
 	r.Client, err = oxide.NewClient(oxide.WithHost(r.URL), oxide.WithToken(r.Token),
 		oxide.WithHTTPClient(&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}))
 	if err != nil {
