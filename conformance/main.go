@@ -188,7 +188,7 @@ type settings struct {
 // setting describes a flag and its environment variable. The flag has precedence.
 type setting struct {
 	flag, env, preset, usage string
-	// verbs are the verbs that accept it.
+	// verbs are the verbs that accept the setting.
 	verbs string
 	field *string
 }

@@ -50,7 +50,7 @@ func skip(advice, format string, args ...any) report.Line {
 }
 
 const (
-	// hotplugLine names the line whose result only a run finds out.
+	// hotplugLine names the line that the preflight skips, because only a run finds out its result.
 	hotplugLine, simulatorLine = "hot-plug", "simulator"
 	// The preflight warns of certificates and tokens that expire within soon.
 	soon = 30 * 24 * time.Hour
@@ -362,7 +362,7 @@ func (p *job) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-// another finds an instance that the run may stop. It fails if the instance is not in state want.
+// another finds a named instance that the run may stop. It fails if the state is not want.
 func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.find(ctx, named)

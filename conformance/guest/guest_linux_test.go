@@ -59,7 +59,7 @@ func TestConnectReportsWhyACommandDoesNotReachTheInstance(t *testing.T) {
 	}
 }
 
-// The test makes files and directories that somebody else may have under this program's names. If
+// The test makes files and directories with this program's names that may be somebody else's. If
 // RemoveOwn or Sweep opened a FIFO, the test would hang.
 func TestOnlyADirectoryWithTheProgramsMarkIsRemoved(t *testing.T) {
 	dir := func(path string) error { return os.Mkdir(path, 0o700) }

@@ -291,8 +291,8 @@ func Plain(text string) string {
 	}, strings.ToValidUTF8(text, string(unicode.ReplacementChar)))
 }
 
-// PlainWriter writes its text through Plain, without the secrets of Redact, which may be nil. Each
-// Write must consist of whole characters.
+// PlainWriter removes the secrets of Redact, if that is not nil, from its text, and writes the text
+// through Plain. Each Write must consist of whole characters.
 type PlainWriter struct {
 	To     io.Writer
 	Redact *strings.Replacer

@@ -358,7 +358,7 @@ func (c *Check) awaitGuest(ask func() error) {
 
 var otherVPCs = invalidRequest("All interfaces must be in the same VPC")
 
-// interfaces returns a request for the given number of interfaces. It uses the VPCs in turn.
+// interfaces returns a request for count interfaces, which takes the VPCs one after another.
 func interfaces(count int, vpcs ...string) oxide.InstanceNetworkInterfaceAttachment {
 	create := &oxide.InstanceNetworkInterfaceAttachmentCreate{
 		Params: []oxide.InstanceNetworkInterfaceCreate{}}

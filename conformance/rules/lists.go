@@ -153,10 +153,10 @@ var orders = map[string]func(a, b listed) int{
 // creation limits the time from an object's time_created until lists show it.
 var creation = time.Minute
 
-// judgeReadings compares readings of a list, in the order of time, with each other and with known
-// objects, which existed all the time. Other users may create and delete objects meanwhile. So an
-// object must be in all readings from the first that has it to the last. If it was created before
-// began, it must be in all earlier ones, and if it still exists, in all later ones.
+// judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each
+// reading must have the known objects. Others may exist for a time only: each must be in all
+// readings from the first to the last that has it. If it was created before began, it must also be
+// in all earlier readings, and if it still exists, in all later ones.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {
 	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}

@@ -27,7 +27,7 @@ func (r *TestedRack) name() oxide.Name {
 
 func (r *TestedRack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
 
-// beside returns the project if which is a name, and "" if it is an ID, which needs no project.
+// beside returns the project that a request needs to find an object by its name; an ID needs none.
 func (r *TestedRack) beside(which string) oxide.NameOrId {
 	if uuid.Validate(which) == nil {
 		return ""
@@ -274,8 +274,8 @@ func (c *Check) Await(instance string, want oxide.InstanceState) {
 const stateTimeout, patience = 3 * time.Minute, time.Minute
 
 // Await waits until an instance is in a state. It sends at most one request a second, because a
-// real rack takes many seconds. A failed read ends it, because the transport has already repeated
-// what may be repeated.
+// real rack takes many seconds. A failed read ends the wait, because the transport has already
+// repeated what may be repeated.
 func (r *TestedRack) Await(ctx context.Context, instance string, want oxide.InstanceState) error {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()

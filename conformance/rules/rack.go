@@ -298,8 +298,8 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// mayRepeat reports whether a repetition of the request has no second effect and may be answered.
-// An untrusted certificate stays untrusted.
+// mayRepeat reports whether to send a request again: a second one has no second effect and may get
+// another answer. An untrusted certificate stays untrusted.
 func mayRepeat(e RecordedCall) bool {
 	if _, untrusted := errors.AsType[*tls.CertificateVerificationError](e.failure); untrusted {
 		return false
