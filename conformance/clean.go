@@ -157,7 +157,7 @@ func (w *job) remove(ctx context.Context, run deadRun) error {
 	}
 }
 
-// settle is the pause before remove lists the run's objects again.
+// settle is the pause after each round of remove, before it lists the run's objects again.
 const settle = 500 * time.Millisecond
 
 func (w *job) removeOnce(ctx context.Context, run deadRun) error {

@@ -63,7 +63,7 @@ func strangers(t *testing.T, rack *bed, run string) {
 	}
 }
 
-// made creates a disk with a description, which may be a run's mark, and returns its ID.
+// made creates a disk with a description, such as a run's mark, and returns the disk's ID.
 func made(t *testing.T, rack *bed, name, description string) string {
 	t.Helper()
 	return csitest.Got(rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{

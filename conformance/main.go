@@ -98,7 +98,7 @@ var verbs = map[string]func(context.Context, *Program, []string) (int, error){
 	},
 }
 
-// onRackDo returns a verb that reads the settings, opens a job on the rack and passes it to do.
+// onRackDo returns a verb that reads the settings, opens a job on the rack and runs do on it.
 func onRackDo(verb string, do func(context.Context, *job) (int, error),
 ) func(context.Context, *Program, []string) (int, error) {
 	return func(ctx context.Context, p *Program, args []string) (int, error) {

@@ -52,7 +52,7 @@ func skip(advice, format string, args ...any) report.Line {
 const (
 	// hotplugLine names the line that the preflight skips, because only a run finds out its result.
 	hotplugLine, simulatorLine = "hot-plug", "simulator"
-	// The preflight warns of certificates and tokens that expire within soon.
+	// soon is how long before its expiry the preflight warns of a certificate or a token.
 	soon = 30 * 24 * time.Hour
 	// diskLimit is the number of disks that an instance may have (A16). roomNeeded is the number of
 	// disks that the run attaches at one time.

@@ -230,10 +230,10 @@ func (w *job) result(r report.Result) {
 	w.progress.done(status, strings.TrimSpace(r.ID+" "+r.Name), reason)
 }
 
-// sweep removes every object with the run's mark. It reports those that the driver should have
-// deleted, and the run fails. It does not report the program's own: a check that cannot remove its
-// objects fails, and only sweep can find an object whose creation was not answered. sweep returns
-// false if the rack does not list its objects.
+// sweep removes every object with the run's mark. It reports the objects that the driver should
+// have deleted, and the run fails. It does not report the program's own objects: a check that
+// cannot remove its objects fails, and only sweep can find an object whose creation was not
+// answered. sweep returns false if the rack does not list its objects.
 func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()

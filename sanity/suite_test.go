@@ -218,8 +218,8 @@ func specsCommand(ctx context.Context, t *testing.T, run *harness.Run, args []st
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		// Ginkgo ends the specs and cleans up at the first interrupt, and skips the clean-up at the
-		// second. In a process group of its own, the part gets only the interrupt that this process
-		// sends, and not the terminal's, too.
+		// second. In a process group of its own, the part gets the interrupt that this process sends, and
+		// no second one from the terminal.
 		Setpgid:   true,
 		Pdeathsig: syscall.SIGINT,
 	}

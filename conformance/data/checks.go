@@ -219,7 +219,7 @@ func rawOnly(check func(*checkRun)) func(context.Context, *Bench) error {
 const (
 	// cleanTimeout limits how long a check takes to remove what it created.
 	cleanTimeout = 5 * time.Minute
-	// retryTimeout limits how long a call is repeated when its error asks for that.
+	// retryTimeout limits how long a check repeats a call whose error asks for a retry.
 	retryTimeout = 2 * time.Minute
 )
 
@@ -337,7 +337,7 @@ func wrap(err error, format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, err)...)
 }
 
-// repeat repeats a call as long as its error asks for that, as an orchestrator does.
+// repeat repeats a call as long as its error asks for a retry, as an orchestrator does.
 func repeat(ctx context.Context, call func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
 	defer cancel()
@@ -350,7 +350,7 @@ func repeat(ctx context.Context, call func() error) error {
 	}
 }
 
-// create creates a volume of times GiB: a blank one, or one with the data of the snapshot from.
+// create creates a volume of times GiB. It has the data of a snapshot if from is not nil.
 func (s *checkRun) create(times int64, from *snapshot) *volume {
 	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access,
 		capability: harness.Access(s.access), seed: s.Seed<<20 + seeds.Add(1)}

@@ -27,7 +27,7 @@ const (
 	writeTimeout = time.Minute
 )
 
-// snapshot is a snapshot of the check. While id is "", the snapshot may or may not exist.
+// snapshot is a snapshot that the check takes. While id is "", the snapshot may or may not exist.
 type snapshot struct {
 	id, name string
 	// times is the size of the snapshot's volume in GiB.
@@ -106,7 +106,7 @@ func (u *use) record(p guest.Pattern) *writer {
 	return w
 }
 
-// await waits until want records are acknowledged. It fails if the writer has failed.
+// await waits until fsync has acknowledged want records. It fails if the writer has failed.
 func (w *writer) await(want int64) (n int64) {
 	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
 		n, err = guest.Acknowledged(w.ctx, w.guest, w.number)
@@ -301,9 +301,9 @@ func (u *use) scan(sample *guest.Sample) guest.Scan {
 type lineage struct {
 	*checkRun
 	// blocks are the origin's blocks. behind are blocks after the origin's end, in a restored volume
-	// of twice its size. All have the origin's seed.
+	// that is twice as large. All have the origin's seed.
 	blocks, behind []guest.Pattern
-	// whole has the scans of the origin, by the generation that its blocks had.
+	// whole has a scan of the origin for each generation that the check wrote to it.
 	whole map[uint64]guest.Scan
 }
 

@@ -342,8 +342,8 @@ func (u *use) revive(ctx context.Context) error {
 	return err
 }
 
-// checkHelper attaches a volume for each access to a stopped instance, starts the instance and uses
-// the volumes, stops and starts it, and reads the volumes again. In the end it stops the instance.
+// checkHelper attaches volumes, one for each access, to a stopped instance. It starts the instance,
+// uses the volumes, restarts the instance, reads the volumes again, and stops the instance.
 func checkHelper(s *checkRun) {
 	h := &helper{checkRun: s}
 	for _, s.access = range s.accesses() {

@@ -395,7 +395,7 @@ func (f Facts) With(serial string) []Device {
 		func(d Device) bool { return d.Serial != serial })
 }
 
-// Open opens the device for reading, and checks that the node has the device's number.
+// Open opens the device for reading, and checks that the device node has the device's number.
 func (d Device) Open(devRoot string) (*os.File, error) {
 	file, err := os.OpenFile(filepath.Join(devRoot, d.Name), os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

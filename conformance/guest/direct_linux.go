@@ -89,7 +89,7 @@ func newDirectory() (*directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the agent's directory: %w", err)
 	}
-	// Lock the directory before it is marked, so that no other agent removes it in between.
+	// Lock the directory first: another agent would remove a directory with a mark and without a lock.
 	if err := MarkOwn(path, agentMark); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}

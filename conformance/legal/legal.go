@@ -242,7 +242,7 @@ func (p *proxy) strikes() bool {
 // absence is the average number of requests between two absences of the rack.
 const absence = 300
 
-// leave reports whether the rack is away now. When an absence begins, gone returns its duration.
+// leave reports whether the rack is away now. The function gone returns how long an absence lasts.
 func (p *proxy) leave(gone func() time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -154,7 +154,7 @@ func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk describes the things of which a later test looked at less than half the share of this
+// Shrunk describes each thing of which this test looked at more than twice the share of a later
 // test. Measures without a known total do not count, because they depend on time or on other users.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {

@@ -192,7 +192,7 @@ var (
 	forbidden    = Refused{403, "Forbidden", "Forbidden"}
 )
 
-// checkOwnSilo checks that a user's silo shows the same use with and without its name or ID.
+// checkOwnSilo checks that requests with and without the silo's name or ID show the same use.
 func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
 	use := c.utilization()
 	quotas := asked(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,

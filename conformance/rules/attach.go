@@ -253,8 +253,8 @@ var (
 )
 
 // newDisk returns the request for a blank disk that is created together with an instance, and
-// removes the disk at the end. Call it before the instance is created, so that the instance is
-// removed first.
+// removes the disk at the end of the check. Call it before the instance is created, so that the
+// instance is removed first.
 func (c *Check) newDisk() oxide.InstanceDiskAttachment {
 	blank := c.blank().Body
 	c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, blank.Name) })

@@ -301,7 +301,7 @@ const (
 	// sampledAsking is the number of rules that are checked with each legal fault. If PROOF_DURATION
 	// is set, all rules are checked, except with the fault never-answered.
 	sampledAsking = 3
-	// pageTrials is how often each list is changed in each way.
+	// pageTrials is how often the test changes each list in each way.
 	pageTrials = 25
 	// ruleTimeout limits a check, which may wait for a value that an altered answer hides.
 	ruleTimeout = 10 * time.Second
@@ -311,8 +311,8 @@ const (
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// altered is a survey of a simulated rack, and real one without an admin listener, as on a real
-	// rack.
+	// altered is a survey of a simulated rack. real is a survey of one without an admin listener, as
+	// real racks have none.
 	altered, real surveyed
 	trials        []trial
 

@@ -224,8 +224,8 @@ const (
 	allAtOnce = 10000
 )
 
-// readList reads a list to its end, and calls between, if it is not nil, after the first page. It
-// reports whether all pages had the limit of r.
+// readList reads a list to its end, and calls the function between, if any, after the first page.
+// It reports whether all pages had the limit of r.
 func (c *Check) readList(list, path string, r *reading, between func()) (whole bool) {
 	what := fmt.Sprintf("%s in the order %s, in pages of %d", list, r.order, r.limit)
 	base, _, _ := strings.Cut(path, "?")
@@ -251,7 +251,7 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 	}
 }
 
-// checkList reads a list in each order, in pages of 1, 2, 3, all and all but one objects, and
+// checkList reads a list of n objects in each order, in pages of 1, 2, 3, n-1 and n objects, and
 // compares the readings. began is a time before the first reading. During one reading it calls
 // between, if that is not nil, which deletes an object of the list and creates another one.
 func (c *Check) checkList(list, path string, known []listed, began time.Time,
@@ -336,7 +336,7 @@ func (c *Check) page(what, path string) listPage {
 	return page
 }
 
-// tokenText returns the decoded token of the page of the project's objects after lastSeen.
+// tokenText returns the decoded token of the page that follows lastSeen in the project's list.
 func (c *Check) tokenText(sortBy, lastSeen string) string {
 	return fmt.Sprintf(`{"v":"v1","page_start":{"sort_by":%q,"project":%q,"last_seen":%q}}`, sortBy,
 		c.Project, lastSeen)

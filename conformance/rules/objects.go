@@ -300,7 +300,7 @@ func (c *Check) needSimulated(why string) {
 	}
 }
 
-// situations is the unit of the measures that arrange adds. run counts them if the check ends well.
+// situations is the unit of the measures that arrange adds. Check.run completes them after a check.
 const situations = "situations"
 
 // arrange reports whether the check can create a situation, which needs a simulated rack. If it
