@@ -328,7 +328,7 @@ func (r deadRun) alive(here string) string {
 	case slices.Index(r.mark.Instances, here) == 0 && !strings.HasPrefix(r.mark.Boot, boot):
 		return "" // this instance was started again since
 	default:
-		// The host name is no proof: machines that are copies of one image have the same.
+		// The host name is no proof: machines that are copies of one image have the same name.
 		return fmt.Sprintf("this is not %s as the run saw it, so nobody here knows whether it still "+
 			"runs; if it does not: oxide-conformance clean --run %s", r.mark.Host, r.id)
 	}

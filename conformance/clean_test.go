@@ -467,8 +467,8 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	if !p.Long() {
 		units = units[:len(units)/10]
 	}
-	// series describes several deaths: one in each of ways at request death.at, and at every step-th
-	// request after it up to last.
+	// series describes several deaths, one for each entry of ways: at request death.at, and at every
+	// step-th request after it up to last.
 	type series struct {
 		death
 		step, last int

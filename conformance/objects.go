@@ -280,7 +280,7 @@ func runOf(description string) (run string, ok bool) {
 // maxNameLength is the longest name that CSI allows, which csi-sanity uses.
 const maxNameLength = 128
 
-// withMark puts mark before the name of every volume and snapshot in a request to create one.
+// withMark puts the mark before the name of every volume and snapshot in a request to create one.
 // csi-sanity has fixed names, and runs in one project once for each kind of access.
 func withMark(mark string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,

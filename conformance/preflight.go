@@ -362,7 +362,7 @@ func (p *job) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-// another finds a named instance that the run may stop. It fails if the state is not want.
+// another finds a named instance that the run may stop. It fails if the instance has another state.
 func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.find(ctx, named)

@@ -398,7 +398,7 @@ type job struct {
 	// known has the IDs of the disks that second and helper had at the preflight. dead has the IDs of
 	// the runs that clean removes.
 	known, dead map[string]bool
-	// started is the helper, and tells whether a data check started it. Before these checks it is nil.
+	// started records whether a data check started the helper. It is nil before the data checks.
 	started *data.Helper
 	latency time.Duration // the median of a small request to the rack
 

@@ -57,7 +57,7 @@ func (r *brokenFixture) breaks(ctx context.Context) (mend func()) {
 	return mend
 }
 
-// refuses runs the function call under the mutation, and fails the spec unless the driver refuses
+// refuses makes a call while the mutation is active, and fails the spec unless the driver refuses
 // the call with the expected reason.
 func (r *brokenFixture) refuses(ctx context.Context, call func() error) {
 	GinkgoHelper()

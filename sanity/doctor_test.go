@@ -158,7 +158,7 @@ var _ = describeNodes("the doctor", func(f *nodeFixture) {
 		})
 })
 
-var _ = describeNodes("the doctor on a rack that records an attach too early", func(f *nodeFixture) {
+var _ = describeNodes("the doctor on a rack that records attaches early", func(f *nodeFixture) {
 	It("explains a volume that is attached without a device (NS-5, D-61)", func(ctx SpecContext) {
 		volume := f.volume(ctx)
 		impatient := f.node(ctx, "a", harness.PluginOptions{Args: []string{"--device-timeout=500ms"}})

@@ -88,8 +88,8 @@ func (f *fixture) created(ctx context.Context, req *csi.CreateVolumeRequest) *cs
 	return resp.GetVolume()
 }
 
-// volume creates a volume of 1 GiB with the capabilities uses (by default a mounted filesystem),
-// and deletes it when the spec ends.
+// volume creates a volume of 1 GiB with these capabilities (by default a mounted filesystem), and
+// deletes it when the spec ends.
 func (f *fixture) volume(ctx context.Context, uses ...*csi.VolumeCapability) *csi.Volume {
 	GinkgoHelper()
 	return f.created(ctx, harness.CreateRequest(fresh("volume"), uses...))

@@ -325,7 +325,7 @@ func TestEverySpecIsInExactlyOnePart(t *testing.T) {
 	}
 }
 
-// endMargin is how long before the deadline of its process a suite ends, to write its report.
+// endMargin is the time that a suite keeps before its process's deadline, to write its report.
 const endMargin = time.Minute
 
 // timeLeft returns the time limit for a process that this test starts now; 0 means no limit.

@@ -109,7 +109,7 @@ func Checks() []Check {
 type Bench struct {
 	// Controller is the driver's controller service.
 	Controller csi.ControllerClient
-	// A is the agent in this instance. B, or nil, is the agent in another one, which checks may stop.
+	// A is the agent in this instance. B is nil or the agent in another one, which checks may stop.
 	A, B *guest.AgentClient
 	// Helper is a stopped instance that checks may start, or nil.
 	Helper *Helper
@@ -230,7 +230,7 @@ type checkRun struct {
 	*Bench
 	Log *Log
 	ctx context.Context
-	// access is the access of the volumes that the check creates.
+	// access is ext4, xfs, btrfs or block: the form in which the check uses its volumes.
 	access string
 	// last has functions that run when the check has ended, before cleanUp.
 	last      []func(context.Context) error
@@ -282,7 +282,7 @@ func ended(part func()) (err error) {
 	return nil
 }
 
-// during runs a part of a check. If the part fails, the error begins with step.
+// during runs a part of a check. If the part fails, the error begins with the name of the step.
 func (s *checkRun) during(step string, part func()) { harness.Must(wrap(ended(part), "%s", step)) }
 
 // cleanUp removes what the check created, and continues after an error.

@@ -106,7 +106,7 @@ func (u *use) record(p guest.Pattern) *writer {
 	return w
 }
 
-// await waits until fsync has acknowledged want records. It fails if the writer has failed.
+// await waits until fsync has acknowledged this many records. It fails if the writer has failed.
 func (w *writer) await(want int64) (n int64) {
 	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
 		n, err = guest.Acknowledged(w.ctx, w.guest, w.number)
@@ -297,7 +297,7 @@ func (u *use) scan(sample *guest.Sample) guest.Scan {
 }
 
 // lineage is a raw volume, the origin, with two snapshots and the volumes restored from them. Each
-// write has a new generation, so the generation of a block shows from which write it is.
+// write has a new generation, so the generation of a block shows which write the block is from.
 type lineage struct {
 	*checkRun
 	// blocks are the origin's blocks. behind are blocks after the origin's end, in a restored volume
@@ -387,7 +387,7 @@ func checkLineage(s *checkRun) {
 	l.visit("restored, after yet another one was written", one, at(5, l.blocks), nil)
 }
 
-// checkLarger restores a snapshot into two larger volumes: they must be zero after its last byte.
+// checkLarger restores a snapshot into two larger volumes. What the snapshot lacks must be zero.
 func (l *lineage) checkLarger(from *snapshot) {
 	const which = "restored from the second of two snapshots into a larger volume"
 	var larger [2]*volume

@@ -85,7 +85,7 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 	// At byte 65536 the driver looks for a filesystem, so it refuses the disk.
 	const begins = "foreign:new:65536"
 	all[begins] = append(all[begins], noticed{"D01", filesystems, "DiskNotBlank: "})
-	// The checks once missed these blocks: each is the second to last of a blank disk of over 1 GiB.
+	// The checks once missed the last block but one of these blank disks of more than 1 GiB.
 	all["foreign:new:-8192:2147483648"] = []noticed{{"D08", "block", "is not zero"}}
 	all["foreign:large:-8192:18253611008"] = []noticed{{"D14", "block", "is not zero"}}
 	return all

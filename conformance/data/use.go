@@ -108,7 +108,7 @@ func (u *use) serial() string {
 	return name[:min(len(name), 20)]
 }
 
-// awaitDevices waits until the instance shows want devices with the volume's serial.
+// awaitDevices waits until the instance shows this number of devices with the volume's serial.
 func (u *use) awaitDevices(want int) {
 	timeout := cmp.Or(u.DeviceTimeout, 30*time.Second)
 	harness.Must(harness.Await(u.ctx, timeout, func() error {
@@ -139,7 +139,7 @@ func (u *use) place() guest.Place {
 	return guest.Place{Path: filepath.Join(u.Target, "blocks")}
 }
 
-// pattern returns Blocks blocks of a generation. On a device they are spread over its first half.
+// pattern returns the usual number of blocks. On a device they are spread over the first half.
 func (u *use) pattern(generation uint64) guest.Pattern {
 	p := guest.Pattern{Seed: u.volume.seed, Generation: generation, Count: cmp.Or(u.Blocks, 512)}
 	if u.volume.access == "block" {
@@ -336,7 +336,7 @@ func (u *use) revive(ctx context.Context) error {
 	if _, err := u.start(ctx, u.instance); err != nil {
 		return err
 	}
-	// The instance answers some time after the rack calls it running.
+	// The instance answers some time after the rack reports it as running.
 	err := harness.Await(ctx, startTimeout, func() error { return u.guest.Reconnect(ctx) })
 	u.stopped = err != nil
 	return err

@@ -99,7 +99,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 	match := copiedTo.FindStringSubmatch(said.String())
 	switch {
 	case err != nil && match != nil:
-		// The program was copied, and then the connection failed.
+		// The program was copied before the connection failed, so remove the copy.
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		err = errors.Join(err, Shell(clean, command, "d="+match[1]+"; "+removeScript).Run())

@@ -136,7 +136,7 @@ func TestSweepKeepsADirectoryWhileAProgramOfItsAgentRuns(t *testing.T) {
 	program.ExtraFiles = []*os.File{d.lock}
 	stdin, err := program.StdinPipe()
 	csitest.Must(t, errors.Join(err, program.Start()))
-	// When an agent ends, the kernel closes its lock and removes its tmpfs.
+	// When an agent ends, the kernel does the same: it closes the lock and unmounts the tmpfs.
 	csitest.Must(t, errors.Join(d.lock.Close(), unix.Unmount(d.path, unix.MNT_DETACH)))
 	Sweep()
 	if _, err := os.Stat(d.path); err != nil {

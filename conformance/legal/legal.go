@@ -217,8 +217,8 @@ func linger(r *http.Request, pause time.Duration) {
 
 const lateness = 100 * time.Millisecond
 
-// pass counts a request. If the last second had most requests already, pass instead returns how
-// long the caller must wait.
+// pass counts a request. If the last second already had the permitted number of requests, pass
+// instead returns how long the caller must wait.
 func (p *proxy) pass(most int) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -299,8 +299,8 @@ type RoundTrip func(*http.Request) (*http.Response, error)
 // RoundTrip calls the function.
 func (f RoundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Try starts a proxy that applies an alteration in front of a rack, and calls run with its address.
-// For some kinds it makes two such calls at the same time, or starts Strangers, too.
+// Try starts a proxy that applies an alteration in front of a rack, and passes its address to the
+// function run. For some kinds it calls run twice at the same time, or starts Strangers, too.
 func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(host string) error,
 ) (err error) {
 	defer harness.Catch(&err)

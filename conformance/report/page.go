@@ -217,7 +217,7 @@ func newAxis(all []Calls) axis {
 
 func decade(ms float64) float64 { return math.Log10(max(ms, 0.1)) }
 
-// at returns the position on the axis of 10 to this power, in milliseconds.
+// at returns the position on the axis of a latency of 10^power milliseconds.
 func (a axis) at(power float64) float64 {
 	return plotMargin + (power-a.low)/(a.high-a.low)*(plotWidth-2*plotMargin)
 }

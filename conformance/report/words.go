@@ -154,8 +154,8 @@ func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk describes each thing of which this test looked at more than twice the share of a later
-// test. Measures without a known total do not count, because they depend on time or on other users.
+// Shrunk describes each thing whose tested share is less than half as large in the extent later.
+// Measures without a known total do not count, because they depend on time or on other users.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {
 		if m.Of == 0 {

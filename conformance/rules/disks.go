@@ -341,9 +341,9 @@ type underway[T any] struct {
 	carriedOut func() bool
 }
 
-// begin sends a request that creates an object, and waits until a read shows the object before the
-// answer. A simulated rack delays the creation until the check calls end. At the end of the check,
-// remove gets the object that was seen, whether the object was created or not.
+// begin sends a request that creates an object, and waits until a read shows the object. A
+// simulated rack completes the request only when the check calls end. At the end of the check, the
+// function remove gets the object that was seen, whether the object was created or not.
 func begin[T any](c *Check, what, hold string, send, view func() (T, error),
 	remove func(ctx context.Context, seen T) error) *underway[T] {
 	u := &underway[T]{c: c, what: what, hold: hold, done: make(chan struct{}),

@@ -311,8 +311,8 @@ const (
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// altered is a survey of a simulated rack. real is a survey of one without an admin listener, as
-	// real racks have none.
+	// altered is a survey of a simulated rack. real is a survey of a simulated rack without an admin
+	// listener, which real racks lack, too.
 	altered, real surveyed
 	trials        []trial
 
@@ -502,7 +502,7 @@ func (h *faultTest) draw(t *testing.T) (ignored int) {
 	return ignored
 }
 
-// A simulated rack lists an object as soon as it has created it.
+// A simulated rack lists an object right after its creation.
 func init() { creation = 0 }
 
 func TestEveryFaultIsToleratedOrNoticed(t *testing.T) {

@@ -154,9 +154,9 @@ var orders = map[string]func(a, b listed) int{
 var creation = time.Minute
 
 // judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each
-// reading must have the known objects. Others may exist for a time only: each must be in all
-// readings from the first to the last that has it. If it was created before began, it must also be
-// in all earlier readings, and if it still exists, in all later ones.
+// reading must have the known objects. Any other object must be in all readings from the first to
+// the last that has it. If it was created before the time began, it must also be in all earlier
+// readings, and if it still exists, in all later ones.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {
 	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}
@@ -252,8 +252,8 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 }
 
 // checkList reads a list of n objects in each order, in pages of 1, 2, 3, n-1 and n objects, and
-// compares the readings. began is a time before the first reading. During one reading it calls
-// between, if that is not nil, which deletes an object of the list and creates another one.
+// compares the readings. began is a time before the first reading. During one reading it calls the
+// function between, if any, which deletes an object of the list and creates another one.
 func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	between func() (gone, made listed)) {
 	readings, gone := []reading{{order: "id_ascending", limit: allAtOnce}}, []string{}
@@ -299,7 +299,7 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	c.extent.Look(whole)
 }
 
-// item returns what a list must show of an object.
+// item returns the fields of an object that a list must show.
 func (c *Check) item(object any) listed {
 	shown := fieldsOf[listed](c, object)
 	if shown.Made.IsZero() {

@@ -103,7 +103,7 @@ func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
 	return c.removeDisk(ctx, made.Id)
 }
 
-// isOwn reports whether a description is that of the checks, or the padded one of A70's check.
+// isOwn reports whether an object has the description of the checks. The check of A70 extends it.
 func (r *TestedRack) isOwn(description string) bool {
 	return strings.HasPrefix(description, strings.TrimSuffix(r.Description, "}"))
 }

@@ -512,7 +512,7 @@ func (f qemuFiles) ReadFile(name string) ([]byte, error) {
 	return fs.ReadFile(f.FS, name)
 }
 
-// QEMU pads with spaces. So a rack whose guests run in QEMU may not keep A56, and does not fail it.
+// QEMU pads serials with spaces, so A56 is not tested on a rack whose guests run in QEMU.
 func TestTheRuleAboutPaddingIsNotTestedOnQEMU(t *testing.T) {
 	t.Parallel()
 	rack := startRack(t, harness.RackOptions{})
