@@ -269,8 +269,8 @@ func (c *Check) Await(instance string, want oxide.InstanceState) {
 		c.TestedRack.Await(c.ctx, instance, want))
 }
 
-// stateTimeout limits how long a rack takes to start or stop an instance, and patience how long a
-// change takes that the rack makes by itself.
+// stateTimeout limits how long a rack takes to start or stop an instance. patience limits how long
+// a check waits for any other change of the rack.
 const stateTimeout, patience = 3 * time.Minute, time.Minute
 
 // Await waits until an instance is in a state. It sends at most one request a second, because a

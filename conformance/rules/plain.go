@@ -410,7 +410,7 @@ func fieldsOf[T any](c *Check, object any) (parts T) {
 	return parts
 }
 
-// same checks that two answers show the same object: all fields but the listed ones are equal.
+// same checks that two answers show the same object. It compares all fields except those in but.
 func (c *Check) same(what string, got, want any, but ...string) {
 	g, w := fieldsOf[fields](c, got), fieldsOf[fields](c, want)
 	all := maps.Clone(w)
