@@ -126,8 +126,8 @@ func (r deadRun) detaches(instance string) bool {
 }
 
 // remove removes a run's objects: first those that block the removal of others, and last the disk
-// that describes the run. It repeats this until a list shows no object, because a request that the
-// run sent before it died may take effect later.
+// that describes the run. It repeats this until a list shows no object of the run, because a
+// request that the run sent before it died may take effect later.
 func (w *job) remove(ctx context.Context, run deadRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -157,7 +157,7 @@ func (w *job) remove(ctx context.Context, run deadRun) error {
 	}
 }
 
-// settle is the pause before remove lists the run's objects again.
+// settle is the pause after each round of remove, before it lists the run's objects again.
 const settle = 500 * time.Millisecond
 
 func (w *job) removeOnce(ctx context.Context, run deadRun) error {
@@ -228,8 +228,8 @@ func (w *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) erro
 	return err
 }
 
-// removeDirs removes the directories of a dead run, and of dead agents, on this machine. If run is
-// "", it removes only those of dead agents.
+// removeDirs removes the directories of dead agents on this machine and, if run is not "", those of
+// the dead run with this ID.
 func (p *Program) removeDirs(run string) error {
 	guest.Sweep()
 	if run == "" {
@@ -257,8 +257,8 @@ func (w *job) detach(ctx context.Context, disk, instance string) error {
 	return err
 }
 
-// stop stops a run's helper and waits until it is stopped. This run must have started the helper.
-// The helper of a dead run must be named with --helper.
+// stop stops the helper of a run and waits until it is stopped. It stops this run's helper only if
+// a data check started it, and a dead run's helper only if --helper names it.
 func (w *job) stop(ctx context.Context, run deadRun, instance string) error {
 	named := run.id != w.id && w.settings.helper != ""
 	if named {
@@ -313,7 +313,7 @@ func (r deadRun) title() string {
 		r.mark.Began.UTC().Format("2006-01-02 15:04:05 UTC"), r.mark.Host)
 }
 
-// alive returns why the run may still be under way, or "". here is the ID of this instance.
+// alive returns why the run may still be under way, or "". The argument is the ID of this instance.
 func (r deadRun) alive(here string) string {
 	boot, _, _ := strings.Cut(bootID(), " ")
 	switch {
@@ -328,14 +328,14 @@ func (r deadRun) alive(here string) string {
 	case slices.Index(r.mark.Instances, here) == 0 && !strings.HasPrefix(r.mark.Boot, boot):
 		return "" // this instance was started again since
 	default:
-		// The host name is no proof: machines that are copies of one image have the same.
+		// The host name is no proof: machines that are copies of one image have the same name.
 		return fmt.Sprintf("this is not %s as the run saw it, so nobody here knows whether it still "+
 			"runs; if it does not: oxide-conformance clean --run %s", r.mark.Host, r.id)
 	}
 }
 
-// notAsBefore describes the instances that the run stopped or started and that are still in the new
-// state. Clean does not change that, because somebody may rely on it by now.
+// notAsBefore describes the instances that the run stopped or started and that are still stopped or
+// running. Clean leaves them so, because somebody may rely on their state by now.
 func (r deadRun) notAsBefore(all inventory) (notes []string) {
 	for _, n := range all {
 		i, state := slices.Index(r.mark.Instances, n.id), oxide.InstanceState(n.state)
@@ -351,11 +351,11 @@ func (r deadRun) notAsBefore(all inventory) (notes []string) {
 	return notes
 }
 
-// startTime returns the start time of a live process in the kernel's ticks. For others it is "".
+// startTime returns the start time of a live process in clock ticks, and "" for any other ID.
 func startTime(pid int) string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, fields, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
-	// all begins with field 3 of proc(5): field 2, the program's name, may contain spaces.
+	// Fields 1 and 2 of proc(5) are cut off: field 2 may contain spaces. all[19] is field 22.
 	if all := strings.Fields(fields); len(all) >= 20 && all[0] != "Z" {
 		return all[19]
 	}
@@ -389,8 +389,8 @@ func (p *Program) endProcesses(ctx context.Context, run string) error {
 	return ended()
 }
 
-// workDir returns the name of the directory that a run's processes work in. The report has another
-// directory, which may be next to it.
+// workDir returns the name of the directory in which a run's processes work. The report's folder is
+// another directory, which may be next to it.
 func workDir(run string) string { return prefix + run + ".work" }
 
 // processesOf finds this user's driver processes whose socket is in the run's directory. It skips

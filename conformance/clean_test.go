@@ -63,7 +63,7 @@ func strangers(t *testing.T, rack *bed, run string) {
 	}
 }
 
-// made creates a disk with a description, which may be a run's mark, and returns its ID.
+// made creates a disk with a description, such as a run's mark, and returns the disk's ID.
 func made(t *testing.T, rack *bed, name, description string) string {
 	t.Helper()
 	return csitest.Got(rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
@@ -292,7 +292,7 @@ func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 	nothingOfRuns()
 }
 
-// stranger starts a user's process with this program's name. It ends when its input is closed.
+// stranger starts a user's process under this program's name. Closing its input ends the process.
 func stranger(t *testing.T, user uint32, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/bin/sh")
@@ -315,7 +315,7 @@ func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 	if !p.Long() {
 		args = append(args, "--only", partRules)
 	}
-	const nothingMade report.Verdict = "none" // of a preflight that refused the run
+	const nothingMade report.Verdict = "none" // the preflight refused the run
 	var mu sync.Mutex
 	// mu guards the counts.
 	runs, alarms, verdicts := 0, 0, map[report.Verdict]int{}
@@ -356,8 +356,8 @@ func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 		verdicts[report.Incomplete], "nothing_made", verdicts[nothingMade], "false_alarms", alarms)
 }
 
-// onlyVariable has the ID of a rule or data check. If it is set, this test binary runs as
-// oxide-conformance with only that check. pluginVariable has the path of the driver for this.
+// If the variable onlyVariable has the ID of a rule or data check, this test binary runs as
+// oxide-conformance with only that check, and with the driver whose path is in pluginVariable.
 const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
 
 func TestMain(m *testing.M) {
@@ -388,20 +388,20 @@ func TestMain(m *testing.M) {
 	os.Exit(p.Main(ctx))
 }
 
-// creating is a proxy that counts requests which create something. At number at, the run dies.
+// creating is a proxy that counts the requests which create something. The run dies at number at.
 type creating struct {
 	rack     http.Handler
 	at       int64
 	seen     atomic.Int64
-	answered bool // the answer to that request gets through before the run ends
-	// made is closed when the rack has carried out that request, and ended when the run has ended.
+	answered bool // the run gets the answer to request number at before it ends
+	// made is closed when the rack has carried out request number at, and ended when the run ends.
 	made, ended chan struct{}
-	// exit is the result of the run's process. reader is the other end of its standard output, or nil.
+	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
 	exit   error
 	reader io.Closer
 }
 
-// Of these, bulk-write-start begins an import, which clean has to end before it deletes the disk.
+// A bulk-write-start begins an import, which clean has to end before it deletes the disk.
 var creates = regexp.MustCompile(
 	`^/v1/(disks|snapshots|images|instances)(/[^/]+/bulk-write-start)?$`).MatchString
 
@@ -425,15 +425,15 @@ func (c *creating) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// death describes an early end of a run: how it ends, in which part, in which check (all if only is
-// empty), and at which of the requests that create something.
+// death describes an early end of a run: how it ends, in which part, in which check ("" means all),
+// and at which of the requests that create something.
 type death struct {
 	how, part, only string
 	at              int
 }
 
-// A killed run removes nothing. The test kills it before or right after it gets the answer to a
-// request. In the cases of the variable ends, the run itself cleans up or tries to.
+// killed and killedLater kill a run, which then removes nothing, before or right after it gets the
+// answer to a request. After each ending in ends, the run removes its objects, or tries to.
 const killed, killedLater = "SIGKILL", "SIGKILL after the answer"
 
 var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
@@ -451,7 +451,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 		racks[i] = rackOf(t, harness.RackOptions{})
 		strangers(t, racks[i], "1a2b3c4d")
 	}
-	// A run without checks counts the requests before the first check.
+	// This run has no checks, so it shows the number of requests before the first check.
 	none := death{how: killed, part: partRules, only: "none"}
 	before, _ := dieAndClean(t, racks[0], none)
 	none.at = 1
@@ -467,8 +467,8 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	if !p.Long() {
 		units = units[:len(units)/10]
 	}
-	// series describes runs that die: one in each of the ways, at each step-th request from death.at
-	// to last.
+	// series describes several deaths, one for each entry of ways: at request death.at, and at every
+	// step-th request after it up to last.
 	type series struct {
 		death
 		step, last int
@@ -527,7 +527,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	p.Figure("requests", requests.Load(), "died", died.Load(), "left", left.Load())
 }
 
-// begin starts a run that dies at a request. If d.only is set, it starts this test binary.
+// begin starts the run p, which dies as d says. If d.only is set, p runs this test binary.
 func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	t.Helper()
 	to := csitest.Got(url.Parse(rack.URL))(t)
@@ -559,8 +559,8 @@ func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	return c
 }
 
-// asOthersHave returns the environment of a run on a shared rack: without an admin listener, with
-// TMPDIR for the directories of agents, and without some of the variables OXIDE_CONFORMANCE_*.
+// asOthersHave returns the environment of a run on a shared rack: no admin listener, TMPDIR for the
+// agents' directories, and no variable OXIDE_CONFORMANCE_X for any X in without.
 func asOthersHave(rack *bed, without ...string) map[string]string {
 	env := vars{"TMPDIR": rack.Dir, "OXIDE_CONFORMANCE_SIMULATOR_ADMIN": ""}
 	for _, name := range without {
@@ -569,8 +569,8 @@ func asOthersHave(rack *bed, without ...string) map[string]string {
 	return env
 }
 
-// dieAndClean ends a run early, cleans up, and checks that the rack is as before. It returns the
-// number of requests that create something, and whether the run died before its regular end.
+// dieAndClean ends a run early, cleans up, and checks that the rack is as before. It returns how
+// many requests create something, and whether the run died before its regular end.
 func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	t.Helper()
 	check := balance(t, rack)
@@ -608,7 +608,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	if !rack.Running() {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
-	// The driver of a killed run may still carry out a call. Only then can clean remove its files.
+	// The killed run's driver may still be in a call. Clean can remove its directory only afterwards.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

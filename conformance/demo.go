@@ -70,8 +70,8 @@ type demo struct {
 	placements map[string]*harness.Placement
 
 	failed error // of the step that ended the demo
-	// steps and requests count what the demo has shown: steps, and requests to the rack. lastRequest
-	// is the sequence number of the last of these requests.
+	// steps and requests count the steps, and the requests to the rack, that the demo has printed.
+	// lastRequest is the sequence number of the last of these requests.
 	steps, requests, lastRequest int
 	began                        time.Time
 }
@@ -195,7 +195,7 @@ func mountedAt(path string, err error) string {
 }
 
 // step runs a step if no earlier one failed. It prints the step's duration, its requests to the
-// rack and its outcome. do may panic with harness.Must.
+// rack and its outcome. The function do may panic with harness.Must.
 func (d *demo) step(ctx context.Context, title string, do func() (outcome string)) {
 	if d.failed != nil {
 		return

@@ -98,7 +98,7 @@ var verbs = map[string]func(context.Context, *Program, []string) (int, error){
 	},
 }
 
-// onRackDo returns a verb that reads the settings, opens a job on the rack and passes it to do.
+// onRackDo returns a verb that calls the function do with a job on the rack of the settings.
 func onRackDo(verb string, do func(context.Context, *job) (int, error),
 ) func(context.Context, *Program, []string) (int, error) {
 	return func(ctx context.Context, p *Program, args []string) (int, error) {
@@ -188,7 +188,7 @@ type settings struct {
 // setting describes a flag and its environment variable. The flag has precedence.
 type setting struct {
 	flag, env, preset, usage string
-	// verbs are the verbs that accept it.
+	// verbs are the verbs that accept the setting.
 	verbs string
 	field *string
 }

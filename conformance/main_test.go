@@ -34,15 +34,15 @@ const runTimeout = 10 * time.Minute
 // canary is a token that no rack accepts, and that no program may print.
 const canary = "oxide-token-canary-5c1f"
 
-// bed is a simulated rack with the run that builds and starts its programs.
+// bed is a simulated rack with the harness.Run that builds and starts its programs.
 type bed struct {
 	*harness.Rack
 	run *harness.Run
 }
 
 // rackOf starts a simulated rack with TLS, the running instances a and b, and the stopped instance
-// helper. Its programs have no race detector. RACE=-race adds it to the test of a whole run on a
-// rack with hot-plug, which covers all but interruptions and clean.
+// helper. Its programs have no race detector. Only the test of a whole run on a rack with hot-plug
+// has it, with RACE=-race: that run covers everything except interruptions and clean.
 func rackOf(t *testing.T, options harness.RackOptions) *bed {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -88,7 +88,7 @@ func environment(rack *bed) map[string]string {
 type program struct {
 	*exec.Cmd
 	out, errs bytes.Buffer
-	// folder is the folder of its report. token is a text that the report must not contain.
+	// folder is the folder of the program's report, which must not contain the text token.
 	folder, token string
 }
 
@@ -183,7 +183,7 @@ func balance(t *testing.T, rack *bed) func() {
 	}
 }
 
-// The rows with an exit status of ExitUsage end with one line on standard error.
+// A command that exits with ExitUsage must write exactly one line to standard error.
 func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{Args: []string{"--token-ttl", "240h"}})
@@ -196,7 +196,7 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 		env      map[string]string
 		args     string
 		exit     int
-		// says is on standard error, and shows on standard output, each separated by |.
+		// Standard error has the texts of says, and standard output those of shows; | separates texts.
 		says, shows string
 	}{
 		"a rack in order": {nil, nil, "preflight", ExitConforms, "", "pass  host |pass  simulator |" +
@@ -430,7 +430,7 @@ func TestDemoMovesAVolumeAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// watcher is the demo's output. When the demo first prints a text of at, Write calls its function.
+// watcher is the demo's output. When the demo first prints a key of at, Write calls its function.
 type watcher struct {
 	bytes.Buffer
 	at map[string]func()

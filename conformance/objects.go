@@ -214,7 +214,7 @@ type mark struct {
 	// Began is the time when the run began.
 	Began *time.Time `json:"began,omitempty"`
 	// Instances are the IDs of the instances to which the run attaches disks. The first one is the
-	// instance in which it runs. Helper is the one that it starts and stops.
+	// instance in which it runs. Helper is the ID of the instance that it starts and stops.
 	Instances []string `json:"instances,omitempty"`
 	Helper    string   `json:"helper,omitempty"`
 }
@@ -280,7 +280,7 @@ func runOf(description string) (run string, ok bool) {
 // maxNameLength is the longest name that CSI allows, which csi-sanity uses.
 const maxNameLength = 128
 
-// withMark puts mark before the name of every volume and snapshot in a request to create one.
+// withMark puts the mark before the name of every volume and snapshot in a request to create one.
 // csi-sanity has fixed names, and runs in one project once for each kind of access.
 func withMark(mark string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
@@ -324,7 +324,7 @@ type errAttach struct{ error }
 // instance. Any other refusal is a failure of attach.
 //
 // A rack that attaches but does not detach would leave the disk here until this instance stops. So
-// the first trial uses an instance that the run creates. Checks of the rules report its failure.
+// the first trial uses an instance that the run creates. The rule checks report a failed trial.
 func (w *job) learnHotplug(ctx context.Context) (err error) {
 	trial, result := w.rack.TryHotplug(ctx)
 	w.exchanges = append(w.exchanges, result.Exchanges...)

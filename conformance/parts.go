@@ -354,8 +354,8 @@ const (
 var partNames = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
 
 var parts = map[string]struct {
-	// need is the peak of objects and GiB while the part runs on the simulator; a test compares it
-	// with a run's. The rule checks keep the objects that they share until the end of the run.
+	// need is the peak of objects and GiB while the part runs on the simulator. A test compares a
+	// run's peak with it. The rule checks keep the objects that they share until the run ends.
 	need amount
 	// requests is the number of the part's requests to the rack. own is the time that the part takes
 	// on a simulated rack, which answers almost at once.
@@ -460,8 +460,8 @@ func (b *budget) deleted(idOrName string) {
 	})
 }
 
-// identify sets the ID of the object with this name if it has none. It calls id without the lock,
-// because id may wait for the rack's answer.
+// identify sets the ID of the object with this name if it has none. It calls the function id
+// without the lock, because the function may wait for the rack's answer.
 func (b *budget) identify(name string, id func() string) {
 	b.mu.Lock()
 	i := slices.IndexFunc(b.objects, func(o *object) bool { return o.id == "" && o.name == name })

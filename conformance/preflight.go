@@ -50,9 +50,9 @@ func skip(advice, format string, args ...any) report.Line {
 }
 
 const (
-	// hotplugLine names the line whose result only a run finds out.
+	// hotplugLine names the line that the preflight skips, because only a run finds out its result.
 	hotplugLine, simulatorLine = "hot-plug", "simulator"
-	// The preflight warns of certificates and tokens that expire within soon.
+	// soon is how long before its expiry the preflight warns of a certificate or a token.
 	soon = 30 * 24 * time.Hour
 	// diskLimit is the number of disks that an instance may have (A16). roomNeeded is the number of
 	// disks that the run attaches at one time.
@@ -362,7 +362,7 @@ func (p *job) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-// another finds an instance that the run may stop. It fails if the instance is not in state want.
+// another finds a named instance that the run may stop. It fails if the instance has another state.
 func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.find(ctx, named)

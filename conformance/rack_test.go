@@ -192,7 +192,7 @@ func (d *shortLived) ReadAt(p []byte, _ int64) (int, error) {
 	return len(p), nil
 }
 
-func TestDeviceReadToItsEndDoesNotCountAsGone(t *testing.T) {
+func TestADeviceThatWasReadToItsEndIsNotCountedAsGone(t *testing.T) {
 	for reads, want := range map[int]bool{1: true, 2: false} {
 		last, gone := readUntilGone(&shortLived{reads}, harness.MiB/2, time.Now())
 		if gone != want || last == 0 {
@@ -245,7 +245,7 @@ func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the status that answers the creation. early means that the deletion ends first.
+		// created is the status that answers the creation. If early is set, the deletion ends first.
 		created int
 		early   bool
 		left    int

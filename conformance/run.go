@@ -230,10 +230,10 @@ func (w *job) result(r report.Result) {
 	w.progress.done(status, strings.TrimSpace(r.ID+" "+r.Name), reason)
 }
 
-// sweep removes every object with the run's mark. It reports those that the driver should have
-// deleted, and the run fails. It does not report the program's own: a check that cannot remove its
-// objects fails, and only sweep can find an object whose creation was not answered. sweep returns
-// false if the rack does not list its objects.
+// sweep removes every object with the run's mark. It reports the objects that the driver should
+// have deleted, and the run fails. It does not report the program's own objects: a check that
+// cannot remove its objects fails, and only sweep can find an object whose creation was not
+// answered. sweep returns false if the rack does not list its objects.
 func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -398,7 +398,7 @@ type job struct {
 	// known has the IDs of the disks that second and helper had at the preflight. dead has the IDs of
 	// the runs that clean removes.
 	known, dead map[string]bool
-	// started is the helper, and tells whether a data check started it. Before these checks it is nil.
+	// started records whether a data check started the helper. It is nil before the data checks.
 	started *data.Helper
 	latency time.Duration // the median of a small request to the rack
 

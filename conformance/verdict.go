@@ -174,8 +174,8 @@ func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings
 }
 
 // unheard lists the driver's successful calls without a request in the rack's log. The rack's clock
-// may differ, so positions in the log decide: the request must come after those of calls that ended
-// before this call began, and before those of calls that began after it ended.
+// may differ, so positions in the log decide: the request must come after the requests of calls
+// that ended before this call began, and before those of calls that began after this one ended.
 func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc) (
 	findings []string) {
 	place := map[string]int{}

@@ -36,7 +36,7 @@ func TestVerdictFollowsFromTheResults(t *testing.T) {
 	statuses := map[rune]report.Status{'p': report.Passed, 'f': report.Failed, 'b': report.Blocked,
 		'n': report.NotTested, 'a': report.NotApplicable, 'i': report.Interrupted}
 	for name, test := range map[string]struct {
-		// results has a letter for each result. but has words for what else happened in the run.
+		// results has the initials of the results' statuses. but has words for other events of the run.
 		results, but string
 		verdict      report.Verdict
 		status       int
@@ -97,7 +97,7 @@ func TestVerdictFollowsFromTheResults(t *testing.T) {
 	}
 }
 
-func TestDataCheckBeyondTheBudgetIsNotTested(t *testing.T) {
+func TestDataCheckBeyondTheBudgetIsReportedAsNotTested(t *testing.T) {
 	rack := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"capacity":{"storage":21474836480},"provisioned":{"storage":0}}`))
 	}))
@@ -118,7 +118,7 @@ func TestDataCheckBeyondTheBudgetIsNotTested(t *testing.T) {
 	}
 }
 
-func TestSpecPassesOnlyIfItMadeItsCall(t *testing.T) {
+func TestSpecPassesOnlyIfItCallsTheRPCInItsName(t *testing.T) {
 	const (
 		passed, failed, panicked = types.SpecStatePassed, types.SpecStateFailed, types.SpecStatePanicked
 		timedout, skipped        = types.SpecStateTimedout, types.SpecStateSkipped

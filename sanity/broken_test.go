@@ -31,10 +31,10 @@ type brokenRack struct {
 	// succeed and change nothing.
 	reason string
 	code   codes.Code
-	// sentence continues "on a broken rack the driver ...".
+	// sentence completes the spec's name, "on a broken rack the driver ...".
 	sentence string
-	// provoke makes the scenario's calls. It passes the call that must fail to r.refuses, and then
-	// checks that disks and data are unchanged.
+	// provoke makes the scenario's calls. It hands r.refuses the call that must fail, and then checks
+	// that disks and data are unchanged.
 	provoke func(ctx SpecContext, r *brokenFixture)
 }
 
@@ -45,7 +45,7 @@ type brokenFixture struct {
 	refused int
 }
 
-// breaks activates the mutation until mend is called or the spec ends.
+// breaks activates the mutation until its caller calls mend or the spec ends.
 func (r *brokenFixture) breaks(ctx context.Context) (mend func()) {
 	GinkgoHelper()
 	Expect(r.rack.Admin.Mutate(ctx, r.broken.mutation)).To(Succeed())
@@ -57,8 +57,8 @@ func (r *brokenFixture) breaks(ctx context.Context) (mend func()) {
 	return mend
 }
 
-// refuses activates the mutation for the duration of call, and fails the spec unless the driver
-// refuses the call with the expected reason.
+// refuses makes a call while the mutation is active, and fails the spec unless the driver refuses
+// the call with the expected reason.
 func (r *brokenFixture) refuses(ctx context.Context, call func() error) {
 	GinkgoHelper()
 	mend := r.breaks(ctx)
@@ -100,8 +100,8 @@ func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 	}
 }
 
-// patient shortens the time during which the effect of an unanswered request is unknown to 2 s.
-// That is still longer than a call takes on a busy machine.
+// patient sets the time for which the effect of an unanswered request is unknown to 2 s. That is
+// still longer than a call takes on a busy machine.
 var patient = harness.PluginOptions{Env: map[string]string{"OXIDE_LATE_LIMIT": "2s"}}
 
 var _ = describeController("on a broken rack the driver", patient, func(f *fixture) {
@@ -276,7 +276,7 @@ func provokeGhost(ctx SpecContext, shared *brokenFixture) {
 	shared.refused += r.refused
 }
 
-// provokeStage stages a volume that was attached under the mutation, and detaches it. The driver
+// provokeStage attaches a volume under the mutation, tries to stage it, and detaches it. The driver
 // must not format the disk.
 func provokeStage(ctx SpecContext, r *brokenFixture) {
 	f := &nodeFixture{fixture: r.fixture}

@@ -158,7 +158,7 @@ var _ = describeNodes("the doctor", func(f *nodeFixture) {
 		})
 })
 
-var _ = describeNodes("the doctor on a rack with record-first", func(f *nodeFixture) {
+var _ = describeNodes("the doctor on a rack that records attaches early", func(f *nodeFixture) {
 	It("explains a volume that is attached without a device (NS-5, D-61)", func(ctx SpecContext) {
 		volume := f.volume(ctx)
 		impatient := f.node(ctx, "a", harness.PluginOptions{Args: []string{"--device-timeout=500ms"}})
@@ -284,7 +284,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(recorded(controller)[0]).To(HaveField("Claim", "shop/data"))
 		})
 
-	It("records a disk whose creation got no answer when the repeated call finds the disk",
+	It("records the creation of a disk when a repeated call finds the disk",
 		func(ctx SpecContext) {
 			controller := f.controller(ctx, inJSON)
 			req := harness.CreateRequest(fresh("lost-answer"))

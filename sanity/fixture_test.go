@@ -88,8 +88,8 @@ func (f *fixture) created(ctx context.Context, req *csi.CreateVolumeRequest) *cs
 	return resp.GetVolume()
 }
 
-// volume creates a volume of 1 GiB with the capabilities uses (by default a mounted filesystem),
-// and deletes it when the spec ends.
+// volume creates a volume of 1 GiB with these capabilities (by default a mounted filesystem), and
+// deletes it when the spec ends.
 func (f *fixture) volume(ctx context.Context, uses ...*csi.VolumeCapability) *csi.Volume {
 	GinkgoHelper()
 	return f.created(ctx, harness.CreateRequest(fresh("volume"), uses...))
@@ -168,8 +168,8 @@ func (f *fixture) switched(ctx context.Context, name string, now, later any) {
 	}, NodeTimeout(callTimeout))
 }
 
-// calls runs do and returns the operations that the rack received during it, in order. It omits
-// reads of the project, because every controller sends one a minute for Probe.
+// calls runs the function do and returns, in order, the operations that the rack received
+// meanwhile. It omits reads of the project, because every controller sends one a minute for Probe.
 func (f *fixture) calls(ctx context.Context, do func()) []string {
 	GinkgoHelper()
 	before := got(f.rack.Admin.Requests(ctx, 0))
@@ -222,7 +222,7 @@ func expectReason(err error, code codes.Code, reason string) {
 	Expect(harness.ReasonOf(status.Convert(err))).To(Equal(reason), "%v", err)
 }
 
-// eventually calls ask until it succeeds, and fails the spec after 20 seconds.
+// eventually calls the function ask until it succeeds, and fails the spec after 20 seconds.
 func eventually(ctx context.Context, ask func() error) {
 	GinkgoHelper()
 	Expect(harness.Await(ctx, 20*time.Second, ask)).To(Succeed())
@@ -245,8 +245,8 @@ type node struct {
 	rack *harness.Rack
 }
 
-// describeNodes registers a container whose specs share a fixture with two nodes. rack contains
-// further arguments of the simulator.
+// describeNodes registers a container whose specs share a fixture with two nodes. The parameter
+// rack has further arguments for the simulator.
 func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool {
 	return Describe(text, Offset(1), Ordered, ContinueOnFailure, func() {
 		f := &nodeFixture{fixture: &fixture{}}

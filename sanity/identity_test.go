@@ -204,7 +204,7 @@ func TestCSISanityRunsInEveryCombination(t *testing.T) { // B-48
 }
 
 // lifeCalls lists, by RPC, the requests that the driver sends to the rack from a volume's creation
-// to its deletion, with reasons in ARCHITECTURE.md. The driver sends further reads if the rack does
+// to its deletion. ARCHITECTURE.md has the reasons. The driver sends further reads if the rack does
 // not answer a request.
 var lifeCalls = map[string][]string{
 	"CreateVolume": {"disk_create"},
@@ -214,8 +214,8 @@ var lifeCalls = map[string][]string{
 	"DeleteVolume":              {"disk_view", "disk_delete"},
 }
 
-// The Why of a rule names the view that the driver requests just before the rule's change.
-func TestRulesNameTheViewBeforeEachChange(t *testing.T) {
+// A rule's Why names the read, such as disk_view, that the driver sends right before the change.
+func TestRulesNameTheReadBeforeEachChange(t *testing.T) {
 	want, got := map[string]string{}, map[string]string{}
 	for _, operations := range lifeCalls {
 		for i, operation := range operations[1:] {

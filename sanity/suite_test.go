@@ -218,8 +218,8 @@ func specsCommand(ctx context.Context, t *testing.T, run *harness.Run, args []st
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		// Ginkgo ends the specs and cleans up at the first interrupt, and skips the clean-up at the
-		// second. In a process group of its own, the part gets only the interrupt that this process
-		// sends, and not the terminal's, too.
+		// second. In a process group of its own, the part gets the interrupt that this process sends, and
+		// no second one from the terminal.
 		Setpgid:   true,
 		Pdeathsig: syscall.SIGINT,
 	}
@@ -325,7 +325,7 @@ func TestEverySpecIsInExactlyOnePart(t *testing.T) {
 	}
 }
 
-// endMargin is how long before the deadline of its process a suite ends, to write its report.
+// endMargin is the time that a suite keeps before its process's deadline, to write its report.
 const endMargin = time.Minute
 
 // timeLeft returns the time limit for a process that this test starts now; 0 means no limit.

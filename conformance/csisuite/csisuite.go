@@ -150,12 +150,12 @@ func Quiet() {
 	klog.SetOutput(GinkgoWriter)
 }
 
-// ExplainedSkip is a spec that may be skipped, with the reason. A skip without an entry fails the
-// suite, and so does an entry without a skip.
+// ExplainedSkip is a spec that may be skipped, with the reason. A skipped spec without an
+// ExplainedSkip fails the suite, and so does an ExplainedSkip without a skipped spec.
 type ExplainedSkip struct {
 	// Spec matches the whole text of the spec, containers included.
 	Spec *regexp.Regexp
-	// Capability is the ID of the requirement about the capability that the spec tests.
+	// Capability is the requirement's ID, such as CAP-3, for the capability that the spec tests.
 	Capability string
 	// Reason says in a few words why the spec does not apply.
 	Reason string
@@ -205,14 +205,14 @@ var AttachSkips = func() (skips []ExplainedSkip) {
 	return skips
 }()
 
-// Audit counts the specs of a suite, from one or more reports, and checks its skips.
+// Audit counts the specs of a suite, from one or more reports, and checks that skips are explained.
 type Audit struct {
 	Specs, Passed, Failed, Explained int
 	Seconds                          float64
 	skips                            []ExplainedSkip
-	// used has, for each entry of skips, the number of specs that it explains.
+	// used[i] is the number of skipped specs that skips[i] explains.
 	used []int
-	// Faults are the skips that no entry explains.
+	// Faults names the skipped specs that no entry of skips explains.
 	Faults []string
 }
 
@@ -234,7 +234,7 @@ func (a *Audit) Add(report types.Report) {
 			a.Passed++
 		case !spec.State.Is(types.SpecStateSkipped | types.SpecStatePending),
 			spec.Failure.Message == "Spec skipped because a BeforeAll node failed":
-			a.Failed++ // the second could not run because the setup of its container failed
+			a.Failed++ // the setup of a skipped spec's container has failed
 		default:
 			if i := Explain(a.skips, spec); i >= 0 {
 				a.used[i]++
@@ -247,14 +247,14 @@ func (a *Audit) Add(report types.Report) {
 	}
 }
 
-// Explain returns the index of the entry that explains why a spec was skipped, or -1.
+// Explain returns the index of the entry of skips that explains why a spec was skipped, or -1.
 func Explain(skips []ExplainedSkip, spec types.SpecReport) int {
 	return slices.IndexFunc(skips, func(s ExplainedSkip) bool {
 		return s.Spec.MatchString(spec.FullText())
 	})
 }
 
-// Unused describes the entries without a skip. Call it only after a run of the whole suite.
+// Unused describes the unused entries of skips. Call it only after a run of the whole suite.
 func (a *Audit) Unused() []string {
 	var faults []string
 	for i, skip := range a.skips {
@@ -283,7 +283,7 @@ func (a *Audit) Line(suite string) string {
 		suite, a.Specs, a.Passed, a.Failed, a.Explained, a.Seconds)
 }
 
-// SkipPattern joins the entries' patterns for Ginkgo's own filter.
+// SkipPattern returns a pattern for Ginkgo's skip filter that matches every spec of skips.
 func SkipPattern(skips []ExplainedSkip) string {
 	var patterns []string
 	for _, skip := range skips {

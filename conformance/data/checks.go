@@ -109,11 +109,11 @@ func Checks() []Check {
 type Bench struct {
 	// Controller is the driver's controller service.
 	Controller csi.ControllerClient
-	// A is the agent in this instance; B, if not nil, the agent in another, which may be stopped.
+	// A is the agent in this instance. B is nil or the agent in another one, which checks may stop.
 	A, B *guest.AgentClient
-	// Helper is a stopped instance that may be started, or nil.
+	// Helper is a stopped instance that checks may start, or nil.
 	Helper *Helper
-	// MayStop, if not nil, returns an error right before a stop if somebody else uses the instance.
+	// MayStop, if not nil, is called right before a stop. It fails if somebody else uses the instance.
 	MayStop func(ctx context.Context, instance string) error
 	// Oxide is the rack's client, which stops and starts instances and reads disks.
 	Oxide *oxide.Client
@@ -219,18 +219,18 @@ func rawOnly(check func(*checkRun)) func(context.Context, *Bench) error {
 const (
 	// cleanTimeout limits how long a check takes to remove what it created.
 	cleanTimeout = 5 * time.Minute
-	// retryTimeout limits how long a call is repeated when its error asks for that.
+	// retryTimeout limits how long a check repeats a call whose error asks for a retry.
 	retryTimeout = 2 * time.Minute
 )
 
 // checkRun is one running check, and records what the check creates. A failing step panics and so
-// ends the check, which needs no error handling. Methods with a context return errors instead,
-// because cleanUp calls them and continues after an error.
+// ends the check. Methods with a context return errors instead, because cleanUp calls them and
+// continues after an error.
 type checkRun struct {
 	*Bench
 	Log *Log
 	ctx context.Context
-	// access is the access of the volumes that the check creates.
+	// access is ext4, xfs, btrfs or block: the form in which the check uses its volumes.
 	access string
 	// last has functions that run when the check has ended, before cleanUp.
 	last      []func(context.Context) error
@@ -245,7 +245,7 @@ type volume struct {
 	*csi.Volume
 	name, access string
 	capability   *csi.VolumeCapability
-	// kind is Blank, Restored, Larger or Again. disk is the entry of a raw volume in the log.
+	// kind is Blank, Restored, Larger or Again. disk is the log's record of a raw volume.
 	kind string
 	disk *disk
 	// seed is the seed of the volume's blocks.
@@ -282,7 +282,7 @@ func ended(part func()) (err error) {
 	return nil
 }
 
-// during runs a part of a check. If the part fails, the error begins with step.
+// during runs a part of a check. If the part fails, the error begins with the name of the step.
 func (s *checkRun) during(step string, part func()) { harness.Must(wrap(ended(part), "%s", step)) }
 
 // cleanUp removes what the check created, and continues after an error.
@@ -303,8 +303,8 @@ func (s *checkRun) cleanUp(ctx context.Context) error {
 	for _, u := range slices.Backward(s.uses) {
 		errs = append(errs, u.unpublish(ctx))
 	}
-	// If a failed creation may have taken effect, repeat it to learn the ID. The repetition needs the
-	// volume or snapshot that is its source, so delete nothing before.
+	// Repeat a creation that failed but may have taken effect, to learn the ID. The repeated call
+	// needs its source, a volume or a snapshot, so delete nothing before.
 	for _, v := range s.volumes {
 		if v.Volume == nil && !v.deleted {
 			errs = append(errs, s.make(ctx, v))
@@ -337,7 +337,7 @@ func wrap(err error, format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, err)...)
 }
 
-// repeat repeats a call as long as its error asks for that, as an orchestrator does.
+// repeat repeats a call as long as its error asks for a retry, as an orchestrator does.
 func repeat(ctx context.Context, call func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
 	defer cancel()
@@ -350,7 +350,7 @@ func repeat(ctx context.Context, call func() error) error {
 	}
 }
 
-// create creates a volume of times GiB: blank if from is nil, otherwise from that snapshot.
+// create creates a volume of times GiB. It has the data of a snapshot if from is not nil.
 func (s *checkRun) create(times int64, from *snapshot) *volume {
 	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access,
 		capability: harness.Access(s.access), seed: s.Seed<<20 + seeds.Add(1)}
@@ -433,9 +433,9 @@ type Look struct {
 	// Kind is one of the kinds of disks below, and Bytes the size of a disk.
 	Kind  string
 	Bytes int64
-	// Seen marks the blocks that were compared at a moment: "new" before any other use, and "kept"
-	// after a detach if they were not written since the last attach. Written marks those of the latter
-	// that the check had written before.
+	// Seen["new"] marks the blocks that a check compared before any other use. Seen["kept"] marks
+	// those that it compared after a detach and had not written since the last attach. Written marks
+	// the blocks of Seen["kept"] that the check had written before.
 	Seen    map[string][]bool
 	Written []bool
 }
@@ -452,8 +452,8 @@ const (
 type touched byte
 
 const (
-	// ever: the block was read or written. now: it was written since the disk was last attached.
-	// holds: it was written at any time.
+	// ever is set if the block was read or written, now if it was written since the disk was last
+	// attached, and holds if it was written at any time.
 	ever touched = 1 << iota
 	now
 	holds

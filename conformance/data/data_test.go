@@ -46,8 +46,8 @@ type bench struct {
 // deviceTimeout limits how long the driver and the checks wait for a device.
 const deviceTimeout = time.Second
 
-// newBench starts a bench whose programs have no race detector. With RACE=-race,
-// TestARackInOrderPassesEveryCheck uses the race detector, and runs every check.
+// newBench starts a bench whose programs have no race detector. Only the programs of
+// TestARackInOrderPassesEveryCheck have it, if RACE=-race is set.
 func newBench(t *testing.T, options harness.RackOptions) *bench {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -108,7 +108,7 @@ func TestARackInOrderPassesEveryCheck(t *testing.T) { // D-12
 }
 
 // chosenAccesses returns ext4 and block with -short, and otherwise nil, which means all accesses.
-// checks is the number of checks that the test runs with them.
+// The number of checks tells how many cases -short leaves out.
 func chosenAccesses(t *testing.T, checks int) []string {
 	t.Helper()
 	if !testing.Short() {
@@ -284,7 +284,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 				g.Kill()
 				csitest.Must(t, errors.Join(g.Reconnect(t.Context()), g.Close()))
 			}
-			// Nothing holds the device any more, so the disk can be detached.
+			// No process uses the device any more, so the disk can be detached.
 			b.remove(t, p)
 			csitest.Must(t, harness.Await(t.Context(), 10*time.Second, func() error {
 				guest.Sweep() // the driver of a killed agent may live a moment longer
@@ -314,7 +314,7 @@ func holdersBelow(t *testing.T, dir string) (holders int) {
 func TestAnAgentReleasesTheVolumesThatItsNamespaceInherits(t *testing.T) {
 	b := newBench(t, harness.RackOptions{})
 	placed := []*harness.Placement{b.used(t, b.A, "a", "ext4"), b.used(t, b.A, "a", "block")}
-	// The mount namespace of the new agent is a copy of this one, with both volumes mounted.
+	// The new agent's mount namespace is a copy of this process's, in which both volumes are mounted.
 	g := b.connect(t)
 	for _, p := range placed {
 		csitest.Must(t, p.Remove(t.Context(), csi.NewNodeClient(b.A)))

@@ -27,7 +27,7 @@ const (
 	writeTimeout = time.Minute
 )
 
-// snapshot is a snapshot of the check. While id is "", the snapshot may or may not exist.
+// snapshot is a snapshot that the check takes. While id is "", the snapshot may or may not exist.
 type snapshot struct {
 	id, name string
 	// times is the size of the snapshot's volume in GiB.
@@ -106,7 +106,7 @@ func (u *use) record(p guest.Pattern) *writer {
 	return w
 }
 
-// await waits until want records are acknowledged. It fails if the writer has failed.
+// await waits until fsync has acknowledged this many records. It fails if the writer has failed.
 func (w *writer) await(want int64) (n int64) {
 	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
 		n, err = guest.Acknowledged(w.ctx, w.guest, w.number)
@@ -122,7 +122,6 @@ func (w *writer) await(want int64) (n int64) {
 	return n
 }
 
-// stop stops the writer if it still runs.
 func (w *writer) stop(ctx context.Context) (end guest.WriterEnd, err error) {
 	if w.stopped {
 		return end, nil
@@ -135,7 +134,8 @@ func (w *writer) stop(ctx context.Context) (end guest.WriterEnd, err error) {
 	return end, err
 }
 
-// judgeRecords checks that a snapshot has the first records without a gap: before to all+1 of them.
+// judgeRecords checks that a snapshot has the first records without a gap: at least those that were
+// acknowledged before it, and at most one more than the writer's total.
 func judgeRecords(found guest.Report, before, all int64) error {
 	whole, prefix, gap := found.Read-found.Wrong, found.Read, ""
 	if found.Wrong > 0 {
@@ -297,17 +297,17 @@ func (u *use) scan(sample *guest.Sample) guest.Scan {
 }
 
 // lineage is a raw volume, the origin, with two snapshots and the volumes restored from them. Each
-// write has a new generation, so the generation of a block shows which volume wrote it last.
+// write has a new generation, so the generation of a block shows which write the block is from.
 type lineage struct {
 	*checkRun
 	// blocks are the origin's blocks. behind are blocks after the origin's end, in a restored volume
-	// of twice its size. All have the origin's seed.
+	// that is twice as large. All have the origin's seed.
 	blocks, behind []guest.Pattern
-	// whole has the scan of the origin in each of its generations.
+	// whole has a scan of the origin for each generation that the check wrote to it.
 	whole map[uint64]guest.Scan
 }
 
-// at returns the patterns with another generation.
+// at returns the patterns with this generation.
 func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	for _, p := range patterns {
 		all = append(all, p.At(generation))
@@ -315,7 +315,8 @@ func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	return all
 }
 
-// visit attaches a volume, verifies want, writes write and detaches it. Errors begin with which.
+// visit attaches a volume, verifies the blocks want, writes the blocks write, and detaches the
+// volume. Its errors begin with the text which.
 func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
 	first := v.disk.visits == 0
 	l.during(which, func() {
@@ -333,7 +334,6 @@ func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
 	})
 }
 
-// restored restores a snapshot and visits the new volume.
 func (l *lineage) restored(which string, from *snapshot, times int64,
 	want, write []guest.Pattern) *volume {
 	v := l.create(times, from)
@@ -387,7 +387,7 @@ func checkLineage(s *checkRun) {
 	l.visit("restored, after yet another one was written", one, at(5, l.blocks), nil)
 }
 
-// checkLarger restores a snapshot into two larger volumes, which must be zero after its end.
+// checkLarger restores a snapshot into two larger volumes. What the snapshot lacks must be zero.
 func (l *lineage) checkLarger(from *snapshot) {
 	const which = "restored from the second of two snapshots into a larger volume"
 	var larger [2]*volume

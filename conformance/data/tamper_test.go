@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// noticed names the check that fails under a tamper with each of these accesses, and a part of its
-// error; | separates alternatives. An error with a reason, such as DeviceNotFound, is the driver's.
+// noticed names a check that must fail under a tamper, the accesses with which it must fail, and
+// parts of the expected error, separated by |. The error must contain one of the parts.
 type noticed struct{ check, accesses, says string }
 
 // unmountable are the driver's errors for a filesystem that lacks some of its blocks.
@@ -58,16 +58,16 @@ var tampers = map[string][]noticed{
 	"device-elsewhere": {{"D02", "ext4", "the volume is in another instance, too"}},
 }
 
-// noticedBy returns the check that notices a wrong block. For a new disk this depends on what is
-// wrong: the block is not zero, loses a write, or belongs to another disk, too.
+// noticedBy returns the check that must notice a wrong block. On new disks this depends on the
+// damage: the block is not zero (D08), is shared with another disk (D07), or loses a write (D01).
 func noticedBy(wrong, moment string) string {
 	by := map[string]string{"stale:new": "D08", "foreign:new": "D08", "shared:new": "D07",
 		"new": "D01", "large": "D14", "recreated": "D13"}
 	return cmp.Or(by[wrong+":"+moment], by[moment], "D12")
 }
 
-// product returns tampers and the simulator's combined tampers, WRONG:MOMENT:PLACE. If
-// PROOF_DURATION is not set, it adds only half of them, which the seed chooses.
+// product returns the table tampers and the simulator's combined tampers, whose names have the form
+// WRONG:MOMENT:PLACE. Without PROOF_DURATION it adds only the half of them that the seed chooses.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all := maps.Clone(tampers)
 	for n, name := range slices.Sorted(slices.Values(known)) {
@@ -78,14 +78,14 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 		all[name] = []noticed{{noticedBy(words[0], words[1]), "block",
 			"blocks are not what was written|blocks hold something|is another: expected the SHA-256"}}
 		if words[0] == "foreign" && words[1] == "larger" {
-			// The driver finds the damage, and does not grow the filesystem.
+			// The driver finds the damage and does not grow the filesystem, so D05 reports its size.
 			all[name] = append(all[name], noticed{"D05", "ext4", "a workload has "})
 		}
 	}
-	// The driver looks for a filesystem at this byte, so it refuses the disk.
+	// At byte 65536 the driver looks for a filesystem, so it refuses the disk.
 	const begins = "foreign:new:65536"
 	all[begins] = append(all[begins], noticed{"D01", filesystems, "DiskNotBlank: "})
-	// The checks once missed these: two blocks before the end of a blank disk of more than 1 GiB.
+	// The checks once missed the last block but one of these blank disks of more than 1 GiB.
 	all["foreign:new:-8192:2147483648"] = []noticed{{"D08", "block", "is not zero"}}
 	all["foreign:large:-8192:18253611008"] = []noticed{{"D14", "block", "is not zero"}}
 	return all
@@ -163,7 +163,7 @@ type recorded struct {
 	extent report.Extent
 }
 
-// byteMutant makes a block wrong on all disks of a kind and size, when new or at each detach.
+// byteMutant makes a block wrong on each disk of a kind and size: when new, or at every detach.
 type byteMutant struct {
 	wrong, moment string
 	look          data.Look
@@ -174,7 +174,7 @@ func (m byteMutant) String() string {
 	return fmt.Sprintf("%s at byte %d of %s", m.wrong, m.at, m.look.What(m.moment))
 }
 
-// tamper returns the name of the simulator's tamper.
+// tamper returns the name of the simulator's tamper that makes this block wrong.
 func (m byteMutant) tamper() string {
 	moments := map[string]string{data.Blank: "new", data.Restored: "restored", data.Larger: "larger",
 		data.Again: "recreated"}
@@ -221,7 +221,7 @@ func drawBytes(random *rand.Rand, looks []data.Look) byteMutant {
 	return m
 }
 
-// noticed reports whether a check compared the mutant's block at the mutant's moment, new or kept.
+// noticed reports whether a check compared the mutant's block at the moment when it is wrong.
 func (m byteMutant) noticed(r recorded) bool {
 	return slices.ContainsFunc(r.looks, func(l data.Look) bool {
 		return l.What("") == m.look.What("") && l.Seen[m.moment][m.at/guest.BlockBytes] &&
@@ -305,9 +305,9 @@ func TestEveryWrongBlockIsNoticedOrReportedAsUntested(t *testing.T) {
 		drawn-noticed-said, "kinds", len(kinds), "really_run", real)
 }
 
-// reallyRun runs a check on a rack with the mutant: the check that should notice the mutant or, if
-// there is none, a check that has a disk of this kind and must succeed. An error must name the
-// block or the disk's checksum.
+// reallyRun runs a check on a rack with the mutant. by is the index of a check that must notice it.
+// If by is negative, reallyRun runs a check that has a disk of this kind and must succeed. An error
+// must name the block or the disk's checksum.
 func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 	t.Helper()
 	if by < 0 {

@@ -108,7 +108,7 @@ func (u *use) serial() string {
 	return name[:min(len(name), 20)]
 }
 
-// awaitDevices waits until the instance shows want devices with the volume's serial.
+// awaitDevices waits until the instance shows this number of devices with the volume's serial.
 func (u *use) awaitDevices(want int) {
 	timeout := cmp.Or(u.DeviceTimeout, 30*time.Second)
 	harness.Must(harness.Await(u.ctx, timeout, func() error {
@@ -139,7 +139,7 @@ func (u *use) place() guest.Place {
 	return guest.Place{Path: filepath.Join(u.Target, "blocks")}
 }
 
-// pattern returns Blocks blocks of a generation. On a device they are spread over its first half.
+// pattern returns the usual number of blocks. On a device they are spread over the first half.
 func (u *use) pattern(generation uint64) guest.Pattern {
 	p := guest.Pattern{Seed: u.volume.seed, Generation: generation, Count: cmp.Or(u.Blocks, 512)}
 	if u.volume.access == "block" {
@@ -283,7 +283,7 @@ func rackMessage(err error) string {
 	return fmt.Sprintf("%s (%s, request %s)", r.Message, r.ErrorCode, r.RequestId)
 }
 
-// stop stops an instance that nobody else uses at this moment, and waits until it is stopped.
+// stop stops an instance, unless somebody else uses it, and waits until it is stopped.
 func (s *checkRun) stop(ctx context.Context, instance string) error {
 	if s.MayStop != nil {
 		if err := s.MayStop(ctx, instance); err != nil {
@@ -298,7 +298,7 @@ func (s *checkRun) stop(ctx context.Context, instance string) error {
 	return err
 }
 
-// start starts an instance if it does not run, waits until it runs, and reports whether it did so.
+// start starts an instance and waits until it runs. It returns false if the instance ran already.
 func (s *checkRun) start(ctx context.Context, instance string) (started bool, err error) {
 	found, err := s.awaitState(ctx, instance, oxide.InstanceStateStopped,
 		oxide.InstanceStateFailed, oxide.InstanceStateRunning)
@@ -313,7 +313,7 @@ func (s *checkRun) start(ctx context.Context, instance string) (started bool, er
 	return true, err
 }
 
-// awaitState waits until an instance is in one of the states, and returns that.
+// awaitState waits until an instance is in one of the states, and returns the state.
 func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxide.InstanceState) (
 	found oxide.InstanceState, err error) {
 	return found, harness.Await(ctx, startTimeout, func() error {
@@ -328,22 +328,22 @@ func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxid
 	})
 }
 
-// revive starts the instance if it does not run, and connects to it again. The stop has ended its
-// mounts.
+// revive starts the instance if it does not run, and connects to its agent again. The instance has
+// lost its mounts.
 func (u *use) revive(ctx context.Context) error {
 	u.stopped, u.mounted = true, false
 	u.guest.Kill()
 	if _, err := u.start(ctx, u.instance); err != nil {
 		return err
 	}
-	// The instance answers some time after the rack calls it running.
+	// The instance answers some time after the rack reports it as running.
 	err := harness.Await(ctx, startTimeout, func() error { return u.guest.Reconnect(ctx) })
 	u.stopped = err != nil
 	return err
 }
 
-// checkHelper attaches a volume for each access to a stopped instance, starts the instance and uses
-// the volumes, stops and starts it, and reads the volumes again. In the end it stops the instance.
+// checkHelper attaches volumes, one for each access, to a stopped instance. It starts the instance,
+// uses the volumes, restarts the instance, reads the volumes again, and stops the instance.
 func checkHelper(s *checkRun) {
 	h := &helper{checkRun: s}
 	for _, s.access = range s.accesses() {
@@ -408,7 +408,7 @@ func (h *helper) start() {
 	}
 }
 
-// stop stops the instance if the check started it. That also ends the instance's mounts.
+// stop stops the instance if the check started it. The stop also ends the instance's mounts.
 func (h *helper) stop(ctx context.Context) error {
 	if !h.Helper.Started {
 		return nil

@@ -14,8 +14,8 @@
 // # What is written
 //
 // A [Pattern] is a sequence of blocks of [BlockBytes] each. A block contains its number, its
-// generation, the seed of its volume and a checksum. So what is read instead of a block identifies
-// the error: zeros, another generation, another block, a block of another volume, or garbage
+// generation, the seed of its volume and a checksum. So a wrong block shows what happened: it is
+// zero, has another generation or another number, belongs to another volume, or is garbage
 // ([Finding]). A writer ([StartWriter]) writes such blocks one by one and counts those that fsync
 // acknowledged. Reads bypass the page cache (O_DIRECT), so that the data comes from the disk.
 //
@@ -91,7 +91,7 @@ func newAgent() (*Agent, error) {
 	return &Agent{dir: dir, writers: map[int]*writer{}, calls: semaphore.NewWeighted(allCalls)}, nil
 }
 
-// allCalls is the weight of a call that excludes all others, of which each weighs 1.
+// allCalls is the weight of a call that excludes all others, each of which weighs 1.
 const allCalls = 1 << 30
 
 // dirPrefix begins the names of the directories that an agent works in or was copied to.
@@ -148,7 +148,7 @@ func (a *Agent) Close() error {
 	return errors.Join(append(errs, a.dir.remove())...)
 }
 
-// open opens the file or device of a volume, and checks a device's serial.
+// open opens a volume's file or device with the function open, and checks the device's serial.
 func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File, error) {
 	file, err := open(place)
 	if err != nil || !place.Raw() {
@@ -259,7 +259,7 @@ func method[In, Out any](name string, run func(*Agent, context.Context, In) (Out
 	}
 }
 
-// serve answers calls until the connection ends. Then it cancels and awaits those in progress.
+// serve answers calls until the connection ends. Then it cancels the running calls and awaits them.
 func (a *Agent) serve(ctx context.Context, conn *streams) {
 	server := grpc.NewServer(grpc.ForceServerCodec(codec{}), grpc.WaitForHandlers(true),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
@@ -395,7 +395,7 @@ func (f Facts) With(serial string) []Device {
 		func(d Device) bool { return d.Serial != serial })
 }
 
-// Open opens the device for reading, and checks that the node has the device's number.
+// Open opens the device for reading, and checks that the device node has the device's number.
 func (d Device) Open(devRoot string) (*os.File, error) {
 	file, err := os.OpenFile(filepath.Join(devRoot, d.Name), os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -466,13 +466,13 @@ func attribute(dir, name string) (string, error) {
 	return strings.Trim(string(text), "\x00 \n"), err
 }
 
-// markFile is a file in each directory that this program makes. It contains the purpose.
+// markFile is a file in each directory that this program makes. It has the directory's purpose.
 const markFile = ".oxide-conformance"
 
 // ErrNotOwn means that nothing proves that this program made a directory.
 var ErrNotOwn = errors.New("nothing proves that this program made it, so it was left")
 
-// MarkOwn marks a directory that this process has made with its purpose.
+// MarkOwn writes the purpose of a directory, which this process has made, into its markFile.
 func MarkOwn(dir, purpose string) error {
 	file, err := os.OpenFile(filepath.Join(dir, markFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -64,7 +64,7 @@ func Connect(ctx context.Context, command []string, c Config) (*AgentClient, err
 	return g, g.connect(ctx)
 }
 
-// copyScript saves its standard input as a program and prints where. If it fails, it cleans up.
+// copyScript saves its input as a program and prints the directory. If it fails, it removes both.
 const copyScript = `set -e; umask 077; ` +
 	`d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX"); ` +
 	`trap '` + removeScript + `' EXIT; trap 'exit 1' HUP INT PIPE TERM; ` +
@@ -99,7 +99,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 	match := copiedTo.FindStringSubmatch(said.String())
 	switch {
 	case err != nil && match != nil:
-		// The program was copied, and then the connection failed.
+		// The program was copied before the connection failed, so remove the copy.
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		err = errors.Join(err, Shell(clean, command, "d="+match[1]+"; "+removeScript).Run())
@@ -130,7 +130,7 @@ func startCopy(ctx context.Context, command []string, dir string) (*link, error)
 	cmd := Shell(context.WithoutCancel(ctx), command, script)
 	problem := &tail{}
 	cmd.Stderr = problem
-	// An own process group gets no interrupts of the terminal. WaitDelay limits the wait for output.
+	// Setpgid keeps the terminal's interrupts from the command. WaitDelay limits the wait for output.
 	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, time.Second
 	stdin, errIn := cmd.StdinPipe()
 	stdout, errOut := cmd.StdoutPipe()
@@ -229,10 +229,10 @@ type AgentClient struct {
 type link struct {
 	client  *grpc.ClientConn
 	streams *streams
-	// close ends the agent in order, and kill ends it at once. Both wait for its end.
+	// close ends the agent in order, and kill ends it at once. Both wait until the agent has ended.
 	close func() error
 	kill  func()
-	// why returns, for an error, what an agent that does not answer has printed last.
+	// why returns what the agent printed last, for the error of an agent that does not answer.
 	why func() string
 }
 
@@ -243,8 +243,8 @@ func newLink(s *streams) (*link, error) {
 	return &link{client: client, streams: s}, err
 }
 
-// end ends the agent before the client, because the client's Close waits until the streams end. If
-// the instance is down, they never end by themselves.
+// end ends the agent before the gRPC client, because the client's Close waits until the streams
+// end. If the instance is down, the streams never end by themselves.
 func (l *link) end() error {
 	err := l.close()
 	_ = l.client.Close()
@@ -281,14 +281,14 @@ func (g *AgentClient) current() *link {
 	return g.link
 }
 
-// Kill ends the agent and all that it started at once, as the loss of its instance does.
+// Kill ends the agent and its processes at once, as the loss of the instance does.
 func (g *AgentClient) Kill() {
 	l := g.current()
 	l.kill()
 	_ = l.client.Close()
 }
 
-// Close ends the agent and all that it started. It returns an error if volumes were still mounted.
+// Close ends the agent and its processes. It returns an error if volumes were still mounted.
 func (g *AgentClient) Close() error {
 	if err := g.current().end(); err != nil {
 		return fmt.Errorf("end the agent in %s: %w", g.Name, err)

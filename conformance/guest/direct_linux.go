@@ -28,7 +28,7 @@ func openDirect(place Place) (*os.File, error) {
 	return file, nil
 }
 
-// newBuffer allocates memory that begins at a page, as reads with O_DIRECT need it.
+// newBuffer allocates memory that begins at a page boundary, as O_DIRECT requires for reads.
 func newBuffer(size int) ([]byte, func(), error) {
 	buffer, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -49,7 +49,7 @@ func deviceNumber(file *os.File) (string, error) {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), nil
 }
 
-// FilesystemBytes returns the size of the filesystem at a path, as a workload asks for it.
+// FilesystemBytes returns the size of the filesystem at a path, as statfs reports it.
 func (*Agent) FilesystemBytes(_ context.Context, path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
@@ -58,7 +58,7 @@ func (*Agent) FilesystemBytes(_ context.Context, path string) (int64, error) {
 	return int64(st.Blocks) * st.Bsize, nil
 }
 
-// HasMountSetattr reports whether the driver can mount with this kernel (Linux 5.12).
+// HasMountSetattr reports whether the kernel has mount_setattr (Linux 5.12). The driver needs it.
 func HasMountSetattr() bool { return unix.MountSetattr(-1, "", 0, nil) != unix.ENOSYS }
 
 // KernelRelease returns the output of uname -r.
@@ -71,9 +71,9 @@ func KernelRelease() (string, error) {
 }
 
 // directory is a tmpfs in an agent's mount namespace. Other processes see an empty directory. The
-// agent, its driver and the driver's programs hold a lock on it, and other agents remove it only
-// when the last of these has ended. Otherwise Linux would detach the tmpfs, and a driver that is
-// still in a call would write to the machine's disk.
+// agent, its driver and the driver's programs hold a lock on the directory, and other agents remove
+// it only when the last of these processes has ended. Otherwise Linux would detach the tmpfs, and a
+// driver that is still in a call would write to the machine's disk.
 type directory struct {
 	path string
 	lock *os.File
@@ -89,7 +89,7 @@ func newDirectory() (*directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the agent's directory: %w", err)
 	}
-	// Lock the directory before it is marked, so that no other agent removes it in between.
+	// Lock the directory first: another agent would remove a directory with a mark and without a lock.
 	if err := MarkOwn(path, agentMark); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}

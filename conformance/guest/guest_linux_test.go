@@ -59,7 +59,7 @@ func TestConnectReportsWhyACommandDoesNotReachTheInstance(t *testing.T) {
 	}
 }
 
-// The test makes files and directories that somebody else may have under this program's names. If
+// The test makes files and directories with this program's names that may be somebody else's. If
 // RemoveOwn or Sweep opened a FIFO, the test would hang.
 func TestOnlyADirectoryWithTheProgramsMarkIsRemoved(t *testing.T) {
 	dir := func(path string) error { return os.Mkdir(path, 0o700) }
@@ -136,7 +136,7 @@ func TestSweepKeepsADirectoryWhileAProgramOfItsAgentRuns(t *testing.T) {
 	program.ExtraFiles = []*os.File{d.lock}
 	stdin, err := program.StdinPipe()
 	csitest.Must(t, errors.Join(err, program.Start()))
-	// When an agent ends, the kernel closes its lock and removes its tmpfs.
+	// When an agent ends, the kernel does the same: it closes the lock and unmounts the tmpfs.
 	csitest.Must(t, errors.Join(d.lock.Close(), unix.Unmount(d.path, unix.MNT_DETACH)))
 	Sweep()
 	if _, err := os.Stat(d.path); err != nil {

@@ -26,7 +26,7 @@ type Task struct {
 	Sync bool
 	// Sample, if it is not nil, limits Scan to a part of the device.
 	Sample *Sample
-	// Interval is the pause between two records of a writer, which ends after the last one.
+	// Interval is a writer's pause between two records. The writer ends after Pattern.Count records.
 	Interval time.Duration
 }
 
@@ -109,7 +109,7 @@ type Sample struct {
 
 // Scan describes the content of a device.
 type Scan struct {
-	// Bytes is the size of the device. Ranges has what was read, in this order.
+	// Bytes is the size of the device. Ranges lists what was read, in the order of the reads.
 	Bytes  int64
 	Ranges []Range
 	// SHA256 is the checksum of the blocks that are not zero, each with its offset.
@@ -122,7 +122,7 @@ type Scan struct {
 const (
 	// scanPiece is the number of bytes that are read at a time.
 	scanPiece = 4 << 20
-	// sampleEnd is the size of a sample at an end, sampleEdge that beside and between boundaries.
+	// sampleEnd is the sample's size at a device's ends, sampleEdge that at and between boundaries.
 	sampleEnd  = 1 << 20
 	sampleEdge = 64 << 10
 )
@@ -242,7 +242,7 @@ func (a *Agent) StartWriter(_ context.Context, r Task) (number int, err error) {
 	return number, nil
 }
 
-// write writes records, each after its predecessor is on the disk, until ctx ends.
+// write writes records one by one until ctx ends, each after fsync has acknowledged the one before.
 func (w *writer) write(ctx context.Context, r Task, file *os.File) error {
 	block := make([]byte, BlockBytes)
 	timer := time.NewTimer(0)
@@ -340,7 +340,7 @@ type Pattern struct {
 	Stride int64
 }
 
-// At returns the pattern in another generation.
+// At returns the pattern with this generation.
 func (p Pattern) At(generation uint64) Pattern {
 	p.Generation = generation
 	return p
@@ -351,7 +351,7 @@ func (p Pattern) Range(n int64) Range { return Range{p.offset(n), p.offset(n) + 
 
 func (p Pattern) offset(n int64) int64 { return n * max(p.Stride, BlockBytes) }
 
-// fill writes block n of the pattern.
+// fill fills a buffer with block n of the pattern.
 func (p Pattern) fill(block []byte, n int64) {
 	if p.Generation == 0 {
 		clear(block)
@@ -371,7 +371,7 @@ func (p Pattern) fill(block []byte, n int64) {
 // Finding is one block that differs from what was written.
 type Finding struct {
 	Block, Offset int64
-	// Lost reports whether the block is zero or not there, and What describes what was found.
+	// Lost reports whether the block is zero or missing. What describes the content that was found.
 	Lost bool
 	What string
 }
@@ -384,7 +384,7 @@ type Report struct {
 	Findings []Finding
 }
 
-// Err is nil if every block was right. Otherwise it names the first that was not.
+// Err returns nil if every block was right, and otherwise an error with the first wrong block.
 func (r Report) Err() error {
 	if r.Wrong == 0 {
 		return nil
@@ -449,5 +449,5 @@ func describeGarbage(block []byte) string {
 
 var zeros [scanPiece]byte
 
-// allZero reports whether at most scanPiece bytes are zero.
+// allZero reports whether all bytes of b are zero. b has at most scanPiece bytes.
 func allZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }

@@ -1,4 +1,4 @@
-// Package legal tests that a program which checks racks does not blame a healthy one. A proxy
+// Package legal tests that a program which checks racks does not blame a healthy rack. A proxy
 // between the rack and the program alters when and how the rack answers. A rack in order, the
 // network in front of it, and other users of its silo may cause each alteration, so no verdict may
 // count it as a failure of the rack.
@@ -181,8 +181,8 @@ func (p *proxy) forward(r *http.Request) (*http.Response, error) {
 // errReset makes the proxy reset the caller's connection, as every error of a transport does.
 var errReset = errors.New("the connection was reset")
 
-// Answer returns an answer to a request that is not sent to the rack. header has names and values
-// in turn.
+// Answer returns an answer to a request that is not sent to the rack. header has a name, its value,
+// the next name and so on.
 func Answer(r *http.Request, status int, body string, header ...string) *http.Response {
 	if r.Body != nil {
 		_ = r.Body.Close()
@@ -217,8 +217,8 @@ func linger(r *http.Request, pause time.Duration) {
 
 const lateness = 100 * time.Millisecond
 
-// pass counts a request. If there were too many in the last second, it returns how long the caller
-// must wait.
+// pass counts a request. If the last second already had the permitted number of requests, pass
+// instead returns how long the caller must wait.
 func (p *proxy) pass(most int) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -242,7 +242,7 @@ func (p *proxy) strikes() bool {
 // absence is the average number of requests between two absences of the rack.
 const absence = 300
 
-// leave reports whether the rack is away now. When an absence begins, gone returns its duration.
+// leave reports whether the rack is away now. The function gone returns how long an absence lasts.
 func (p *proxy) leave(gone func() time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -254,8 +254,8 @@ func (p *proxy) leave(gone func() time.Duration) bool {
 	return time.Now().Before(p.backAt)
 }
 
-// Edit calls change with each JSON object of a successful answer, and with the names of the objects
-// that contain it, each with a dot behind it. The objects of a list count as if they were alone.
+// Edit passes each JSON object of a successful answer to the function change, with the names of the
+// objects around it, each followed by a dot. An object in a list is passed as if it were alone.
 func Edit(resp *http.Response, err error, change func(at string, object map[string]any),
 ) (*http.Response, error) {
 	if err != nil || resp.StatusCode >= 300 {
@@ -293,14 +293,14 @@ func Edit(resp *http.Response, err error, change func(at string, object map[stri
 	return resp, nil
 }
 
-// RoundTrip is a function that is a transport.
+// RoundTrip is a function that implements http.RoundTripper.
 type RoundTrip func(*http.Request) (*http.Response, error)
 
 // RoundTrip calls the function.
 func (f RoundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Try starts a proxy with an alteration before a rack, and calls run with the proxy's address. Some
-// kinds need two calls of run at the same time, or Strangers that work meanwhile.
+// Try starts a proxy that applies an alteration in front of a rack, and passes its address to the
+// function run. For some kinds it calls run twice at the same time, or starts Strangers, too.
 func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(host string) error,
 ) (err error) {
 	defer harness.Catch(&err)

@@ -249,7 +249,7 @@ func (r *Report) scrub(secrets []string) *Report {
 	return &scrubbed
 }
 
-// copyOf returns a copy of a value in which every string is replaced by what clean returns.
+// copyOf returns a copy of a value in which the results of clean replace all strings.
 func copyOf(v reflect.Value, clean func(reflect.Value) string) reflect.Value {
 	if v.Type() == reflect.TypeFor[time.Time]() {
 		return v
@@ -291,8 +291,8 @@ func Plain(text string) string {
 	}, strings.ToValidUTF8(text, string(unicode.ReplacementChar)))
 }
 
-// PlainWriter writes its text through Plain, without the secrets of Redact, which may be nil. Each
-// Write must consist of whole characters.
+// PlainWriter replaces secrets with Redact, if that is not nil, and writes the text through Plain.
+// Each Write must consist of whole characters.
 type PlainWriter struct {
 	To     io.Writer
 	Redact *strings.Replacer

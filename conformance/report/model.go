@@ -152,7 +152,7 @@ const (
 	Blocked Status = "blocked"
 	// NotTested means that the run left the spec out, for the reason in the result.
 	NotTested Status = "not_tested"
-	// NotApplicable means that the spec is about a feature that the driver does not offer.
+	// NotApplicable means that the spec tests a feature that the driver does not offer.
 	NotApplicable Status = "not_applicable"
 	// Interrupted means that the run was stopped, or lost its rack, before the spec ended.
 	Interrupted Status = "interrupted"

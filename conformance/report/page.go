@@ -182,7 +182,7 @@ type latencyRow struct {
 	XP50, XP95, XMax string
 }
 
-// axis is a logarithmic axis over whole powers of ten of a millisecond.
+// axis is a logarithmic axis in milliseconds. Both its ends are powers of ten.
 type axis struct {
 	low, high float64
 	Ticks     []tick
@@ -217,7 +217,7 @@ func newAxis(all []Calls) axis {
 
 func decade(ms float64) float64 { return math.Log10(max(ms, 0.1)) }
 
-// at returns the position of a power of ten of a millisecond on the axis.
+// at returns the position on the axis of a latency of 10^power milliseconds.
 func (a axis) at(power float64) float64 {
 	return plotMargin + (power-a.low)/(a.high-a.low)*(plotWidth-2*plotMargin)
 }

@@ -108,8 +108,8 @@ func plural(n int, noun string) string {
 type Measure struct {
 	// What names the thing: "disk_list", "a blank disk of 17 GiB, when it is new".
 	What string `json:"what"`
-	// Looked is how much of the thing the test looked at. Of is the whole, or the part on which the
-	// driver relies; 0 means that it is unknown.
+	// Looked is how much of the thing the test looked at. Of is the size of the thing, or of the part
+	// on which the driver relies; 0 means that the size is unknown.
 	Looked int64  `json:"looked"`
 	Of     int64  `json:"of"`
 	Unit   string `json:"unit"`
@@ -120,7 +120,7 @@ type Measure struct {
 // Extent lists what a test looked at and how much of it, in the order of the test.
 type Extent []Measure
 
-// Look adds a measure. If the extent has one of the same thing, Look adds the numbers to that one.
+// Look adds a measure. If the extent has one of the same thing, Look adds up their numbers.
 func (e *Extent) Look(m Measure) {
 	if i := e.index(m); i >= 0 {
 		(*e)[i].Looked += m.Looked
@@ -154,8 +154,8 @@ func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk describes the things of which a later test looked at less than half the share of this
-// test. Measures without a known total do not count, because they depend on time or on other users.
+// Shrunk describes each thing whose tested share is less than half as large in the extent later.
+// Measures without a known total do not count, because they depend on time or on other users.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {
 		if m.Of == 0 {
@@ -204,8 +204,8 @@ func inBytes(n int64) string {
 	return fmt.Sprintf("%.3g KiB", float64(n)/(1<<10))
 }
 
-// Promises returns a sentence with the numbers of promises that were kept, kept only as far as the
-// tests looked, broken, and not tested. It names the promises of the last three kinds.
+// Promises returns a sentence that counts the promises that were kept, broken and not tested. It
+// names the last two kinds, and the promises that were kept only as far as the test looked.
 func (r *Report) Promises() string {
 	var broken, partly, untested []string
 	for _, result := range r.Results {
@@ -345,8 +345,8 @@ func oneLine(s string) string {
 	return strings.Join(strings.Fields(clean), " ")
 }
 
-// diffResults compares the results. If only one run has a group, the group's results are counted
-// together, apart from new failures.
+// diffResults compares the results. If one report lacks a whole group, diffResults counts the
+// group's results and lists only new failures.
 func diffResults(a, b *Report) (text string, worse bool) {
 	const less, inA, inB = "looked at less", "in A alone", "in B alone"
 	same, sections := 0, map[string][]string{}

@@ -192,7 +192,7 @@ var (
 	forbidden    = Refused{403, "Forbidden", "Forbidden"}
 )
 
-// checkOwnSilo checks that a user's silo shows the same use with and without its name or ID.
+// checkOwnSilo checks that requests with and without the silo's name or ID show the same use.
 func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
 	use := c.utilization()
 	quotas := asked(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,
@@ -211,13 +211,13 @@ func (c *Check) utilization() *oxide.Utilization {
 	return asked(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization").must()
 }
 
-// looks is how often steadily runs look, because others may change what the silo has provisioned
-// between two reads.
+// looks is how often steadily calls look on a real rack, because others may change what the silo
+// has provisioned between two reads.
 const looks = 3
 
-// steadily runs look, which checks what the silo has provisioned. On a real rack it runs look again
-// if that finds a problem, because other users may have caused it. A rack that breaks the rule
-// causes the same problem each time.
+// steadily calls look, which checks what the silo has provisioned. If look finds a problem on a
+// real rack, steadily calls it again, because other users may have caused the problem. A rack that
+// breaks the rule causes the same problem each time.
 func (c *Check) steadily(look func()) {
 	before := len(c.problems)
 	var found []string

@@ -253,8 +253,8 @@ var (
 )
 
 // newDisk returns the request for a blank disk that is created together with an instance, and
-// removes the disk at the end. Call it before the instance is created, so that the instance is
-// removed first.
+// removes the disk at the end of the check. Call it before the instance is created, so that the
+// instance is removed first.
 func (c *Check) newDisk() oxide.InstanceDiskAttachment {
 	blank := c.blank().Body
 	c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, blank.Name) })
@@ -284,8 +284,8 @@ func (c *Check) faultedDisk() *oxide.Disk {
 	return c.look(disk.Id)
 }
 
-// Trial describes what a rack did with the disks of a running instance that the trial created. It
-// tries an attach only if the rack refuses a detach.
+// Trial describes what a rack did with the disks of a running instance that the trial created. The
+// trial attaches a disk only if the rack refuses to detach one.
 type Trial struct {
 	Attaches, Detaches bool
 	// Says are findings that an operator can send to Oxide, one sentence each.
@@ -326,7 +326,7 @@ func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 	return t, result
 }
 
-// TryRefusal tries how the rack refuses an attach: it attaches a disk that another instance has.
+// TryRefusal tries to attach a disk that another instance has, and reports how the rack refuses.
 func (r *TestedRack) TryRefusal(ctx context.Context) (Trial, Result) {
 	var t Trial
 	result := r.Run(ctx, Rule{ID: "refusal", Check: func(c *Check) {

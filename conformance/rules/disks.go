@@ -273,7 +273,7 @@ var (
 	tooSmall   = invalidValue("size", "total size must be at least 1 GiB")
 	noWholeGiB = invalidValue("size", "total size must be a multiple of 1 GiB")
 	tooLarge   = invalidValue("size", "total size must be less than 1023 GiB")
-	// The rack checks this before the sizes in GiB.
+	// The rack looks for whole blocks before it compares the size with the limits in GiB.
 	noWholeBlock = invalidValue("size and block_size",
 		"total size must be a multiple of block size 512")
 )
@@ -296,7 +296,7 @@ func (c *Check) beyondQuota() int64 {
 }
 
 // noDriveHas reports whether a rack of v22 or later has refused a local disk that no drive can
-// hold. It does so before it checks the quota (A26).
+// hold. Such a rack checks the drives before the quota (A26).
 func noDriveHas(err error) bool {
 	refused := refusal(err)
 	return errors.Is(err, oxide.ErrInvalidValue) && refused.ErrorResponse.Message != tooSmall.Message
@@ -341,9 +341,9 @@ type underway[T any] struct {
 	carriedOut func() bool
 }
 
-// begin sends a request that creates an object, and waits until a read shows the object while the
-// request is unanswered. A simulated rack delays the creation until end. The step remove runs at
-// the end of the check, whether the object was created or not, and gets the object that was seen.
+// begin sends a request that creates an object, and waits until a read shows the object. A
+// simulated rack completes the request only when the check calls end. At the end of the check, the
+// function remove gets the object that was seen, whether the object was created or not.
 func begin[T any](c *Check, what, hold string, send, view func() (T, error),
 	remove func(ctx context.Context, seen T) error) *underway[T] {
 	u := &underway[T]{c: c, what: what, hold: hold, done: make(chan struct{}),

@@ -30,7 +30,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// fault is a fault of the requests of an operation, or a wrong value in its answers.
+// fault describes an error that answers an operation's requests, or a wrong value in its answers.
 type fault struct {
 	// legal means that a rack in order, or the network, may cause the fault. No rule may fail then.
 	legal bool
@@ -39,7 +39,7 @@ type fault struct {
 	noticed bool
 	// once means that the fault strikes one request of each check instead of every request.
 	once bool
-	// send answers a request. If it is nil, alters changes the trial's field of the answer.
+	// send answers a request. If it is nil, the function alters changes trial.field of the answer.
 	send   func(*faulting, *http.Request) (*http.Response, error)
 	alters alteration
 }
@@ -77,7 +77,7 @@ func faults() map[string]fault {
 }
 
 // alteration puts a wrong value into a field of an answer. It returns false if a reader would see
-// no change. n is different each time.
+// no change. n is another number in each call.
 type alteration func(object map[string]any, key string, n int64) bool
 
 var alterations = map[string]alteration{
@@ -158,8 +158,8 @@ type trial struct {
 	seed  uint64 // chooses the random parts of the trial
 }
 
-// concerns reports whether the fault may strike a request of the operation. A page is changed only
-// in a request for a list that a check compares with other readings.
+// concerns reports whether the fault may strike a request for this path. A page is changed only in
+// requests for lists that a check compares with each other.
 func (t trial) concerns(path string) bool {
 	return t.field != "items" || strings.Contains(path, "sort_by=") ||
 		strings.Contains(path, "page_token=")
@@ -301,7 +301,7 @@ const (
 	// sampledAsking is the number of rules that are checked with each legal fault. If PROOF_DURATION
 	// is set, all rules are checked, except with the fault never-answered.
 	sampledAsking = 3
-	// pageTrials is how often each list is changed in each way.
+	// pageTrials is how often the test changes each list in each way.
 	pageTrials = 25
 	// ruleTimeout limits a check, which may wait for a value that an altered answer hides.
 	ruleTimeout = 10 * time.Second
@@ -311,8 +311,8 @@ const (
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// altered is a survey of a simulated rack, and real one without an admin listener, as on a real
-	// rack.
+	// altered is a survey of a simulated rack. real is a survey of a simulated rack without an admin
+	// listener, which real racks lack, too.
 	altered, real surveyed
 	trials        []trial
 
@@ -412,8 +412,8 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	return err
 }
 
-// placeOf chooses a request that the fault may strike, and that succeeded without a fault. It
-// returns how many requests before it the fault may strike, too.
+// placeOf chooses one of the requests that the fault may strike and that succeeded without a fault.
+// It returns how many other requests that the fault may strike precede it.
 func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	var places []int64
 	n := int64(0)
@@ -502,7 +502,7 @@ func (h *faultTest) draw(t *testing.T) (ignored int) {
 	return ignored
 }
 
-// A simulated rack lists an object as soon as it has created it.
+// A simulated rack lists an object right after its creation.
 func init() { creation = 0 }
 
 func TestEveryFaultIsToleratedOrNoticed(t *testing.T) {

@@ -70,8 +70,8 @@ var ofGuests = []tested{
 		first := c.plug(oxide.Name(stem + "-first"))
 		shown := c.device(SerialOf(first.Name))
 		c.plug(oxide.Name(stem + "-second"))
-		// The third disk is attached after the second, so its device appears later. When it has appeared,
-		// the second cannot appear any more.
+		// The third disk is attached after the second, so its device appears later. When the third device
+		// has appeared, the second cannot appear any more.
 		c.device(SerialOf(c.plug(c.name() + "-with-a-longer-name").Name))
 		var names []string
 		for _, d := range c.devices() {
@@ -238,8 +238,8 @@ const (
 	serialBytes = 20
 	// qemuModel is the model of QEMU's NVMe controllers. QEMU pads models and serials with spaces.
 	qemuModel = "QEMU NVMe Ctrl"
-	// deviceTimeout limits how long a guest takes to show a disk. For a simulated guest the rack only
-	// writes a file.
+	// deviceTimeout limits how long a guest takes to show a disk. A simulated guest needs less time,
+	// because the rack only writes a file.
 	deviceTimeout, simulatedDeviceTimeout = time.Minute, 5 * time.Second
 	// defaultNetwork is the name of a new project's VPC, and of that VPC's subnet.
 	defaultNetwork = "default"
@@ -358,7 +358,7 @@ func (c *Check) awaitGuest(ask func() error) {
 
 var otherVPCs = invalidRequest("All interfaces must be in the same VPC")
 
-// interfaces returns a request for the given number of interfaces. It uses the VPCs in turn.
+// interfaces returns a request for count interfaces, which takes the VPCs one after another.
 func interfaces(count int, vpcs ...string) oxide.InstanceNetworkInterfaceAttachment {
 	create := &oxide.InstanceNetworkInterfaceAttachmentCreate{
 		Params: []oxide.InstanceNetworkInterfaceCreate{}}

@@ -153,10 +153,10 @@ var orders = map[string]func(a, b listed) int{
 // creation limits the time from an object's time_created until lists show it.
 var creation = time.Minute
 
-// judgeReadings compares readings of a list, in the order of time, with each other and with known
-// objects, which existed all the time. Other users may create and delete objects meanwhile. So an
-// object must be in all readings from the first that has it to the last. If it was created before
-// began, it must be in all earlier ones, and if it still exists, in all later ones.
+// judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each
+// reading must have the known objects. Any other object must be in all readings from the first to
+// the last that has it. If it was created before the time began, it must also be in all earlier
+// readings, and if it still exists, in all later ones.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {
 	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}
@@ -224,8 +224,8 @@ const (
 	allAtOnce = 10000
 )
 
-// readList reads a list to its end, and calls between, if it is not nil, after the first page. It
-// reports whether all pages had the limit of r.
+// readList reads a list to its end, and calls the function between, if any, after the first page.
+// It reports whether all pages had the limit of r.
 func (c *Check) readList(list, path string, r *reading, between func()) (whole bool) {
 	what := fmt.Sprintf("%s in the order %s, in pages of %d", list, r.order, r.limit)
 	base, _, _ := strings.Cut(path, "?")
@@ -251,9 +251,9 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 	}
 }
 
-// checkList reads a list in each order, in pages of 1, 2, 3, all and all but one objects, and
-// compares the readings. began is a time before the first reading. During one reading it calls
-// between, if that is not nil, which deletes an object of the list and creates another one.
+// checkList reads a list of n objects in each order, in pages of 1, 2, 3, n-1 and n objects, and
+// compares the readings. began is a time before the first reading. During one reading it calls the
+// function between, if any, which deletes an object of the list and creates another one.
 func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	between func() (gone, made listed)) {
 	readings, gone := []reading{{order: "id_ascending", limit: allAtOnce}}, []string{}
@@ -299,7 +299,7 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	c.extent.Look(whole)
 }
 
-// item returns what a list must show of an object.
+// item returns the fields of an object that a list must show.
 func (c *Check) item(object any) listed {
 	shown := fieldsOf[listed](c, object)
 	if shown.Made.IsZero() {
@@ -336,7 +336,7 @@ func (c *Check) page(what, path string) listPage {
 	return page
 }
 
-// tokenText returns the decoded token of the page of the project's objects after lastSeen.
+// tokenText returns the decoded token of the page that follows lastSeen in the project's list.
 func (c *Check) tokenText(sortBy, lastSeen string) string {
 	return fmt.Sprintf(`{"v":"v1","page_start":{"sort_by":%q,"project":%q,"last_seen":%q}}`, sortBy,
 		c.Project, lastSeen)

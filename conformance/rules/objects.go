@@ -27,7 +27,7 @@ func (r *TestedRack) name() oxide.Name {
 
 func (r *TestedRack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
 
-// beside returns the project if which is a name, and "" if it is an ID, which needs no project.
+// beside returns the project that a request needs to find an object by its name; an ID needs none.
 func (r *TestedRack) beside(which string) oxide.NameOrId {
 	if uuid.Validate(which) == nil {
 		return ""
@@ -103,7 +103,7 @@ func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
 	return c.removeDisk(ctx, made.Id)
 }
 
-// isOwn reports whether a description is that of the checks, or the padded one of A70's check.
+// isOwn reports whether an object has the description of the checks. The check of A70 extends it.
 func (r *TestedRack) isOwn(description string) bool {
 	return strings.HasPrefix(description, strings.TrimSuffix(r.Description, "}"))
 }
@@ -269,13 +269,13 @@ func (c *Check) Await(instance string, want oxide.InstanceState) {
 		c.TestedRack.Await(c.ctx, instance, want))
 }
 
-// stateTimeout limits how long a rack takes to start or stop an instance, and patience how long a
-// change takes that the rack makes by itself.
+// stateTimeout limits how long a rack takes to start or stop an instance. patience limits how long
+// a check waits for any other change of the rack.
 const stateTimeout, patience = 3 * time.Minute, time.Minute
 
 // Await waits until an instance is in a state. It sends at most one request a second, because a
-// real rack takes many seconds. A failed read ends it, because the transport has already repeated
-// what may be repeated.
+// real rack takes many seconds. A failed read ends the wait, because the transport has already
+// repeated what may be repeated.
 func (r *TestedRack) Await(ctx context.Context, instance string, want oxide.InstanceState) error {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
@@ -300,7 +300,7 @@ func (c *Check) needSimulated(why string) {
 	}
 }
 
-// situations is the unit of the measures that arrange adds. run counts them if the check ends well.
+// situations is the unit of the measures that arrange adds. Check.run completes them after a check.
 const situations = "situations"
 
 // arrange reports whether the check can create a situation, which needs a simulated rack. If it

@@ -374,7 +374,7 @@ func invalidValue(label, problem string) Refused {
 
 func inConflict(message string) Refused { return Refused{409, "Conflict", message} }
 
-// notFound returns the refusal of a request for an object of which the "id" or "name" is unknown.
+// notFound returns the refusal of a request for an object whose "id" or "name" is unknown.
 func notFound(kind, by, what string) Refused {
 	return Refused{404, "ObjectNotFound", fmt.Sprintf("not found: %s with %s %q", kind, by, what)}
 }
@@ -410,7 +410,7 @@ func fieldsOf[T any](c *Check, object any) (parts T) {
 	return parts
 }
 
-// same checks that two answers show the same object: every field is equal, except those in but.
+// same checks that two answers show the same object. It compares all fields except those in but.
 func (c *Check) same(what string, got, want any, but ...string) {
 	g, w := fieldsOf[fields](c, got), fieldsOf[fields](c, want)
 	all := maps.Clone(w)
@@ -422,7 +422,7 @@ func (c *Check) same(what string, got, want any, but ...string) {
 	}
 }
 
-// listed checks that a list contains the object want once, with the same fields.
+// listed checks that a list contains an object exactly once, with the same fields as want.
 func (c *Check) listed(what string, list, want any) {
 	id := string(fieldsOf[fields](c, want)["id"])
 	items := fieldsOf[[]fields](c, list)

@@ -61,7 +61,7 @@ type TestedRack struct {
 	recorder  *recorder
 	http      *http.Client
 	closeIdle func()
-	// cleaning limits the removal of what a check created, and pause the time between two tries.
+	// cleaning limits the removal of what a check created. pause is the time between two tries.
 	cleaning, pause time.Duration
 	// made is the number of names that were given to objects.
 	made int
@@ -112,7 +112,7 @@ func (c connections) RoundTrip(r *http.Request) (*http.Response, error) {
 const (
 	// triesPause gives a busy rack time to do its work.
 	triesPause = 2 * time.Second
-	// requestTimeout limits a request, which may run a saga on a busy rack, and requestPatience how
+	// requestTimeout limits a request, which may run a saga on a busy rack. requestPatience limits how
 	// long it is repeated.
 	requestTimeout, requestPatience = 2 * time.Minute, 15 * time.Second
 	// idleTimeout limits how long a connection stays open for the next request.
@@ -298,8 +298,8 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// mayRepeat reports whether a repetition of the request has no second effect and may be answered.
-// An untrusted certificate stays untrusted.
+// mayRepeat reports whether to send a request again: a second one has no second effect and may get
+// another answer. An untrusted certificate stays untrusted.
 func mayRepeat(e RecordedCall) bool {
 	if _, untrusted := errors.AsType[*tls.CertificateVerificationError](e.failure); untrusted {
 		return false

@@ -28,9 +28,9 @@
 //
 //	{"A34", "instance_disk_attach", func(c *Check) { // refused attaches
 //		disk, stopped := c.disk(), c.StoppedInstance()
-//		running, _ := c.runningInstance()
+//		running, there := c.runningInstance()
+//		c.attach(there.Id, stopped.Id).refused(attachedElsewhere("attach", there))
 //		c.attach(disk.Id, stopped.Id).must()
-//		c.attach(disk.Id, running.Id).refused(attachedElsewhere("attach", disk))
 //		…
 //	}},
 //
@@ -243,7 +243,7 @@ type Check struct {
 	*TestedRack
 	ctx  context.Context
 	rule Rule
-	// problems are the differences that the check found. status and reason are set if it cannot run.
+	// problems are the differences that the check found. status and reason are set if it ends early.
 	problems  []string
 	status    Status
 	reason    string
@@ -384,7 +384,7 @@ func Patiently(ctx context.Context, step func(context.Context) error) error {
 //go:embed ASSUMPTIONS.md
 var assumptions string
 
-// tested has the ID of a rule, the operations that its check is about, and the check.
+// tested has the ID of a rule, the operations that its check tests, and the check.
 type tested struct {
 	id, calls string
 	check     func(*Check)

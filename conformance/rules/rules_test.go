@@ -53,7 +53,7 @@ func TestEveryRuleIsCompleteAndHasAUniqueID(t *testing.T) {
 	}
 }
 
-func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
+func TestTheSimulatorCitesExactlyTheListedRules(t *testing.T) {
 	cited := map[string]bool{}
 	files := csitest.Got(filepath.Glob("../../simulator/*.go"))(t)
 	deeper := csitest.Got(filepath.Glob("../../simulator/*/*.go"))(t)
@@ -78,8 +78,8 @@ func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
 	}
 }
 
-// marks gives each run other names, because a run on a broken rack may leave objects that would
-// disturb the next one.
+// marks numbers the runs, so that the names of their objects differ: a run on a broken rack may
+// leave objects that would disturb the next one.
 var marks atomic.Int64
 
 // openRack opens the checks of a simulated rack, as from inside its first instance.
@@ -436,7 +436,7 @@ func TestACheckThatLeavesAnObjectBehindIsNotRepeated(t *testing.T) {
 	}
 }
 
-func TestListWithADeletedObjectFails(t *testing.T) {
+func TestJudgeReadingsReportsADeletedObject(t *testing.T) {
 	a, b := listed{ID: "1", Name: "a"}, listed{ID: "2", Name: "b"}
 	right := reading{order: "name_ascending", limit: 2, pages: [][]listed{{a}}, gone: []string{b.ID}}
 	wrong := right
@@ -502,7 +502,7 @@ func TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// qemuFiles is a guest's /sys in which QEMU has the NVMe controllers.
+// qemuFiles is a guest's /sys whose NVMe controllers are QEMU's.
 type qemuFiles struct{ fs.FS }
 
 func (f qemuFiles) ReadFile(name string) ([]byte, error) {
@@ -512,9 +512,8 @@ func (f qemuFiles) ReadFile(name string) ([]byte, error) {
 	return fs.ReadFile(f.FS, name)
 }
 
-// TestPaddingIsNotTestedOnQEMU checks that a virtual machine of a simulated rack does not break
-// A56.
-func TestPaddingIsNotTestedOnQEMU(t *testing.T) {
+// QEMU pads serials with spaces, so A56 is not tested on a rack whose guests run in QEMU.
+func TestTheRuleAboutPaddingIsNotTestedOnQEMU(t *testing.T) {
 	t.Parallel()
 	rack := startRack(t, harness.RackOptions{})
 	r := openRack(t, rack, true)

@@ -231,7 +231,7 @@ func (r *TestedRack) finalize(ctx context.Context, disk string, snapshot oxide.N
 		Disk: oxide.NameOrId(disk), Body: &oxide.FinalizeDisk{SnapshotName: snapshot}})
 }
 
-// EndImport ends the import of a disk, which cannot be deleted before.
+// EndImport ends the import of a disk. Before that, the disk cannot be deleted.
 func (r *TestedRack) EndImport(ctx context.Context, disk *oxide.Disk) error {
 	state := disk.State.State()
 	if state == oxide.DiskStateStateImportingFromBulkWrites {
