@@ -21,9 +21,8 @@
 // No call may change a bystander, or a file in which a workload has forged the driver's records
 // (package proof).
 //
-// A disk depends only on the seed and its generator's name, so it can be made again. The test tries
-// each generator once. The short form tries some for each outcome, and the long form all with many
-// seeds.
+// A disk depends only on the seed and its generator's name. The test tries each generator once. The
+// short form tries some for each outcome, and the long form all with many seeds.
 //
 // # Features
 //
