@@ -71,7 +71,7 @@ func mustFind(t *testing.T, serial string) []loopdev.Device {
 	return find(t, func(d loopdev.Device) bool { return d.Serial == serial })
 }
 
-func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
+func TestAReusedDeviceNumberAcceptsWrites(t *testing.T) {
 	const first = 7000 // no other test uses this number
 	c := loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first}
 	d := attach(t, c)
@@ -104,7 +104,7 @@ func TestAReusedDeviceNumberAcceptsDiscards(t *testing.T) {
 	looptest.Command(t, "blkdiscard", "--force", next.Path)
 }
 
-func TestAConfigurationThatTheKernelWouldMisreadIsRefused(t *testing.T) {
+func TestAttachRefusesAConfigurationThatTheKernelWouldMisread(t *testing.T) {
 	file, dir, page := newFile(t, mib), t.TempDir(), os.Getpagesize()
 	odd := newFile(t, 1000)
 	fifo := filepath.Join(dir, "fifo")
@@ -138,7 +138,7 @@ func TestAConfigurationThatTheKernelWouldMisreadIsRefused(t *testing.T) {
 	}
 }
 
-func TestDetachKeepsALaterAttachmentOfTheSameNumber(t *testing.T) {
+func TestARepeatedDetachKeepsANewAttachment(t *testing.T) {
 	file := newFile(t, mib)
 	old := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
 	looptest.Must(t, old.Detach(t.Context()))
@@ -417,7 +417,7 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	}
 }
 
-func TestOnReportsWhetherADeviceBacksAnother(t *testing.T) {
+func TestDeviceOnReportsWhetherALoopDeviceBacksAnother(t *testing.T) {
 	own, foreign := attachIn(t, t.TempDir()), attachIn(t, t.TempDir())
 	upper := attachNode(t, t.TempDir(), own) // as in a pod
 	if !upper.On(own) || upper.On(foreign) || own.On(foreign) || own.On(own) {

@@ -45,7 +45,7 @@ func (f failing) String() string {
 		f.sector, f.op, f.times)
 }
 
-func TestAStageOnAFailingSectorNeverFormatsOrMountsOnAGuess(t *testing.T) {
+func TestAStageOnAFailingSectorKeepsDataAndConverges(t *testing.T) {
 	c := &failures{trials: newTrials(t, "eio")}
 	peak := c.rounds(c.round)
 	if c.p.Short() {
