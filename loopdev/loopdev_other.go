@@ -9,7 +9,7 @@ import (
 	"runtime"
 )
 
-// Without loop devices, Ended and DetachLeft find nothing, and succeed.
+// A system without loop devices has none to find, so Ended and DetachLeft succeed.
 
 var errNotLinux = fmt.Errorf("loop devices need Linux, and this is %s: %w", runtime.GOOS,
 	errors.ErrUnsupported)

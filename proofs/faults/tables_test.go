@@ -21,7 +21,7 @@ import (
 // phase adminapi.Deferred it makes the change between the wrong answer and the repeated call.
 const later adminapi.Phase = "later"
 
-// phases contains the moments of the wrong answer, relative to the operation's effect.
+// phases contains the moments of an operation's change, relative to the wrong answer.
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, later}
 
