@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Detach waits this long until other users have closed the device. A program such as udev inspects
-// a new device and keeps it open for some milliseconds. A mount keeps it open far longer.
+// Detach waits at most this long for other users to close the device. A program such as udev
+// inspects a new device, and has it open for some milliseconds. A mount has it open far longer.
 const detachTimeout = 2 * time.Second
 
 // Detach releases the device, and returns when the kernel has released the file. It succeeds if the
@@ -36,7 +36,7 @@ func (d Device) Detach(ctx context.Context) error {
 	if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", d.Path, explain(err))
 	}
-	// LOOP_CLR_FD only marks a device that is open. The kernel releases it at the last close.
+	// If a device is open, LOOP_CLR_FD only marks it. The kernel releases it at the last close.
 	ctx, cancel := context.WithTimeout(ctx, detachTimeout)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -275,7 +275,7 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 		d, err = d.fill(node)
 	}
 	if err != nil {
-		// The caller gets no Device to release. The kernel releases it when node is closed.
+		// The caller gets no Device with which it could release the attachment, so release it here.
 		clearErr := unix.IoctlSetInt(int(node.Fd()), unix.LOOP_CLR_FD, 0)
 		return d, fmt.Errorf("read the device %s: %w", d.Path, errors.Join(err, clearErr))
 	}
@@ -359,7 +359,7 @@ func List() ([]Device, error) {
 	return devices, nil
 }
 
-// describe reads one loop device. If the device has no file, the error is one of absent.
+// describe reads one loop device. If the device has no file, it returns an error in absent.
 func describe(number int) (d Device, err error) {
 	// Most devices are free, and need not be opened.
 	if _, err := os.Stat(sysDir(number) + "/loop/backing_file"); err != nil {

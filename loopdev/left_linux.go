@@ -177,7 +177,7 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	return found, errors.Join(errs...)
 }
 
-// fileID identifies a file by other values than its path.
+// fileID identifies a file even if its path is unknown.
 type fileID struct{ device, inode uint64 }
 
 func below(dir string) ([]Device, error) {

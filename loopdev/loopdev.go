@@ -9,7 +9,7 @@
 // that another process has attached again.
 //
 // Attaching and detaching need root and Linux 5.15 or later. On other systems the package builds,
-// and [Available] and the other functions return an error.
+// but [Available], [Attach] and [List] return an error.
 package loopdev
 
 import (

@@ -9,7 +9,7 @@ import (
 	"runtime"
 )
 
-// A system without loop devices has none to find, so Ended and DetachLeft succeed.
+// Other systems have no loop devices, so Ended and DetachLeft find nothing and succeed.
 
 var errNotLinux = fmt.Errorf("loop devices need Linux, and this is %s: %w", runtime.GOOS,
 	errors.ErrUnsupported)

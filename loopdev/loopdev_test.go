@@ -30,7 +30,7 @@ import (
 
 const mib = 1 << 20
 
-// newFile makes a sparse file. The end of the test detaches its loop devices.
+// newFile makes a sparse file, and detaches the file's devices at the end of the test.
 func newFile(t *testing.T, size int64) string {
 	t.Helper()
 	looptest.NeedRoot(t)

@@ -4,8 +4,8 @@
 // A [Disk] keeps a log of the writes, discards and flushes that reached it, in their order, and of
 // notes that the caller adds. From the log, [Replay] and [Apply] rebuild every content that the
 // disk could have after a power cut: everything that was flushed, and any choice of the sectors
-// ([SectorBytes]) that were written since. Images are sparse and share equal pages, so that
-// thousands of images need little memory.
+// ([SectorBytes]) that were written since. Images are sparse, and their forks share unchanged
+// pages, so that thousands of them need little memory.
 //
 // A [Fault] affects reads, writes or flushes of some sectors. It makes them fail, hang, take long,
 // or succeed without effect, for a number of times or until the caller removes the fault.
@@ -289,7 +289,7 @@ const ActivitySeconds = 60
 // Activity counts the operations of one second, including those that fail or hang.
 type Activity struct{ Reads, Writes, Flushes int }
 
-// second contains the operations in the second from the Unix time at on.
+// second counts the operations in the second that began at the Unix time at.
 type second struct {
 	at int64
 	Activity

@@ -55,7 +55,7 @@ func Command(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// Mount mounts a device. The end of the test unmounts it.
+// Mount mounts a device, and unmounts it at the end of the test.
 func Mount(t *testing.T, device, dir string, options ...string) {
 	t.Helper()
 	Command(t, "mount", append(options, device, dir)...)

@@ -47,8 +47,8 @@ func Enter() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// A mount here would keep a filesystem in use. So when the machine unmounts a filesystem, the
-	// kernel unmounts it here, too. The machine does not see the mounts of this namespace.
+	// A copied mount keeps its filesystem in use. So when the machine unmounts the filesystem, the
+	// kernel unmounts the copy. The machine does not see the mounts of this namespace.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep the mounts of a namespace to itself: %w", err)
 	}

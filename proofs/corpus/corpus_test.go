@@ -516,7 +516,7 @@ type generator struct {
 	make func(t *trial)
 }
 
-// blank returns a generator of a trial with a blank disk. The trial's Set is set.
+// blank returns a generator of a trial with a blank disk. set, if not nil, is the trial's Set.
 func blank(name, fs string, w want, set func(*fixture)) generator {
 	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
 }

@@ -340,7 +340,7 @@ func sumXFS(b []byte) {
 
 func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
 
-// patch writes bytes at at into a superblock of n bytes, and corrects the superblock's checksum.
+// patch overwrites a part of a superblock, and then corrects the superblock's checksum.
 func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	b := im.read(offset, n)
 	copy(b[at:], bytes)
@@ -401,8 +401,8 @@ func countOne(f *fixture) {
 	}
 }
 
-// featureTrials returns the trials that only the check of features makes pass. blkid also finds an
-// ext4 journal, and the kernel does not mount a btrfs that claims to have one disk.
+// featureTrials returns the trials that fail if the driver does not check features. Two pass even
+// then: blkid finds the ext4 journal, and the kernel does not mount the btrfs that counts one disk.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {

@@ -280,7 +280,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			if want == mounted {
 				return f.bench.Forged.Checked(files.Check(f.Staging))
 			}
-			// The method judge has compared the bytes of a refused disk.
+			// The method judge has already compared the bytes of a refused disk.
 			mounts, err := harness.MountsAt(f.Staging)
 			if len(mounts) > 0 {
 				err = errors.New("a disk with a workload's files was formatted")

@@ -26,7 +26,7 @@ func situations() []generator {
 	return slices.Concat(sizes(), holders(), names(), unreadableBlanks())
 }
 
-// situation returns a trial of a blank disk that the driver must refuse after the function set.
+// situation returns a trial with a blank disk. The driver must refuse it after a call of set.
 func situation(name string, w want, set func(f *fixture)) generator {
 	return blank(name, "", w, set).and(func(t *trial) { t.FS = ours[t.Rand.IntN(len(ours))] })
 }

@@ -279,7 +279,7 @@ const (
 	overlap = "the orchestrator calls a second process while the first one is paused"
 )
 
-// trial kills or pauses a process at a point. Then the orchestrator takes the action then.
+// trial kills or pauses a process at a point. The field then names the orchestrator's next action.
 type trial struct {
 	point
 	then string
@@ -512,7 +512,7 @@ var shapes = map[string]string{
 		* controller 1: DeleteVolume COPY
 		* controller 1: DeleteVolume VOL
 		* controller 1: DeleteSnapshot SNAP`,
-	// The volume is detached before these steps, which a trial with elsewhere runs.
+	// A trial with elsewhere detaches the volume, and then makes these steps.
 	elsewhere: `
 		controller 1: bring VOL to pod 1 on b, which writes block 1
 		controller 1: take VOL from pod 1 on b
@@ -528,7 +528,7 @@ var objects = map[string]*strings.Replacer{
 	"block": strings.NewReplacer("VOL", "v4", "SNAP", "s2", "COPY", "v6"),
 }
 
-// step is a step of a lifecycle. rpc is its call. on is the called driver, or "" for another step.
+// step is a step of a lifecycle. rpc is its call, and on is the driver that gets the call, or "".
 type step struct {
 	model.Step
 	rpc, on string

@@ -127,7 +127,7 @@ func (env *environment) watched(name string, kill *trace.Point, do func()) (trac
 	return report, err
 }
 
-// order returns the order by which a tracer watches a process, and kills it at the point kill.
+// order returns an order to watch a process and, if kill is not nil, to kill it at this point.
 func (env *environment) order(name string, kill *trace.Point) trace.Order {
 	p := env.processes[name]
 	return trace.Order{As: p.as, Root: env.Rack.Dir, Rack: env.Rack.Port(), PID: p.PID(),
@@ -250,8 +250,8 @@ func (l *lifecycle) run(ctx context.Context, steps []step) {
 }
 
 // runTrial runs a lifecycle, in which a process is killed or paused at the point. It returns an
-// error if the lifecycle does not converge. If the lifecycle has too few effects of the point's
-// name to reach it, the next try uses the last of these effects.
+// error if the lifecycle does not converge. If the lifecycle has fewer effects of the point's name
+// than the point needs, the next try uses the last of these effects.
 func (env *environment) runTrial(ctx context.Context, t trial) error {
 	for range tries {
 		l, err := env.runOnce(ctx, t)

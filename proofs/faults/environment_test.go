@@ -312,7 +312,7 @@ func (state rackState) insert(name string, object item) {
 	state[free] = object
 }
 
-// since returns the state, in which objects that are not in the earlier state have the ID fresh.
+// since returns the state with the ID fresh for each object that the earlier state lacks.
 func (state rackState) since(earlier rackState) rackState {
 	now, known := maps.Clone(state), map[string]bool{"": true}
 	for _, object := range earlier {

@@ -300,7 +300,7 @@ func (c cell) allowed() []codes.Code {
 // not repeat the call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
-// open reports whether the answer leaves open if the rack has made the change.
+// open reports whether the answer does not tell if the rack has made the change.
 func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && c.answer.code == codes.Unavailable
 }
@@ -321,7 +321,7 @@ type effect struct {
 	apply func(rackState)
 }
 
-// call returns the effect of a request that changes nothing.
+// call returns an effect whose request changes nothing.
 func call(request proto.Message) effect { return effect{request: request} }
 
 // always returns a prepare function for a request that changes nothing.
@@ -351,8 +351,8 @@ func removes(name string, req proto.Message) effect {
 	}}
 }
 
-// moves returns the effect of a request that attaches the disk to the instance to, or detaches it
-// if to is "". A running instance gets a device.
+// moves returns the effect of a request that attaches the disk called name to an instance, or
+// detaches it if to is "". A running instance gets a device.
 func (s *environment) moves(name, to string, req proto.Message) effect {
 	return effect{request: req, apply: func(state rackState) {
 		d := state["disk "+name]

@@ -126,7 +126,7 @@ func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 
 // sectorsOf returns the sectors of a stage that are to fail, in random order. It chooses some
 // requests and one sector of each, which fails once or always. In the long form it returns sectors
-// of all requests, each twice: once to fail once, and once to fail always.
+// of all requests, and each sector twice: one time it fails once, the other time always.
 func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	found := requests(of, r)
 	r.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
@@ -154,8 +154,8 @@ func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	return all
 }
 
-// requests returns the sectors of each request in a stage. Of a large request it returns only the
-// first, the last and a random one. It omits a sector that an earlier request of the same kind has.
+// requests returns the sectors of each request in a stage, but only the first, the last and a
+// random one of a large request. It omits sectors that an earlier request of the same kind has.
 func requests(of *recording, r *rand.Rand) (all [][]failing) {
 	const small = 8
 	seen := map[failing]bool{}
@@ -227,7 +227,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
-	// Until Heal, writes of the kernel may fail, too. So fired is called after it.
+	// Before Heal, the kernel's own writes could fail, too, so count the failures only now.
 	struck, said := fired(), fmt.Sprint(answer)
 	after := harness.Got(p.bench.formats.Count())
 	switch {

@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// flush is a flush of the driver. The trial try must fail if this flush is removed.
+// flush is a flush of the driver. If this flush is removed, the trial try must fail.
 type flush struct {
 	proof.Guard
 	try    trial
@@ -293,8 +293,8 @@ func useAgain(ctx context.Context, r *recorder) {
 	r.unstage(ctx)
 }
 
-// grow records the stage and use of a volume whose disk was enlarged. The controller reports that
-// it was restored from a snapshot, so the driver reads only samples behind the filesystem.
+// grow records the use of a volume whose disk was enlarged. The controller reports a disk that was
+// restored from a snapshot, so the driver reads only samples behind the filesystem.
 func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	made := &recording{name: "the growth of " + life.volume.access, volume: life.volume,
 		base: life.final.Fork(), ledger: ledger{first: life.kept}, grows: true}

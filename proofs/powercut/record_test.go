@@ -26,7 +26,7 @@ type recording struct {
 	name   string
 	volume volume
 	base   *flakydisk.Image
-	// log contains no reads. stage contains the entries before the end of the stage, with reads.
+	// log has no reads. stage has the entries before NodeStageVolume answered OK, and has reads.
 	log, stage []flakydisk.LogEntry
 	ledger     ledger
 	// final is the disk's content at the end. kept contains the promises that hold at the end.

@@ -25,7 +25,7 @@ type image struct {
 	of      *recording
 	durable *flakydisk.Image
 	pieces  []flakydisk.Piece
-	// The power cut is before the log's entry at. events is the number of earlier events.
+	// The power cut is before the log entry with the index at. events counts the events until then.
 	at, events int
 	// torn is set if a piece is only a part of a log entry.
 	torn bool

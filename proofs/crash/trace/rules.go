@@ -90,7 +90,7 @@ func always(target string) func(call) (Effect, bool) {
 	return func(call) (Effect, bool) { return Effect{Target: target}, true }
 }
 
-// file returns a function whose effect is on the file that argument arg, a descriptor, refers to.
+// file returns a rule's function. The target is the file of the descriptor in argument arg.
 func file(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		target, ok := c.fileTarget(int(int32(c.arg(arg))))
@@ -98,13 +98,13 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path returns a function whose effect is on the path in argument arg.
+// path returns a rule's function. The target is the path in argument arg.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt returns a function whose effect is on the path in argument 1, below the directory in
-// argument 0. If flag is not 0, calls without this flag in argument 2 have no effect.
+// pathAt returns a rule's function. The target is the path in argument 1, below the directory in
+// argument 0. If flag is not 0, a call without this flag in argument 2 has no effect.
 func pathAt(flag uint64) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if flag != 0 && c.flags(2)&flag == 0 {
@@ -138,7 +138,7 @@ func kernelFile(name string) bool {
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
-// opens returns a function for calls that open a file. They have an effect if they may create it.
+// opens returns a rule's function. A call that opens a file only has an effect if it may create it.
 func opens(name, flags int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(flags)&unix.O_CREAT == 0 {

@@ -34,8 +34,8 @@ type tracing struct {
 
 	// answered is set after the process has answered an RPC or an HTTP request for the first time.
 	answered bool
-	// answers is the descriptor from which the process reads a request's answer, or -1. When it has
-	// read the answer, the tracer kills it.
+	// answers is the descriptor from which the process reads a request's answer, or -1. After this
+	// read, the tracer kills the process.
 	answers int
 	// held contains threads that stopped after the process was killed. They stay stopped until the
 	// process has ended.
@@ -53,7 +53,7 @@ type tracing struct {
 
 type thread struct {
 	pid int
-	// doing is the index of the effect whose system call the thread is in, or reading, or -1.
+	// doing is an index in report.Effects while the thread makes this call, or reading, or -1.
 	doing int
 }
 

@@ -3,9 +3,9 @@
 // Package trace follows a running, unmodified process with ptrace, numbers its external effects,
 // and kills or pauses the process at a chosen effect.
 //
-// A tracer is a separate process (Main), for two reasons. The kernel binds a traced process to one
-// thread of its tracer. And in the parent of the traced process, each stop would end a wait for its
-// end. A Watcher starts a tracer and sends it orders.
+// A tracer is a separate process (Main), for two reasons. First, the kernel binds a traced process
+// to one thread of its tracer. Second, each stop of a traced process would wake its parent, which
+// only waits for its end. A Watcher starts a tracer and sends it orders.
 package trace
 
 import (
@@ -60,7 +60,7 @@ func (e Effect) Phases() []Phase {
 	return []Phase{Before, After}
 }
 
-// Point is a phase of an effect: the N-th one of those with the name.
+// Point is a phase of the N-th effect that is called Name.
 type Point struct {
 	Name  string `json:"name"`
 	N     int    `json:"n"`
