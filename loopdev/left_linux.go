@@ -177,7 +177,7 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	return found, errors.Join(errs...)
 }
 
-// fileID identifies a file even if its path is unknown.
+// fileID has a file's st_dev and st_ino, which do not depend on the path.
 type fileID struct{ device, inode uint64 }
 
 func below(dir string) ([]Device, error) {

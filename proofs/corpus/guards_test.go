@@ -42,7 +42,7 @@ func guards() []guard {
 		historyGuards(), tailGuards(), repairGuards())
 }
 
-// in returns one edit: it replaces a text in the function of the driver that at names.
+// in returns a single edit, which replaces a text in the driver's function with the name at.
 func in(at, text, with string) []edit { return []edit{{at, text, with}} }
 
 // The edit removes a refusal. Without the edit, the driver refuses the disk if an asked condition

@@ -29,8 +29,8 @@ func (f *fixture) expect(uuid string) { f.Publish["filesystemUUID"] = uuid }
 // expectFound makes the controller report the UUID that the disk's filesystem has.
 func (f *fixture) expectFound() { f.expect(f.image.uuid(f.FS)) }
 
-// expectAt makes the controller report the UUID at an offset of the disk. blkid does not find the
-// filesystem.
+// expectAt is for a filesystem that blkid does not find. It makes the controller report the UUID at
+// this offset of the disk.
 func expectAt(offset int64) func(*fixture) {
 	return func(f *fixture) {
 		b := f.image.read(offset, 16)

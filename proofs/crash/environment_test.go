@@ -215,8 +215,8 @@ type lifecycle struct {
 	steps []step
 	// copies is how many volumes the lifecycle restores from a snapshot.
 	copies int
-	// reached is set if the process was killed or paused at its point. effects contains the effects of
-	// this step.
+	// reached is set if the trial killed or paused the process at the point. effects contains the
+	// effects of the step with this point.
 	reached bool
 	effects []trace.Effect
 }

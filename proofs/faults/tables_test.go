@@ -300,7 +300,7 @@ func (c cell) allowed() []codes.Code {
 // not repeat the call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
-// open reports whether the answer does not tell if the rack has made the change.
+// open reports whether the rack's answer leaves unknown if the change was made.
 func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && c.answer.code == codes.Unavailable
 }

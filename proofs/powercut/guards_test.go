@@ -45,8 +45,8 @@ func of(access string, record scenario) trial {
 	}
 }
 
-// directly returns a trial that calls fails with the driver of b. It is for flushes whose removal
-// makes no image wrong, because another program flushes, too.
+// directly returns a trial that calls the function fails with the driver of b. It is for a flush
+// whose removal makes no image wrong, because another program flushes, too.
 func directly(access string, fails func(context.Context, *bench, string, *rand.Rand) (wrong,
 	err error)) trial {
 	return func(ctx context.Context, b, _ *bench, r *rand.Rand) (wrong, err error) {
@@ -264,8 +264,8 @@ func lifeOf(v volume) *recording {
 		base: flakydisk.NewImage(v.size)}
 }
 
-// wholeLife is lifeOf for a volume that may also be used as a raw device. Before a format the
-// driver reads the whole disk, which takes long, so no images are made.
+// wholeLife returns a recording like lifeOf, for a volume that may also be used as a raw device.
+// The driver reads its whole disk before a format, which takes long, so no images are made.
 func wholeLife(v volume) *recording {
 	life := lifeOf(v)
 	life.name, life.readWhole = "the life of a disk that is read whole", true

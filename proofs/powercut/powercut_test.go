@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 // flush, and at least sampled images have random writes.
 type size struct{ images, flushes, sampled int }
 
-// A round has shortRound in the short form, longRound in the long form, and otherwise wholeRound.
+// Rounds have shortRound images in the short form, longRound in the long form, else wholeRound.
 var (
 	shortRound = size{images: 60, flushes: 1, sampled: 1}
 	wholeRound = size{images: 500, flushes: 12, sampled: 10}
