@@ -454,8 +454,8 @@ func (f *fixture) wrap(program, script string) (unwrap func() error) {
 // failAtEnd is a script that runs the real program and then exits with 1.
 const failAtEnd = `"$real" "$@"; exit 1`
 
-// hook makes the driver's first run of a program on a disk wait for the function do. So in every
-// trial the disk changes first. The trial fails if the driver does not run the program.
+// hook calls the function do before the driver's first run of the program on a disk, so the disk
+// always changes first. The trial fails if the driver does not run the program.
 func (f *fixture) hook(program string, do func()) {
 	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
 	harness.Must(errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)))
