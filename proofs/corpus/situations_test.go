@@ -195,8 +195,7 @@ func twin(device string) func(*fixture) {
 	}
 }
 
-// names returns trials in which the guest shows a wrong disk, or two disks with the requested
-// serial.
+// names returns trials with a wrong disk, or with two disks that have the requested serial.
 func names() []generator {
 	both := func(twin string) want {
 		w := refuse(notUnique)
