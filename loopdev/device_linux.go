@@ -18,17 +18,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// detachTimeout limits how long Detach waits until other users close the device. A prober such as
-// udev keeps a new device open for some milliseconds, a mount far longer.
+// Detach waits at most this long for other users to close the device. A program such as udev
+// inspects a new device, and has it open for some milliseconds. A mount has it open far longer.
 const detachTimeout = 2 * time.Second
 
-// Detach releases the device and returns when the kernel has released the file. It succeeds if the
-// device was released before. It returns [ErrBusy] if another user still has the device open after
-// two seconds or at the end of ctx. The kernel then releases the device when its last user closes
-// it, and another call of Detach waits for that.
+// Detach releases the device, and returns when the kernel has released the file. It succeeds if the
+// device was already released. It returns [ErrBusy] if another user still has the device open after
+// two seconds or at the end of ctx. The kernel then releases the device when the last user closes
+// it. A repeated Detach waits for this.
 func (d Device) Detach(ctx context.Context) error {
 	err := d.with(func(f *os.File) error {
-		// Linux keeps the read-only flag of a device number for the next attachment, so clear it.
+		// The next attachment with this device number must not be read-only. Linux keeps the flag.
 		return errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0),
 			unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 	})
@@ -36,7 +36,7 @@ func (d Device) Detach(ctx context.Context) error {
 	if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", d.Path, explain(err))
 	}
-	// LOOP_CLR_FD only marks an open device, so wait until the kernel releases it at the last close.
+	// If a device is open, LOOP_CLR_FD only marks it. The kernel releases it at the last close.
 	ctx, cancel := context.WithTimeout(ctx, detachTimeout)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -53,9 +53,9 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes the device if it refuses discards. Otherwise Linux would keep this refusal
-// for the next attachment with the same number. The removal fails if another process already uses
-// the device again.
+// leaveDiscards removes the device if it refuses discards, because with this number Linux would
+// keep the refusal for the next attachment. The device stays if another process already uses it
+// again.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil
@@ -78,13 +78,13 @@ func (d Device) Sync() error {
 	return nil
 }
 
-// Cut disconnects the device from its file while the device is in use, like pulling out a drive.
-// The device has size 0 from then on: every read and write fails and does not reach the file.
-// Requests in flight are finished first, and acknowledged writes stay in the file. The device still
-// exists until Detach has been called and its last user has closed it.
+// Cut disconnects the device from its file while the device is in use, as a person pulls out a
+// drive. From then on the device has size 0: reads and writes fail and do not reach the file.
+// Requests that have begun are finished first, and acknowledged writes stay in the file. The device
+// exists until Detach was called and the last user has closed the device.
 //
-// Cut sets an offset beyond the end of any file. Changing the backing file would be the obvious
-// way, but the kernel allows that only for read-only devices.
+// Cut sets an offset beyond the end of any file. It does not change the backing file, because the
+// kernel allows this only for read-only devices.
 func (d Device) Cut() error {
 	err := d.with(func(f *os.File) error {
 		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
@@ -103,12 +103,12 @@ func (d Device) Cut() error {
 // cutOffset is larger than any file. Its sum with the size of any device does not overflow.
 const cutOffset = 1 << 62
 
-// with opens the device, and calls do if the device still has the attachment that d describes. The
-// attachment cannot change while the descriptor is open, because the kernel defers every release to
-// the last close. The device is opened for reading, which is enough for root's ioctls: a kernel may
-// refuse to open a mounted device for writing.
+// with opens the device, and calls the function do if the device still has d's attachment. While
+// the descriptor is open, the attachment cannot change, because the kernel releases the file only
+// at the last close. Opening for reading is enough for root's ioctls, and a kernel may refuse to
+// open a mounted device for writing.
 func (d Device) with(do func(*os.File) error) error {
-	// Check before the open, because opening the node of a removed device creates the device again.
+	// Check before the open: to open the node of a removed device would create the device again.
 	if held, err := d.attached(); err != nil || !held {
 		return cmp.Or(err, ErrGone)
 	}
@@ -125,11 +125,11 @@ func (d Device) with(do func(*os.File) error) error {
 	return do(f)
 }
 
-// attached reports whether the device still has the attachment that d describes.
+// attached reports whether the device still has d's attachment.
 func (d Device) attached() (bool, error) {
 	sys := sysDir(d.Number)
-	// The kernel removes sys/loop when it releases the file, and gives the next attachment another
-	// sequence number.
+	// When the kernel releases the file, it removes sys/loop. Each attachment has a sequence number of
+	// its own.
 	_, err := os.Stat(sys + "/loop/backing_file")
 	var seq uint64
 	if err == nil {
@@ -141,7 +141,7 @@ func (d Device) attached() (bool, error) {
 	return seq == d.Sequence, err
 }
 
-// wait waits for the duration. It returns ctx's error if ctx ends first.
+// wait returns after the duration, or with ctx's error if ctx ends first.
 func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -153,14 +153,14 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// serialMax is the length of the longest text that fits into lo_file_name with a NUL at its end.
+// serialMax is how many bytes fit into lo_file_name before a NUL.
 const serialMax = unix.LO_NAME_SIZE - 1
 
-// numberMax is the highest number of a loop device, because minor numbers have 20 bits.
+// numberMax is the highest number of a loop device: minor numbers have 20 bits.
 const numberMax = 1<<20 - 1
 
-// Attach attaches a loop device to the file c.Path. If another process takes the free device first,
-// or if the kernel has to add a device, Attach tries again until ctx ends.
+// Attach attaches a loop device to the file c.Path. If another process takes the free device, or if
+// the kernel has to add one, Attach tries again until ctx ends.
 func Attach(ctx context.Context, c Config) (Device, error) {
 	d, err := c.attach(ctx)
 	if err != nil {
@@ -189,14 +189,14 @@ func (c Config) attach(ctx context.Context) (d Device, err error) {
 		if d, err = c.tryNext(control, file, &number); err == nil || !raceLost(err) {
 			return d, err
 		}
-		// The pause is random, so that processes that lost the race do not all try again at once.
+		// The pause is random, so that processes that lost the race try again at different times.
 		if wait(ctx, rand.N(limit)) != nil {
 			return d, fmt.Errorf("%w: other processes took the free devices: %w", ctx.Err(), err)
 		}
 	}
 }
 
-// check refuses a configuration that the kernel would truncate, misread or ignore.
+// check returns an error if the kernel would truncate, misread or ignore the configuration.
 func (c Config) check() error {
 	switch {
 	case c.Serial == "":
@@ -221,7 +221,7 @@ func (c Config) check() error {
 }
 
 func (c Config) open() (*os.File, error) {
-	// Stat comes before the open, because opening a FIFO would wait for ever.
+	// Stat comes first, because to open a FIFO would wait for another process.
 	st, err := os.Stat(c.Path)
 	switch {
 	case err != nil:
@@ -237,8 +237,8 @@ func (c Config) open() (*os.File, error) {
 	return os.OpenFile(c.Path, os.O_RDWR, 0)
 }
 
-// tryNext gets the number of a free device and attaches the file to it. It fails if another process
-// takes the device first. With Config.First, it begins at the number *from and advances it.
+// tryNext attaches the file to a free device. It fails if another process takes the device first.
+// With Config.First, it tries numbers from *from on, and advances *from.
 func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	number, err := c.free(control, from)
 	if err != nil {
@@ -265,7 +265,7 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	if err := unix.IoctlLoopConfigure(int(node.Fd()), &config); err != nil {
 		return d, fmt.Errorf("configure %s: %w", d.Path, err)
 	}
-	// An earlier user of this device number may have made it read-only with BLKROSET.
+	// BLKROSET may have made an earlier device with this number read-only.
 	err = errors.Join(unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0),
 		d.limitRequests(file))
 	if err == nil && c.NoDiscards {
@@ -275,19 +275,19 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 		d, err = d.fill(node)
 	}
 	if err != nil {
-		// The caller gets an error and no Device, so release it. The kernel does so when node is closed.
+		// The caller gets no Device with which it could release the attachment, so release it here.
 		clearErr := unix.IoctlSetInt(int(node.Fd()), unix.LOOP_CLR_FD, 0)
 		return d, fmt.Errorf("read the device %s: %w", d.Path, errors.Join(err, clearErr))
 	}
 	return d, nil
 }
 
-// fuseRequestKiB is the kernel's default for the largest request to a FUSE server.
+// fuseRequestKiB is the kernel's default maximum of a request to a FUSE server.
 const fuseRequestKiB = "128"
 
-// limitRequests keeps the kernel from splitting a request to a FUSE server. If the server refused
-// the second part of a split write, the kernel's loop driver would report the short write as done.
-// If the file is not on FUSE, limitRequests tries to restore the default limit.
+// limitRequests keeps the kernel from splitting a write to a FUSE server. If the server refused the
+// second part, the kernel's loop driver would report the short write as done. For a file that is
+// not on FUSE, limitRequests tries to restore the default limit.
 func (d Device) limitRequests(file *os.File) error {
 	var backing unix.Statfs_t
 	if err := unix.Fstatfs(int(file.Fd()), &backing); err != nil {
@@ -306,9 +306,9 @@ func (d Device) limitRequests(file *os.File) error {
 
 func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
 
-// free returns the number of a device that was free a moment ago. Without Config.First, the kernel
-// chooses the lowest free number. Otherwise free takes the first free number from *from upwards and
-// adds its device.
+// free returns the number of a device that was free a moment ago. Without Config.First, this is the
+// kernel's lowest free number. Otherwise it is the first free number from *from on, and free adds
+// the device.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
 		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
@@ -328,15 +328,15 @@ func (c Config) free(control *os.File, from *int) (int, error) {
 	return 0, fmt.Errorf("%w from number %d on", unix.ENOSPC, c.First)
 }
 
-// raceLost reports whether the error means that another process took, opened or removed the device.
+// raceLost reports whether err means that another process took, opened or removed the device.
 func raceLost(err error) bool {
 	return isAny(err, unix.EBUSY, unix.ENXIO, unix.ENODEV, unix.ENOENT, unix.EAGAIN)
 }
 
 const sysBlock = "/sys/block"
 
-// List returns every attached loop device of this machine in the order of their numbers, including
-// the devices of other programs. It may omit a device that is attached or detached during the call.
+// List returns every attached loop device of this machine, in the order of the numbers, also those
+// of other programs. It may omit a device that is attached or detached during the call.
 func List() ([]Device, error) {
 	entries, err := os.ReadDir(sysBlock)
 	if err != nil {
@@ -359,9 +359,9 @@ func List() ([]Device, error) {
 	return devices, nil
 }
 
-// describe reads one loop device. If the device has no file, the error is one of those in absent.
+// describe reads one loop device. If the device has no file, it returns an error in absent.
 func describe(number int) (d Device, err error) {
-	// Most devices are free, so do not open them.
+	// Most devices are free, and need not be opened.
 	if _, err := os.Stat(sysDir(number) + "/loop/backing_file"); err != nil {
 		return d, err
 	}
@@ -373,11 +373,11 @@ func describe(number int) (d Device, err error) {
 		return d, err
 	}
 	defer f.Close()
-	// The attachment cannot change while f is open, so fill reads the fields of a single attachment.
+	// While f is open, the attachment cannot change, so all fields belong to one attachment.
 	return d.fill(f)
 }
 
-// identify returns the device with its number, path and device number.
+// identify returns a device with its number, path and device number.
 func identify(number int) (Device, error) {
 	d := Device{Number: number, Path: fmt.Sprintf("/dev/loop%d", number)}
 	b, err := os.ReadFile(sysDir(number) + "/dev")
@@ -390,12 +390,12 @@ func identify(number int) (Device, error) {
 	return d, nil
 }
 
-// fill adds the attachment's fields. f is the open device and must stay open during the call.
+// fill adds the fields of the attachment. f is the device, which stays open during the call.
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
-	// To answer, the kernel calls the file's filesystem. FUSE fails with one of the first two errors
-	// if its server has ended, and XFS fails with EIO if it was shut down.
+	// The ioctl asks the filesystem of the device's file. If a FUSE server has ended, the error is one
+	// of the first two. If an XFS was shut down, it is EIO.
 	case isAny(err, unix.ENOTCONN, unix.ECONNABORTED, unix.EIO):
 		d.Orphaned = true
 	case err != nil:
@@ -447,21 +447,21 @@ func readUint(path string) (uint64, error) {
 	return strconv.ParseUint(string(bytes.TrimSpace(b)), 10, 64)
 }
 
-// absent are the errors of a device that has no file or is being released.
+// A device without a file, or one that the kernel is releasing, causes these errors.
 var absent = []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV}
 
 func isAny(err error, any ...error) bool {
 	return slices.ContainsFunc(any, func(one error) bool { return errors.Is(err, one) })
 }
 
-// The numbers of the control device are fixed in the kernel (misc major, LOOP_CTRL_MINOR).
+// The kernel fixes the control device's numbers (misc major, LOOP_CTRL_MINOR).
 const (
 	controlPath  = "/dev/loop-control"
 	controlMajor = 10
 	controlMinor = 237
 )
 
-// Available returns nil if loop devices can be used, or an error that describes what to do.
+// Available returns an error that tells what to do if loop devices cannot be used.
 func Available() error {
 	f, err := openControl()
 	if err != nil {
@@ -472,14 +472,14 @@ func Available() error {
 
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
-	// openOrMake creates a missing node, so these errors mean that the kernel has no driver for it.
+	// openOrMake creates a missing node. So these errors mean that the kernel has no loop driver.
 	if isAny(err, absent...) {
 		return nil, fmt.Errorf("the kernel has no loop driver; load it: modprobe loop (%w)", err)
 	}
 	return f, err
 }
 
-// openNode opens a loop device's node and verifies the node's device number.
+// openNode opens a loop device's node, and checks that it has the device's number.
 func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 	f, err := openOrMake(path, unix.S_IFBLK, major, minor, flag)
 	if err != nil {
@@ -498,8 +498,8 @@ func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// openOrMake opens a device node, and creates the node if it is missing. In a container, /dev often
-// lacks the devices that the kernel has added since the container was started.
+// openOrMake opens a device node, and first creates it if it is missing. A container's /dev often
+// lacks devices that the kernel has added since the container was started.
 func openOrMake(path string, kind, major, minor uint32, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag, 0)
 	if !errors.Is(err, fs.ErrNotExist) {

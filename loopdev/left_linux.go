@@ -16,15 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processMark is the first part of an owner that [Process] returns.
+// An owner that [Process] returns begins with processMark.
 const processMark = "p"
 
-// process identifies a process until the next boot: its PID namespace, PID and start time.
+// process identifies a process until the next boot: by PID namespace, PID and start time.
 type process struct{ namespace, pid, started uint64 }
 
-// Process returns a [Config.Owner] that names this process, so that [DetachLeft] releases the
-// device when this process has ended. The caller may append a "." and a text without ".".
-// Process returns "" if /proc does not show this process.
+// Process returns a [Config.Owner] that names this process. When this process has ended,
+// [DetachLeft] releases the devices of this owner. The caller may append a "." and a text without
+// ".". If /proc does not show this process, Process returns "".
 func Process() string {
 	p, err := self()
 	if err != nil {
@@ -51,8 +51,8 @@ func self() (process, error) {
 	return p, err
 }
 
-// startOf returns the start time of a process of this PID namespace, in ticks since the boot.
-// If the process has ended, the error is fs.ErrNotExist.
+// startOf returns when a process of this PID namespace started, in ticks since the boot. If the
+// process has ended, the error is fs.ErrNotExist.
 func startOf(pid uint64) (uint64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, unix.ESRCH) {
@@ -61,8 +61,8 @@ func startOf(pid uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The program's name is in parentheses and may contain any character. After the parentheses, the
-	// first field is the state, and the 20th is the start time.
+	// The program's name is in parentheses, and may contain any character. The first field after the
+	// parentheses is the state, and the 20th is the start time.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("parse the state of the process %d: %q", pid, text)
@@ -88,7 +88,7 @@ func processOf(owner string) (p process, ok bool) {
 }
 
 // Ended reports whether an owner names a process of this PID namespace that has ended (see
-// [Process]). It returns false for processes of other namespaces, whose state is unknown.
+// [Process]). For a process of another namespace it returns false, because the state is unknown.
 func Ended(owner string) (bool, error) {
 	us, shown := processOf(Process())
 	p, ok := processOf(owner)
@@ -103,13 +103,13 @@ func Ended(owner string) (bool, error) {
 }
 
 // DetachLeft releases every device whose [Config.Owner] names a process that has ended (see
-// [Process]), and returns these devices. First it unmounts their mounts in this mount namespace. It
-// does not touch devices of living processes, or of processes in another PID namespace. As in
-// [Device.Detach], the error is [ErrBusy] if a device is still in use, for example by a mount in
-// another namespace, and the kernel then releases the device when its last user closes it.
+// [Process]), and returns these devices. First it unmounts them in this mount namespace. It leaves
+// devices of living processes and of other PID namespaces alone. As in [Device.Detach], the error
+// is [ErrBusy] if a device is still in use, for example by a mount in another namespace. The kernel
+// then releases the device when its last user closes it.
 //
-// An orphaned device does not show its owner, so DetachLeft uses the name of its file instead. A
-// process that serves files should give them names that begin with [Process] and a ".".
+// An orphaned device does not show its owner. DetachLeft takes the name of its file for the owner,
+// so a process that serves files should name them [Process], ".", and any text.
 func DetachLeft(ctx context.Context) ([]Device, error) {
 	all, err := List()
 	if err != nil {
@@ -134,7 +134,7 @@ func DetachLeft(ctx context.Context) ([]Device, error) {
 	return left, errors.Join(errs...)
 }
 
-// unmount unmounts everything that this mount namespace has mounted from the device.
+// unmount unmounts everything that is mounted from the device in this mount namespace.
 func (d Device) unmount() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -149,16 +149,16 @@ func (d Device) unmount() error {
 	return errors.Join(errs...)
 }
 
-// sourceOf reports whether the device is a mount's source. Btrfs mounts have another device number.
+// sourceOf compares paths' devices, because a btrfs mount has another number than its device.
 func (d Device) sourceOf(m *mountinfo.Info) bool {
 	var st unix.Stat_t
 	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&
 		st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == unix.Mkdev(d.Major, d.Minor)
 }
 
-// DetachBelow releases every device whose file is below dir, and returns the devices that it found.
-// It identifies a file by its device and inode number, because the path that the kernel reports may
-// be valid only in a container. Call DetachBelow before the files are removed, because it finds no
+// DetachBelow releases every device whose file is below dir, and returns these devices. It
+// identifies a file by device and inode number, because the path that the kernel reports may be
+// valid only in a container. Call DetachBelow before you remove the files, because it finds no
 // devices of removed files. As in [Device.Detach], the error is [ErrBusy] if a device is still in
 // use.
 func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
@@ -166,8 +166,8 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the loop devices of the files below %s: %w", dir, err)
 	}
-	// Detach all at once: one device may use the node of another device below dir as its file, and the
-	// kernel releases a device only after all devices that use it.
+	// Detach all devices at the same time. One device may have another device's node below dir as its
+	// file, and the kernel releases a device only after all devices that use it.
 	errs := make([]error, len(found))
 	var all sync.WaitGroup
 	for i, d := range found {
@@ -177,7 +177,7 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	return found, errors.Join(errs...)
 }
 
-// fileID identifies a file independently of its path.
+// fileID has a file's st_dev and st_ino, which do not depend on the path.
 type fileID struct{ device, inode uint64 }
 
 func below(dir string) ([]Device, error) {

@@ -9,7 +9,7 @@ import (
 	"runtime"
 )
 
-// Without loop devices, Ended and DetachLeft find nothing, and succeed.
+// Other systems have no loop devices, so Ended and DetachLeft find nothing and succeed.
 
 var errNotLinux = fmt.Errorf("loop devices need Linux, and this is %s: %w", runtime.GOOS,
 	errors.ErrUnsupported)

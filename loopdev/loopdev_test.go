@@ -30,7 +30,7 @@ import (
 
 const mib = 1 << 20
 
-// newFile makes a sparse file whose devices are released when the test ends.
+// newFile makes a sparse file, and detaches the file's devices at the end of the test.
 func newFile(t *testing.T, size int64) string {
 	t.Helper()
 	looptest.NeedRoot(t)
@@ -40,7 +40,7 @@ func newFile(t *testing.T, size int64) string {
 	return path
 }
 
-// releaseBelow detaches the devices of files below dir and returns their number.
+// releaseBelow detaches the loop devices of files below dir, and returns their number.
 func releaseBelow(t *testing.T, dir string) int {
 	t.Helper()
 	devices, err := loopdev.DetachBelow(context.Background(), dir)
@@ -71,7 +71,7 @@ func mustFind(t *testing.T, serial string) []loopdev.Device {
 	return find(t, func(d loopdev.Device) bool { return d.Serial == serial })
 }
 
-func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
+func TestAReusedDeviceNumberAcceptsWrites(t *testing.T) {
 	const first = 7000 // no other test uses this number
 	c := loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first}
 	d := attach(t, c)
@@ -86,7 +86,7 @@ func TestDetachClearsTheReadOnlyFlagOfTheNumber(t *testing.T) {
 	looptest.Got(dev.WriteAt(make([]byte, 512), 0))(t)
 }
 
-// Without leaveDiscards, the next device with the number would refuse discards, too.
+// Without leaveDiscards, the next device with this number would refuse discards.
 func TestAReusedDeviceNumberAcceptsDiscards(t *testing.T) {
 	path := newFile(t, mib)
 	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
@@ -104,7 +104,7 @@ func TestAReusedDeviceNumberAcceptsDiscards(t *testing.T) {
 	looptest.Command(t, "blkdiscard", "--force", next.Path)
 }
 
-func TestAConfigurationThatTheKernelWouldMisreadIsRefused(t *testing.T) {
+func TestAttachRefusesAConfigurationThatTheKernelWouldMisread(t *testing.T) {
 	file, dir, page := newFile(t, mib), t.TempDir(), os.Getpagesize()
 	odd := newFile(t, 1000)
 	fifo := filepath.Join(dir, "fifo")
@@ -138,12 +138,12 @@ func TestAConfigurationThatTheKernelWouldMisreadIsRefused(t *testing.T) {
 	}
 }
 
-func TestDetachKeepsALaterAttachmentOfTheSameNumber(t *testing.T) {
+func TestARepeatedDetachKeepsANewAttachment(t *testing.T) {
 	file := newFile(t, mib)
 	old := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
 	looptest.Must(t, old.Detach(t.Context()))
-	// The new attachment may have the same number, and has the same file and serial. Only the sequence
-	// number is sure to differ.
+	// The new attachment has the same file and serial, and may have the same number. Only the sequence
+	// number is certain to differ.
 	current := attach(t, loopdev.Config{Path: file, Serial: old.Serial})
 	stale := current
 	stale.Sequence = old.Sequence
@@ -188,7 +188,7 @@ func TestListCreatesAMissingDeviceNode(t *testing.T) {
 	looptest.Must(t, d.Detach(t.Context()))
 }
 
-// serveAs attaches a device to a file that this process serves, until end is called.
+// serveAs attaches a device to a file that this process serves. The function end stops the server.
 func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev.Device,
 	end func() error) {
 	t.Helper()
@@ -202,7 +202,7 @@ func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev
 	return served, end
 }
 
-// orphaned fails the test unless List reports the device as orphaned.
+// orphaned fails the test if List does not report the device as orphaned.
 func orphaned(t *testing.T, d loopdev.Device) {
 	t.Helper()
 	all, err := loopdev.List()
@@ -232,7 +232,7 @@ func TestListReportsADeviceWhoseFilesystemWasShutDownAsOrphaned(t *testing.T) {
 	}
 }
 
-// waiting is a disk's store. While on is set, Size blocks until goOn is closed.
+// waiting is the content of a disk. While on is set, Size waits until goOn is closed.
 type waiting struct {
 	*flakydisk.Image
 	on      atomic.Bool
@@ -267,7 +267,7 @@ func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) 
 	<-listed
 }
 
-// leaver is the environment variable with the file that a child attaches until it is killed.
+// The environment variable leaver names a file that the test program attaches until it is killed.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
 func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
@@ -303,7 +303,7 @@ func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
 	foreign := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t),
 		Owner: "p.1.1.1"}) // a process of another PID namespace
 	rack := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t), Owner: "RACK"})
-	// The child that attached the device with the serial dead[0] is still alive.
+	// The child process, which attached the device with the serial dead[0], still lives.
 	if left := detachLeft(t); slices.Contains(left, dead[0]) {
 		t.Errorf("released %s of a process that lives", dead[0])
 	}
@@ -323,7 +323,7 @@ func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
 	}
 }
 
-// leave attaches the file for this process, prints a line, and waits to be killed.
+// leave attaches a device for this process, prints its serial and path, and waits to be killed.
 func leave(t *testing.T, file string) {
 	d := attach(t, loopdev.Config{Path: file, Serial: serial(t), Owner: loopdev.Process()})
 	looptest.Got(os.Stdout.WriteString(d.Serial + " " + d.Path + "\n"))(t)
@@ -331,7 +331,7 @@ func leave(t *testing.T, file string) {
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
-// detachLeft returns the serials of the devices found. It only logs errors: others may be busy.
+// detachLeft returns the serials of the devices that DetachLeft finds. It only logs errors.
 func detachLeft(t *testing.T) (serials []string) {
 	t.Helper()
 	left, err := loopdev.DetachLeft(context.Background())
@@ -346,7 +346,7 @@ func detachLeft(t *testing.T) (serials []string) {
 
 func TestDetachLeftReadsTheOwnerOfAnOrphanFromItsFileName(t *testing.T) {
 	for name, released := range map[string]bool{
-		// This owner names a process that had the PID 1 and has ended.
+		// This is the owner of a process with the PID 1 that has ended.
 		"p." + strings.Split(loopdev.Process(), ".")[1] + ".1.zzzzz.disk-1": true,
 		loopdev.Process() + ".disk-1":                                       false,
 		"disk-1":                                                            false,
@@ -372,7 +372,7 @@ func attachIn(t *testing.T, dir string) loopdev.Device {
 	return attach(t, loopdev.Config{Path: path, Serial: serial(t)})
 }
 
-// attachNode creates a node of the loop device lower in dir and attaches a loop device to the node.
+// attachNode creates a node of the loop device lower, and attaches a loop device to this node.
 func attachNode(t *testing.T, dir string, lower loopdev.Device) (upper loopdev.Device) {
 	t.Helper()
 	node := filepath.Join(dir, "node")
@@ -392,7 +392,7 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	c := loopdev.Config{Serial: (serial(t) + strings.Repeat("s", 51))[:51], Owner: "who made it",
 		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // texts of full length
 	hidden, err := loopdev.Attach(t.Context(), c)
-	// The device keeps the file open after the unmount, as if a container had attached it and ended.
+	// After the unmount the device still has the file open, as when a container has attached it.
 	looptest.Must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
 	if hidden.Serial != c.Serial || hidden.Owner != c.Owner || hidden.BlockSize != c.BlockSize ||
 		!hidden.ReadOnly || hidden.SizeBytes != mib {
@@ -417,7 +417,7 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	}
 }
 
-func TestOnReportsWhetherADeviceBacksAnother(t *testing.T) {
+func TestDeviceOnReportsWhetherALoopDeviceBacksAnother(t *testing.T) {
 	own, foreign := attachIn(t, t.TempDir()), attachIn(t, t.TempDir())
 	upper := attachNode(t, t.TempDir(), own) // as in a pod
 	if !upper.On(own) || upper.On(foreign) || own.On(foreign) || own.On(own) {

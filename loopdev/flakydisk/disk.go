@@ -1,30 +1,30 @@
-// Package flakydisk serves disks that fail as real disks do. The disks are files of a FUSE
-// filesystem, to which package loopdev attaches block devices. No kernel module is needed.
+// Package flakydisk serves disks that fail as real disks do. A disk is a file of a FUSE filesystem,
+// to which package loopdev can attach a block device. No kernel module is needed.
 //
 // A [Disk] keeps a log of the writes, discards and flushes that reached it, in their order, and of
-// notes that the caller adds. From the log, [Replay] rebuilds every content that the disk could
-// have after a power cut: everything that was flushed, and any choice of the sectors
-// ([SectorBytes]) that were written since. Images are sparse and share their common pages, so that
-// thousands of them cost little more than their differences.
+// notes that the caller adds. From the log, [Replay] and [Apply] rebuild every content that the
+// disk could have after a power cut: everything that was flushed, and any choice of the sectors
+// ([SectorBytes]) that were written since. Images are sparse, and their forks share unchanged
+// pages, so that thousands of them need little memory.
 //
-// A [Fault] makes reads, writes or flushes of some sectors fail, hang, take long, or succeed
-// without effect, for a number of times or until it is removed.
+// A [Fault] affects reads, writes or flushes of some sectors. It makes them fail, hang, take long,
+// or succeed without effect, for a number of times or until the caller removes the fault.
 //
-// Requests are logged in the order in which they are served. A flush covers all writes before it in
-// the log, including a write that was in progress when the flush arrived. A real disk might lose
-// that write.
+// The log has requests in the order in which the disk serves them. So a flush covers all earlier
+// writes of the log, including a write that was in progress when the flush arrived. A real disk
+// might lose that write.
 //
 // A process that serves disks must not wait for them: it must not call sync(2). If one of its
-// threads needs memory, the kernel may make the thread wait until a write to such a disk is done.
-// Other threads serve the write, but not while Go's garbage collector stops all threads and waits
-// for the one that needs memory. So a process that allocates much while its disks are in use has to
-// collect its garbage at other times (runtime/debug.SetGCPercent).
+// threads needs memory, the kernel may make this thread wait until a write to such a disk is done.
+// Other threads serve the write, but not while Go's garbage collector has stopped them, and waits
+// for the thread that needs memory. So a process that allocates much must run the garbage collector
+// while its disks are not in use (runtime/debug.SetGCPercent).
 //
-// A process that serves disks may be killed at any time, even while it waits for one of them. A
-// small guard process then unmounts its filesystem by force, and every process that waits for its
+// A process that serves disks may be killed at any time, even while it waits for one of them. Then
+// a small guard process unmounts the filesystem by force, and every process that waits for these
 // disks gets an error. A loop device stays until a process detaches it.
 //
-// Serving needs Linux, /dev/fuse, CAP_SYS_ADMIN, a shell and umount. The rest is portable.
+// Server needs Linux, /dev/fuse, CAP_SYS_ADMIN, a shell and umount. All else is portable.
 package flakydisk
 
 import (
@@ -57,14 +57,14 @@ type Disk struct {
 	log     []LogEntry
 	faults  []*armed
 	cut     bool
-	// recent counts operations per second. The index is the Unix time modulo ActivitySeconds.
+	// recent counts operations by second, at the index Unix time modulo ActivitySeconds.
 	recent [ActivitySeconds]second
 }
 
 // NewDisk returns a disk with the content of a store.
 func NewDisk(store Store) *Disk { return &Disk{store: store} }
 
-// Op identifies the operations that a Fault affects. Values can be combined with |.
+// Op tells which operations a Fault affects. Values can be combined with |.
 type Op uint8
 
 // OnWrite includes discards.
@@ -74,25 +74,25 @@ const (
 	OnFlush
 )
 
-// Fault makes operations of a disk fail with EIO, or do what Delay, Hang or Lie describes.
+// Fault makes operations of a disk fail with EIO, or has the effect of Delay, Hang or Lie.
 type Fault struct {
 	On Op
-	// From and To limit the fault to a range of bytes; if both are 0, it affects all bytes. A fault
-	// affects flushes regardless of the range.
+	// From and To limit the fault to reads and writes in a range of bytes; if both are 0, it affects
+	// all. The range does not matter for flushes.
 	From, To int64
-	// Times limits how often the fault takes effect. 0 means until it is removed.
+	// Times limits how often the fault takes effect; 0 means until the caller removes it.
 	Times int
-	// Delay makes operations take longer and succeed.
+	// Delay makes operations take longer. They succeed.
 	Delay time.Duration
-	// Hang makes operations wait until the fault is removed. Then they succeed.
+	// Hang makes operations wait until the caller removes the fault. Then they succeed.
 	Hang bool
-	// Lie makes a write or a flush report success without doing anything.
+	// Lie makes a write or a flush do nothing and report success.
 	Lie bool
-	// Fired counts how often the fault has taken effect.
+	// Fired is how often the fault has taken effect.
 	Fired int
 }
 
-// armed is a fault that was added to a disk. Heal closes removed.
+// armed is a fault that AddFault added to a disk. Heal closes removed.
 type armed struct {
 	Fault
 	removed chan struct{}
@@ -103,7 +103,7 @@ func (f *armed) strikes(op Op, offset, n int64) bool {
 		(op == OnFlush || f.From == 0 && f.To == 0 || offset < f.To && offset+n > f.From)
 }
 
-// AddFault adds a fault. The returned function returns how often the fault has taken effect.
+// AddFault adds a fault. The function fired returns how often the fault has taken effect.
 func (d *Disk) AddFault(f Fault) (fired func() int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,7 +116,7 @@ func (d *Disk) AddFault(f Fault) (fired func() int) {
 	}
 }
 
-// Faults returns the faults that were added and not removed.
+// Faults returns the faults that AddFault has added and Heal has not removed.
 func (d *Disk) Faults() []Fault {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -127,7 +127,7 @@ func (d *Disk) Faults() []Fault {
 	return all
 }
 
-// Heal removes all faults. Operations that hang continue.
+// Heal removes all faults. Hanging operations continue.
 func (d *Disk) Heal() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -137,7 +137,7 @@ func (d *Disk) Heal() {
 	d.faults = nil
 }
 
-// Cut cuts the disk's power: every later operation fails, and so does every operation that hangs.
+// Cut cuts the disk's power. Every later operation fails, and every hanging operation fails, too.
 func (d *Disk) Cut() {
 	d.mu.Lock()
 	d.cut = true
@@ -145,7 +145,7 @@ func (d *Disk) Cut() {
 	d.Heal()
 }
 
-// StartLog starts logging, with an empty log. Reads are logged only if reads is true.
+// StartLog starts an empty log. It logs reads only if reads is true.
 func (d *Disk) StartLog(reads bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -166,15 +166,15 @@ func (d *Disk) Note(text string) {
 	d.add(LogEntry{Kind: Note, Text: text})
 }
 
-// add appends an entry to the log if StartLog asked for it. The caller holds mu.
+// add appends an entry to the log, if StartLog asks for it. The caller holds mu.
 func (d *Disk) add(e LogEntry) {
 	if d.logging && (e.Kind != Read || d.reads) {
 		d.log = append(d.log, e)
 	}
 }
 
-// begin counts an operation and applies the faults that affect it. The caller holds mu, which begin
-// releases while the operation hangs or is delayed.
+// begin counts an operation, and applies the faults that affect it. The caller holds mu. While the
+// operation hangs or is delayed, begin releases mu.
 func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 	d.count(op, time.Now())
 	for _, f := range slices.Clone(d.faults) {
@@ -199,7 +199,7 @@ func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 	return lie, nil
 }
 
-// await returns after the fault's delay or, if the fault hangs, when it is removed.
+// await waits for the fault's delay or, if the fault hangs, until Heal removes the fault.
 func await(f *armed) {
 	if f.Hang {
 		<-f.removed
@@ -276,26 +276,26 @@ func (d *Disk) Resize(sizeBytes int64) error {
 	return d.store.Resize(sizeBytes)
 }
 
-// WithStore calls do with the disk's content. Operations on the disk wait until do returns.
+// WithStore calls do with the disk's content. Operations on the disk wait until do has returned.
 func (d *Disk) WithStore(do func(Store)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	do(d.store)
 }
 
-// ActivitySeconds is the number of seconds for which a disk records its activity.
+// ActivitySeconds is the number of seconds that Activity returns.
 const ActivitySeconds = 60
 
-// Activity is the number of operations in one second, including those that fail or hang.
+// Activity counts the operations of one second, including those that fail or hang.
 type Activity struct{ Reads, Writes, Flushes int }
 
-// second contains the activity of one second, which began at the Unix time at.
+// second counts the operations in the second that began at the Unix time at.
 type second struct {
 	at int64
 	Activity
 }
 
-// count counts an operation. The caller holds mu.
+// count adds an operation to the present second. The caller holds mu.
 func (d *Disk) count(op Op, at time.Time) {
 	s := &d.recent[at.Unix()%ActivitySeconds]
 	if s.at != at.Unix() {
@@ -311,7 +311,7 @@ func (d *Disk) count(op Op, at time.Time) {
 	}
 }
 
-// Activity returns the activity of each second in the last ActivitySeconds, the oldest first.
+// Activity returns the operations in each of the last ActivitySeconds seconds, the oldest first.
 func (d *Disk) Activity(now time.Time) []Activity {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -28,7 +28,7 @@ import (
 
 const mib = 1 << 20
 
-// serve returns a disk of 8 MiB, and its loop device opened without the kernel's cache.
+// serve returns a disk of 8 MiB, and its loop device, which it has opened with O_DIRECT.
 func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	t.Helper()
 	dir := t.TempDir()
@@ -117,7 +117,7 @@ func TestAFaultMakesOnlyItsOwnSectorsFail(t *testing.T) {
 	}
 }
 
-// If the kernel split the write and the server refused the second part, the kernel's loop driver
+// If the kernel split the write, and the server refused the second part, the kernel's loop driver
 // would report the short write as done.
 func TestAFailureAtTheEndOfALargeWriteIsReported(t *testing.T) {
 	disk, device := serve(t)
@@ -167,7 +167,7 @@ func TestTheServerFreesARemovedDisk(t *testing.T) {
 	}
 }
 
-// stuckAt is the environment variable with the directory in which waitForItself serves its disk.
+// The environment variable stuckAt contains the directory in which waitForItself serves its disk.
 const stuckAt = "FLAKYDISK_STUCK_AT"
 
 func TestMain(m *testing.M) {
@@ -178,7 +178,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// stuck is the store of a disk whose writes never return.
+// stuck is the content of a disk. Its writes never return.
 type stuck struct {
 	*flakydisk.Image
 	reached func()
@@ -190,8 +190,8 @@ func (s stuck) WriteAt([]byte, int64) (int, error) {
 	select {}
 }
 
-// waitForItself serves a disk, writes to it, and prints its loop device when the write hangs. From
-// then on a thread of this process waits for its own server, and no signal interrupts the thread.
+// waitForItself serves a disk, writes to it, and prints its loop device when the write hangs. Then
+// a thread of this process waits for its own server, and no signal interrupts this thread.
 func waitForItself(dir string) error {
 	server, err := flakydisk.Mount(dir)
 	if err != nil {
@@ -240,7 +240,7 @@ func TestAKilledServerLeavesNoHangingProcess(t *testing.T) {
 	})
 	within(t, "its mount goes", func() error {
 		for {
-			// Reading the mount table sends no request to the server, which has ended.
+			// A read of the mount table sends no request to the server, which has ended.
 			mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
 			if err != nil || len(mounts) == 0 {
 				return err

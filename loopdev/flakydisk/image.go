@@ -12,21 +12,20 @@ import (
 )
 
 const (
-	// SectorBytes is the size of a sector. A disk writes a sector completely or not at all.
+	// SectorBytes is the size of a sector, which a disk writes completely or not at all.
 	SectorBytes = 512
 	// PageBytes is the size of the pages that images share.
 	PageBytes = 4096
 )
 
-// page is PageBytes of an image's content. Images share pages, so a page never changes.
+// page has PageBytes of an image's content. It never changes, because images share pages.
 type page struct {
 	data [PageBytes]byte
 	sum  uint64
 }
 
 // Image is a disk's content in memory, as a [Store]. Bytes that were never written are zero and
-// take no space. An image is not safe for use by several goroutines, but its forks are independent
-// of it.
+// need no memory. Several goroutines must not use an image at the same time, but may use its forks.
 type Image struct {
 	size  int64
 	pages map[int64]*page // by their number
@@ -43,7 +42,7 @@ func (m *Image) Fork() *Image { return &Image{m.size, maps.Clone(m.pages)} }
 // Size returns the size in bytes.
 func (m *Image) Size() int64 { return m.size }
 
-// Resize changes the size. Added bytes are zero.
+// Resize changes the size. New bytes are zero.
 func (m *Image) Resize(sizeBytes int64) error {
 	if sizeBytes < m.size {
 		m.zero(sizeBytes, m.size-sizeBytes)
@@ -52,7 +51,7 @@ func (m *Image) Resize(sizeBytes int64) error {
 	return nil
 }
 
-// ReadAt reads from the image. It returns [io.EOF] at its end.
+// ReadAt reads from the image. At the image's end it returns [io.EOF].
 func (m *Image) ReadAt(b []byte, offset int64) (int, error) {
 	short := offset+int64(len(b)) > m.size
 	b = b[:max(0, min(int64(len(b)), m.size-offset))]
@@ -86,7 +85,7 @@ func (m *Image) WriteAt(b []byte, offset int64) (int, error) {
 	return len(b), nil
 }
 
-// Zero sets n bytes at offset to zero, as a discard does.
+// Zero sets n bytes at an offset to zero, as a discard does.
 func (m *Image) Zero(offset, n int64) error {
 	if offset < 0 || offset+n > m.size {
 		return fmt.Errorf("discard %d bytes at offset %d of a disk of %d", n, offset, m.size)
@@ -115,7 +114,7 @@ var (
 	noData  [PageBytes]byte
 )
 
-// set replaces a page by a copy that has b at an offset. It removes pages of zeroes.
+// set replaces a page with a copy that has b at offset at. It removes a page of zeros.
 func (m *Image) set(number, at int64, b []byte) {
 	old := m.pages[number]
 	if bytes.Equal(b, noData[:len(b)]) && (old == nil || len(b) == PageBytes) {
@@ -141,7 +140,7 @@ func (m *Image) set(number, at int64, b []byte) {
 	m.pages[number] = p
 }
 
-// Sum returns a hash of content and size. It can be compared only with sums of the same process.
+// Sum returns a hash of content and size. Only sums of the same process can be compared.
 func (m *Image) Sum() uint64 {
 	sum := uint64(m.size)
 	for _, p := range m.pages {
@@ -159,7 +158,7 @@ func (m *Image) EachPage(do func(offset int64, data []byte) bool) {
 	}
 }
 
-// Save writes the image to a sparse file, for later inspection.
+// Save writes the image to a sparse file.
 func (m *Image) Save(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -229,7 +228,7 @@ func (e LogEntry) Changes() bool { return e.Kind == Write || e.Kind == Discard }
 // Sectors returns how many sectors the entry covers.
 func (e LogEntry) Sectors() int64 { return (e.Bytes + SectorBytes - 1) / SectorBytes }
 
-// Piece is the part of a log entry that survives a power cut: the entry's sectors From to To-1.
+// Piece is the part of a log entry that a power cut leaves: the entry's sectors From to To-1.
 type Piece struct {
 	Entry    LogEntry
 	From, To int64
@@ -257,17 +256,17 @@ func Apply(m *Image, pieces ...Piece) error {
 	return nil
 }
 
-// Epoch is the part of a log between two flushes. If the power is cut before the flush at its end,
-// any of the epoch's writes may be missing on the disk.
+// Epoch is the part of a log between two flushes. If the power is cut before the second flush, the
+// disk may lack any of the epoch's writes.
 type Epoch struct {
-	// Durable is the disk's content before the epoch. Callers fork it before they change it.
+	// Durable is the disk's content before the epoch. A caller must fork it before a change.
 	Durable *Image
-	// First is the index of the epoch's first entry in the log. End is the index of the flush that
-	// ends the epoch, or the length of the log.
+	// First is the index of the epoch's first entry in the log. End is the index of the flush at the
+	// end of the epoch, or the length of the log.
 	First, End int
 }
 
-// Replay splits a log into its epochs. The first epoch begins with the content of base.
+// Replay splits a log into its epochs. base is the disk's content before the first epoch.
 func Replay(base *Image, log []LogEntry) ([]Epoch, error) {
 	var epochs []Epoch
 	now := base.Fork()

@@ -51,8 +51,8 @@ func Mount(dir string) (*Server, error) {
 }
 
 // refusePolls polls a file, so that the kernel learns that the server's files cannot be polled.
-// Otherwise the kernel would ask the server when Go opens one of the server's files, and Go's
-// scheduler might not run the thread that has to answer.
+// Otherwise the kernel would ask the server whenever Go opens one of the files, and Go's scheduler
+// might not run the thread that answers.
 func (s *Server) refusePolls() error {
 	const name = "poll"
 	defer s.Remove(name)
@@ -64,13 +64,13 @@ func (s *Server) refusePolls() error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// maxBytes is the maximum size of a request to the server. The kernel splits larger requests of a
-// loop device. Each goroutine that reads requests has a buffer of this size.
+// maxBytes is the maximum size of a request to the server. The kernel splits larger requests. Each
+// goroutine that reads requests has a buffer of this size.
 const maxBytes = 128 << 10
 
 // mountFUSE mounts a filesystem and returns its connection to the kernel. Programs that this
-// process starts do not inherit the connection: as long as any process has it open, the kernel
-// waits for answers, even if the server has ended.
+// process starts must not inherit the connection: while any process has it open, the kernel waits
+// for answers, even if the server has ended.
 func mountFUSE(dir string) (connection int, err error) {
 	connection, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -84,7 +84,7 @@ func mountFUSE(dir string) (connection int, err error) {
 	return connection, nil
 }
 
-// Put adds a disk and returns its path. It replaces a disk of the same name.
+// Put adds a disk, or replaces the disk of the same name. It returns the path of the disk's file.
 func (s *Server) Put(name string, d *Disk) (path string) {
 	s.root.mu.Lock()
 	defer s.root.mu.Unlock()
@@ -98,12 +98,12 @@ func (s *Server) Remove(name string) {
 	s.root.mu.Lock()
 	delete(s.root.disks, name)
 	s.root.mu.Unlock()
-	// Make the kernel drop the file from its cache, where the file might stay for ever. The server
-	// frees the disk only then.
+	// The kernel must drop the file from its cache, where it might stay for ever. Only then does the
+	// server free the disk.
 	_ = s.root.NotifyEntry(name)
 }
 
-// Close unmounts the filesystem. Operations on loop devices of its disks fail from then on.
+// Close unmounts the filesystem. From then on, operations of the disks' loop devices fail.
 func (s *Server) Close() error {
 	defer s.guard.close()
 	err := unix.Unmount(s.dir, unix.MNT_DETACH|unix.MNT_FORCE)
@@ -158,7 +158,7 @@ func (f *file) fill(out *fuse.Attr) {
 	out.Mode, out.Size = syscall.S_IFREG|0o600, uint64(f.disk.Size())
 }
 
-// Open opens the file without a cache, so that every read and write reaches the server.
+// Open tells the kernel not to cache the file, so that every read and write reaches the server.
 func (f *file) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	return nil, fuse.FOPEN_DIRECT_IO, 0
 }
@@ -198,7 +198,7 @@ func (f *file) Write(_ context.Context, _ fs.FileHandle, b []byte, offset int64)
 	return uint32(n), 0
 }
 
-// Fsync flushes the disk. The kernel calls it when the loop device is flushed.
+// Fsync flushes the disk. The kernel calls it when a program flushes the loop device.
 func (f *file) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	return errno(f.disk.Flush())
 }
@@ -217,7 +217,7 @@ func punch(f *os.File, offset, n int64) error {
 	return unix.Fallocate(int(f.Fd()), hole, offset, n)
 }
 
-// errno converts an error to an error number of the kernel.
+// errno returns the kernel's error number for an error.
 func errno(err error) syscall.Errno {
 	var known syscall.Errno
 	switch {
@@ -229,19 +229,19 @@ func errno(err error) syscall.Errno {
 	return syscall.EIO
 }
 
-// guard is a child process that waits until this process ends, and then unmounts the filesystem by
-// force. Processes that wait for the filesystem get an error then.
+// guard is a child process, which waits until this process ends and then unmounts the filesystem by
+// force. Processes that wait for the filesystem then get an error.
 //
-// The kernel does the same when the last user closes the filesystem's connection. But a killed
-// process keeps its files open while one of its threads waits for a disk, which no signal
-// interrupts. If the killed process itself served that disk, the thread would wait for ever.
+// The kernel does the same when the filesystem's connection has no user any more. But a killed
+// process keeps its files open while one of its threads waits for a disk, and no signal ends this
+// wait. If the process itself served that disk, the thread would wait for ever.
 type guard struct {
 	process *exec.Cmd
 	ended   chan struct{}
 }
 
-// guardScript unmounts the directory $0 when it gets SIGTERM or when its stdin ends. It prints a
-// line when it is ready.
+// guardScript unmounts the directory $0 after SIGTERM or at the end of its stdin. It prints a line
+// when it is ready.
 const guardScript = `end() { trap "" TERM; exec umount -l -f -- "$0"; }
 trap end TERM
 echo
@@ -250,8 +250,8 @@ end`
 
 func newGuard(dir string) (*guard, error) {
 	g := &guard{exec.Command("/bin/sh", "-c", guardScript, dir), make(chan struct{})}
-	// In a process group of its own, the guard gets no signals from a terminal. The kernel sends it
-	// SIGTERM when the thread that started it ends.
+	// In a process group of its own, the guard gets no signals from a terminal. When the thread that
+	// started the guard ends, the kernel sends SIGTERM to the guard.
 	g.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	_, err := g.process.StdinPipe()
 	out, outErr := g.process.StdoutPipe()
@@ -260,7 +260,7 @@ func newGuard(dir string) (*guard, error) {
 	}
 	started := make(chan error)
 	go func() {
-		// The guard unmounts when the thread that started it ends, so this thread waits for its end.
+		// The guard unmounts when the thread that started it ends. So this thread must outlive the guard.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(g.ended)

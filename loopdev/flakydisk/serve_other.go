@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Server serves disks on Linux. Here Mount fails, so its methods are never called.
+// Server serves disks on Linux. On this system Mount fails, so its methods are never called.
 type Server struct{}
 
 func Mount(string) (*Server, error) {

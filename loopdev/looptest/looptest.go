@@ -1,4 +1,4 @@
-// Package looptest has helpers for the tests of loop devices and of the simulator.
+// Package looptest contains helpers for tests of loop devices and of the simulator.
 package looptest
 
 import (
@@ -17,7 +17,7 @@ func Must(t *testing.T, err error) {
 	}
 }
 
-// Got returns a function that returns the value, or fails the test if err is not nil.
+// Got returns a function that fails the test if err is not nil, and otherwise returns the value.
 func Got[T any](value T, err error) func(*testing.T) T {
 	return func(t *testing.T) T {
 		t.Helper()
@@ -26,7 +26,7 @@ func Got[T any](value T, err error) func(*testing.T) T {
 	}
 }
 
-// Await waits until holds returns true, and fails the test if that takes too long.
+// Await waits until holds returns true. It fails the test if this takes too long.
 func Await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !holds(); <-time.After(5 * time.Millisecond) {
@@ -36,8 +36,8 @@ func Await(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// NeedRoot fails the test if it does not run as root, which loop devices need. A skipped test would
-// look as if it had passed.
+// NeedRoot fails the test if it does not run as root, which loop devices need. If it skipped the
+// test, the test would look as if it had passed.
 func NeedRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -55,12 +55,12 @@ func Command(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// Mount mounts a device until the test ends.
+// Mount mounts a device, and unmounts it at the end of the test.
 func Mount(t *testing.T, device, dir string, options ...string) {
 	t.Helper()
 	Command(t, "mount", append(options, device, dir)...)
 	t.Cleanup(func() {
-		// Ignore errors: the test may have unmounted the device, or cut it off.
+		// The test may have unmounted the device, or cut it off, so ignore errors.
 		_ = exec.Command("umount", dir).Run()
 		_ = exec.Command("umount", "--lazy", dir).Run()
 	})

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Main runs a package's tests in a mount namespace of its own, in which this binary is started
-// again. So no test sees the mounts of another package or keeps their devices in use, and mounts
-// that a failed test leaves disappear with the namespace. Without root the tests run in the present
-// namespace, and tests that need root report it. Call Main from TestMain.
+// Main runs a package's tests in a mount namespace of its own. So no test sees the mounts of
+// another package or keeps their devices in use, and the mounts of a failed test disappear with the
+// namespace. Without root, Main runs the tests in the present namespace, and a test that needs root
+// fails. Call Main from TestMain.
 func Main(m interface{ Run() int }) {
 	if os.Geteuid() == 0 {
 		if err := Enter(); err != nil {
@@ -28,27 +28,27 @@ func Main(m interface{ Run() int }) {
 	os.Exit(m.Run())
 }
 
-// Enter starts this program again in a mount namespace of its own, as the same process and with the
-// same arguments. It returns only in the program that was started again, after it has unmounted the
-// volumes of other processes, whose mounts the new namespace has inherited. Call Enter only once:
-// another call would start the program again.
+// Enter starts this program again, as the same process and with the same arguments, in a mount
+// namespace of its own. The new namespace has all mounts of the old one. Enter returns in the
+// program that was started again, after it has unmounted the volumes of other processes. Call Enter
+// only once: another call would start the program again.
 func Enter() error {
 	if Entered() {
-		// Remove the marker, because programs that this program starts inherit its environment.
+		// Programs that this program starts must not inherit the marker.
 		return errors.Join(os.Unsetenv(marker), leaveVolumes())
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("a mount namespace needs root: run it as root")
 	}
-	// A namespace belongs to a thread, and the program that is started again gets the namespace of
-	// the thread that calls exec.
+	// A namespace belongs to a thread. After exec, the program has the namespace of the thread that
+	// called exec.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// When the machine unmounts a filesystem, the kernel unmounts it in this namespace, too, which
-	// would keep it in use otherwise. The machine does not see the mounts of this namespace.
+	// A copied mount keeps its filesystem in use. So when the machine unmounts the filesystem, the
+	// kernel unmounts the copy. The machine does not see the mounts of this namespace.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep the mounts of a namespace to itself: %w", err)
 	}
@@ -56,11 +56,11 @@ func Enter() error {
 	return fmt.Errorf("start again in a mount namespace: %w", err)
 }
 
-// shm is a tmpfs, in which tests keep disks and guest views.
+// shm is a tmpfs, where tests keep disks and guest views.
 const shm = "/dev/shm"
 
-// allowDevices lets this namespace use the device nodes of guest views in /dev/shm. Most systems
-// mount it with nodev. If this fails, the tests use another directory.
+// Most systems mount /dev/shm with nodev. allowDevices makes the device nodes of guest views usable
+// there in this namespace. If this fails, the tests use another directory.
 func allowDevices() {
 	var fs unix.Statfs_t
 	if unix.Statfs(shm, &fs) == nil && fs.Flags&unix.ST_NODEV != 0 {
@@ -70,8 +70,8 @@ func allowDevices() {
 }
 
 // leaveVolumes unmounts the volumes of other processes in this namespace. Otherwise this process
-// would keep their devices in use, and a driver does not release a volume that another namespace
-// has mounted.
+// would keep their devices in use, and a driver releases no volume that another namespace has
+// mounted.
 func leaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -90,7 +90,7 @@ func leaveVolumes() error {
 			strings.Contains(filepath.Clean(m.Source), "/dev/nvme") ||
 			strings.Contains(m.Root, "/dev/nvme") || strings.HasPrefix(m.Root, "/nvme")
 		if ofTests && onDevice {
-			// Ignore errors: another mount may cover this one, or was unmounted together with it.
+			// Ignore errors: another mount may cover this one, or the kernel may have unmounted both.
 			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
 		}
 	}

@@ -64,14 +64,14 @@ func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1, N
 	}
 }
 
-// shortKinds contains how many disks the short form tries for each wanted outcome, and how many
-// with forged records. shortGuards is the number of guards that the short form removes.
+// shortKinds contains, for each wanted outcome, how many disks the short form tries. Disks with
+// forged records count separately. shortGuards is how many guards the short form removes.
 var shortKinds = map[string]int{string(formatted): 4, string(mounted): 8, string(refused): 32,
 	"forged records": 1}
 
 const shortGuards = 10
 
-// some chooses the generators that the short form tries.
+// some returns the generators that the short form tries. PROOF_SEED determines which ones.
 func some(t *testing.T, all []generator, seed uint64) (chosen []generator) {
 	kinds := map[string][]generator{}
 	for _, g := range all {
@@ -87,7 +87,7 @@ func some(t *testing.T, all []generator, seed uint64) (chosen []generator) {
 	return chosen
 }
 
-// chosen returns the generators whose names PROOF_ONLY matches, or all if it is not set.
+// chosen returns the generators whose names match PROOF_ONLY. By default, all names match.
 func chosen(t *testing.T, all []generator) []generator {
 	t.Helper()
 	only, err := regexp.Compile(os.Getenv("PROOF_ONLY"))
@@ -99,7 +99,7 @@ func chosen(t *testing.T, all []generator) []generator {
 	})
 }
 
-// lab contains the proof, the run and the prepared filesystems that all benches of a test share.
+// lab contains the data that all benches of a test share.
 type lab struct {
 	p     *proof.Proof
 	t     *testing.T
@@ -116,7 +116,7 @@ func newLab(t *testing.T, name string) *lab {
 	return l
 }
 
-// answer logs the answer of a call if PROOF_ANSWERS is set.
+// answer logs the driver's answer to a call if the environment variable PROOF_ANSWERS is set.
 func (l *lab) answer(format string, args ...any) {
 	if os.Getenv("PROOF_ANSWERS") != "" {
 		l.p.Say(format, args...)
@@ -126,8 +126,8 @@ func (l *lab) answer(format string, args ...any) {
 // tally runs the trials in rounds, and counts their results.
 type tally struct {
 	*lab
-	// features is set in the test of features. All its btrfs images have the same UUID, and the kernel
-	// mounts only one btrfs of a UUID at a time. So each trial of a btrfs locks the mutex btrfs.
+	// features is set for filesystems with unusual features. Their btrfs images all have one UUID, and
+	// the kernel mounts only one btrfs of a UUID at a time. So their trials lock the mutex btrfs.
 	features bool
 	btrfs    sync.Mutex
 
@@ -135,15 +135,15 @@ type tally struct {
 	mu                 sync.Mutex
 	disks, overwritten int
 	outcomes           map[outcome]int
-	// notMade counts images whose options mkfs refuses, and internal counts answers with INTERNAL.
+	// notMade counts images that mkfs refused to make. internal counts answers with INTERNAL.
 	notMade, internal int
 }
 
-// benches is the number of drivers that work at once. Each mostly waits for the kernel.
+// benches is the number of drivers that run at the same time. Each mostly waits for the kernel.
 const benches = 3
 
-// round runs each generator's trial once. It stops when the proof's time is over, but it always
-// completes the first round of the corpus.
+// round tries each generator once. It stops early when the proof's time is over, except in the
+// first round of the corpus.
 func (c *tally) round(ctx context.Context, all []generator, seed uint64) {
 	c.p.Error(harness.Share(benches, all, func(i int, jobs <-chan generator) error {
 		b, err := c.newBench(ctx, "", "")
@@ -212,13 +212,13 @@ type mutation struct {
 	program string
 	all     []generator
 
-	// mu guards unnoticed, the names of the guards whose trials passed although the guard was removed.
+	// mu guards unnoticed: the names of guards whose trials passed although the guard was removed.
 	mu        sync.Mutex
 	unnoticed map[string]bool
 }
 
-// check runs the trials of each guard on a driver without this guard, where they must fail. It also
-// runs all these trials on the mutant program with all its guards, where they must pass.
+// check removes one guard of the driver at a time, and the guard's trials must then fail. They must
+// all pass on a driver that was built in the same way and keeps all guards.
 func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 	if !m.p.Long() {
 		guards = withOneTrial(guards, seed)
@@ -238,8 +238,8 @@ func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 	}))
 }
 
-// withOneTrial reduces each guard to one of its trials, which the seed selects. Each trial of a
-// guard fails without the guard, so one is enough. The long form runs all trials.
+// withOneTrial keeps one trial of each guard, which the seed selects. The long form runs all
+// trials.
 func withOneTrial(all []guard, seed uint64) []guard {
 	all = slices.Clone(all)
 	for i, g := range all {
@@ -258,8 +258,8 @@ func trialsOf(guards []guard) []string {
 	return slices.Compact(names)
 }
 
-// one runs the trials of a guard on a driver without this guard. If the guard has no name, the
-// driver keeps all guards.
+// one runs a guard's trials on a driver without this guard. If the guard has no name, the driver
+// keeps all guards.
 func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 	b, err := m.newBench(ctx, m.program, g.name)
 	if err != nil {
@@ -294,7 +294,7 @@ func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 	return b.close()
 }
 
-// fixture is a running trial, with its disk in the guest and its request.
+// fixture is a running trial: it has the disk, its device in the guest, and the request.
 type fixture struct {
 	*trial
 	bench *bench
@@ -303,7 +303,7 @@ type fixture struct {
 	// decoy is a blank disk of the same size. Its serial differs from the disk's in the last byte. The
 	// driver must not change it.
 	decoy *image
-	// Device is the name of the disk's device in the guest.
+	// Device is the name under which the guest shows the disk.
 	Device   string
 	DiskName string
 	VolumeID string
@@ -311,16 +311,16 @@ type fixture struct {
 	Staging  string
 
 	dir string
-	// keep is set if end must not remove the files, because the trial has failed.
+	// keep is set after a failure, so that the trial's files are not removed.
 	keep bool
-	// mark contains the driver's marks on the disk, as learnMark has read them.
+	// mark contains the driver's marks, which learnMark has read from the disk.
 	mark []piece
-	// happened, if not nil, returns the error of the trial's hook, or an error if the hook never ran.
+	// happened is set by a trial with a hook. It returns an error if the hook failed or never ran.
 	happened func() error
 	cleanup  []func() error
 }
 
-// diskDevice and decoyDevice are the device names of the disk and the decoy in the guest.
+// The guest shows the disk as diskDevice, and the decoy as decoyDevice.
 const (
 	diskDevice  = "nvme2n1"
 	decoyDevice = "nvme1n1"
@@ -355,17 +355,17 @@ func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error
 	return f, nil
 }
 
-// publishContext returns the publish context by which the controller describes the disk.
+// publishContext returns the publish context that the controller would send for the disk.
 func (f *fixture) publishContext() map[string]string {
 	all := map[string]string{"diskName": f.DiskName, "sizeBytes": fmt.Sprint(f.image.Size)}
 	maps.Copy(all, f.History)
 	return all
 }
 
-// attach attaches a loop device to an image until the end of the fixture.
+// attach attaches a loop device to an image. The method end detaches it.
 func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) loopdev.Device {
 	loop := harness.Got(loopdev.Attach(ctx, loopdev.Config{
-		// The serial is random, because btrfs takes two loop devices with the same serial for one.
+		// The serial is random, because btrfs takes two loop devices with one serial for one device.
 		Path: im.Path, Serial: fmt.Sprintf("corpus-%016x", rand.Uint64()), Owner: loopdev.Process(),
 		BlockSize: f.BlockSize, ReadOnly: readOnly,
 	}))
@@ -373,7 +373,7 @@ func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) loopdev.
 	return loop
 }
 
-// atEnd registers a function that end calls. end calls the last registered function first.
+// atEnd registers a function. The method end calls these functions, the last one first.
 func (f *fixture) atEnd(do func() error) { f.cleanup = append(f.cleanup, do) }
 
 func (f *fixture) end() error {
@@ -392,7 +392,7 @@ func (f *fixture) placement() *harness.Placement {
 		PublishContext: f.Publish, Capability: harness.Mounted(f.FS)}
 }
 
-// stage makes the NodeStageVolume call that the trial tests.
+// stage calls NodeStageVolume for the disk.
 func (f *fixture) stage(ctx context.Context) error {
 	return f.bench.Do(ctx, "stage", f.placement().Stage)
 }
@@ -407,21 +407,21 @@ func randomUUID(t *trial) string {
 		b&0xFFFFFFFFFFFF)
 }
 
-// bench runs one trial after the other in a guest with a driver.
+// bench has a driver and a guest, in which it runs one trial after the other.
 type bench struct {
 	*proof.Bench
 	*lab
-	// evidence is set if the bench keeps the disks of failed trials, and kept if it has kept one.
+	// If evidence is set, the bench keeps the files of failed trials. kept is set if it has kept some.
 	evidence, kept bool
 }
 
-// newBench starts the run's driver or, if program is set, a mutant without the guard.
+// newBench starts the run's driver. If program is set, it starts this program without the guard.
 func (l *lab) newBench(ctx context.Context, program, guard string) (*bench, error) {
 	started, err := proof.StartBench(ctx, l.run, program, map[string]string{proof.RemovedGuard: guard})
 	return &bench{Bench: started, lab: l}, err
 }
 
-// close stops the driver, compares the bystanders, and removes the files if nothing has failed.
+// close stops the driver and compares the bystanders. If no trial has failed, it removes the files.
 func (b *bench) close() error {
 	err := b.Close()
 	if b.kept || err != nil {
@@ -430,38 +430,38 @@ func (b *bench) close() error {
 	return os.RemoveAll(b.Dir)
 }
 
-// trial describes a disk, a request and the wanted outcome. A generator sets its fields.
+// trial describes a disk, a request for it, and the wanted outcome. A generator sets the fields.
 type trial struct {
 	Name string
-	// Size is the size of the disk, and BlockSize the size of its logical blocks.
+	// The disk has Size bytes. Its logical blocks have BlockSize bytes.
 	Size      int64
 	BlockSize int
-	// FS is the filesystem that the request asks for.
+	// FS is the filesystem type in the request.
 	FS string
-	// History is the controller's report of the origin and the use of the disk.
+	// History contains the disk's origin and use, as the controller reports them.
 	History map[string]string
-	// Rand is the trial's own source of random numbers. It depends only on the seed and the name.
+	// Rand depends only on the seed and the trial's name.
 	Rand *rand.Rand
-	// Fill writes the content of the disk.
+	// Fill writes the disk's content to its file.
 	Fill func(*image)
-	// Until is the offset up to which a refused disk must keep its bytes; 0 means the whole disk.
-	// Behind Until the kernel may write, or the driver may write its growth records.
+	// The driver must not change a refused disk before the offset Until; 0 means the whole disk.
+	// Behind Until, the kernel may write, or the driver may write growth records.
 	Until int64
-	// Set, if not nil, changes the disk or the request after the disk was attached to the guest.
+	// Set, if not nil, changes the disk or the request after the guest has the disk.
 	Set func(*fixture)
-	// Check, if not nil, checks the result of the call further.
+	// Check, if not nil, returns an error if the call's result is wrong.
 	Check func(*fixture) error
 	Want  want
 }
 
-// outcome is the effect of a call on a disk.
+// outcome is what a call did to a disk.
 type outcome string
 
 const (
 	formatted outcome = "formatted"
 	mounted   outcome = "mounted"
 	refused   outcome = "refused"
-	// either allows a mounted disk, and a refusal whose evidence contains one of want.Names.
+	// either allows a mount, or a refusal whose evidence contains one of want.Names.
 	either outcome = "mounted or refused"
 )
 
@@ -469,14 +469,13 @@ type want struct {
 	Outcome outcome
 	// Reasons are the allowed reasons of a refusal.
 	Reasons []string
-	// Names contains words. The evidence must contain one of them, or an offset at which the disk is
-	// not zero.
+	// The evidence must contain one of Names, or an offset at which the disk is not zero.
 	Names []string
-	// Says contains words, all of which the evidence must contain.
+	// The evidence must contain all of Says.
 	Says []string
-	// Begun is set if the disk was blank: the driver may begin a format before it refuses the disk.
+	// Begun is set for a blank disk that the driver may refuse after it has begun a format.
 	Begun bool
-	// Code is the code of the answer. Empty means FAILED_PRECONDITION.
+	// Code is the wanted gRPC code. Empty means FAILED_PRECONDITION.
 	Code string
 }
 
@@ -500,8 +499,8 @@ const (
 
 func refuse(reasons ...string) want { return want{Outcome: refused, Reasons: reasons} }
 
-// foreign wants a refusal because the disk is not blank. The evidence must contain one of the
-// names, or an offset at which the disk is not zero.
+// foreign wants a refusal because the disk is not blank. The evidence must contain one of names, or
+// an offset at which the disk is not zero.
 func foreign(names ...string) want {
 	return want{Outcome: refused, Reasons: []string{notBlank}, Names: names}
 }
@@ -511,19 +510,19 @@ var (
 	isMounted   = want{Outcome: mounted}
 )
 
-// generator changes the fields of the default trial, a small blank disk and a request for ext4.
+// generator makes a trial: it changes the default one, a small blank disk and a request for ext4.
 type generator struct {
 	name string
 	make func(t *trial)
 }
 
-// blank returns a trial of a blank disk, which set changes if it is not nil.
+// blank returns a generator of a trial with a blank disk. set, if not nil, is the trial's Set.
 func blank(name, fs string, w want, set func(*fixture)) generator {
 	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
 }
 
-// with returns a trial of a disk with a filesystem of the kind. change, if not nil, changes the
-// disk before it is attached to the guest, and set, if not nil, afterwards.
+// with returns a generator of a trial with a filesystem of the kind. The function change, if not
+// nil, changes the disk's file, and set, if not nil, changes the disk in the guest.
 func with(name, kind string, w want, change func(*image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		k := kindOf(kind)
@@ -538,7 +537,7 @@ func with(name, kind string, w want, change func(*image), set func(*fixture)) ge
 	}}
 }
 
-// and returns a generator that calls more after g.
+// and returns a generator that calls first g and then more.
 func (g generator) and(more func(*trial)) generator {
 	return generator{g.name, func(t *trial) {
 		g.make(t)
@@ -546,7 +545,7 @@ func (g generator) and(more func(*trial)) generator {
 	}}
 }
 
-// larger returns a generator whose disk is larger than the filesystem on it.
+// larger returns a generator that adds fsBytes to the size of the disk, but not to its filesystem.
 func (g generator) larger() generator { return g.and(func(t *trial) { t.Size += fsBytes }) }
 
 func corpus() []generator {
@@ -555,11 +554,11 @@ func corpus() []generator {
 		foreignParts(), forged(), forgedRecords())
 }
 
-// smallest is the smallest size at which mke2fs uses its default options. Most disks are not much
-// larger, because the driver reads many of them whole.
+// mke2fs uses its default options for disks of at least this size. Most disks are not much larger,
+// because the driver reads many of them completely.
 const smallest = 512 * mib
 
-// defaults returns a trial with the values that most generators keep.
+// defaults returns the default trial, which a generator then changes.
 func defaults(name string, r *rand.Rand) *trial {
 	return &trial{
 		Name: name, Rand: r, Size: smallest + 64*mib*r.Int64N(4), BlockSize: 512, FS: ext4,
@@ -574,10 +573,10 @@ const (
 	btrfs = "btrfs"
 )
 
-// ours contains the filesystems that volumes can have.
+// ours contains the filesystem types that volumes can have.
 var ours = []string{ext3, ext4, xfs, btrfs}
 
-// each returns n generators that differ only in their random numbers, and in a number as suffix.
+// each returns n generators with numbered names. The trials differ only in their random numbers.
 func each(n int, name string, make func(t *trial)) []generator {
 	if n == 1 {
 		return []generator{{name, make}}

@@ -20,15 +20,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// featureImage describes a filesystem with unusual features. Options of mkfs set them, or a patch
-// of the superblock, after which fill corrects the checksum.
+// featureImage describes a filesystem with unusual features. mkfs options set the features, or fill
+// patches the superblock and corrects its checksum.
 type featureImage struct {
 	fs      string
 	options []string
 	patch   []fieldValue
 }
 
-// fieldValue is a value for a superblock field. The flag or keeps the other bits of the field.
+// fieldValue is a value for a superblock field. If or is set, the field's other bits stay.
 type fieldValue struct {
 	field
 	value uint64
@@ -41,7 +41,7 @@ type field struct {
 	at, bytes int64
 }
 
-// layout describes how to make a filesystem, and which fields its superblock has.
+// layout describes how to make a filesystem, and where its superblock has which fields.
 type layout struct {
 	tool      []string // the program, with arguments that all images need
 	size      int64
@@ -49,12 +49,12 @@ type layout struct {
 	order     binary.ByteOrder
 	sum       func([]byte)
 	features  []field
-	// structures contains feature bits that no patch sets, because only mkfs makes the structures that
-	// they announce. Without these structures the filesystem would be damaged.
+	// structures contains feature bits for which mkfs makes structures on the disk. No patch sets
+	// these bits, because without the structures the filesystem would be damaged.
 	structures []string
-	// specials contains values that tie the filesystem to another device, or that prevent a mount.
+	// specials contains values that refer to another device, or that prevent a mount.
 	specials []fieldValue
-	// groups contains options of mkfs. An image has at most one option of each group.
+	// Each group contains options of mkfs, of which an image has at most one.
 	groups [][]string
 }
 
@@ -87,17 +87,17 @@ func TestFilesystemsWithUnknownFeaturesAreRefused(t *testing.T) {
 	}
 }
 
-// The test tries all special images, and sampledImages random others. The short form tries
-// shortImages of each, and the long form tries all images.
+// The test tries all special images and sampledImages others, which the seed chooses. The short
+// form tries shortImages of each, and the long form tries all images.
 const (
 	sampledImages = 40
 	shortImages   = 8
 )
 
-// errNotMade means that the mkfs program refuses a combination of options.
+// errNotMade means that mkfs refuses a combination of options.
 var errNotMade = errors.New("mkfs refuses the options")
 
-// generator returns a trial of the image. If the driver refuses it, the answer must name a feature.
+// generator makes a trial of the image. If the driver refuses it, the evidence must name a feature.
 func (i featureImage) generator() generator {
 	return generator{i.String(), func(t *trial) {
 		t.FS, t.Size, t.History, t.Fill = i.fs, layouts[i.fs].size, nil, i.fill
@@ -116,8 +116,8 @@ func (i featureImage) String() string {
 	return i.fs + " with " + strings.Join(words, " and ")
 }
 
-// names returns words, of which a refusal must contain one: the names of the patched fields or, if
-// options of mkfs set the features, of all feature fields.
+// names returns words, of which the evidence of a refusal must contain one. They are the names of
+// the patched fields or, without a patch, of all feature fields.
 func (i featureImage) names() []string {
 	var names []string
 	if i.patch == nil {
@@ -167,8 +167,8 @@ func (v fieldValue) set(superblock []byte, order binary.ByteOrder) {
 	}
 }
 
-// mkfs makes a filesystem that contains the payload. An option that begins with "then" is a
-// command, which mkfs runs on the new filesystem.
+// mkfs makes a filesystem that contains the payload. If an option begins with "then", mkfs runs the
+// rest of the option as a command on the new filesystem.
 func (l layout) mkfs(bases *bases, options []string, path string) error {
 	args, then := slices.Clone(l.tool), [][]string(nil)
 	for _, option := range options {
@@ -194,8 +194,8 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 }
 
 // featureImages returns the special images and all others. A special image has one special value,
-// or needs a second disk. The others have one or two options of mkfs, one more feature bit, or two
-// special values.
+// or refers to a second disk. The others have one or two options of mkfs, one additional feature
+// bit, or two special values.
 func featureImages() (special, all []generator) {
 	special = foreignParts()
 	for _, fs := range ours {
@@ -233,7 +233,7 @@ func featureImages() (special, all []generator) {
 	return special, all
 }
 
-// alone returns a group of options for each value of a flag.
+// alone returns one group for each value of the flag. An image can have several of the values.
 func alone(flag string, values ...string) (groups [][]string) {
 	for _, v := range values {
 		groups = append(groups, []string{flag + " " + v})
@@ -241,7 +241,7 @@ func alone(flag string, values ...string) (groups [][]string) {
 	return groups
 }
 
-// oneOf returns one group with an option for each value of a flag.
+// oneOf returns one group with all values of the flag. An image can have only one of the values.
 func oneOf(flag string, values ...string) [][]string {
 	return [][]string{slices.Concat(alone(flag, values...)...)}
 }
@@ -340,7 +340,7 @@ func sumXFS(b []byte) {
 
 func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
 
-// patch overwrites bytes of the superblock at an offset, and then corrects the checksum.
+// patch overwrites a part of a superblock, and then corrects the superblock's checksum.
 func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	b := im.read(offset, n)
 	copy(b[at:], bytes)
@@ -348,7 +348,7 @@ func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	im.write(offset, b...)
 }
 
-// foreignParts returns filesystems with a part on another disk, and one with an unknown feature.
+// foreignParts returns filesystems that use a second disk, and an ext4 with an unknown feature.
 func foreignParts() []generator {
 	unknown := refuse(feature)
 	unknown.Says = []string{"s_feature_compat: 0x40000000"}
@@ -375,8 +375,8 @@ func foreignParts() []generator {
 }
 
 // hideJournal removes the external journal from the first superblock of an ext4, makes its checksum
-// wrong, and forges a growth record. So the driver uses a copy of the superblock to check the
-// filesystem. A user of a raw device can do the same.
+// wrong, and forges a growth record. So the driver checks the filesystem by a copy of the
+// superblock. A user of a raw device could do the same.
 func hideJournal(f *fixture) {
 	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
 	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
@@ -394,15 +394,15 @@ func (g generator) then(do func(*fixture)) generator {
 	})
 }
 
-// countOne sets the number of disks to one in both superblocks of a btrfs.
+// countOne makes both superblocks of a btrfs claim that it has only one disk.
 func countOne(f *fixture) {
 	for _, at := range []int64{64 * kib, 64 * mib} {
 		f.image.patch(at, 4*kib, 0x88, []byte{1}, sumBtrfs)
 	}
 }
 
-// featureTrials returns the trials that fail without the check of features. It leaves out an ext4
-// journal, which blkid finds, and a btrfs that the kernel does not mount.
+// featureTrials returns the trials that fail if the driver does not check features. Two pass even
+// then: blkid finds the ext4 journal, and the kernel does not mount the btrfs that counts one disk.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {
@@ -415,7 +415,7 @@ func featureTrials() []string {
 }
 
 // across returns a filesystem that shell commands make on the trial's disk $1 and a second disk $2.
-// The driver must not write to the second disk.
+// The driver must not change the second disk.
 func across(name, fs, says string, commands ...string) generator {
 	return generator{name, func(t *trial) {
 		var bystander *image

@@ -15,23 +15,22 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// kind describes a filesystem of fsBytes bytes, and the command that makes it.
+// kind describes a filesystem of fsBytes bytes, and the program that makes it.
 type kind struct {
 	name string
-	// fs is the kernel's name of the filesystem.
+	// fs is the filesystem's type in a mount.
 	fs string
-	// sector is the smallest logical block size of a disk that can have the filesystem; 0 means
-	// 512.
+	// sector is the smallest logical block size of a disk that can have the filesystem; 0 means 512.
 	sector int
 	tool   string
 	args   []string
 	// copies returns the offsets of the backup superblocks on a disk of the given size.
 	copies func(size int64) []int64
-	// unmountable is set if the kernel of the test machine may not support the filesystem.
+	// unmountable is set if some kernels of test machines cannot mount the filesystem.
 	unmountable bool
 }
 
-// fsBytes is the size of each filesystem. A smaller xfs with 8 groups has no space for its log.
+// Each filesystem has fsBytes bytes. A smaller xfs with 8 groups would have no space for its log.
 const fsBytes = 640 * mib
 
 // kinds contains the filesystems that volumes can have, and similar ones. The offsets of their
@@ -71,9 +70,9 @@ var kinds = []kind{
 		args: []string{"--csum", "xxhash"}, copies: mirrors},
 }
 
-// mke2fs returns a filesystem of the ext family. Its first backup superblock is in the first block
-// of group 1. A group has 8 blocks for each byte of a block. If blocks have 1024 bytes, group 0
-// begins at block 1.
+// mke2fs returns a filesystem of the ext family, whose first backup superblock is at the start of
+// group 1. A group has eight times as many blocks as a block has bytes. With 1024-byte blocks,
+// group 0 begins at block 1.
 func mke2fs(fs, name string, block int64, args ...string) kind {
 	// The number of inodes is small, because mke2fs may write the whole inode tables.
 	args = append([]string{"-t", fs, "-N", "2048"}, args...)
@@ -91,19 +90,19 @@ func quarters(size int64) []int64 { return []int64{size / 4, size / 2, size / 4 
 
 func mirrors(int64) []int64 { return []int64{64 * mib} }
 
-// filesystem writes a filesystem of the kind to the start of the disk.
+// filesystem writes a filesystem to the start of the disk.
 func (im *image) filesystem(k kind) { im.filesystemAt(k, 0) }
 
 func (im *image) filesystemAt(k kind, offset int64) {
 	im.copyIn(im.bases.get(k.name, fsBytes, func(base *image) { base.mkfs(k) }), offset)
 }
 
-// mkfs makes a filesystem of the kind, with the payload in it.
+// mkfs makes a filesystem that contains the payload.
 func (im *image) mkfs(k kind) {
 	im.tool(k.tool, slices.Concat([]string{"-q"}, k.args, im.bases.options(k.tool))...)
 }
 
-// options returns the options that make a mkfs program copy the payload into the new filesystem.
+// options returns arguments with which the mkfs program copies the payload into the filesystem.
 func (b *bases) options(mkfs string) []string {
 	switch mkfs {
 	case "mke2fs":
@@ -122,8 +121,7 @@ func kindOf(name string) kind {
 	return kinds[i]
 }
 
-// of gives the trial a disk with the filesystem. If volumes can have this filesystem, the trial's
-// request asks for it.
+// of gives the trial a disk with the filesystem, and a request for it if volumes can have its type.
 func (k kind) of(t *trial) {
 	t.Size, t.BlockSize = fsBytes, max(k.sector, 512)
 	t.Fill = func(im *image) { im.filesystem(k) }
@@ -132,7 +130,7 @@ func (k kind) of(t *trial) {
 	}
 }
 
-// volume reports whether a volume can have this filesystem and the kernel can mount it.
+// volume reports whether volumes can have this filesystem and the kernel can mount it.
 func (k kind) volume() bool { return slices.Contains(ours, k.fs) && !k.unmountable }
 
 func filesystems() []generator {
@@ -171,8 +169,8 @@ func (k kind) whole() []generator {
 	return all
 }
 
-// inUse returns filesystems that were copied while they were mounted. The payload was synced, so
-// the journal contains it.
+// inUse returns filesystems that a program copied while they were mounted. It had synced the
+// payload, so at least the journal contains it.
 func (k kind) inUse() []generator {
 	if k.name == "ext4 without a journal" {
 		return nil
@@ -183,10 +181,10 @@ func (k kind) inUse() []generator {
 		k.on(" in use, on a read-only disk", refuse("LogNotReplayed"), (*fixture).reading).and(live)}
 }
 
-// reading makes the controller report a read-only disk, although the guest's device is writable.
+// reading makes the controller report the disk as read-only, although the guest can write to it.
 func (f *fixture) reading() { f.Publish["readOnly"] = "true" }
 
-// inUse writes a filesystem that was copied while it was mounted to the start of the disk.
+// inUse writes a copy of a mounted filesystem to the start of the disk.
 func (im *image) inUse(k kind) {
 	im.copyIn(im.bases.get(k.name+" in use", fsBytes, func(base *image) {
 		base.tool(k.tool, append([]string{"-q"}, k.args...)...)
@@ -200,7 +198,7 @@ mv "$1.live" "$1"`, filepath.Join(im.bases.root(), payloadName))
 	}), 0)
 }
 
-// cut returns filesystems without their end: the disk is too small, or unreadable at its end.
+// cut returns filesystems without their end: the disk is too small, or its end cannot be read.
 func (k kind) cut() []generator {
 	large, unread := refuse(tooLarge, notBlank), refuse(unreadable, notBlank)
 	large.Names, unread.Names = []string{k.fs}, []string{k.fs}
@@ -217,14 +215,14 @@ func (k kind) cut() []generator {
 	}
 }
 
-// only wipes the whole disk except for the page at the offset.
+// only wipes the whole disk except the page at the offset.
 func (im *image) only(offset int64) {
 	copied := im.read(offset, pageBytes)
 	im.wipe(0, im.Size)
 	im.write(offset, copied...)
 }
 
-// wiped returns filesystems whose start was wiped, so that blkid does not find them.
+// wiped returns filesystems whose first superblock is wiped, so that blkid does not find them.
 func (k kind) wiped() []generator {
 	copies := k.copies(fsBytes)
 	wipe := func(t *trial, start, end int64) {
@@ -283,8 +281,8 @@ func (k kind) nested() []generator {
 	}
 }
 
-// tails returns disks with a filesystem and data behind it. The driver must mount the filesystem
-// without growing it, and must not change a byte behind it.
+// tails returns disks with a filesystem and data behind it. The driver must mount the filesystem,
+// must not grow it, and must not change the data.
 func tails() []generator {
 	var all []generator
 	for _, fs := range ours {
@@ -311,12 +309,12 @@ func tails() []generator {
 			(*fixture).growthOfAnother))
 }
 
-// anywhere writes a byte at a random place behind the filesystem.
+// anywhere writes one byte at a random offset behind the filesystem.
 func anywhere(t *trial, im *image) {
 	im.write(fsBytes+t.Rand.Int64N(im.Size-fsBytes), 1)
 }
 
-// restoredFrom makes the controller report a disk that was restored from a source of sourceBytes.
+// restoredFrom makes the controller report that the disk was restored from a source of sourceBytes.
 func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) {
 	return func(f *fixture) {
 		f.Publish["origin"], f.Publish["use"] = origin, use
@@ -324,7 +322,7 @@ func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) {
 	}
 }
 
-// tail returns a disk twice as large as its filesystem. fill writes data behind the filesystem.
+// tail returns a disk of twice the filesystem's size. fill writes data behind the filesystem.
 func tail(name, fs string, fill func(*trial, *image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		var before string
@@ -354,8 +352,8 @@ func tail(name, fs string, fill func(*trial, *image), set func(*fixture)) genera
 	}}
 }
 
-// nothingBehind returns a disk whose filesystem must grow. Without these trials, a driver that
-// never grows a filesystem would pass.
+// nothingBehind returns a disk without data behind its filesystem, which must grow. Without these
+// trials, a driver that never grows a filesystem would pass.
 func nothingBehind(name, fs string, set func(*fixture)) generator {
 	return tail(name, fs, func(*trial, *image) {}, set).and(func(t *trial) {
 		t.Check = func(f *fixture) error {
@@ -367,15 +365,15 @@ func nothingBehind(name, fs string, set func(*fixture)) generator {
 	})
 }
 
-// mountedBytes returns the size of the staged filesystem without its metadata.
+// mountedBytes returns the size that statfs reports, which leaves out metadata.
 func (f *fixture) mountedBytes() int64 {
 	var st unix.Statfs_t
 	harness.Must(unix.Statfs(f.Staging, &st))
 	return int64(st.Blocks) * st.Bsize
 }
 
-// growthOfAnother stages the disk as another volume and makes resize2fs fail. Then it writes a byte
-// behind the filesystem.
+// growthOfAnother stages the disk as another volume, but makes resize2fs fail. So the disk has a
+// growth record of that volume. Then it writes a byte behind the filesystem.
 func (f *fixture) growthOfAnother() {
 	volume := f.VolumeID
 	f.VolumeID = randomUUID(f.trial)
@@ -385,9 +383,9 @@ func (f *fixture) growthOfAnother() {
 	harness.Must(f.loop.Sync())
 }
 
-// described returns the ext filesystems whose group descriptors the trials damage. They differ in
-// the sizes and offsets of descriptors, bitmaps and inodes. Those with bigalloc have small
-// clusters, so that they have a second group, which contains a copy of the descriptors.
+// described returns ext filesystems whose group descriptors the trials damage. They differ in the
+// size and offset of descriptors, bitmaps and inodes. Those with bigalloc have small clusters and
+// so a second group, which contains copies of the descriptors.
 func described() []kind {
 	return []kind{
 		kindOf(ext3),
@@ -403,9 +401,9 @@ func described() []kind {
 	}
 }
 
-// descriptors returns filesystems that need a check, and have damaged group descriptors or damaged
-// copies of them. The driver must refuse damaged descriptors, because e2fsck -p would write them
-// over the copies. If only copies are damaged, the driver must mount the filesystem.
+// descriptors returns filesystems that need a check, and whose group descriptors or their copies
+// are damaged. The driver must refuse damaged descriptors, because e2fsck -p would overwrite the
+// copies with them. If only copies are damaged, it must mount the filesystem.
 func descriptors() []generator {
 	var all []generator
 	for _, k := range described() {
@@ -460,8 +458,8 @@ var (
 	descriptorBlocks = regexp.MustCompile(`(?m)^Block size: +(\d+)$`)
 )
 
-// descriptors returns where dumpe2fs finds the group descriptors of an ext filesystem, and then
-// where it finds their copies.
+// descriptors asks dumpe2fs for the group descriptors of an ext filesystem. It returns their range
+// first, and then the ranges of their copies.
 func (im *image) descriptors() (places []span) {
 	out, err := exec.Command("dumpe2fs", im.Path).Output()
 	size, found := descriptorBlocks.FindSubmatch(out), descriptorPlaces.FindAllSubmatch(out, -1)
@@ -477,25 +475,25 @@ func (im *image) descriptors() (places []span) {
 	return places
 }
 
-// Each function in damages makes group descriptors evidently wrong: a bitmap or an inode table is
-// at a block where it cannot be.
+// Each of these functions damages group descriptors so that a bitmap or an inode table is at a
+// block where none can be.
 var damages = []func(*trial, *image, span){
-	// The first sector becomes zero.
+	// Zeros replace the first sector.
 	func(_ *trial, im *image, s span) { im.wipe(s.offset, 512) },
-	// Random bytes, or repetitions of one byte, replace all descriptors.
+	// Random bytes, or one repeated byte, replace all descriptors.
 	func(t *trial, im *image, s span) { im.write(s.offset, randomBytes(t.Rand, s.bytes)...) },
 	func(t *trial, im *image, s span) {
 		im.write(s.offset, slices.Repeat([]byte{byte(0x20 + t.Rand.IntN(0x60))}, int(s.bytes))...)
 	},
-	// The first group has a bitmap or its inodes at block 0, or behind the end of the filesystem.
+	// The bitmap or the inode table of the first group is at block 0 or behind the filesystem.
 	func(t *trial, im *image, s span) {
 		at := []uint32{0, 1 << 30, 1<<32 - 1}[t.Rand.IntN(3)]
 		im.write(s.offset+4*t.Rand.Int64N(3), le.AppendUint32(nil, at)...)
 	},
 }
 
-// misplaceInodes moves the inode table in the first group descriptor to free blocks. The root and
-// the journal have their inodes in this table.
+// misplaceInodes makes the first group descriptor name free blocks as its inode table. So the root
+// directory and the journal have no inodes.
 func misplaceInodes(t *trial, im *image, s span) {
 	im.write(s.offset+8, le.AppendUint32(nil, uint32(140_000+t.Rand.Int64N(20_000)))...)
 }

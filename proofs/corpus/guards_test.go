@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// guard is a guard of the driver. Each of its trials must fail if only this guard is removed.
+// guard is a guard of the driver, with the edits that remove it. Each of its trials must then fail.
 type guard struct {
 	name   string
 	edits  []edit
@@ -42,11 +42,11 @@ func guards() []guard {
 		historyGuards(), tailGuards(), repairGuards())
 }
 
-// in returns one edit, which replaces a text in a function of the driver.
+// in returns a single edit, which replaces a text in the driver's function with the name at.
 func in(at, text, with string) []edit { return []edit{{at, text, with}} }
 
-// asked returns a guard that is a condition: if it is true, the driver refuses the disk. The guard
-// of called is a call that must not fail, and the guard of taken is a condition that must be true.
+// The edit removes a refusal. Without the edit, the driver refuses the disk if an asked condition
+// is true, if a called function returns an error, or if a taken condition is false.
 func asked(name, at, text string, trials ...string) guard {
 	return guard{name, in(at, text, proof.NotAsked), trials}
 }
@@ -59,7 +59,7 @@ func taken(name, at, text string, trials ...string) guard {
 	return guard{name, in(at, text, proof.Taken), trials}
 }
 
-// identityGuards ensure that the driver uses only the requested disk.
+// identityGuards ensure that the driver uses the requested disk and no other.
 func identityGuards() []guard {
 	return []guard{
 		{"a serial is compared to its last byte", in("blockdev.Host.Lookup", "d.Serial == serial",
@@ -119,7 +119,7 @@ func identityGuards() []guard {
 	}
 }
 
-// holderGuards ensure that no other program uses the disk, and that the disk can be written.
+// holderGuards ensure that the driver uses no disk that is read-only or that another program uses.
 func holderGuards() []guard {
 	return []guard{
 		{"a disk is opened exclusively", []edit{
@@ -152,7 +152,7 @@ func holderGuards() []guard {
 	}
 }
 
-// blankGuards ensure that the driver formats only blank disks, and mounts only filesystems.
+// blankGuards ensure that the driver formats only blank disks and mounts only filesystems.
 func blankGuards() []guard {
 	return []guard{
 		{"data in an area are not overwritten", in("filesystem.scan.checkBlank", "if dirty ||",
@@ -235,7 +235,7 @@ func areaGuards() []guard {
 	return all
 }
 
-// nothingUnexpected is an edit that makes the driver accept all bytes when it reads a whole disk.
+// nothingUnexpected is an edit after which the driver reads a whole disk, but accepts all bytes.
 var nothingUnexpected = edit{"filesystem.disk.readCounted", "d.traces(v, j.expected).check",
 	"func(b []byte, at int64) (int, error) {\nif REMOVED {\nreturn -1, nil\n}\nreturn TEXT(b, at)\n}"}
 
@@ -277,8 +277,8 @@ func markGuards() []guard {
 	}
 }
 
-// historyGuards ensure that the driver reads only samples of a disk if the disk's history allows
-// it, and that no other program uses the disk.
+// historyGuards ensure that the driver reads all of a disk whose history allows data anywhere, and
+// that no other program uses the disk.
 func historyGuards() []guard {
 	return []guard{
 		taken("a disk that was not created blank is read completely", "filesystem.Volume.madeBlank",
@@ -326,11 +326,11 @@ func tailGuards() []guard {
 	}
 }
 
-// repairGuards ensure that a repair does not increase the damage.
+// repairGuards ensure that e2fsck does not increase the damage of a filesystem.
 func repairGuards() []guard {
 	var damaged, misplaced []string
 	for _, k := range described() {
-		// On these filesystems, e2fsck itself stops before it writes in some of the trials.
+		// In some trials with these filesystems, e2fsck stops before it writes, even without the guard.
 		if k.fs == ext3 || k.name == "ext4 without flexible groups" {
 			continue
 		}

@@ -11,18 +11,18 @@ import (
 	"strings"
 )
 
-// header describes the bytes by which a format on a disk is recognized.
+// header describes a mark: bytes at a fixed offset, by which programs recognize a format.
 type header struct {
 	name string
-	// offset is the offset of the mark. A negative offset counts from the disk's end.
+	// offset is the position of the mark. A negative offset counts from the disk's end.
 	offset int64
 	mark   string
-	// owners contains names of the format, of which the evidence must use one.
+	// owners contains names of the format, separated by spaces. The evidence must contain one.
 	owners string
 }
 
-// marks contains the bytes by which libblkid, the kernel and other programs recognize formats, with
-// their sources. blkid does not recognize all of them, but each shows that somebody uses the disk.
+// marks contains bytes by which libblkid, the kernel or other programs recognize formats, with
+// their sources. blkid does not recognize all of them, but each shows that a program uses the disk.
 var marks = []header{
 	// LUKS1 On-Disk Format Specification 1.2.3, 2.1; LUKS2 1.1.3, 2.1
 	{"LUKS1", 0, "LUKS\xba\xbe\x00\x01", "luks"},
@@ -97,7 +97,7 @@ var marks = []header{
 	{"an SGI label", 0, "\x0b\xe5\xa9\x41", "sgi"},
 }
 
-// headers returns disks that are blank except for the mark of one format.
+// headers returns disks that are blank except for marks of one format.
 func headers() (all []generator) {
 	add := func(name, owners string, fill func(im *image)) {
 		all = append(all, marked(name, strings.Fields(owners), fill))
@@ -105,8 +105,7 @@ func headers() (all []generator) {
 	for _, m := range marks {
 		add("the mark of "+m.name, m.owners, func(im *image) { im.write(m.offset, []byte(m.mark)...) })
 	}
-	// Linux has several page sizes. The mark of a swap area is at the end of the first page
-	// (mkswap(8)).
+	// Linux has several page sizes. A swap area has its mark at the end of the first page (mkswap(8)).
 	for _, page := range []int64{4, 8, 16, 32, 64} {
 		add(fmt.Sprintf("swap with pages of %d KiB", page), "swap", func(im *image) {
 			im.tool("mkswap", "--quiet", fmt.Sprintf("--pagesize=%d", page*kib))
@@ -115,12 +114,12 @@ func headers() (all []generator) {
 			im.write(page*kib-10, []byte("S1SUSPEND\x00")...)
 		})
 	}
-	// The second header of LUKS2 begins at the end of the first header's area.
+	// LUKS2 has a second header behind the area of the first header, which has one of these sizes.
 	for offset := 16 * kib; offset <= 4*mib; offset *= 2 {
 		add(fmt.Sprintf("LUKS2 with only its second header, at %d KiB", offset/kib), "luks",
 			func(im *image) { im.write(offset, []byte("SKUL\xba\xbe\x00\x02")...) })
 	}
-	// The label of a physical volume of LVM may be in any of the first four sectors
+	// LVM may write the label of a physical volume to any of the first four sectors
 	// (lib/label/label.h).
 	for sector := range int64(4) {
 		add(fmt.Sprintf("an LVM physical volume, its label in sector %d", sector), "lvm",
@@ -146,8 +145,8 @@ func marked(name string, names []string, fill func(im *image)) generator {
 }
 
 // zfsLabel writes one of the four labels of a disk in a ZFS pool (ZFS On-Disk Specification, 1.2).
-// Two labels are at the start of the disk and two at its end, after the size is rounded down to 256
-// KiB. The second half of a label is a ring of uberblocks.
+// Two are at the start of the disk, and two at its end, rounded down to a multiple of 256 KiB. The
+// second half of a label contains uberblocks.
 func zfsLabel(im *image, number int64) {
 	const label = 256 * 1024
 	at := number * label
@@ -163,8 +162,8 @@ func zfsLabel(im *image, number int64) {
 	}
 }
 
-// mdSuperblock returns the superblock of a disk in a Linux RAID (linux/md_p.h). version is 0 for
-// 0.90, or 1. A superblock of version 1 contains its own offset.
+// mdSuperblock returns the superblock of a Linux RAID disk (linux/md_p.h). version is 0 for the
+// RAID version 0.90, and otherwise 1. A superblock of version 1 contains its own offset.
 func mdSuperblock(version uint32, at int64) []byte {
 	b := make([]byte, 1024)
 	le.PutUint32(b, 0xa92b4efc)
@@ -179,7 +178,7 @@ func mdSuperblock(version uint32, at int64) []byte {
 	return b
 }
 
-// mdPlaces maps a RAID version to the offset of the superblock on a disk of the given size.
+// mdPlaces returns, for a RAID version, where a disk of the given size has its superblock.
 var mdPlaces = map[string]func(size int64) int64{
 	"0.90": func(size int64) int64 { return size&^(64*kib-1) - 64*kib },
 	"1.0":  func(size int64) int64 { return (size/512 - 16) &^ 7 * 512 },
@@ -197,8 +196,8 @@ func mdMembers() []generator {
 		}
 		all = append(all, marked("a member of an md RAID "+version, names, fill))
 		for _, k := range []string{"ext4", "xfs", "btrfs"} {
-			// These versions have the RAID's superblock at the end of the disk. So each disk of a mirror
-			// begins with the filesystem.
+			// RAID disks of these versions have the superblock at their end. So a disk of a mirror begins
+			// with the filesystem.
 			if version != "0.90" && version != "1.0" {
 				continue
 			}
@@ -217,7 +216,7 @@ func mdMembers() []generator {
 	return all
 }
 
-// mdChecksum returns the checksum of a superblock without devices (calc_sb_1_csum of md).
+// mdChecksum returns the checksum of a RAID superblock without devices (md's calc_sb_1_csum).
 func mdChecksum(b []byte) uint32 {
 	var sum uint64
 	for i := 0; i < len(b); i += 4 {
@@ -239,7 +238,7 @@ func lvmLabel(sector int64) []byte {
 
 var le = binary.LittleEndian
 
-// mbr returns a partition table with one partition.
+// mbr returns a DOS partition table (MBR) with one partition.
 func mbr(kind byte, start, sectors uint32) []byte {
 	b := make([]byte, 512)
 	copy(b[446:], []byte{0, 0, 2, 0, kind, 0xff, 0xff, 0xff})
@@ -249,8 +248,8 @@ func mbr(kind byte, start, sectors uint32) []byte {
 	return b
 }
 
-// gptHeader returns the header of a GUID partition table (UEFI 2.10, 5.3.2) for block own of a disk
-// with so many blocks. The block other contains the table's second header.
+// gptHeader returns a header of a GUID partition table (UEFI 2.10, 5.3.2), for block own of a disk
+// with blocks blocks. The table's other header is in block other.
 func gptHeader(own, other, blocks, entries uint64, array []byte) []byte {
 	b := make([]byte, 512)
 	copy(b, "EFI PART")
@@ -269,7 +268,7 @@ func gptHeader(own, other, blocks, entries uint64, array []byte) []byte {
 	return b
 }
 
-// gptArray returns an array of partitions with one Linux partition.
+// gptArray returns the partition array of a GUID partition table, with one Linux partition.
 func gptArray() []byte {
 	b := make([]byte, 128*128)
 	copy(b, "\xaf\x3d\xc6\x0f\x83\x84\x72\x47\x8e\x79\x3d\x69\xd8\x47\x7d\xe4a partition's id")
@@ -279,7 +278,7 @@ func gptArray() []byte {
 	return b
 }
 
-// gpt writes the chosen parts of a GUID partition table: protective MBR, primary table, backup.
+// gpt writes parts of a GUID partition table: its protective MBR, its primary table, its backup.
 func (im *image) gpt(block int64, protective, primary, backup bool) {
 	blocks, array := uint64(im.Size/block), gptArray()
 	arrayBlocks := uint64(int64(len(array)) / block)
@@ -337,8 +336,8 @@ func tables() []generator {
 	return all
 }
 
-// spots contains offsets far from both ends of a disk at which formats have marks. The driver reads
-// each of them because of an entry in its list of regions, which is quoted in region.
+// spots contains offsets far from both ends of a disk, at which formats have marks. region quotes
+// the entry of the driver's list of regions that makes the driver read this offset.
 var spots = []struct {
 	at            int64
 	where, region string
@@ -367,8 +366,8 @@ var spots = []struct {
 		`{1000 << 30, sectorBytes, "a copy of the label of Ceph"}`},
 }
 
-// regions returns disks that are blank except for some bytes far from both ends. Most have one byte
-// where a format has a mark or a copy of it.
+// regions returns disks that are blank except for bytes far from both ends. Most have one byte, at
+// an offset where a format has a mark or a copy of a mark.
 func regions() []generator {
 	all := []generator{
 		singleByte("where a large xfs has its second group", 1024*gib),
@@ -411,8 +410,8 @@ func regions() []generator {
 	})...)
 }
 
-// inAHundredth writes to a hundredth of the disk, at an offset where no format has a mark on a disk
-// of this size.
+// inAHundredth writes to a hundredth of the disk where, on a disk of this size, no format has a
+// mark.
 func inAHundredth(t *trial) {
 	t.Size = 3*gib + 8*mib
 	start := t.Size / 1000 * 515 &^ (pageBytes - 1)
@@ -424,8 +423,8 @@ func inAHundredth(t *trial) {
 	t.Want = foreign()
 }
 
-// singleByte returns a disk with one byte at an offset. Its size is chosen so that no other format
-// has a mark there.
+// singleByte returns a disk with one byte at an offset. On a disk of this size, only the named
+// format has a mark there.
 func singleByte(where string, at int64) generator {
 	return generator{"one byte " + where, func(t *trial) {
 		t.Size = max(3*gib, at/gib*gib+gib) + 8*mib
@@ -433,13 +432,13 @@ func singleByte(where string, at int64) generator {
 	}}
 }
 
-// The driver always reads provenStart bytes at a disk's start and provenEnd bytes at its end.
+// The driver always reads the first provenStart bytes and the last provenEnd bytes of a disk.
 const (
 	provenStart = mib
 	provenEnd   = mib
 )
 
-// noise returns disks that are blank except for some bytes in the first or the last MiB.
+// noise returns disks that are blank except for one byte in the first or the last MiB.
 func noise() []generator {
 	all := []generator{
 		oneByte("the first byte", func(*trial) int64 { return 0 }),
@@ -459,7 +458,7 @@ func oneByte(where string, at func(*trial) int64) generator {
 	return generator{"one byte: " + where, func(t *trial) { fillByte(t, at(t)) }}
 }
 
-// fillByte sets one byte of the disk to a value other than zero. The evidence must name its
+// fillByte sets a byte of the disk to a random value other than zero. The evidence must contain its
 // offset.
 func fillByte(t *trial, at int64) {
 	t.Fill = func(im *image) { im.write(at, byte(1+t.Rand.IntN(255))) }

@@ -17,20 +17,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// uuid returns the UUID of the filesystem at the start of an image, as blkid reads it.
+// uuid asks blkid for the UUID of the filesystem at the start of an image.
 func (im *image) uuid(fs string) string {
 	return strings.TrimSpace(string(harness.Got(exec.Command("blkid", "-p", "-n", fs, "-s", "UUID",
 		"-o", "value", im.Path).Output())))
 }
 
-// expect makes the controller report uuid as the UUID of the volume's filesystem.
+// expect makes the controller report a UUID of the volume's filesystem.
 func (f *fixture) expect(uuid string) { f.Publish["filesystemUUID"] = uuid }
 
-// expectFound makes the controller report the UUID that blkid reads from the disk.
+// expectFound makes the controller report the UUID that the disk's filesystem has.
 func (f *fixture) expectFound() { f.expect(f.image.uuid(f.FS)) }
 
-// expectAt makes the controller report the UUID at an offset of the disk, for a filesystem that
-// blkid does not find.
+// expectAt is for a filesystem that blkid does not find. It makes the controller report the UUID at
+// this offset of the disk.
 func expectAt(offset int64) func(*fixture) {
 	return func(f *fixture) {
 		b := f.image.read(offset, 16)
@@ -40,7 +40,7 @@ func expectAt(offset int64) func(*fixture) {
 
 func (f *fixture) expectOther() { f.expect(randomUUID(f.trial)) }
 
-// hasExpected returns an error unless the filesystem has the UUID that the controller reported.
+// hasExpected returns an error if the filesystem has not the UUID that the controller reported.
 func (f *fixture) hasExpected() error {
 	harness.Must(f.loop.Sync())
 	if got := f.image.uuid(f.FS); got != f.Publish["filesystemUUID"] {
@@ -49,8 +49,8 @@ func (f *fixture) hasExpected() error {
 	return nil
 }
 
-// identities returns disks for which the controller reports the UUID of a filesystem. It is the
-// UUID of the filesystem on the disk, or another one.
+// identities returns disks for which the controller reports the UUID of a filesystem: the UUID on
+// the disk, or a different one.
 func identities() []generator {
 	var all []generator
 	other, identified := (*fixture).expectOther, func(t *trial) { t.Check = (*fixture).hasExpected }
@@ -69,15 +69,15 @@ func identities() []generator {
 	return slices.Concat(all, unclean(), disputed())
 }
 
-// damageExt makes the checksum of the superblock of an ext4 wrong.
+// damageExt makes the checksum of an ext4's superblock wrong.
 func damageExt(im *image) { im.write(1024+0x88, []byte("/a wrong checksum")...) }
 
-// unfinishBtrfs writes the magic of an unfinished mkfs.btrfs, which writes the final magic last.
-// The checksum of the superblock is right.
+// unfinishBtrfs writes the magic of an unfinished format, which mkfs.btrfs replaces at its end, and
+// corrects the checksum of the superblock.
 func unfinishBtrfs(im *image) { im.patch(64*kib, 4096, 0x40, []byte("!BHRfS_M"), sumBtrfs) }
 
 // unclean returns disks that the driver must refuse: damaged or unfinished filesystems of this
-// volume, one of another volume that needs a check, and a disk for which mkfs makes a wrong UUID.
+// volume, one of another volume that needs a check, and a disk on which mkfs makes a wrong UUID.
 func unclean() []generator {
 	begun := refuse(wrongFilesystem)
 	begun.Begun = true
@@ -96,10 +96,10 @@ func unclean() []generator {
 	}
 }
 
-// oldTable writes a partition table in front of a filesystem.
+// oldTable writes a partition table before a filesystem.
 func oldTable(im *image) { im.write(0, mbr(0x83, 2048, 1<<20)...) }
 
-// disputed returns filesystems with marks of other formats around them or in their data.
+// disputed returns filesystems with marks of other formats before, in or behind them.
 func disputed() []generator {
 	own := (*fixture).expectFound
 	ufs2 := func(im *image) { im.write(64*kib+1372, []byte("\x19\x01\x54\x19")...) }
@@ -117,7 +117,7 @@ func disputed() []generator {
 				own))
 	}
 	for i, fs := range []string{ext3, ext4, btrfs} {
-		// Label 0 would overwrite the superblock of a btrfs.
+		// A btrfs gets label 1, because label 0 would overwrite its superblock.
 		label := func(im *image) { zfsLabel(im, int64(i/2)) }
 		all = append(all, with(fs+" with a label of ZFS", fs, foreign("zfs"), label, nil),
 			with(fs+" of this volume with a label of ZFS", fs, isMounted, label, own))
@@ -142,13 +142,13 @@ func disputed() []generator {
 		}, own).and(func(t *trial) { t.Size += mib }))
 }
 
-// forgeGrowth writes a forged growth record of this volume where the driver would write its own.
+// forgeGrowth forges a growth record of this volume, at an offset where the driver writes its own.
 func (f *fixture) forgeGrowth() {
 	f.poke(proof.GrowthSlots(f.image.Size)[0], f.forgery().GrowthRecord(f.image.Size, 0, true)...)
 }
 
-// owners returns disks with more than one format, or with a format that only some of the driver's
-// checks find.
+// owners returns disks with several formats, or with a format that some of the driver's checks
+// miss.
 func owners() []generator {
 	return []generator{
 		with("ext3 under an old partition table", ext3, foreign("partition table (dos)", "ext3"),
@@ -163,14 +163,14 @@ func owners() []generator {
 	}
 }
 
-// btrfsSuperblock adds the superblock of a btrfs to an image.
+// btrfsSuperblock writes a btrfs superblock to an image.
 func btrfsSuperblock(im *image) {
 	from := &image{Size: fsBytes, Path: im.bases.get("btrfs", fsBytes,
 		func(base *image) { base.mkfs(kindOf(btrfs)) })}
 	im.write(64*kib, from.read(64*kib, 4*kib)...)
 }
 
-// oddities returns trials with an unusual blkid, a hidden multipath device, or a read-only report.
+// oddities returns trials with a fake blkid, a hidden multipath device, or a read-only disk.
 func oddities() []generator {
 	blkid := func(script string) func(*fixture) {
 		return func(f *fixture) { f.wrap("blkid", script) }
@@ -190,8 +190,8 @@ func oddities() []generator {
 	}
 }
 
-// forgedBytes is the size of disks with some forged records, and forgedFull and forgedFullBtrfs of
-// disks that are full of them. Disks grow to forgedNext.
+// Disks with some forged records have forgedBytes bytes. Disks that are full of forged records have
+// forgedFull or forgedFullBtrfs. A disk that grows gets forgedNext.
 const (
 	forgedBytes     = 320 * mib
 	forgedFull      = 64 * mib
@@ -199,14 +199,14 @@ const (
 	forgedNext      = 512 * mib
 )
 
-// forging is a method of [proof.Forgery] that writes files with forged records.
+// forging is a method of [proof.Forgery] that writes files with forged records to a directory.
 type forging func(proof.Forgery, string) (proof.ForgedFiles, error)
 
 func ofGrowths(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
 func ofFormats(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, false) }
 
-// forged returns volumes with files in which a workload has forged the driver's records, at the
-// offsets where the driver writes its own. Some disks are then damaged or enlarged, and for some
+// forged returns volumes in whose files a workload has forged the driver's records, at the offsets
+// where the driver writes its own. Then some disks are damaged or enlarged, and for some of these
 // the controller reports another history.
 func forged() []generator {
 	var all []generator
@@ -229,7 +229,7 @@ func forged() []generator {
 		f.grow(forgedNext)
 	}
 	const full, few = " full of forged records", " with forged records where the driver has its own"
-	// ext3 and btrfs do not report the blocks of a file, so files with records fill the whole disk.
+	// ext3 and btrfs do not report where a file is, so a workload's records fill the whole disk.
 	all = append(all, damaged(full+" of a format", ext3, forgedFull, ofFormats)...)
 	all = append(all, damaged(full+" of a format", btrfs, forgedFullBtrfs, ofFormats)...)
 	all = append(all, forgery(ext3+full+" of a growth", ext3, forgedFull, ofGrowths, mounted, nil))
@@ -241,12 +241,12 @@ func forged() []generator {
 	return all
 }
 
-// superblocks contains the offset and the size of the first superblock of each filesystem.
+// superblocks contains the offset and the size of each filesystem's first superblock.
 var superblocks = map[string][2]int64{ext3: {1024, 1024}, ext4: {1024, 1024}, xfs: {0, 4096},
 	btrfs: {64 * kib, 4096}}
 
-// forgery returns a trial of a disk in whose files a workload has forged records. The function
-// then, if not nil, changes this disk before the call.
+// forgery returns a trial in which a workload has written forged records to files of the volume.
+// The function then, if not nil, changes the disk before the driver stages it again.
 func forgery(name, fs string, size int64, write forging, want outcome,
 	then func(*fixture)) generator {
 	return generator{name, func(t *trial) {
@@ -260,7 +260,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			}
 			checks = filepath.Join(f.dir, "checks")
 			f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))
-			// The call of then may have changed the disk's size or history.
+			// The size or the history may have changed.
 			f.Publish = f.publishContext()
 		}
 		t.Want.Outcome = want
@@ -280,7 +280,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			if want == mounted {
 				return f.bench.Forged.Checked(files.Check(f.Staging))
 			}
-			// judge has already compared the bytes of a refused disk.
+			// The method judge has already compared the bytes of a refused disk.
 			mounts, err := harness.MountsAt(f.Staging)
 			if len(mounts) > 0 {
 				err = errors.New("a disk with a workload's files was formatted")
@@ -290,7 +290,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 	}}
 }
 
-// forgery returns the values with which a workload of this volume forges records.
+// forgery returns the data from which a workload forges records of this volume.
 func (f *fixture) forgery() proof.Forgery {
 	return proof.Forgery{Volume: f.VolumeID, Disk: f.DiskName, Filesystem: f.FS,
 		SizeBytes: f.image.Size, NextBytes: forgedNext, Device: f.loop.Path}
@@ -302,11 +302,11 @@ func (f *fixture) grow(size int64) {
 	f.replaceLoop(false)
 }
 
-// wipe sets n bytes of the disk to zero through its device.
+// wipe writes n zeros to the disk through its device.
 func (f *fixture) wipe(offset, n int64) { f.poke(offset, make([]byte, n)...) }
 
-// forgedRecords returns a trial that compares a forged record with the driver's own: both must have
-// the same bytes and offsets.
+// forgedRecords returns a trial that compares forged records with the driver's own. The bytes and
+// the offsets must be equal.
 func forgedRecords() []generator {
 	return []generator{{"an own format whose record is equal to a forged one", func(t *trial) {
 		t.FS, t.Size = xfs, forgedBytes
@@ -324,8 +324,8 @@ func forgedRecords() []generator {
 	}}}
 }
 
-// noticesHarm checks that a trial fails if mke2fs writes to a bystander, or if another program
-// changes a file with forged records.
+// noticesHarm checks the proof itself: a trial must fail if mke2fs writes to a bystander, or if
+// another program changes a file with forged records.
 func (l *lab) noticesHarm(ctx context.Context) {
 	l.t.Helper()
 	b, err := l.newBench(ctx, "", "")

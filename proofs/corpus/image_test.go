@@ -32,7 +32,7 @@ const (
 	gib = int64(1) << 30
 )
 
-// image is a sparse file with the bytes of a disk. A failing method ends the trial (harness.Must).
+// image is a sparse file with a disk's content. A method that fails ends the trial (harness.Must).
 type image struct {
 	Path  string
 	Size  int64
@@ -46,16 +46,16 @@ func newImage(path string, size int64) *image {
 	return im
 }
 
-// resize changes the size of the file and the disk.
+// resize changes the size of the file and of the disk.
 func (im *image) resize(size int64) {
 	im.Size = size
 	im.cut(size)
 }
 
-// cut changes the size of the file only.
+// cut changes only the size of the file, so a part of the disk cannot be read.
 func (im *image) cut(size int64) { harness.Must(os.Truncate(im.Path, size)) }
 
-// at converts a negative offset, which counts from the end of the disk, to a positive one.
+// at returns a negative offset, which counts from the end of the disk, as an offset from the start.
 func (im *image) at(offset int64) int64 {
 	if offset < 0 {
 		return im.Size + offset
@@ -87,7 +87,7 @@ func (im *image) tool(name string, args ...string) {
 	harness.Must(proof.RunTool(name, append(args, im.Path)...))
 }
 
-// copyIn writes the bytes of another file at an offset, and skips zeros.
+// copyIn writes the content of another file at an offset, except its zeros.
 func (im *image) copyIn(from string, offset int64) {
 	im.with(func(f *os.File) error {
 		return proof.EachPage(from, func(at int64, b []byte) error {
@@ -106,11 +106,10 @@ func (im *image) read(offset, n int64) []byte {
 	return b
 }
 
-// pageBytes is the size of the pieces in which images are read and compared.
 const pageBytes = 4096
 
-// digest returns a hash of the file's size, and of its bytes from the first offset to the second
-// one, or to the end if the second one is 0. A hole has the same hash as zeros.
+// digest returns a hash of the file's size and of its bytes between two offsets. to = 0 means the
+// end of the file. Holes have the same hash as zeros.
 func (im *image) digest(from, to int64) string {
 	sum := sha256.New()
 	harness.Must(proof.EachPage(im.Path, func(at int64, page []byte) error {
@@ -125,22 +124,22 @@ func (im *image) digest(from, to int64) string {
 
 const digestFormat = "%d bytes, %x"
 
-// blank returns the digest of a blank disk of the image's size.
+// blank returns the digest of a blank disk of this size.
 func (im *image) blank() string {
 	return fmt.Sprintf(digestFormat, im.Size, sha256.New().Sum(nil)[:8])
 }
 
-// payloadName is the name of a file in every filesystem that a trial makes. A filesystem without it
-// was made by the driver.
+// Every filesystem that a trial makes contains a file of this name. If a filesystem has no such
+// file, the driver has made it.
 const payloadName = "payload"
 
-// bases keeps prepared filesystems. Trials copy them, so most trials run no mkfs of their own.
+// bases keeps filesystems that trials copy, so most trials run no mkfs of their own.
 type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made, which maps a description of a filesystem to a function that makes its file at
-	// the first call.
+	// mu guards made, which contains a function for each kind of filesystem. At the first call, the
+	// function makes the filesystem's file.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }
@@ -155,12 +154,12 @@ func newBases(dir string, r *rand.Rand) (*bases, error) {
 		os.WriteFile(b.proto(), []byte(proto), 0o600))
 }
 
-// root returns the directory that mkfs copies into each filesystem. proto returns the path of a
-// file that describes this directory for mkfs.xfs.
+// root returns a directory, whose content mkfs copies into each filesystem. proto returns a file
+// that describes this content for mkfs.xfs.
 func (b *bases) root() string  { return filepath.Join(b.dir, "root") }
 func (b *bases) proto() string { return filepath.Join(b.dir, "proto") }
 
-// get returns the file with the filesystem of a key. At the first call, fill makes the filesystem.
+// get returns the file of the filesystem with the key. At the first call, fill makes this file.
 func (b *bases) get(key string, size int64, fill func(*image)) (path string) {
 	key = fmt.Sprintf("%s of %d bytes", key, size)
 	b.mu.Lock()
@@ -184,18 +183,18 @@ func (b *bases) get(key string, size int64, fill func(*image)) (path string) {
 type verdict struct {
 	Outcome outcome
 	Answer  error
-	// Wrong describes what the driver did wrong, or is nil.
+	// Wrong describes what the driver did wrong. Nil means nothing.
 	Wrong error
-	// Overwritten is set if the driver wrote to a disk that it must not change.
+	// Overwritten is set if the driver changed a disk that it must not change.
 	Overwritten bool
 }
 
-// setupViolation describes what the driver did wrong while a trial was prepared.
+// setupViolation describes what the driver did wrong before the trial's own call.
 type setupViolation string
 
 func (m setupViolation) Error() string { return string(m) }
 
-// try runs a trial. It returns an error only if the trial cannot be run.
+// try runs a trial. Its error means that the trial could not be run.
 func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	f, err := b.newFixture(ctx, t)
 	if f != nil {
@@ -248,19 +247,19 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	return v, nil
 }
 
-// checked returns the result of the trial's own check.
+// checked returns the result of the trial's Check.
 func (f *fixture) checked() (err error) {
 	defer harness.Catch(&err)
 	return f.Check(f)
 }
 
-// digest returns the hash of the bytes that a refused disk must keep.
+// digest hashes the bytes that the driver must keep if it refuses the disk.
 func (f *fixture) digest() string {
 	harness.Must(f.loop.Sync())
 	return f.image.digest(0, f.Until)
 }
 
-// judge determines the outcome of the call, and compares it with the trial's wanted outcome.
+// judge finds the outcome of the call, and returns an error if the trial wants another one.
 func (f *fixture) judge(before string, answer error) (outcome, error) {
 	harness.Must(f.loop.Sync())
 	if answer != nil {
@@ -281,8 +280,8 @@ func (f *fixture) judge(before string, answer error) (outcome, error) {
 	return got, err
 }
 
-// judgeMount inspects the mount that the call has made. If the filesystem contains payloadName, the
-// driver did not format the disk.
+// judgeMount checks the volume's mount. If its filesystem contains payloadName, the driver did not
+// format the disk.
 func (f *fixture) judgeMount() (outcome, error) {
 	mounts, err := harness.MountsAt(f.Staging)
 	if err != nil {
@@ -321,7 +320,7 @@ func (f *fixture) judgeFiles() (outcome, error) {
 	return formatted, os.WriteFile(filepath.Join(f.Staging, "new"), []byte("new"), 0o600)
 }
 
-// entries lists a directory without the directory lost+found, which mkfs makes.
+// entries lists a directory, except the directory lost+found of mkfs.
 func entries(dir string) ([]string, error) {
 	list, err := os.ReadDir(dir)
 	var names []string
@@ -369,7 +368,7 @@ func (f *fixture) judgeRefusal(answer *status.Status) error {
 
 var place = regexp.MustCompile(`offset (\d+)`)
 
-// judgePlaces returns an error if the disk is zero at an offset that the evidence names.
+// judgePlaces returns an error if the evidence names an offset at which the disk is zero.
 func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 	for _, m := range place.FindAllStringSubmatch(sentence, -1) {
 		offset, err := strconv.ParseInt(m[1], 10, 64)

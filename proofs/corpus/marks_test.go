@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// piece contains bytes of a disk, and their offset.
+// piece contains bytes of a disk and their offset.
 type piece struct {
 	offset int64
 	bytes  []byte
@@ -30,11 +30,11 @@ func mkfs(fs string) string {
 	return "mke2fs"
 }
 
-// cutOff stages the volume while the script replaces mkfs. The stage must fail, and leaves an
-// unfinished format of this volume on the disk.
+// cutOff stages the volume with the script in place of mkfs. The stage must fail, and leaves an
+// unfinished format of this volume.
 func (f *fixture) cutOff(script string) { f.failStage(mkfs(f.FS), script) }
 
-// failStage stages the volume while the script replaces a program. The stage must fail.
+// failStage stages the volume with the script in place of the program. The stage must fail.
 func (f *fixture) failStage(program, script string) {
 	unwrap := f.wrap(program, script)
 	if err := f.stage(context.Background()); err == nil {
@@ -43,8 +43,8 @@ func (f *fixture) failStage(program, script string) {
 	harness.Must(errors.Join(unwrap(), f.loop.Sync()))
 }
 
-// learnMark makes the driver begin a format with a mkfs that fails at once. It returns the driver's
-// marks: all pages that are not zero, because the disk was blank.
+// learnMark makes the driver begin a format on the blank disk, with a mkfs that fails before it
+// writes. It returns the driver's marks: all pages that are not zero.
 func (f *fixture) learnMark() (pieces []piece) {
 	f.cutOff("exit 1")
 	harness.Must(proof.EachPage(f.image.Path, func(at int64, page []byte) error {
@@ -58,15 +58,15 @@ func (f *fixture) learnMark() (pieces []piece) {
 	return pieces
 }
 
-// poke writes to the disk through its device, as a program on the node would.
+// poke writes to the disk through its device, as other programs of the node do.
 func (f *fixture) poke(offset int64, b ...byte) {
 	harness.Must(proof.WriteAt(f.loop.Path, offset, b...))
 }
 
-// markOnly leaves the driver's marks on the disk, as if mkfs had not begun.
+// markOnly writes the driver's marks to the disk, as if mkfs had not begun.
 func (f *fixture) markOnly() { f.learnMark() }
 
-// formatted leaves a complete format on the disk, whose marks the driver has not erased.
+// formatted makes the driver format the disk completely, but not erase its marks.
 func (f *fixture) formatted() { f.cutOff(failAtEnd) }
 
 func (f *fixture) pokeAll(pieces []piece) {
@@ -75,13 +75,13 @@ func (f *fixture) pokeAll(pieces []piece) {
 	}
 }
 
-// formats returns disks with marks of an interrupted format or growth.
+// formats returns disks with marks of an interrupted format or growth of this or another volume.
 func formats() []generator {
 	return slices.Concat(ownFormats(), oddPrograms(), foreignFormats(), takenFormats(),
 		copiedMarks(), growths())
 }
 
-// ownFormats returns unfinished formats of this volume. The driver must repeat them.
+// ownFormats returns disks with an unfinished format of this volume, which the driver must repeat.
 func ownFormats() []generator {
 	var all []generator
 	again := func(name, fs string, set func(f *fixture)) {
@@ -122,7 +122,7 @@ func ownFormats() []generator {
 	return all
 }
 
-// oddPrograms returns trials in which mkfs does something wrong.
+// oddPrograms returns trials with a mkfs that does something wrong.
 func oddPrograms() []generator {
 	used := []byte("mkfs has written at the place of the mark")
 	return []generator{
@@ -150,8 +150,8 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 	}
 }
 
-// eachRemain formats the disk and calls lose with each page that is not zero. It wipes the page if
-// lose returns true, but never a mark.
+// eachRemain formats the disk, and calls lose with each page that is not zero. If lose returns
+// true, it wipes the page. It never wipes a mark.
 func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) {
 	marks := f.learnMark()
 	f.formatted()
@@ -163,11 +163,11 @@ func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) {
 	}))
 }
 
-// someOfIt formats the disk and then wipes some pages of the filesystem, as a power cut loses
-// writes that were not flushed. The marks were flushed, and stay. It always wipes the first
-// superblock of a btrfs: the driver would mount a btrfs with whole superblocks (see
-// superblocksOfIt). It wipes whole blocks of a btrfs, because only the head of a block shows to
-// which filesystem it belongs.
+// someOfIt formats the disk, and wipes random pages of the filesystem, as a power cut loses writes
+// that no flush followed. The marks stay, because the driver had flushed them. It always wipes the
+// first superblock of a btrfs: the driver would mount a btrfs with both superblocks (see
+// superblocksOfIt). It wipes whole btrfs blocks, because only a block's header names its
+// filesystem.
 func (f *fixture) someOfIt() {
 	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
 	if f.FS == btrfs {
@@ -181,13 +181,12 @@ func (f *fixture) someOfIt() {
 	})
 }
 
-// superblocksOfIt formats the disk with btrfs, and then wipes everything except the superblocks and
-// the marks.
+// superblocksOfIt formats the disk with btrfs, and wipes all pages except superblocks and marks.
 func (f *fixture) superblocksOfIt() {
 	f.eachRemain(func(at int64, _ []byte) bool { return at != 64*kib && at != 64<<20 })
 }
 
-// logOfItLost formats the disk with xfs, and then wipes the log.
+// logOfItLost formats the disk with xfs, and wipes the log.
 func (f *fixture) logOfItLost() {
 	lost := 0
 	f.eachRemain(func(_ int64, page []byte) bool {
@@ -202,7 +201,7 @@ func (f *fixture) logOfItLost() {
 	}
 }
 
-// markGone returns an error if the driver has left a mark after it finished the format.
+// markGone returns an error if the driver has finished the format without erasing its marks.
 func (f *fixture) markGone() error {
 	for _, p := range f.mark {
 		if bytes.Equal(f.image.read(p.offset, 16), p.bytes[:16]) {
@@ -212,8 +211,8 @@ func (f *fixture) markGone() error {
 	return nil
 }
 
-// growths returns ext filesystems whose growth was interrupted. The driver must mount them without
-// losing data.
+// growths returns ext filesystems of which a growth was interrupted. The driver must mount them
+// without a loss of data.
 func growths() []generator {
 	var all []generator
 	for _, fs := range []string{ext3, ext4, "ext4 with 1024-byte blocks"} {
@@ -230,8 +229,8 @@ func growths() []generator {
 	return all
 }
 
-// copiedMarks returns filesystems with valid marks of this volume, which a workload may have
-// copied.
+// copiedMarks returns healthy filesystems with valid marks of this volume, as a workload may write
+// them.
 func copiedMarks() []generator {
 	all := []generator{with("ext4 that was filled without a mount, under its mark", ext4, isMounted,
 		nil, func(f *fixture) {
@@ -250,7 +249,7 @@ func copiedMarks() []generator {
 	return all
 }
 
-// used stages the volume, writes the payload, calls workload, and unstages the volume.
+// used stages the volume, writes the payload, calls the function workload, and unstages the volume.
 func (f *fixture) used(workload func()) {
 	harness.Must(f.stage(context.Background()))
 	harness.Unforked(func() {
@@ -260,8 +259,8 @@ func (f *fixture) used(workload func()) {
 	harness.Must(errors.Join(f.unstage(context.Background()), f.loop.Sync()))
 }
 
-// marksThen returns a disk with the marks of this volume's unfinished format. set then changes the
-// disk or the request.
+// marksThen returns a disk with the marks of this volume's unfinished format. Then the function set
+// changes the disk or the request.
 func marksThen(name string, w want, set func(f *fixture)) generator {
 	return situation("an unfinished format "+name, w, func(f *fixture) {
 		f.learnMark()
@@ -269,7 +268,7 @@ func marksThen(name string, w want, set func(f *fixture)) generator {
 	})
 }
 
-// foreignFormats returns disks with marks of another volume or disk, or with invalid marks.
+// foreignFormats returns disks whose marks are invalid, or are those of another volume or disk.
 func foreignFormats() (all []generator) {
 	no := func(name string, set func(f *fixture)) {
 		all = append(all, marksThen(name, foreign("unfinished", "mark"), set))
@@ -305,8 +304,8 @@ func foreignFormats() (all []generator) {
 	return all
 }
 
-// forgeries contains functions that change one value of a mark. A mark has its version at offset
-// 16, the checksum of all later bytes at 20, the length of its text at 24, and then the text.
+// Each forgery changes one value of a mark. A mark has its version at offset 16, a checksum of the
+// bytes from 24 on at offset 20, the length of its text at 24, and then the text.
 var forgeries = []struct {
 	name  string
 	forge func(b []byte)
@@ -328,8 +327,8 @@ func sumUp(b []byte) {
 	le.PutUint32(b[20:], crc32.Checksum(b[24:512], crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// takenFormats returns disks with the driver's own unfinished format, which the driver must not
-// repeat. In most of them another program has written to the disk since.
+// takenFormats returns disks with an unfinished format of this volume that the driver must not
+// repeat. On most of them another program has written since.
 func takenFormats() []generator {
 	blkid := func(what, found string) func(*fixture) {
 		return func(f *fixture) {
@@ -339,7 +338,7 @@ func takenFormats() []generator {
 	}
 	return []generator{
 		marksThen("on a disk where Ceph has put a label", foreign("ceph"), func(f *fixture) {
-			// blkid reads only the first label of Ceph, and not this copy.
+			// blkid looks for a Ceph label only at the start of the disk.
 			f.poke(gib, []byte("bluestore block device\n")...)
 		}).and(func(t *trial) { t.Size = gib + smallest }),
 		marksThen("on a disk on which blkid finds something", foreign("somebodys_volume"),

@@ -21,12 +21,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// situations returns blank or healthy disks that the driver must not use.
+// situations returns blank or healthy disks that the driver must refuse.
 func situations() []generator {
 	return slices.Concat(sizes(), holders(), names(), unreadableBlanks())
 }
 
-// situation returns a trial of a blank disk that the driver must refuse.
+// situation returns a trial with a blank disk. The driver must refuse it after a call of set.
 func situation(name string, w want, set func(f *fixture)) generator {
 	return blank(name, "", w, set).and(func(t *trial) { t.FS = ours[t.Rand.IntN(len(ours))] })
 }
@@ -36,13 +36,13 @@ func onHealthy(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext4, w, nil, set)
 }
 
-// onProbed returns a trial of a disk with a healthy ext3 that the driver must refuse. The
-// superblock of an ext3 has no checksum, so the driver runs blkid on the disk.
+// onProbed returns a trial of a disk with a healthy ext3 that the driver must refuse. An ext3's
+// superblock has no checksum, so the driver runs blkid on the disk.
 func onProbed(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext3, w, nil, set)
 }
 
-// sizes returns disks of another size than the controller or sysfs reports.
+// sizes returns disks whose size differs from the size that the controller or sysfs reports.
 func sizes() []generator {
 	off := func(f *fixture) int64 { return 512 * (1 + f.Rand.Int64N(4096)) }
 	publish := func(add func(f *fixture) int64) func(f *fixture) {
@@ -50,7 +50,7 @@ func sizes() []generator {
 	}
 	smaller := publish(func(f *fixture) int64 { return -off(f) })
 	larger := publish(off)
-	// elsewhere makes sysfs show another size than the device has.
+	// elsewhere makes sysfs show a size that the device does not have.
 	elsewhere := func(f *fixture, size int64) { f.attribute("size", fmt.Sprintf("%d\n", size/512)) }
 	return []generator{
 		situation("a blank disk that is larger than its volume", refuse(wrongSize), smaller),
@@ -72,15 +72,15 @@ func sizes() []generator {
 	}
 }
 
-// forgetSize makes the controller report no size.
+// forgetSize removes the size from the controller's report.
 func (f *fixture) forgetSize() { delete(f.Publish, "sizeBytes") }
 
-// attribute changes an attribute of the disk in the guest's sysfs.
+// attribute changes a sysfs attribute of the disk's device in the guest.
 func (f *fixture) attribute(name, value string) {
 	harness.Must(f.bench.Guest.SetAttribute(f.Device, name, value))
 }
 
-// holders returns disks that another program uses, or that are read-only.
+// holders returns disks that are read-only, or that another program uses.
 func holders() []generator {
 	aside := refuse(held)
 	aside.Says = []string{"/aside"} // the path of its mount
@@ -104,7 +104,7 @@ func holders() []generator {
 			harness.Must(proof.RunTool("swapon", f.loop.Path))
 		}).and(func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
-			// The kernel may write to a swap that is in use, except to its first page.
+			// The kernel may write to a swap area in use, but not to its first page.
 			t.Until = int64(os.Getpagesize())
 		}),
 	}
@@ -119,7 +119,7 @@ func (f *fixture) open(flags int) *os.File {
 	return device
 }
 
-// loopOver attaches a loop device to the disk and, in some trials, a second one to the first.
+// loopOver attaches a loop device to the disk and, in some trials, another one to the first one.
 func (f *fixture) loopOver() {
 	for over, depth := f.loop.Path, 1+f.Rand.IntN(2); depth > 0; depth-- {
 		out := harness.Got(exec.Command("losetup", "--find", "--show", "--offset",
@@ -129,7 +129,7 @@ func (f *fixture) loopOver() {
 	}
 }
 
-// aside makes a directory that the driver does not use.
+// aside makes a directory for a mount of another program.
 func (f *fixture) aside() string {
 	at := filepath.Join(f.dir, "aside")
 	harness.Must(os.Mkdir(at, 0o755))
@@ -140,7 +140,7 @@ func (f *fixture) mountAside() {
 	harness.Must(unix.Mount(f.loop.Path, f.aside(), ext4, 0, ""))
 }
 
-// mountOutOfSight mounts the disk in a mount namespace of a single other process.
+// mountOutOfSight starts a process with a mount namespace of its own, which mounts the disk there.
 func (f *fixture) mountOutOfSight() {
 	// The new namespace begins with copies of all mounts of this process. Without the umount, the
 	// driver could not unstage the volumes of other trials.
@@ -159,7 +159,7 @@ read -r _`, f.loop.Path, f.aside(), f.bench.run.Dir)
 	harness.Got(out.Read(make([]byte, 1)))
 }
 
-// ignoreExit returns nil for an error that is only the exit status of a program.
+// ignoreExit drops an error that contains only a program's exit status.
 func ignoreExit(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
@@ -168,25 +168,26 @@ func ignoreExit(err error) error {
 	return err
 }
 
-// remembered reads the blank disk into the page cache, and then changes only the disk's file.
+// remembered reads the blank disk into the page cache, and then changes the file below the cache.
 func (f *fixture) remembered() {
 	harness.Got(f.open(os.O_RDONLY).ReadAt(make([]byte, 2*mib), 0))
 	f.image.write(0, []byte("LUKS\xba\xbe\x00\x02")...)
 }
 
-// replaceLoop attaches a new loop device to the disk's file, and shows it instead of the old one.
+// replaceLoop attaches a new loop device to the disk's file, and removes the old one from the
+// guest.
 func (f *fixture) replaceLoop(readOnly bool) {
 	f.loop = f.attach(context.Background(), f.image, readOnly)
 	f.show(f.Device, f.DiskName, f.loop)
 }
 
-// show adds a loop device to the guest under a name, or replaces the device of that name.
+// show adds a loop device to the guest, or replaces the guest's device of the same name.
 func (f *fixture) show(device, diskName string, loop loopdev.Device) {
 	harness.Must(errors.Join(os.RemoveAll(f.bench.Guest.Sys("block/"+device)),
 		os.RemoveAll(f.bench.Guest.Node(device)), f.bench.Guest.Plug(device, diskName, loop)))
 }
 
-// twin returns a function that attaches another blank disk with the same size and serial.
+// twin returns a function that adds a blank disk with the same size and serial to the guest.
 func twin(device string) func(*fixture) {
 	return func(f *fixture) {
 		im := newImage(filepath.Join(f.dir, device), f.image.Size)
@@ -194,15 +195,14 @@ func twin(device string) func(*fixture) {
 	}
 }
 
-// names returns trials in which the guest may show another disk in place of the requested one, or
-// shows two candidates.
+// names returns trials with a wrong disk, or with two disks that have the requested serial.
 func names() []generator {
 	both := func(twin string) want {
 		w := refuse(notUnique)
 		w.Says = []string{diskDevice, twin}
 		return w
 	}
-	// without gives the disk another serial, so that no disk of the guest has the requested serial.
+	// without changes the disk's serial, so that no disk of the guest has the requested serial.
 	without := func(serial func(f *fixture) string) func(f *fixture) {
 		return func(f *fixture) { f.attribute("device/serial", serial(f)) }
 	}
@@ -234,7 +234,7 @@ func names() []generator {
 	}
 }
 
-// swapNode replaces the disk's node by a node of the decoy.
+// swapNode replaces the disk's device node with that of the decoy.
 func (f *fixture) swapNode() {
 	harness.Must(errors.Join(os.Remove(f.bench.Guest.Node(f.Device)),
 		os.Link(f.bench.Guest.Node(decoyDevice), f.bench.Guest.Node(f.Device))))
@@ -242,12 +242,12 @@ func (f *fixture) swapNode() {
 
 func bornAgain(f *fixture) { f.attribute("diskseq", fmt.Sprintln(f.loop.Sequence+1)) }
 
-// cutOffAt makes the disk unreadable from an offset on.
+// cutOffAt returns a function that makes the disk unreadable from an offset on.
 func cutOffAt(at func(*trial) int64) func(*fixture) {
 	return func(f *fixture) { f.image.cut(at(f.trial)) }
 }
 
-// unreadableBlanks returns blank disks of which a part cannot be read.
+// unreadableBlanks returns blank disks of which a part is unreadable.
 func unreadableBlanks() []generator {
 	w := refuse(unreadable)
 	w.Says = []string{"offset "}
@@ -295,12 +295,12 @@ func blanks() []generator {
 		}))
 }
 
-// made is the history that the controller reports for a disk that the driver has created blank, for
-// filesystems only. With any other history, the driver reads the whole disk.
+// made is the history of a disk that the driver has created blank for a filesystem. If the
+// controller reports another history, the driver reads the whole disk.
 var made = map[string]string{"origin": "blank", "use": "filesystem"}
 
-// histories maps descriptions of disks to histories that the controller reports. For each history,
-// the driver must read the whole disk to prove that it is blank.
+// histories contains the histories for which the driver must read the whole disk to prove that it
+// is blank. The keys are parts of the trials' names.
 var histories = map[string]map[string]string{
 	"that the driver did not make": nil,
 	"restored from a snapshot":     {"origin": "snapshot", "use": "filesystem"},
@@ -308,7 +308,7 @@ var histories = map[string]map[string]string{
 	"that is also for raw use":     {"origin": "blank", "use": "both"},
 }
 
-// grown returns disks with a history after which data may be anywhere on the disk.
+// grown returns disks whose history allows data at any offset.
 func grown() []generator {
 	var all []generator
 	for _, name := range slices.Sorted(maps.Keys(histories)) {
@@ -320,7 +320,7 @@ func grown() []generator {
 		}
 		anyOf := func(t *trial) { t.FS, t.Want = ours[t.Rand.IntN(len(ours))], isFormatted }
 		add(3, "data of a sector anywhere on a disk", func(t *trial) { t.anywhere(512) })
-		// The length is a random power of two, so short and long data are equally frequent.
+		// The length is a random power of two, so the trials have short and long data equally often.
 		add(3, "data of any length anywhere on a disk", func(t *trial) {
 			t.anywhere(512 << t.Rand.IntN(22))
 		})
@@ -344,7 +344,7 @@ func grown() []generator {
 	return append(all, uses()...)
 }
 
-// anywhere makes Fill write n bytes, but at most half of the disk, at a random offset.
+// anywhere makes Fill write n bytes at a random offset. It never fills more than half of the disk.
 func (t *trial) anywhere(n int64) {
 	n = min(n, t.Size/2)
 	at := t.Rand.Int64N((t.Size-n)/512) * 512
@@ -357,7 +357,7 @@ func (t *trial) anywhere(n int64) {
 	t.Want = foreign()
 }
 
-// uses returns disks that differ from the controller's report, or that other programs use.
+// uses returns disks that other programs use, or that differ from the controller's report.
 func uses() []generator {
 	locked := refuse("DeviceLocked")
 	locked.Code = "Aborted"
@@ -380,11 +380,11 @@ func uses() []generator {
 	}
 }
 
-// lock takes all volume locks of the node, as another driver process does while it works.
+// lock takes all volume locks of the node, as another driver process does.
 func (f *fixture) lock() { f.atEnd(harness.Got(f.bench.Plugin.LockVolumes()).Close) }
 
-// races returns disks that change during the call, mostly while the driver runs blkid. The driver
-// runs blkid after it has opened the disk and before it formats or mounts it.
+// races returns disks that change during the call, mostly while the driver runs blkid. At this time
+// the driver has opened the disk, and has not yet formatted or mounted it.
 func races() []generator {
 	during := func(program string, do func(f *fixture)) func(f *fixture) {
 		return func(f *fixture) { f.hook(program, func() { do(f) }) }
@@ -401,13 +401,13 @@ func races() []generator {
 	return []generator{
 		begun(swapped+"when mke2fs begins", ext4, "mke2fs", refuse(changed), (*fixture).swapNode),
 		begun(swapped+"when mkfs.xfs begins", xfs, "mkfs.xfs", refuse(changed), (*fixture).swapNode),
-		// mkfs.btrfs inspects the path of the open disk, which now is another disk, and fails by itself.
+		// mkfs.btrfs inspects the device node, which is now the decoy's, and fails by itself.
 		begun(swapped+"when mkfs.btrfs begins", btrfs, "mkfs.btrfs", failed, (*fixture).swapNode),
 		begun("a disk whose serial is duplicated while mkfs runs", ext4, "mke2fs", refuse(notUnique),
 			twin),
 		begun("a disk that gets a new sequence number while mkfs runs", ext3, "mke2fs", refuse(changed),
 			bornAgain),
-		// The driver must mount the disk that it has opened.
+		// The driver must mount the disk that it has opened, not the new disk of the node.
 		with(swapped+"while its filesystem is checked", ext4, isMounted, nil,
 			during("e2fsck", (*fixture).swapNode)).larger(),
 		situation("a disk whose node is replaced during the call", refuse(changed),
@@ -426,8 +426,8 @@ func races() []generator {
 	}
 }
 
-// swapDisk gives the decoy the disk's serial, name and node, as if the rack had detached the disk
-// and attached the decoy in its place.
+// swapDisk makes the disk's device in the guest lead to the decoy, as if the rack had detached the
+// disk and attached the decoy.
 func swapDisk(f *fixture) {
 	g := f.bench.Guest
 	from, to := g.Sys("block/"+decoyDevice), g.Sys("block/"+f.Device)
@@ -439,8 +439,8 @@ func swapDisk(f *fixture) {
 	f.swapNode()
 }
 
-// wrap replaces a program that the driver runs by a shell script, in which "$real" is the program.
-// The replacement ends when unwrap is called or the fixture ends.
+// wrap replaces a program that the driver runs with a shell script. "$real" is the program's path.
+// The program is back after a call of unwrap, or at the end of the trial.
 func (f *fixture) wrap(program, script string) (unwrap func() error) {
 	path := filepath.Join(f.bench.Bin, program)
 	text := fmt.Sprintf("#!/bin/sh\nreal='%s'\n%s\n", harness.Got(exec.LookPath(program)), script)
@@ -450,16 +450,16 @@ func (f *fixture) wrap(program, script string) (unwrap func() error) {
 	return unwrap
 }
 
-// failAtEnd is a script that runs the real program, and then fails.
+// failAtEnd is a script that runs the real program and then exits with 1.
 const failAtEnd = `"$real" "$@"; exit 1`
 
-// hook calls do when the driver starts the program on a disk for the first time, before the program
-// runs. So do wins the race in every trial. The trial fails if do is not called.
+// hook calls the function do before the driver's first run of the program on a disk, so the disk
+// always changes first. The trial fails if the driver does not run the program.
 func (f *fixture) hook(program string, do func()) {
 	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
 	harness.Must(errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)))
-	// Opening a FIFO for reading and writing does not wait for another process, and the FIFO reports
-	// no end of file when the other process closes it.
+	// To open a FIFO for reading and writing does not wait for another process. The FIFO reports no
+	// end of file when the other process closes it.
 	questions := harness.Got(os.OpenFile(ask, os.O_RDWR|unix.O_NONBLOCK, 0))
 	answers := harness.Got(os.OpenFile(answer, os.O_RDWR|unix.O_NONBLOCK, 0))
 	happened := make(chan error, 1)

@@ -24,16 +24,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/model"
 )
 
-// A proof makes at least leastTrials or leastRackTrials trials, and in the short form at least
-// shortTrials.
+// The least number of trials is leastTrials if the driver is killed, leastRackTrials if the rack is
+// killed, and shortTrials in the short form.
 const (
 	leastTrials     = 20
 	leastRackTrials = 15
 	shortTrials     = 4
 )
 
-// only is an environment variable. The proofs try only points whose names contain its value. With
-// the same seed a point has the same trial.
+// If the environment variable only is set, the proofs try only points whose names contain its
+// value. A point and a seed determine the trial.
 const only = "CRASH_ONLY"
 
 func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
@@ -54,16 +54,16 @@ func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
 	})
 }
 
-// driverProof is the name of the proof in which the driver is killed.
+// driverProof is the name of the proof that kills the driver.
 const driverProof = "crash-points"
 
-// campaign makes the trials of one of the two proofs.
+// campaign runs the trials of a proof, which kills either the driver or the rack.
 type campaign struct {
 	*proof.Proof
 	t   *testing.T
 	run *harness.Run
-	// The two envs run trials at the same time, because a trial mostly waits for processes and disks.
-	// Each makes one dry run. In the short form there is only one.
+	// The environments run trials at the same time, because a trial mostly waits for processes and
+	// disks. Each makes a dry run. The short form has only one environment.
 	envs  []*environment
 	kinds []string
 	// least is the minimum number of trials.
@@ -139,9 +139,9 @@ func (c *campaign) runProof() int64 {
 	return int64(c.trials)
 }
 
-// count finds the points by two dry runs, and keeps those that both have. Other points happen only
-// in some runs, such as those that depend on the number of extents of a file, or on the size of the
-// rack's records.
+// count makes two dry runs, and keeps the points that occur in both. Some points do not occur in
+// every run, such as those that depend on the extents of a file or on the size of the rack's
+// records.
 func (c *campaign) count(ctx context.Context) {
 	var runs [2][]point
 	c.Fatal(c.each(func(i int) (err error) {
@@ -165,8 +165,8 @@ func (c *campaign) openEnvironment(ctx context.Context, i int) (err error) {
 	return err
 }
 
-// attempts runs one trial for each point. The environments share the points. The seed determines
-// the rest of each trial.
+// attempts runs one trial for each point. The environments share the points, and the seed
+// determines the random choices of the trials.
 func (c *campaign) attempts(ctx context.Context, points []point, seed uint64) {
 	c.Error(harness.Share(len(c.envs), points, func(i int, jobs <-chan point) error {
 		for p := range jobs {
@@ -188,15 +188,15 @@ func matching(points []point, text string) []point {
 	})
 }
 
-// without returns the points that are not in others.
+// without returns the points that are missing in others.
 func without(points, others []point) []point {
 	return slices.DeleteFunc(slices.Clone(points), func(p point) bool {
 		return slices.Contains(others, p)
 	})
 }
 
-// attempt runs a trial in an environment. After a failed trial it keeps the files of the
-// environment and opens a new environment. It returns an error if it cannot open one.
+// attempt runs a trial in an environment. If the trial fails, it keeps the environment's files and
+// opens a new environment. It returns an error if it cannot open one.
 func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	env := c.envs[i]
 	env.kills, env.overlaps = 0, 0
@@ -217,7 +217,7 @@ func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	return c.openEnvironment(ctx, i)
 }
 
-// draw writes a page about a failed trial, and returns the path of the page.
+// draw writes a page about a failed trial, and returns the page's path.
 func (c *campaign) draw(ctx context.Context, env *environment, tr trial, broken error) string {
 	return c.Draw(ctx, proof.Failure{Name: tr.String(), Seed: tr.seed, Broken: broken,
 		Repeat: fmt.Sprintf("%s=%q make crash SEED=%d", only, tr.point, tr.seed), Dir: c.run.Dir,
@@ -243,7 +243,7 @@ func TestATrialWithALeftoverFileFailsAndGetsAFailurePage(t *testing.T) {
 		"killed at the point", "NodeStageVolume", "Formatted", "disk_create", tr.String()))
 }
 
-// note counts a trial and its result.
+// note adds a trial and its result to the counters.
 func (c *campaign) note(env *environment, tr trial, converged bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -262,7 +262,7 @@ type point struct {
 	lifecycle string
 	// process is the name of the process that causes the effect.
 	process string
-	// step is the number of the step in the lifecycle. rpc is its name.
+	// step is the index of a step of the lifecycle. rpc is the step's call.
 	step int
 	rpc  string
 	// kind is the name of the effect without its target.
@@ -270,25 +270,25 @@ type point struct {
 	trace trace.Point
 }
 
-// After the process was killed and started again, the orchestrator does one of these.
+// After the killed process has started again, the orchestrator takes one of these actions.
 const (
 	again     = "the orchestrator repeats the call"
 	giveUp    = "the orchestrator gives up and undoes everything"
 	elsewhere = "the orchestrator moves the volume to the other node"
-	// A trial with overlap kills no process.
+	// overlap is for a trial that pauses the process instead of killing it.
 	overlap = "the orchestrator calls a second process while the first one is paused"
 )
 
-// trial kills or pauses a process at a point. The field then says what the orchestrator does next.
+// trial kills or pauses a process at a point. The field then names the orchestrator's next action.
 type trial struct {
 	point
 	then string
-	// seed determines the random choices of the trial.
+	// seed determines the trial's random choices.
 	seed uint64
-	// second, if not nil, is the point at which the process is killed again during the first
-	// repetition of the call.
+	// second, if not nil, is a point in the first repetition of the call, at which the process is
+	// killed again.
 	second *trace.Point
-	// soon, if not 0, is how long the process may take to start again before it is killed once more.
+	// soon, if not 0, is the time after which the process is killed again if it does not yet serve.
 	soon time.Duration
 }
 
@@ -307,7 +307,7 @@ func (t trial) String() string {
 	return name
 }
 
-// countPoints makes a dry run of each kind of lifecycle, and returns the points of their steps.
+// countPoints runs each kind of lifecycle without a kill, and returns the steps' points.
 func countPoints(ctx context.Context, env *environment, kinds []string) (points []point,
 	err error) {
 	defer harness.Catch(&err)
@@ -333,7 +333,7 @@ func countPoints(ctx context.Context, env *environment, kinds []string) (points 
 	return points, nil
 }
 
-// pointsOf returns the points of a step's effects.
+// pointsOf returns the points before, during and after a step's effects.
 func pointsOf(effects []trace.Effect, kind string, i int, st step) (points []point) {
 	for _, e := range effects {
 		if e.Failed { // a failed call has no effect, so there is no time before or after it
@@ -347,7 +347,7 @@ func pointsOf(effects []trace.Effect, kind string, i int, st step) (points []poi
 	return points
 }
 
-// trials returns all possible trials at a point.
+// trials returns all trials that are possible at a point.
 func trials(p point) []trial {
 	then := []string{again}
 	if p.goingUp() {
@@ -364,7 +364,7 @@ func trials(p point) []trial {
 			all = append(all, t)
 		}
 	}
-	// The orchestrator can also make the call to the second node driver in instance a.
+	// While the process is paused, the orchestrator can call the second node driver in instance a.
 	if p.process == driverA && p.rpc != "NodeGetVolumeStats" {
 		t := trial{point: p, then: overlap}
 		t.trace.Pause = true
@@ -373,14 +373,14 @@ func trials(p point) []trial {
 	return all
 }
 
-// goingUp reports whether the orchestrator can give up at the point. It cannot while it removes the
-// volume.
+// goingUp reports whether the orchestrator can give up at the point. It cannot when it already
+// removes the volume.
 func (p point) goingUp() bool {
 	return slices.Contains([]string{"CreateVolume", "ControllerPublish", "NodeStage", "NodePublish",
 		"NodeGetVolumeStats", "CreateSnapshot", "stop instance a"}, p.rpc)
 }
 
-// choose returns a trial at the point, with random choices by the seed.
+// choose returns a trial at the point. The seed determines its random choices.
 func choose(p point, points []point, seed uint64) trial {
 	name := fnv.New64a()
 	fmt.Fprint(name, p)
@@ -403,8 +403,8 @@ func choose(p point, points []point, seed uint64) trial {
 	return t
 }
 
-// sample chooses n random points, or more if that is necessary to have every RPC and every kind of
-// effect among them. Points that add both come first, so that few more are necessary.
+// sample chooses n random points, or more if n points do not contain every RPC and every kind of
+// effect. It prefers points that add both an RPC and a kind, so that few points are necessary.
 func sample(points []point, n int, rng *rand.Rand) []point {
 	rest := slices.Clone(points)
 	rng.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
@@ -427,28 +427,27 @@ func sample(points []point, n int, rng *rand.Rand) []point {
 	return append(first, rest[:min(len(rest), max(0, n-len(first)))]...)
 }
 
-// deviceless is the name of a lifecycle on a rack that records an attach before the instance has
-// the device, and then gives it none (docs/hot-plug.md). leastDeviceless is the minimum number of
-// its points that are tried.
+// deviceless is a lifecycle on a rack that records an attach first, and then gives the instance no
+// device (docs/hot-plug.md). A run tries at least leastDeviceless of its points.
 const (
 	deviceless      = "deviceless ext4"
 	leastDeviceless = 3
 )
 
-// driverLifecycles are the lifecycles in which a driver is killed. "plain" moves a volume from one
-// node to another. "restored" also has a larger volume, which is made from a snapshot. "shared"
-// also publishes the volume read-only on node b.
+// The driver is killed in these lifecycles. "plain" moves a volume from one node to another.
+// "restored" also makes a larger volume from a snapshot. "shared" also publishes the volume
+// read-only on node b.
 var driverLifecycles = []string{
 	"plain ext4", "plain xfs", "plain btrfs", "plain block",
 	"restored ext4", "restored xfs", "restored btrfs", "shared block", "shared ext4", deviceless,
 }
 
-// rackLifecycles are the lifecycles in which the rack is killed. They take snapshots of the volume
-// while it is in use and while it is detached, and stop and start its instance.
+// The rack is killed in these lifecycles. They take snapshots of the volume while it is attached
+// and while it is detached, and stop and start the instance.
 var rackLifecycles = []string{"rack ext4", "rack block"}
 
-// shapes contains the steps of the kinds of lifecycles. VOL is a volume, SNAP its snapshot, and
-// COPY a volume that is made from the snapshot. The steps with a star have points.
+// shapes contains the steps of each kind of lifecycle. VOL is a volume, SNAP a snapshot of it, and
+// COPY a volume that is made from SNAP. Only steps with a star have points.
 var shapes = map[string]string{
 	"plain": `
 		* controller 1: create VOL, and bring it to pod 1 on a, which writes block 0
@@ -457,8 +456,8 @@ var shapes = map[string]string{
 		* controller 1: bring VOL to pod 1 on b, which writes block 1
 		* controller 1: take VOL from pod 1 on b
 		* controller 1: DeleteVolume VOL`,
-	// To publish a device read-only, the driver makes the device itself read-only. After the volume
-	// is unpublished, its device must be writable again.
+	// To publish a device read-only, the driver makes the device itself read-only. After it has
+	// unpublished the volume, the device must be writable again.
 	"shared": `
 		controller 1: create VOL, and bring it to pod 1 on a, which writes block 0
 		controller 1: take VOL from pod 1 on a
@@ -513,7 +512,7 @@ var shapes = map[string]string{
 		* controller 1: DeleteVolume COPY
 		* controller 1: DeleteVolume VOL
 		* controller 1: DeleteSnapshot SNAP`,
-	// In a trial with elsewhere, the volume is detached before these steps.
+	// A trial with elsewhere detaches the volume, and then makes these steps.
 	elsewhere: `
 		controller 1: bring VOL to pod 1 on b, which writes block 1
 		controller 1: take VOL from pod 1 on b
@@ -521,7 +520,7 @@ var shapes = map[string]string{
 		controller 1: take VOL from pod 1 on a`,
 }
 
-// objects contains, by access type, the names of the model that replace VOL, SNAP and COPY.
+// objects contains, by access type, the names in package model that replace VOL, SNAP and COPY.
 var objects = map[string]*strings.Replacer{
 	"ext4":  strings.NewReplacer("VOL", "v1", "SNAP", "s1", "COPY", "v5"),
 	"xfs":   strings.NewReplacer("VOL", "v2", "SNAP", "s3", "COPY", "v7"),
@@ -533,11 +532,11 @@ var objects = map[string]*strings.Replacer{
 type step struct {
 	model.Step
 	rpc, on string
-	// watched is the process to which the step's points belong, or "" for a step without points.
+	// watched is the process whose effects are the step's points, or "" if the step has no points.
 	watched string
 }
 
-// stepsOf returns the steps of a shape, with the volume of a kind of lifecycle.
+// stepsOf returns the steps of a shape, with the volumes of a kind of lifecycle.
 func stepsOf(shape, kind string) (steps []step) {
 	killed, access, _ := strings.Cut(kind, " ")
 	for _, s := range harness.Got(model.ParseHistory(objects[access].Replace(shapes[shape]))) {

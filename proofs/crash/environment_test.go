@@ -25,39 +25,39 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/model"
 )
 
-// These are the processes of an environment, besides the controller "controller 1": the node
-// drivers of two instances, and the rack.
+// These are the processes that a trial can kill or call, besides the controller "controller 1": the
+// node drivers of two instances, and the rack.
 const (
 	driverA     = "a"
 	driverB     = "b"
 	rackProcess = "rack"
-	// beside is a second node driver in instance a, with the state directory of the first one, as
+	// beside is a second node driver in instance a. It uses the state directory of the first one, as
 	// after a forced deletion of the first driver's pod.
 	beside = "beside"
 )
 
-// environment is an environment of package model with a tracer. It runs one lifecycle at a time.
+// environment is package model's environment with a tracer. It runs one lifecycle at a time.
 type environment struct {
 	*model.Environment
 	processes map[string]process
-	// second is the second node driver in instance a.
+	// second is the process beside.
 	second  *harness.Plugin
 	watcher *trace.Watcher
-	// files contains the files before the first lifecycle, and storage the number of bytes for which
-	// the rack charged then.
+	// files lists the files before the first lifecycle. storage is how many bytes the rack charged at
+	// this time.
 	files   harness.Ledger
 	storage int64
-	// unformatted counts the mounted volumes that no driver has formatted.
+	// unformatted counts mounted volumes that no driver has formatted, because they were restored.
 	unformatted int
-	// killed contains the process groups that were killed in this lifecycle.
+	// killed contains the killed process groups of this lifecycle.
 	killed map[int]bool
-	// kills counts the kills of a trial. overlaps is 1 if a second driver was called while the first
-	// one was paused.
+	// kills counts the kills of a trial. overlaps is 1 if the trial called a second driver while the
+	// first one was paused.
 	kills, overlaps int
 }
 
-// newEnvironment starts all processes and takes the baseline. The bystanders are in instance a or,
-// if lifecycles stop instance a, in instance b.
+// newEnvironment starts all processes, and records the state before the first lifecycle. The
+// bystanders are in an instance that no lifecycle of the proof stops.
 func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env *environment,
 	err error) {
 	instance := driverB
@@ -77,8 +77,8 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env 
 	for name, p := range map[string]*harness.Plugin{driverA: env.Nodes[driverA],
 		driverB: env.Nodes[driverB], beside: env.second, "controller 1": env.Controllers[0]} {
 		env.processes[name] = process{p, "driver", p.LogFile, p.Lane()}
-		// Otherwise the driver would make this directory in the first lifecycle only, and the effect
-		// would be a point that no trial reaches.
+		// Otherwise only the first lifecycle would make this directory, and no trial could reach the
+		// point of this effect.
 		harness.Must(os.MkdirAll(filepath.Dir(p.FlightFile("none")), 0o700))
 	}
 	env.watcher = harness.Got(trace.NewWatcher())
@@ -97,8 +97,8 @@ func (env *environment) close() error {
 	return errors.Join(err, env.Close())
 }
 
-// process is a driver or the rack, with its name in effects, its log and its lane in the history.
-// Kill returns after the process has ended.
+// process is a driver or the rack. as is its name in effects, log the path of its log, and lane its
+// name in the history. Kill waits until the process has ended.
 type process struct {
 	killable
 	as, log, lane string
@@ -111,7 +111,7 @@ type killable interface {
 	Start(ctx context.Context) error
 }
 
-// watched calls do while a tracer watches a process, and may kill the process at the point kill.
+// watched calls do while a tracer watches a process. The tracer kills it at the point kill, if any.
 func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
 	order := env.order(name, kill)
 	if err := env.watcher.Watch(order); err != nil {
@@ -127,16 +127,16 @@ func (env *environment) watched(name string, kill *trace.Point, do func()) (trac
 	return report, err
 }
 
-// order returns an order for the tracer to watch a process.
+// order returns an order to watch a process and, if kill is not nil, to kill it at this point.
 func (env *environment) order(name string, kill *trace.Point) trace.Order {
 	p := env.processes[name]
 	return trace.Order{As: p.as, Root: env.Rack.Dir, Rack: env.Rack.Port(), PID: p.PID(),
 		Logs: []string{p.log}, Kill: kill}
 }
 
-// checkClean returns an error if a file or a process exists that did not exist before the first
-// lifecycle, or if the changes in the nodes' flight recorders are not possible. copies is the
-// number of the lifecycle's volumes that no driver formats, because they are restored.
+// checkClean returns an error if files differ from those before the first lifecycle, if a killed
+// process still runs, or if the flight recorders contain impossible changes. copies is the number
+// of volumes that are restored in the lifecycle, so that no driver formats them.
 func (env *environment) checkClean(ctx context.Context, copies int) (err error) {
 	defer harness.Catch(&err)
 	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume
@@ -171,9 +171,9 @@ func (env *environment) checkClean(ctx context.Context, copies int) (err error) 
 	return nil
 }
 
-// filesNow counts the files below the rack's directory: disks, guest views, the drivers' records,
-// and files in the orchestrator's directories. It omits logs, flight recorders and sockets. It
-// removes the numbers of devices from names, because a stop of an instance may change them.
+// filesNow lists the files in the rack's directory: disks, guest views, the drivers' records, and
+// files in the orchestrator's directories. It omits logs, flight recorders and sockets. It removes
+// the numbers of devices from names, because they change when an instance stops and starts.
 func (env *environment) filesNow() (harness.Ledger, error) {
 	files := harness.Ledger{}
 	err := filepath.WalkDir(env.Rack.Dir, func(path string, entry fs.DirEntry, err error) error {
@@ -192,7 +192,7 @@ func (env *environment) filesNow() (harness.Ledger, error) {
 
 var devices = regexp.MustCompile(`nvme\d+n1`)
 
-// patience limits waits that take milliseconds on an idle machine.
+// patience limits a wait that takes milliseconds on an idle machine.
 const patience = 20 * time.Second
 
 func TestMain(m *testing.M) {
@@ -203,20 +203,20 @@ func TestMain(m *testing.M) {
 // trialTimeout limits a trial, which takes seconds on an idle machine.
 const trialTimeout = 5 * time.Minute
 
-// tries is the number of lifecycles in which a trial tries to reach its point. In some lifecycles
-// the goroutines run in an order that does not reach the point.
+// A trial may need several lifecycles to reach its point, because goroutines run in different
+// orders. After this number of lifecycles the trial fails.
 const tries = 3
 
-// lifecycle runs the steps of a volume's lifecycle, with an orchestrator that repeats each call
-// until it succeeds.
+// lifecycle runs the steps of a volume's lifecycle. Its orchestrator repeats each call until the
+// call succeeds.
 type lifecycle struct {
 	*environment
 	*model.History
 	steps []step
-	// copies is the number of volumes that are restored from a snapshot.
+	// copies is how many volumes the lifecycle restores from a snapshot.
 	copies int
-	// reached is set if the process was killed or paused at its point. effects contains the effects of
-	// the step.
+	// reached is set if the trial killed or paused the process at the point. effects contains the
+	// effects of the step with this point.
 	reached bool
 	effects []trace.Effect
 }
@@ -236,22 +236,22 @@ func (env *environment) begin(kind string) *lifecycle {
 	return l
 }
 
-// finish deletes all objects of the lifecycle, and fails if something remains.
+// finish deletes all objects of the lifecycle, and fails if an object, file or process is left.
 func (l *lifecycle) finish(ctx context.Context) {
 	harness.Must(l.TearDown(ctx, false))
 	harness.Must(l.checkClean(ctx, l.copies))
 }
 
-// run does the steps one after the other.
+// run makes the steps, one after the other.
 func (l *lifecycle) run(ctx context.Context, steps []step) {
 	for _, st := range steps {
 		harness.Must(l.Do(ctx, st.Step))
 	}
 }
 
-// runTrial runs a lifecycle in which a process is killed or paused at one point. It returns an
-// error unless the lifecycle converges. If the lifecycle has fewer effects of the point's name than
-// the dry run, the next try uses the last of these effects as the point.
+// runTrial runs a lifecycle, in which a process is killed or paused at the point. It returns an
+// error if the lifecycle does not converge. If the lifecycle has fewer effects of the point's name
+// than the point needs, the next try uses the last of these effects.
 func (env *environment) runTrial(ctx context.Context, t trial) error {
 	for range tries {
 		l, err := env.runOnce(ctx, t)
@@ -283,8 +283,8 @@ func (env *environment) runOnce(ctx context.Context, t trial) (l *lifecycle, err
 	return l, nil
 }
 
-// runInterrupted runs the steps of a lifecycle. It kills or pauses the process in one step, and
-// then does what the trial wants the orchestrator to do.
+// runInterrupted runs the steps of a lifecycle, and kills or pauses the process in one of them.
+// Then the orchestrator takes the trial's action.
 func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	l.run(ctx, l.steps[:t.step])
 	if done := strings.Count(l.Transcript(), "\n") + 1; done < t.step {
@@ -297,14 +297,14 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	}
 	l.reached = l.killDuring(ctx, st, t.trace, t.soon)
 	if l.reached && t.second != nil {
-		// The repeated call may not reach the second point, because less work is left.
+		// The repeated call has less work to do, so it may not reach the second point.
 		l.killDuring(ctx, st, *t.second, 0)
 	}
 	switch {
 	case l.reached && t.then == giveUp && st.on == "":
 		harness.Must(l.Do(ctx, st.Step)) // stops the instance; finish starts it
 	case l.reached && t.then == giveUp:
-		// There is nothing to do: finish makes the calls that delete everything.
+		// The method finish makes the calls by which the orchestrator gives up.
 	case l.reached && t.then == elsewhere:
 		harness.Must(l.Release(ctx))
 		l.run(ctx, stepsOf(elsewhere, t.lifecycle))
@@ -313,12 +313,12 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	}
 }
 
-// mayOutliveDriver contains the tools that may continue when their driver is killed, because an
-// interrupted repair is worse than the damage. Until they have ended, no call may succeed.
+// These tools may continue after their driver is killed, because an interrupted repair is worse
+// than the damage. No call may succeed before they have ended.
 var mayOutliveDriver = []string{"e2fsck", "resize2fs"}
 
 // mayOutlive reports whether a program may continue after its driver was killed at the point. Until
-// its execve, a child of the driver has the driver's name.
+// a child of the driver calls execve, the child has the driver's name.
 func mayOutlive(program string, at trace.Point) bool {
 	const driver = "driver"
 	if program == driver && at.Phase == trace.Before {
@@ -327,8 +327,8 @@ func mayOutlive(program string, at trace.Point) bool {
 	return slices.Contains(mayOutliveDriver, program)
 }
 
-// killDuring does a step, kills the watched process at a point, and starts it again. If soon is not
-// 0, it also kills the started process after this time, unless the process already serves.
+// killDuring makes a step, kills the watched process at a point, and starts it again. If it does
+// not serve after the time soon, killDuring kills and starts it once more; 0 means no limit.
 func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	soon time.Duration) (killed bool) {
 	process := l.processes[st.watched]
@@ -370,8 +370,8 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	return killed
 }
 
-// whileRunning returns a context that ends when the process ends, or when the returned function is
-// called. When this function returns, no goroutine watches the process, so it can be started again.
+// whileRunning returns a context and a function. The context ends when the process ends or the
+// function is called. After the function has returned, the process can be started again.
 func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup
@@ -387,12 +387,12 @@ func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	return ctx, func() { cancel(); watch.Wait() }
 }
 
-// overlapTimeout limits a call to the second process, which may wait for the first one.
+// overlapTimeout limits a call to the second driver, which may wait for the first driver.
 const overlapTimeout = 3 * time.Second
 
-// overlapped makes a step's call to the first process. While this process is paused at the point,
-// overlapped makes the same call, and the following calls on the node, to the second process. After
-// the pause the first process must not undo what the second process has answered with OK.
+// overlapped makes a step's call to the first driver. While this driver is paused at the point,
+// overlapped makes the same call and the following calls on the node to the second driver. After
+// the pause, the first driver must not undo a call that the second driver has answered with OK.
 func (l *lifecycle) overlapped(ctx context.Context, t trial) {
 	st := l.steps[t.step]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
@@ -412,7 +412,7 @@ func (l *lifecycle) overlapped(ctx context.Context, t trial) {
 	l.run(ctx, l.steps[l.stageBefore(t.step):])
 }
 
-// callSecondProcess makes the calls on the node to the second process until a call fails.
+// callSecondProcess makes the next calls on the node to the second driver until one fails.
 func (l *lifecycle) callSecondProcess(ctx context.Context, from int) error {
 	for _, st := range l.steps[from:] {
 		if !st.OnNode(driverA) {
@@ -426,8 +426,8 @@ func (l *lifecycle) callSecondProcess(ctx context.Context, from int) error {
 	return nil
 }
 
-// stageBefore returns the number of the step with which the orchestrator continues. Before a
-// publish it stages the volume again, because the second process may have unstaged it.
+// stageBefore returns the index of the step from which the orchestrator continues. Before a publish
+// it stages the volume again, because the second driver may have unstaged it.
 func (l *lifecycle) stageBefore(i int) int {
 	if l.steps[i].rpc != "NodePublish" {
 		return i

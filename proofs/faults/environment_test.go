@@ -22,16 +22,16 @@ import (
 
 const (
 	gib = harness.GiB
-	// quota is the quota of the silo. diskLimit is the number of disks that an instance can have.
+	// The silo may use quota bytes, and an instance may have diskLimit disks.
 	quota     = 512 * gib
 	diskLimit = 5
 	// otherProject is a project for which the driver is not configured.
 	otherProject = "other"
-	// nobody is an ID that no object has.
+	// No object has the ID nobody.
 	nobody = "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"
 )
 
-// environment is a rack with a driver, and the objects that exist before every cell. It runs one
+// environment is a rack with a driver, and with objects that exist before every cell. It runs one
 // cell at a time. A method that fails ends the cell (harness.Must).
 type environment struct {
 	*harness.Environment
@@ -40,23 +40,23 @@ type environment struct {
 	run   *harness.Run
 	ctl   csi.ControllerClient
 
-	// up is an instance that runs, and down is one that is stopped. full is stopped, too, and has the
-	// maximum number of disks.
+	// up is an instance that runs. down and full are stopped instances, and full has the maximum
+	// number of disks.
 	up, down, full string
-	// boot is the boot disk of down.
+	// down boots from the disk boot.
 	boot *oxide.Disk
-	// source is a volume, and snap is a snapshot of it. gone is a snapshot whose volume was deleted.
+	// source is a volume, and snap a snapshot of source. gone is a snapshot whose volume was deleted.
 	source     *csi.Volume
 	snap, gone *csi.Snapshot
-	// foreign and foreignDisk are a snapshot and a disk in otherProject. local is a local disk.
+	// otherProject has the snapshot foreign and the disk foreignDisk. local is a disk of type local.
 	foreign     *oxide.Snapshot
 	foreignDisk *oxide.Disk
 	local       *oxide.Disk
 	image       *oxide.Image
-	// others contains, by kind, the JSON of objects that replace the right objects in answers.
+	// others contains, by kind, the JSON of a wrong object, which replaces the right one in answers.
 	others map[string]string
 
-	// page is the path of the page of the last failed cell.
+	// page is the path of the page about the last failed cell.
 	page string
 
 	names int
@@ -64,7 +64,7 @@ type environment struct {
 	baseState rackState
 }
 
-// newEnvironment starts an environment. The test fails if something is left at its end.
+// newEnvironment starts an environment. The test fails if shutDown finds an object left.
 func newEnvironment(t *testing.T, p *proof.Proof, run *harness.Run) (env *environment, err error) {
 	defer harness.Catch(&err)
 	started, err := run.StartEnvironment(t.Context(), harness.RackOptions{
@@ -79,7 +79,7 @@ func newEnvironment(t *testing.T, p *proof.Proof, run *harness.Run) (env *enviro
 	env = &environment{Environment: started, ctx: t.Context(), proof: p, run: run,
 		up: rack.Instance("up").ID, down: rack.Instance("down").ID, full: rack.Instance("full").ID}
 	t.Cleanup(func() { p.Error(env.shutDown()) })
-	// A ready driver has read its project, and does not read it again while a cell runs.
+	// The driver reads its project before it is ready, and not again while a cell runs.
 	env.ctl = harness.Got(env.StartPlugin(env.ctx, harness.PluginOptions{Mode: harness.ModeController,
 		Env: map[string]string{"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})).Controller()
 	env.createObjects()
@@ -114,7 +114,7 @@ func (env *environment) createObjects() {
 		oxide.ImageListParams{Project: rackProject})).Items[0]
 }
 
-// fetchOtherObjects reads the objects that replace the right objects in answers.
+// fetchOtherObjects fills env.others.
 func (env *environment) fetchOtherObjects() {
 	stranger := env.volume("stranger").GetVolumeId()
 	env.others = map[string]string{
@@ -127,7 +127,7 @@ func (env *environment) fetchOtherObjects() {
 	for kind, path := range env.others {
 		env.others[kind] = string(harness.Got(env.Rack.Get(env.ctx, path, nil)))
 	}
-	// The rack has only one image, one utilization and one user, so these replacements are made up.
+	// The rack has only one image, one utilization and one user, so the wrong ones are made up.
 	env.others["image"] = altered(env.others["image"], func(fields object) {
 		fields["id"], fields["size"] = nobody, 3*gib
 	})
@@ -145,10 +145,10 @@ func (env *environment) shutDown() (err error) {
 	return errors.Join(err, env.Close())
 }
 
-// patience limits waits that take milliseconds on an idle machine.
+// patience limits a wait that takes milliseconds on an idle machine.
 const patience = 30 * time.Second
 
-// rackProject is the project for which the driver is configured.
+// The driver is configured for the project rackProject.
 const rackProject = "sanity"
 
 func (env *environment) name(prefix string) string {
@@ -164,13 +164,13 @@ func (env *environment) attach(disk, instance string) {
 	harness.Must(env.Rack.AttachDisk(env.ctx, disk, instance))
 }
 
-// hotplug changes how the rack handles the disks of running instances.
+// hotplug sets how the rack attaches disks to running instances and detaches them.
 func (env *environment) hotplug(mode adminapi.Hotplug) {
 	harness.Must(env.Rack.Admin.Switch(env.ctx, map[string]any{"hotplug": mode}))
 }
 
-// recordWithoutDevice makes the rack record that a disk is attached to a running instance, but give
-// the instance no device (docs/hot-plug.md).
+// recordWithoutDevice makes the rack record that a disk is attached to a running instance. The
+// instance gets no device (docs/hot-plug.md).
 func (env *environment) recordWithoutDevice(disk, instance string) {
 	env.hotplug(adminapi.HotplugFull.With(adminapi.RecordFirst))
 	defer env.hotplug(adminapi.HotplugFull)
@@ -199,12 +199,12 @@ func (env *environment) bootFrom(instance, disk oxide.NameOrId) {
 	}))
 }
 
-// volume creates a volume through the driver.
+// volume makes the driver create a volume.
 func (env *environment) volume(name string) *csi.Volume {
 	return env.made(harness.CreateRequest(name))
 }
 
-// attached creates a volume through the driver, and attaches its disk to an instance.
+// attached makes the driver create a volume, and makes the rack attach the disk to an instance.
 func (env *environment) attached(instance string) *csi.Volume {
 	volume := env.volume(env.name("attached"))
 	env.attach(volume.GetVolumeId(), instance)
@@ -220,7 +220,7 @@ func (env *environment) snapshot(name, volume string) *csi.Snapshot {
 		volume))).GetSnapshot()
 }
 
-// cleanUp removes the objects of a cell, and returns an error unless the rack then has baseState.
+// cleanUp removes the objects of a cell, and fails if the rack then is not in the state baseState.
 func (env *environment) cleanUp() (err error) {
 	defer harness.Catch(&err)
 	now := env.state()
@@ -250,8 +250,8 @@ func (env *environment) deleteSnapshot(id string) {
 		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}))
 }
 
-// restoreRequest returns a request for a volume from a snapshot with the given block size. "" means
-// any block size.
+// restoreRequest returns a request to restore a snapshot to a volume. The blockSize "" leaves the
+// choice of the block size to the driver.
 func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 	req := harness.FromSnapshot(harness.CreateRequest(name), snapshot)
 	if blockSize != "" {
@@ -260,12 +260,12 @@ func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 	return req
 }
 
-// rackState is the complete state of the rack. "disk NAME" and "snapshot NAME" are objects, with
-// the orchestrator's name if they have one. "device SERIAL" is a number of loop devices. "storage"
-// is the number of bytes that the silo uses.
+// rackState is the complete state of the rack. The keys "disk NAME" and "snapshot NAME" have the
+// orchestrator's name of the object, if it has one. "device SERIAL" counts loop devices. "storage"
+// is how many bytes the silo uses.
 type rackState map[string]item
 
-// item describes an object, with the ID of its source as From, or contains a number as Size.
+// item describes an object, where From is the ID of its source, or contains a number as Size.
 type item struct {
 	ID, Name, State, At, From string
 	Size                      int64
@@ -276,7 +276,7 @@ func (state rackState) add(name string, more int64) {
 	state[name] = item{Size: state[name].Size + more}
 }
 
-// fresh stands for the ID of each object that did not exist when the cell began.
+// fresh replaces the ID of each object that did not exist when the cell began.
 const fresh = "new"
 
 func (env *environment) state() rackState {
@@ -303,7 +303,7 @@ func (env *environment) state() rackState {
 	return all
 }
 
-// insert adds an object. If another object has the name, insert adds a number to the name.
+// insert adds an object. If another object has the same name, insert adds a number to the name.
 func (state rackState) insert(name string, object item) {
 	free := name
 	for n := 2; state[free].ID != ""; n++ {
@@ -312,7 +312,7 @@ func (state rackState) insert(name string, object item) {
 	state[free] = object
 }
 
-// since returns the state in which all objects that the earlier state lacks have the ID fresh.
+// since returns the state with the ID fresh for each object that the earlier state lacks.
 func (state rackState) since(earlier rackState) rackState {
 	now, known := maps.Clone(state), map[string]bool{"": true}
 	for _, object := range earlier {
@@ -327,5 +327,5 @@ func (state rackState) since(earlier rackState) rackState {
 	return now
 }
 
-// differs returns the difference from another state, or "" if the states are equal.
+// differs returns the difference between the states, or "" if they are equal.
 func (state rackState) differs(from rackState) string { return gocmp.Diff(from, state) }

@@ -34,17 +34,17 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// wholeRacks is the number of racks, and shortRacks the number in the short form. Each rack runs
-// one cell at a time, which mostly waits.
+// The test uses wholeRacks racks, and shortRacks in the short form. Each rack runs one cell at a
+// time, and mostly waits.
 const (
 	wholeRacks = 6
 	shortRacks = 2
 )
 
-// only is an environment variable. If it is set, only cells with matching names run.
+// If the environment variable only is set, the test runs only cells whose names match its value.
 const only = "FAULTS_CELL"
 
-func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10, B-43, OX-8
+func TestEveryCallConvergesAfterAWrongAnswerOfTheRack(t *testing.T) { // B-9, B-10, B-43, OX-8
 	p := proof.New(t, "fault-matrix")
 	m := &matrix{t: t, proof: p, environments: make([]*environment, wholeRacks)}
 	if p.Short() {
@@ -70,22 +70,22 @@ func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10
 	}
 }
 
-// matrix chooses cells and runs them.
+// matrix chooses cells, runs them and counts the results.
 type matrix struct {
 	t            *testing.T
 	proof        *proof.Proof
 	environments []*environment
-	// pairs contains each scenario with each of its operations, as cells without phase and answer.
+	// pairs contains a cell without phase and answer for each operation of each scenario.
 	pairs []cell
-	// all is the number of possible cells, and cells contains those of this run. The first least of
-	// them are tried even after the time of the long form.
+	// all is the number of possible cells. cells are the cells of this run. The first least of them
+	// run even after the time of the long form is over.
 	all, least    int
 	cells         []cell
 	tried, passed atomic.Int64
 }
 
-// observe finds the operations that each scenario uses. Together they must be the operations that
-// the driver's source uses.
+// observe finds the operations that each scenario uses. They must be the same operations as those
+// that the driver's source uses.
 func (m *matrix) observe(used []string) {
 	m.t.Helper()
 	var mu sync.Mutex // guards m.pairs and seen
@@ -117,7 +117,7 @@ func (m *matrix) observe(used []string) {
 	}
 }
 
-// share calls do for each job. The environments share the jobs, and each does one at a time.
+// share calls do for each job. Each environment takes one job at a time.
 func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
 	return harness.Share(len(m.environments), all, func(i int, jobs <-chan J) error {
 		var errs []error
@@ -128,12 +128,12 @@ func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
 	})
 }
 
-// sampledPhases is the number of phases in which the test tries each operation and answer, except
-// in the long form.
+// The test tries each operation with each answer in sampledPhases phases, and in the long form in
+// all phases.
 const sampledPhases = 2
 
-// choose chooses one call in some phases for each operation and answer. In the long form it adds
-// the other cells, and in the short form it chooses one cell for each operation.
+// choose chooses the cells: for each operation and answer one call in some phases. In the long form
+// it adds the other cells, and in the short form it chooses one cell for each operation.
 func (m *matrix) choose() {
 	m.t.Helper()
 	var all []cell
@@ -190,7 +190,7 @@ func (m *matrix) choose() {
 	}
 }
 
-// some returns up to n cells of each kind, all in different phases.
+// some returns up to n cells of each kind, which have different phases.
 func some(all []cell, n int, kind func(cell) string) (chosen []cell) {
 	taken := map[string][]adminapi.Phase{}
 	for _, c := range all {
@@ -234,11 +234,11 @@ func TestACallWithAWrongCodeFailsAndGetsAFailurePage(t *testing.T) {
 		"CreateVolume"))
 }
 
-// background is an operation that the controller uses for a metric, but in no call.
+// The controller uses the operation background only for a metric, and in no call.
 const background = "current_user_access_token_list"
 
-// driverOperations returns the operations that the driver's source uses, with the API's names:
-// every method of Oxide's client that the source mentions.
+// driverOperations returns the operations that the driver's source uses, with the API's names.
+// These are all methods of Oxide's client that the source mentions.
 func driverOperations(t *testing.T) []string {
 	t.Helper()
 	methods := map[string]bool{}
@@ -270,19 +270,19 @@ func driverOperations(t *testing.T) []string {
 	return slices.Sorted(maps.Keys(asked))
 }
 
-// selected matches a selector such as .DiskView in Go source, and humps a word boundary in it.
+// In Go source, selected matches selectors such as .DiskView, and humps matches word boundaries.
 var (
 	selected = regexp.MustCompile(`\.\s*([A-Z]\w+)`)
 	humps    = regexp.MustCompile(`([a-z])([A-Z])`)
 )
 
-// cell is a cell of the matrix: a scenario in which an operation gets a wrong answer.
+// cell is a cell of the matrix: a scenario in which the rack answers an operation wrongly.
 type cell struct {
 	operation string
 	phase     adminapi.Phase
 	answer    answer
 	scenario  scenario
-	// hotplug is the rack's mode of hot-plug; "" means full hot-plug.
+	// hotplug is how the rack attaches and detaches disks; "" means full hot-plug.
 	hotplug adminapi.Hotplug
 }
 
@@ -294,11 +294,11 @@ func (c cell) String() string {
 	return strings.Join(parts, "/")
 }
 
-// otherRacks are hot-plug modes with which the cells of attach and detach run, too.
+// The cells of attach and detach also run with these hot-plug modes.
 var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
 	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
 
-// on returns the cell for another rack. There the call may have another code even without a fault.
+// on returns the cell for a rack, on which the call may have another code even without a fault.
 func (c cell) on(rack adminapi.Hotplug) cell {
 	c.hotplug = rack
 	switch {
@@ -311,17 +311,17 @@ func (c cell) on(rack adminapi.Hotplug) cell {
 	return c
 }
 
-// A call whose answer is slow has the deadline shortLimit. Every other call has longLimit.
+// A call has the deadline shortLimit if the rack's answer is slow, and otherwise longLimit.
 const (
 	shortLimit = 250 * time.Millisecond
 	longLimit  = 20 * time.Second
 )
 
-// errNotFired means that the call ended before it made the request that the fault affects.
+// errNotFired means that the call ended before the driver made the request that the fault affects.
 var errNotFired = errors.New("the fault did not apply")
 
-// run runs a cell. If the deadline passes before the driver makes the faulty request, run repeats
-// the cell with twice the deadline.
+// run runs a cell. If the call's deadline passes before the fault takes effect, run repeats the
+// cell with twice the deadline.
 func (c cell) run(env *environment) error {
 	limit := longLimit
 	if c.answer.code == codes.DeadlineExceeded {
@@ -332,7 +332,7 @@ func (c cell) run(env *environment) error {
 		err := c.runOnce(env, limit)
 		ended := time.Now()
 		if err != nil {
-			// The faults of this cell must not affect the next cell.
+			// The next cell must run without this cell's faults.
 			err = errors.Join(err, env.Rack.Admin.ClearFaults(env.ctx),
 				env.Rack.Admin.RunDeferred(env.ctx))
 		}
@@ -349,7 +349,7 @@ func (c cell) run(env *environment) error {
 	}
 }
 
-// cellRun is a run of a cell. start and want are the rack's states before and after a correct call.
+// cellRun is a run of a cell. start is the rack's state before, and want after a correct call.
 type cellRun struct {
 	cell
 	*environment
@@ -437,9 +437,9 @@ func (r *cellRun) checkResult() {
 
 func (r *cellRun) now() rackState { return r.state().since(r.start) }
 
-// repeat makes the call again, as an orchestrator does, until the driver knows the effect of the
-// first call. It fails unless the call has its effect. If the first call succeeded, the answers
-// must be equal. what names the call in errors.
+// repeat makes the call again, as an orchestrator does, until the driver knows what the first call
+// has changed. It fails if the call's change is then missing. If the first call succeeded, both
+// answers must be equal. what names the call in errors.
 func (r *cellRun) repeat(what string) {
 	var again proto.Message
 	var err error
@@ -460,7 +460,7 @@ func (r *cellRun) repeat(what string) {
 	r.checkState(what)
 }
 
-// checkState fails unless the rack has the state to which the call must lead.
+// checkState fails if the rack has another state than a correct call leaves.
 func (r *cellRun) checkState(what string) {
 	if difference := r.now().differs(r.want); difference != "" {
 		fail("%s: the rack has (+) where it should have (-):\n%s", what, difference)
@@ -474,7 +474,7 @@ func outcome(err error) string {
 	return fmt.Sprintf("failed with %s (%s)", status.Code(err), status.Convert(err).Message())
 }
 
-// operations makes a scenario's call without a fault, and returns the operations that it uses.
+// operations returns the operations that a scenario's call uses. It makes the call without fault.
 func (s scenario) operations(env *environment) (operations []string, err error) {
 	defer harness.Catch(&err)
 	r := cell{scenario: s}.prepare(env)

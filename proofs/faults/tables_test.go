@@ -17,40 +17,40 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// later is the phase in which the effect comes after the answer to the repeated call. In the phase
-// adminapi.Deferred it comes after the answer, before the call is repeated.
+// In the phase later, the rack makes the change after it has answered the repeated call. In the
+// phase adminapi.Deferred it makes the change between the wrong answer and the repeated call.
 const later adminapi.Phase = "later"
 
-// phases contains the moments of the wrong answer, relative to the operation's effect.
+// phases contains the moments of an operation's change, relative to the wrong answer.
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, later}
 
-// done reports whether the operation has its effect before the rack answers.
+// done reports whether the rack makes the operation's change before it answers.
 func done(p adminapi.Phase) bool { return p == adminapi.After || p == adminapi.Twice }
 
-// answer is a wrong answer of the rack, with the code that the driver then returns. If the code is
-// DeadlineExceeded, the rack's answer arrives after the call's deadline.
+// answer is a wrong answer of the rack, with the code that the driver then returns. The code
+// DeadlineExceeded means that the rack answers after the call's deadline.
 type answer struct {
 	name string
 	code codes.Code
-	// fault contains the values that are the same in every cell. set, if not nil, adds other values.
+	// fault contains the values that all cells share. set, if not nil, adds the values of a cell.
 	fault adminapi.Fault
 	set   func(f *adminapi.Fault, r *cellRun)
-	// phases contains the phases in which the rack can give this answer. Nil means all.
+	// phases contains the phases in which the rack can give this answer; nil means all phases.
 	phases []adminapi.Phase
-	// natural is set if the call may succeed in spite of the answer.
+	// natural is set if the call may succeed in spite of this answer.
 	natural bool
 	// success is set if the answer has the status of a successful operation.
 	success bool
 }
 
-// fault returns the fault of a cell.
+// fault returns the fault with which the cell makes its call.
 func (r *cellRun) fault() adminapi.Fault {
 	a := r.cell.answer
 	fault := a.fault
 	fault.Operation, fault.Phase = r.operation, r.phase
 	if r.phase == adminapi.Deferred || r.phase == later {
-		// The proof itself runs the deferred operation, long before the delay ends.
+		// The proof orders the change by RunDeferred, long before this delay ends.
 		fault.Phase, fault.Delay = adminapi.Deferred, adminapi.Duration(time.Hour)
 	}
 	if a.set != nil {
@@ -68,13 +68,13 @@ func refusal(status int, errorCode, message string, code codes.Code) answer {
 		adminapi.Response{Status: status, ErrorCode: errorCode, Message: message})
 }
 
-// page returns an answer of a proxy in front of the rack.
+// page returns an answer that a proxy in front of the rack could give.
 func page(status int) answer {
 	return response(fmt.Sprint("proxy-", status), codes.Unavailable, adminapi.Response{
 		Status: status, ContentType: "text/html", Body: "<html>not a rack</html>"})
 }
 
-// success returns an answer with the status of a successful operation.
+// success returns an answer with the status of a successful operation and the given body.
 func success(name string, body func(r *cellRun) string) answer {
 	return answer{name: name, code: codes.Unavailable, success: true,
 		set: func(f *adminapi.Fault, r *cellRun) {
@@ -82,7 +82,7 @@ func success(name string, body func(r *cellRun) string) answer {
 		}}
 }
 
-// answers contains all wrong answers of the matrix.
+// answers contains all wrong answers that the matrix tries.
 var answers = []answer{
 	refusal(400, "ObjectAlreadyExists", "already exists", codes.AlreadyExists),
 	refusal(400, "InvalidValue", "unsupported value", codes.OutOfRange),
@@ -130,11 +130,11 @@ var answers = []answer{
 	{name: "own", natural: true, phases: []adminapi.Phase{adminapi.Twice}},
 }
 
-// other returns the JSON of a wrong object, of the kind that the operation returns.
+// other returns the JSON of a wrong object of the kind that the operation returns.
 func (r *cellRun) other() string { return r.others[kindOf(r.operation)] }
 
-// setBody gives the answer a body, which the fault then damages. It is the rack's own body if the
-// operation was done, and another object if not. A delete has no body, so it gets an error instead.
+// setBody gives the answer a body, which the fault then damages: the rack's own body if it has made
+// the change, otherwise a wrong object. A delete has no body, so it gets an error instead.
 func setBody(f *adminapi.Fault, r *cellRun) {
 	switch {
 	case strings.HasSuffix(r.operation, "_delete"):
@@ -145,8 +145,8 @@ func setBody(f *adminapi.Fault, r *cellRun) {
 	}
 }
 
-// setOtherRelease sets the answer of a rack of another release, in which fields are missing. If the
-// operation was not done, the answer contains another object than the right one.
+// setOtherRelease omits fields from the answer, as a rack of another release does. If the rack has
+// not made the change, the answer contains a wrong object.
 func setOtherRelease(f *adminapi.Fault, r *cellRun) {
 	fields := releaseFields[kindOf(r.operation)]
 	if done(r.phase) && !strings.HasSuffix(r.operation, "_delete") {
@@ -159,7 +159,7 @@ func setOtherRelease(f *adminapi.Fault, r *cellRun) {
 		})}
 }
 
-// releaseFields contains fields that only some releases have.
+// releaseFields contains, by kind of object, fields that only some releases have.
 var releaseFields = map[string][]string{
 	"disk": {"disk_type", "read_only"}, "snapshot": {"size"}, "image": {"size", "block_size"},
 	"instance": {"run_state"}, "project": {"id"}, "utilization": {"capacity"},
@@ -174,8 +174,8 @@ func kindOf(operation string) string {
 	return kind
 }
 
-// statusOf returns the status of a successful operation. If that status allows no body,
-// statusOf returns 200.
+// statusOf returns the status of a successful operation. For a status without a body it returns
+// 200.
 func statusOf(operation string) int {
 	switch {
 	case strings.HasSuffix(operation, "_create"):
@@ -186,7 +186,7 @@ func statusOf(operation string) int {
 	return http.StatusOK
 }
 
-// object is an object of the rack.
+// object is the JSON of an object of the rack.
 type object = map[string]any
 
 func altered(of string, change func(fields object)) string {
@@ -208,21 +208,21 @@ func text(value any) string {
 	return string(data)
 }
 
-// doubt lists operations and answers after which the driver reads the rack's state, and derives its
-// own answer from the state (A0.3, OX-1, OX-3, OX-6). The codes here are then allowed, and also the
-// code of the call without a fault.
+// doubt lists operations and answers after which the driver reads the rack's state and answers by
+// this state (A0.3, OX-1, OX-3, OX-6). It may then return one of these codes, or the code of the
+// call without a fault.
 var doubt = map[string]map[string][]codes.Code{
 	"disk_create": {
-		// The rack answers that the object exists, but it does not.
+		// The answer says that the object exists, but it does not.
 		"ObjectAlreadyExists": {codes.Aborted}, "InsufficientCapacity": {},
 		"InvalidRequest": {}, "Conflict": {}, "ObjectNotFound": {},
-		// In spite of these answers, an earlier request may have created the disk.
+		// An earlier request may have created the disk, although the rack gives these answers.
 		"Unauthorized": {}, "Forbidden": {}, "Gone": {}, "InvalidValue": {}, "unknown-code": {},
 	},
 	"snapshot_create": {
 		"ObjectAlreadyExists": {codes.Aborted}, "InsufficientCapacity": {}, "InvalidRequest": {},
 		"ObjectNotFound": {codes.Aborted}, // the disk does exist
-		// Conflict means that another snapshot of the disk is in progress.
+		// Conflict means that the rack still makes another snapshot of the disk.
 		"Conflict": {codes.Aborted},
 	},
 	"instance_disk_attach": {
@@ -241,29 +241,29 @@ var doubt = map[string]map[string][]codes.Code{
 		"InvalidRequest": {codes.Internal}, "Conflict": {},
 		"ObjectNotFound": {codes.Internal, codes.Unavailable, codes.Aborted},
 	},
-	// The driver does not find the object, which may have been deleted in the meantime.
+	// For the driver the object is missing: it may have been deleted in the meantime.
 	"disk_view": {
 		"ObjectNotFound": {codes.Aborted},
-		// A rack never gives this answer to a read. If the source is missing, NOT_FOUND is right, too.
+		// A rack never answers a read like this. If the source is missing, NOT_FOUND is right, too.
 		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
 	},
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
-	// In the list after the attach, the disk lacks a field. The orchestrator must repeat the call.
+	// The list after the attach shows the disk without a field, so the call must be repeated.
 	"instance_disk_list": {
 		"other-release": {codes.Unavailable},
-		// The driver also reads the disk, and may derive its answer from the disk.
+		// The driver also reads the disk, and may answer by what it reads.
 		"ObjectNotFound": {},
 	},
 	// The image is a parameter of the call (CV-6).
 	"image_view": {"ObjectNotFound": {codes.InvalidArgument}},
-	// A token that may not see the project lacks a role (OX-6).
+	// If the token may not see the project, it lacks a role (OX-6).
 	"current_user_view": {"other-object": {codes.FailedPrecondition}},
 	"project_view":      {"ObjectNotFound": {codes.PermissionDenied}},
 }
 
 func (c cell) allowed() []codes.Code {
 	if c.answer.success && strings.HasSuffix(c.operation, "_delete") {
-		// A successful delete has no body, so an answer with a body does not come from the rack.
+		// A successful delete has no body, so an answer with a body is not from the rack.
 		return []codes.Code{codes.Unavailable}
 	}
 	if c.open() {
@@ -281,32 +281,32 @@ func (c cell) allowed() []codes.Code {
 		all = append(all, codes.OK, codes.Aborted)
 	}
 	if c.operation == "snapshot_create" {
-		// After every refusal the driver checks whether an earlier request has created the snapshot.
+		// After each refusal the driver checks whether an earlier request has created the snapshot.
 		all = append(all, c.scenario.want)
 	}
 	if strings.HasSuffix(c.operation, "_view") && !strings.HasPrefix(c.scenario.name, "get") {
-		// If a read after a change fails, the driver does not know the effect.
+		// If a read fails after a change, the driver does not know whether the change was made.
 		all = append(all, codes.Unavailable)
 	}
 	if c.hotplug.Has(adminapi.RefusalsAs500) && c.scenario.name == "publish-to-a-full-node" {
-		// If the rack refuses without a reason, the driver finds the reason itself.
+		// If the rack refuses without a reason, the driver reads why.
 		all = append(all, codes.ResourceExhausted)
 	}
 	return all
 }
 
-// If the answer to one of these operations does not tell whether the change was made, the driver
-// reads the state in the same call. If the effect is missing, it answers UNAVAILABLE: after
-// INTERNAL the orchestrator would not repeat the call, and would lose the object.
+// After an answer that does not tell whether one of these operations was done, the driver reads the
+// state. If the change is missing, it answers UNAVAILABLE: after INTERNAL the orchestrator would
+// not repeat the call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
-// open reports whether it is unknown after the answer if the change was made.
+// open reports whether the rack's answer leaves unknown if the change was made.
 func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && c.answer.code == codes.Unavailable
 }
 
 // deniesObject reports whether the rack answers a read with "not found" although the object exists.
-// The driver reads again (OX-6). It may abort a removal, which the orchestrator then repeats, and
+// The driver then reads again (OX-6). It may abort a removal, which the orchestrator repeats, and
 // may omit the object from a list.
 func (c cell) deniesObject() bool {
 	takes := c.scenario.name == "list-a-snapshot" ||
@@ -314,23 +314,23 @@ func (c cell) deniesObject() bool {
 	return takes && c.answer.name == "ObjectNotFound" && strings.HasSuffix(c.operation, "_view")
 }
 
-// effect is the request of a prepared call, with the state to which the call must lead.
+// effect is a prepared request, with the change that it must make.
 type effect struct {
 	request proto.Message
-	// apply changes the state as the call must. Nil means that the call changes nothing.
+	// apply makes this change to a state. Nil means that the request changes nothing.
 	apply func(rackState)
 }
 
-// call returns the effect of a call that changes nothing.
+// call returns an effect whose request changes nothing.
 func call(request proto.Message) effect { return effect{request: request} }
 
-// always returns a preparation that does nothing, for a request that changes nothing.
+// always returns a prepare function for a request that changes nothing.
 func always(request proto.Message) func(*environment) effect {
 	return func(*environment) effect { return call(request) }
 }
 
-// createEffect returns the effect of a request that creates a disk of 1 GiB. The ID of the disk's
-// source is from, or "" for a blank disk.
+// createEffect returns the effect of a request that creates a disk of 1 GiB. from is the ID of the
+// image or snapshot, or "" for a blank disk.
 func createEffect(s *environment, req *csi.CreateVolumeRequest, from string) effect {
 	return effect{request: req, apply: func(state rackState) {
 		state["disk "+req.GetName()] = item{ID: fresh, State: "detached", From: from,
@@ -339,10 +339,10 @@ func createEffect(s *environment, req *csi.CreateVolumeRequest, from string) eff
 	}}
 }
 
-// madeBlocks maps whether a disk is made from an image to the disk's block size.
+// madeBlocks contains the block size of a disk from an image (true) and of other disks (false).
 var madeBlocks = map[bool]int{true: 512, false: 4096}
 
-// removes returns the effect of a request that deletes the volume or the snapshot with the name.
+// removes returns the effect of a request that deletes the volume or snapshot called name.
 func removes(name string, req proto.Message) effect {
 	return effect{request: req, apply: func(state rackState) {
 		delete(state, "disk "+name)
@@ -351,8 +351,8 @@ func removes(name string, req proto.Message) effect {
 	}}
 }
 
-// moves returns the effect of a request that attaches the disk with the name to an instance, or
-// detaches it if the instance is "". A running instance gets a device.
+// moves returns the effect of a request that attaches the disk called name to an instance, or
+// detaches it if to is "". A running instance gets a device.
 func (s *environment) moves(name, to string, req proto.Message) effect {
 	return effect{request: req, apply: func(state rackState) {
 		d := state["disk "+name]
@@ -366,14 +366,14 @@ func (s *environment) moves(name, to string, req proto.Message) effect {
 	}}
 }
 
-// publishEffect creates a volume, and returns the effect of a request that attaches it.
+// publishEffect creates a volume, and returns the effect of a request that attaches the volume.
 func publishEffect(s *environment, node string) effect {
 	name := s.name("publish")
 	return s.moves(name, node, harness.PublishRequest(s.volume(name), node))
 }
 
-// unpublishEffect creates a volume, attaches it to an instance with attach, and returns the effect
-// of a request that detaches it.
+// unpublishEffect creates a volume and calls attach, which attaches it to an instance. It returns
+// the effect of a request that detaches the volume.
 func unpublishEffect(s *environment, attach func(disk, instance string), from, node string) effect {
 	name := s.name("unpublish")
 	id := s.volume(name).GetVolumeId()
@@ -385,20 +385,20 @@ func unpublish(id, node string) *csi.ControllerUnpublishVolumeRequest {
 	return &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node}
 }
 
-// serial returns the part of a disk's name that a guest sees as the serial.
+// serial returns the beginning of a disk's name, which the guest sees as the serial.
 func serial(name string) string { return name[:min(len(name), 20)] }
 
-// scenario is a CSI call, with the state of the rack in which it is made.
+// scenario is a CSI call and what exists on the rack before the call.
 type scenario struct {
 	name string
-	// want is the code of the call without a fault.
+	// want is the code that the call returns without a fault.
 	want    codes.Code
 	prepare func(*environment) effect
 }
 
 var scenarios = slices.Concat(volumeScenarios, attachScenarios, readScenarios)
 
-// volumeScenarios are scenarios that create and delete volumes and snapshots.
+// volumeScenarios create or delete a volume or a snapshot.
 var volumeScenarios = []scenario{
 	{"create", codes.OK, func(s *environment) effect {
 		return createEffect(s, harness.CreateRequest(s.name("create")), "")
@@ -495,7 +495,7 @@ var volumeScenarios = []scenario{
 	{"delete-snapshot-again", codes.OK, always(&csi.DeleteSnapshotRequest{SnapshotId: nobody})},
 }
 
-// readScenarios are scenarios that change nothing.
+// readScenarios change nothing.
 var readScenarios = []scenario{
 	{"list", codes.OK, always(&csi.ListVolumesRequest{})},
 	{"list-health", codes.OK, always(&csi.ControllerListVolumeHealthRequest{})},
@@ -522,7 +522,7 @@ var readScenarios = []scenario{
 	}},
 }
 
-// attachScenarios are scenarios that attach or detach volumes.
+// attachScenarios attach or detach a volume.
 var attachScenarios = []scenario{
 	{"publish", codes.OK, func(s *environment) effect { return publishEffect(s, s.down) }},
 	{"publish-to-a-running-node", codes.OK,

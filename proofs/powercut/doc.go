@@ -2,19 +2,19 @@
 //
 // # The proof
 //
-// A disk is a file of a FUSE filesystem of this process, behind a loop device, so that the proof
-// sees every write, discard and flush (package loopdev/flakydisk). The unmodified driver stages
-// volumes of every filesystem on such disks: on a blank disk, on one that has grown, with a
-// filesystem that needs a repair or the recovery of its journal, after an interrupted format or
-// growth, and as a raw device. A workload creates, replaces, overwrites and removes files. For each
-// promise of the driver, an acknowledged fsync or an unstage, the proof adds a note to the disk's
-// log.
+// A disk is a file of a FUSE filesystem, behind a loop device. This process serves the filesystem,
+// so the proof sees every write, discard and flush (package loopdev/flakydisk). The unmodified
+// driver stages volumes of every filesystem on such disks: on a blank disk, on one that has grown,
+// with a filesystem that needs a repair or the recovery of its journal, after an interrupted format
+// or growth, and as a raw device. A workload creates, replaces, overwrites and removes files. When
+// an fsync or an unstage has been acknowledged, the proof adds a note to the disk's log. Then the
+// data must survive a power cut.
 //
-// The proof makes images from the log. For some flushes of each scenario, or for every flush in the
-// long form, it makes an image with all writes before the flush and none after it. Other images
-// also have some of the writes until the next flush: all up to one record, all but one, one alone,
-// or some in any order, whole or torn at 512 bytes. Equal images are tried once. A driver on an
-// instance that does not know the volume stages each image. It must answer OK, and then:
+// The proof makes images of the disk from the log. For some flushes of each scenario, or for every
+// flush in the long form, it makes an image with all writes before the flush and none after it.
+// Other images also have some of the writes until the next flush: all up to a chosen write, all but
+// one, one alone, or some in any order, whole or torn at 512 bytes. Equal images are tried once.
+// Then a driver that has no record of the volume stages each image. It must answer OK, and then:
 //
 //   - all acknowledged data are there, byte for byte;
 //   - a filesystem that had been in use was not formatted;
@@ -32,29 +32,29 @@
 //     because then nothing distinguishes the rest from foreign data.
 //
 // If the driver refuses an image, the kernel must not be able to mount it either. On disks with
-// blocks of 4096 bytes, which are the default of the driver, only the last refusal can happen.
+// blocks of 4096 bytes, the driver's default, only the last refusal can happen.
 //
-// The proof removes one flush of the driver at a time. Then some image must be wrong, or a failed
-// flush must be unreported. A disk that ignores flushes must lose acknowledged data.
+// The proof removes one flush of the driver at a time. Then an image must be wrong, or a failed
+// flush must stay unreported. On a disk that ignores flushes, acknowledged data must be lost.
 //
 // # Disks that fail
 //
-// Sectors that a stage reads or writes fail, once or always. The driver must not format or mount on
-// a guess, it must give the right reason, and the call must converge when the disk works again. A
-// filesystem that cannot be grown to the size of its disk may be used without growing, if its
-// health reports this.
+// The proof makes sectors fail that a stage reads or writes, once or always. The driver must not
+// format or mount on a guess, and must give the right reason. The repeated call must succeed when
+// the disk works again. If a filesystem cannot be grown to the size of its disk, the driver may
+// mount it, and must then report this in the volume's health.
 //
-// Other tests make a disk fail while a workload uses it, and a flush fail while a volume is
-// unstaged. The caller gets an error, and the volume can be unstaged.
+// In other tests the disk fails while a workload uses it, or a flush fails while the driver
+// unstages a volume. The caller must get an error, and must then be able to unstage the volume.
 //
 // # What it does not prove
 //
 // The seed determines the workload and the images, but not what the kernel writes, and when. Two
-// runs with the same seed have similar logs, but not the same, so the test saves a failed image in
-// a file. An xfs or a btrfs grows over the records of its growth, which stay in its free space.
+// runs with one seed have similar logs, but not equal ones, so the test saves a failed image in a
+// file. An xfs or a btrfs grows over the driver's growth records, which stay in its free space.
 // They are valid only for a filesystem of the size that they name.
 //
-// In the long form the images take the time of the proof, and the sectors as much again. Two cores
-// check about 50 images in a second, or about 15 with the race detector. All sectors of one seed
-// take hours. PROOF_ONLY is the name of the flush to remove.
+// In the long form the test of images takes the time of the proof, and the test of sectors as much
+// again. Two cores check about 50 images in a second, or about 15 with the race detector. All
+// sectors of one seed take hours. PROOF_ONLY is the name of the flush to remove.
 package powercut

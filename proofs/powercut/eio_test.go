@@ -22,21 +22,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// In each scenario sampledSectors sectors fail or, in the short form, shortSectors. Each is part of
-// another request. In the long form, sectors of all requests fail.
+// In each scenario, sampledSectors sectors fail, in the short form shortSectors. Each sector
+// belongs to a different request. In the long form, sectors of all requests fail.
 const (
 	sampledSectors = 4
 	shortSectors   = 1
 )
 
-// failing is a sector that fails while a volume is staged.
+// failing is a sector that fails while the driver stages a volume.
 type failing struct {
 	of     *recording
 	op     flakydisk.Op
 	sector int64
 	// proving is set if the driver reads the sector to prove that the disk is blank.
 	proving bool
-	// times is the number of failures; 0 means that the sector always fails.
+	// times is how often the sector fails; 0 means always.
 	times int
 }
 
@@ -45,7 +45,7 @@ func (f failing) String() string {
 		f.sector, f.op, f.times)
 }
 
-func TestAStageOnAFailingSectorNeverFormatsOrMountsOnAGuess(t *testing.T) {
+func TestAStageOnAFailingSectorKeepsDataAndConverges(t *testing.T) {
 	c := &failures{trials: newTrials(t, "eio")}
 	peak := c.rounds(c.round)
 	if c.p.Short() {
@@ -62,16 +62,16 @@ func TestAStageOnAFailingSectorNeverFormatsOrMountsOnAGuess(t *testing.T) {
 	c.p.Bystanders.Report()
 }
 
-// failures makes sectors fail, and counts the results.
+// failures runs trials in which a sector fails, and counts their results.
 type failures struct {
 	*trials
 	sectors, of, right int
-	// notGrown counts the filesystems that were used without growing, while their health reported
-	// this.
+	// notGrown counts filesystems that the driver mounted without growing them. The volume's health
+	// reported this.
 	notGrown int
 }
 
-// round records every scenario with the seed, and makes sectors of the recordings fail.
+// round records every scenario, and then repeats the scenarios' stages with failing sectors.
 func (c *failures) round(ctx context.Context, seed uint64) {
 	recorded, err := recordAll(ctx, c.run, seed)
 	if err != nil {
@@ -88,7 +88,7 @@ func (c *failures) round(ctx context.Context, seed uint64) {
 		}
 		found, most = append(found, sectors), max(most, len(sectors))
 	}
-	// The jobs alternate between the scenarios, so each has results even if the time ends early.
+	// The jobs alternate between the scenarios, so each has results even if the time is over early.
 	var jobs []job
 	for i := range most {
 		for _, sectors := range found {
@@ -107,7 +107,7 @@ func (c *failures) round(ctx context.Context, seed uint64) {
 	c.work(ctx, jobs)
 }
 
-// note counts the result of one failing sector.
+// note counts the result of a trial with one failing sector.
 func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,9 +124,9 @@ func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	c.p.SayOften("%d sectors; the last one: %v", c.sectors, f)
 }
 
-// sectorsOf returns sectors of a stage that are to fail, in random order: one sector for each of
-// some requests, which fails once or always. In the long form it returns sectors of all requests,
-// each twice: to fail once, and to fail always.
+// sectorsOf returns the sectors of a stage that are to fail, in random order. It chooses some
+// requests and one sector of each, which fails once or always. In the long form it returns sectors
+// of all requests, and each sector twice: one time it fails once, the other time always.
 func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	found := requests(of, r)
 	r.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
@@ -154,9 +154,8 @@ func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	return all
 }
 
-// requests returns, for each request of a stage, the sectors that can fail. These are all sectors
-// of a small request, and the first, the last and one in between of a large one. Sectors of an
-// earlier request of the same kind are left out.
+// requests returns the sectors of each request in a stage, but only the first, the last and a
+// random one of a large request. It omits sectors that an earlier request of the same kind has.
 func requests(of *recording, r *rand.Rand) (all [][]failing) {
 	const small = 8
 	seen := map[failing]bool{}
@@ -193,8 +192,8 @@ func requests(of *recording, r *rand.Rand) (all [][]failing) {
 	return all
 }
 
-// fail stages a volume on a disk with a failing sector, and stages it again when the disk works. It
-// reports whether the first stage mounted a filesystem without growing it.
+// fail stages a volume on a disk with a failing sector, and again after the disk works. It reports
+// whether the first stage mounted a filesystem without growing it.
 func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) {
 	content := f.of.base.Fork()
 	disk := flakydisk.NewDisk(content)
@@ -215,8 +214,8 @@ func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) 
 	return notGrown, err
 }
 
-// stageFailing stages and unstages a volume while a sector fails, and returns the driver's message.
-// The error describes what the driver did wrong.
+// stageFailing stages and unstages a volume while a sector fails. It returns what the driver said,
+// and an error if the driver did something wrong.
 func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool, said string,
 	err error) {
 	fired := p.disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,
@@ -228,7 +227,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
-	// This reads the count after Heal, until which the kernel's own writes to the disk may fail, too.
+	// Before Heal, the kernel's own writes could fail, too, so count the failures only now.
 	struck, said := fired(), fmt.Sprint(answer)
 	after := harness.Got(p.bench.formats.Count())
 	switch {
@@ -242,8 +241,8 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	case f.of.grows:
 		notGrown, err = p.reportsNotGrown(ctx)
 	}
-	// The kernel writes the inode tables of a mounted ext gradually. If one of these writes has
-	// failed, the first unstage reports the failure.
+	// The kernel writes the inode tables of a mounted ext gradually. If one of these writes fails, the
+	// first unstage reports it.
 	undo := p.unstage
 	if f.op == flakydisk.OnWrite && struck > 0 {
 		undo = p.unstageTwice
@@ -251,7 +250,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	return notGrown, said, errors.Join(err, undo(ctx))
 }
 
-// stageInOrder stages a volume whose disk works again, checks its data, and unstages it.
+// stageInOrder stages a volume after its disk works again, checks the data, and unstages it.
 func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	if err := p.stage(ctx); err != nil {
 		return fmt.Errorf("the disk is in order, and the call does not converge: %w", err)
@@ -260,8 +259,8 @@ func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	return errors.Join(p.staged(), p.checkData(ctx, promises), p.usable(f.of), p.unstage(ctx))
 }
 
-// reportsNotGrown reports whether a staged filesystem was not grown to its disk. It returns an
-// error unless the volume's health reports the same.
+// reportsNotGrown reports whether a staged filesystem is smaller than its disk. It returns an error
+// if the volume's health reports something else.
 func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err error) {
 	size := harness.Got(p.filesystemBytes())
 	health := harness.Got(p.bench.Plugin.Node().NodeGetVolumeHealth(ctx,
@@ -274,7 +273,7 @@ func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err err
 	return notGrown, nil
 }
 
-// wrongReason returns an error unless a failed stage has reported one of the right reasons.
+// wrongReason returns an error if a failed stage did not report one of the right reasons.
 func wrongReason(f failing, answer error) error {
 	reasons := []string{"NodeToolFailed"}
 	if f.op == flakydisk.OnRead {
@@ -289,7 +288,7 @@ func wrongReason(f failing, answer error) error {
 }
 
 // onNewDisk stages and publishes a volume on a new disk, and writes and syncs a file. Then it calls
-// do, and removes everything that do has left.
+// the function do, and at the end removes mounts and devices.
 func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
 	do func(*recorder)) (err error) {
 	life := lifeOf(newVolume(access))
@@ -326,8 +325,8 @@ func (r *recorder) failUnderWorkload(ctx context.Context) {
 		r.place.unstage(ctx)))
 }
 
-// writeUntilItFails writes until the filesystem has become read-only because its disk fails. No
-// write may succeed.
+// writeUntilItFails writes to a failing disk until the kernel makes the filesystem read-only. It
+// returns an error if a write succeeds.
 func (r *recorder) writeUntilItFails() error {
 	for n := range 50 {
 		name := fmt.Sprint("during-", n)
@@ -342,13 +341,13 @@ func (r *recorder) writeUntilItFails() error {
 	return errors.New("the filesystem is not read-only after 50 failed writes")
 }
 
-// writable reports whether a program can make new files in the filesystem.
+// writable reports whether a file can be created in the filesystem.
 func (r *recorder) writable() bool {
 	f, err := os.Create(filepath.Join(r.place.Target, "new"))
 	return err == nil && f.Close() == nil
 }
 
-// reportsFailure returns an error unless the volume's health and statistics report that the
+// reportsFailure returns an error if the volume's health and statistics do not report that the
 // filesystem has failed.
 func (p *placement) reportsFailure(ctx context.Context) error {
 	health, err := p.bench.Plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
@@ -366,7 +365,7 @@ func (p *placement) reportsFailure(ctx context.Context) error {
 	return nil
 }
 
-// unstageTwice unstages a volume from a disk that fails. The first call may report the failure.
+// unstageTwice unstages from a failing disk. If the first call fails, the second must succeed.
 func (p *placement) unstageTwice(ctx context.Context) error {
 	first := p.unstage(ctx)
 	if first == nil {
@@ -379,8 +378,8 @@ func TestAFailedFlushDuringUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 
-// checkReported calls fails for a volume of each access type. fails causes a failure. Its result
-// wrong is an error unless the driver reports the failure.
+// checkReported calls fails for a volume of each access type. The function fails causes a failure,
+// and returns an error in wrong if the driver does not report it.
 func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()
@@ -397,8 +396,8 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	}
 }
 
-// flushFails makes one flush fail while a volume is unpublished and unstaged. wrong is an error
-// unless a call reports the failure. The repeated calls must succeed.
+// flushFails makes one flush fail while the driver unpublishes and unstages a volume. It returns an
+// error in wrong if no call reports the failure. The repeated calls must succeed.
 func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
@@ -422,14 +421,14 @@ func TestAFailedJournalCommitBeforeUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
 }
 
-// journalFails makes the commit of a journal fail in another program than the driver. wrong is an
-// error unless a call or the volume's health reports the failure.
+// journalFails makes a journal commit fail that another program than the driver causes. It returns
+// an error in wrong if neither a call nor the volume's health reports the failure.
 func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
 		target := harness.Got(os.Open(rec.place.Target))
-		// After this sync, the failing commit contains only a new name. If it contained data, or if the
-		// kernel still wrote inode tables, a kernel thread would notice the failure before any call.
+		// After this sync, the failing commit contains only a new name. With data in it, or while the
+		// kernel still writes inode tables, a kernel thread would notice the failure before any call.
 		harness.Must(unix.Syncfs(int(target.Fd())))
 		if access == ext4 {
 			harness.Must(harness.StopLazyInit(rec.place.Staging))

@@ -24,20 +24,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// flush is a flush of the driver, with the trial that must fail if the flush is removed.
+// flush is a flush of the driver. If this flush is removed, the trial try must fail.
 type flush struct {
 	proof.Guard
 	try    trial
 	stream uint64 // of random numbers
 }
 
-// scenario makes a recording with the drivers of b and whole.
+// scenario makes a recording, with the driver of b, of whole, or of both.
 type scenario func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording
 
-// trial tests the driver of b, and returns what is wrong, or nil. whole has the unmodified driver.
+// trial returns what the driver of b does wrong. whole has the unmodified driver.
 type trial func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error)
 
-// of returns a trial that records a scenario, and checks images of the recording.
+// of returns a trial that records a scenario, and then checks images of the recording.
 func of(access string, record scenario) trial {
 	return func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error) {
 		defer harness.Catch(&err)
@@ -45,8 +45,8 @@ func of(access string, record scenario) trial {
 	}
 }
 
-// directly returns a trial that calls fails with the driver of b. If the flush of this trial is
-// removed, no image is wrong, because another program flushes, too.
+// directly returns a trial that calls the function fails with the driver of b. It is for a flush
+// whose removal makes no image wrong, because another program flushes, too.
 func directly(access string, fails func(context.Context, *bench, string, *rand.Rand) (wrong,
 	err error)) trial {
 	return func(ctx context.Context, b, _ *bench, r *rand.Rand) (wrong, err error) {
@@ -54,8 +54,8 @@ func directly(access string, fails func(context.Context, *bench, string, *rand.R
 	}
 }
 
-// flushes returns the driver's flushes of a disk. The flush of a growth record is left out:
-// resize2fs flushes before it writes, so no test fails without this flush.
+// flushes returns the driver's flushes of disks, except the one after a growth record. resize2fs
+// flushes before it writes, so no test would fail without that one.
 func flushes() []flush {
 	one := func(name, place, text, with string, try trial) flush {
 		return flush{Guard: proof.Guard{Name: name,
@@ -75,7 +75,7 @@ func flushes() []flush {
 			last, skip, of(ext4, aRelease)),
 		one("what was written is durable when the volume is unstaged", "node.heldVolume.flush",
 			"device.Flush()", proof.NotCalled, of(raw, aLife)),
-		// The trial uses xfs, because the journal of an ext4 would report the failure itself.
+		// On an ext4 the journal would report the failure, even without this flush.
 		one("an unstage reports what could not be written", "node.heldVolume.unmount",
 			"mount.Sync(path)", proof.NotCalled, directly(xfs, flushFails)),
 		one("an unstage reports a journal that has failed", "node.heldVolume.release",
@@ -87,12 +87,12 @@ func flushes() []flush {
 	}
 }
 
-// aLife records how the driver of b formats a blank disk and a workload uses the volume.
+// aLife records how the driver of b formats a blank disk, and how a workload uses the volume.
 func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) *recording {
 	return recorded(ctx, b, lifeOf(v), r, liveOnce)
 }
 
-// after returns a scenario that records a life with the driver of whole, from which next continues.
+// after returns a scenario that calls next with a recording of the unmodified driver.
 func after(next func(context.Context, *bench, *recording, *rand.Rand) *recording) scenario {
 	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording {
 		return next(ctx, b, aLife(ctx, whole, nil, v, r), r)
@@ -105,13 +105,13 @@ var (
 	aRelease    = after(releaseRaw)
 )
 
-// shortGuards is the number of flushes that the short form removes.
+// The short form removes shortGuards flushes.
 const shortGuards = 3
 
-// guardImages is the number of random images that a trial checks.
+// A trial checks guardImages random images.
 const guardImages = 100
 
-// The test removes one flush of the driver at a time, and also uses disks that ignore all flushes.
+// The test removes one flush of the driver at a time. It also uses disks that ignore all flushes.
 func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
 	p := proof.New(t, "flush-guards")
 	g := guardTrials{t: t, p: p, run: harness.RunFor(t)}
@@ -138,7 +138,7 @@ func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
 			t.Fatalf("PROOF_ONLY=%q is the name of no flush", only)
 		}
 	}
-	// A trial mostly waits, so three of them run at once, each beside an unmodified driver.
+	// Three trials run at the same time, because a trial mostly waits. Each has an unmodified driver.
 	p.Error(harness.Share(3, some, func(_ int, jobs <-chan flush) (err error) {
 		defer harness.Catch(&err)
 		whole := harness.Got(newBench(t.Context(), g.run, "", nil))
@@ -150,17 +150,17 @@ func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
 	p.Figure("tried", len(some), "noticed", g.noticed.Load())
 }
 
-// guardTrials runs drivers that lack a flush, several at once.
+// guardTrials runs drivers without a flush, several at the same time.
 type guardTrials struct {
 	t       *testing.T
 	p       *proof.Proof
 	run     *harness.Run
 	program string
-	// noticed counts the flushes whose trial failed when they were removed.
+	// noticed counts the flushes without which a trial failed.
 	noticed atomic.Int64
 }
 
-// remove runs the trial of a flush on a driver without this flush, and fails if the trial passes.
+// remove runs a flush's trial on a driver without this flush. The test fails if the trial passes.
 func (g *guardTrials) remove(whole *bench, f flush) {
 	b, err := newBench(g.t.Context(), g.run, g.program, map[string]string{proof.RemovedGuard: f.Name})
 	if err != nil {
@@ -181,7 +181,7 @@ func (g *guardTrials) remove(whole *bench, f flush) {
 }
 
 // firstWrong checks images of a recording, and returns what is wrong with the first wrong image. If
-// loss is set, it only tries images of a volume that was staged, and only a loss of data is wrong.
+// loss is set, it checks only images of a staged volume, and only for lost data.
 func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand, loss bool) (
 	wrong, err error) {
 	defer harness.Catch(&err)
@@ -202,8 +202,8 @@ func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand, lo
 	return nil, s.err
 }
 
-// fromBothEnds orders images from both ends to the middle. The many writes of mkfs are in the
-// middle, and the driver's own flushes before and after them.
+// fromBothEnds takes images alternately from both ends. The driver's own flushes come before and
+// after the many writes of mkfs, so the images in the middle are less likely to be wrong.
 func fromBothEnds(images []image) (all []image) {
 	for i, j := 0, len(images)-1; i <= j; i, j = i+1, j-1 {
 		all = append(all, images[i])
@@ -214,8 +214,8 @@ func fromBothEnds(images []image) (all []image) {
 	return all
 }
 
-// lie returns a trial with a disk that ignores every flush, so that data must be lost. It writes a
-// page about the first image with a loss.
+// lie returns a trial with a disk that ignores every flush, so it must lose data. The trial writes
+// a page about the first image with a loss.
 func (g *guardTrials) lie(access string) trial {
 	return func(ctx context.Context, _, whole *bench, r *rand.Rand) (lost, err error) {
 		defer harness.Catch(&err)
@@ -258,14 +258,14 @@ func recorded(ctx context.Context, b *bench, made *recording, r *rand.Rand,
 	return made
 }
 
-// lifeOf returns an empty recording of a volume whose disk is blank.
+// lifeOf returns an empty recording for a volume whose disk is blank.
 func lifeOf(v volume) *recording {
 	return &recording{name: "the life of " + v.access, volume: v, blank: true,
 		base: flakydisk.NewImage(v.size)}
 }
 
-// wholeLife returns an empty recording of a volume that may also be used as a raw device. The
-// driver reads the whole disk before a format. This takes long, so no images are made.
+// wholeLife returns a recording like lifeOf, for a volume that may also be used as a raw device.
+// The driver reads its whole disk before a format, which takes long, so no images are made.
 func wholeLife(v volume) *recording {
 	life := lifeOf(v)
 	life.name, life.readWhole = "the life of a disk that is read whole", true
@@ -274,7 +274,7 @@ func wholeLife(v volume) *recording {
 	return life
 }
 
-// liveOnce stages a volume, uses it as a workload does, and unstages it.
+// liveOnce stages a volume, writes to it as a workload does, and unstages it.
 func liveOnce(ctx context.Context, r *recorder) {
 	r.stage(ctx)
 	if r.volume.raw() {
@@ -286,15 +286,15 @@ func liveOnce(ctx context.Context, r *recorder) {
 	r.unstage(ctx)
 }
 
-// useAgain stages, uses and unstages a volume that already has a filesystem.
+// useAgain stages a volume that has a filesystem, writes files, and unstages it.
 func useAgain(ctx context.Context, r *recorder) {
 	r.stage(ctx)
 	r.work(2)
 	r.unstage(ctx)
 }
 
-// grow records a volume whose disk has become larger. The controller reports that the disk was
-// restored from a snapshot, so that the driver reads only samples behind the filesystem.
+// grow records the use of a volume whose disk was enlarged. The controller reports a disk that was
+// restored from a snapshot, so the driver reads only samples behind the filesystem.
 func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	made := &recording{name: "the growth of " + life.volume.access, volume: life.volume,
 		base: life.final.Fork(), ledger: ledger{first: life.kept}, grows: true}
@@ -304,8 +304,9 @@ func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recordi
 	return recorded(ctx, b, made, r, useAgain)
 }
 
-// growAgain records the repetition of a growth that was interrupted after a write behind the old
-// end of the filesystem. A btrfs writes there only in a commit, so it is interrupted anywhere.
+// growAgain records a repeated growth. A power cut interrupted the first one after a write behind
+// the old end of the filesystem. A btrfs writes there only in a commit, so any write may be the
+// last.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) *recording {
 	base := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()
@@ -322,7 +323,7 @@ func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) *
 	return recorded(ctx, b, made, r, useAgain)
 }
 
-// recoverFrom records a volume whose workload was interrupted by a power cut.
+// recoverFrom records a volume after a power cut interrupted its workload.
 func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	base := cutAt(ctx, b, life, r, func(m image) bool {
 		_, staged := life.ledger.at(m.events)
@@ -338,8 +339,8 @@ func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 	return resumeFrom(ctx, b, life, unfinishedFormat(ctx, b, life, r), r)
 }
 
-// resumeBtrfs records the repetition of a format for btrfs that was interrupted after mkfs had
-// written the unfinished superblock and a whole tree block.
+// resumeBtrfs records a repeated format for btrfs. A power cut interrupted the first one when mkfs
+// had written the unfinished superblock and a whole tree block.
 func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	return resumeFrom(ctx, b, life, cutAt(ctx, b, life, r, func(m image) bool {
 		content, magic, tree := m.content(), make([]byte, 8), make([]byte, 16<<10)
@@ -351,7 +352,7 @@ func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) *
 	}), r)
 }
 
-// resumeFrom records the repetition of a format whose interruption has left the image base.
+// resumeFrom records a repeated format, on the image that an interrupted format has left.
 func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
 	r *rand.Rand) *recording {
 	return recorded(ctx, b, &recording{name: "the resumed format of " + life.volume.access,
@@ -366,8 +367,8 @@ func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Ra
 	})
 }
 
-// finish records the repetition of a format for btrfs that was interrupted between the last write
-// of a superblock and the flush of that write. The log begins with this write.
+// finish records a repeated format for btrfs. A power cut interrupted the first one between the
+// last write of a superblock and the flush after this write. The log begins with this write.
 func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	last := -1
 	for i, record := range life.log[:life.used] {
@@ -390,7 +391,7 @@ func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 		})
 }
 
-// write writes the data of a log entry to the disk, without a flush.
+// write writes the data of a log entry to the disk, but does not flush.
 func (p *placement) write(r flakydisk.LogEntry) error {
 	device, err := os.OpenFile(p.loop.Path, os.O_WRONLY, 0)
 	if err != nil {
@@ -401,7 +402,7 @@ func (p *placement) write(r flakydisk.LogEntry) error {
 		unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER), device.Close())
 }
 
-// releaseRaw records a disk with an unfinished format, which a workload then gets as a raw device.
+// releaseRaw records that a workload gets a disk with an unfinished format as a raw device.
 func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	made := &recording{name: "raw use after a format of " + life.volume.access, volume: life.volume,
 		base: unfinishedFormat(ctx, b, life, r).content()}
@@ -409,8 +410,7 @@ func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) *r
 	return recorded(ctx, b, made, r, liveOnce)
 }
 
-// repair records an ext filesystem that is marked as having errors, and has wrong counts. e2fsck -p
-// repairs them.
+// repair records an ext filesystem with wrong counts and the state "errors". e2fsck -p repairs it.
 func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	path := filepath.Join(b.Dir, "repair")
 	harness.Must(life.final.Save(path))
@@ -426,8 +426,8 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 		ledger: ledger{first: life.kept}}, r, useAgain)
 }
 
-// cutAt returns an image of a recording for which fits returns true, and which the driver accepts.
-// The driver may refuse some images. If an image is wrong, cutAt saves it and fails.
+// cutAt returns an image for which fits returns true, and from which the driver converges. It skips
+// images that the driver may refuse. If an image is wrong, cutAt saves it and fails.
 func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 	fits func(image) bool) image {
 	s := harness.Got(newSampler(of, r))

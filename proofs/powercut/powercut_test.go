@@ -37,18 +37,18 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// size is the size of a round. images is the number of all images. In each scenario, flushes images
-// have a power cut at a flush, and at least sampled other images are random.
+// A round checks this many images in all. In each scenario, flushes images have a power cut at a
+// flush, and at least sampled images have random writes.
 type size struct{ images, flushes, sampled int }
 
-// The short form has rounds of shortRound, the proof of wholeRound, and the long form of longRound.
+// Rounds have shortRound images in the short form, longRound in the long form, else wholeRound.
 var (
 	shortRound = size{images: 60, flushes: 1, sampled: 1}
 	wholeRound = size{images: 500, flushes: 12, sampled: 10}
 	longRound  = size{images: 2000, flushes: math.MaxInt, sampled: 10}
 )
 
-// size returns the size of a round of this test.
+// size returns the size of this test's rounds.
 func (c *count) size() size {
 	switch {
 	case c.p.Long():
@@ -132,13 +132,13 @@ func (c *count) round(ctx context.Context, seed uint64) {
 	c.check(ctx, images, seed)
 }
 
-// latest contains the recordings of the last seed. Several tests use them.
+// latest contains the recordings of the last seed, because several tests use them.
 var latest struct {
 	seed uint64
 	all  []*recording
 }
 
-// recordAll records the scenarios of every access type, several types at once.
+// recordAll records the scenarios of all access types, several types at the same time.
 func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recording, err error) {
 	if latest.all != nil && latest.seed == seed {
 		return latest.all, nil
@@ -160,7 +160,7 @@ func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recor
 	return latest.all, nil
 }
 
-// check checks the images, with several drivers at once.
+// check checks the images, with several drivers at the same time.
 func (c *count) check(ctx context.Context, images []image, seed uint64) {
 	var jobs []job
 	for _, m := range images {
@@ -172,7 +172,7 @@ func (c *count) check(ctx context.Context, images []image, seed uint64) {
 	c.work(ctx, jobs)
 }
 
-// note counts the result of an image. A wrong result fails the test, and note saves the image.
+// note counts the result of an image. If the image is wrong, note saves it and fails the test.
 func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed error, seed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -193,7 +193,7 @@ func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed e
 	c.p.SayOften("%d images; the last one: %s", c.images, m.name)
 }
 
-// workers is the number of drivers that work at the same time.
+// workers is the number of drivers that run at the same time.
 const workers = 5
 
 // job is a trial with a disk of the access type.
@@ -202,7 +202,7 @@ type job struct {
 	do     func(*bench)
 }
 
-// trials runs jobs with several drivers at once.
+// trials runs jobs on several drivers at the same time.
 type trials struct {
 	p   *proof.Proof
 	t   *testing.T
@@ -224,8 +224,8 @@ func (c *trials) noteHarm(b *bench) {
 	}
 }
 
-// rounds calls round once, or in the long form with one seed after the other until the time is
-// over. It returns the maximum memory of this process in MiB.
+// rounds calls round once. In the long form it calls round with more seeds until the time is over.
+// It returns the process's maximum memory in MiB.
 func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int64) {
 	for seed := range c.p.Rounds() {
 		round(c.t.Context(), seed)
@@ -235,15 +235,15 @@ func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int6
 	return peak
 }
 
-// over reports whether the time is over, or at least 20 trials have failed.
+// over reports whether the time is over or 20 trials have failed.
 func (c *trials) over() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.p.Over() || c.wrong >= 20
 }
 
-// work does the jobs until the time is over. All images of a btrfs have the same UUID, by which the
-// kernel identifies a btrfs, so one worker does these jobs alone.
+// work runs the jobs until the time is over. The kernel identifies a btrfs by its UUID, and all
+// images of a btrfs have the same one, so a single worker runs these jobs.
 func (c *trials) work(ctx context.Context, jobs []job) {
 	work := func(i int, jobs <-chan job) (err error) {
 		defer harness.Catch(&err)
@@ -273,7 +273,7 @@ func (c *trials) work(ctx context.Context, jobs []job) {
 	c.p.Error(errors.Join(errs[:]...))
 }
 
-// bench is a guest with a driver. It attaches one disk after the other to the guest.
+// bench has a guest with a driver. It attaches one disk after the other to the guest.
 type bench struct {
 	*proof.Bench
 	disks   *flakydisk.Server
@@ -281,7 +281,7 @@ type bench struct {
 	shown   int
 }
 
-// newBench starts the given driver program, or the run's driver if program is "".
+// newBench starts a driver: the given program, or the run's driver if program is "".
 func newBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
 	b *bench, err error) {
 	defer harness.Catch(&err)
@@ -293,10 +293,10 @@ func newBench(ctx context.Context, run *harness.Run, program string, env map[str
 	return b, nil
 }
 
-// close stops the driver and ends its disks. It returns an error if the driver fails.
+// close stops the driver and the server of its disks. It returns an error if the driver has failed.
 func (b *bench) close() error { return errors.Join(b.Close(), b.disks.Close()) }
 
-// placement is a volume whose disk is attached to the guest.
+// placement is a volume whose disk is attached to the bench's guest.
 type placement struct {
 	harness.Placement
 	volume volume
@@ -308,15 +308,15 @@ type placement struct {
 }
 
 var (
-	// inUse is read-locked while a disk is attached.
+	// inUse is locked for reading while a disk is attached.
 	inUse sync.RWMutex
-	// collected is the number of bytes that had been allocated at the last garbage collection.
+	// collected is how many bytes had been allocated at the last garbage collection.
 	collected atomic.Uint64
 )
 
-// collect collects garbage if much memory was allocated since the last collection. It first waits
-// until no disk is attached: a collection would stop the threads that serve disks, and wait for
-// threads that wait for such a disk in the kernel.
+// collect runs the garbage collector if much memory was allocated since it last ran. It first waits
+// until no disk is attached. Otherwise the collector would stop the threads that serve disks, and
+// would wait for threads that wait for these disks in the kernel.
 func collect() {
 	const much = 128 * mib
 	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
@@ -329,7 +329,7 @@ func collect() {
 	}
 }
 
-// peakMiB returns the maximum memory of this process so far.
+// peakMiB returns the maximum memory that this process has used.
 func peakMiB() (int64, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -341,10 +341,10 @@ func peakMiB() (int64, error) {
 	return kib / 1024, err
 }
 
-// shownEntries is how many entries of a disk's log before the power cut a failure page shows.
+// A failure page shows the last shownEntries entries of the disk's log before the power cut.
 const shownEntries = 12
 
-// cut begins a new history: the last entries of the disk's log, and then the image's power cut.
+// cut starts a new history with the last entries of the disk's log and the image's power cut.
 func (b *bench) cut(m image) {
 	b.Plugin.History.Begin()
 	for _, e := range m.of.log[max(0, m.at-shownEntries):m.at] {
@@ -355,7 +355,7 @@ func (b *bench) cut(m image) {
 	b.Plugin.History.Mark(history.Disk, "power cut: "+m.name)
 }
 
-// draw writes a page about the last image, and returns its path.
+// draw writes a page about the last image, and returns the page's path.
 func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint64,
 	broken error) string {
 	return p.Draw(ctx, proof.Failure{Name: fmt.Sprintf("seed %d, volume %d of %s", seed, b.shown,
@@ -364,8 +364,8 @@ func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint6
 		Plugins: []*harness.Plugin{b.Plugin}, History: b.Plugin.History})
 }
 
-// show attaches a disk to the guest. The driver must have no record of the volume, like a driver on
-// another instance.
+// show attaches a disk to the guest. It returns an error if the driver has a record of the volume:
+// a driver on a new instance has none.
 func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (p *placement,
 	err error) {
 	collect()
@@ -388,7 +388,7 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (p *pl
 	return p, errors.Join(b.Guest.Plug("nvme1n1", v.disk, p.loop), b.Bystanders.Show(b.Guest))
 }
 
-// hide removes the mounts that a failed call has left, and detaches the disk.
+// hide unmounts what a failed call has left mounted, and detaches the disk.
 func (p *placement) hide() error {
 	defer inUse.RUnlock()
 	p.disk.Heal()
@@ -416,8 +416,8 @@ func (p *placement) unstage(ctx context.Context) error {
 	return p.bench.Do(ctx, "unstage", p.Unstage)
 }
 
-// staged returns an error unless the volume's filesystem is mounted at the staging path. For a
-// raw volume, nothing may be mounted there.
+// staged returns an error if the volume's filesystem is not mounted at the staging path, or if
+// something is mounted there for a raw volume.
 func (p *placement) staged() error {
 	mounts, err := harness.MountsAt(p.Staging)
 	switch {
@@ -439,25 +439,24 @@ const (
 	raw   = "block"
 )
 
-// filesystems are the filesystems that volumes can have.
 var filesystems = []string{ext3, ext4, xfs, btrfs}
 
 const mib = 1 << 20
 
-// sizes contains the sizes of disks before they grow. They are small because the driver reads many
-// disks whole. mkfs.xfs needs 300 MiB, and a btrfs can only grow to 256 MiB or more.
+// sizes contains the sizes of disks before they grow. They are small, because the driver reads many
+// disks completely. mkfs.xfs needs 300 MiB, and a btrfs can only grow to 256 MiB or more.
 var sizes = map[string]int64{ext3: 128 * mib, ext4: 128 * mib, xfs: 320 * mib, btrfs: 192 * mib,
 	raw: 128 * mib}
 
-// volume contains the values that describe a volume in requests.
+// volume contains a volume's values in requests.
 type volume struct {
 	id, disk, access string
-	// size is the size of the disk before it is enlarged.
+	// size is the disk's size before it grows.
 	size    int64
 	history map[string]string
 }
 
-// newVolume returns a volume with its own UUID, because the kernel identifies a btrfs by its UUID.
+// newVolume returns a volume with a new UUID, because the kernel identifies a btrfs by its UUID.
 func newVolume(access string) volume {
 	v := volume{access: access, id: uuid.NewString(), disk: fmt.Sprintf("csi-%016x", rand.Uint64()),
 		size: sizes[access], history: map[string]string{"origin": "blank", "use": "filesystem"}}
@@ -472,11 +471,11 @@ func (v volume) raw() bool { return v.access == raw }
 
 func (v volume) grownTo() int64 { return v.size / 2 * 3 }
 
-// grownAtLeast returns the minimum size of a filesystem that has grown. The size of an xfs does not
-// include its log of 64 MiB.
+// grownAtLeast returns the minimum size of a filesystem that has grown. It is less than the disk's
+// size, because an xfs does not count its log of 64 MiB.
 func (v volume) grownAtLeast() int64 { return (v.size + v.grownTo()) / 2 }
 
-// context returns the publish context with which the controller describes the disk.
+// context returns the publish context that the controller would send for the disk.
 func (v volume) context(size int64) map[string]string {
 	c := map[string]string{"diskName": v.disk, "sizeBytes": fmt.Sprint(size)}
 	maps.Copy(c, v.history)

@@ -21,42 +21,42 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// recording contains the log of a disk while a volume was used. A sampler makes images from it.
+// recording contains the log of a disk whose volume was used. A sampler makes images from the log.
 type recording struct {
 	name   string
 	volume volume
 	base   *flakydisk.Image
-	// log contains no reads. stage contains the entries until the volume was staged, with the reads.
+	// log has no reads. stage has the entries before NodeStageVolume answered OK, and has reads.
 	log, stage []flakydisk.LogEntry
 	ledger     ledger
-	// final is the content of the disk at the end, and kept contains the promises that hold then.
+	// final is the disk's content at the end. kept contains the promises that hold at the end.
 	final *flakydisk.Image
 	kept  map[string]promise
 	// grows is set if the driver must grow the filesystem.
 	grows bool
-	// blank is set if the base is blank, or has an unfinished format.
+	// blank is set if the disk is first blank, or has an unfinished format.
 	blank bool
 	// readWhole is set if the driver reads the whole disk to prove that it is blank.
 	readWhole bool
-	// used is the index in log from which on the disk is in use, so that no driver may format it.
+	// used is an index in log. From this entry on the disk is in use, so no driver may format it.
 	used int
 }
 
-// recorder uses a volume as a workload does, and records this.
+// recorder acts as a volume's workload, and records what the volume must keep.
 type recorder struct {
 	*recording
 	place *placement
 	disk  *flakydisk.Disk
 	rand  *rand.Rand
-	// prefix and the number files are parts of file names.
+	// prefix and files are parts of file names.
 	prefix string
 	files  int
-	// loose contains contents that were written without fsync. An unstage makes them durable.
+	// loose contains what was written without fsync. An unstage makes it durable.
 	loose map[string]promise
 }
 
-// record calls do, which uses the recording's volume. The disk has the content of the recording's
-// base, and the faults. Then record stores the log of the disk.
+// record makes a disk with the content of the recording's base and with the faults. It calls the
+// function do, which uses the volume. Then it stores the disk's log in the recording.
 func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 	do func(context.Context, *recorder), faults ...flakydisk.Fault) (err error) {
 	image := r.base.Fork()
@@ -94,7 +94,7 @@ func (r *recorder) happened(e event) {
 	r.disk.Note(note(len(r.ledger.events)))
 }
 
-// promise records which contents a file may have from now on. Nil means that there is no file.
+// promise records which contents a file may have from now on. Nil means that the file is missing.
 func (r *recorder) promise(name string, contents ...[]byte) {
 	r.happened(event{promises: map[string]promise{name: {contents: contents}}})
 }
@@ -117,7 +117,7 @@ func (r *recorder) unstage(ctx context.Context) {
 	r.happened(event{promises: r.loose})
 }
 
-// content returns random bytes, which no other file has.
+// content returns random bytes that no other file has.
 func (r *recorder) content() []byte {
 	var key [32]byte
 	for i := range key {
@@ -128,8 +128,8 @@ func (r *recorder) content() []byte {
 	return b
 }
 
-// work acts as a workload in a filesystem: it creates, replaces, overwrites and removes files, most
-// of them with fsync.
+// work creates, replaces, overwrites and removes files, as a workload does. It calls fsync for most
+// of them.
 func (r *recorder) work(rounds int) {
 	for range rounds {
 		r.files++
@@ -163,8 +163,8 @@ func (r *recorder) write(name string, content []byte, flags int) error {
 	return errors.Join(err, f.Close())
 }
 
-// writeNew creates a file and syncs it. It also syncs the directory, because the fsync of a file
-// does not make the file's name durable.
+// writeNew creates a file. It syncs the file and the directory, because the fsync of a file does
+// not make the file's name durable.
 func (r *recorder) writeNew(name string) {
 	content := r.content()
 	r.undecided(name)
@@ -173,7 +173,7 @@ func (r *recorder) writeNew(name string) {
 	r.promise(name, content)
 }
 
-// forge writes files with forged records of the volume, and promises their contents.
+// forge writes files with forged records of the volume, and promises their content.
 func (r *recorder) forge() {
 	files := harness.Got(proof.Forgery{Volume: r.volume.id, Disk: r.volume.disk,
 		Filesystem: r.volume.access, SizeBytes: r.base.Size(), NextBytes: r.volume.grownTo(),
@@ -230,8 +230,8 @@ func (r *recorder) writeLoose() {
 	harness.Must(os.WriteFile(r.path(name), content, 0o600))
 }
 
-// workRaw acts as a workload on a raw device. Some writes, and always the last one, become durable
-// only when the volume is unstaged.
+// workRaw writes to a raw device, as a workload does. Some writes, and always the last one, become
+// durable only when the driver unstages the volume.
 func (r *recorder) workRaw(rounds int) {
 	device := harness.Got(os.OpenFile(r.place.Target, os.O_RDWR, 0))
 	defer func() { harness.Must(device.Close()) }()
@@ -251,11 +251,11 @@ func (r *recorder) workRaw(rounds int) {
 	}
 }
 
-// mark is the beginning of each record that the driver writes to a disk.
+// Each record that the driver writes to a disk begins with mark.
 var mark = []byte("oxide-csi format")
 
-// marked reports whether bytes begin with a record of the driver. It ignores records that a
-// workload has forged.
+// marked reports whether data begin with a record of the driver. A record that a workload has
+// forged does not count.
 func marked(data []byte) bool {
 	return bytes.HasPrefix(data, mark) &&
 		!bytes.Contains(data[:min(len(data), flakydisk.SectorBytes)], []byte(proof.Trace))
@@ -271,8 +271,8 @@ func marks(m *flakydisk.Image) (offsets []int64) {
 	return offsets
 }
 
-// usedFrom returns the index of the flush in a log after which no record of the format can come
-// back. From then on the driver must not format the disk.
+// usedFrom returns the index of the flush that makes the erasure of all format records durable.
+// From this flush on, the driver must not format the disk.
 func usedFrom(base *flakydisk.Image, log []flakydisk.LogEntry) int {
 	now, places := base.Fork(), map[int64]bool{}
 	for _, at := range marks(base) {
@@ -303,30 +303,30 @@ func usedFrom(base *flakydisk.Image, log []flakydisk.LogEntry) int {
 }
 
 // promise describes what a file, or a range of a raw volume, may contain: one of contents, where
-// nil means that the file does not exist; anything, while it is being written; or forged records
-// with a hash.
+// nil means a missing file; anything, while the workload writes it; or forged records with this
+// hash.
 type promise struct {
 	anything bool
 	forged   *[sha256.Size]byte
 	contents [][]byte
 }
 
-// event is something that happened during a recording. A note in the log contains its number.
+// event changes the promises. A note with the event's number is in the disk's log.
 type event struct {
-	// promises maps names of files or ranges to what they may contain from now on.
+	// promises contains, by file name or range, what may be read from now on.
 	promises map[string]promise
 	// staged is set if NodeStageVolume has answered OK.
 	staged bool
 }
 
-// ledger contains the promises to a workload after each event of a log.
+// ledger contains the promises that hold after each event.
 type ledger struct {
-	// first contains the promises that held before the log began.
+	// first contains the promises before the first event.
 	first  map[string]promise
 	events []event
 }
 
-// at returns the promises after so many events, and whether the volume was staged by then.
+// at returns the promises after this number of events, and whether the volume was then staged.
 func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 	promises = maps.Clone(l.first)
 	if promises == nil {
@@ -341,8 +341,8 @@ func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 
 func note(number int) string { return strconv.Itoa(number) }
 
-// checkFiles returns an error unless the files of a directory satisfy the promises. forged counts
-// the comparisons of files with forged records.
+// checkFiles returns an error if the files of a directory break the promises. forged counts the
+// checks of files with forged records.
 func checkFiles(dir string, promises map[string]promise, forged *proof.Invariant) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(promises)) {
@@ -375,8 +375,8 @@ func describe(content []byte) string {
 	return fmt.Sprintf("%d bytes", len(content))
 }
 
-// checkRanges returns an error unless the ranges of a raw volume, whose names are their offsets,
-// satisfy the promises.
+// checkRanges returns an error if a raw volume breaks the promises. A promise's name is the offset
+// of its range.
 func checkRanges(device *os.File, promises map[string]promise) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(promises)) {

@@ -20,26 +20,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// image is a disk after a power cut: all durable data, and some pieces of later writes.
+// image is a disk after a power cut. It has all durable data, and pieces of later writes.
 type image struct {
 	of      *recording
 	durable *flakydisk.Image
 	pieces  []flakydisk.Piece
-	// at is the index of the power cut in the log. events is the number of events before it.
+	// The power cut is before the log entry with the index at. events counts the events until then.
 	at, events int
-	// torn is set if a piece is only a part of a record.
+	// torn is set if a piece is only a part of a log entry.
 	torn bool
 	name string
 }
 
-// content computes the bytes of the image, which are not stored, because there are many images.
+// content computes the image's bytes. They are not stored, because there are many images.
 func (m image) content() *flakydisk.Image {
 	content := m.durable.Fork()
 	_ = flakydisk.Apply(content, m.pieces...) // has succeeded in sampler.add
 	return content
 }
 
-// whole returns the image with whole records instead of torn ones.
+// whole returns the image with whole log entries in place of torn ones.
 func (m image) whole() image {
 	m.pieces, m.torn = slices.Clone(m.pieces), false
 	for i, p := range m.pieces {
@@ -48,13 +48,13 @@ func (m image) whole() image {
 	return m
 }
 
-// sampler makes images of a recording, each image once.
+// sampler makes images from a recording, and returns each image only once.
 type sampler struct {
 	of     *recording
 	rand   *rand.Rand
 	epochs []flakydisk.Epoch
 	seen   map[[2]uint64]bool
-	// equal counts the images that are equal to an earlier one.
+	// equal counts the images that the sampler had made before.
 	equal int
 	err   error
 }
@@ -64,7 +64,7 @@ func newSampler(of *recording, r *rand.Rand) (*sampler, error) {
 	return &sampler{of: of, rand: r, epochs: epochs, seen: map[[2]uint64]bool{}}, err
 }
 
-// flushes returns an image for every flush, with all records before the flush and none after it.
+// flushes returns an image for every flush, with all writes before the flush and none after it.
 func (s *sampler) flushes() []image {
 	var all []image
 	for i := range s.epochs {
@@ -73,8 +73,8 @@ func (s *sampler) flushes() []image {
 	return all
 }
 
-// early returns images of power cuts before the volume was staged. Each image has all records
-// between two flushes except one, or only one of them.
+// early returns images of power cuts before the end of the stage. Of the writes between two
+// flushes, an image has all except one, or only one.
 func (s *sampler) early() []image {
 	var all []image
 	staged := slices.IndexFunc(s.of.log, func(r flakydisk.LogEntry) bool {
@@ -92,7 +92,7 @@ func (s *sampler) early() []image {
 	return all
 }
 
-// sample returns up to n images with a random part of the records between two flushes.
+// sample returns up to n images. Each has a random selection of the writes between two flushes.
 func (s *sampler) sample(n int) []image {
 	var all []image
 	for tries := 0; len(all) < n && tries < 20*n; tries++ {
@@ -130,14 +130,14 @@ func (s *sampler) sample(n int) []image {
 	return all
 }
 
-// allBut adds the image that has all records of an epoch except one.
+// allBut adds the image that has all writes of an epoch except one.
 func (s *sampler) allBut(all []image, epoch, lost int) []image {
 	e := s.epochs[epoch]
 	pieces := append(s.whole(e.First, lost), s.whole(lost+1, e.End)...)
 	return s.add(all, epoch, e.End, fmt.Sprintf("all but record %d", lost), pieces...)
 }
 
-// changes returns the indexes of the records of an epoch that change the disk.
+// changes returns the indexes of an epoch's log entries that change the disk.
 func (s *sampler) changes(e flakydisk.Epoch) (indexes []int) {
 	for i := e.First; i < e.End; i++ {
 		if s.of.log[i].Changes() {
@@ -147,7 +147,7 @@ func (s *sampler) changes(e flakydisk.Epoch) (indexes []int) {
 	return indexes
 }
 
-// whole returns the records of a part of the log that change the disk, as whole pieces.
+// whole returns a whole piece for each log entry in a range that changes the disk.
 func (s *sampler) whole(from, to int) (pieces []flakydisk.Piece) {
 	for _, r := range s.of.log[from:to] {
 		if r.Changes() {
@@ -157,7 +157,7 @@ func (s *sampler) whole(from, to int) (pieces []flakydisk.Piece) {
 	return pieces
 }
 
-// some returns a random selection of the records: few, half, or most of them.
+// some returns whole pieces for a random part of the log entries: for few, half or most of them.
 func (s *sampler) some(indexes []int) (pieces []flakydisk.Piece) {
 	part := []float64{0.1, 0.5, 0.9}[s.rand.IntN(3)]
 	for _, i := range indexes {
@@ -177,7 +177,7 @@ func (s *sampler) torn(pieces []flakydisk.Piece) []flakydisk.Piece {
 	return pieces
 }
 
-// tear returns a part of a piece: its beginning, its end, or some sectors of it.
+// tear returns the beginning of a piece, its end, or sectors in its middle.
 func (s *sampler) tear(p flakydisk.Piece) flakydisk.Piece {
 	a, b := s.rand.Int64N(p.To), 1+s.rand.Int64N(p.To)
 	switch s.rand.IntN(3) {
@@ -191,7 +191,7 @@ func (s *sampler) tear(p flakydisk.Piece) flakydisk.Piece {
 	return p
 }
 
-// add adds an image to all, unless an earlier image has the same content and the same promises.
+// add adds an image to all, if no earlier image has the same content and the same events.
 func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakydisk.Piece) []image {
 	collect()
 	durable := s.epochs[epoch].Durable
@@ -229,21 +229,20 @@ func (s *sampler) events(before int) int {
 	return 0
 }
 
-// verdict is the result of the check of an image.
 type verdict struct {
 	converged, refused bool
 	lost, formatted    bool
-	// damaged is set if the driver refused an image of an xfs with a torn block as damaged.
+	// damaged is set if the driver calls an xfs damaged and the image has a torn block.
 	damaged bool
-	// wrong describes what the driver did wrong, or is nil.
+	// wrong describes what the driver did wrong. Nil means nothing.
 	wrong error
 }
 
-// check stages an image, and checks everything that must hold after a power cut. It returns an
-// error if the check cannot be made.
+// check stages an image, and checks what must hold after a power cut. Its error means that the
+// check could not be made.
 //
-// The kernel's recovery of an xfs skips a torn block of metadata if its first sector is new. If the
-// driver refuses an image for this reason, it must accept the same image with whole records.
+// The kernel's recovery of an xfs skips a torn metadata block if the block's first sector is new.
+// If the driver then refuses the image, it must accept the image with whole log entries.
 func (b *bench) check(ctx context.Context, m image) (verdict, error) {
 	v, err := b.checkOnce(ctx, m)
 	if err != nil || !v.damaged {
@@ -309,12 +308,12 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 	return v, nil
 }
 
-// superblocks contains the offset and the size of superblocks with more than one sector. If a power
-// cut tears one, its checksum is wrong, and the kernel does not mount the filesystem.
+// superblocks contains the offset and the size of superblocks that have several sectors. If a power
+// cut tears such a superblock, its checksum is wrong, and the kernel does not mount the filesystem.
 var superblocks = map[string][2]int64{ext4: {1024, 1024}, btrfs: {64 << 10, 4096}}
 
-// refusedRightly reports whether the driver may refuse the image: because of a torn superblock or,
-// if a format for btrfs was interrupted, because of a torn tree block.
+// refusedRightly reports whether the driver may refuse the image. It may if a superblock is torn,
+// or if a tree block is torn after an interrupted format for btrfs.
 func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	if m.torn && m.of.blank && m.at <= m.of.used && m.of.volume.access == btrfs &&
 		m.headless(found, answer) {
@@ -345,9 +344,8 @@ func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	return true
 }
 
-// headless reports whether a disk with an unfinished format for btrfs was refused because of a tree
-// block of mkfs whose first sector is missing. Only this sector shows to which filesystem the block
-// belongs.
+// headless reports whether the driver has refused an unfinished btrfs format because the first
+// sector of a tree block is missing. Only this sector tells to which filesystem the block belongs.
 func (m image) headless(found *flakydisk.Image, answer error) bool {
 	const treeBlock = 16 << 10
 	_, offset, ok := strings.Cut(answer.Error(), "that is not expected is at offset ")
@@ -374,7 +372,7 @@ func (p *placement) mountable() bool {
 	return err == nil && unix.Unmount(p.Staging, 0) == nil
 }
 
-// btrfsBytes returns the size of a btrfs from its superblock, or 0 for another volume. If a grown
+// btrfsBytes returns the size in a btrfs's superblock, or 0 for another filesystem. If a grown
 // btrfs had its old size again, the data behind this size would be lost.
 func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 	b := make([]byte, 8)
@@ -384,7 +382,7 @@ func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 	return int64(binary.LittleEndian.Uint64(b))
 }
 
-// checkData returns an error unless the workload's data satisfy the promises.
+// checkData returns an error if the workload's data break the promises.
 func (p *placement) checkData(ctx context.Context, promises map[string]promise) (err error) {
 	defer harness.Catch(&err)
 	if !p.volume.raw() {
@@ -396,7 +394,7 @@ func (p *placement) checkData(ctx context.Context, promises map[string]promise) 
 	return errors.Join(checkRanges(device, promises), device.Close(), p.unpublish(ctx))
 }
 
-// usable returns an error unless the filesystem can be written, and uses its whole disk.
+// usable returns an error if a file cannot be written, or if a growing filesystem did not grow.
 func (p *placement) usable(of *recording) error {
 	if p.volume.raw() {
 		return nil

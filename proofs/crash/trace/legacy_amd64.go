@@ -4,7 +4,7 @@ package trace
 
 import "golang.org/x/sys/unix"
 
-// Only old architectures such as amd64 have these calls.
+// Newer architectures do not have these system calls.
 func init() {
 	for number, r := range map[uint64]rule{
 		unix.SYS_OPEN:    {"openat", opens(0, 1)},

@@ -16,22 +16,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// call is a system call at its entry.
+// call is a system call that a thread is about to make.
 type call struct {
 	*tracing
 	syscallInfo
 	tid int
 }
 
-// rule contains the name that a system call has in effects, and a function that returns the effect
-// of a call, or false if the call has no effect.
+// rule contains a system call's name in effects, and a function that returns the effect of a call.
+// The function returns false if the call has no effect.
 type rule struct {
 	name   string
 	effect func(c call) (e Effect, ok bool)
 }
 
-// rules contains the system calls that have effects. Changes that end with the process are no
-// effects, such as changes of descriptors, locks, memory and detached mounts.
+// rules contains the system calls that can have effects. A change that ends with the process is no
+// effect, such as a change of descriptors, locks, memory or detached mounts.
 var rules = map[uint64]rule{
 	unix.SYS_WRITE:           {"write", writes},
 	unix.SYS_WRITEV:          {"write", writes},
@@ -70,7 +70,7 @@ var rules = map[uint64]rule{
 	unix.SYS_IOCTL:           {"ioctl", changes},
 }
 
-// ioctls contains the ioctls that change something.
+// ioctls contains the ioctls that change a device or a filesystem.
 var ioctls = map[uint64]string{
 	unix.BLKROSET: "BLKROSET", unix.BLKFLSBUF: "BLKFLSBUF", unix.BLKRRPART: "BLKRRPART",
 	0x1277: "BLKDISCARD", 0x127d: "BLKSECDISCARD", 0x127f: "BLKZEROOUT",
@@ -90,7 +90,7 @@ func always(target string) func(call) (Effect, bool) {
 	return func(call) (Effect, bool) { return Effect{Target: target}, true }
 }
 
-// file returns a function that finds the file, directory or device whose descriptor is an argument.
+// file returns a rule's function. The target is the file of the descriptor in argument arg.
 func file(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		target, ok := c.fileTarget(int(int32(c.arg(arg))))
@@ -98,13 +98,13 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path returns a function that finds the absolute or relative path in an argument.
+// path returns a rule's function. The target is the path in argument arg.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt returns a function that finds the path in argument 1, below the directory in argument 0.
-// If flag is not 0, it only finds paths if argument 2 contains the flag.
+// pathAt returns a rule's function. The target is the path in argument 1, below the directory in
+// argument 0. If flag is not 0, a call without this flag in argument 2 has no effect.
 func pathAt(flag uint64) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if flag != 0 && c.flags(2)&flag == 0 {
@@ -132,13 +132,13 @@ func (c call) onPath(directory int, address uint64) (Effect, bool) {
 	return Effect{Target: c.plain(name)}, !kernelFile(name)
 }
 
-// kernelFile reports whether a file belongs to the kernel, or exists only in memory.
+// kernelFile reports whether a file belongs to the kernel or exists only in memory.
 func kernelFile(name string) bool {
 	return name == "/dev/null" || strings.HasPrefix(name, "/proc/") ||
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
-// opens returns a function that finds the file that a call opens, if the call may create it.
+// opens returns a rule's function. A call that opens a file only has an effect if it may create it.
 func opens(name, flags int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(flags)&unix.O_CREAT == 0 {
@@ -156,13 +156,13 @@ func opensHow(c call) (Effect, bool) {
 	return c.onPath(c.descriptor(), c.arg(1))
 }
 
-// program returns the effect of starting a tool. The target is the name of the tool.
+// program returns the effect of a call that starts a tool. The target is the tool's name.
 func program(c call) (Effect, bool) {
 	return Effect{Target: filepath.Base(text(c.tid, c.arg(0)))}, true
 }
 
-// configures returns an effect for the two commands of fsconfig that make the kernel open or change
-// a filesystem. The other commands only collect options.
+// configures returns an effect if fsconfig makes the kernel open or change a filesystem. Its other
+// commands only collect options.
 func configures(c call) (Effect, bool) {
 	switch c.flags(1) {
 	case unix.FSCONFIG_CMD_CREATE, 8: // FSCONFIG_CMD_CREATE_EXCL
@@ -178,7 +178,7 @@ func changes(c call) (Effect, bool) {
 	return Effect{Call: name, Target: "device"}, ok
 }
 
-// writes returns an effect on the file that a call writes, or the request or answer that it sends.
+// writes returns the effect of a call that writes to a file or sends a request or an answer.
 func writes(c call) (Effect, bool) {
 	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", c.tid, c.descriptor()))
 	if err != nil {
@@ -191,8 +191,8 @@ func writes(c call) (Effect, bool) {
 	return Effect{Target: target}, ok
 }
 
-// message returns the effect of a write to a socket: a request to the rack, an answer of the
-// rack, or the answer to an RPC.
+// message returns the effect of a write to a socket: a request to the rack, the rack's answer to a
+// request, or the answer to an RPC.
 func (c call) message(link string) (Effect, bool) {
 	address, n := c.arg(1), int(min(c.arg(2), 1<<16))
 	if c.number() == unix.SYS_WRITEV {
@@ -224,8 +224,8 @@ func (c call) message(link string) (Effect, bool) {
 	return Effect{}, false
 }
 
-// answer returns an effect for the first answer only. Later writes may be answers to callers that
-// poll, or further parts of the first answer.
+// answer returns an effect for the first answer only. Later writes may continue this answer, or may
+// answer callers that poll.
 func (c call) answer(target string, is bool) (Effect, bool) {
 	if !is || c.answered {
 		return Effect{}, false
@@ -234,8 +234,8 @@ func (c call) answer(target string, is bool) (Effect, bool) {
 	return Effect{Call: "answer", Target: target}, true
 }
 
-// hasHeaders reports whether data of an HTTP/2 connection contain a frame with headers. The
-// beginning and the end of an answer have such a frame.
+// hasHeaders reports whether the data of an HTTP/2 connection contain a HEADERS frame. An answer
+// begins and ends with such a frame.
 func hasHeaders(data []byte) bool {
 	const frameHeader, headers = 9, 1
 	for len(data) >= frameHeader {
@@ -248,8 +248,8 @@ func hasHeaders(data []byte) bool {
 	return false
 }
 
-// fileTarget returns the name of a descriptor's file. It returns false for a log, a pipe and a
-// file of the kernel.
+// fileTarget returns the path of a descriptor's file. It returns false if the file is a log, a pipe
+// or a file of the kernel.
 func (c call) fileTarget(fd int) (string, bool) {
 	link := fmt.Sprintf("/proc/%d/fd/%d", c.tid, fd)
 	name, err := os.Readlink(link)
@@ -276,7 +276,7 @@ var (
 	numbers = regexp.MustCompile(`[0-9]+`)
 )
 
-// plain returns a path without the parts that differ between runs.
+// plain removes the parts from a path that differ between runs.
 func (s *tracing) plain(path string) string {
 	path = strings.TrimPrefix(path, s.order.Root)
 	path = uuids.ReplaceAllString(path, "ID")
@@ -284,8 +284,8 @@ func (s *tracing) plain(path string) string {
 	return numbers.ReplaceAllString(path, "#")
 }
 
-// socketKind tells whether a socket is a connection to the rack, a connection of the rack's server,
-// a Unix socket, or another socket.
+// A socket is a connection to the rack, a connection of the rack's server, a Unix socket, or of
+// another kind.
 type socketKind int
 
 const (
@@ -295,8 +295,8 @@ const (
 	local
 )
 
-// socket returns the kind of a socket by its name in /proc/PID/fd. It caches the kind, because the
-// kernel is unlikely to give the same number to another socket while the process is watched.
+// socket returns the kind of the socket with this name in /proc/PID/fd. It caches the kind: while
+// the process is watched, the kernel hardly uses the same number for a new socket.
 func (s *tracing) socket(link string) socketKind {
 	kind, known := s.sockets[link]
 	if !known {
@@ -339,7 +339,7 @@ func (s *tracing) socketKind(inode string) socketKind {
 	return other
 }
 
-// portOf parses the port of an address in the format of /proc/net/tcp.
+// portOf returns the port of an address in the format of /proc/net/tcp.
 func portOf(address string) uint16 {
 	_, port, _ := strings.Cut(address, ":")
 	n, err := strconv.ParseUint(port, 16, 16)

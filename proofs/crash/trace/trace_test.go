@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// script is a shell that waits for a line, and then runs commands while a tracer watches it.
+// script is a shell, which first waits for a line and then runs commands.
 type script struct {
 	dir   string
 	cmd   *exec.Cmd
@@ -47,7 +47,7 @@ func start(t *testing.T, text string) *script {
 	return s
 }
 
-// watcher starts a watcher that watches the script.
+// watcher starts a tracer, which watches the script.
 func (s *script) watcher(t *testing.T, kill *trace.Point) *trace.Watcher {
 	t.Helper()
 	w, err := trace.NewWatcher()
@@ -84,7 +84,7 @@ func TestAProcessIsPausedBeforeTheChosenEffect(t *testing.T) {
 	}
 }
 
-// watch lets the script continue under a tracer, and waits until the script has ended.
+// watch lets the script run its commands under a tracer, and waits until the script has ended.
 func (s *script) watch(t *testing.T, kill *trace.Point) trace.Report {
 	t.Helper()
 	w := s.watcher(t, kill)
@@ -192,7 +192,7 @@ func TestAReleasedProcessContinues(t *testing.T) {
 	}
 }
 
-// await waits for a condition that another process makes true.
+// await waits until the function met returns true.
 func await(t *testing.T, met func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

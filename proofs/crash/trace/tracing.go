@@ -18,46 +18,46 @@ import (
 )
 
 // tracing watches one process and the programs that it starts. Only the thread that seized the
-// process may use it, except for release.
+// process may call its methods, except release.
 type tracing struct {
 	order  Order
 	report Report
 
 	threads map[int]*thread
-	// known contains all threads that were ever traced.
+	// known contains all threads that the tracer has ever traced.
 	known map[int]bool
-	// programs contains the names of the tools by process. The name of the watched process is in
-	// the order.
+	// programs contains the names of tools by process ID. The watched process has its name from the
+	// order.
 	programs map[int]string
 	counts   map[string]int
 	sockets  map[string]socketKind
 
-	// answered is set after the process has sent its first answer to an RPC or an HTTP request.
+	// answered is set after the process has answered an RPC or an HTTP request for the first time.
 	answered bool
-	// answers is the descriptor from which the process reads the answer to a request, or -1. The
-	// process is killed when it has read the answer.
+	// answers is the descriptor from which the process reads a request's answer, or -1. After this
+	// read, the tracer kills the process.
 	answers int
-	// held contains threads that stopped after the kill of the process. They stay stopped until the
-	// process is dead.
+	// held contains threads that stopped after the process was killed. They stay stopped until the
+	// process has ended.
 	held []int
-	// dead is set when the process has ended. Its tools may still run.
+	// dead is set after the process has ended. Its tools may still run.
 	dead bool
-	// paused reports the pause to the watcher. Closing goOn ends the pause.
+	// paused tells the watcher about the pause. The pause lasts until goOn is closed.
 	paused  func() error
 	goOn    chan struct{}
 	resumed sync.Once
-	// letGo is set by release, and makes run detach from all threads.
+	// letGo is set by the method release. Then the method run detaches from all threads.
 	letGo    atomic.Bool
 	detached bool
 }
 
 type thread struct {
 	pid int
-	// doing is the index of the effect whose system call the thread is making, or reading, or -1.
+	// doing is an index in report.Effects while the thread makes this call, or reading, or -1.
 	doing int
 }
 
-// begin seizes every thread of a process, and lets all threads continue.
+// begin seizes every thread of a process. The threads continue.
 func begin(order Order) (*tracing, error) {
 	s := &tracing{
 		order: order, threads: map[int]*thread{}, known: map[int]bool{},
@@ -78,11 +78,11 @@ func begin(order Order) (*tracing, error) {
 			if err := ptrace(unix.PTRACE_SEIZE, tid, 0, options); errors.Is(err, unix.ESRCH) {
 				continue // it ended since the directory was read
 			} else if err != nil && !errors.Is(err, unix.EPERM) {
-				// EPERM: a thread that a seized thread has made is traced already.
+				// EPERM means that the thread is already traced: a seized thread has created it.
 				return nil, fmt.Errorf("seize thread %d: %w", tid, err)
 			}
 			s.add(tid, order.PID)
-			// A thread does not stop at system calls until it has stopped once.
+			// Only after its first stop does a thread stop at system calls.
 			if err := interrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
 				return nil, fmt.Errorf("interrupt thread %d: %w", tid, err)
 			}
@@ -93,8 +93,8 @@ func begin(order Order) (*tracing, error) {
 	}
 }
 
-// firstStops waits until every thread has stopped once. After this stop, a thread stops at each of
-// its system calls.
+// firstStops waits until every thread has stopped once. From then on, a thread stops at each of its
+// system calls.
 func (s *tracing) firstStops() error {
 	waiting := map[int]bool{}
 	for tid := range s.threads {
@@ -113,7 +113,7 @@ func (s *tracing) firstStops() error {
 	return nil
 }
 
-// wait waits for the next stop or end of a traced thread.
+// wait returns the next traced thread that stops or ends.
 func wait() (tid int, status syscall.WaitStatus, err error) {
 	for {
 		tid, err = syscall.Wait4(-1, &status, syscall.WALL, nil)
@@ -123,7 +123,7 @@ func wait() (tid int, status syscall.WaitStatus, err error) {
 	}
 }
 
-// run handles stops until the process is released, or is dead together with its tools.
+// run handles stops until the process is released, or until it and its tools have ended.
 func (s *tracing) run() error {
 	for len(s.threads) > 0 {
 		if s.letGo.Load() && !s.detached && !s.report.Killed {
@@ -146,14 +146,14 @@ func (s *tracing) run() error {
 	return nil
 }
 
-// release makes run release the process. Any thread may call it. The signal interrupts the wait of
-// run. Go programs ignore this signal.
+// release makes the method run release the process. Any thread may call it. SIGURG makes the
+// process stop, so that run stops waiting. Go programs ignore this signal.
 func (s *tracing) release() {
 	s.letGo.Store(true)
 	_ = unix.Kill(s.order.PID, unix.SIGURG)
 }
 
-// step handles a stop or the end of a thread.
+// step handles the stop or the end of a thread.
 func (s *tracing) step(tid int, status syscall.WaitStatus) error {
 	if status.Exited() || status.Signaled() {
 		s.ended(tid)
@@ -199,7 +199,7 @@ func (s *tracing) add(tid, pid int) *thread {
 	return t
 }
 
-// expect records the thread that maker has just created, so that run waits for this thread, too.
+// expect records the new thread that maker has created, so that run waits for it, too.
 func (s *tracing) expect(maker int) error {
 	made, err := unix.PtraceGetEventMsg(maker)
 	if tid := int(made); err == nil && !s.known[tid] {
@@ -208,8 +208,8 @@ func (s *tracing) expect(maker int) error {
 	return err
 }
 
-// gone returns nil if the thread was killed in the meantime. wait reports the end of the thread
-// separately.
+// gone drops the error ESRCH of a thread that was killed in the meantime. wait reports the end of
+// this thread later.
 func gone(err error) error {
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -217,8 +217,8 @@ func gone(err error) error {
 	return err
 }
 
-// leave detaches from a stopped thread. If the process was killed and the thread's tool still
-// lives, it records the tool as an orphan.
+// leave detaches from a stopped thread. After a kill of the process, it reports the thread's tool
+// as an orphan if the tool still lives.
 func (s *tracing) leave(tid int, pass unix.Signal) error {
 	t := s.threads[tid]
 	if s.report.Killed && t != nil && t.pid != s.order.PID && !dying(tid) {
@@ -231,7 +231,7 @@ func (s *tracing) leave(tid int, pass unix.Signal) error {
 	return gone(err)
 }
 
-// dying reports whether a stopped thread has a pending SIGKILL.
+// dying reports whether a stopped thread has ended or has a pending SIGKILL.
 func dying(tid int) bool {
 	const kill = 1 << (unix.SIGKILL - 1)
 	for _, field := range []string{"SigPnd", "ShdPnd"} {
@@ -256,13 +256,13 @@ func (s *tracing) ended(tid int) {
 			_ = s.leave(tid, 0)
 		}
 	}
-	// The remaining threads belong to tools. step detaches from them at their next stop.
+	// The remaining threads belong to tools. The method step detaches from each when it stops.
 	for tid := range s.threads {
 		_ = interrupt(tid)
 	}
 }
 
-// program returns the name of a process in effects.
+// program returns the name that a process has in effects.
 func (s *tracing) program(pid int) string {
 	if pid == s.order.PID {
 		return s.order.As
@@ -281,7 +281,7 @@ func comm(pid int) string {
 	return strings.TrimSpace(string(name))
 }
 
-// atSyscall handles a thread that is at the entry or the exit of a system call.
+// atSyscall handles a thread that stopped at the entry or the exit of a system call.
 func (s *tracing) atSyscall(tid int, t *thread) error {
 	info, err := syscallOf(tid)
 	switch {
@@ -295,7 +295,7 @@ func (s *tracing) atSyscall(tid int, t *thread) error {
 	return nil
 }
 
-// enter records an effect that is about to happen.
+// enter handles the entry of a system call. It records the call's effect, if it has one.
 func (s *tracing) enter(c call, t *thread) error {
 	t.doing = -1
 	if s.answers >= 0 && t.pid == s.order.PID && c.descriptor() == s.answers &&
@@ -331,10 +331,10 @@ func (s *tracing) enter(c call, t *thread) error {
 // readCalls are the calls that read an answer.
 var readCalls = []uint64{unix.SYS_READ, unix.SYS_READV, unix.SYS_RECVFROM}
 
-// reading is the value of thread.doing while the thread reads from the descriptor tracing.answers.
+// The field thread.doing has this value while the thread reads from the descriptor tracing.answers.
 const reading = -2
 
-// leaveCall records the result of an effect.
+// leaveCall handles the exit of a system call. It records whether the call failed.
 func (s *tracing) leaveCall(t *thread, info syscallInfo) error {
 	doing := t.doing
 	t.doing = -1
@@ -359,10 +359,10 @@ func (s *tracing) here(e Effect, phase Phase) bool {
 	return k != nil && k.Phase == phase && k.N == e.N && k.Name == e.Name()
 }
 
-// resume ends the pause, or prevents a later pause. A second call does nothing.
+// resume ends the pause, or prevents a later one. A second call does nothing.
 func (s *tracing) resume() { s.resumed.Do(func() { close(s.goOn) }) }
 
-// actAt kills or pauses the process at the point.
+// actAt is called at the point. It kills or pauses the process.
 func (s *tracing) actAt() error {
 	if !s.order.Kill.Pause {
 		s.kill()
@@ -371,15 +371,15 @@ func (s *tracing) actAt() error {
 	if s.report.Paused {
 		return nil
 	}
-	// The other threads stop at their next system calls, and stay stopped during the pause.
+	// Each of the remaining threads stops at its next system call until the pause ends.
 	s.report.Paused = true
 	err := s.paused()
 	<-s.goOn
 	return err
 }
 
-// kill kills the process while the thread that reached the point is stopped. If this thread is at
-// the entry of a system call, the kernel does not make the call.
+// kill kills the process while one of its threads is stopped at the point. If this thread is at the
+// entry of a system call, the kernel does not make the call.
 func (s *tracing) kill() {
 	s.report.Killed = true
 	_ = unix.Kill(s.order.PID, unix.SIGKILL)
@@ -390,12 +390,12 @@ func (s *tracing) kill() {
 	}
 }
 
-// options make the kernel trace every thread and program that the traced process starts, and mark
-// the stops at system calls.
+// options make the kernel also trace threads and programs that the traced process starts, and mark
+// stops at system calls.
 const options = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK |
 	unix.PTRACE_O_TRACEVFORK | unix.PTRACE_O_TRACEEXEC
 
-// syscallStop is the signal of a stop at a system call.
+// A thread that stops at a system call reports this signal.
 const syscallStop = unix.SIGTRAP | 0x80
 
 func ptrace(request, tid int, addr, data uintptr) error {
@@ -408,21 +408,21 @@ func ptrace(request, tid int, addr, data uintptr) error {
 
 func interrupt(tid int) error { return ptrace(unix.PTRACE_INTERRUPT, tid, 0, 0) }
 
-// resume makes a stopped thread run until it enters or leaves its next system call.
+// resume lets a stopped thread run to the entry or the exit of its next system call.
 func resume(tid int, sig unix.Signal) error {
 	return ptrace(unix.PTRACE_SYSCALL, tid, 0, uintptr(sig))
 }
 
-// syscallInfo is struct ptrace_syscall_info (linux/ptrace.h). It is the same on every
-// architecture.
+// syscallInfo is the kernel's struct ptrace_syscall_info (linux/ptrace.h), which is equal on all
+// architectures.
 type syscallInfo struct {
 	op   uint8
 	_    [3]uint8
 	arch uint32
 	ip   uint64
 	sp   uint64
-	// At the entry, the words are the number and the arguments of the call. At the exit, they are its
-	// result and a flag that marks an error.
+	// At the entry of a call, words contains its number and arguments. At the exit, it contains the
+	// result and a flag for errors.
 	words [8]uint64
 }
 
@@ -434,14 +434,14 @@ func (i syscallInfo) arg(n int) uint64   { return i.words[1+n] }
 func (i syscallInfo) descriptor() int    { return int(int32(i.arg(0))) }
 func (i syscallInfo) flags(n int) uint64 { return i.arg(n) & 0xffffffff }
 
-// syscallOf returns the system call at which a thread is stopped.
+// syscallOf returns the system call at whose entry or exit a thread is stopped.
 func syscallOf(tid int) (info syscallInfo, err error) {
 	err = ptrace(unix.PTRACE_GET_SYSCALL_INFO, tid, unsafe.Sizeof(info),
 		uintptr(unsafe.Pointer(&info)))
 	return info, err
 }
 
-// threads lists the threads of a process.
+// threads returns the IDs of a process's threads.
 func threads(pid int) ([]int, error) {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
@@ -456,7 +456,7 @@ func threads(pid int) ([]int, error) {
 	return tids, nil
 }
 
-// statusOf returns a field of a thread's status, or "" if the thread has ended.
+// statusOf returns a field of the thread's /proc status, or "" if the thread has ended.
 func statusOf(tid int, field string) string {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {
@@ -470,7 +470,7 @@ func statusOf(tid int, field string) string {
 	return ""
 }
 
-// processOf returns the process of a thread.
+// processOf returns the process ID of a thread.
 func processOf(tid int) int {
 	pid, err := strconv.Atoi(statusOf(tid, "Tgid"))
 	if err != nil {
@@ -479,7 +479,7 @@ func processOf(tid int) int {
 	return pid
 }
 
-// memory reads up to n bytes of a thread's memory. It returns fewer if the mapped memory ends.
+// memory returns n bytes of a thread's memory, or fewer if the mapped memory ends before.
 func memory(tid int, address uint64, n int) []byte {
 	buf := make([]byte, n)
 	local := []unix.Iovec{{Base: &buf[0]}}
@@ -487,7 +487,7 @@ func memory(tid int, address uint64, n int) []byte {
 	read, err := unix.ProcessVMReadv(tid, local,
 		[]unix.RemoteIovec{{Base: uintptr(address), Len: n}}, 0)
 	if err != nil {
-		// The memory may be mapped only up to the end of the page.
+		// The next page may not be mapped.
 		const page = 4096
 		rest := page - int(address%page)
 		if rest >= n {
@@ -498,7 +498,7 @@ func memory(tid int, address uint64, n int) []byte {
 	return buf[:read]
 }
 
-// text reads a string that ends with a NUL.
+// text returns the string at an address, which ends with a NUL.
 func text(tid int, address uint64) string {
 	return unix.ByteSliceToString(memory(tid, address, unix.PathMax))
 }

@@ -3,9 +3,9 @@
 // Package trace follows a running, unmodified process with ptrace, numbers its external effects,
 // and kills or pauses the process at a chosen effect.
 //
-// A tracer is a separate process (Main), for two reasons: the kernel binds a traced process to one
-// thread of its tracer, and the parent of a traced process would be woken at each of its stops. A
-// Watcher starts a tracer and gives it orders.
+// A tracer is a separate process (Main), for two reasons. First, the kernel binds a traced process
+// to one thread of its tracer. Second, each stop of a traced process would wake its parent, which
+// only waits for its end. A Watcher starts a tracer and sends it orders.
 package trace
 
 import (
@@ -19,11 +19,11 @@ import (
 	"syscall"
 )
 
-// Phase is a moment relative to an effect. The process is killed or paused at this moment.
+// Phase is a moment before, during or after an effect, at which the process is killed or paused.
 type Phase string
 
-// An effect has these phases. Only a request has the phase Sent: the process has sent the request,
-// and the answer has not arrived.
+// Only a request has the phase Sent: the process has sent the request, and the answer has not
+// arrived.
 const (
 	Before Phase = "before"
 	Sent   Phase = "sent"
@@ -34,26 +34,25 @@ const (
 type Effect struct {
 	// Program is the name of the watched process, or of a tool that it runs.
 	Program string `json:"program"`
-	// Call is the name of the system call, or the method of an HTTP request.
+	// Call is the name of the system call, or the method of the HTTP request.
 	Call string `json:"call"`
-	// Target is the object of the call, such as a path. Parts that differ between runs are replaced.
+	// Target is the object of the call, such as a path, without the parts that differ between runs.
 	Target string `json:"target"`
-	// N counts the effects of the same program, call and target from 1.
+	// N is the effect's number, from 1, among the effects of the same program, call and target.
 	N int `json:"n"`
-	// Failed is set if the kernel refused the call, so that it had no effect.
+	// Failed is set if the system call returned an error, and so had no effect.
 	Failed bool `json:"failed,omitempty"`
-	// Request is set if the effect is a request that gets an answer. Only requests have the phase
-	// Sent.
+	// Request is set if the effect is a request to the rack. Only requests have the phase Sent.
 	Request bool `json:"request,omitempty"`
 }
 
-// Name returns the name of the effect, without its count.
+// Name returns the effect's program, call and target.
 func (e Effect) Name() string { return e.Program + ": " + e.Call + " " + e.Target }
 
-// Kind returns the name of the effect without its target.
+// Kind returns the effect's program and call.
 func (e Effect) Kind() string { return e.Program + ": " + e.Call }
 
-// Phases returns the phases of the effect in which a process can be killed.
+// Phases returns the moments of the effect at which a process can be killed.
 func (e Effect) Phases() []Phase {
 	if e.Request {
 		return []Phase{Before, Sent, After}
@@ -61,15 +60,15 @@ func (e Effect) Phases() []Phase {
 	return []Phase{Before, After}
 }
 
-// Point is a phase of the N-th effect with the name.
+// Point is a phase of the N-th effect that is called Name.
 type Point struct {
 	Name  string `json:"name"`
 	N     int    `json:"n"`
 	Phase Phase  `json:"phase"`
-	// Group also kills the tools of the process, as the end of its container or machine would.
+	// If Group is set, the process's tools are killed, too, as when its container or machine ends.
 	Group bool `json:"group"`
-	// Pause pauses the process and its tools at the point until the watcher resumes them. It kills no
-	// process.
+	// If Pause is set, the process and its tools are not killed, but paused until the watcher resumes
+	// them.
 	Pause bool `json:"pause,omitempty"`
 }
 
@@ -84,36 +83,36 @@ func (p Point) String() string {
 	return fmt.Sprintf("%s %q #%d, %s", p.Phase, p.Name, p.N, whom)
 }
 
-// Report describes the effects of a watched process between Watch and Release.
+// Report contains what a process did between Watch and Release.
 type Report struct {
 	Effects []Effect `json:"effects"`
-	// Killed reports whether the process reached the point and was killed there.
+	// Killed is set if the process was killed at the point.
 	Killed bool `json:"killed"`
-	// Paused reports whether the process reached the point and was paused there.
+	// Paused is set if the process was paused at the point.
 	Paused bool `json:"paused,omitempty"`
-	// Orphans are programs that the process had started, and that still ran when it was dead.
+	// Orphans are tools of the process that still ran when the process was dead.
 	Orphans []string `json:"orphans,omitempty"`
 	Error   string   `json:"error,omitempty"`
-	// Over is set if this is the last report, because the process is released or dead.
+	// Over is set in the last report. The process is then released or dead.
 	Over bool `json:"over,omitempty"`
 }
 
-// Order names the process to watch, and the point at which to kill or pause it.
+// Order contains the process to watch, and the point at which the tracer kills or pauses it.
 type Order struct {
 	PID int `json:"pid"`
-	// As is the name of the process in Effect.Program.
+	// As is the name that the process has in Effect.Program.
 	As string `json:"as"`
 	// Rack is the port of the rack's API. A write to a connection to this port is a request. If the
-	// process itself listens on this port, its write is an answer.
+	// process itself listens on this port, it is the rack, and its writes are answers.
 	Rack uint16 `json:"rack"`
-	// Root is removed from the names of paths below it.
+	// Root is a prefix that is removed from paths.
 	Root string `json:"root"`
-	// Logs are paths of files. Writes to them are no effects.
+	// Logs are paths of files. A write to them is no effect.
 	Logs []string `json:"logs"`
 	Kill *Point   `json:"kill,omitempty"`
 }
 
-// Watcher controls a tracer process, which watches one process at a time.
+// Watcher controls a tracer, which watches one process at a time.
 type Watcher struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
@@ -121,10 +120,10 @@ type Watcher struct {
 	said   *json.Decoder
 }
 
-// tracer is the environment variable that makes a program run as a tracer.
+// If the environment variable tracer is set, the program runs as a tracer.
 const tracer = "CRASH_TRACER"
 
-// Main runs a tracer and ends the program if NewWatcher has started it. Otherwise it does nothing.
+// Main runs a tracer and exits if NewWatcher has started this program. Otherwise it does nothing.
 func Main() {
 	if os.Getenv(tracer) == "" {
 		return
@@ -136,17 +135,17 @@ func Main() {
 	os.Exit(0)
 }
 
-// NewWatcher starts a tracer: this program again, which must call Main first.
+// NewWatcher starts this program again as a tracer. So the program must call Main first.
 func NewWatcher() (*Watcher, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("start a tracer: %w", err)
 	}
 	cmd := exec.Command(self)
-	// By default the race detector delays the end of a process by a second.
+	// By default, the race detector delays the end of a program by a second.
 	cmd.Env = append(os.Environ(), tracer+"=1", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
-	// An interrupt at the terminal reaches only the test process, which then ends the tracer.
+	// An interrupt from the terminal must reach only the test process, which then ends the tracer.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdin, errIn := cmd.StdinPipe()
 	stdout, errOut := cmd.StdoutPipe()
@@ -160,15 +159,15 @@ func NewWatcher() (*Watcher, error) {
 		said: json.NewDecoder(stdout)}, nil
 }
 
-// message is a message to a tracer: an order to watch a process, an order to end its pause or, if
-// the message is empty, an order to release it.
+// message orders the tracer to watch a process or to end a pause. An empty message orders it to
+// release the process.
 type message struct {
 	Watch  *Order `json:"watch,omitempty"`
 	Resume bool   `json:"resume,omitempty"`
 }
 
-// Watch begins to watch a process. When it returns, the tracer traces every thread of the process.
-// The caller must then call Release or ReleaseAtPause.
+// Watch starts to watch a process. When Watch returns, the tracer traces every thread of the
+// process. Then the caller must call Release or ReleaseAtPause.
 func (w *Watcher) Watch(order Order) error {
 	report, err := w.ask(message{Watch: &order})
 	if err != nil {
@@ -180,11 +179,11 @@ func (w *Watcher) Watch(order Order) error {
 	return nil
 }
 
-// Release lets the process continue, if it lives, and returns a report of its effects.
+// Release lets the process continue if it still runs, and returns a report of its effects.
 func (w *Watcher) Release() (Report, error) { return w.finish(w.ask(message{})) }
 
 // ReleaseAtPause replaces Release for an order with Pause. It calls do, which makes the process
-// work. If the process is paused before do returns, it calls meanwhile, and then ends the pause.
+// work. If the process pauses before do returns, it calls meanwhile and then ends the pause.
 func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	paused, done := make(chan answer, 1), make(chan struct{})
 	go func() {
@@ -199,7 +198,7 @@ func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	var first answer
 	select {
 	case <-done:
-		// The process may reach the point later, or never. The release also ends a pause.
+		// The process may be paused later, or never. The empty message also ends a pause.
 		err := w.orders.Encode(message{})
 		if first = <-paused; err != nil || !first.report.Paused || first.report.Over {
 			return w.finish(first.report, errors.Join(err, first.err))
@@ -220,7 +219,7 @@ func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	return w.Release()
 }
 
-// answer is a report of the tracer, or the error of reading it.
+// answer is a report of the tracer, or the error with which reading the report failed.
 type answer struct {
 	report Report
 	err    error
@@ -244,14 +243,14 @@ func (w *Watcher) ask(m message) (report Report, err error) {
 	return report, err
 }
 
-// Close ends the tracer. It must not be called while a process is watched.
+// Close ends the tracer. No process may be watched at this time.
 func (w *Watcher) Close() error {
 	return errors.Join(w.stdin.Close(), w.cmd.Wait())
 }
 
-// serve runs a tracer. It reads orders from in, one at a time, and writes reports to out.
+// serve runs a tracer, which reads orders from in, one at a time, and writes reports to out.
 func serve(in io.Reader, out io.Writer) error {
-	// The kernel allows only the thread that seized a process to control it.
+	// The kernel lets only the thread that seized a process control it.
 	runtime.LockOSThread()
 	orders, reports := json.NewDecoder(in), json.NewEncoder(out)
 	for {
@@ -271,7 +270,7 @@ func serve(in io.Reader, out io.Writer) error {
 	}
 }
 
-// watch follows one process until it is released.
+// watch traces one process until an order releases it, and then writes a report.
 func watch(order Order, orders *json.Decoder, reports *json.Encoder) error {
 	s, err := begin(order)
 	if err != nil {
