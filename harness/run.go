@@ -123,8 +123,8 @@ type Tester interface {
 	Error(args ...any)
 }
 
-// RunFor creates a run that ends with the test. A failed test keeps the run's directory, which is
-// in memory if enough is free: flushes are fast there, and reading a disk's holes takes no memory.
+// RunFor creates a run that ends with the test, and keeps its directory if the test fails. With
+// enough free memory it uses a tmpfs: flushes are fast there, and reading a hole takes no memory.
 func RunFor(t Tester) *Run {
 	t.Helper()
 	removeKilled()
@@ -143,9 +143,9 @@ func RunFor(t Tester) *Run {
 	return run
 }
 
-// runParent returns the first of the directories that can contain a run. Its path has to be short
-// enough for the paths of sockets. Its filesystem has to allow device nodes, because guest views
-// have them; /tmp is often mounted with nodev.
+// runParent returns the first of the directories that can contain a run: its path must be short
+// enough for the paths of sockets, and its filesystem must allow device nodes, which guest views
+// have. /tmp is often mounted with nodev.
 func runParent(parents []string) (string, error) {
 	var refused []error
 	for _, dir := range parents {
@@ -209,7 +209,7 @@ func (r *Run) Say(format string, args ...any) {
 	fmt.Fprintf(r.Progress, "sanity: "+format+"\n", args...)
 }
 
-// newDir creates a directory with the next number.
+// newDir creates a directory. Its name is the prefix and the counter's next number.
 func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, error) {
 	dir := filepath.Join(parent, prefix+strconv.FormatInt(counter.Add(1), 10))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -218,7 +218,7 @@ func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, erro
 	return dir, nil
 }
 
-// Await calls ask until it returns nil. After the timeout, Await returns the last error of ask.
+// Await calls ask until ask returns nil. After the timeout, Await returns the last error of ask.
 func Await(ctx context.Context, timeout time.Duration, ask func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -247,8 +247,8 @@ func AtOnce(n int, call func(caller int)) {
 	callers.Wait()
 }
 
-// Unforked calls f while this process cannot start a child. Between fork and exec a child has all
-// open files, so that a volume whose files f opens and closes could not be unmounted.
+// Unforked calls f while this process cannot start a child. Between fork and exec, a child has all
+// open files of this process. If f closed a file, a child could still keep its volume mounted.
 func Unforked(f func()) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -306,13 +306,13 @@ func Catch(err *error) {
 	}
 }
 
-// Backoff is the pause between two attempts. Each pause is twice as long as the one before.
+// Backoff waits between attempts. Each pause is twice as long as the one before.
 type Backoff struct {
 	// Next is the next pause; 0 means a millisecond. Max limits every pause.
 	Next, Max time.Duration
 }
 
-// Wait waits for the next pause, or returns the context's error if that ends first.
+// Wait waits for the next pause. If ctx ends before, Wait returns the error of ctx.
 func (b *Backoff) Wait(ctx context.Context) error {
 	if b.Next == 0 {
 		b.Next = time.Millisecond
@@ -347,7 +347,7 @@ type process struct {
 	err  error
 }
 
-// startProcess starts a program that inherits files. Its environment is that of Environ, and env.
+// startProcess starts a program that inherits files. Its environment is Environ's, and then env.
 func startProcess(name, log string, command, env []string, files ...*os.File) (*process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
