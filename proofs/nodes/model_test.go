@@ -121,7 +121,7 @@ func (w *testCluster) do(a act) {
 // turn lets every program of the cluster and the leading keeper work once, within two seconds.
 func (w *testCluster) turn() { w.turnOf(w.round) }
 
-// turnOf is like turn, but calls round instead of the leading keeper's round.
+// turnOf does the same as turn, but calls the function round instead of w.round.
 func (w *testCluster) turnOf(round func()) {
 	w.controllers()
 	w.attacher()
@@ -152,7 +152,7 @@ func (w *testCluster) round() {
 	w.checkState()
 }
 
-// startStopped lets both keepers start stopped instances. A keeper need not be the leader for this.
+// startStopped lets both keepers start stopped instances, which is not only the leader's task.
 func (w *testCluster) startStopped() {
 	for _, k := range w.keepers {
 		if err := k.StartStopped(w.ctx); err != nil {
