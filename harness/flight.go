@@ -57,7 +57,7 @@ func Changes(path string) ([]Change, error) {
 	return changes, lines.Err()
 }
 
-// flightDir is the directory of the flight recorder in a plugin's directory.
+// flightDir is the path of the flight recorder's directory below the plugin's directory.
 const flightDir = "volumes/flight"
 
 // FlightFile returns the path of the flight recorder's file for a volume.
@@ -173,7 +173,7 @@ func (p *Plugin) Lane() string {
 		p.Instance.Name))
 }
 
-// record is a client interceptor that adds each call to History, except calls of Identity.
+// record is a client interceptor that adds each call to History, but not the identity service's.
 func (p *Plugin) record(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 	if strings.Contains(method, ".Identity/") {

@@ -175,8 +175,8 @@ func (r *Rack) nothingLeft() error {
 // idleConnections is the number of open connections that a driver keeps for later requests.
 const idleConnections = 32
 
-// watchedProcess is a process whose open files and goroutines a ledger counts. Connections between
-// driver and rack count only above idleConnections per peer, and their goroutines never.
+// watchedProcess is a process whose open files and goroutines a ledger counts, but no goroutines of
+// connections. It counts connections to the rack or a driver only above idleConnections per peer.
 type watchedProcess struct {
 	name string
 	proc *process

@@ -37,7 +37,7 @@ const (
 	ModeNode       = "node"
 )
 
-// PluginOptions configures a driver. By default it serves both services in the first instance.
+// PluginOptions configures a driver. By default it runs in mode all, in the rack's first instance.
 type PluginOptions struct {
 	// Mode is ModeAll when empty.
 	Mode string
@@ -133,7 +133,7 @@ func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOpti
 	}, nil
 }
 
-// Start starts the driver and waits until it serves. After Stop or Kill, the socket is the same.
+// Start starts the driver and waits until it serves. A restarted driver has the same socket.
 func (p *Plugin) Start(ctx context.Context) (err error) {
 	defer Catch(&err)
 	command := p.options.Command
@@ -350,7 +350,7 @@ func ReasonOf(err *status.Status) string {
 // reasonAndSentence matches a message: a reason for programs, a colon, and a sentence for people.
 var reasonAndSentence = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): \S`)
 
-// errorFault says which rule an error of the driver breaks. It returns "" if it breaks none.
+// errorFault returns the rule that a driver's error breaks, or "" if the error breaks none.
 func errorFault(s *status.Status) string {
 	message := s.Message()
 	switch {

@@ -25,8 +25,8 @@
 // checks each error that a driver returns.
 //
 // The package uses only the flags, the environment, the sockets and the HTTP of driver and rack. It
-// does not use Ginkgo, and ends no test by itself. It needs Linux and root; on other systems its
-// functions return an error.
+// does not use Ginkgo, and only [RunFor] and [Need] end a test. It needs Linux and root; on other
+// systems its functions return an error.
 package harness
 
 import (
@@ -75,10 +75,10 @@ type Run struct {
 // maxSocketPath is the longest path, without its NUL, that fits into the kernel's sockaddr_un.
 const maxSocketPath = 107
 
-// NewRun creates the directory of a run in OXIDE_SANITY_DIR or the directory of temporary files.
+// NewRun creates the directory of a run in the first directory of RunParents that can contain it.
 func NewRun(progress io.Writer) (*Run, error) { return newRun(progress, RunParents(), "") }
 
-// NewNamedRun does the same as NewRun, with a given name. It fails if the directory exists.
+// NewNamedRun does the same as NewRun, with a given name. It fails if the run's directory exists.
 func NewNamedRun(progress io.Writer, name string) (*Run, error) {
 	return newRun(progress, RunParents(), name)
 }
@@ -248,7 +248,7 @@ func AtOnce(n int, call func(caller int)) {
 }
 
 // Unforked calls f while this process cannot start a child. Between fork and exec, a child has all
-// open files of this process. If f closed a file, a child could still keep its volume mounted.
+// open files of this process, so it could keep a volume in use whose files f has closed.
 func Unforked(f func()) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -347,7 +347,7 @@ type process struct {
 	err  error
 }
 
-// startProcess starts a program that inherits files. Its environment is Environ's, and then env.
+// startProcess starts a program that inherits files. Its environment is Environ() and env.
 func startProcess(name, log string, command, env []string, files ...*os.File) (*process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -371,7 +371,7 @@ func startProcess(name, log string, command, env []string, files ...*os.File) (*
 }
 
 // Environ returns this process's environment without the variables that configure our programs.
-// GORACE removes the second that a program with the race detector waits before it ends.
+// GORACE makes a program with the race detector end at once, not after a second.
 func Environ() []string {
 	return append([]string{"GORACE=atexit_sleep_ms=0"},
 		slices.DeleteFunc(os.Environ(), func(entry string) bool {

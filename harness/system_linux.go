@@ -71,8 +71,8 @@ func removeKilled() {
 	}
 }
 
-// inMemory returns shm if shm is a tmpfs with 4 GiB free. Otherwise, or if a variable names the
-// directory for runs, it returns nothing.
+// inMemory returns shm if it is a tmpfs with 4 GiB free, and neither OXIDE_SANITY_DIR nor TMPDIR is
+// set. Otherwise it returns nothing.
 func inMemory() []string {
 	const enough = 4 * GiB
 	var fs unix.Statfs_t

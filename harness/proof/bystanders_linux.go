@@ -98,7 +98,7 @@ func (b *Bystanders) Show(guest GuestView) error {
 	return errors.Join(errs...)
 }
 
-// Loop returns the loop device of the disk with this role. The disks must be NewGuestBystanders'.
+// Loop returns the loop device of the disk with this role. Only NewGuestBystanders makes loops.
 func (b *Bystanders) Loop(role int) loopdev.Device { return b.loops[role] }
 
 // NewRackBystanders creates disks through the rack's API, without a driver, and attaches them to an
@@ -140,7 +140,7 @@ func (b *Bystanders) fill(dir string, member Member) {
 		harness.Must(RunTool("mke2fs", "-q", "-F", "-b", "4096", "-O", "journal_dev", file, "1024"))
 		return
 	}
-	// Delete the btrfs's first device, so that the kernel cannot find it.
+	// The btrfs's first device is the file other. It is deleted, so that the kernel cannot find it.
 	other := filepath.Join(dir, "other")
 	harness.Must(errors.Join(os.WriteFile(other, nil, 0o600),
 		os.Truncate(other, harness.Got(os.Stat(file)).Size())))

@@ -69,7 +69,7 @@ func (f Forgery) page(r forgedRecord) []byte {
 	return b
 }
 
-// FormatRecord returns a page with a record of a format, made for a disk of the given size.
+// FormatRecord returns a page with the record of a format on a disk of the given size.
 func (f Forgery) FormatRecord(size int64) []byte {
 	return f.page(forgedRecord{Volume: f.Volume, Disk: f.Disk, SizeBytes: size,
 		Filesystem: f.Filesystem})
@@ -279,7 +279,7 @@ func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {
 	files[name] = harness.Got(digest(path))
 }
 
-// keepSlots writes records to those blocks of w where the driver has its own, and frees the others.
+// keepSlots writes records to w's blocks at the driver's offsets, and frees all other blocks of w.
 func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	extents := extentsOf(w)
 	kept := []int64{0}
@@ -308,7 +308,7 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted returns the records by their offset on the disk. A single record is a format's.
+// wanted returns the records by their offset on the disk. A single record must be a format record.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {
@@ -328,7 +328,7 @@ func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	return wanted
 }
 
-// takeSpace gives a file nearly all free space, and returns its size. Up to 1 MiB it gives none.
+// takeSpace gives w nearly all free space, and returns w's size. It is 0 if at most 1 MiB is free.
 func takeSpace(w *os.File) (size int64) {
 	var st unix.Statfs_t
 	harness.Must(unix.Fstatfs(int(w.Fd()), &st))

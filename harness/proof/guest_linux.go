@@ -245,9 +245,9 @@ type Bench struct {
 	Dir    string
 	Guest  GuestView
 	Plugin *harness.Plugin
-	// Bin is the first directory in the driver's PATH. A proof may replace programs by its own there.
+	// Bin is the first directory in the driver's PATH. A proof may put its own programs there.
 	Bin string
-	// Bystanders are disks of the guest that no call may change. harm contains the errors of checks.
+	// Bystanders are disks of the guest that no call may change. harm contains errors found in them.
 	Bystanders *Bystanders
 	harm       error
 	// Forged counts comparisons of files with forged records.
@@ -276,7 +276,7 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 	return b, nil
 }
 
-// AddBystanders creates bystanders for the guest. Show attaches them.
+// AddBystanders creates bystanders for the guest. Bystanders.Show adds them to the guest view.
 func (b *Bench) AddBystanders(ctx context.Context, member Member, count *Invariant) (err error) {
 	b.Bystanders, err = NewGuestBystanders(ctx, filepath.Join(b.Dir, "bystanders"), member, count)
 	return err

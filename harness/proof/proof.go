@@ -319,11 +319,11 @@ type Edit struct{ Place, Text, With string }
 
 // These values of With remove common guards.
 const (
-	// NotAsked makes a condition false under which the driver refuses.
+	// NotAsked makes a condition false. If it is true, the driver refuses.
 	NotAsked = "(!REMOVED && (TEXT))"
-	// Taken makes a condition true without which the driver refuses.
+	// Taken makes a condition true. If it is false, the driver refuses.
 	Taken = "(REMOVED || (TEXT))"
-	// NotCalled omits a call whose error makes the driver refuse.
+	// NotCalled omits a call. If it returns an error, the driver refuses.
 	NotCalled = "unless(REMOVED, func() error { return TEXT })"
 )
 

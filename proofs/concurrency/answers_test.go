@@ -198,9 +198,9 @@ func (v *life) report(count *atomic.Int64, format string, args ...any) {
 		fmt.Sprintf(format, args...)))
 }
 
-// wrongAnswer returns a proxy's answer, or a 503 of the rack. It returns nil if the connection is
-// to be cut. All answers have the request ID of the rack's answer. So 204 is not among the
-// statuses: it would be a valid answer of the rack to a delete.
+// wrongAnswer returns an answer of a proxy, or a 503 of the rack. nil means that the connection is
+// cut. Each answer gets the request ID of the rack's own answer. So 204 is not among the statuses:
+// with this ID it would be a valid answer of the rack to a delete.
 func wrongAnswer(r *rand.Rand) *adminapi.Response {
 	if r.IntN(6) == 0 {
 		return nil

@@ -225,7 +225,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 }
 
-// unplugged sets lost for mounted volumes whose device is gone, and half, as the detach may go on.
+// unplugged sets lost and half for mounted volumes whose device is gone while a detach may go on.
 func (h *History) unplugged(j *joint, calls []ended) {
 	for v, n := range everywhere {
 		_, seen := j.device(v, n)

@@ -23,10 +23,9 @@ import (
 // callers is the number of callers in a crowd.
 const callers = 64
 
-// TestConcurrentCallersSeeOneState runs histories in which each step is a crowd: many callers call
-// two controllers, or a node, at once, for one volume or for four. The long form repeats this until
-// its time is over.
-func TestConcurrentCallersSeeOneState(t *testing.T) { // B-13, D-41
+// Each step of these histories is a crowd: many callers call two controllers, or a node, at once,
+// for one volume or for four. The long form repeats the histories until its time is over.
+func TestConcurrentCallsReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-13, D-41
 	before := goleak.IgnoreCurrent()
 	r := newRunner(t, "concurrency")
 	if r.proof.Short() {
@@ -128,7 +127,7 @@ var (
 	})
 )
 
-// contended is how often a wave of node calls that undo each other comes, each time in a new order.
+// contended is how often the crowd makes each wave of node calls that undo each other.
 const contended = 3
 
 // crowds takes one volume through its life with all callers. Except in the short form, it then does

@@ -29,7 +29,7 @@ const (
 )
 
 // Environment is a rack with three instances and an administrator's own disks, two controllers, and
-// a node driver in each instance. After a history without failure, the next one uses it, too.
+// a node driver in each instance. Histories share an environment until one of them fails.
 type Environment struct {
 	*proof.Environment
 	Controllers []*harness.Plugin

@@ -69,9 +69,9 @@ type counts struct {
 	bytes, lost int64
 	// copies counts the restored volumes that were compared with their snapshot.
 	copies int
-	// calls counts all calls, and aborted the calls that were repeated.
+	// calls counts all calls. aborted counts how often a call was repeated.
 	calls, aborted atomic.Int64
-	// The map of counts the calls of crowds by op. The next fields count results of these calls.
+	// of maps an op to the number of its calls in crowds. The next fields count their results.
 	of                                   map[op]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
@@ -478,7 +478,7 @@ func (h *History) driver(s Step) *harness.Plugin {
 	return h.env.Controllers[s.ctl-1]
 }
 
-// killLater kills the driver that serves the call, or the rack, the time s.after after its start.
+// killLater waits for the time s.after. Then it kills the driver that serves the call, or the rack.
 func (h *History) killLater(ctx context.Context, s Step) {
 	select {
 	case <-ctx.Done():

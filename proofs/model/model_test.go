@@ -393,7 +393,7 @@ var operations = map[op]string{
 	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
 }
 
-// pair returns a step with two calls at once: the volume's next call, and its copy or other.
+// pair returns two calls as one step: the volume's next call, and a copy of it or the call other.
 func (h *History) pair(w wish, v int, other Step) Step {
 	s := h.towards(v, h.goals[v])
 	if !s.op.isCall() {

@@ -17,7 +17,7 @@ import (
 // volumeKind describes a volume of the model. The model has the volumes v1…, the snapshots s1…, and
 // the nodes a, b and c with two pods each.
 type volumeKind struct {
-	// fsType is the filesystem, "" for a raw block volume.
+	// fsType is the filesystem, or "" for a raw block volume.
 	fsType string
 	// shared allows both pods of a node to use the volume (SINGLE_NODE_MULTI_WRITER).
 	shared bool
@@ -194,7 +194,7 @@ type place struct {
 	// not work any more. half is set, too, if the rack may not have finished this detach: the guest
 	// does not show the disk, but the mounts may still work.
 	lost, half bool
-	// frozen is set if a pod has frozen the filesystem, and it may still be frozen.
+	// frozen is set while the filesystem may be frozen by a pod.
 	frozen bool
 	// open is the file or loop device that keeps the volume's device open, or nil.
 	open io.Closer
@@ -469,7 +469,7 @@ func (w *world) nodeCodes(s Step, f facts) []codes.Code {
 }
 
 // namesakeCodes returns the codes that are allowed while the guest shows a namesake's device. list
-// is allowed for the volume's own device. A volume in use stays in use until it is unpublished.
+// contains the codes for the volume's own device. A volume in use remains in use.
 func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 	switch {
 	case s.op == stage && f[stagedField(s.vol, s.node)] != "",

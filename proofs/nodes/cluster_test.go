@@ -35,14 +35,14 @@ import (
 // nodes.
 var names = []string{"a", "b", "c"}
 
-// testCluster is a simulated cluster on a simulated rack, with two keepers and all disturbances.
+// testCluster is a simulated cluster on a simulated rack, with two keepers and the disturbances.
 type testCluster struct {
 	t     keepertest.T
 	ctx   context.Context
 	rack  *harness.Rack
 	api   *keepertest.Server
 	clock time.Time
-	// keepers are the two replicas. restart replaces a killed one by a new one with the same name.
+	// keepers are the two replicas. restart replaces a killed replica by one with the same name.
 	keepers [2]*replica
 	leader  int
 
@@ -56,7 +56,7 @@ type testCluster struct {
 	byHand, dead, lying map[string]bool
 	// corrupted is set if a person has corrupted the keepers' records.
 	corrupted bool
-	// byPeople maps an instance that a person has stopped, or has to start, to the time.
+	// byPeople maps each instance that a person has stopped, or has to start, to the time of the stop.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden is set while the
 	// keepers' token has no rights, so that they see no instance.
@@ -82,7 +82,7 @@ type testCluster struct {
 	// delays maps an operation of the rack to the delay of its next request.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes maps when an instance changed, by the rack's clock, to the history's clock.
+	// changes maps an instance's change by the rack's clock to its time by the history's clock.
 	changes map[string]time.Time
 	// stale is set if a keeper may act on what it read before the other keeper acted, and raced if a
 	// disturbance happened within a round. Most checks are then skipped.
@@ -144,7 +144,7 @@ var errKilled = errors.New("the keeper is dead")
 
 var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 
-// pass is called before each read, and before and after each change. It calls act at the at-th.
+// pass runs before each read, and before and after each change. It calls act at request number at.
 func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil

@@ -46,7 +46,7 @@ type act struct {
 	at int
 }
 
-// kinds contains the other kinds of acts. A kind that is listed several times happens more often.
+// kinds contains the acts besides disturbances. An act listed several times happens more often.
 var kinds = []string{
 	"turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn",
 	"kill before", "kill before", "kill after", "kill after", "refuse", "freeze", "elect",
@@ -152,7 +152,7 @@ func (w *testCluster) round() {
 	w.checkState()
 }
 
-// startStopped lets both keepers start stopped instances, which is not only the leader's task.
+// startStopped lets both keepers start stopped instances. Not only the leader does this.
 func (w *testCluster) startStopped() {
 	for _, k := range w.keepers {
 		if err := k.StartStopped(w.ctx); err != nil {
@@ -366,7 +366,7 @@ func TestEveryInstanceRunsAfterKillsAndDisturbancesOfTheKeeper(t *testing.T) {
 		"fenced", counts["fenced"], "max_stops_per_volume_day", most, "violations", 0)
 }
 
-// effects contains events that disturbances must cause at least once in many histories.
+// effects contains events that a run of many histories must cause at least once.
 var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudgets",
 	"failed persistentvolumes", "failed volumeattachments", "failed csinodes", "failed stop",
 	"failed start", "failed view", "late request", "started, stopped late", "within a round",

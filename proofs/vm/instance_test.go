@@ -272,8 +272,8 @@ var knownDifferences = map[string]string{
 	"root/node/size":   "as above",
 }
 
-// reader is a Perl program that prints attributes of the firmware and of each NVMe disk, from a
-// sysfs and a device directory. It only compares numbers that change with each boot.
+// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. A number
+// that changes with each boot is printed only if the disk's device node has another number.
 const reader = `use Fcntl ":mode"; my ($sys, $dev, $want, $firmware) = @ARGV;
 sub get { my $of = shift; -d $of and return "directory"; open(my $f, "<", $of) or return "missing";
 	local $/; my $v = <$f>; my $mode = (stat $f)[2];
