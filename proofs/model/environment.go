@@ -269,7 +269,7 @@ func (env *Environment) observeNodes(j *joint) {
 	j.leaveNamesakes(env.foreign)
 }
 
-// leaveNamesakes removes namesakes' devices from j.devices, and notes their volumes in j.shown.
+// leaveNamesakes removes namesakes' devices from j.devices, and sets j.shown for their volumes.
 func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	for _, d := range foreign {
 		if d.of == 0 {

@@ -54,7 +54,7 @@ var kinds = []string{
 }
 
 // drawActs generates the acts of a history. A history has only a few kinds of disturbances, so that
-// part of the cluster still works. Two kinds depend on the number turn, so that a few histories
+// part of the cluster still works. The number turn selects two of them, so that a few histories
 // together have all kinds.
 func drawActs(t *rapid.T, turn uint64) []act {
 	all := slices.Sorted(maps.Keys(disturbances))
