@@ -27,12 +27,12 @@ type Change struct {
 	Time time.Time
 
 	Event, Volume, Snapshot, Instance, Path, Request, Claim string
-	// Outcome is begun, done or failed in the flight recorder, and empty in a log.
+	// Outcome is "begun", "done" or "failed" in the flight recorder, and empty in a log.
 	Outcome string
 	Seen    bool
 }
 
-// Changes reads the changes in a flight recorder's file or a log. It accepts a missing file.
+// Changes returns the changes in a flight recorder's file or in a log. A missing file has none.
 func Changes(path string) ([]Change, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -57,7 +57,7 @@ func Changes(path string) ([]Change, error) {
 	return changes, lines.Err()
 }
 
-// flightDir is the directory of the flight recorder in a plugin's directory.
+// flightDir is the path of the flight recorder's directory below the plugin's directory.
 const flightDir = "volumes/flight"
 
 // FlightFile returns the path of the flight recorder's file for a volume.
@@ -65,7 +65,7 @@ func (p *Plugin) FlightFile(volumeID string) string {
 	return filepath.Join(p.Dir, flightDir, volumeID+".jsonl")
 }
 
-// FlightRecords returns the changes that this driver has recorded on its node, by file.
+// FlightRecords returns the changes that this driver has recorded on its node, by the file's path.
 func (p *Plugin) FlightRecords() (records map[string][]Change, err error) {
 	defer Catch(&err)
 	records = map[string][]Change{}
@@ -75,8 +75,8 @@ func (p *Plugin) FlightRecords() (records map[string][]Change, err error) {
 	return records, nil
 }
 
-// CheckFlightDirs checks the flight recorders of several nodes: the driver must record each change
-// before it makes it, and must not format a volume twice.
+// CheckFlightDirs reads the flight recorders of several nodes. It returns an error if a change was
+// not recorded as begun before it happened, or if a volume was formatted twice.
 func CheckFlightDirs(plugins ...*Plugin) (err error) {
 	defer Catch(&err)
 	formatted := map[string]int{}
@@ -108,11 +108,11 @@ func CheckFlightDirs(plugins ...*Plugin) (err error) {
 	return nil
 }
 
-// notAnnounced contains the events that the driver records only when they are done.
+// notAnnounced contains the events that the driver records only after they have happened.
 var notAnnounced = map[string]bool{"ProvenBlank": true, "FormatResumed": true,
 	"FilesystemRepaired": true}
 
-// turns maps an event to the thing that it makes (made is true) or removes.
+// turns maps an event to the thing that the change makes or, if made is false, removes.
 var turns = map[string]struct {
 	thing string
 	made  bool
@@ -123,8 +123,8 @@ var turns = map[string]struct {
 	"DiskCreated": {"disk", true}, "DiskDeleted": {"disk", false},
 }
 
-// CheckChanges checks that no change makes a thing that exists, or removes one that does not exist.
-// A change that was begun but has no outcome may or may not have happened.
+// CheckChanges returns an error if a change makes a thing that exists, or removes one that does not
+// exist. A change that was begun and has no outcome may or may not have happened.
 func CheckChanges(changes []Change) error {
 	exists := map[string]bool{}
 	begun := map[bool]map[string]int{true: {}, false: {}}
@@ -148,7 +148,7 @@ func CheckChanges(changes []Change) error {
 			own[key]--
 			continue
 		}
-		// The state is unknown if an earlier change of this thing has no outcome.
+		// If an earlier change of this thing has no outcome, nobody knows whether the thing exists.
 		if exists[key] == turn.made && own[key] < 2 && other[key] == 0 {
 			return fmt.Errorf("change %d of %d, %s: the %s was made twice or undone twice, or a change "+
 				"between the two was not recorded", i+1, len(changes), c.Event, key)
@@ -166,14 +166,14 @@ type Diagnosis struct {
 	}
 }
 
-// Lane returns the name of the lane with the driver's calls in a history.
+// Lane returns the name of the lane that contains this driver's calls on a history's page.
 func (p *Plugin) Lane() string {
 	_, number, _ := strings.Cut(filepath.Base(p.Dir), "-")
 	return strings.TrimSpace(fmt.Sprintf("driver %s: %s %s", number, p.options.Mode,
 		p.Instance.Name))
 }
 
-// record is a client interceptor that records each call, except those of the identity service.
+// record is a client interceptor that adds each call to History, but not the identity service's.
 func (p *Plugin) record(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 	if strings.Contains(method, ".Identity/") {
@@ -214,8 +214,8 @@ func short(id string) string {
 	return id
 }
 
-// Events returns the drivers' recorded changes and the rack's requests since a time. rack may be
-// nil. A simulator that was killed has lost the requests before its restart.
+// Events returns the changes that the drivers have recorded, and the requests that the rack got,
+// both since the given time. rack may be nil. A killed simulator loses its list of requests.
 func Events(ctx context.Context, rack *Rack, since time.Time, plugins ...*Plugin) (
 	events []history.Event, err error) {
 	defer Catch(&err)
@@ -244,7 +244,7 @@ func Events(ctx context.Context, rack *Rack, since time.Time, plugins ...*Plugin
 	return slices.DeleteFunc(events, func(e history.Event) bool { return e.Start.Before(since) }), nil
 }
 
-// flown returns the changes of a volume as events that last from begun to done or failed.
+// flown returns an event for each change, which lasts from its entry "begun" to "done" or "failed".
 func flown(changes []Change, node string) (events []history.Event) {
 	begun := map[string]int{}
 	for _, c := range changes {

@@ -205,7 +205,7 @@ func TestOpenFilesCountsConnectionsToTheRackSeparately(t *testing.T) {
 }
 
 func TestNoneLeftReportsAChildThatOutlivesItsParent(t *testing.T) {
-	// Until it executes sleep, the child is a shell, too. The parent waits for that, and then ends.
+	// The parent ends when its child has become sleep, so that the error names sleep and no shell.
 	shell := exec.Command("sh", "-c",
 		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

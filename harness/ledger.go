@@ -23,11 +23,11 @@ import (
 const settleTimeout = 15 * time.Second
 
 // Ledger counts objects by name: the rack's disks, snapshots and attachments, the kernel's loop
-// devices and mounts, the processes' open files and goroutines. If the last ledger of a test counts
-// more of an object than the first, the object has leaked.
+// devices and mounts, the processes' open files and goroutines. If a test's last ledger counts more
+// of an object than its first ledger, the object has leaked.
 type Ledger map[string]int
 
-// More returns the names of the objects of which l has more than start, with both numbers.
+// More returns the objects that l counts more often than start does, each with both numbers.
 func (l Ledger) More(start Ledger) []string {
 	var more []string
 	for _, name := range slices.Sorted(maps.Keys(l)) {
@@ -103,7 +103,7 @@ func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) er
 	return nil
 }
 
-// addEach counts the simulator's records of one kind of object, by their content.
+// addEach counts the entries of one kind. Each entry's JSON text is its name in the ledger.
 func addEach[T any](ledger Ledger, kind string, entries []T) error {
 	for _, entry := range entries {
 		text, err := json.Marshal(entry)
@@ -175,8 +175,8 @@ func (r *Rack) nothingLeft() error {
 // idleConnections is the number of open connections that a driver keeps for later requests.
 const idleConnections = 32
 
-// watchedProcess is a process whose open files and goroutines a ledger counts. Connections between
-// driver and rack count only if there are too many. Goroutines of connections never count.
+// watchedProcess is a process whose open files and goroutines a ledger counts, but no goroutines of
+// connections. It counts connections to the rack or a driver only above idleConnections per peer.
 type watchedProcess struct {
 	name string
 	proc *process
@@ -184,7 +184,7 @@ type watchedProcess struct {
 	// console is the port of the simulator's web console, or 0. Its connections do not count, because
 	// a browser may open them at any time.
 	console uint16
-	// peers is the number of processes with connections to this one.
+	// peers is the number of processes that have connections to this process.
 	peers int
 	// goroutines returns the goroutine profile of the process as text.
 	goroutines func(context.Context) ([]byte, error)
@@ -213,8 +213,8 @@ func (s watchedProcess) add(ctx context.Context, ledger Ledger) error {
 
 func (s watchedProcess) goroutineEntry() string { return "goroutine of " + s.name + ":" }
 
-// openFiles lists the open files of a process. It only counts the connections between driver and
-// rack, and ignores those to the web console.
+// openFiles lists the open files of a process. It counts the connections between driver and rack
+// separately, and ignores those to the web console.
 func openFiles(pid int, port, console uint16) (names []string, connections int, err error) {
 	defer Catch(&err)
 	process := Got(procfs.NewProc(pid))
@@ -281,7 +281,7 @@ func address(ip net.IP, port uint64) string {
 	return net.JoinHostPort(ip.String(), strconv.FormatUint(port, 10))
 }
 
-// netPort returns the port of a URL from the simulator, which always has one.
+// netPort returns the port of an address that the simulator has reported.
 func netPort(address string) uint16 {
 	port, _ := strconv.ParseUint(address[strings.LastIndex(address, ":")+1:], 10, 16)
 	return uint16(port)
@@ -308,9 +308,8 @@ func goroutinesIn(profile string) ([]string, error) {
 	return list, nil
 }
 
-// purpose returns the function that a goroutine was started with. If this belongs to WaitGroup or
-// errgroup, purpose returns the function that they call. For a goroutine that has not run yet, it
-// returns "".
+// purpose returns the function that a goroutine runs. If WaitGroup or errgroup has started the
+// goroutine, it is the function that they call. Before the goroutine has run, purpose returns "".
 func purpose(stack string) string {
 	lines := strings.Split(strings.TrimSpace(stack), "\n")
 	for _, line := range slices.Backward(lines[1:]) {
@@ -337,8 +336,8 @@ func ofPool(name string) bool {
 		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// noneLeft returns an error if a process of the group still runs. A mkfs or mount that outlives the
-// driver would still write to a disk.
+// noneLeft returns an error if a process of p's process group still runs. A mkfs or mount that
+// outlives the driver would still write to a disk.
 func (p *process) noneLeft() error { return NoneLeft(p.name, map[int]bool{p.pid(): true}) }
 
 // NoneLeft returns an error if a process of one of these process groups still runs.

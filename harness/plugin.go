@@ -37,7 +37,7 @@ const (
 	ModeNode       = "node"
 )
 
-// PluginOptions configures a driver. The zero value serves both services in the first instance.
+// PluginOptions configures a driver. By default it runs in mode all, in the rack's first instance.
 type PluginOptions struct {
 	// Mode is ModeAll when empty.
 	Mode string
@@ -66,7 +66,7 @@ type Plugin struct {
 	// Conn is the connection that Controller, Node and Identity use.
 	Conn *grpc.ClientConn
 
-	// History records the driver's calls, starts and kills. All drivers of a rack share the rack's.
+	// History records the driver's calls, starts and kills. With a rack it is Rack.History.
 	History *history.Recorder
 
 	run     *Run
@@ -81,8 +81,8 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (plugin *
 	if options.Mode != ModeNode {
 		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
 		env["OXIDE_CA_FILE"] = r.CA
-		// A late answer of a simulated rack comes sooner than a real one's. With the default limit, each
-		// proof that loses the answer to an attach would wait long for the detach.
+		// A simulated rack's late answer comes sooner than a real rack's. With the default limit, a proof
+		// that loses the answer to an attach would wait long before it can detach.
 		env["OXIDE_LATE_LIMIT"] = "100ms"
 	}
 	var instance Instance
@@ -112,7 +112,7 @@ func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, 
 // pluginPrefix is the beginning of the names of plugins' directories; a number follows.
 const pluginPrefix = "plugin-"
 
-// newPlugin creates a plugin's directory. The driver gets only the variables in the options.
+// newPlugin makes a plugin and its directory. Its driver gets only the variables in the options.
 func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOptions) (*Plugin,
 	error) {
 	options.Mode = cmp.Or(options.Mode, ModeAll)
@@ -133,7 +133,7 @@ func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOpti
 	}, nil
 }
 
-// Start starts the driver, again after Stop or Kill, at the same socket. It waits until it serves.
+// Start starts the driver and waits until it serves. A restarted driver has the same socket.
 func (p *Plugin) Start(ctx context.Context) (err error) {
 	defer Catch(&err)
 	command := p.options.Command
@@ -150,7 +150,7 @@ func (p *Plugin) Start(ctx context.Context) (err error) {
 			env = append(env, key+"="+value)
 		}
 	}
-	// Otherwise Dial would find the socket of a killed process before the new one exists.
+	// Dial must not find the socket of a killed driver before the new socket exists.
 	if err := os.Remove(p.Socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the old socket: %w", err)
 	}
@@ -203,7 +203,7 @@ func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.Cl
 	return conn, nil
 }
 
-// Kubelet returns a path in a directory that stands for kubelet's on the driver's node.
+// Kubelet returns a path below the directory that replaces kubelet's directory on this node.
 func (p *Plugin) Kubelet(elements ...string) string {
 	return filepath.Join(p.Dir, "kubelet", filepath.Join(elements...))
 }
@@ -312,7 +312,7 @@ func (p *Plugin) readPage(ctx context.Context, socket, url string) ([]byte, erro
 
 // ErrorRules is a client interceptor that checks each error of the driver against CSI's Error
 // Scheme and our own rules in errorFault. If an error breaks a rule, the caller gets the code
-// DATA_LOSS, which no test expects, and a message that describes the fault.
+// DATA_LOSS, which no test expects, and a message that names the rule.
 func ErrorRules(
 	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 	invoke grpc.UnaryInvoker, options ...grpc.CallOption,
@@ -320,10 +320,9 @@ func ErrorRules(
 	var trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
 	// An error from the server arrives as a trailer. Without a trailer, this client made the error:
-	// the connection was lost, or the deadline passed. With a trailer, too, the deadline may have
-	// passed in the server: gRPC's server then answers while it still reads the request, perhaps
-	// before this client's timer runs. Such errors are not the driver's, so ErrorRules does not check
-	// them.
+	// the connection was lost, or the deadline passed. The server's gRPC, too, answers with a trailer
+	// if the deadline passes while it reads the request, perhaps before this client's timer runs. The
+	// driver made none of these errors, so ErrorRules does not check them.
 	if err == nil || len(trailer) == 0 || ended(ctx) != nil &&
 		status.Convert(err).Message() == ended(ctx).Error() {
 		return err
@@ -334,7 +333,7 @@ func ErrorRules(
 	return err
 }
 
-// ended returns ctx.Err(), and DeadlineExceeded even before the timer of a passed deadline runs.
+// ended returns ctx.Err(). After the deadline this is DeadlineExceeded, even before the timer runs.
 func ended(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && time.Until(deadline) <= 0 {
 		return context.DeadlineExceeded
@@ -342,7 +341,7 @@ func ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// ReasonOf returns the reason in a driver's error, or "" for an error of gRPC itself.
+// ReasonOf returns the reason in a driver's error, or "" for an error that gRPC itself made.
 func ReasonOf(err *status.Status) string {
 	match := append(reasonAndSentence.FindStringSubmatch(err.Message()), "", "")
 	return match[1]
@@ -351,7 +350,7 @@ func ReasonOf(err *status.Status) string {
 // reasonAndSentence matches a message: a reason for programs, a colon, and a sentence for people.
 var reasonAndSentence = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): \S`)
 
-// errorFault returns a description of what is wrong with an error of the driver, or "".
+// errorFault returns the rule that a driver's error breaks, or "" if the error breaks none.
 func errorFault(s *status.Status) string {
 	message := s.Message()
 	switch {

@@ -90,8 +90,8 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (rack *Rack, e
 	return rack, rack.Start(ctx)
 }
 
-// identify writes this process's identity into a rack's directory. The rack's loop devices get it,
-// so that the next run can find them if this run is killed before it stops the rack.
+// identify writes this process's identity into a rack's directory. The simulator writes it into its
+// loop devices, so that the next run finds them if this run is killed before it stops the rack.
 func identify(dir string) error {
 	process := loopdev.Process()
 	if process == "" {
@@ -165,7 +165,7 @@ func (r *Rack) connect(line string) error {
 		}
 		r.listen = append(r.listen, flag, u.Host)
 	}
-	// This client closes its connections, so ledgers count only those of the drivers.
+	// The administrator's client closes its connections, so that ledgers count only the drivers'.
 	transport, err := Transport(r.CA)
 	if err != nil {
 		return err
@@ -175,8 +175,8 @@ func (r *Rack) connect(line string) error {
 	return err
 }
 
-// Transport returns an HTTP transport for a rack that closes its connections. If caFile is not
-// empty, the transport trusts the certificate authority in this PEM file.
+// Transport returns an HTTP transport to a rack. It closes each connection after one request. If
+// caFile is not empty, it trusts the certificate authority in this PEM file.
 func Transport(caFile string) (*http.Transport, error) {
 	transport := &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}
 	if caFile == "" {

@@ -53,7 +53,7 @@ func InMode(mode csi.VolumeCapability_AccessMode_Mode,
 	return capability
 }
 
-// CreateRequest returns a request for 1 GiB, for a mounted filesystem if capabilities is empty.
+// CreateRequest returns a request for 1 GiB. If capabilities is empty, it asks for Mounted("").
 func CreateRequest(name string, capabilities ...*csi.VolumeCapability) *csi.CreateVolumeRequest {
 	if len(capabilities) == 0 {
 		capabilities = []*csi.VolumeCapability{Mounted("")}
@@ -86,7 +86,7 @@ func UnpublishRequest(volume *csi.Volume, node string) *csi.ControllerUnpublishV
 	return &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node}
 }
 
-// Placement contains what an orchestrator passes to the node calls of one volume.
+// Placement makes the node calls for one volume, as an orchestrator does.
 type Placement struct {
 	Volume         *csi.Volume
 	Capability     *csi.VolumeCapability
@@ -171,7 +171,7 @@ func BlankBackend() oxide.DiskBackend {
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: blank}}
 }
 
-// Get returns the JSON of an answer of the rack, unchanged.
+// Get makes a GET request to the rack, and returns the JSON of the answer unchanged.
 func (a Administrator) Get(ctx context.Context, path string, query map[string]string) ([]byte,
 	error) {
 	resp, err := a.Client.MakeRequest(ctx,
@@ -226,7 +226,7 @@ func (a Administrator) StartInstance(ctx context.Context, id string) error {
 	return a.awaitInstance(ctx, id, oxide.InstanceStateRunning, err)
 }
 
-// awaitInstance waits until an instance has the wanted state, if the request for it succeeded.
+// If failed is nil, awaitInstance waits until the instance has the state want.
 func (a Administrator) awaitInstance(ctx context.Context, id string, want oxide.InstanceState,
 	failed error) error {
 	if failed != nil {
@@ -249,7 +249,7 @@ const pieceStride = 64 * MiB
 // bytes. A piece is a file in a filesystem, or a range of a device.
 type Data struct {
 	Rack *Rack
-	// Target is the path at which the volume is published. Raw means that this is a device.
+	// Target is the path at which the volume is published. Raw means that Target is a device.
 	Target string
 	Raw    bool
 	// Seed distinguishes the pieces of one volume from those of another.
@@ -267,7 +267,7 @@ func (d Data) Piece(n int) []byte {
 	return content
 }
 
-// Open opens the file of piece n, or the device at its offset, if the device is a disk of Rack.
+// Open opens the file of piece n, or a disk of Rack at the piece's offset, but no other device.
 func (d Data) Open(n, flags int) (*os.File, error) {
 	if !d.Raw {
 		return os.OpenFile(filepath.Join(d.Target, fmt.Sprint("piece-", n)), flags, 0o640)

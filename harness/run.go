@@ -25,8 +25,8 @@
 // checks each error that a driver returns.
 //
 // The package uses only the flags, the environment, the sockets and the HTTP of driver and rack. It
-// does not use Ginkgo, and ends no test by itself. It needs Linux and root; on other systems its
-// functions return an error.
+// does not use Ginkgo, and only [RunFor] and [Need] end a test. It needs Linux and root; on other
+// systems its functions return an error.
 package harness
 
 import (
@@ -75,10 +75,10 @@ type Run struct {
 // maxSocketPath is the longest path, without its NUL, that fits into the kernel's sockaddr_un.
 const maxSocketPath = 107
 
-// NewRun creates the directory of a run in OXIDE_SANITY_DIR or the directory of temporary files.
+// NewRun creates the directory of a run in the first directory of RunParents that can contain it.
 func NewRun(progress io.Writer) (*Run, error) { return newRun(progress, RunParents(), "") }
 
-// NewNamedRun does the same as NewRun, with a given name. It fails if the directory exists.
+// NewNamedRun does the same as NewRun, with a given name. It fails if the run's directory exists.
 func NewNamedRun(progress io.Writer, name string) (*Run, error) {
 	return newRun(progress, RunParents(), name)
 }
@@ -123,8 +123,8 @@ type Tester interface {
 	Error(args ...any)
 }
 
-// RunFor creates a run that ends with the test. A failed test keeps the run's directory, which is
-// in memory if enough is free: flushes are fast there, and reading a disk's holes takes no memory.
+// RunFor creates a run that ends with the test, and keeps its directory if the test fails. With
+// enough free memory it uses a tmpfs: flushes are fast there, and reading a hole takes no memory.
 func RunFor(t Tester) *Run {
 	t.Helper()
 	removeKilled()
@@ -143,9 +143,9 @@ func RunFor(t Tester) *Run {
 	return run
 }
 
-// runParent returns the first of the directories that can contain a run. Its path has to be short
-// enough for the paths of sockets. Its filesystem has to allow device nodes, because guest views
-// have them; /tmp is often mounted with nodev.
+// runParent returns the first of the directories that can contain a run: its path must be short
+// enough for the paths of sockets, and its filesystem must allow device nodes, which guest views
+// have. /tmp is often mounted with nodev.
 func runParent(parents []string) (string, error) {
 	var refused []error
 	for _, dir := range parents {
@@ -209,7 +209,7 @@ func (r *Run) Say(format string, args ...any) {
 	fmt.Fprintf(r.Progress, "sanity: "+format+"\n", args...)
 }
 
-// newDir creates a directory with the next number.
+// newDir creates a directory. Its name is the prefix and the counter's next number.
 func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, error) {
 	dir := filepath.Join(parent, prefix+strconv.FormatInt(counter.Add(1), 10))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -218,7 +218,7 @@ func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, erro
 	return dir, nil
 }
 
-// Await calls ask until it returns nil. After the timeout, Await returns the last error of ask.
+// Await calls ask until ask returns nil. After the timeout, Await returns the last error of ask.
 func Await(ctx context.Context, timeout time.Duration, ask func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -247,8 +247,8 @@ func AtOnce(n int, call func(caller int)) {
 	callers.Wait()
 }
 
-// Unforked calls f while this process cannot start a child. Between fork and exec a child has all
-// open files, so that a volume whose files f opens and closes could not be unmounted.
+// Unforked calls f while this process cannot start a child. Between fork and exec, a child has all
+// open files of this process, so it could keep a volume in use whose files f has closed.
 func Unforked(f func()) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -306,13 +306,13 @@ func Catch(err *error) {
 	}
 }
 
-// Backoff is the pause between two attempts. Each pause is twice as long as the one before.
+// Backoff waits between attempts. Each pause is twice as long as the one before.
 type Backoff struct {
 	// Next is the next pause; 0 means a millisecond. Max limits every pause.
 	Next, Max time.Duration
 }
 
-// Wait waits for the next pause, or returns the context's error if that ends first.
+// Wait waits for the next pause. If ctx ends before, Wait returns the error of ctx.
 func (b *Backoff) Wait(ctx context.Context) error {
 	if b.Next == 0 {
 		b.Next = time.Millisecond
@@ -347,7 +347,7 @@ type process struct {
 	err  error
 }
 
-// startProcess starts a program that inherits files. Its environment is that of Environ, and env.
+// startProcess starts a program that inherits files. Its environment is Environ() and env.
 func startProcess(name, log string, command, env []string, files ...*os.File) (*process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -371,7 +371,7 @@ func startProcess(name, log string, command, env []string, files ...*os.File) (*
 }
 
 // Environ returns this process's environment without the variables that configure our programs.
-// GORACE removes the second that a program with the race detector waits before it ends.
+// GORACE makes a program with the race detector end at once, not after a second.
 func Environ() []string {
 	return append([]string{"GORACE=atexit_sleep_ms=0"},
 		slices.DeleteFunc(os.Environ(), func(entry string) bool {

@@ -71,8 +71,8 @@ func removeKilled() {
 	}
 }
 
-// inMemory returns shm, or nothing if shm has less than 4 GiB free, is no tmpfs, or if a variable
-// names the directory for runs.
+// inMemory returns shm if it is a tmpfs with 4 GiB free, and neither OXIDE_SANITY_DIR nor TMPDIR is
+// set. Otherwise it returns nothing.
 func inMemory() []string {
 	const enough = 4 * GiB
 	var fs unix.Statfs_t

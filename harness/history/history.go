@@ -19,7 +19,7 @@ import (
 	"unicode"
 )
 
-// These lanes do not belong to a driver.
+// These are the lanes besides those of the drivers.
 const (
 	Orchestrator = "orchestrator"
 	Rack         = "rack"
@@ -51,7 +51,7 @@ type Recorder struct {
 	dropped int
 }
 
-// Begin drops all events, for a new history.
+// Begin drops all events and starts a new history.
 func (r *Recorder) Begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,7 +103,7 @@ func (r *Recorder) add(e *Event) {
 	r.events = append(r.events, e)
 }
 
-// Events returns the recorded events, the time of Begin, and the number of dropped events.
+// Events returns the recorded events, the time of the last Begin, and the number of dropped events.
 func (r *Recorder) Events() (events []Event, since time.Time, dropped int) {
 	if r == nil {
 		return nil, since, 0
@@ -116,14 +116,14 @@ func (r *Recorder) Events() (events []Event, since time.Time, dropped int) {
 	return events, r.since, r.dropped
 }
 
-// Page is the content of a page. Texts may come from a rack or a disk, so the page shows each text
-// literally: a browser does not interpret it.
+// Page is a history that Write draws. Texts in it may come from a rack or a disk, so Write shows
+// each text literally: a browser does not interpret it.
 type Page struct {
 	Title string
-	// Seed and Command are for a repetition of the run. The page omits them if they are empty.
+	// Seed and Command tell how to repeat the run. The page omits them if they are empty.
 	Seed, Command string
-	// Broken describes the promise that was broken at the time At; the zero time means after the last
-	// event. If Broken is empty, the page shows a run without a broken promise.
+	// Broken describes the promise that was broken at the time At. If At is zero, the page shows it
+	// after the last event. If Broken is empty, no promise was broken.
 	Broken string
 	At     time.Time
 	// Evidence is the directory with the logs.
@@ -173,7 +173,7 @@ type lane struct {
 	ends                    []int // for each column of bars, the line where its last bar ends
 }
 
-// row is an event, or the broken promise, which is in no lane. Its bar is from line At to line End.
+// row shows an event or the broken promise. Its bar is between the grid lines At and End.
 type row struct {
 	Event
 	Time, Text, Full, Class     string

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// These are the roles of bystanders: indexes of their files.
+// These are the roles of bystanders, and the indexes of their files.
 const (
 	MountedDisk = iota
 	MemberDisk
@@ -27,10 +27,10 @@ const (
 	bystanders
 )
 
-// Member is a storage of several disks. One disk is a bystander, and all others are missing.
+// Member is one disk of a filesystem that has two. The other disk is missing.
 type Member string
 
-// The kernel finds each member by a number or a UUID in the missing disk.
+// The kernel could find each member only by a number or a UUID on the missing disk.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"
@@ -49,7 +49,7 @@ type Bystanders struct {
 	// files contains the backing files by role. MountedDisk is mounted at mountpoint.
 	files      [bystanders]string
 	mountpoint string
-	// loops contains the devices of disks that belong to no rack, and ids the UUIDs of a rack's disks.
+	// NewGuestBystanders sets loops, the loop devices. NewRackBystanders sets ids, the disks' UUIDs.
 	loops   []loopdev.Device
 	ids     []string
 	states  [bystanders]FileState
@@ -58,11 +58,11 @@ type Bystanders struct {
 
 var roles = [bystanders]string{"the mounted disk", "the member", "the blank disk"}
 
-// bystanderBytes is the size of a bystander without a rack: about the smallest for mkfs.btrfs.
+// bystanderBytes is the size of each disk of NewGuestBystanders: about the least for mkfs.btrfs.
 const bystanderBytes = 128 << 20
 
-// NewGuestBystanders creates disks in a directory for a guest without a rack. Show makes them
-// visible in the guest.
+// NewGuestBystanders makes disks from files in a directory, for a guest view without a rack. Show
+// adds them to the guest view.
 func NewGuestBystanders(ctx context.Context, dir string, member Member,
 	count *Invariant) (b *Bystanders, err error) {
 	b = &Bystanders{count: count}
@@ -98,11 +98,11 @@ func (b *Bystanders) Show(guest GuestView) error {
 	return errors.Join(errs...)
 }
 
-// Loop returns the loop device of a guest's disk with this role.
+// Loop returns the loop device of the disk with this role. Only NewGuestBystanders makes loops.
 func (b *Bystanders) Loop(role int) loopdev.Device { return b.loops[role] }
 
-// NewRackBystanders creates disks of a rack, by no driver, and attaches them to an instance. Close
-// the result even after an error.
+// NewRackBystanders creates disks through the rack's API, without a driver, and attaches them to an
+// instance. The caller must close the result even after an error.
 func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string, member Member,
 	count *Invariant) (b *Bystanders, err error) {
 	b = &Bystanders{count: count}
@@ -127,12 +127,12 @@ func (b *Bystanders) Resume(ctx context.Context) error {
 	return harness.Await(ctx, 20*time.Second, b.Mount)
 }
 
-// fill writes an ext4 and the member to their files, and leaves the third file blank. The files are
-// blank and not yet attached to loop devices. The mount point is in the directory dir.
+// fill makes an ext4 in MountedDisk's file and the member in MemberDisk's file. All files must be
+// blank, and not yet attached to loop devices. It also makes the mount point, in the directory dir.
 func (b *Bystanders) fill(dir string, member Member) {
 	b.mountpoint = filepath.Join(dir, "mounted")
 	harness.Must(os.MkdirAll(b.mountpoint, 0o755))
-	// Few inodes and a small journal, because mke2fs writes all of them at once.
+	// mke2fs writes the inode tables and the journal at once, so both are small.
 	harness.Must(RunTool("mke2fs", "-q", "-F", "-t", "ext4", "-N", "64", "-J", "size=4",
 		"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", b.files[MountedDisk]))
 	file := b.files[MemberDisk]
@@ -140,7 +140,7 @@ func (b *Bystanders) fill(dir string, member Member) {
 		harness.Must(RunTool("mke2fs", "-q", "-F", "-b", "4096", "-O", "journal_dev", file, "1024"))
 		return
 	}
-	// The device with the number 1 is deleted, so that the kernel cannot find it.
+	// The btrfs's first device is the file other. It is deleted, so that the kernel cannot find it.
 	other := filepath.Join(dir, "other")
 	harness.Must(errors.Join(os.WriteFile(other, nil, 0o600),
 		os.Truncate(other, harness.Got(os.Stat(file)).Size())))
@@ -167,7 +167,7 @@ func WriteAt(path string, at int64, b ...byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// Mount mounts MountedDisk, unless it is mounted, writes a file, and records all disks' states.
+// If MountedDisk is not mounted, Mount mounts it, writes a file, and records all disks' states.
 func (b *Bystanders) Mount() (err error) {
 	defer harness.Catch(&err)
 	if b.mounted {
@@ -180,7 +180,7 @@ func (b *Bystanders) Mount() (err error) {
 	b.mounted = true
 	harness.Must(os.WriteFile(filepath.Join(b.mountpoint, "file"), []byte("somebody works here"),
 		0o600))
-	// While it freezes the filesystem, the kernel writes all data and empties the journal.
+	// A freeze makes the kernel write all data and empty the journal.
 	harness.Must(errors.Join(SetFrozen(b.mountpoint, true), SetFrozen(b.mountpoint, false),
 		device.Sync()))
 	for i, file := range b.files {
@@ -202,8 +202,8 @@ func deviceOf(file string) loopdev.Device {
 	return loopdev.Device{}
 }
 
-// Check returns an error if a disk was written to since the last check, or if MountedDisk is not
-// mounted. Call it after each call of the driver.
+// Check returns an error if somebody has written to a disk since the last check, or has unmounted
+// MountedDisk. Call it after each call of the driver.
 func (b *Bystanders) Check() error { return b.check(false) }
 
 // Compare does the same as Check, but also compares the disks' bytes.
@@ -236,7 +236,7 @@ func (b *Bystanders) compare(role int, bytes bool) (err error) {
 // File returns the path of the backing file of the disk with this role.
 func (b *Bystanders) File(role int) string { return b.files[role] }
 
-// Suspend compares the disks and unmounts MountedDisk. Mount ends the suspension.
+// Suspend compares the disks' bytes and unmounts MountedDisk. Resume mounts it again.
 func (b *Bystanders) Suspend() error {
 	if b == nil {
 		return nil
@@ -249,8 +249,8 @@ func (b *Bystanders) Suspend() error {
 }
 
 // Close does the same as Suspend. Then it writes to BlankDisk, and returns an error if compare does
-// not notice that: so every proof shows that its checks can fail. In the end it detaches the loop
-// devices that NewGuestBystanders has attached.
+// not notice the write: so every proof shows that its checks can fail. In the end it detaches the
+// loop devices that NewGuestBystanders has attached.
 func (b *Bystanders) Close() error {
 	if b == nil {
 		return nil

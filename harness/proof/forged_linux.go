@@ -18,10 +18,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Forgery writes files that contain what a driver might trust: complete records of a format or
-// growth in progress with the right checksum, superblocks, partition tables, and an ownership tag.
-// It uses only facts that a workload can know about its volume. A driver that trusted these files
-// would format or repair the disk.
+// Forgery writes files with bytes that a driver might trust: records, with the right checksum, of a
+// format or growth in progress; superblocks; partition tables; and an ownership tag. It uses only
+// facts that a workload can know about its volume. A driver that trusted these files would format
+// or repair the disk.
 type Forgery struct {
 	Volume, Disk, Filesystem string
 	// SizeBytes is the disk's size. NextBytes is the size to which a proof grows it.
@@ -46,11 +46,11 @@ type forgedRecord struct {
 	Checked    bool   `json:"checked,omitempty"`
 }
 
-// recordBytes is the size of a record: the first sector of its page.
+// recordBytes is the size of a record, which is the first sector of a page.
 const recordBytes = 512
 
-// page returns a record in a page. A record has a magic text and a version; at offset 20 the
-// checksum of all following bytes; at 24 the length of the JSON text; and at 28 this text.
+// page returns a page with a record: a magic text and a version; at offset 20 the checksum of all
+// later bytes of the record; at 24 the length of the JSON text; and at 28 this text.
 func (f Forgery) page(r forgedRecord) []byte {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -69,15 +69,15 @@ func (f Forgery) page(r forgedRecord) []byte {
 	return b
 }
 
-// FormatRecord returns a record of a format of the disk, as if the disk had the given size.
+// FormatRecord returns a page with the record of a format on a disk of the given size.
 func (f Forgery) FormatRecord(size int64) []byte {
 	return f.page(forgedRecord{Volume: f.Volume, Disk: f.Disk, SizeBytes: size,
 		Filesystem: f.Filesystem})
 }
 
-// GrowthRecord returns a record of a growth to the given size. If the disk has this size, the
-// record says that the growth began at half of it: the driver's record is always behind the old end
-// of the filesystem.
+// GrowthRecord returns a page with a record of a growth to the given size. If the disk has this
+// size already, the growth began at half of it, because the driver writes its record behind the old
+// end of the filesystem.
 func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	from := f.SizeBytes
 	if size == from {
@@ -87,7 +87,7 @@ func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 		Filesystem: f.Filesystem, GrowFrom: from, Mounted: mounted, Checked: checked})
 }
 
-// FormatSlots returns the offsets of the driver's records of a format, on a disk of the given size.
+// FormatSlots returns the offsets of the driver's format records on a disk of the given size.
 func FormatSlots(size int64) []int64 {
 	unit := int64(1 << 20)
 	switch {
@@ -103,13 +103,13 @@ func FormatSlots(size int64) []int64 {
 	return slots
 }
 
-// GrowthSlots returns the offsets of the driver's records of a growth.
+// GrowthSlots returns the offsets of the driver's growth records on a disk of the given size.
 func GrowthSlots(size int64) []int64 {
 	end := size &^ (pageBytes - 1)
 	return []int64{end - 256<<10, end - 512<<10, end - 768<<10}
 }
 
-// mounted returns the time of the last mount in an ext superblock, or 0 if head contains none.
+// mounted returns the time of the last mount in head's ext superblock, or 0 if head has none.
 func mounted(head []byte) int64 {
 	const superblock, magic, low, high = 1024, 56, 0x2C, 0x275
 	if sb := head[superblock:]; sb[magic] == 0x53 && sb[magic+1] == 0xEF {
@@ -118,7 +118,7 @@ func mounted(head []byte) int64 {
 	return 0
 }
 
-// headBytes is the number of bytes that are copied from the disk: they contain all superblocks.
+// headBytes is the number of bytes copied from the disk's start. They contain all superblocks.
 const headBytes = 128 << 10
 
 // pages returns all pages of the forgery, and separately the pages with records.
@@ -155,12 +155,12 @@ func (f Forgery) pages() (all, records [][]byte) {
 // ForgedFiles maps the names of forged files to hashes of their content.
 type ForgedFiles map[string][sha256.Size]byte
 
-// odd is the offset of the pages in the file forged-odd: not a multiple of the page size.
+// odd is the offset of the first page in the file forged-odd. It is no multiple of the page size.
 const odd = 1337
 
-// Write writes files with all forged pages into a directory on the volume, durably: one with the
-// pages at multiples of the page size, and one at odd offsets. A third file has records exactly at
-// the disk's offsets where the driver has its own, if the filesystem gives these blocks to a file.
+// Write writes three files durably into a directory on the volume. forged-aligned has all pages at
+// multiples of the page size, forged-odd at other offsets. forged-slots has records at the disk's
+// offsets where the driver writes its own, if the filesystem gives these blocks to a file.
 func (f Forgery) Write(dir string) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	all, records := f.pages()
@@ -172,8 +172,8 @@ func (f Forgery) Write(dir string) (files ForgedFiles, err error) {
 	return files, SyncDir(dir)
 }
 
-// WriteFormats writes only the file with records at the driver's offsets, here records of a format,
-// so that nearly all other blocks of the disk remain free.
+// WriteFormats writes only the file forged-slots, with records of a format, so that nearly all
+// other blocks of the disk remain free.
 func (f Forgery) WriteFormats(dir string) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	_, records := f.pages()
@@ -185,9 +185,9 @@ func (f Forgery) WriteFormats(dir string) (files ForgedFiles, err error) {
 // roomBytes is the space that is free after Fill.
 const roomBytes = 8 << 20
 
-// Fill fills the filesystem with one file of forged records, of growths or of formats, and then
-// deletes another file, so that roomBytes are free. A record begins every 512 bytes: if blocks are
-// small, any part of the file can be at the disk's offset of a driver's record.
+// Fill fills the filesystem with one file of forged records, and then deletes another file, so that
+// roomBytes are free. growths selects records of a growth, not of a format. A record begins every
+// 512 bytes, so that even a small block at the offset of a driver's record begins with a record.
 func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	_, records := f.pages()
@@ -195,7 +195,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	if growths {
 		page = records[0]
 	}
-	// The sync makes the kernel choose the blocks of room before those of forged-records.
+	// write syncs, so the kernel chooses the blocks of the file room before those of forged-records.
 	(ForgedFiles{}).write(dir, "room", make([]byte, roomBytes))
 	const name = "forged-records"
 	w := harness.Got(os.Create(filepath.Join(dir, name)))
@@ -211,7 +211,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
-	// Remove room only after the sync, in which ext4 chooses the last blocks: they could be room's.
+	// ext4 chooses the last blocks during the sync. room is removed later, so its blocks stay free.
 	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
 		w.Close(), SyncDir(dir)))
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil
@@ -254,11 +254,11 @@ func CheckForged(path string, want [sha256.Size]byte) error {
 	return err
 }
 
-// writeSlots writes a file with records at the disk's offsets where the driver has its own. For a
-// moment the file has nearly all free space. Then it keeps only the blocks at those offsets. ext4
-// and xfs report a file's blocks; on other filesystems the file only has some records.
+// writeSlots writes the file forged-slots, with records at the disk's offsets where the driver
+// writes its own. It gives the file nearly all free space, and then frees all other blocks. Only
+// ext4 and xfs report a file's blocks. On other filesystems the records are at any offset.
 //
-// Until it is complete, the file has no name, so that a crash frees its blocks.
+// The file gets its name when it is complete, so that a crash before frees its blocks.
 func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {
 	const name = "forged-slots"
 	w := harness.Got(os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600))
@@ -279,7 +279,7 @@ func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {
 	files[name] = harness.Got(digest(path))
 }
 
-// keepSlots writes records to a file that has all free space, and frees all other blocks of it.
+// keepSlots writes records to w's blocks at the driver's offsets, and frees all other blocks of w.
 func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	extents := extentsOf(w)
 	kept := []int64{0}
@@ -308,7 +308,7 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted returns the records by their offset on the disk. A single record is one of a format.
+// wanted returns the records by their offset on the disk. A single record must be a format record.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {
@@ -328,7 +328,7 @@ func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	return wanted
 }
 
-// takeSpace gives a file nearly all free space, and returns the size: 0 if at most 1 MiB is free.
+// takeSpace gives w nearly all free space, and returns w's size. It is 0 if at most 1 MiB is free.
 func takeSpace(w *os.File) (size int64) {
 	var st unix.Statfs_t
 	harness.Must(unix.Fstatfs(int(w.Fd()), &st))

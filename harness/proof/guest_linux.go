@@ -55,8 +55,8 @@ func (g GuestView) Sys(path string) string { return filepath.Join(g.dir, "sys", 
 // Node returns the path of a device node in the guest's /dev.
 func (g GuestView) Node(name string) string { return filepath.Join(g.dir, "dev", name) }
 
-// Plug adds a disk to the guest, first its device node: a program that sees the disk's directory in
-// /sys has to find the node. The serial has 20 bytes, padded with NULs, and a newline, as in sysfs.
+// Plug adds a disk to the guest: first its device node, so that a program that finds the disk in
+// /sys also finds the node. The serial has 20 bytes, padded with NULs, and a newline, as in sysfs.
 func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 	serial := make([]byte, SerialBytes)
 	copy(serial, diskName)
@@ -93,7 +93,7 @@ func (g GuestView) Unplug() error {
 	return errors.Join(errs...)
 }
 
-// UnmountBelow unmounts all mounts below a directory, the last one first.
+// UnmountBelow unmounts all mounts below a directory, the newest first.
 func UnmountBelow(dir string) error {
 	return eachMountBelow(dir, func(path string) error {
 		return unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
@@ -121,7 +121,7 @@ func eachMountBelow(dir string, do func(path string) error) error {
 	return errors.Join(errs...)
 }
 
-// SetFrozen freezes or thaws the filesystem at a path. It accepts a thaw of one that is not frozen.
+// SetFrozen freezes or thaws the filesystem at a path. To thaw one that is not frozen is no error.
 func SetFrozen(path string, freeze bool) error {
 	// x/sys/unix lacks FIFREEZE and FITHAW of linux/fs.h.
 	const freezeRequest, thawRequest = 0xC0045877, 0xC0045878 // FIFREEZE, FITHAW
@@ -137,7 +137,7 @@ func SetFrozen(path string, freeze bool) error {
 	return errors.Join(err, root.Close())
 }
 
-// EachData calls do for the data of a file in pieces of up to 1 MiB, and skips its holes.
+// EachData passes the data of a file to the function do, in pieces of up to 1 MiB, without holes.
 func EachData(path string, do func(at int64, b []byte) error) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -172,8 +172,8 @@ func EachData(path string, do func(at int64, b []byte) error) error {
 	}
 }
 
-// EachPage calls do for each page of a file that contains another byte than zero. With the race
-// detector, counting zeros is faster than a comparison.
+// EachPage passes each page of a file that is not all zeros to the function do. It counts zeros,
+// because with the race detector a comparison is slower.
 func EachPage(path string, do func(at int64, page []byte) error) error {
 	return EachData(path, func(at int64, b []byte) error {
 		for i := 0; i < len(b); i += pageBytes {
@@ -214,9 +214,9 @@ func ReadFileState(path string) (_ FileState, err error) {
 	return FileState{harness.Got(os.Stat(path)).ModTime(), harness.Got(digest(path))}, nil
 }
 
-// Compare returns an error, which begins with name, if the file was written to since ReadFileState:
-// if its modification time has changed, or, if bytes is true, its content. It also returns the new
-// state.
+// Compare returns an error, which begins with name, if the modification time has changed since
+// ReadFileState. If bytes is set, it also returns an error if the content has changed. now is the
+// new state.
 func (p FileState) Compare(name, path string, bytes bool) (now FileState, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -245,9 +245,9 @@ type Bench struct {
 	Dir    string
 	Guest  GuestView
 	Plugin *harness.Plugin
-	// Bin is the first directory in the driver's PATH. A proof may put replacements of programs there.
+	// Bin is the first directory in the driver's PATH. A proof may put its own programs there.
 	Bin string
-	// Bystanders are disks of the guest that no call may change. harm contains their changes.
+	// Bystanders are disks of the guest that no call may change. harm contains errors found in them.
 	Bystanders *Bystanders
 	harm       error
 	// Forged counts comparisons of files with forged records.
@@ -276,7 +276,7 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 	return b, nil
 }
 
-// AddBystanders creates bystanders for the guest. Show attaches them.
+// AddBystanders creates bystanders for the guest. Bystanders.Show adds them to the guest view.
 func (b *Bench) AddBystanders(ctx context.Context, member Member, count *Invariant) (err error) {
 	b.Bystanders, err = NewGuestBystanders(ctx, filepath.Join(b.Dir, "bystanders"), member, count)
 	return err
@@ -292,7 +292,7 @@ func (b *Bench) Do(ctx context.Context, name string,
 	return err
 }
 
-// Harm returns the errors of the bystanders that Do has found since the last call of Harm.
+// Harm returns the errors that Do has found in bystanders since the last call of Harm.
 func (b *Bench) Harm() error {
 	harm := b.harm
 	b.harm = nil
@@ -302,7 +302,7 @@ func (b *Bench) Harm() error {
 // Close stops the driver and compares the bystanders. It returns an error if either fails.
 func (b *Bench) Close() error { return errors.Join(b.Plugin.Stop(), b.Bystanders.Close()) }
 
-// Formats is the path of a file that gets a line for each mkfs that is run on a disk.
+// Formats is the path of a file that gets a line for each run of mkfs on a disk.
 type Formats string
 
 // CountFormats writes wrappers of the mkfs programs into bin, which has to be first in a driver's
@@ -319,7 +319,7 @@ func CountFormats(bin string) (Formats, error) {
 	return Formats(file), err
 }
 
-// Count returns the number of lines in the file.
+// Count returns how often mkfs was run on a disk.
 func (f Formats) Count() (int, error) {
 	text, err := os.ReadFile(string(f))
 	return bytes.Count(text, []byte("\n")), err

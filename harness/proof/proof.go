@@ -3,12 +3,12 @@
 // (Environment, Bench). Each trial also checks two invariants: other disks of the instance do not
 // change (Bystanders), and neither do a workload's files that contain forged records (Forgery).
 //
-// A proof does a fixed amount of work. In the short form (go test -short) it does less of it. In
-// the long form it repeats the work with other seeds for some time.
+// A proof does a fixed amount of work. The short form (go test -short) does less work. The long
+// form repeats the work with other seeds for some time.
 //
-// PROOF_SEED sets the seed. PROOF_DURATION selects the long form and sets the time of all proofs,
-// which PROOF_SHARES divides by the number of proofs. PROOF_FIGURES names a file to which each
-// figure is added, because the go command hides the output of tests that pass.
+// PROOF_SEED sets the seed. PROOF_DURATION selects the long form and sets the time of all proofs
+// together. Each proof divides this time by PROOF_SHARES, the number of proofs. PROOF_FIGURES names
+// a file to which each figure is added, because the go command hides the output of tests that pass.
 package proof
 
 import (
@@ -37,7 +37,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 )
 
-// defaultSeed is the seed without PROOF_SEED. It is constant, so that all these runs do the same.
+// defaultSeed is the seed of runs without PROOF_SEED. They all do the same work.
 const defaultSeed = 1
 
 // Proof is one run of a proof of data safety.
@@ -102,7 +102,7 @@ func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.durati
 // Rand returns the source of all random numbers of the proof. Only one goroutine may use it.
 func (p *Proof) Rand() *rand.Rand { return p.rand }
 
-// Rounds returns the seeds of the rounds: only Seed or, in the long form, Seed and its successors
+// Rounds yields the seeds of the rounds. The first is Seed. In the long form its successors follow,
 // until the time has passed or the test has failed.
 func (p *Proof) Rounds() iter.Seq[uint64] {
 	return func(yield func(uint64) bool) {
@@ -149,7 +149,7 @@ func (p *Proof) Figure(pairs ...any) {
 		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)))
 }
 
-// OneCheck returns rapid's flag "checks" for one check: with -short, rapid divides it by five.
+// OneCheck returns rapid's flag "checks" for one check. With -short, rapid divides it by five.
 func OneCheck() string {
 	if testing.Short() {
 		return "5"
@@ -198,7 +198,7 @@ func Print(line string) error {
 // pageBytes is the size of the pages in which files are compared and forged.
 const pageBytes = 4096
 
-// Invariant counts comparisons of something that must not change with its original.
+// Invariant counts how often something that must not change was compared with its original.
 type Invariant struct {
 	name            string // the name in the FIGURE line
 	proof           *Proof
@@ -214,7 +214,7 @@ func (i *Invariant) Checked(err error) error {
 	return err
 }
 
-// Report prints the counts. It fails the test if there was no comparison or a change.
+// Report prints the counts. It fails the test if nothing was compared, or if something had changed.
 func (i *Invariant) Report() {
 	t := i.proof.t
 	t.Helper()
@@ -229,7 +229,7 @@ func (i *Invariant) Report() {
 type Failure struct {
 	// Name is the trial's name, also in the page's file name.
 	Name string
-	// Seed is the seed of the trial, or 0 if that is the proof's.
+	// Seed is the trial's seed. 0 means the proof's seed.
 	Seed uint64
 	// Broken describes the broken promise.
 	Broken error
@@ -255,7 +255,7 @@ func (p *Proof) Draw(ctx context.Context, f Failure) (path string) {
 	if f.At.IsZero() {
 		f.At = time.Now()
 	}
-	// The context may have ended, and this may be why the test has failed.
+	// The test may have failed because ctx has ended.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	events, since, dropped := f.History.Events()
@@ -312,25 +312,25 @@ type Guard struct {
 }
 
 // Edit changes one place of the source for a guard. Place names a declaration in a package of
-// driver or internal, as "package.Function" or "package.Type.Method". Text occurs once in it, and
-// With replaces it. In With, REMOVED stands for a condition that is true if the guard is removed,
+// driver or internal, as "package.Function" or "package.Type.Method". With replaces Text, which
+// occurs once there. In With, REMOVED stands for a condition that is true if the guard is removed,
 // and TEXT for the old text. If the guard is not removed, With has to do the same as Text.
 type Edit struct{ Place, Text, With string }
 
 // These values of With remove common guards.
 const (
-	// NotAsked makes a condition false under which the driver refuses.
+	// NotAsked makes a condition false. If it is true, the driver refuses.
 	NotAsked = "(!REMOVED && (TEXT))"
-	// Taken makes a condition true without which the driver refuses.
+	// Taken makes a condition true. If it is false, the driver refuses.
 	Taken = "(REMOVED || (TEXT))"
-	// NotCalled omits a call whose error makes the driver refuse.
+	// NotCalled omits a call. If it returns an error, the driver refuses.
 	NotCalled = "unless(REMOVED, func() error { return TEXT })"
 )
 
 // RemovedGuard is the environment variable with the name of the guard that a mutant removes.
 const RemovedGuard = "OXIDE_REMOVED_GUARD"
 
-// switches is the source of a file in each changed package of the mutant.
+// switches is the source of a file that the mutant adds to each changed package.
 const switches = `package %s
 
 import "os"
@@ -366,7 +366,7 @@ func BuildMutant(ctx context.Context, dir string, guards []Guard) (program strin
 	return build(ctx, filepath.Join(dir, "mutant"), changed)
 }
 
-// build builds the driver with changed source files, or additional ones, given by path.
+// build builds the driver. changed maps paths of source files, old or new, to their content.
 func build(ctx context.Context, program string, changed map[string]string) (_ string, err error) {
 	defer harness.Catch(&err)
 	replace := map[string]string{}
@@ -392,7 +392,7 @@ func CheckGuards(driver string, guards []Guard) error {
 	return err
 }
 
-// mutate returns the source files that differ in the mutant, by path.
+// mutate returns the content of the source files that differ in the mutant, by path.
 func mutate(driver string, guards []Guard) (changed map[string]string, err error) {
 	defer harness.Catch(&err)
 	source := harness.Got(readSource(driver))

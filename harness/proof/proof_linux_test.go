@@ -21,9 +21,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// The owner of a loop device contains the process's ID and start time. Here another start time
-// stands for a process that has ended: package loopdev detaches the devices of such processes.
-func TestNewRunsDetachLoopDevicesOfEndedProcesses(t *testing.T) {
+// A loop device's owner names a process by its ID and start time. The test adds a digit to the
+// start time, so that the owner is a process that has ended.
+func TestANewRunDetachesLoopDevicesOfEndedProcesses(t *testing.T) {
 	rack := harness.Need(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{}))(t)
 	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
 	disk, err := rack.CreateDisk(t.Context(), rack.Project, "of-a-living-process", harness.GiB)
@@ -176,7 +176,7 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	return f, dir
 }
 
-// Only these filesystems report the blocks of a file, so that writeSlots can choose them.
+// Only ext4 and xfs report the blocks of a file, so that writeSlots can choose them.
 func TestForgedRecordsAreAtTheOffsetsOfTheDriversRecords(t *testing.T) {
 	for fs, atLeast := range map[string]int{"ext4": 5, "xfs": 4} {
 		t.Run(fs, func(t *testing.T) {

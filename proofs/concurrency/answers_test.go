@@ -30,8 +30,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// lateLimit and lookLimit replace the defaults of the driver, which are longer. As in the chart,
-// the lease, after which another controller leads, is longer than callLimit and lookLimit.
+// lateLimit and lookLimit replace longer defaults of the driver. As in the chart, callLimit and
+// lookLimit are shorter than the lease, after which another controller leads.
 const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
@@ -46,9 +46,9 @@ const (
 const lanes = 6
 
 // In each trial an actor disturbs one call: a proxy gives a wrong answer with the rack's request
-// ID, the rack carries a request out after its answer, a person or another controller makes the
-// same change, the leader is stopped right before its change while another controller leads, or the
-// token has no role for a moment. Faults of the rack cause these requests and answers.
+// ID, the rack carries a request out after its answer, a person or another controller detaches the
+// disk, the leader is stopped right before its change while another controller leads, or the token
+// has no role for a moment. Faults of the rack cause the wrong and late answers.
 func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "answers")
@@ -198,9 +198,9 @@ func (v *life) report(count *atomic.Int64, format string, args ...any) {
 		fmt.Sprintf(format, args...)))
 }
 
-// wrongAnswer returns a proxy's answer, or a 503 of the rack. It returns nil if the connection is
-// to be cut. All answers have the request ID of the rack's answer. So 204 is not among the
-// statuses: it would be a valid answer of the rack to a delete.
+// wrongAnswer returns an answer of a proxy, or a 503 of the rack. nil means that the connection is
+// cut. Each answer gets the request ID of the rack's own answer. So 204 is not among the statuses:
+// with this ID it would be a valid answer of the rack to a delete.
 func wrongAnswer(r *rand.Rand) *adminapi.Response {
 	if r.IntN(6) == 0 {
 		return nil
@@ -257,13 +257,13 @@ type lane struct {
 	*answerProof
 	// leaders contains the two controllers. The first one leads.
 	leaders []leader
-	// seen is a number of a request in the rack's log. lateness reads only later requests.
+	// seen is the number of the last late request in the rack's log. lateness reads only later ones.
 	seen int
 	// stopped receives a value when the leader was stopped.
 	stopped chan struct{}
 }
 
-// elect waits for the end of the lease and reverses the leaders if the first one was stopped.
+// If the leader was stopped, elect waits for the end of its lease. Then the other controller leads.
 func (l *lane) elect() {
 	select {
 	case <-l.stopped:
@@ -334,7 +334,7 @@ func (v *life) live() {
 		all = slices.Insert(slices.Clone(steps), 3, publishing, unpublishing)
 	}
 	all = all[:1+v.rand.IntN(len(all))]
-	// The actor disturbs one of the last three calls, because later calls would repair the damage.
+	// The actor disturbs one of the last three calls. Later calls could repair an earlier damage.
 	disturbed := max(0, len(all)-1-v.rand.IntN(3))
 	for i, s := range all {
 		end := func() {}
@@ -410,7 +410,7 @@ func (v *life) disturb(s step) (end func()) {
 	return v.inject(f, meanwhile)
 }
 
-// inject adds a fault, and calls meanwhile, if it is not nil, when the fault fires. end removes it.
+// inject adds a fault, and calls meanwhile when the fault fires. end removes the fault.
 func (v *life) inject(f adminapi.Fault, meanwhile func()) (end func()) {
 	admin := v.rack.Admin
 	id, err := admin.AddFault(v.ctx, f)
@@ -478,8 +478,8 @@ func (v *life) lateness() (late time.Duration) {
 	return late
 }
 
-// call repeats a call until it succeeds or ends with a final code. If once is set, it makes the
-// call only once. If the leader is stopped before it answers, call asks the new leader.
+// call repeats a call until it succeeds or gets a final code. If once is set, it makes the call
+// only once. If the leader is stopped before it answers, call makes the call to the new leader.
 func (v *life) call(once bool, req proto.Message) (answer proto.Message, err error) {
 	for {
 		ctx, cancel := context.WithTimeout(v.ctx, v.limit)
@@ -570,8 +570,8 @@ func (v *life) deleteSnapshot() error {
 	return nil
 }
 
-// end compares the rack with the acknowledged results, unless the trial is void. Then it removes
-// the volume and its snapshots.
+// If void is false, end compares the rack with the acknowledged results. Then it removes the volume
+// and its snapshots.
 func (v *life) end(void bool) error {
 	state, err := v.rack.Admin.State(v.ctx)
 	// want and got map the ID of a disk to its node, and the ID of a snapshot to aSnapshot.

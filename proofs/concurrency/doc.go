@@ -1,4 +1,4 @@
-// Package concurrency proves two promises about calls at the same time: a missing, late or wrong
-// answer of the rack, or another controller, never undoes acknowledged work; and a disk that hangs
-// or fails delays only calls for its own volume. Package model has a test with many callers.
+// Package concurrency proves two promises. A missing, late or wrong answer of the rack, or another
+// controller, never undoes acknowledged work. A disk that hangs or fails delays only calls for its
+// own volume. Package model tests many calls at the same time.
 package concurrency

@@ -171,7 +171,7 @@ func (p *neighbour) health(ctx context.Context, node csi.NodeClient) error {
 		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging})
 }
 
-// data returns the reader and writer of a workload's data in the volume.
+// data returns a harness.Data, which writes and verifies a workload's data in the volume.
 func (p *neighbour) data() harness.Data {
 	return harness.Data{Rack: p.n.Rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
 		Seed: 1, PieceBytes: 4096}
@@ -282,7 +282,7 @@ func (n *neighbours) inTrouble() {
 	}
 	n.threadsBefore = n.waiting()
 	n.ask(asked...)
-	// The driver must publish and unpublish a volume again although its own workload has locked it.
+	// The driver must publish and unpublish the raw device again although its workload has locked it.
 	n.call("publish what its workload has locked", raw.Publish)
 	n.call("unpublish what its workload has locked", raw.Unpublish)
 }
@@ -368,7 +368,7 @@ func (n *neighbours) waiting() (threads int) {
 // close counts the threads that still wait for a disk, repairs all disks, and removes the volumes.
 func (n *neighbours) close() {
 	ctx := n.t.Context()
-	// A thread may wait for a healthy disk for a moment.
+	// A thread may wait for a moment although its disk is healthy.
 	_ = harness.Await(ctx, 5*time.Second, func() error {
 		if n.threads = n.waiting() - n.threadsBefore; n.threads > 0 {
 			return fmt.Errorf("%d threads wait for a disk", n.threads)

@@ -21,8 +21,7 @@ import (
 )
 
 const (
-	// blocks is the number of places in a volume to which pods write, and blockSize is the size of a
-	// place.
+	// blocks is the number of blocks to which pods write in each volume. blockSize is a block's size.
 	blocks    = 8
 	blockSize = 4096
 )
@@ -49,7 +48,7 @@ func newContent() *content {
 	return c
 }
 
-// clone returns the content of a snapshot of the volume. The volume may have been in use.
+// clone returns the content of a snapshot. It is partial, because the volume may have been in use.
 func (c *content) clone() *content {
 	copied := *c
 	copied.partial = true
@@ -69,7 +68,7 @@ func (c *content) wrote(block int, value uint64, synced bool) {
 	c.written[block] = append(c.written[block], value)
 }
 
-// flushed records that all data are on the disk after a flushing call has answered OK.
+// flushed records that all data are on the disk. Call it after a call that flushes has answered OK.
 func (c *content) flushed() {
 	for b, values := range c.written {
 		if !c.partial {
@@ -131,8 +130,8 @@ func pattern(v, block int, value uint64) []byte {
 	return data
 }
 
-// origin returns the volume whose data a restored volume has, or the volume itself if it was
-// created blank.
+// origin returns the volume from which v's data come through snapshots. For a volume that was
+// created blank, this is v itself.
 func origin(v int) int {
 	if s := kinds[v].snap; s != 0 {
 		return origin(snapOf[s])
@@ -166,7 +165,7 @@ func fileOf(path string, v int) string {
 	return filepath.Join(path, "blocks")
 }
 
-// offsetOf returns a block's offset in its file. The blocks are spread over a whole raw device.
+// offsetOf returns a block's offset in its file. The last block is at the end of a raw device.
 func offsetOf(v, block int) int64 {
 	switch {
 	case !kinds[v].block():
@@ -218,7 +217,7 @@ func contents(path string, v int) (data [][]byte, err error) {
 	return data, file.Close()
 }
 
-// impossible is the result of a step that cannot be done in the present state.
+// impossible is the result of a step that cannot be made in the present state.
 const impossible = "impossible"
 
 // act does a step that is not a call to a driver. It returns a text for the transcript, or
@@ -342,7 +341,7 @@ func (h *History) switchInstance(ctx context.Context, s Step) string {
 	h.env.stopNode(ctx, s.node)
 	h.world.down[s.node] = true
 	for v := 1; v < len(kinds); v++ {
-		// The stop ends the mounts, and data that were not synced may be lost.
+		// The stop of the instance ends the mounts, and data that were not synced may be lost.
 		if h.world.seen.mounted(v, s.node) {
 			h.contents[v].cut()
 		}
@@ -400,8 +399,8 @@ func (h *History) freeze(s Step) string {
 	return ""
 }
 
-// hold opens a device for writing, or attaches a loop device to it, like a process that uses the
-// device longer than the volume is published. For letGo it closes the device.
+// hold does the steps hold, holdByLoop and letGo: it opens a volume's device, attaches a loop
+// device to it, or closes it. So a process can use a device longer than the volume is published.
 func (h *History) hold(s Step) string {
 	here := h.at(s)
 	if s.op == letGo {
@@ -435,7 +434,7 @@ func loopOver(path string) loopDevice {
 	return loopDevice(strings.TrimSpace(string(out)))
 }
 
-// Close releases the loop device.
+// Close detaches the loop device.
 func (l loopDevice) Close() error { return exec.Command("losetup", "--detach", string(l)).Run() }
 
 func (p *place) drop() (err error) {
@@ -445,7 +444,7 @@ func (p *place) drop() (err error) {
 	return err
 }
 
-// dropLost closes the held devices that the guest does not show any more.
+// dropLost closes the devices that hold has opened and that the guest does not show any more.
 func (h *History) dropLost(j *joint) {
 	for v, n := range everywhere {
 		if _, seen := j.device(v, n); !seen {
@@ -461,8 +460,8 @@ func (h *History) dropAll() (err error) {
 	return err
 }
 
-// sensible reports whether the model knows the answer to a call that is wrong on purpose. The state
-// of the other volume, which the call uses, must be known.
+// sensible reports whether the model can say what a call that is wrong on purpose has to answer.
+// For that it must know the state of both volumes: of vol, and of other, whose value the call uses.
 func (h *History) sensible(s Step) bool {
 	w, here, there := h.world, h.at(s), h.world.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {

@@ -75,9 +75,9 @@ func (h *History) checkPromises(j *joint, calls []ended) {
 	}
 }
 
-// kept reports whether the first field that the call changes has the value that its OK promises.
-// After a delete or a detach this is any value except the old one, because another call may have
-// created the object again or attached it elsewhere.
+// kept returns the first field that the call changes, and whether it has the value that the answer
+// OK promises. After a delete or a detach, each value except the old one is right, because another
+// call may have created the object again or attached it elsewhere.
 func (s Step) kept(f facts) (field, bool) {
 	intends := s.intends()
 	if len(intends) == 0 {
@@ -104,8 +104,8 @@ func (h *History) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// deviceless finds the volumes that are attached to a node without a device: the rack has only
-// recorded the attach, or the guest once showed a namesake's device instead, which is gone (A54).
+// deviceless sets bare for the volumes that are attached to a node without a device. The rack has
+// only recorded the attach, or the guest showed a namesake's device, which is gone now (A54).
 func (h *History) deviceless(j *joint, calls []ended) {
 	w := h.world
 	for v, n := range everywhere {
@@ -144,8 +144,8 @@ func underWay(calls []ended) []ended {
 	return slices.DeleteFunc(slices.Clone(calls), func(c ended) bool { return c.how != openCall })
 }
 
-// checkHolders fails if a disk has more than one device, or if another instance than the rack's
-// holder has the device.
+// checkHolders fails if a disk has two devices, or if its device is in another instance than the
+// one to which the rack has attached the disk.
 func (h *History) checkHolders(j *joint, calls []ended) {
 	for v := 1; v < len(kinds); v++ {
 		var where []string
@@ -169,8 +169,8 @@ func (h *History) checkHolders(j *joint, calls []ended) {
 	}
 }
 
-// checkReleased fails if an unstage answered OK while the device is in use or a pod has the volume.
-// It ignores block volumes whose device is lost.
+// checkReleased fails if an unstage answered OK while the device is in use or the volume is
+// published. It ignores block volumes whose device is lost.
 func (h *History) checkReleased(j *joint, calls []ended) {
 	for _, c := range calls {
 		dead := kinds[c.vol].block() && h.at(c.Step).lost
@@ -216,7 +216,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 	device, ok := j.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
-		// If an abandoned call has unmounted the volume since, number is that of the directory.
+		// If an abandoned call has unmounted the volume meanwhile, number does not belong to its mount.
 		now := harness.Got(mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint)))
 		if len(now) > 0 && now[0].ID == infos[0].ID {
 			fail("device %s is mounted at %s, not the device of v%d (%v)", number,
@@ -225,7 +225,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 }
 
-// unplugged marks the mounted volumes whose device is gone although the detach may not have ended.
+// unplugged sets lost and half for mounted volumes whose device is gone while a detach may go on.
 func (h *History) unplugged(j *joint, calls []ended) {
 	for v, n := range everywhere {
 		_, seen := j.device(v, n)
@@ -326,8 +326,8 @@ func (h *History) checkData(j *joint, calls []ended) {
 	}
 }
 
-// TearDown ends all disturbances, and then deletes all volumes and snapshots by the orchestrator's
-// calls. If read is set, it first publishes every volume. It returns an error if something is left.
+// TearDown ends all disturbances, and deletes all volumes and snapshots as an orchestrator does. If
+// read is set, it first publishes and reads every volume. It fails if something is left.
 func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	defer harness.Catch(&err)
 	h.calm(ctx)
@@ -358,7 +358,7 @@ func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	return errors.New("the volumes and snapshots cannot be deleted")
 }
 
-// until runs the steps that next returns, until there are no more, but at most 20 steps.
+// until runs the steps that the function next returns, while more is true, but at most 20 steps.
 func (h *History) until(ctx context.Context, next func() (s Step, more bool)) {
 	for range 20 {
 		s, more := next()
@@ -407,8 +407,8 @@ func (h *History) readAll(ctx context.Context) {
 	}
 }
 
-// calm ends all disturbances: it starts the rack and all instances, removes faults, and closes
-// devices.
+// calm ends all disturbances: it starts the rack and all instances, removes faults and namesakes,
+// and closes the devices that hold has opened.
 func (h *History) calm(ctx context.Context) {
 	h.run(ctx, Step{op: startRack})
 	for _, n := range nodes {
@@ -447,7 +447,7 @@ func (h *History) clean(ctx context.Context) {
 	harness.Must(h.env.Balance(ctx))
 }
 
-// towards returns the orchestrator's next step to give the volume to pods on the node.
+// towards returns the orchestrator's next step to publish the volume to pods on the node.
 func (h *History) towards(v int, n string) Step {
 	f, ctl := h.world.seen, 1+int(h.value+uint64(len(h.lines)))%2
 	holder := f[holderField(v)]
@@ -498,8 +498,8 @@ func (h *History) towardsDisk(v, ctl int) Step {
 	return Step{op: createSnapshot, ctl: ctl, snap: snap}
 }
 
-// away returns the orchestrator's next call to delete a volume, beginning with its unpublication.
-// It returns false if the volume is deleted.
+// away returns the orchestrator's next step to delete a volume, which it first unpublishes and
+// unstages. If the volume does not exist, away returns false.
 func (h *History) away(v int) (Step, bool) {
 	f, ctl := h.world.seen, 1+len(h.lines)%2
 	for _, n := range nodes {

@@ -23,10 +23,9 @@ import (
 // callers is the number of callers in a crowd.
 const callers = 64
 
-// TestConcurrentCallersSeeOneState runs histories in which each step is a crowd: many callers call
-// two controllers, or a node, at once, for one volume or for four. The long form repeats this until
-// its time is over.
-func TestConcurrentCallersSeeOneState(t *testing.T) { // B-13, D-41
+// Each step of these histories is a crowd: many callers call two controllers, or a node, at once,
+// for one volume or for four. The long form repeats the histories until its time is over.
+func TestConcurrentCallsReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-13, D-41
 	before := goleak.IgnoreCurrent()
 	r := newRunner(t, "concurrency")
 	if r.proof.Short() {
@@ -128,7 +127,7 @@ var (
 	})
 )
 
-// contended is the number of waves of node calls that undo each other, each in another order.
+// contended is how often the crowd makes each wave of node calls that undo each other.
 const contended = 3
 
 // crowds takes one volume through its life with all callers. Except in the short form, it then does
@@ -195,7 +194,7 @@ func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 	h.noteCrowd(volumes, w)
 }
 
-// faultOf returns a step that adds a fault of the rack, which affects a call like s.
+// faultOf returns a step that adds a fault, which affects the rack's operation for a call like s.
 func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	names := slices.DeleteFunc(faultNames(), func(name string) bool {
 		return faults[name].Operation != operations[s.op] || faults[name].Device != nil
@@ -203,8 +202,8 @@ func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	return Step{op: fault, fault: names[r.IntN(len(names))]}
 }
 
-// noteCrowd counts the results of a crowd, and finds the nodes to which the volumes are attached.
-// It fails if equal calls for a volume all fail, or if a published filesystem is not staged.
+// noteCrowd counts the results of a crowd, and sets goals to the nodes that have the volumes. It
+// fails if equal calls for a volume all fail, or if a published filesystem is not staged.
 func (h *History) noteCrowd(volumes []int, w wave) {
 	ids, seen, n := map[string]bool{}, h.world.seen, h.count
 	all := op("") // what all callers have called

@@ -29,7 +29,7 @@ const (
 )
 
 // Environment is a rack with three instances and an administrator's own disks, two controllers, and
-// a node driver in each instance. After a history without failure, the next one uses it, too.
+// a node driver in each instance. Histories share an environment until one of them fails.
 type Environment struct {
 	*proof.Environment
 	Controllers []*harness.Plugin
@@ -58,7 +58,7 @@ func NewEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof, bysta
 	return env, nil
 }
 
-// staging and target return the paths that the orchestrator uses on a node.
+// staging and target return the paths at which the orchestrator has a volume mounted on a node.
 func (env *Environment) staging(v int, n string) string {
 	return env.Nodes[n].Kubelet(fmt.Sprintf("v%d", v), "globalmount")
 }
@@ -156,7 +156,7 @@ type joint struct {
 	// the rack's directory, by path.
 	devices map[string][]harness.GuestDevice
 	mounts  map[string][]*mountinfo.Info
-	// shown contains, by keys like "v1 a", the volumes for which the guest shows a namesake's device.
+	// shown has the key "v1 a" if the guest of node a shows the device of a namesake of v1.
 	shown map[string]bool
 	// loops maps a file to the names of its loop devices.
 	loops map[string][]string
@@ -175,7 +175,7 @@ func (h *History) observe(ctx context.Context, calls []ended) *joint {
 	return j
 }
 
-// remembered returns the last observed facts of the rack, changed by the calls that succeeded.
+// remembered returns the last observed facts of the rack, with the changes of calls that succeeded.
 func (h *History) remembered(calls []ended) facts {
 	f := maps.Clone(h.world.seen)
 	for _, c := range calls {
@@ -227,7 +227,7 @@ func (env *Environment) observeRack(ctx context.Context, j *joint) {
 	}
 }
 
-// numberIn returns the number of the volume or snapshot that has the description, or 0.
+// numberIn returns the number of the volume ("v") or snapshot ("s") with the description, or 0.
 func numberIn(description, kind string) int {
 	text, is := strings.CutPrefix(harness.NameIn(description), name(kind, ""))
 	number, err := strconv.Atoi(text)
@@ -269,7 +269,7 @@ func (env *Environment) observeNodes(j *joint) {
 	j.leaveNamesakes(env.foreign)
 }
 
-// leaveNamesakes removes the namesakes' devices from devices, and adds their volumes to shown.
+// leaveNamesakes removes namesakes' devices from j.devices, and sets j.shown for their volumes.
 func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	for _, d := range foreign {
 		if d.of == 0 {
@@ -287,8 +287,8 @@ func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	}
 }
 
-// numberOf returns the number of a loop device in the format of harness.GuestDevice, or "" if the
-// device is gone.
+// numberOf returns the "major:minor" of a loop device, as harness.GuestDevice has it. If the device
+// is gone, it returns "".
 func numberOf(loop string) string {
 	text, err := os.ReadFile(filepath.Join("/sys/block", loop, "dev"))
 	if err != nil {
@@ -349,9 +349,9 @@ func (env *Environment) makeForeign(ctx context.Context) {
 
 // makeNamesake attaches a foreign disk whose name begins with the name of the volume's disk, so
 // that both devices have the same serial. For an odd volume the foreign disk has a filesystem, like
-// a backup. For an even volume it is blank, like a disk for restored data, and larger than the
-// volume's disk: if the guest shows only one of them, the driver can tell two blank disks apart
-// only by size.
+// a backup. For an even volume it is blank, like a disk for restored data. If the guest then shows
+// one of two blank disks, the driver can tell them apart only by size, so the foreign disk is
+// larger.
 func (h *History) makeNamesake(ctx context.Context, s Step) string {
 	if h.world.rackDown || h.world.down[s.node] || len(h.world.faults) > 0 ||
 		h.serials[s.vol] == "" || h.namesake(s.vol) != nil {
@@ -411,7 +411,7 @@ func (env *Environment) makeForeignDisk(ctx context.Context, d *foreignDisk) {
 	env.foreign = append(env.foreign, d)
 }
 
-// unchanged fails if the disk was written to. If bytes is set, it also compares all bytes.
+// unchanged fails if somebody has written to the disk. If bytes is set, it also compares all bytes.
 func (d *foreignDisk) unchanged(bytes bool) {
 	harness.Got(d.state.Compare("the foreign disk "+d.name, d.path, bytes))
 }

@@ -54,15 +54,15 @@ func (h *History) plugUntilNamedAsBefore(ctx context.Context) {
 	fail("v3's device was never %s again", before)
 }
 
-// These are beginnings of histories. In inUse a pod writes to a filesystem, and in deviceInUse to a
-// device. released then takes the device from the node, and moved gives it to another node.
+// These texts are beginnings of histories. In inUse a pod writes to a filesystem, in deviceInUse to
+// a raw device. After deviceInUse, released detaches the volume, and moved publishes it on node b.
 const (
 	inUse = `
 		controller 1: create v1, and bring it to pod 1 on a, which writes block 3`
 	deviceInUse = `
 		controller 1: create v4, and bring it to pod 1 on a, which writes block 2
 		pod 1 on a: write and fsync v4 block 3`
-	// bare attaches a volume without a device. Its stage fails.
+	// In bare the rack attaches v1, but the node gets no device. So the stage fails.
 	bare = `
 		controller 1: CreateVolume v1
 		rack: no device
@@ -74,7 +74,7 @@ const (
 		controller 2: bring v4 to pod 1 on b`
 )
 
-// skipCall answers OK to the calls of an op, and does not make them.
+// skipCall answers OK to each call of the op o, and does not make the call.
 func skipCall(o op) manipulation {
 	return manipulation{answer: func(_ *History, s Step, real func() (any, error)) (any, error) {
 		if s.op == o {
@@ -84,7 +84,7 @@ func skipCall(o op) manipulation {
 	}}
 }
 
-// pretend makes the calls of an op, and replaces their errors.
+// pretend makes the calls of the op o, but returns err instead of their errors.
 func pretend(o op, err error) manipulation {
 	return manipulation{answer: func(_ *History, s Step, real func() (any, error)) (any, error) {
 		r, truth := real()
@@ -95,7 +95,7 @@ func pretend(o op, err error) manipulation {
 	}}
 }
 
-// onBacking changes the backing file of a volume's disk after the step whose line begins with when.
+// onBacking passes the file behind v's disk to change, after the step whose line begins with when.
 func onBacking(when string, v int, change func(path string) error) manipulation {
 	return after(when, func(h *History) error {
 		return change(proof.DiskFile(h.env.Rack, h.volumes[v].GetVolumeId()))

@@ -65,13 +65,13 @@ type counts struct {
 	// holders counts the devices that a process kept open. released counts the unstages that answered
 	// OK although a process kept the device open.
 	holders, released int
-	// bytes counts acknowledged bytes, and lost counts those of them that were lost.
+	// bytes counts acknowledged bytes, and lost the acknowledged bytes that were lost.
 	bytes, lost int64
 	// copies counts the restored volumes that were compared with their snapshot.
 	copies int
-	// calls counts all calls, and aborted counts the repetitions among them.
+	// calls counts all calls. aborted counts how often a call was repeated.
 	calls, aborted atomic.Int64
-	// of counts the calls of crowds by op. The other numbers are the results of these calls.
+	// of maps an op to the number of its calls in crowds. The next fields count their results.
 	of                                   map[op]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
@@ -92,7 +92,7 @@ func NewHistory(env *Environment) *History {
 func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil &&
 		(s.op.byPerson() || h.doubtSince >= 3) {
-		// The step needs a known state, or the abandoned calls have had enough time.
+		// A person's step needs a known state. Other steps wait only after some steps with doubts.
 		if err := h.Wait(ctx); err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func (h *History) step(ctx context.Context, s Step) (err error) {
 // fail ends the step with an error.
 func fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
-// around calls do, through the step's Around if it is set.
+// around calls the function do. If the step has an Around, it passes do to Around instead.
 func (s Step) around(ctx context.Context, do func(context.Context)) (Mishap, error) {
 	if s.Around == nil {
 		do(ctx)
@@ -152,10 +152,10 @@ func (h *History) Succeeded() bool {
 	return !slices.ContainsFunc(h.ended, func(c ended) bool { return c.how != succeeded })
 }
 
-// Deviceless returns how many volumes were attached without a device.
+// Deviceless returns how many volumes were attached although the node got no device.
 func (h *History) Deviceless() int { return h.count.bare }
 
-// Doubt adds the changes of a call in progress to the doubts, so that other calls can be made.
+// Doubt adds the changes of a call in progress to the doubts, so that other steps may run.
 func (h *History) Doubt(s Step) {
 	h.preparing.Lock()
 	defer h.preparing.Unlock()
@@ -313,8 +313,8 @@ func judge(s Step, err error, allowed []codes.Code) error {
 	return nil
 }
 
-// explained returns an error unless the answer to a stage without a device names the fault and both
-// remedies.
+// explained returns an error if a stage that found no device is answered with a text that lacks the
+// cause or one of the two remedies.
 func (h *History) explained(s Step, err error) error {
 	if s.op != stage || status.Code(err) != codes.NotFound || len(h.world.doubts) > 0 ||
 		!h.at(s).bare {
@@ -453,8 +453,8 @@ func (h *History) send(ctx context.Context, steps []*Step) []answer {
 	return answers
 }
 
-// busy reports whether a call was aborted because another call works on the same object. While many
-// callers call at once, ABORTED is allowed for no other reason.
+// busy reports whether a call was aborted because another call works on the same object. In a
+// crowd, no other reason for ABORTED is allowed.
 func busy(s Step, err error) bool {
 	reasons := []string{"OperationPending", "DiskBusy"}
 	if s.op == deleteSnapshot {
@@ -478,7 +478,7 @@ func (h *History) driver(s Step) *harness.Plugin {
 	return h.env.Controllers[s.ctl-1]
 }
 
-// killLater kills the process that serves the call, some time after the call began.
+// killLater waits for the time s.after. Then it kills the driver that serves the call, or the rack.
 func (h *History) killLater(ctx context.Context, s Step) {
 	select {
 	case <-ctx.Done():
@@ -500,7 +500,7 @@ func (h *History) restart(ctx context.Context, s Step) error {
 // manipulation falsifies answers, or the state of the rack or a node, without the orchestrator's
 // knowledge. A nil *manipulation changes nothing.
 type manipulation struct {
-	// answer, if not nil, answers instead of the driver. real makes the original call.
+	// answer, if not nil, is called instead of the driver. Its parameter real makes the original call.
 	answer func(h *History, s Step, real func() (any, error)) (any, error)
 	// action, if not nil, runs after the step whose line begins with when, before the state is
 	// observed.

@@ -93,7 +93,7 @@ func (r *runner) newEnvironment(ctx context.Context) (err error) {
 	return r.env.TakeBaseline(ctx)
 }
 
-// replay runs the history in the text, and then calls the functions.
+// replay runs the steps of the text, and then passes the history to each function in then.
 func (r *runner) replay(t *testing.T, m *manipulation, text string,
 	then ...func(*History)) (*History, error) {
 	t.Helper()
@@ -278,7 +278,7 @@ func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 	return volumes, wishes
 }
 
-// backwards returns the next call to delete a volume or, if it is deleted, to create it again.
+// backwards returns the next step to delete a volume or, after its deletion, to create it again.
 func (h *History) backwards(v int) Step {
 	if s, more := h.away(v); more {
 		return s
@@ -342,8 +342,8 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 	return []Step{s}
 }
 
-// holding returns a step that keeps the device of a published volume open, and the calls that would
-// release the volume. If the volume is not published, it returns the next step to publish it.
+// holding returns a step that keeps the device of a published volume open, and then calls that try
+// to release the volume. If the volume is not published, it returns the next step to publish it.
 func (h *History) holding(s Step, volumes []int) []Step {
 	v := slices.IndexFunc(volumes, func(v int) bool { return h.goals[v] != "" })
 	if v < 0 {
@@ -365,14 +365,14 @@ func (h *History) holding(s Step, volumes []int) []Step {
 	return append([]Step{s}, calls...)
 }
 
-// misfortune returns a fault, and a call that it may affect.
+// misfortune returns a step that adds a fault, and a call that the fault may affect.
 func (h *History) misfortune(w wish, v int) []Step {
 	next := h.towards(v, h.goals[v])
 	if !w.shadow {
 		next = h.backwards(v)
 	}
 	if operations[next.op] == "" {
-		// No fault affects this call, so an attach replaces it, which is possible in every state.
+		// No fault affects this call. An attach is possible in every state, so it replaces the call.
 		next = Step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
 	}
 	names := slices.DeleteFunc(faultNames(), func(name string) bool {
@@ -393,7 +393,7 @@ var operations = map[op]string{
 	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
 }
 
-// pair returns a step with two calls at once: the volume's next call, and other or its repetition.
+// pair returns two calls as one step: the volume's next call, and a copy of it or the call other.
 func (h *History) pair(w wish, v int, other Step) Step {
 	s := h.towards(v, h.goals[v])
 	if !s.op.isCall() {

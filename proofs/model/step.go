@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// op is a kind of step. It contains the step's text, with places for the fields of the Step. Steps
-// are printed and parsed in this form.
+// op is a kind of step. Steps are printed and parsed in the form of its text. A word in braces
+// stands for a field of the Step.
 type op string
 
 const (
@@ -47,11 +47,11 @@ const (
 	writeSynced     op = "pod {pod} on {node}: write and fsync v{vol} block {block}"
 	freeze          op = "pod {pod} on {node}: freeze v{vol}"
 	thaw            op = "pod {pod} on {node}: thaw v{vol}"
-	// In hold, a process opens a device, and outlives the pod.
+	// A process with the volume's device open outlives the pod.
 	hold       op = "pod {pod} on {node}: keep v{vol} open"
 	holdByLoop op = "pod {pod} on {node}: put a loop device over v{vol}"
 	letGo      op = "pod {pod} on {node}: close v{vol}"
-	// A namesake is a disk with the volume's serial.
+	// A namesake is a disk with the serial of the volume's disk.
 	makeNamesake   op = "administrator: attach a namesake of v{vol} → node {node}"
 	takeNamesake   op = "administrator: delete the namesake of v{vol}"
 	fault          op = "rack: {fault}"
@@ -117,7 +117,7 @@ type Step struct {
 	with                *Step // another call at the same time, which may have a further one
 	id, source          string
 
-	// Around, if not nil, runs the step: it calls do, and may interrupt it.
+	// Around, if not nil, runs the step: it calls the function do, and may interrupt do.
 	Around func(ctx context.Context, do func(context.Context)) (Mishap, error)
 	// Starred is set if the line of the step begins with a star.
 	Starred bool
@@ -130,7 +130,7 @@ func (s Step) OnNode(n string) bool {
 	return s.node == n && (s.op.onNode() || s.op == write || s.op == writeSynced)
 }
 
-// AbandonedAfter returns the step with a caller that waits for the answer only until the limit.
+// AbandonedAfter returns the step with a caller that waits for the answer no longer than limit.
 func (s Step) AbandonedAfter(limit time.Duration) Step {
 	if s.op.isCall() {
 		s.mishap, s.after = Abandoned, limit
@@ -160,7 +160,7 @@ func (s Step) String() string {
 	return text
 }
 
-// fields returns pointers to the fields that occur in ops, by their names in ops.
+// fields maps the names in the braces of ops to pointers to the step's fields.
 func (s *Step) fields() map[string]any {
 	return map[string]any{"ctl": &s.ctl, "vol": &s.vol, "snap": &s.snap, "pod": &s.pod,
 		"block": &s.block, "other": &s.other, "node": &s.node, "fault": &s.fault}
@@ -220,7 +220,7 @@ func parseOne(line string) (Step, error) {
 }
 
 // abbreviations contains abbreviations in histories, each with the steps that replace it. A star
-// before an abbreviation is put before each of its steps.
+// before an abbreviation stands before each of these steps.
 var abbreviations = []struct {
 	form  *regexp.Regexp
 	steps string
@@ -240,7 +240,7 @@ var abbreviations = []struct {
 }
 
 // ParseHistory parses a history with one step, or one abbreviation, in each line. A line may begin
-// with a star. It ignores empty lines and lines that begin with #.
+// with a star. ParseHistory ignores empty lines and lines that begin with #.
 func ParseHistory(text string) ([]Step, error) {
 	for _, a := range abbreviations {
 		text = a.form.ReplaceAllString(text, a.steps)
@@ -337,7 +337,7 @@ func createRequest(s Step) *csi.CreateVolumeRequest {
 	return req
 }
 
-// placement returns the volume and paths of a node call. In an astray call, one of them is wrong.
+// placement returns the volume and paths of a node call. An astray call gets one wrong value.
 func (h *History) placement(s Step) *harness.Placement {
 	h.preparing.Lock()
 	defer h.preparing.Unlock()

@@ -17,12 +17,11 @@ import (
 // volumeKind describes a volume of the model. The model has the volumes v1…, the snapshots s1…, and
 // the nodes a, b and c with two pods each.
 type volumeKind struct {
-	// fsType is the filesystem, "" for a raw block volume.
+	// fsType is the filesystem, or "" for a raw block volume.
 	fsType string
 	// shared allows both pods of a node to use the volume (SINGLE_NODE_MULTI_WRITER).
 	shared bool
-	// snap is the number of the snapshot from which the volume is restored, or 0 for a blank
-	// volume.
+	// snap is the number of the snapshot from which the volume is restored. A blank volume has 0.
 	snap int
 }
 
@@ -86,7 +85,7 @@ func (f facts) mounted(v int, n string) bool {
 	return f[stagedField(v, n)] != "" || f.published(v, n)
 }
 
-// assign is a call's change of a field.
+// assign is one effect of a call: it gives the field a new value.
 type assign struct {
 	field field
 	value string
@@ -195,7 +194,7 @@ type place struct {
 	// not work any more. half is set, too, if the rack may not have finished this detach: the guest
 	// does not show the disk, but the mounts may still work.
 	lost, half bool
-	// frozen is set if a pod has frozen the filesystem, and it may still be frozen.
+	// frozen is set while the filesystem may be frozen by a pod.
 	frozen bool
 	// open is the file or loop device that keeps the volume's device open, or nil.
 	open io.Closer
@@ -221,7 +220,7 @@ func newWorld() *world {
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
 
-// at returns the place of a volume on a node, or an empty place if the call has no volume or node.
+// at returns the state of a volume on a node. Without a volume or a node, the place is empty.
 func (w *world) at(v int, n string) *place {
 	if p := w.places[at(v, n)]; p != nil {
 		return p
@@ -247,7 +246,7 @@ func (w *world) doubtful(s Step) bool {
 	return slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) })
 }
 
-// about reports whether a field belongs to the call's volume, to its snapshot, or to their source.
+// about reports whether the field belongs to the volume or snapshot that s names, or that s copies.
 func about(f field, s Step) bool {
 	var kind byte
 	var number int
@@ -274,7 +273,7 @@ const (
 	openCall
 )
 
-// ended is a call that has ended, with the changes that it may have made.
+// ended is a call that has ended, with the effects that it may have had.
 type ended struct {
 	Step
 	how     outcome
@@ -316,8 +315,8 @@ func isAllowed(value string, allowed []string) bool {
 	return slices.Contains(allowed, value) || value != "" && slices.Contains(allowed, anyID)
 }
 
-// faultCodes maps the kind of a fault to the code that the driver answers if the fault affected a
-// request to the rack. Other faults change no answer.
+// faultCodes maps a kind of fault to the code that the driver answers after a request with this
+// fault. Faults of other kinds change no answer.
 var faultCodes = map[string]codes.Code{
 	"503": codes.Unavailable, "429": codes.Unavailable, "cut": codes.Unavailable,
 	"500": codes.Unavailable, "403": codes.PermissionDenied,
@@ -355,13 +354,13 @@ func (w *world) controllerCodes(s Step, f facts) []codes.Code {
 		if code, ok := faultCodes[faults[fault].code]; ok {
 			list = append(list, code)
 		}
-		// The driver repeats a request without an answer, while the rack may still work on the first.
+		// The driver repeats a request without an answer while the rack may still work on the request.
 		list = append(list, codes.Aborted)
 	}
 	return list
 }
 
-// answers is a case: whether it applies, and the codes that it allows.
+// answers contains the codes that the model allows if apply is true.
 type answers struct {
 	apply   bool
 	allowed []codes.Code
@@ -369,7 +368,7 @@ type answers struct {
 
 func when(apply bool, allowed ...codes.Code) answers { return answers{apply, allowed} }
 
-// first returns the codes of the first case that applies, or OK if none applies.
+// first returns the codes of the first answers that apply. If none apply, it returns OK.
 func first(all ...answers) []codes.Code {
 	for _, a := range all {
 		if a.apply {
@@ -379,14 +378,14 @@ func first(all ...answers) []codes.Code {
 	return []codes.Code{codes.OK}
 }
 
-// calmCodes returns the answers that a controller may give if the rack works without faults.
+// calmCodes returns the codes that a controller may answer if the rack works without faults.
 func calmCodes(s Step, f facts) []codes.Code {
 	disk, holder := f[diskField(s.vol)], f[holderField(s.vol)]
 	absent := disk == "" || disk != s.id && disk != anyID
 	snap := f[snapField(s.snap)]
 	switch s.op {
 	case createVolume:
-		// The cases are CV-18, even if the source does not exist any more, then CV-14 and CV-19.
+		// In this order: CV-18, even if the source does not exist any more, CV-14, and CV-19.
 		return first(when(disk != "" && f[sourceField(s.vol)] == s.source, codes.OK),
 			when(s.source != "" && f[snapField(kinds[s.vol].snap)] != s.source, codes.NotFound),
 			when(disk != "", codes.AlreadyExists))
@@ -403,7 +402,7 @@ func calmCodes(s Step, f facts) []codes.Code {
 	return first()
 }
 
-// calmNodeCodes returns the answers that a node may give if the guest shows the devices.
+// calmNodeCodes returns the codes that a node may answer if the guest shows the devices.
 func (w *world) calmNodeCodes(s Step, f facts) []codes.Code {
 	here, disk, block := w.at(s.vol, s.node), f[diskField(s.vol)], kinds[s.vol].block()
 	present := disk != "" && disk == s.id && f[holderField(s.vol)] == s.node && !w.down[s.node] &&
@@ -469,8 +468,8 @@ func (w *world) nodeCodes(s Step, f facts) []codes.Code {
 	return list
 }
 
-// namesakeCodes returns the codes if the guest shows a namesake's device instead of the volume's. A
-// volume in use stays in use, and can be unpublished and unstaged.
+// namesakeCodes returns the codes that are allowed while the guest shows a namesake's device. list
+// contains the codes for the volume's own device. A volume in use remains in use.
 func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 	switch {
 	case s.op == stage && f[stagedField(s.vol, s.node)] != "",
@@ -483,7 +482,7 @@ func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 }
 
 // shadowed reports whether another block volume is still published on the node although its device
-// is gone. If this volume's device has got the same number, it seems to be in use.
+// is gone. If v's device has got the same number, v seems to be in use.
 func (w *world) shadowed(v int, n string) bool {
 	for other := range kinds {
 		if other != v && kinds[other].block() && w.at(other, n).lost {
@@ -499,8 +498,8 @@ type rule struct {
 	adminapi.Fault
 }
 
-// noDevice is a fault of a rack that records an attach first: the rack answers 500, and the disk is
-// attached without a device (docs/hot-plug.md).
+// noDevice is a fault of a rack that records an attach first: the rack answers 500 and shows the
+// disk as attached, but the instance has no device (docs/hot-plug.md).
 const noDevice = "no device"
 
 // faults contains the faults of the rack, by name. Each affects one request.

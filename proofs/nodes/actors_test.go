@@ -37,7 +37,7 @@ import (
 // These functions simulate the programs of a cluster: attacher, controllers, kubelets, and a
 // program that starts stopped instances.
 
-// attacher tries each unfinished attachment once, like external-attacher with the driver.
+// attacher tries each unfinished attach and detach once, like external-attacher with the driver.
 func (w *testCluster) attacher() {
 	states := w.states()
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
@@ -142,7 +142,7 @@ func (w *testCluster) controllers() {
 	w.budgets()
 }
 
-// end ends a deleted pod. A pod with an owner and without a volume is created again elsewhere.
+// end ends a deleted pod. A pod with an owner and without a volume gets a new pod on another node.
 func (w *testCluster) end(p *corev1.Pod) {
 	if p.DeletionTimestamp == nil || w.stuck {
 		return
@@ -166,8 +166,8 @@ func (w *testCluster) end(p *corev1.Pod) {
 
 var apps = []string{"db", "web"}
 
-// most returns how many pods of an app may be unavailable. After mend it is at least the number of
-// pods on each node, so that each node can be stopped.
+// most returns how many pods of an app may be unavailable. After mend these are at least as many as
+// the app has on any node, so that each node can be stopped.
 func (w *testCluster) most(app string) int {
 	most, on, healthies := 2, map[string]int{}, 0
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -284,7 +284,7 @@ func (w *testCluster) runJob(p *corev1.Pod, ready bool) {
 		Running: &corev1.ContainerStateRunning{}}}}
 }
 
-// starts simulates a program that starts stopped instances every ten seconds.
+// starts simulates a program that every ten seconds starts the stopped instances.
 func (w *testCluster) starts() {
 	if !w.starter || w.clock.Sub(w.looked) < 10*time.Second {
 		return
@@ -316,8 +316,7 @@ func (w *testCluster) pass(d time.Duration) {
 	w.starts()
 }
 
-// startsAfter is how long after an instance's stop the controller of Cluster API's provider starts
-// the instance.
+// startsAfter is the time after which Cluster API's provider starts an instance that was stopped.
 const startsAfter = 10 * time.Second
 
 // threads is the number of the attacher's worker threads in the chart. While the attacher is busy,
@@ -373,7 +372,7 @@ func (q *queue) work(ctx context.Context) {
 	}
 }
 
-// try tries to attach a disk, as the driver does.
+// try tries once to attach the disk of a VolumeAttachment, like external-attacher with the driver.
 func (q *queue) try(name string) {
 	a, ok := keepertest.Get[*storagev1.VolumeAttachment](q.w.api, "", name)
 	if !ok || a.Status.Attached {
@@ -396,7 +395,7 @@ func (q *queue) try(name string) {
 	q.attached <- time.Since(*instance.TimeRunStateUpdated)
 }
 
-// onStop calls do before it sends a request to stop an instance.
+// onStop calls the function do before it sends a request to stop an instance.
 type onStop struct {
 	http.RoundTripper
 	do func()
@@ -411,7 +410,7 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // wake lets a keeper stop an instance in real time, and returns how long after the stop the
 // attacher attached the disk. others is the number of calls for other nodes that the attacher gets
-// at the stop. Ten seconds later a program starts the instance.
+// at the stop. A program starts the instance startsAfter later.
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)
@@ -488,8 +487,8 @@ func TestTheAttacherAttachesBeforeAProgramStartsTheInstance(t *testing.T) { // D
 }
 
 // A rack that records an attach first may leave a volume attached without a device. For Kubernetes
-// the volume is attached, so the keeper stops no instance for it. When somebody deletes the pod,
-// the detach needs a stop. Then the next pod gets the device (D-61, docs/hot-plug.md).
+// the volume is attached, so the keeper stops no instance for it. When the pod is deleted, the
+// detach needs a stop of the instance. Then the next pod gets the device (D-61, docs/hot-plug.md).
 func TestDeletingThePodRepairsAVolumeWithoutADevice(t *testing.T) { // D-61
 	rack, _ := startRack(t)
 	w := newTestCluster(t.Context(), t, rack)

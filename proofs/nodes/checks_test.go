@@ -60,7 +60,7 @@ func (w *testCluster) records() map[string]*recorded {
 
 const namespaceOfRecords = "oxide"
 
-// operation contains what the checks have observed of a node's present and last operation.
+// operation describes a node's present and last operation, as the checks have observed them.
 type operation struct {
 	began, ended time.Time
 	// asked is set if a keeper has requested the instance's stop. sets are the StatefulSets whose pods
@@ -74,8 +74,8 @@ type operation struct {
 	stoppedSets []string
 }
 
-// late is the time after an operation within which the keeper starts an instance that a delayed
-// request has stopped.
+// late is how long after an operation the keeper starts a stopped instance again, because a delayed
+// request of a keeper may have stopped it.
 const late = 2 * time.Minute
 
 func (w *testCluster) checkState() {
@@ -161,7 +161,7 @@ func (w *testCluster) checkStop(k *replica, name string) {
 	}
 }
 
-// checkJobs checks that a stop ends no running pod of a Job, which no controller creates again.
+// checkJobs checks that a stop ends no running pod of a Job, because no controller replaces it.
 func (w *testCluster) checkJobs(name string) {
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		if p.Spec.NodeName == name && running(p) && !w.stale && !w.raced {

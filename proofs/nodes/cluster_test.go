@@ -35,14 +35,14 @@ import (
 // nodes.
 var names = []string{"a", "b", "c"}
 
-// testCluster is a simulated cluster on a simulated rack, with two keepers and all disturbances.
+// testCluster is a simulated cluster on a simulated rack, with two keepers and the disturbances.
 type testCluster struct {
 	t     keepertest.T
 	ctx   context.Context
 	rack  *harness.Rack
 	api   *keepertest.Server
 	clock time.Time
-	// keepers are the two replicas. restart replaces a killed one by a new one with the same name.
+	// keepers are the two replicas. restart replaces a killed replica by one with the same name.
 	keepers [2]*replica
 	leader  int
 
@@ -56,8 +56,7 @@ type testCluster struct {
 	byHand, dead, lying map[string]bool
 	// corrupted is set if a person has corrupted the keepers' records.
 	corrupted bool
-	// byPeople contains the instances that a person has stopped, or may have left stopped, with the
-	// time.
+	// byPeople maps each instance that a person has stopped, or has to start, to the time of the stop.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden is set while the
 	// keepers' token has no rights, so that they see no instance.
@@ -83,7 +82,7 @@ type testCluster struct {
 	// delays maps an operation of the rack to the delay of its next request.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes maps the times of instance changes by the rack's clock to times of the history's clock.
+	// changes maps an instance's change by the rack's clock to its time by the history's clock.
 	changes map[string]time.Time
 	// stale is set if a keeper may act on what it read before the other keeper acted, and raced if a
 	// disturbance happened within a round. Most checks are then skipped.
@@ -115,8 +114,8 @@ type replica struct {
 	cut  func()
 }
 
-// gate calls act once: at the keeper's at-th change or, if reads is set, at its at-th request. act
-// runs before the request is sent or, if after is set, after the change was applied.
+// gate calls the function act once, right before the keeper's at-th change. If reads is set, gate
+// counts all requests, not only changes. If after is set, it calls act after the change.
 type gate struct {
 	at     int
 	after  bool
@@ -145,7 +144,7 @@ var errKilled = errors.New("the keeper is dead")
 
 var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 
-// pass decides whether to call act, before and after each change, and before each read.
+// pass runs before each read, and before and after each change. It calls act at request number at.
 func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil
@@ -188,8 +187,8 @@ func (w *testCluster) calm() {
 	w.refused = map[string]string{}
 }
 
-// join creates a Node, and registers its driver. An earlier Node's record of its last operation is
-// lost. If the operation's stop request is still delayed, people have to repair its effect.
+// join creates a Node, and registers its driver. The record of an earlier Node's last operation is
+// lost. If a stop request of this operation is still delayed, a person has to start the instance.
 func (w *testCluster) join(name string) {
 	w.operations[name] = &operation{}
 	for volume, stops := range w.causes {
@@ -298,8 +297,8 @@ func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// hinder returns an answer or an error if a disturbance keeps the request from the rack, or nothing
-// otherwise.
+// If a disturbance keeps the request from the rack, hinder returns an answer or an error. Otherwise
+// it returns nil twice.
 func (w *testCluster) hinder(to http.RoundTripper, r *http.Request) (*http.Response, error) {
 	operation := "view"
 	if r.Method != http.MethodGet {
@@ -345,7 +344,7 @@ func answer(status int, code string) *http.Response {
 			`{"error_code": %q, "message": "no", "request_id": "1"}`, code)))}
 }
 
-// fails returns the error of the next request for a resource or an operation, or nil.
+// fails returns the error with which the next request for the resource or operation fails, or nil.
 func (w *testCluster) fails(what string) error {
 	f := w.failing[what]
 	if f.times == 0 {
@@ -356,7 +355,7 @@ func (w *testCluster) fails(what string) error {
 	return f.err
 }
 
-// inTime converts the times in the rack's answers about instances to the history's clock.
+// inTime converts the time in the rack's answer about an instance to the history's clock.
 func (w *testCluster) inTime(response *http.Response) (*http.Response, error) {
 	body, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()
@@ -412,7 +411,7 @@ func (w *testCluster) intercept(r keepertest.KubeRequest) error {
 	return k.gate.pass(false, true)
 }
 
-// interceptRead calls the keeper's gate for each read of a keeper in the cluster, or makes it fail.
+// interceptRead calls the gate of a keeper that reads from the cluster, or makes the read fail.
 func (w *testCluster) interceptRead(r keepertest.KubeRequest) error {
 	k := w.sender(r)
 	if k == nil {
@@ -485,7 +484,7 @@ func (w *testCluster) busy() []string {
 	return slices.Sorted(maps.Keys(w.records()))
 }
 
-// addPod schedules a pod to a node, with or without a volume of its own.
+// addPod schedules a pod to a node. kind determines the pod's owner, and whether it has a volume.
 func (w *testCluster) addPod(name string, kind int) {
 	w.pods++
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default",

@@ -46,7 +46,7 @@ type act struct {
 	at int
 }
 
-// kinds contains the other kinds of acts. A kind that is listed several times happens more often.
+// kinds contains the acts besides disturbances. An act listed several times happens more often.
 var kinds = []string{
 	"turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn",
 	"kill before", "kill before", "kill after", "kill after", "refuse", "freeze", "elect",
@@ -54,7 +54,7 @@ var kinds = []string{
 }
 
 // drawActs generates the acts of a history. A history has only a few kinds of disturbances, so that
-// part of the cluster still works. Two kinds depend on the number turn, so that a few histories
+// part of the cluster still works. The number turn selects two of them, so that a few histories
 // together have all kinds.
 func drawActs(t *rapid.T, turn uint64) []act {
 	all := slices.Sorted(maps.Keys(disturbances))
@@ -121,7 +121,7 @@ func (w *testCluster) do(a act) {
 // turn lets every program of the cluster and the leading keeper work once, within two seconds.
 func (w *testCluster) turn() { w.turnOf(w.round) }
 
-// turnOf is like turn, but calls round instead of the leading keeper's round.
+// turnOf does the same as turn, but calls the function round instead of w.round.
 func (w *testCluster) turnOf(round func()) {
 	w.controllers()
 	w.attacher()
@@ -152,7 +152,7 @@ func (w *testCluster) round() {
 	w.checkState()
 }
 
-// startStopped lets both keepers start stopped instances. A keeper need not be the leader for this.
+// startStopped lets both keepers start stopped instances. Not only the leader does this.
 func (w *testCluster) startStopped() {
 	for _, k := range w.keepers {
 		if err := k.StartStopped(w.ctx); err != nil {
@@ -366,7 +366,7 @@ func TestEveryInstanceRunsAfterKillsAndDisturbancesOfTheKeeper(t *testing.T) {
 		"fenced", counts["fenced"], "max_stops_per_volume_day", most, "violations", 0)
 }
 
-// effects contains events that disturbances must cause at least once in many histories.
+// effects contains events that a run of many histories must cause at least once.
 var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudgets",
 	"failed persistentvolumes", "failed volumeattachments", "failed csinodes", "failed stop",
 	"failed start", "failed view", "late request", "started, stopped late", "within a round",

@@ -236,9 +236,9 @@ func (w *testCluster) untilStopped(name string, a act) {
 // or nil.
 func (w *testCluster) stoppedBy(name string) *replica { return w.operations[name].stopper }
 
-// forge writes annotations on a Node, as its kubelet could: records of another instance's
-// operation. They must have no effect. But if CordonAnnotation is overwritten, the node stays
-// cordoned.
+// forge writes annotations on a Node, as its kubelet could, with records of another instance's
+// operation. The keepers must ignore them. But after CordonAnnotation is overwritten, the node
+// stays cordoned.
 func (w *testCluster) forge(name string, a act) {
 	w.log("the kubelet of %s forges records", name)
 	w.byHand[name] = true
@@ -271,7 +271,7 @@ func (w *testCluster) corrupt(string, act) {
 	})
 }
 
-// mayStop records that the instance may be stopped, and that a person has to start it.
+// mayStop records that the instance is perhaps stopped, and that a person has to start it.
 func (w *testCluster) mayStop(name string) { w.byPeople[name] = w.clock }
 
 // reregister registers the driver of a node with no instance, with another node's, or with its own
@@ -391,7 +391,7 @@ func (w *testCluster) configure(_ string, a act) {
 	}
 }
 
-// ask makes the keepers forget earlier stops, as a person may after repairs.
+// ask makes the keepers forget earlier stops, as a person may do after repairs.
 func (w *testCluster) ask() {
 	for _, v := range keepertest.List[*corev1.PersistentVolume](w.api, "") {
 		keepertest.Edit(w.api, "", v.Name, func(v *corev1.PersistentVolume) {

@@ -1,4 +1,4 @@
-// Package vm proves, with instances that are virtual machines, what the simulator's guests can only
-// imitate: their own devices, kernel and boot (package simulator/machine). make vm and make
+// Package vm tests instances that are virtual machines. They have real devices, kernels and boots,
+// which the simulator's guest views only imitate (package simulator/machine). make vm and make
 // rehearsal install QEMU, make an image, and run these tests.
 package vm

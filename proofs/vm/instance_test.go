@@ -51,7 +51,7 @@ func (i instance) await(state oxide.InstanceState) {
 	}))
 }
 
-// in waits until the guest's sshd answers, and runs a command in the guest.
+// in runs a command in the guest, as soon as the guest's sshd answers.
 func (i instance) in(command string) string {
 	i.Helper()
 	var out []byte
@@ -133,7 +133,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 	cold, hot := disk("cold"), disk("hot")
 
-	// The guest accepts the user's key, and has the disk that the creation of the instance attached.
+	// The guest accepts the user's key, and has the disk that InstanceCreate attached.
 	made, err := rack.Client.InstanceCreate(t.Context(), oxide.InstanceCreateParams{
 		Project: oxide.NameOrId(rack.Project), Body: &oxide.InstanceCreate{Name: "a", Hostname: "a",
 			Ncpus: 1, Memory: 1 << 30, Start: oxide.NewPointer(true),
@@ -148,7 +148,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 		t.Errorf("the guest is %s, its firmware's %s", name, id)
 	}
 
-	// Disks come and go while the guest runs. A snapshot contains what the guest has flushed.
+	// The rack attaches and detaches disks of a running guest. A snapshot has what the guest flushed.
 	i.must(rack.AttachDisk(t.Context(), hot.Id, i.ID))
 	i.sees("cold hot root")
 	text := base64.StdEncoding.EncodeToString([]byte(uuid.NewString()))
@@ -172,7 +172,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	i.must(rack.DetachDisk(t.Context(), hot.Id, i.ID))
 	i.sees("cold root")
 
-	// The machine survives a kill of the simulator. The next simulator finds it, with the same disks.
+	// The machine survives when the simulator is killed. The next simulator finds it, with its disks.
 	const bootID = "cat /proc/sys/kernel/random/boot_id"
 	boot := i.in(bootID)
 	rack.Kill()
@@ -198,7 +198,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 	i.sees("cold root")
 
-	// If its machine is killed, an instance fails, even if no simulator runs at that time.
+	// An instance becomes failed if its machine is killed, even if no simulator runs at that time.
 	i.killQEMU()
 	i.await(oxide.InstanceStateFailed)
 	i.must(rack.StartInstance(t.Context(), i.ID))
@@ -261,8 +261,8 @@ func TestMachinesEndWithTheirTemporaryRack(t *testing.T) {
 	_ = rack.Wait() // it was killed
 }
 
-// knownDifferences contains the differences between a guest view and a virtual machine, by patterns
-// of a disk and its attribute, with their reasons.
+// knownDifferences maps a pattern of a disk and its attribute to the reason why a guest view and a
+// virtual machine show different values.
 var knownDifferences = map[string]string{
 	"*/device/serial":  "QEMU pads with spaces; the view with NULs, as a rack does",
 	"*/device/model":   "QEMU has a model; a rack leaves it empty",
@@ -272,8 +272,8 @@ var knownDifferences = map[string]string{
 	"root/node/size":   "as above",
 }
 
-// reader is a Perl program that prints attributes of the firmware, and of each NVMe disk in a sysfs
-// and a device directory. It hides numbers that change with each boot if the device node has them.
+// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. A number
+// that changes with each boot is printed only if the disk's device node has another number.
 const reader = `use Fcntl ":mode"; my ($sys, $dev, $want, $firmware) = @ARGV;
 sub get { my $of = shift; -d $of and return "directory"; open(my $f, "<", $of) or return "missing";
 	local $/; my $v = <$f>; my $mode = (stat $f)[2];
@@ -383,8 +383,8 @@ func (i instance) attachAll() {
 		ReadOnly: oxide.NewPointer(true)}})
 }
 
-// attributes returns the names of all files and directories of disks, and of all firmware files, in
-// the instance's guest view.
+// attributes returns names in the instance's guest view: of all files and directories of disks, and
+// of all firmware files.
 func (i instance) attributes() (disk, firmware []string) {
 	i.Helper()
 	of := regexp.MustCompile(`^block/nvme\d+n1/(.+)$|^class/dmi/id/(.+)$`)

@@ -50,7 +50,7 @@ func TestVolumesBehindPCIeRootPortsKeepAcknowledgedData(t *testing.T) {
 	if got := strings.TrimSpace(string(n)); got != "12" || err != nil {
 		t.Errorf("the machine has %q root ports, not 12: %v", got, err)
 	}
-	// A starting machine has its disks before its firmware numbers the buses of the ports.
+	// A disk attached to a stopped machine is in a port before the firmware numbers the ports' buses.
 	l.nodes[0].sever()
 	ctx, instance := t.Context(), l.nodes[0].ID
 	must(t, l.rack.StopInstance(ctx, instance))
@@ -130,15 +130,15 @@ func (l *lab) guard(t *testing.T) {
 }
 
 const (
-	// callTimeout is kubelet's timeout. A call is stuck if it takes this long, or if it still fails
-	// after the orchestrator has repeated it for the time convergence.
+	// callTimeout is kubelet's timeout. A call is stuck if it takes this long. It is also stuck if the
+	// orchestrator has repeated it for the time convergence, and it still fails.
 	callTimeout = 2 * time.Minute
 	convergence = 4 * time.Minute
 	patience    = 30 * time.Second
 	// recordBytes is the size of a record. A workload adds recordsRound records on each node.
 	recordBytes  = 4096
 	recordsRound = 40
-	// manyRecords is more than a workload can write before its plug is pulled.
+	// manyRecords is more than a workload can write before the disturbance comes.
 	manyRecords = 100000
 )
 
@@ -158,7 +158,7 @@ type plan struct {
 	cold, moves, restore bool
 }
 
-// pull names a disturbance, the plug, and the call of a round that it disturbs after a delay.
+// pull plans a disturbance: the plug is pulled in a round, during a call, after a delay.
 type pull struct {
 	plug, during string
 	delay        time.Duration
@@ -166,9 +166,9 @@ type pull struct {
 }
 
 // draw returns a random plan. Consecutive plans have all kinds and plugs, and each kills the
-// machine when the volume has records. The first eight move each kind from either kernel to the
-// other. A disk is pulled only while a workload may use it. Only an xfs is restored beside its
-// origin: Linux 6.1 cannot mount a btrfs and its copy at the same time.
+// machine when the volume has records. The first eight move a volume of each kind from either
+// kernel to the other. A disk is pulled only while a workload may use it. Only an xfs is restored
+// beside its origin: Linux 6.1 cannot mount a btrfs and its copy at the same time.
 func draw(r *rand.Rand, number int) plan {
 	p := plan{number: number, kind: filesystems[number%len(filesystems)],
 		first: (number + number/4) % 2, moves: r.IntN(2) == 0 || number < 8,
@@ -265,17 +265,17 @@ type life struct {
 	// is set, after a write.
 	acked    int
 	unsynced bool
-	// plug is the plug that was pulled last or, if pulling is set, that is pulled during this call.
+	// plug is the plug that was pulled last. While pulling is set, it is pulled during this call.
 	plug    string
 	pulling bool
-	// wrote receives a value when the guest acknowledges a record of the call that a plug disturbs.
+	// wrote receives a value when the guest acknowledges a record while a plug is to be pulled.
 	wrote chan struct{}
 }
 
-// errPulled means that a plug was pulled, so that the orchestrator must begin again with this node.
+// errPulled means that a plug was pulled, so that the orchestrator must visit the node again.
 var errPulled = errors.New("a plug was pulled")
 
-// newLife creates the volume, from the snapshot if one is given.
+// newLife creates the volume. If snapshot is not empty, the volume is restored from it.
 func (l *lab) newLife(ctx context.Context, p plan, snapshot string) *life {
 	v := &life{lab: l, plan: p}
 	req := harness.CreateRequest(fmt.Sprintf("pvc-%d-%d", p.number, l.lives), harness.Access(p.kind))
@@ -446,7 +446,7 @@ func (v *life) coldly(ctx context.Context, n *node) {
 }
 
 // visit brings the volume to a node, verifies its data, writes more, and removes it from the node.
-// While the volume is published, it calls beside, if that is not nil.
+// While the volume is published, it calls the function beside, which may be nil.
 func (v *life) visit(ctx context.Context, n *node, round int, beside func()) (err error) {
 	defer harness.Catch(&err)
 	v.makeDirs(ctx, n)
@@ -483,7 +483,7 @@ func (v *life) place() string {
 }
 
 // writer is a Perl program. It writes numbered records to one file, and bytes that nobody syncs to
-// another. If both are the same device, the records are at its beginning.
+// another file. For a raw device both are the device, and the records are at its beginning.
 const writer = `use IO::Handle; $| = 1; my ($f, $d, $n, $end, $sync, $of) = @ARGV;
 sub put { my ($to, $at, $what) = @_;
 	sysseek($to, $at, 0) && syswrite($to, $what) == length $what or die "write: $!" }

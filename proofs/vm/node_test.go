@@ -115,7 +115,7 @@ func (n *node) changeImage(ctx context.Context, dir string) error {
 		return err
 	}
 	image, at := filepath.Join(dir, strings.TrimSpace(string(name))), filepath.Join(n.Guest, "machine")
-	// QEMU has just ended, and may still have its files open.
+	// QEMU may still have the old file open and locked, so remove the file and create a new one.
 	out, err := exec.CommandContext(ctx, "sh", "-ec", `ln -sfn "$1" "$2/image"; rm "$2/root.qcow2"
 		qemu-img create -q -f qcow2 -F raw -b "$1/root.img" "$2/root.qcow2"`, "sh", image, at).
 		CombinedOutput()
@@ -247,7 +247,7 @@ func (n *node) pause(ctx context.Context, d time.Duration) error {
 	return process.Signal(syscall.SIGCONT)
 }
 
-// after waits for the delay d, or until ctx ends.
+// after waits for the time d, or until ctx ends.
 func after(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

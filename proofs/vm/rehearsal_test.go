@@ -109,7 +109,7 @@ type operator struct {
 }
 
 // newOperator starts a rack with the instances a and b, which run, and h, which is stopped. The
-// operator can log in to all of them by their names, and so can root on a.
+// operator, and root on the instance a, can log in to all of them by their names.
 func newOperator(t *testing.T, work, key, release string, hotplug adminapi.Hotplug) *operator {
 	t.Helper()
 	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{Hotplug: hotplug,
