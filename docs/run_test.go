@@ -69,7 +69,7 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 	}
 }
 
-// link creates links to the programs in the directory path, which is on the commands' PATH.
+// link creates links in the directory path, which is on the commands' PATH, to the programs.
 func link(t *testing.T, run *harness.Run, path string) {
 	t.Helper()
 	must(t, os.MkdirAll(path, 0o755))
@@ -95,8 +95,8 @@ func link(t *testing.T, run *harness.Run, path string) {
 	}
 }
 
-// nothingLeft detaches the loop devices of files below a directory. It returns an error if there
-// were any, or if a mount is left there.
+// nothingLeft detaches the loop devices of files below a directory. It returns an error if it finds
+// such a device, or a mount below the directory.
 func nothingLeft(dir string) error {
 	left, err := harness.KernelLedger(dir)
 	released, detachErr := loopdev.DetachBelow(context.Background(), dir)

@@ -93,8 +93,8 @@ func survivesItsLeader(ctx SpecContext) {
 	}
 }
 
-// movesTiedVolume deletes a pod whose volume is tied to the node of the leading keeper, which stops
-// no node that it runs on. Then it moves the volume.
+// movesTiedVolume ties a volume to the node of the leading keeper and deletes the volume's pod. The
+// other keeper has to lead, because a keeper never stops its own node. Then it moves the volume.
 func movesTiedVolume(ctx SpecContext) {
 	class := s.Class(ctx, Class{Parameters: map[string]string{"placement": "instance"}})
 	from, to := leader(ctx, keeperLease, ofKeeper).Spec.NodeName, workers[0]
@@ -154,7 +154,7 @@ func moveVolume(ctx context.Context, volume, node string) {
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 }
 
-// fences stops the instance whose node runs the leading keeper.
+// fences stops the instance of the node on which the leading keeper runs.
 func fences(ctx SpecContext) {
 	off := leader(ctx, keeperLease, ofKeeper).Spec.NodeName
 	onlyOn(ctx, off)
@@ -229,8 +229,8 @@ func keepsTheDriver(ctx SpecContext) {
 }
 
 // deleted waits until a watch reports the deletion of one of the expected objects, and returns the
-// resource version of this deletion. Resource versions increase over all kinds, because there is
-// one etcd.
+// resource version of this deletion. Those of all kinds are comparable, because one etcd stores
+// them.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
 	limit := time.After(nodeLostTimeout)
 	for {

@@ -152,7 +152,7 @@ var _ = JustAfterEach(func(ctx SpecContext) {
 	}
 }, NodeTimeout(evidenceTimeout))
 
-// settings is what e2e/run passes to the suite in the environment variable E2E_SETTINGS.
+// settings has the values that e2e/run passes in the environment variable E2E_SETTINGS.
 type settings struct {
 	NodeImage, Kubernetes, CRDs, Work, Evidence, StandIns, Archive string
 	// Previous is the source tree of the previous release, and PreviousName the release's name. Both

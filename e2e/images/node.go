@@ -129,8 +129,8 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	return b.save(ctx, "baked", images...)
 }
 
-// buildNode builds the node image: first from a Dockerfile. Then fill starts a container of it and
-// loads the archive's images.
+// buildNode builds the node image in two steps. First docker builds an image without any archive
+// from a Dockerfile. Then fill adds the images of the archive baked.
 func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
 	restricted bool) (err error) {
 	defer harness.Catch(&err)
@@ -281,8 +281,8 @@ func (b *Builder) Product(ctx context.Context, before Previous) (archive string,
 	return b.save(ctx, "product", images...)
 }
 
-// productBases returns the value of the build argument BASE for targets. All other targets use the
-// Dockerfile's default.
+// productBases maps a target to its build argument BASE. For all other targets the Dockerfile has a
+// default.
 func (b *Builder) productBases(ctx context.Context) (bases map[string]string, err error) {
 	defer harness.Catch(&err)
 	if !b.Offline {
@@ -349,7 +349,7 @@ const (
 // single describes an image with one static program.
 type single struct {
 	image string
-	// module is the name of the module, in compiled or standIns, that contains the program.
+	// module is the name of the program's module in compiled, or standIns.
 	module string
 	// program is the name of the program's file, and path its path in the image.
 	program, path string
