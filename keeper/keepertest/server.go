@@ -217,10 +217,10 @@ func statusOf(err error) metav1.Status {
 	return status
 }
 
-// Client returns the configuration of a client with the name as its User-Agent, and a function that
-// disconnects it for good, as if its process was killed: its requests end, and none reaches the
-// server any more. A request that has already arrived is still applied, perhaps after cut has
-// returned. An interceptor can prevent that, and sees when the request is applied.
+// Client returns a client's configuration, with the name as its User-Agent. cut disconnects the
+// client for good, like the end of its process: requests in progress end, and later ones do not
+// reach the server. The server may apply a request that has arrived even after cut has returned. An
+// interceptor sees this, and can prevent it.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 	// By default a Transport keeps fewer idle connections than a client may send requests at once.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
@@ -235,7 +235,7 @@ func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 			AcceptContentTypes: "application/json"}}, cut
 }
 
-// line is a client's connection to the server.
+// line is the http.RoundTripper of a client. It refuses requests after ended.
 type line struct {
 	transport *http.Transport
 	ended     context.Context
