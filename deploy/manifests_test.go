@@ -182,7 +182,7 @@ func TestComponentsRenderTheSameAsTheChartsValues(t *testing.T) {
 
 func TestTheExampleOfRFD595IsUnchanged(t *testing.T) { // D-58, D-59
 	text := string(readFile(t, "examples/rfd-595-postgres.yaml"))
-	// The RFD's page shows the manifest without indentation, so the test compares it without, too.
+	// The RFD's page shows the manifest without indentation, so the test ignores indentation.
 	want := `apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:

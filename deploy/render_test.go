@@ -165,8 +165,8 @@ func (m manifests) lines() []string {
 	return all
 }
 
-// differences returns the lines that only a has, each with a minus before it, and those that only b
-// has, each with a plus. For an object that b lacks, it returns only the object's name.
+// differences returns the lines that are only in a, each after a minus, and the lines that are only
+// in b, each after a plus. For an object that b lacks, it returns only the object's name.
 func differences(a, b []string) string {
 	var found []string
 	gone := "\n" // the prefix of the lines of the last object that is missing in b
@@ -349,8 +349,8 @@ func module(t *testing.T, name string) string {
 	return found.Dir
 }
 
-// allSchemas returns a directory with the JSON schemas of all kinds, as GROUP/VERSION/KIND.json:
-// those in Kubernetes' own OpenAPI document, and those of the snapshot CRDs.
+// allSchemas returns a directory with the JSON schemas of all kinds, as GROUP/VERSION/KIND.json.
+// The schemas are from Kubernetes' OpenAPI document and from the snapshot CRDs.
 func allSchemas(t *testing.T) string {
 	t.Helper()
 	dir, kinds := t.TempDir(), 0

@@ -29,7 +29,7 @@ func beside(names, more string) string {
 	return text.String()
 }
 
-// everywhere returns Helm arguments that set each label, variable and other addition of a user.
+// everywhere returns Helm arguments that add labels, variables, mounts and more to every object.
 func everywhere(t *testing.T) []string {
 	t.Helper()
 	const pod = `, "extraVolumes": [{"name": "extra", "emptyDir": {}}], 
@@ -237,7 +237,7 @@ func accepted(t *testing.T) map[string]string {
 	return all
 }
 
-func TestTheChartRendersTheAcceptedFields(t *testing.T) { // D-43
+func TestTheChartRendersTheFieldsInTheGoldenFile(t *testing.T) { // D-43
 	objectsOf := func(t *testing.T, args []string) manifests {
 		switch {
 		case len(args) == 1:
@@ -295,8 +295,8 @@ func whole(t *testing.T) []string {
 	return strings.Split(strings.ReplaceAll("\n"+text, "\n+", "\n"), "\n")[1:]
 }
 
-// matching returns what the groups of a pattern match in each line, joined by spaces, sorted and
-// without duplicates. The pattern has to match the beginning of a line.
+// matching returns the text of the pattern's groups in each line that begins with a match: the
+// groups joined by spaces, the texts sorted and without duplicates.
 func matching(lines []string, pattern string) (found []string) {
 	for _, line := range lines {
 		if m := regexp.MustCompile("^" + pattern).FindStringSubmatch(line); m != nil {
@@ -311,7 +311,7 @@ const (
 	// These patterns match the path of a pod, or of a container, at the beginning of a line.
 	aPod       = `(\S+\.template\.spec)\.`
 	aContainer = `(\S+\.template\.spec\.(?:initC|c)ontainers\[[^]]+\])\.`
-	// nodes is the path of the node driver's pod, and driver that of its only privileged container.
+	// nodes is the path of the node driver's pod, driver the path of its privileged container.
 	nodes  = "DaemonSet/oxide-csi-node.spec.template.spec"
 	driver = nodes + ".containers[oxide-plugin]"
 )

@@ -298,7 +298,7 @@ type Session struct {
 	User *syscall.Credential
 }
 
-// endGrace is the time in which the remaining processes of a page have to end after a signal.
+// endGrace is how long the remaining processes of a page may take to end after a signal.
 const endGrace = 30 * time.Second
 
 // Run runs blocks in one bash -e. It returns an error if a block fails or lacks the output that its

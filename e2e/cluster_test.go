@@ -59,9 +59,9 @@ const nodeStatusPeriod = time.Second
 // default is 50 s for reports every 10 s; here kubelets report every second.
 const nodeGrace = 20 * time.Second
 
-// claimPeriod is how often Kubernetes checks claims and volumes that nobody has changed. After a
-// conflict of two of its controllers, one of them waits for this check; the default is 15 s. More
-// frequent checks write so many events about waiting claims that Kubernetes drops some.
+// claimPeriod is how often Kubernetes checks claims and volumes that nobody has changed. If two of
+// its controllers conflict, one of them waits for this check; the default is 15 s. More frequent
+// checks write so many events about waiting claims that Kubernetes drops some.
 const claimPeriod = 5 * time.Second
 
 const kubernetesReady = 3 * time.Minute
@@ -343,7 +343,7 @@ func (k *kube) resource(gvk schema.GroupVersionKind, namespace string) (
 	dynamic.ResourceInterface, error) {
 	mapping, err := k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if meta.IsNoMatchError(err) {
-		// Discover the kinds again: this one may be new.
+		// Discover the kinds again: the object's kind may be new.
 		k.mapper.Reset()
 		mapping, err = k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	}

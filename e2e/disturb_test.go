@@ -199,14 +199,14 @@ var _ = Describe("the driver", func() {
 			By("cutting every connection to the rack")
 			away := time.Now()
 			cut := fault(ctx, adminapi.Fault{Cut: true})
-			// Pauses before retries grow. Calls that begin at late, shortly before back, are soon repeated.
+			// Pauses before retries grow, so only calls that begin late in the outage end soon after it.
 			const late, back = 50 * time.Second, time.Minute
 			waiting := []*pod{more(), more()}
 			taken := s.Snapshot(ctx, claims[1])
 			sum := runners[1].Fill(ctx)
 			noRestartUntil(ctx, lives, away.Add(late))
 			waiting = append(waiting, more())
-			// The node can unmount without the rack. All other calls have to wait for it.
+			// The node can unmount without the rack. All other calls have to wait for the rack.
 			runners[0].Delete(ctx)
 			s.DeleteClaim(ctx, leaving)
 			noRestartUntil(ctx, lives, away.Add(back))

@@ -258,8 +258,8 @@ func (r reader) run(ctx context.Context, blocks ...docs.Block) {
 // doctor runs `oxide-csi-plugin doctor` on this machine, with a copy of the nodes' program.
 type doctor struct{ env []string }
 
-// doctorDir contains copies of a node's oxide-csi-plugin and of the control plane's kubectl. It is
-// empty before the first call of newDoctor.
+// doctorDir is a directory with copies of a node's oxide-csi-plugin and of the control plane's
+// kubectl. It is "" before the first call of newDoctor.
 var doctorDir string
 
 // newDoctor returns a doctor. Its first call copies programs from nodes, so a spec has to call it

@@ -181,7 +181,7 @@ func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string)
 	return message
 }
 
-// stopGrace is the grace period of pods in seconds. The shell in them ends at once.
+// stopGrace is the grace period of pods in seconds. It is short, because their shell ends at once.
 const stopGrace = int64(5)
 
 // idle is a script that waits until the shell gets SIGTERM.
@@ -432,7 +432,7 @@ func (n *snapshot) Ready(ctx context.Context) *snapshot {
 	return n
 }
 
-// Delete deletes a ready snapshot, and waits until the cluster has no object of it.
+// Delete deletes a ready snapshot, and waits until the cluster has none of its objects.
 func (n *snapshot) Delete(ctx context.Context) {
 	removeAll(ctx, []*unstructured.Unstructured{n.object})
 	contents := must(api.resource(snapshotContentKind, ""))

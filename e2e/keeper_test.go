@@ -228,9 +228,9 @@ func keepsTheDriver(ctx SpecContext) {
 	serving(ctx)
 }
 
-// deleted waits until a watch reports the deletion of one of the expected objects, and returns the
-// resource version of this deletion. Those of all kinds are comparable, because one etcd stores
-// them.
+// deleted waits until a watch reports the deletion of an expected object, and returns the resource
+// version of this deletion. One etcd stores all kinds, so it can be compared with those of other
+// kinds.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
 	limit := time.After(nodeLostTimeout)
 	for {

@@ -335,8 +335,8 @@ func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk str
 	return p, f.Bound(ctx, claim).Spec.CSI.VolumeHandle
 }
 
-// appearWithEnd attaches the disk of the half-staged pod p again as soon as the node's driver pod
-// is being deleted, and then closes appeared. So the device appears while this driver ends.
+// appearWithEnd waits in a goroutine until the node's driver pod is being deleted. Then it attaches
+// the disk of the half-staged pod p again, so that the device appears, and closes appeared.
 func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-chan struct{}) {
 	driver := installedPod(ctx, ofNode, node)
 	done := make(chan struct{})

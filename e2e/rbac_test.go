@@ -25,7 +25,7 @@ import (
 )
 
 // right is a verb on a resource that a role of the installation allows. The verbs list and watch
-// are one right: depending on the version of Kubernetes, an informer begins with either.
+// are one right: an informer begins with one of them, depending on the version of Kubernetes.
 type right struct {
 	kind, role      string
 	group, resource string

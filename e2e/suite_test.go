@@ -65,7 +65,7 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// read returns an object that it gets from one of the API's clients, and fails g on an error.
+// read gets the object with this name through a client of the API, and fails g on an error.
 func read[T any](ctx context.Context, g Gomega, all interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 }, name string) T {

@@ -47,8 +47,8 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// sorted reads a node's pods. It returns them grouped by what a stop of the node does to them, and
-// as a plain list.
+// sorted reads a node's pods. It returns them in a struct sorted, by the effect that a stop of the
+// node has on them, and as a list.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err

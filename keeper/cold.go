@@ -131,7 +131,7 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	return pace, ErrStepAside
 }
 
-// candidate is a node with volumes that wait for a stop. why is what prevents the stop, or "".
+// candidate is a node with volumes that wait for a stop. The field why is the obstacle, or "".
 type candidate struct {
 	*node
 	pods sorted
@@ -142,7 +142,7 @@ type candidate struct {
 	next bool
 }
 
-// candidates returns the nodes with ColdAttachLabel, each with what prevents an operation on it.
+// candidates returns the nodes with ColdAttachLabel, each with the obstacle to its stop, if any.
 func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*candidate {
 	var all []*candidate
 	for _, n := range nodes {
@@ -219,8 +219,8 @@ func bySince(a, b *attachment) int { return a.since().Compare(b.since()) }
 
 const runsHere = "waits: the keeper runs here, and another replica has to take over"
 
-// hindrance returns what prevents an operation on a node now, or "" and the node's pods. It does
-// not consider recent stops of other nodes; stoppedElsewhere does.
+// hindrance returns the obstacle to an operation on a node now, or "" and the node's pods. It
+// ignores recent stops of other nodes; stoppedElsewhere considers them.
 func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorted, error) {
 	if why := k.hindranceOfNode(v, n); why != "" {
 		return why, sorted{}, nil
@@ -340,7 +340,7 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 }
 
 // planText describes what the keeper does, or would do, to a node. It counts the volumes in
-// waiting, and names up to three of those in named.
+// waiting, and names up to three of the volumes in named.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {

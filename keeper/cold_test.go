@@ -323,7 +323,7 @@ func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 	}
 }
 
-// In some trials the first write of a resource fails, before or after the server has applied it.
+// In some trials the API server fails the first write of a resource, before or after applying it.
 func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 	for _, fails := range []string{"", "create configmaps", "update nodes"} {
 		for _, applied := range []bool{false, true} {

@@ -314,7 +314,7 @@ func (w *fixture) round() {
 	w.retry()
 }
 
-// retry acts as the attacher while the node "a" is drained: woken, it tries again and fails.
+// retry acts as an attacher that is woken while the node "a" is drained: its next attempt fails.
 func (w *fixture) retry() {
 	if w.step("a") != string(draining) {
 		return

@@ -69,7 +69,7 @@ type Keeper struct {
 	silent time.Time
 }
 
-// ErrStepAside reports that only the node on which this keeper runs is left to be stopped, so
+// ErrStepAside reports that the only node that has to be stopped is the node of this keeper, so
 // another replica has to lead.
 var ErrStepAside = errors.New("the node to be stopped is the one this keeper runs on")
 

@@ -88,7 +88,7 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 }
 
 // replaces reports whether v is already the replacement. A volume that an interrupted move has set
-// to Retain or deleted is none, even if this move goes back to the volume's own node.
+// to Retain or deleted is not, even if this move goes back to the volume's own node.
 func replaces(v *corev1.PersistentVolume, instance string) bool {
 	_, moving := v.Annotations[MovingAnnotation]
 	return v.DeletionTimestamp == nil && onInstance(v, instance) && !moving
@@ -197,8 +197,8 @@ func (m *Mover) save(ctx context.Context, name, value string) error {
 	return nil
 }
 
-// prepare returns the replacement of a volume, after it has saved it: until then nothing is
-// removed. The replacement is a copy of old without the changes that an interrupted move has made.
+// prepare saves the replacement of a volume before the caller removes anything, and returns it. The
+// replacement is a copy of old without the changes that an interrupted move has made.
 func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume,
 	instance string) (*corev1.PersistentVolume, error) {
 	replacement := saved
@@ -240,7 +240,7 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the PersistentVolume %s: %w", v.Name, err)
 	}
-	// Remove the finalizers: with them Kubernetes keeps a volume that is in use, as this one is.
+	// Remove the finalizers. With them Kubernetes would keep this volume, because it is in use.
 	for {
 		now, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
 		switch {

@@ -36,7 +36,7 @@ type moving struct {
 	out    bytes.Buffer
 	old    *corev1.PersistentVolume // before the move
 	losing sync.Mutex
-	// guarded by losing: lose reports whether the connection breaks at a change of the Mover
+	// guarded by losing: lose decides whether the server breaks the connection at a change
 	lose func(r keepertest.KubeRequest) bool
 }
 

@@ -78,8 +78,8 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	}
 }
 
-// ends checks that the operation on the node "a" has ended, with a problem that contains the text
-// in problem or, if this is "", with none. The node has to be as it was before the operation.
+// ends checks that the operation on the node "a" has ended, and that the node is as before. The
+// text of the operation's problem has to contain problem; if this is "", there must be no problem.
 func (w *fixture) ends(problem string, stopped bool) {
 	w.t.Helper()
 	last, n := w.last("a"), w.node("a")

@@ -117,7 +117,7 @@ func (n *node) proof(instance string) int {
 
 // instanceOf returns the instance of a node, or why it is not known. The driver has to be
 // registered with the instance, spec.providerID must not name another one, and no other node may
-// have as good a proof that the instance is its own.
+// prove as well that the instance is its own.
 func (v *view) instanceOf(n *node) (instance, why string) {
 	if n.registered == "" {
 		return "", "the driver is not registered on this node"
@@ -207,8 +207,8 @@ func (a *attachment) waits() bool {
 	return failed != nil && strings.Contains(failed.Message, string(csierr.InstanceMustBeStopped)+":")
 }
 
-// wakeup returns the value of WokenAnnotation that wakes the attacher in an operation. The time of
-// the last failure in it shows triedAgain whether the attacher has tried since.
+// wakeup returns the value of WokenAnnotation that wakes the attacher in an operation. It contains
+// the time of the last failure, which shows triedAgain whether the attacher has tried since.
 func (a *attachment) wakeup(r *operation) string {
 	value := r.id()
 	if failed := a.failure(); failed != nil {
@@ -218,7 +218,7 @@ func (a *attachment) wakeup(r *operation) string {
 }
 
 // settled reports whether the attacher has finished with the attachment in an operation. Either it
-// succeeded, or it has tried since it was woken, and failed for a reason that neither a stopped
+// has succeeded, or it has tried since it was woken, and failed for a reason that neither a stopped
 // instance nor another attempt removes.
 func (a *attachment) settled(r *operation) bool {
 	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
@@ -267,7 +267,7 @@ func (n *node) allowed() bool { return n.Labels[ColdAttachLabel] == Allowed }
 
 // sorted contains the pods of a node, sorted by what happens to them when its instance is stopped.
 type sorted struct {
-	// evict contains pods without volumes of the driver. They run elsewhere in the meantime.
+	// evict contains pods without volumes of the driver. They run on other nodes in the meantime.
 	evict []*corev1.Pod
 	// stay contains pods with volumes of the driver, both running and waiting ones. Their disks stay
 	// attached, so these pods have to come back to this node; on another node each would cause
@@ -432,9 +432,9 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	return found
 }
 
-// exhausted describes a budget that forbids an operation, or returns "". The budget forbids to
-// evict the pods in s.evict, or to stop those in s.stay. A pod that waits for its volume is no
-// loss: it is not healthy before the stop, and without the stop it never will be.
+// exhausted describes a budget that forbids an operation, or returns "". It forbids the eviction of
+// the pods in s.evict, or a stop of the pods in s.stay. A pod that waits for its volume is no loss:
+// it is not healthy before the stop, and without the stop it never will be.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

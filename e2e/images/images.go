@@ -113,7 +113,7 @@ func (b *Builder) save(ctx context.Context, name string, images ...string) (stri
 		})
 }
 
-// command runs a program in a directory and returns its output. An error contains the output's end.
+// command runs a program in a directory and returns its output. An error contains the last output.
 func command(ctx context.Context, dir string, environment []string, program string,
 	args ...string) (string, error) {
 	c := exec.CommandContext(ctx, program, args...)

@@ -129,8 +129,8 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	return b.save(ctx, "baked", images...)
 }
 
-// buildNode builds the node image in two steps. First docker builds an image without any archive
-// from a Dockerfile. Then fill adds the images of the archive baked.
+// buildNode builds the node image in two steps. First docker builds an image from a Dockerfile.
+// Then fill loads the archive baked into it.
 func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
 	restricted bool) (err error) {
 	defer harness.Catch(&err)
@@ -239,7 +239,7 @@ var product = []target{
 // previousTag is the tag of the previous release's images on the suite's nodes.
 const previousTag = "previous"
 
-// previous lists the images of the previous release: those that an upgrade replaces.
+// previous lists the images of the previous release that an upgrade replaces.
 var previous = []target{
 	{"controller", "oxidecomputer/oxide-csi-plugin:" + previousTag},
 	{"node", "oxidecomputer/oxide-csi-plugin-node:" + previousTag},
@@ -332,8 +332,8 @@ func (b *Builder) buildProduct(ctx context.Context, root string, targets []targe
 	return nil
 }
 
-// StandIns describes, for the suite's report, what in an offline cluster differs from published
-// images.
+// StandIns describes, in the suite's report, how the images of an offline cluster differ from
+// published images.
 const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small programs of the " +
 	"suite's own; busybox is Debian's; postgres:17.6 is Debian's PostgreSQL with an entrypoint of " +
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +

@@ -6,7 +6,7 @@
 //	go run ./e2e/run -offline               with images that are built here
 //	go run ./e2e/run -offline -focus CP-9   only specs with CP-9 in their names
 //	KEEP=1 go run ./e2e/run -offline        leaves the cluster running
-//	go run ./e2e/run -down                  removes such a cluster
+//	go run ./e2e/run -down                  removes that cluster
 package main
 
 import (

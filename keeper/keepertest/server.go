@@ -34,7 +34,7 @@ type T interface {
 }
 
 // Server is the API server. The functions Put, Get, Edit, Delete, Remove and List access its
-// objects directly: no interceptor is called, and nothing is logged.
+// objects directly: they call no interceptor, and are not in the log.
 type Server struct {
 	t      T
 	now    func() time.Time
@@ -183,7 +183,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, c call) ([]byte,
 	return answer, err
 }
 
-// ask calls the interceptor for reads or for changes, if there is one.
+// ask calls the interceptor for reads or for changes, if the test has set it.
 func (s *Server) ask(reads bool, r KubeRequest) error {
 	s.mu.Lock()
 	f := s.change

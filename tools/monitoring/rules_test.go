@@ -276,7 +276,7 @@ func known(t *testing.T) map[string][]string {
 	return all
 }
 
-// values returns the possible values of those labels whose values are fixed, by label.
+// values maps a label to its possible values. It omits labels with arbitrary values.
 func values(t *testing.T) map[string][]string {
 	t.Helper()
 	var methods, results []string
@@ -331,8 +331,8 @@ func problems(t *testing.T, text string) (found []string) {
 }
 
 // problemsOfMatcher returns an error if a matcher's label is not in own, the metric's labels, or if
-// a value in the matcher is none of the label's values. A regular expression with parentheses only
-// has to match one value.
+// the label never has a value in the matcher. A regular expression with parentheses only has to
+// match one value.
 func problemsOfMatcher(t *testing.T, own []string, m *labels.Matcher) (found []string) {
 	t.Helper()
 	if m.Name == labels.MetricName {

@@ -154,7 +154,7 @@ const containerdName = "io.containerd.image.name"
 
 // writeLayout writes a tar of the layout l with root as its only entry, and records root's digest.
 func (r *release) writeLayout(l layout.Path, name, tag string, root v1.Descriptor) {
-	// By this name, manifests find the image after somebody has imported it from the file.
+	// With this annotation, an image that somebody imports from the file has its name in manifests.
 	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag,
 		containerdName: "docker.io/oxidecomputer/" + name + ":" + tag}
 	need(l.AppendDescriptor(root))
