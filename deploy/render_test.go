@@ -27,7 +27,7 @@ import (
 // kubernetes is the version for which the plain manifests are rendered and checked.
 const kubernetes = "1.35.4"
 
-// with returns --set arguments.
+// with returns a --set argument of Helm for each value.
 func with(values ...string) []string {
 	var args []string
 	for _, v := range values {

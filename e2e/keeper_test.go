@@ -229,8 +229,8 @@ func keepsTheDriver(ctx SpecContext) {
 }
 
 // deleted waits until a watch reports the deletion of an expected object, and returns the resource
-// version of this deletion. One etcd stores all kinds, so it can be compared with those of other
-// kinds.
+// version of this deletion. One etcd stores all kinds, so versions of different kinds are
+// comparable.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
 	limit := time.After(nodeLostTimeout)
 	for {
@@ -415,7 +415,7 @@ func inStep(ctx context.Context, steps ...string) string {
 	return found
 }
 
-// keeperRecord contains the fields of the keeper's record of a node that the specs compare.
+// keeperRecord contains, of the keeper's record of a node, the fields that the specs compare.
 type keeperRecord struct {
 	Node      string
 	Operation struct{ Step string }

@@ -130,8 +130,8 @@ func (p proof) run(ctx context.Context, all []right) {
 	Expect(needless).To(BeEmpty(), "rights without which nothing fails")
 }
 
-// allRights returns every right in the roles of the driver and the node keeper among the objects.
-// The snapshot controller's roles belong to the cluster.
+// allRights returns every right in those of the objects that are roles of the driver or the node
+// keeper. It omits the snapshot controller's roles, which belong to the cluster.
 func allRights(objects []*unstructured.Unstructured) []right {
 	var all []right
 	for _, o := range objects {

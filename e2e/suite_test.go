@@ -97,7 +97,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	By("installing the driver", func() { install(ctx) })
 }, NodeTimeout(15*time.Minute))
 
-// create creates the cluster, and removes it when the suite ends.
+// create creates the cluster. When the suite ends, it removes the cluster, except with Keep.
 func create(ctx context.Context, kubeconfig string) {
 	rackDir := filepath.Join(config.Work, "rack")
 	// A killed run may have left a cluster of this name.

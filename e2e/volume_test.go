@@ -32,7 +32,7 @@ dd if=/tmp/noise of=` + device + ` bs=1048576 seek=1020 conv=fsync 2>/dev/null
 sha256sum </tmp/noise`
 }
 
-// readNoise returns a script that prints the checksum of the bytes where writeNoise has written.
+// readNoise returns a script that reads the range that writeNoise writes, and prints its checksum.
 func readNoise(device string) string {
 	return `dd if=` + device + ` bs=1048576 skip=1020 count=4 2>/dev/null | sha256sum`
 }
@@ -368,7 +368,7 @@ func limitsVolumes(ctx SpecContext) {
 	Expect(theRack.Admin.Switch(ctx, map[string]any{"disk_limit": mostDisks})).To(Succeed())
 	second.Running(ctx)
 
-	// The instance now has as many disks as the driver allows, which the scheduler does not know.
+	// The instance now has as many disks as the driver allows. The scheduler does not know that.
 	disks := fillByHand(ctx, worker, mostDisks-2)
 	third := next()
 	third.Pending(ctx, "AttachVolume.Attach failed", "ResourceExhausted",

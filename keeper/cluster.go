@@ -47,8 +47,8 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// sorted reads a node's pods. It returns them in a struct sorted, by the effect that a stop of the
-// node has on them, and as a list.
+// sorted reads a node's pods. It returns them grouped by the effect that a stop of the node has on
+// them, and as a list.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err
@@ -210,7 +210,7 @@ func annotation(key, value, field, has string) []byte {
 	return patch
 }
 
-// evict requests the eviction of pods. It only counts refusals by a PodDisruptionBudget.
+// evict requests the eviction of pods. A PodDisruptionBudget's refusal is no error; it is counted.
 func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {

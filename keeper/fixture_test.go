@@ -256,7 +256,7 @@ func pv(name string) *corev1.PersistentVolume {
 				Namespace: "shop", Name: name, UID: types.UID("claim-" + name)}}}
 }
 
-// pvc returns a claim with a volume's name, which is bound to that volume.
+// pvc returns a claim that has the name of a volume and is bound to it.
 func pvc(name string) *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
 		UID: types.UID("claim-" + name)}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name}}

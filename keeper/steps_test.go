@@ -95,7 +95,7 @@ func (w *fixture) ends(problem string, stopped bool) {
 // TestADisturbedOperationEndsWithARunningInstance begins a step, and disturbs it. In a drain, the
 // keeper then ends the operation without a stop. In a later step, it starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
-	// loses creates a budget, and takes a pod from it with lose, without an update of its counts.
+	// loses creates a budget, and calls lose to take a pod from it. The budget's counts stay.
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")

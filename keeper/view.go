@@ -117,7 +117,7 @@ func (n *node) proof(instance string) int {
 
 // instanceOf returns the instance of a node, or why it is not known. The driver has to be
 // registered with the instance, spec.providerID must not name another one, and no other node may
-// prove as well that the instance is its own.
+// have as strong a proof for this instance.
 func (v *view) instanceOf(n *node) (instance, why string) {
 	if n.registered == "" {
 		return "", "the driver is not registered on this node"

@@ -69,7 +69,7 @@ func (b *Builder) say(format string, args ...any) {
 	fmt.Fprintf(b.Log, "images: "+format+"\n", args...)
 }
 
-// step calls do, and logs its beginning and its duration.
+// step calls the function do, and logs its beginning and its duration.
 func (b *Builder) step(what string, do func() error) error {
 	began := time.Now()
 	b.say("%s …", what)
@@ -99,7 +99,7 @@ func (b *Builder) build(ctx context.Context, image, dir string, args ...string) 
 }
 
 // save returns the path of an archive with the images. The path contains the name and a hash of the
-// images' IDs, so save writes an archive only if none exists. It removes older ones of this name.
+// images' IDs, so save writes an archive only if none exists. It removes older archives.
 func (b *Builder) save(ctx context.Context, name string, images ...string) (string, error) {
 	ids, err := b.Engine.Output(ctx, append([]string{"image", "inspect", "--format", "{{.Id}}"},
 		images...)...)

@@ -115,7 +115,7 @@ func (r *release) importBase(ctx context.Context) (name string) {
 	return name
 }
 
-// contextDir copies the Dockerfile and tools/node-root into the build's context, to the binaries.
+// contextDir adds the Dockerfile and tools/node-root to the context directory with the binaries.
 func (r *release) contextDir() {
 	for _, name := range []string{"Dockerfile", "tools/node-root"} {
 		content := got(os.ReadFile(filepath.Join(r.Root, name)))
@@ -126,7 +126,7 @@ func (r *release) contextDir() {
 }
 
 // joinArchitectures joins the images in the layout dir, each tagged with its architecture, into one
-// image, and writes this. It also writes a bill of materials for each architecture.
+// image, and writes it. It also writes a bill of materials for each architecture.
 func (r *release) joinArchitectures(name, dir string) (err error) {
 	defer catch(&err)
 	built := got(layout.ImageIndexFromPath(dir))

@@ -258,8 +258,8 @@ func rootOf(t *testing.T, layout v1.ImageIndex, tag string) v1.Descriptor {
 	return entries[0]
 }
 
-// helmPulls pushes the chart's layout to a registry, which checks the digests, and compares the
-// chart that Helm pulls with the .tgz.
+// helmPulls pushes the chart's layout to a registry, and compares the .tgz with the chart that Helm
+// pulls from there. The registry checks the digests.
 func helmPulls(t *testing.T, root, dir string) {
 	t.Helper()
 	version := testVersion[1:]

@@ -48,7 +48,7 @@ func edit(file string) error {
 }
 
 // takesValue lists the flags of runc that have a value: flags that dockerd sets before the command,
-// whose values the function asked skips, and flags that name a file.
+// and flags that name a file. The function asked must not take a value for the command.
 var takesValue = []string{"root", "log", "log-format", "criu", "rootless",
 	"bundle", "b", "process", "p"}
 
