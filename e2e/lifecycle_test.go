@@ -247,8 +247,8 @@ func driverIs(ctx context.Context, previous bool) {
 	}
 }
 
-// csiDriver returns the UID of the CSIDriver object. A changed UID means that the object was
-// replaced, as a change of an immutable field would need.
+// csiDriver returns the UID of the CSIDriver object. A new UID means that the object was deleted
+// and created again, because a release changes an immutable field.
 func csiDriver(ctx context.Context) types.UID {
 	return must(api.StorageV1().CSIDrivers().Get(ctx, driverName, metav1.GetOptions{})).UID
 }

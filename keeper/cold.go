@@ -317,7 +317,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 }
 
 // cordon cordons the node for the operation in progress. If somebody has changed the Node since it
-// was read, the update conflicts.
+// was read, the update fails with a conflict.
 func (k *Keeper) cordon(ctx context.Context, n *node) error {
 	n.Spec.Unschedulable = true
 	metav1.SetMetaDataAnnotation(&n.ObjectMeta, CordonAnnotation, n.Record.id())

@@ -418,7 +418,7 @@ func statefulSets(pods []*corev1.Pod) []string {
 	return slices.Compact(sets)
 }
 
-// waitingPods returns the pods that use a volume that waits.
+// waitingPods returns the pods that use the volume of an attachment in waiting.
 func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	waiting []*attachment) []*corev1.Pod {
 	var found []*corev1.Pod

@@ -74,7 +74,7 @@ func (r KubeRequest) String() string {
 // ErrBreak makes the server break the connection when an interceptor returns it.
 var ErrBreak = errors.New("the connection is broken")
 
-// Serve starts a server that runs until the test ends.
+// Serve starts a server that runs until the test ends. now is its clock.
 func Serve(t T, now func() time.Time) *Server {
 	s := &Server{t: t, now: now, closed: make(chan struct{}), changed: make(chan struct{}),
 		objects: map[*resource]map[string]*stored{}}
