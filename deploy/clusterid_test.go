@@ -20,8 +20,8 @@ import (
 
 const systemUID = "9f3f1c52-0d1c-4b1e-8a41-6c7f4d1a2b3c"
 
-// answering starts an API server with the given objects, by path, and the namespace kube-system. It
-// returns Helm's arguments that make the chart's lookups ask this server.
+// answering starts an API server that has the namespace kube-system and the given objects, by path.
+// It returns arguments with which Helm sends the chart's lookups to this server.
 func answering(t *testing.T, objects map[string]any) []string {
 	t.Helper()
 	all := map[string]any{}
@@ -67,8 +67,8 @@ const (
 	deploymentPath = "/apis/apps/v1/namespaces/oxide-csi/deployments"
 )
 
-// secretWith returns a Secret with the given data keys. A key given as "other KEY" has the value
-// "other", every other key the value "x".
+// secretWith returns a Secret in whose data each key has the value "x". For "other KEY" the Secret
+// has KEY with the value "other".
 func secretWith(keys ...string) any {
 	data := map[string]any{"host": "eA==", "token": "eA==", "project": "eA=="}
 	for _, key := range keys {
@@ -78,8 +78,8 @@ func secretWith(keys ...string) any {
 	return map[string]any{"apiVersion": "v1", "kind": "Secret", "data": data}
 }
 
-// deployed returns two Deployments: the controller of an earlier release, with the variable
-// OXIDE_CLUSTER_ID that id describes, and an unrelated one with the cluster ID "foreign".
+// deployed returns two Deployments: the controller of an earlier release, whose OXIDE_CLUSTER_ID
+// has the fields in id, and an unrelated one with the cluster ID "foreign".
 func deployed(id map[string]any) any {
 	id["name"] = "OXIDE_CLUSTER_ID"
 	deployment := func(name, app string, containers ...any) any {
@@ -293,7 +293,7 @@ func TestAChangedHostInTheSecretReplacesThePods(t *testing.T) {
 	}
 }
 
-func TestThePrometheusRuleHasTheRulesOfAlertsYAML(t *testing.T) {
+func TestThePrometheusRuleContainsAlertsYAML(t *testing.T) {
 	all := slices.DeleteFunc(objects(t, with("metrics.enabled=true",
 		"metrics.prometheusRule.enabled=true", "metrics.prometheusRule.labels.release=mine")...),
 		func(o *unstructured.Unstructured) bool { return o.GetKind() != "PrometheusRule" })
@@ -307,7 +307,7 @@ func TestThePrometheusRuleHasTheRulesOfAlertsYAML(t *testing.T) {
 	}
 }
 
-func TestTheConfigMapHasTheDashboardOfDashboardJSON(t *testing.T) {
+func TestTheConfigMapContainsDashboardJSON(t *testing.T) {
 	all := objects(t, with("metrics.dashboard.enabled=true",
 		"metrics.dashboard.annotations.grafana_folder=Storage")...)
 	dashboard := find[corev1.ConfigMap](t, all, "ConfigMap", "oxide-csi-dashboard")

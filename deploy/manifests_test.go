@@ -22,8 +22,8 @@ var update = flag.Bool("update", false, "write the rendered manifests instead of
 
 const renderedHead = "# Rendered from deploy/chart; change that, and run `make manifests`.\n"
 
-// carried contains the subtest's name for each file: its content and its requirements. So a failed
-// subtest shows which requirements a change of the file may break.
+// carried maps a file to the name of its subtest: the file's content, and the requirements that it
+// fulfills. So a failed subtest names the requirements that a change of the file may break.
 var carried = map[string]string{
 	"base/controller.yaml": "the controller " +
 		"(D-8, D-10, D-11, D-41, D-43, D-44, D-46, D-47, D-48, D-49, B-46)",
@@ -85,8 +85,8 @@ func TestTheChartRendersThePlainManifests(t *testing.T) { // D-57
 	}
 }
 
-// sidecarPatch cuts the snapshotter's container, which is the last, out of the chart's Deployment.
-// It returns a JSON patch that adds this container.
+// sidecarPatch returns a JSON patch that adds the snapshotter's container. It copies the container
+// from the chart's Deployment, where this has to be the last container.
 func sidecarPatch(t *testing.T, controller string) string {
 	t.Helper()
 	_, rest, ok := strings.Cut(controller, "        - name: csi-snapshotter\n")
@@ -104,7 +104,7 @@ func sidecarPatch(t *testing.T, controller string) string {
 }
 
 // components lists the components of deploy/kustomize with the chart's values that have the same
-// effect. A kustomization can use only one component with the same option.
+// effect. A kustomization can use only one of the components that share an option.
 var components = []struct {
 	name, option string
 	values       []string
@@ -182,7 +182,7 @@ func TestComponentsRenderTheSameAsTheChartsValues(t *testing.T) {
 
 func TestTheExampleOfRFD595IsUnchanged(t *testing.T) { // D-58, D-59
 	text := string(readFile(t, "examples/rfd-595-postgres.yaml"))
-	// This is the RFD's text without indentation, which the RFD's page does not show.
+	// The RFD's page shows the manifest without indentation, so the test ignores indentation.
 	want := `apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
@@ -232,7 +232,7 @@ func TestNomadJobsHaveTheRequiredSettings(t *testing.T) { // D-3
 			`.config.image: "the-image"`, `.config.readonly_rootfs: true`, `.config.cap_drop[]: "ALL"`,
 			`.env.OXIDE_TOKEN_FILE: "/secrets/token"`, `.destination: "/secrets/token"`,
 			`\nOXIDE_HOST={{ .host }}\nOXIDE_PROJECT={{ .project }}\nOXIDE_CLUSTER_ID={{ .cluster_id }}`},
-			// Nomad could replace a token in a variable only by a restart of the driver.
+			// To replace a token in a variable, Nomad would have to restart the driver.
 			[]string{"privileged", "OXIDE_TOKEN="}},
 		{"node.nomad.hcl", "job", []string{`.type: "system"`, `.csi_plugin.type: "node"`,
 			`.config.args[]: "--mode=node"`, `.config.args[]: "--endpoint=unix:///csi/csi.sock"`,

@@ -27,7 +27,7 @@ import (
 // kubernetes is the version for which the plain manifests are rendered and checked.
 const kubernetes = "1.35.4"
 
-// with returns --set arguments.
+// with returns a --set argument of Helm for each value.
 func with(values ...string) []string {
 	var args []string
 	for _, v := range values {
@@ -58,8 +58,8 @@ type output struct {
 
 var templates = map[string]output{}
 
-// helm returns the output of `helm template` on the chart. It caches the output by its arguments: a
-// test that changes an API server or a file of values has to pass another URL or path.
+// helm returns the output of `helm template` on the chart. It caches the output by its arguments,
+// so after a change of the API server or of a values file, a test has to pass another URL or path.
 func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 	t.Helper()
 	name := fmt.Sprintf("%q", args)
@@ -131,8 +131,8 @@ func key(object *unstructured.Unstructured) string {
 	return object.GetKind() + "/" + object.GetNamespace() + "/" + object.GetName()
 }
 
-// lines returns all fields, sorted, as KIND/NAME.PATH: VALUE. The path contains the name or index
-// of a mapping in a list. Lines of plain values omit the index.
+// lines returns all fields, sorted, as KIND/NAME.PATH: VALUE. In the path, an item of a list is
+// [NAME], or [INDEX] if it is a mapping without a name, or [] if it is no mapping.
 func (m manifests) lines() []string {
 	var all []string
 	var walk func(at string, part any)
@@ -165,8 +165,8 @@ func (m manifests) lines() []string {
 	return all
 }
 
-// differences returns the lines that only a has, each with a minus before it, and those that only b
-// has, each with a plus. For an object that b lacks, it returns only the object's name.
+// differences returns the lines that are only in a, each after a minus, and the lines that are only
+// in b, each after a plus. For an object that b lacks, it returns only the object's name.
 func differences(a, b []string) string {
 	var found []string
 	gone := "\n" // the prefix of the lines of the last object that is missing in b
@@ -192,8 +192,8 @@ func differences(a, b []string) string {
 	return strings.Join(found, "")
 }
 
-// find converts the object of that kind and name to the type T. It fails on a field that T does not
-// have.
+// find returns the object with this kind and name as a T. It fails the test if the object has a
+// field that T lacks.
 func find[T any](t *testing.T, m manifests, kind, name string) *T {
 	t.Helper()
 	i := slices.IndexFunc(m, func(o *unstructured.Unstructured) bool {
@@ -337,7 +337,7 @@ func conforms(t *testing.T, schemas string, all manifests) (complaints string, o
 // module downloads a module that is not in go.mod, and returns its directory.
 func module(t *testing.T, name string) string {
 	t.Helper()
-	// Go reads no go.sum in an empty directory, so it accepts a module that ours does not list.
+	// Go reads no go.sum in an empty directory, so it accepts a module that our go.sum does not list.
 	out, complaints, err := run(t, nil, "go", "-C", t.TempDir(), "mod", "download", "-json", name)
 	var found struct{ Dir string }
 	if err == nil {
@@ -349,8 +349,8 @@ func module(t *testing.T, name string) string {
 	return found.Dir
 }
 
-// allSchemas returns a directory with the JSON schemas of all kinds, as GROUP/VERSION/KIND.json:
-// those in Kubernetes' own OpenAPI document, and those of the snapshot CRDs.
+// allSchemas returns a directory with the JSON schemas of all kinds, as GROUP/VERSION/KIND.json.
+// The schemas are from Kubernetes' OpenAPI document and from the snapshot CRDs.
 func allSchemas(t *testing.T) string {
 	t.Helper()
 	dir, kinds := t.TempDir(), 0
@@ -363,7 +363,7 @@ func allSchemas(t *testing.T) string {
 	}
 	kind := func(group, version, kind string, content any) {
 		kinds++
-		// The core group has no name. For it kubeconform uses the version instead.
+		// The core group has no name, so kubeconform uses its version as the group.
 		write(content, cmp.Or(group, version), version, strings.ToLower(kind)+".json")
 	}
 	read := func(file string, into any) {

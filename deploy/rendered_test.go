@@ -14,11 +14,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// extras begins the JSON that everywhere passes to Helm: labels and annotations of all objects.
+// extras begins the JSON of the function everywhere: labels and annotations for all objects.
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside returns JSON for each Helm value in names: an argument, a variable, a mount, and more.
+// beside returns JSON with an argument, a variable, a mount and more for each Helm value in names.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {
@@ -29,7 +29,7 @@ func beside(names, more string) string {
 	return text.String()
 }
 
-// everywhere returns Helm's arguments that add labels, variables and more wherever they can.
+// everywhere returns Helm arguments that add labels, variables, mounts and more to every object.
 func everywhere(t *testing.T) []string {
 	t.Helper()
 	const pod = `, "extraVolumes": [{"name": "extra", "emptyDir": {}}], 
@@ -45,8 +45,8 @@ func everywhere(t *testing.T) []string {
 		beside("instanceMetadata", `, "enabled": true`)+"}")
 }
 
-// everything returns Helm's arguments that switch on every feature of the chart, except its own
-// Secret, and set more values.
+// everything returns Helm arguments that switch on every feature of the chart, except its own
+// Secret, and set the values in more.
 func everything(more ...string) []string {
 	return with(append([]string{"snapshots.enabled=true", "instanceMetadata.enabled=true",
 		"nodeKeeper.enabled=true", "metrics.enabled=true", "metrics.podMonitor=true", "ownCA=true",
@@ -57,10 +57,10 @@ func everything(more ...string) []string {
 		"networkPolicy.apiServer.cidrs={198.51.100.0/24}"}, more...)...)
 }
 
-// kept returns Helm's arguments that switch on the node keeper and set more values.
+// kept returns Helm arguments that switch on the node keeper and set the values in more.
 func kept(more ...string) []string { return with(append(more, "nodeKeeper.enabled=true")...) }
 
-// on returns Helm's arguments for a version of Kubernetes and more values.
+// on returns Helm arguments that name a version of Kubernetes and set the values in more.
 func on(version string, more ...string) []string {
 	return append(with(more...), "--kube-version", version)
 }
@@ -70,8 +70,8 @@ const (
 	theWhole = "with everything there are these fields (B-34, D-45, D-54, D-63, D-66, E-31)"
 )
 
-// change compares the objects that the arguments from and to render. These are arguments of Helm,
-// or "kustomize DIR..." for plain manifests, or "nothing" for no objects.
+// change compares what Helm renders with the arguments from and to. Instead of Helm's arguments,
+// there can be "kustomize DIR..." for plain manifests, or "nothing" for no objects.
 type change struct {
 	name     string
 	from, to []string
@@ -237,7 +237,7 @@ func accepted(t *testing.T) map[string]string {
 	return all
 }
 
-func TestTheChartRendersTheAcceptedFields(t *testing.T) { // D-43
+func TestTheChartRendersTheFieldsInTheGoldenFile(t *testing.T) { // D-43
 	objectsOf := func(t *testing.T, args []string) manifests {
 		switch {
 		case len(args) == 1:
@@ -295,8 +295,8 @@ func whole(t *testing.T) []string {
 	return strings.Split(strings.ReplaceAll("\n"+text, "\n+", "\n"), "\n")[1:]
 }
 
-// matching returns what the groups of a pattern match in each line, joined by spaces, sorted and
-// without duplicates. The pattern has to match the beginning of a line.
+// matching returns the text of the pattern's groups in each line that begins with a match: the
+// groups joined by spaces, the texts sorted and without duplicates.
 func matching(lines []string, pattern string) (found []string) {
 	for _, line := range lines {
 		if m := regexp.MustCompile("^" + pattern).FindStringSubmatch(line); m != nil {
@@ -311,7 +311,7 @@ const (
 	// These patterns match the path of a pod, or of a container, at the beginning of a line.
 	aPod       = `(\S+\.template\.spec)\.`
 	aContainer = `(\S+\.template\.spec\.(?:initC|c)ontainers\[[^]]+\])\.`
-	// nodes is the path of the node driver's pod, and driver that of its only privileged container.
+	// nodes is the path of the node driver's pod, driver the path of its privileged container.
 	nodes  = "DaemonSet/oxide-csi-node.spec.template.spec"
 	driver = nodes + ".containers[oxide-plugin]"
 )
@@ -376,7 +376,7 @@ func TestOnlyTheNodeDriverIsPrivileged(t *testing.T) { // D-52, B-31
 	}
 }
 
-// Only the node keeper's container has a token of Kubernetes and one of the rack.
+// Only the node keeper's container has both a Kubernetes token and a token of the rack.
 func TestOnlyContainersThatUseKubernetesHaveItsToken(t *testing.T) { // D-54, D-66
 	lines := whole(t)
 	got := matching(lines, `\S+ontainers\[(.+)\]\.volumeMounts\S+mountPath: `+
@@ -421,11 +421,11 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 	}
 }
 
-// forever lists the fields that Kubernetes refuses to change in an existing object, as every
-// release has them. If a release changed one, `helm upgrade` and `kubectl apply` would fail with
-// "field is immutable", and the user would have to delete the object while pods use volumes.
-// podInfoOnMount and fsGroupPolicy are missing: they have been mutable since 1.29, the chart's
-// oldest Kubernetes.
+// forever lists the fields that Kubernetes refuses to change in an existing object, with the values
+// that every release has to render. If a release changed one, `helm upgrade` and `kubectl apply`
+// would fail with "field is immutable", and the user would have to delete the object while pods use
+// volumes. podInfoOnMount and fsGroupPolicy are missing: they have been mutable since 1.29, the
+// chart's oldest Kubernetes.
 var forever = []string{
 	`CSIDriver/csi.oxide.computer.spec.attachRequired: true`,
 	`CSIDriver/csi.oxide.computer.spec.volumeLifecycleModes[]: "Persistent"`,
@@ -464,7 +464,7 @@ func TestNameOverridesRenameEveryObject(t *testing.T) {
 		}
 	}
 	text := strings.Join(all.lines(), "\n")
-	// The labels keep their values, by which other programs select the pods.
+	// The overrides do not change these labels: other programs select the pods by their values.
 	references := regexp.MustCompile(`(?m)^.*(\.app|values\[\]): .*$`).ReplaceAllString(text, "")
 	for _, o := range objects(t, everything()...) {
 		if !slices.Contains(known, o.GetName()) && strings.Contains(references, o.GetName()) {

@@ -180,8 +180,8 @@ func RunBy(runner string, blocks []Block) []Block {
 }
 
 // These lists contain the pages with blocks for the end-to-end suite. The pages of ByHelm install,
-// change and remove the driver, in this order. The pages of OnCluster need it installed. Those of
-// OnColdRack also switch the rack's hot-plug off and on.
+// change and remove the driver, in this order. The pages of OnCluster need the driver installed.
+// Those of OnColdRack also switch the rack's hot-plug off and on.
 var (
 	ByHelm = []string{"docs/howto/install.md", "docs/howto/upgrade.md",
 		"docs/howto/node-keeper.md", "docs/howto/uninstall.md"}
@@ -298,7 +298,7 @@ type Session struct {
 	User *syscall.Credential
 }
 
-// endGrace is the time in which the remaining processes of a page have to end after a signal.
+// endGrace is how long the remaining processes of a page may take to end after a signal.
 const endGrace = 30 * time.Second
 
 // Run runs blocks in one bash -e. It returns an error if a block fails or lacks the output that its
@@ -358,7 +358,7 @@ func (s Session) printed(blocks []Block) error {
 	return errors.Join(errs...)
 }
 
-// end returns the end of the log and of the output of the last block that ran.
+// end returns the last bytes of the log, and of the output of the last block that ran.
 func (s Session) end(blocks []Block) string {
 	log, err := os.ReadFile(filepath.Join(s.Dir, "session.log"))
 	if err != nil {

@@ -67,8 +67,8 @@ func TestReferencePagesListEveryParameterRouteAndField(t *testing.T) {
 	}
 }
 
-// claims lists numbers in README.md, docs/proven.md and docs/data-safety.md: a text in a page, the
-// file that decides the number, and a text in that file which contains it.
+// claims lists numbers in README.md, docs/proven.md and docs/data-safety.md. An entry has a text in
+// a page, the file that decides the number, and the text in this file that has the number.
 var claims = [][3]string{
 	{"14 steps and 15 requests", "conformance/main_test.go", "requests != 15"},
 	{"[rules 16 to 22]", "docs/data-safety.md", "22. **Reading what others"},
@@ -150,7 +150,7 @@ func adminListener(t *testing.T) []string {
 	return words
 }
 
-// tags returns the names in JSON of a type's fields.
+// tags returns the JSON names of a type's fields.
 func tags(known reflect.Type) []string {
 	var names []string
 	for i := range known.NumField() {

@@ -69,7 +69,7 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 	}
 }
 
-// link creates links to the programs in the directory path, which is on the commands' PATH.
+// link creates links in the directory path, which is on the commands' PATH, to the programs.
 func link(t *testing.T, run *harness.Run, path string) {
 	t.Helper()
 	must(t, os.MkdirAll(path, 0o755))
@@ -95,8 +95,8 @@ func link(t *testing.T, run *harness.Run, path string) {
 	}
 }
 
-// nothingLeft detaches the loop devices of files below a directory. It returns an error if there
-// were any, or if a mount is left there.
+// nothingLeft detaches the loop devices of files below a directory. It returns an error if it finds
+// such a device, or a mount below the directory.
 func nothingLeft(dir string) error {
 	left, err := harness.KernelLedger(dir)
 	released, detachErr := loopdev.DetachBelow(context.Background(), dir)
@@ -152,9 +152,9 @@ func TestTheErrorOfAFailedSessionNamesTheBlock(t *testing.T) {
 
 var nobody = &syscall.Credential{Uid: 65534, Gid: 65534}
 
-// TestCommandsPrintTheErrorOfASimulatorThatCannotStart runs the first blocks of pages that start a
-// simulator: as a user without rights, with a port in use, or without the program. The commands
-// have to end, and to print the error.
+// TestCommandsPrintTheErrorOfASimulatorThatCannotStart runs the first blocks of each page that
+// starts a simulator: as a user without rights, with a port in use, or without oxide-simulator. The
+// commands have to end, and to print the error.
 func TestCommandsPrintTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 	run := harness.RunFor(t)
 	taken := try((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
@@ -193,7 +193,7 @@ func TestCommandsPrintTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 				must(t, exec.CommandContext(t.Context(), "install", "-m", "755",
 					try(run.Binary(t.Context(), program))(t), filepath.Join(bin, "true-"+program)).Run())
 			}
-			// The real go would compile for minutes. This script copies the programs instead.
+			// The program go would compile for minutes, so this script copies the programs instead.
 			script := func(name, text string) {
 				text = strings.ReplaceAll("#!/bin/bash\n"+text+"\n", "SIMULATOR",
 					filepath.Join(bin, "true-oxide-simulator"))

@@ -233,9 +233,9 @@ func TestVersionsInRequirementsMatchTheirFiles(t *testing.T) {
 	}
 }
 
-// tools contains the operator's tools: the folder of the main package, a regular expression for the
-// tool's own packages, and a function that reports whether a node of the syntax tree changes state.
-// If folder equals own, names of functions have no package and no type.
+// tools contains, for each of the operator's tools, the folder of its main package, a regular
+// expression for its own packages, and a function that reports whether a node of the syntax tree
+// changes state. If folder equals own, docs/proven.md lists functions without package and type.
 var tools = map[string]struct {
 	folder, own string
 	is          func(ast.Node, types.Info) bool
@@ -258,8 +258,8 @@ var changes = regexp.MustCompile(`^(Patch|Create|Update|UpdateStatus|Delete|Evic
 var verbs = []string{"annotate", "apply", "attach", "cordon", "create", "delete", "drain", "edit",
 	"evict", "exec", "label", "patch", "replace", "rollout", "scale", "taint"}
 
-// openings matches functions that open, change or remove a file, a mount, a device or a process.
-// looks matches the exceptions among them, which only read or only use what is already open.
+// openings matches packages, such as os, and functions that open, change or remove things. looks
+// matches functions in these packages that only read, or only use what is already open.
 var (
 	openings = regexp.MustCompile(
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
@@ -361,7 +361,7 @@ func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) b
 	return slices.Collect(maps.Keys(found))
 }
 
-// placeOf returns the name of a declaration; for a method, with its type before it.
+// placeOf returns the name of a declaration, for a method as TYPE.METHOD.
 func placeOf(d ast.Decl) (name string) {
 	if f, ok := d.(*ast.FuncDecl); ok {
 		if f.Recv != nil {
@@ -375,7 +375,7 @@ func placeOf(d ast.Decl) (name string) {
 	return name
 }
 
-// isOpening reports whether a node names a function that openings matches and looks does not.
+// isOpening reports whether a node names a function that openings matches and looks does not match.
 func isOpening(n ast.Node, info types.Info) bool {
 	id, ok := n.(*ast.Ident)
 	if !ok {
@@ -385,8 +385,8 @@ func isOpening(n ast.Node, info types.Info) bool {
 	return ok && openings.MatchString(f.FullName()) && !looks.MatchString(f.FullName())
 }
 
-// isChange reports whether a node is a call of a method in changes with ctx as its first argument,
-// or a call with one of the verbs among its arguments.
+// isChange reports whether a node is a call, with ctx as its first argument, of a method that
+// changes matches, or a call that has one of kubectl's verbs among its arguments.
 func isChange(n ast.Node, _ types.Info) bool {
 	call, ok := n.(*ast.CallExpr)
 	if !ok {

@@ -59,9 +59,9 @@ const nodeStatusPeriod = time.Second
 // default is 50 s for reports every 10 s; here kubelets report every second.
 const nodeGrace = 20 * time.Second
 
-// claimPeriod is how often Kubernetes checks claims and volumes that nobody has changed. After a
-// conflict of two of its controllers, one of them waits for this check; the default is 15 s. More
-// frequent checks write so many events about waiting claims that Kubernetes drops some.
+// claimPeriod is how often Kubernetes checks claims and volumes that nobody has changed. If two of
+// its controllers conflict, one of them waits for this check; the default is 15 s. More frequent
+// checks write so many events about waiting claims that Kubernetes drops some.
 const claimPeriod = 5 * time.Second
 
 const kubernetesReady = 3 * time.Minute
@@ -130,8 +130,8 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 }
 
 // kubeadmFlag returns a patch that adds a flag to a program of the cluster. Up to Kubernetes 1.35
-// kind uses kubeadm's v1beta3, in which flags are a map, and later v1beta4, in which they are a
-// list. at is the index in this list of kind's flag that the patch replaces, or "-" to append one.
+// kind uses kubeadm's v1beta3, in which flags are a map. Later it uses v1beta4, in which they are a
+// list: the patch replaces the flag with the index at, or appends one if at is "-".
 func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.PatchJSON6902 {
 	patch := v1alpha4.PatchJSON6902{Group: "kubeadm.k8s.io", Version: "v1beta3", Kind: kind}
 	var minor int
@@ -183,7 +183,7 @@ while [ $n -lt 256 ]; do
 	n=$((n+1))
 done`
 
-// prepare has to run each time a node has started.
+// prepare creates the device nodes in loopNodes. It has to run after each start of the node.
 func (n node) prepare(ctx context.Context) { must(n.run(ctx, loopNodes)) }
 
 // load loads images from a file into the node, because no registry has these images.
@@ -222,7 +222,7 @@ func kustomized(tree fs.FS, dir, text string) []*unstructured.Unstructured {
 	return must(deploy.Build(tree, dir, files))
 }
 
-// crds returns the CRDs of snapshots in a directory. The cluster has to have them, not the driver.
+// crds returns the snapshot CRDs in a directory. They belong to the cluster, not to the driver.
 func crds(dir string) (all []*unstructured.Unstructured) {
 	for _, file := range must(filepath.Glob(filepath.Join(dir, "*.yaml"))) {
 		for _, object := range must(deploy.Parse(must(os.ReadFile(file)))) {
@@ -301,7 +301,7 @@ func registered(ctx context.Context) {
 	}
 }
 
-// poll calls ask until it returns nil. After the timeout, poll returns ask's last error, too.
+// poll calls ask until ask returns nil. At the timeout it returns an error with ask's last error.
 func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true,
@@ -343,7 +343,7 @@ func (k *kube) resource(gvk schema.GroupVersionKind, namespace string) (
 	dynamic.ResourceInterface, error) {
 	mapping, err := k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if meta.IsNoMatchError(err) {
-		// Discover the kinds again: this one may be new.
+		// Discover the kinds again: the object's kind may be new.
 		k.mapper.Reset()
 		mapping, err = k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	}

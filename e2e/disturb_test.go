@@ -22,7 +22,7 @@ import (
 // to delete the node's pods.
 const nodeLostTimeout = 3 * time.Minute
 
-// onlyOn cordons all other workers. When the spec ends, it removes every cordon.
+// onlyOn cordons all workers except the given one, until the spec ends.
 func onlyOn(ctx context.Context, worker string) {
 	DeferCleanup(func(ctx SpecContext) {
 		for _, worker := range workers {
@@ -34,7 +34,7 @@ func onlyOn(ctx context.Context, worker string) {
 	}
 }
 
-// spreadControllers puts the controller's two pods on different workers after a drain.
+// spreadControllers makes the controller's two pods run on different workers.
 func spreadControllers(ctx context.Context) {
 	serving(ctx)
 	all := installedPods(ctx, ofController, "")
@@ -45,8 +45,8 @@ func spreadControllers(ctx context.Context) {
 	}
 }
 
-// slowly is how long the rack delays the creation of a disk, or of its device in the guest view.
-// Within this time a spec deletes or kills a process.
+// slowly is how long the rack delays the creation of a disk, or of its device in the guest view, so
+// that a spec can delete or kill a process meanwhile.
 const slowly = "3s"
 
 var _ = Describe("a running pod", func() {
@@ -90,7 +90,7 @@ var _ = Describe("a running pod", func() {
 		Expect(moved.Sum(ctx)).To(Equal(sum))
 	}, NodeTimeout(6*time.Minute))
 
-	It("survives the end of the leading controller, and every new claim gets exactly one disk "+
+	It("survives the deletion of the leading controller, and each new claim gets exactly one disk "+
 		"(D-8, B-13)", func(ctx SpecContext) {
 		before := must(theRack.Admin.State(ctx))
 		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
@@ -106,7 +106,7 @@ var _ = Describe("a running pod", func() {
 				s.Pod(ctx, Pod{Claims: claims[len(claims)-1:], Node: workers[i%len(workers)]}))
 		}
 		leads := leader(ctx, provisionerLease, ofController)
-		// The rack creates a disk first, then answers the request, and then logs it.
+		// The rack creates a disk before it answers the request, and logs the request after that.
 		Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
 			Should(BeNumerically(">", len(runners)), "the rack should be making disks")
 		Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
@@ -128,8 +128,8 @@ var _ = Describe("a running pod", func() {
 // provisionerLease is the Lease of the provisioner, which calls only the driver in its own pod.
 const provisionerLease = "csi-oxide-computer"
 
-// leader waits until a pod in the driver's namespace that matches the selector holds the Lease, and
-// returns this pod.
+// leader waits until a pod that matches the selector, in the driver's namespace, holds the Lease
+// with this name. It returns the pod.
 func leader(ctx context.Context, name, selector string) corev1.Pod {
 	var leads corev1.Pod
 	Eventually(func(g Gomega) {
@@ -199,14 +199,14 @@ var _ = Describe("the driver", func() {
 			By("cutting every connection to the rack")
 			away := time.Now()
 			cut := fault(ctx, adminapi.Fault{Cut: true})
-			// Pauses between repetitions grow, so a call that begins late in the outage is soon repeated.
+			// Pauses before retries grow, so only calls that begin late in the outage end soon after it.
 			const late, back = 50 * time.Second, time.Minute
 			waiting := []*pod{more(), more()}
 			taken := s.Snapshot(ctx, claims[1])
 			sum := runners[1].Fill(ctx)
 			noRestartUntil(ctx, lives, away.Add(late))
 			waiting = append(waiting, more())
-			// The node can unmount without the rack. All other calls have to wait for it.
+			// The node can unmount without the rack. All other calls have to wait for the rack.
 			runners[0].Delete(ctx)
 			s.DeleteClaim(ctx, leaving)
 			noRestartUntil(ctx, lives, away.Add(back))
@@ -286,7 +286,7 @@ func replaceRackArgument(ctx context.Context, old, replacement string) {
 }
 
 var _ = Describe("a node whose SMBIOS is hidden", func() {
-	It("gets its instance's ID from its Node object, by a file or by a variable (D-64, D-65, D-67)",
+	It("gets its instance's ID from its Node object, in a file or a variable (D-64, D-65, D-67)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			DeferCleanup(func(ctx SpecContext) {
@@ -312,7 +312,7 @@ var _ = Describe("a node whose SMBIOS is hidden", func() {
 })
 
 // hideSMBIOS is a kustomization that hides SMBIOS from the node drivers. The component in place of
-// %s tells them their instances. Both nodes are changed at once, to save time.
+// %s tells each driver its instance. Both nodes are changed at once, to save time.
 const hideSMBIOS = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization

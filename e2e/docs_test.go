@@ -36,7 +36,7 @@ var _ = Describe("the documentation", func() {
 	}
 
 	for _, path := range docs.OnColdRack {
-		It("has commands that attach a volume by hand and by the node keeper: "+path+" (D-58, D-61)",
+		It("has commands that attach a volume on a rack without hot-plug: "+path+" (D-58, D-61)",
 			Label("long"), func(ctx SpecContext) { followOnColdRack(ctx, path) },
 			NodeTimeout(10*time.Minute))
 	}
@@ -77,8 +77,8 @@ var _ = Describe("the documentation", func() {
 })
 
 // followOnColdRack follows a page that switches hot-plug off, stops and starts instances, and runs
-// the node keeper. The page's last commands undo this; the cleanup does it if an earlier command
-// fails.
+// the node keeper. The page's last commands undo this; the cleanup does so, too, in case an earlier
+// command fails.
 func followOnColdRack(ctx context.Context, path string) {
 	reader := newReader(ctx)
 	DeferCleanup(func(ctx SpecContext) {
@@ -100,7 +100,7 @@ func followOnColdRack(ctx context.Context, path string) {
 	reader.follow(ctx, path)
 }
 
-// installPage makes and installs a release. keeperPage switches the node keeper on.
+// installPage has commands that make and install a release, keeperPage those for the node keeper.
 const (
 	installPage = "docs/howto/install.md"
 	keeperPage  = "docs/howto/node-keeper.md"
@@ -112,7 +112,7 @@ const (
 	releasedChart   = "dist/oxide-csi-driver-" + releasedVersion + ".tgz"
 )
 
-// checkOut clones the repository and commits the changes, because only a commit can be released.
+// checkOut clones the repository, with uncommitted changes as a commit: a release needs a commit.
 func checkOut(ctx context.Context) string {
 	dir := GinkgoT().TempDir()
 	out, err := exec.CommandContext(ctx, "sh", "-ec", `git clone --quiet --shared --no-checkout .. "$1"
@@ -202,8 +202,8 @@ type reader struct {
 	root, dir string
 }
 
-// newReader returns a reader whose environment has helm, newDoctor's programs and rack, a kubectl
-// for the spec's namespace, and the given variables.
+// newReader returns a reader whose environment has helm, the programs and the rack of newDoctor, a
+// kubeconfig for the spec's namespace, and the given variables.
 func newReader(ctx context.Context, variables ...string) reader {
 	dir := GinkgoT().TempDir()
 	bin := filepath.Join(dir, "bin")
@@ -258,12 +258,12 @@ func (r reader) run(ctx context.Context, blocks ...docs.Block) {
 // doctor runs `oxide-csi-plugin doctor` on this machine, with a copy of the nodes' program.
 type doctor struct{ env []string }
 
-// doctorDir contains copies of a node's oxide-csi-plugin and of the control plane's kubectl. It is
-// empty before the first call of newDoctor.
+// doctorDir is a directory with copies of a node's oxide-csi-plugin and of the control plane's
+// kubectl. It is "" before the first call of newDoctor.
 var doctorDir string
 
-// newDoctor returns a doctor. The first call copies programs from nodes, so it has to come before
-// the spec disturbs them.
+// newDoctor returns a doctor. Its first call copies programs from nodes, so a spec has to call it
+// before it disturbs the nodes.
 func newDoctor(ctx context.Context) doctor {
 	if doctorDir == "" {
 		dir := filepath.Join(config.Work, "doctor")
@@ -305,7 +305,7 @@ func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 	return "", "", ""
 }
 
-// ask runs doctor with a question, such as pvc NAMESPACE/NAME, and returns its diagnosis.
+// ask runs doctor with a question, such as "pvc NAMESPACE/NAME", and returns its diagnosis.
 func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagnosis, err error) {
 	// The exit status of doctor is not zero if it has findings.
 	out, failed := d.command(ctx, append([]string{"doctor", "--output=json"}, question...)...).Output()
@@ -389,8 +389,8 @@ var _ = Describe("a growing claim", func() {
 		"disk (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
 })
 
-// growsTwo grows a raw device that no pod uses, and a StatefulSet's claim on btrfs. The quota has
-// room for both snapshots and the smaller new disk, but not for the device's new disk.
+// growsTwo grows the claims of an unused raw device and of a StatefulSet. The rack's quota first
+// has room for both snapshots and the StatefulSet's new disk, but not for the raw device's.
 func growsTwo(ctx SpecContext) {
 	const room, device = 4 << 30, "/dev/data-0"
 	operator, before := newDoctor(ctx), must(theRack.Admin.State(ctx))

@@ -32,7 +32,7 @@ const (
 )
 
 // beating is a script that writes increasing numbers, durably, to the first volume, and then to its
-// log. It continues after the volume's last number. After a failed write it creates /tmp/broken.
+// log. It begins after the last number on the volume. After a failed write it creates /tmp/broken.
 const beating = `
 (
 	n=$(cat /data/0/beat 2>/dev/null || echo 0)
@@ -89,7 +89,7 @@ func (f *fixture) Staging(ctx context.Context, node string) *pod {
 	return p
 }
 
-// AttachedTo waits until a disk is attached to the node's instance or, with "", to no instance.
+// AttachedTo waits until a disk is attached to the node's instance, or detached if node is "".
 func (f *fixture) AttachedTo(ctx context.Context, disk, node string) {
 	Eventually(func() (string, error) { return theRack.attachedTo(ctx, disk) }).WithContext(ctx).
 		Should(Equal(node), "where the disk %s is attached", disk)
@@ -157,14 +157,14 @@ func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 	})
 }
 
-// installedPod returns the pod that installedPods finds, and fails if this is not exactly one.
+// installedPod returns the only pod that installedPods finds. If it finds more or none, it fails.
 func installedPod(ctx context.Context, selector, node string) corev1.Pod {
 	all := installedPods(ctx, selector, node)
 	Expect(all).To(HaveLen(1), "pods with %s on %q", selector, node)
 	return all[0]
 }
 
-// driverRestarts returns the restarts and the readiness of each container of the driver.
+// driverRestarts returns a line for each container of the driver: its restarts and its readiness.
 func driverRestarts(ctx context.Context) []string {
 	var lives []string
 	for _, p := range installedPods(ctx, "app in ("+controllerName+","+nodeName+")", "") {
@@ -189,7 +189,7 @@ func containerID(p corev1.Pod, container string) string {
 	return id
 }
 
-// restarted waits until kubelet has restarted a container since p was read, and it is ready.
+// restarted waits until a container is ready and has been restarted more often than in p.
 func restarted(ctx context.Context, p corev1.Pod, container string) {
 	before := containerStatus(p, container).RestartCount
 	Eventually(func(g Gomega) {
@@ -295,8 +295,8 @@ func guestsFollow(ctx context.Context) {
 	}()
 }
 
-// heldStop returns a fault that makes the rack accept a stop of the worker's instance, and delay it
-// until RunDeferred is called.
+// heldStop returns a fault that makes the rack accept a stop of the worker's instance, but stop the
+// instance only when RunDeferred is called.
 func heldStop(ctx context.Context, worker string) adminapi.Fault {
 	instance := theRack.instance(ctx, worker)
 	instance.RunState = oxide.InstanceStateStopping
@@ -304,7 +304,7 @@ func heldStop(ctx context.Context, worker string) adminapi.Fault {
 	return adminapi.Fault{
 		Operation: "instance_stop", Object: instance.Id, Phase: adminapi.Deferred,
 		Response: &adminapi.Response{Status: http.StatusAccepted, Body: string(body)},
-		// RunDeferred ends the delay before this time, when the container is off.
+		// follow calls RunDeferred earlier: as soon as the container is off.
 		Delay: adminapi.Duration(time.Minute),
 	}
 }
@@ -399,7 +399,7 @@ func stopInstance(ctx context.Context, worker string) {
 	instanceIs(ctx, worker, oxide.InstanceStateStopped)
 }
 
-// startInstance starts a worker's instance, unless it runs, and waits until it runs.
+// startInstance starts a worker's instance, which may run already, and waits until it runs.
 func startInstance(ctx context.Context, worker string) {
 	must(theRack.Client.InstanceStart(ctx,
 		oxide.InstanceStartParams{Instance: oxide.NameOrId(instanceIDs[worker])}))

@@ -50,9 +50,9 @@ func newFixture(ctx context.Context) *fixture {
 	return &fixture{ns: namespace.Name}
 }
 
-// close deletes the spec's namespace, claims and pods: the namespace's controller would need
-// seconds before it deletes them. close does not wait. sameInventory waits until the volumes are
-// gone; for the namespace nothing waits.
+// close deletes the spec's namespace. It also deletes the claims and pods itself, which is seconds
+// faster than the namespace's controller. close does not wait: sameInventory waits until the
+// volumes are gone, and the namespace may disappear later.
 func (f *fixture) close(ctx context.Context) {
 	now, all := metav1.DeleteOptions{}, metav1.ListOptions{}
 	err := api.CoreV1().Namespaces().Delete(ctx, f.ns, now)
@@ -181,7 +181,7 @@ func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string)
 	return message
 }
 
-// stopGrace is the grace period of pods in seconds. The shell in them ends at once.
+// stopGrace is the grace period of pods in seconds. It is short, because their shell ends at once.
 const stopGrace = int64(5)
 
 // idle is a script that waits until the shell gets SIGTERM.
@@ -193,7 +193,7 @@ type Pod struct {
 	Name   string // default: pod-N
 	Claims []string
 	Node   string // the node for the pod; "" means any node
-	// FSGroup and User are in the pod's security context. Nil leaves what the image says.
+	// FSGroup and User are set in the pod's security context. Nil means the image's default.
 	FSGroup, User *int64
 	ReadOnly      bool
 	// Script runs before the pod idles. If it fails, the pod fails.
@@ -273,7 +273,7 @@ func (p *pod) Running(ctx context.Context) *pod {
 	return p
 }
 
-// Pending waits for an event about the pod with the texts, and checks that the pod is pending.
+// Pending waits for an event with the texts about the pod, and checks that the pod is pending.
 func (p *pod) Pending(ctx context.Context, texts ...string) string {
 	message := p.s.Event(ctx, "Pod", p.name, texts...)
 	Expect(p.get(ctx).Status.Phase).To(Equal(corev1.PodPending))
@@ -359,7 +359,7 @@ func (f *fixture) Class(ctx context.Context, c Class) string {
 	return class.Name
 }
 
-// atEnd calls do after the spec, even a failed one, when it has closed the fixture.
+// atEnd closes the fixture after the spec, even after a failed one, and then calls the function do.
 func (f *fixture) atEnd(do func(context.Context)) {
 	DeferCleanup(func(ctx SpecContext) {
 		f.close(ctx)
@@ -432,7 +432,7 @@ func (n *snapshot) Ready(ctx context.Context) *snapshot {
 	return n
 }
 
-// Delete deletes a ready snapshot, and waits until the cluster has no object of it.
+// Delete deletes a ready snapshot, and waits until the cluster has none of its objects.
 func (n *snapshot) Delete(ctx context.Context) {
 	removeAll(ctx, []*unstructured.Unstructured{n.object})
 	contents := must(api.resource(snapshotContentKind, ""))
@@ -442,8 +442,8 @@ func (n *snapshot) Delete(ctx context.Context) {
 	})
 }
 
-// applyExample applies a file of deploy/examples in the spec's namespace. edit can change each
-// object before.
+// applyExample applies a file of deploy/examples in the spec's namespace. If edit is not nil, it
+// changes each object first.
 func (f *fixture) applyExample(ctx context.Context, name string,
 	edit func(*unstructured.Unstructured)) {
 	for _, object := range must(deploy.Parse(must(deploy.Files.ReadFile("examples/" + name)))) {
@@ -566,7 +566,7 @@ func detachByHand(ctx context.Context, disk, worker string) {
 	Expect(theRack.DetachDisk(ctx, disk, instanceIDs[worker])).To(Succeed())
 }
 
-// switchRack sets a switch of the simulator, and when the spec ends, sets it back.
+// switchRack sets a switch of the simulator, and sets it to the value back when the spec ends.
 func switchRack(ctx context.Context, name string, to, back any) {
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(theRack.Admin.Switch(ctx, map[string]any{name: back})).To(Succeed())

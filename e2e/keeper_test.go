@@ -93,8 +93,8 @@ func survivesItsLeader(ctx SpecContext) {
 	}
 }
 
-// movesTiedVolume deletes a pod whose volume is tied to the node of the leading keeper, which stops
-// no node that it runs on. Then it moves the volume.
+// movesTiedVolume ties a volume to the node of the leading keeper and deletes the volume's pod. The
+// other keeper has to lead, because a keeper never stops its own node. Then it moves the volume.
 func movesTiedVolume(ctx SpecContext) {
 	class := s.Class(ctx, Class{Parameters: map[string]string{"placement": "instance"}})
 	from, to := leader(ctx, keeperLease, ofKeeper).Spec.NodeName, workers[0]
@@ -154,7 +154,7 @@ func moveVolume(ctx context.Context, volume, node string) {
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 }
 
-// fences stops the instance whose node runs the leading keeper.
+// fences stops the instance of the node on which the leading keeper runs.
 func fences(ctx SpecContext) {
 	off := leader(ctx, keeperLease, ofKeeper).Spec.NodeName
 	onlyOn(ctx, off)
@@ -228,9 +228,9 @@ func keepsTheDriver(ctx SpecContext) {
 	serving(ctx)
 }
 
-// deleted waits until a watch reports the deletion of one of the expected objects, and returns the
-// resource version of this deletion. Resource versions increase over all kinds, because there is
-// one etcd.
+// deleted waits until a watch reports the deletion of an expected object, and returns the resource
+// version of this deletion. One etcd stores all kinds, so versions of different kinds are
+// comparable.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
 	limit := time.After(nodeLostTimeout)
 	for {
@@ -415,7 +415,7 @@ func inStep(ctx context.Context, steps ...string) string {
 	return found
 }
 
-// keeperRecord contains the fields of the keeper's record of a node that the specs compare.
+// keeperRecord contains, of the keeper's record of a node, the fields that the specs compare.
 type keeperRecord struct {
 	Node      string
 	Operation struct{ Step string }

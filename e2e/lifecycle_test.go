@@ -147,7 +147,7 @@ func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
 	api.mapper.Reset()
 }
 
-// onlyNewer is a ConfigMap that the newer release has, and the previous release lacks.
+// onlyNewer is the name of a ConfigMap that only the newer release has.
 const onlyNewer = "oxide-csi-dashboard"
 
 // These scripts install, upgrade, downgrade and remove the driver like docs/howto/upgrade.md, and
@@ -175,7 +175,7 @@ var _ = Describe("an upgrade or downgrade", func() {
 		"release's volumes (D-57, B-10)", upgrades, NodeTimeout(8*time.Minute))
 })
 
-// upgrades installs the previous release, upgrades it and goes back to it, while pods write.
+// upgrades installs the previous release, upgrades it and downgrades it again, while pods write.
 func upgrades(ctx SpecContext) {
 	if config.Previous == "" {
 		Skip("this tree has no history, and so no release before it")
@@ -234,7 +234,7 @@ generatorOptions: {disableNameSuffixHash: true}
 	}
 }
 
-// driverIs waits until the driver is ready, and checks that its pods run the right release.
+// driverIs waits until the driver is ready, and checks whether its pods run the previous release.
 func driverIs(ctx context.Context, previous bool) {
 	ready(ctx, "Deployment", driverNamespace, controllerName)
 	ready(ctx, "DaemonSet", driverNamespace, nodeName)
@@ -247,8 +247,8 @@ func driverIs(ctx context.Context, previous bool) {
 	}
 }
 
-// csiDriver returns the UID of the CSIDriver object. A changed UID means that the object was
-// replaced, as a change of an immutable field would need.
+// csiDriver returns the UID of the CSIDriver object. A new UID means that the object was deleted
+// and created again, because a release changes an immutable field.
 func csiDriver(ctx context.Context) types.UID {
 	return must(api.StorageV1().CSIDrivers().Get(ctx, driverName, metav1.GetOptions{})).UID
 }
@@ -297,8 +297,8 @@ func (u *users) start(ctx context.Context) {
 }
 
 // live calls change while the pods write and while another pod's driver waits for a device, and
-// returns how long change took. Then the pods swap workers, so that the new release unmounts and
-// detaches what the old one has mounted and attached.
+// returns how long change took. Then the pods swap workers, so that the release that runs now
+// unmounts and detaches what the release before it has mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
 	var mounts [2][]string
 	for i, worker := range workers {
@@ -326,7 +326,7 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 }
 
 // halfStaged creates a pod with a new volume. The rack attaches the disk, but never shows its
-// device to the node. So the node's driver waits until a spec attaches the disk again.
+// device to the node. So the node's driver waits until appearWithEnd attaches the disk again.
 func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk string) {
 	fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
 		Device: &adminapi.DeviceFault{Never: true}})
@@ -335,8 +335,8 @@ func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk str
 	return p, f.Bound(ctx, claim).Spec.CSI.VolumeHandle
 }
 
-// appearWithEnd waits until the node's driver pod is being deleted, and then attaches the disk of a
-// half-staged pod again. Until then this driver waits for the device, and the pod for the driver.
+// appearWithEnd waits in a goroutine until the node's driver pod is being deleted. Then it attaches
+// the disk of the half-staged pod p again, so that the device appears, and closes appeared.
 func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-chan struct{}) {
 	driver := installedPod(ctx, ofNode, node)
 	done := make(chan struct{})

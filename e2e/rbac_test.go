@@ -25,7 +25,7 @@ import (
 )
 
 // right is a verb on a resource that a role of the installation allows. The verbs list and watch
-// are one right: depending on the version of Kubernetes, an informer begins with either.
+// are one right: an informer begins with one of them, depending on the version of Kubernetes.
 type right struct {
 	kind, role      string
 	group, resource string
@@ -60,18 +60,18 @@ var _ = Describe("every right of the driver's roles", Label("long"), func() {
 	}, NodeTimeout(90*time.Minute))
 })
 
-// proof checks for each right that something fails without it.
+// proof checks, for each right, that some request fails without it.
 type proof struct {
 	// restart restarts all programs that use the roles.
 	restart func(context.Context)
 	// life performs operations that need all the rights, in the fixture's namespace.
 	life func(context.Context, *fixture)
-	// settle cleans up after an interrupted life.
+	// settle cleans up after an interrupted call of life.
 	settle func(context.Context)
 }
 
-// live runs the life until ctx ends, and returns its first failure. It does not wait until the
-// namespace is deleted.
+// live calls life until ctx ends, and returns its first failure. It does not wait until the
+// fixture's namespace is deleted.
 func (p proof) live(ctx context.Context) error {
 	return InterceptGomegaFailure(func() {
 		f := newFixture(ctx)
@@ -81,7 +81,7 @@ func (p proof) live(ctx context.Context) error {
 }
 
 // lifeOfVolume creates, moves, snapshots and restores a volume. The rack first breaks two
-// connections, so that events have to be written, and then reports no capacity, so that the
+// connections, so that the provisioner writes events. It then reports no capacity, so that the
 // provisioner asks the scheduler again.
 func lifeOfVolume(ctx context.Context, f *fixture) {
 	must(theRack.Admin.AddFault(ctx, adminapi.Fault{Operation: "disk_create", Times: 2, Cut: true}))
@@ -130,8 +130,8 @@ func (p proof) run(ctx context.Context, all []right) {
 	Expect(needless).To(BeEmpty(), "rights without which nothing fails")
 }
 
-// allRights returns every right in the driver's roles. It omits those of the snapshot controller,
-// because this belongs to the cluster.
+// allRights returns every right in those of the objects that are roles of the driver or the node
+// keeper. It omits the snapshot controller's roles, which belong to the cluster.
 func allRights(objects []*unstructured.Unstructured) []right {
 	var all []right
 	for _, o := range objects {
@@ -174,7 +174,7 @@ func findInstalled(kind, name string) *unstructured.Unstructured {
 	return installed[i].DeepCopy()
 }
 
-// roleOf returns a Role or a ClusterRole, which has the same field for rules.
+// roleOf converts a Role or a ClusterRole. Both have the same field for rules.
 func roleOf(o *unstructured.Unstructured) *rbacv1.ClusterRole {
 	role := &rbacv1.ClusterRole{}
 	Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, role)).To(Succeed())
@@ -199,8 +199,8 @@ func (r right) reduced() *unstructured.Unstructured {
 	return o
 }
 
-// without removes the right, restarts the programs that had it, and runs the life. It returns the
-// failure, or "" if there was none.
+// without removes the right from its role, restarts the programs and calls life. It returns what
+// failed, or "" if nothing did.
 func (p proof) without(ctx context.Context, r right) (seen string) {
 	api.apply(ctx, r.reduced())
 	p.restart(ctx)
@@ -249,7 +249,7 @@ func refused(ctx context.Context, r right) error {
 	return fmt.Errorf("%w: no request was refused for the right %s", errNotYet, r)
 }
 
-// restartControllers kills the pods of the controller and the snapshot controller, for new ones.
+// restartControllers deletes the pods and leases of the controller and the snapshot controller.
 func restartControllers(ctx context.Context) {
 	now := int64(0)
 	options := metav1.DeleteOptions{GracePeriodSeconds: &now}

@@ -65,7 +65,7 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// read returns an object that it gets from one of the API's clients, and fails g on an error.
+// read gets the object with this name through a client of the API, and fails g on an error.
 func read[T any](ctx context.Context, g Gomega, all interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 }, name string) T {
@@ -97,7 +97,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	By("installing the driver", func() { install(ctx) })
 }, NodeTimeout(15*time.Minute))
 
-// create creates the cluster, and removes it when the suite ends.
+// create creates the cluster. When the suite ends, it removes the cluster, except with Keep.
 func create(ctx context.Context, kubeconfig string) {
 	rackDir := filepath.Join(config.Work, "rack")
 	// A killed run may have left a cluster of this name.
@@ -152,7 +152,7 @@ var _ = JustAfterEach(func(ctx SpecContext) {
 	}
 }, NodeTimeout(evidenceTimeout))
 
-// settings is what e2e/run passes to the suite in the environment variable E2E_SETTINGS.
+// settings has the values that e2e/run passes in the environment variable E2E_SETTINGS.
 type settings struct {
 	NodeImage, Kubernetes, CRDs, Work, Evidence, StandIns, Archive string
 	// Previous is the source tree of the previous release, and PreviousName the release's name. Both

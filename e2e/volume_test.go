@@ -32,7 +32,7 @@ dd if=/tmp/noise of=` + device + ` bs=1048576 seek=1020 conv=fsync 2>/dev/null
 sha256sum </tmp/noise`
 }
 
-// readNoise returns a script that prints the checksum of the bytes where writeNoise has written.
+// readNoise returns a script that reads the range that writeNoise writes, and prints its checksum.
 func readNoise(device string) string {
 	return `dd if=` + device + ` bs=1048576 skip=1020 count=4 2>/dev/null | sha256sum`
 }
@@ -90,7 +90,7 @@ func expectDisks(ctx context.Context, claims []string, worker string) []string {
 }
 
 // expectFixedSize checks that the API server refuses to enlarge a claim of the class oxide-disk
-// (D-68). If it accepted, the claim would wait forever, because the rack cannot grow a disk.
+// (D-68). An enlarged claim would wait forever, because the rack cannot grow a disk.
 func expectFixedSize(ctx context.Context, claim string) {
 	_, err := api.CoreV1().PersistentVolumeClaims(s.ns).Patch(ctx, claim, types.MergePatchType,
 		[]byte(`{"spec":{"resources":{"requests":{"storage":"2Gi"}}}}`), metav1.PatchOptions{})
@@ -264,7 +264,7 @@ func ephemeral(name string) corev1.Volume {
 }
 
 var _ = Describe("a claim", func() {
-	It("gets an event with the reason, and no request to the rack, if no disk can "+
+	It("stays pending with an event that gives the reason, if no disk can "+
 		"satisfy it (D-19, D-70, D-71)", getsAReason)
 	It("serves one node with ReadWriteOnce, and one pod with ReadWriteOncePod (E-5, D-70)",
 		servesOneNode)
@@ -288,7 +288,7 @@ func getsAReason(ctx SpecContext) {
 			`fs_type "ntfs" is not supported`},
 		s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true,
 			Parameters: map[string]string{"replicas": "3"}})}): {"ParameterInvalid", "replicas"},
-		// The driver does not declare the capability of clones, so the provisioner does not call it.
+		// The driver does not declare that it can clone, so the provisioner does not call it.
 		s.Claim(ctx, Claim{Class: class, Clone: source}): {"CLONE_VOLUME capability is not reported"},
 	}
 	for claim, words := range refused {
@@ -368,7 +368,7 @@ func limitsVolumes(ctx SpecContext) {
 	Expect(theRack.Admin.Switch(ctx, map[string]any{"disk_limit": mostDisks})).To(Succeed())
 	second.Running(ctx)
 
-	// The instance now has as many disks as the driver allows, which the scheduler does not know.
+	// The instance now has as many disks as the driver allows. The scheduler does not know that.
 	disks := fillByHand(ctx, worker, mostDisks-2)
 	third := next()
 	third.Pending(ctx, "AttachVolume.Attach failed", "ResourceExhausted",

@@ -47,8 +47,8 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// sorted reads a node's pods. It returns them grouped by what a stop of the node does to them, and
-// as a plain list.
+// sorted reads a node's pods. It returns them grouped by the effect that a stop of the node has on
+// them, and as a list.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err
@@ -196,7 +196,7 @@ func (k *Keeper) annotate(ctx context.Context, a *attachment, key, value string)
 }
 
 // annotation returns the merge patch that sets the annotation key, or removes it if the value is
-// "". The API server refuses the patch if the object's metadata.<field> differs from has.
+// "". The API server refuses the patch if metadata.<field> of the object is not has.
 func annotation(key, value, field, has string) []byte {
 	set := &value
 	if value == "" {
@@ -210,7 +210,7 @@ func annotation(key, value, field, has string) []byte {
 	return patch
 }
 
-// evict requests the eviction of pods. A PodDisruptionBudget's refusal is counted, and is no error.
+// evict requests the eviction of pods. A PodDisruptionBudget's refusal is no error; it is counted.
 func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -246,8 +246,8 @@ func (c *Cluster) evict(ctx context.Context, p *corev1.Pod) (done bool, err erro
 	return false, fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err)
 }
 
-// The labels and annotations of the keeper. Its records are not annotations of Nodes, which
-// kubelets may change, but are in a ConfigMap of the keeper's namespace.
+// The keeper's labels and annotations. Its records are in a ConfigMap of its namespace, and not in
+// annotations of Nodes, which kubelets may change.
 const (
 	DriverName = "csi.oxide.computer"
 
@@ -310,7 +310,7 @@ type operation struct {
 	StatefulSets []string `json:"statefulSets,omitempty"`
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
-	// Late reports whether the operation only restarts an instance that stopped after an earlier one.
+	// Late reports whether the operation only starts an instance that stopped after the last one.
 	Late bool `json:"late,omitempty"`
 	// Problem is why the operation failed or, if Late is set, why it was necessary.
 	Problem string `json:"problem,omitempty"`
@@ -334,7 +334,7 @@ type outcome struct {
 	// Unlabeled reports whether ColdAttachLabel no longer allowed stops when the operation ended.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
-	// Node is the node's history of stops. Volumes contains the histories of volumes, by name.
+	// Node is the history of the node's stops. Volumes has the histories of volumes, by name.
 	Node    history            `json:"node,omitzero"`
 	Volumes map[string]history `json:"volumes,omitempty"`
 }
@@ -485,8 +485,8 @@ func (k *Keeper) forgetStop(instance string) {
 	delete(k.stops, instance)
 }
 
-// StartStopped starts the instances that this process has stopped if the API server is unreachable:
-// without the server no attacher works. Otherwise the leader starts them.
+// StartStopped starts the instances that this process has stopped, but only while the API server is
+// unreachable, so that no attacher works. Otherwise the leader starts them.
 func (k *Keeper) StartStopped(ctx context.Context) error {
 	k.mu.Lock()
 	stops := maps.Clone(k.stops)
@@ -501,7 +501,7 @@ func (k *Keeper) StartStopped(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// isOutage reports whether the API server has been silent for longer than outage. The argument is
+// isOutage reports whether the API server has been silent for longer than outage. answers reports
 // whether the server has just answered.
 func (k *Keeper) isOutage(answers bool) bool {
 	k.mu.Lock()
@@ -516,8 +516,8 @@ func (k *Keeper) isOutage(answers bool) bool {
 	return passed(k.now(), k.silent, outage)
 }
 
-// clusterAnswers reports whether the API server answers. If so, it removes instances without a
-// recorded operation from k.stops: another keeper has started them.
+// clusterAnswers reports whether the API server answers. If it does, clusterAnswers removes
+// instances without a recorded operation from k.stops: another keeper has started them.
 func (k *Keeper) clusterAnswers(ctx context.Context, stops map[string]time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -21,12 +21,12 @@ import (
 // pace is the time between two rounds while an operation is in progress.
 const pace = time.Second
 
-// lateStop is the time after an operation in which a stop of the instance counts as the keeper's
-// own: the request may have been on its way when the keeper that sent it died.
+// lateStop is how long after an operation a stop of the instance counts as the keeper's own. A
+// keeper may have died while its request to stop the instance was on its way.
 const lateStop = 2 * time.Minute
 
-// staleAfter is the time after an attacher's last attempt when it is assumed not to run. The keeper
-// must not stop an instance for an attacher that does not run.
+// staleAfter is how long an attacher may try nothing before the keeper assumes that it does not
+// run. The keeper must not stop an instance for an attacher that does not run.
 const staleAfter = 10 * time.Minute
 
 // coldAttach continues the operation in progress. If there is none, it may begin one.
@@ -52,11 +52,11 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	return again, errors.Join(append(errs, err)...)
 }
 
-// restartLateStopped begins an operation that only starts an instance, if the instance stopped
-// within lateStop after the last operation. It reports whether it did. It works even while cold
-// attach is off, because the keeper asked for the stop. It ignores a node whose label was removed
-// after that operation. It also checks a node that is not ready after lateStop, because there may
-// have been no leader for a while.
+// restartLateStopped looks for an instance that stopped within lateStop after the last operation on
+// its node. If there is one, it begins an operation that only starts the instance, and returns
+// true. It does so even while cold attach is off, because the keeper asked for the stop, but not if
+// the node's label was removed after that operation. Later than lateStop it checks only nodes that
+// are not ready, because no leader may have run for a while.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -131,7 +131,7 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	return pace, ErrStepAside
 }
 
-// candidate is a node with volumes that wait for a stop. why is what prevents the stop, or "".
+// candidate is a node with volumes that wait for a stop. The field why is the obstacle, or "".
 type candidate struct {
 	*node
 	pods sorted
@@ -142,7 +142,7 @@ type candidate struct {
 	next bool
 }
 
-// candidates returns the nodes with ColdAttachLabel, each with what prevents an operation on it.
+// candidates returns the nodes with ColdAttachLabel, each with the obstacle to its stop, if any.
 func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*candidate {
 	var all []*candidate
 	for _, n := range nodes {
@@ -186,9 +186,9 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 	return ""
 }
 
-// turnOfAnother returns why another node has to be stopped before c, or "". That node has pods of a
-// StatefulSet that c has, too, and has waited since before c's last stop. If c were stopped again,
-// the StatefulSet's interval would begin anew, and the other node would have to wait longer.
+// turnOfAnother returns why another node has to be stopped before c, or "". The other node has pods
+// of a StatefulSet that also has pods on c, and has waited since before c's last stop. A stop of c
+// would start the StatefulSet's interval anew, so the other node would wait even longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
 	for _, other := range all {
@@ -219,8 +219,8 @@ func bySince(a, b *attachment) int { return a.since().Compare(b.since()) }
 
 const runsHere = "waits: the keeper runs here, and another replica has to take over"
 
-// hindrance returns what prevents an operation on a node now, or "" and the node's pods. It does
-// not consider recent stops of other nodes; stoppedElsewhere does.
+// hindrance returns the obstacle to an operation on a node now, or "" and the node's pods. It
+// ignores recent stops of other nodes; stoppedElsewhere considers them.
 func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorted, error) {
 	if why := k.hindranceOfNode(v, n); why != "" {
 		return why, sorted{}, nil
@@ -292,8 +292,8 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 	return ""
 }
 
-// pauseAfter returns how long a node is left alone after an operation. Each failure doubles the
-// pause, so that the keeper does not cordon the node again and again in vain.
+// pauseAfter returns how long after an operation the keeper begins no other one on the node. Each
+// failure doubles the time, so that the keeper does not cordon the node again and again in vain.
 func (k *Keeper) pauseAfter(last *outcome) time.Duration {
 	return k.Config.MinInterval << max(0, min(last.Failures, 4))
 }
@@ -317,7 +317,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 }
 
 // cordon cordons the node for the operation in progress. If somebody has changed the Node since it
-// was read, the update conflicts.
+// was read, the update fails with a conflict.
 func (k *Keeper) cordon(ctx context.Context, n *node) error {
 	n.Spec.Unschedulable = true
 	metav1.SetMetaDataAnnotation(&n.ObjectMeta, CordonAnnotation, n.Record.id())
@@ -340,7 +340,7 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 }
 
 // planText describes what the keeper does, or would do, to a node. It counts the volumes in
-// waiting, and names up to three of those in named.
+// waiting, and names up to three of the volumes in named.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {
@@ -375,7 +375,7 @@ const HeldAnnotation = DriverName + "/cold-attach-held"
 // day is the period in which the keeper counts stops.
 const day = 24 * time.Hour
 
-// cause describes a volume for which an instance was stopped, as of the time of the stop.
+// cause describes a volume for which an instance was stopped, as the volume was at the stop.
 type cause struct {
 	// Disk is the volume's disk, and Again the value of its AgainAnnotation.
 	Disk  string `json:"disk,omitempty"`
@@ -402,7 +402,7 @@ func (h history) within(now time.Time) []time.Time {
 	})
 }
 
-// stopped adds a stop, and drops the earlier ones if a person has changed AgainAnnotation.
+// stopped adds a stop. If a person has changed AgainAnnotation, it drops the earlier stops.
 func (h history) stopped(at time.Time, c cause) history {
 	if h.Last.Again != c.Again {
 		h.Stops = nil
@@ -410,7 +410,7 @@ func (h history) stopped(at time.Time, c cause) history {
 	return history{Stops: append(h.within(at), at), Last: c}
 }
 
-// remember copies the histories of the previous outcome, and adds r if r stopped the instance.
+// remember copies the previous outcome's histories. If r stopped the instance, it adds this stop.
 func (o *outcome) remember(before *outcome, r *operation, now time.Time, again string) {
 	o.Node, o.Volumes = before.Node, map[string]history{}
 	maps.Copy(o.Volumes, before.Volumes)
@@ -425,7 +425,7 @@ func (o *outcome) remember(before *outcome, r *operation, now time.Time, again s
 	})
 }
 
-// holdBack finds the attachments for which the keeper stops no instance, and reports each once.
+// holdBack sets held of each attachment for which no instance may be stopped, and reports it once.
 func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	held := 0
 	var errs []error
@@ -460,7 +460,7 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 // bound returns why the node must not be stopped again for an attachment, or "".
 //
 // An attachment that failed while the instance was stopped fails again until its volume changes. If
-// the failure may pass (see passes), the keeper tries again as often as the limits allow.
+// the method passes returns true, the keeper tries again as often as the limits allow.
 func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 	last := cmp.Or(n.Last, &outcome{})
 	now, then := v.cause(a), last.Volumes[a.volume()].Last

@@ -138,7 +138,7 @@ func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
 			keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", "va-data")
 			w.pass(time.Minute)
 		}), ""},
-		// In the trials from here on, no pod on the node uses the attachment's volume.
+		// The attachments below may be forged: no pod on the node uses their volume.
 		{"no volume", func(w *fixture) { keepertest.Remove[*corev1.PersistentVolume](w.api, "", "data") },
 			`there is no PersistentVolume "data" of the driver`},
 		{"another driver's volume", on("", "data", func(v *corev1.PersistentVolume) {
@@ -183,7 +183,7 @@ func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
 	}
 }
 
-func TestTheMetricCountsOnlyAttachmentsForWhichTheKeeperStopsInstances(t *testing.T) {
+func TestOnlyAttachmentsWhoseInstanceTheKeeperStopsAreCounted(t *testing.T) {
 	for _, c := range []trial[func(*fixture), float64]{
 		{"a node with the label", func(*fixture) {}, 1},
 		{"a node without it", func(w *fixture) {
@@ -281,7 +281,7 @@ func TestADryRunReportsItsPlanAndChangesNothing(t *testing.T) { // D-61
 	w.steps(draining)
 }
 
-func TestEventsInANamespaceNameNoVolumesOfOtherNamespaces(t *testing.T) {
+func TestAnEventNamesOnlyVolumesOfItsNamespace(t *testing.T) {
 	w := newFixture(t, "a")
 	w.Config.DryRun = true
 	w.wait("a", "data")
@@ -323,7 +323,7 @@ func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 	}
 }
 
-// In some trials the first write of a resource fails, before or after the server has applied it.
+// In some trials the API server fails the first write of a resource, before or after applying it.
 func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 	for _, fails := range []string{"", "create configmaps", "update nodes"} {
 		for _, applied := range []bool{false, true} {
@@ -356,7 +356,7 @@ func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 	}
 }
 
-// TestNoEventIsCreatedTwice breaks the connection once in each step, before or after a request.
+// TestNoEventIsCreatedTwice loses requests or responses, one in each step.
 func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string
@@ -409,9 +409,9 @@ const (
 	away = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
 )
 
-// live simulates the cluster for a time: kubelets report, the attacher tries each attachment again
-// and again, and the keeper does its rounds. For a volume on a stopped instance the attacher gets
-// the error that refused returns; "" means that it attaches or detaches the volume.
+// live simulates the cluster for the time d: kubelets report, the attacher tries each attachment
+// again and again, and the keeper does its rounds. If refused returns "" for a volume on a stopped
+// instance, the attacher attaches or detaches it. Otherwise refused returns the attacher's error.
 func (w *fixture) live(d time.Duration, refused func(volume string) string) {
 	w.t.Helper()
 	for end := w.clock.Add(d); w.clock.Before(end); {

@@ -33,7 +33,7 @@ var begin = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 const mustStop = "rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: it is running"
 
 // fixture is a cluster and a rack with a keeper. A node's name is one letter, and its instance's ID
-// ends with the code of that letter.
+// begins with the code of that letter.
 type fixture struct {
 	*Keeper
 	t       *testing.T
@@ -44,13 +44,13 @@ type fixture struct {
 	idle    time.Duration // between two rounds of live, if no operation is in progress
 	mu      sync.Mutex
 	// guarded by mu, because requests may be in progress: clock is the time of the keeper and of the
-	// API server. effects are the changes of the cluster and the rack, each with the step that the
-	// record of the node "a" named at that time.
+	// API server. effects lists the changes of cluster and rack. Each begins with the step that the
+	// record of the node "a" had at the change.
 	clock   time.Time
 	effects []string
 }
 
-// trial is a row of a test's table. The test may search the result for the text want.
+// trial is a row of a test's table: what a function or a cluster is given, and the expected result.
 type trial[G, W any] struct {
 	name  string
 	given G
@@ -256,7 +256,7 @@ func pv(name string) *corev1.PersistentVolume {
 				Namespace: "shop", Name: name, UID: types.UID("claim-" + name)}}}
 }
 
-// pvc returns a claim with a volume's name, which is bound to that volume.
+// pvc returns a claim that has the name of a volume and is bound to it.
 func pvc(name string) *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
 		UID: types.UID("claim-" + name)}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name}}
@@ -314,7 +314,7 @@ func (w *fixture) round() {
 	w.retry()
 }
 
-// retry acts as the attacher that is woken while the node "a" is drained: it tries again and fails.
+// retry acts as an attacher that is woken while the node "a" is drained: its next attempt fails.
 func (w *fixture) retry() {
 	if w.step("a") != string(draining) {
 		return
@@ -395,8 +395,8 @@ func (w *fixture) seen() []string {
 	return seen
 }
 
-// metric returns the value of the keeper's metric with this label value. For a histogram it returns
-// the number of samples.
+// metric returns the value of one of the keeper's metrics for the given label value. For a
+// histogram it returns the number of samples.
 func (w *fixture) metric(name, label string) float64 {
 	w.t.Helper()
 	for _, family := range csitest.Got(w.Metrics.Registry.Gather())(w.t) {

@@ -69,12 +69,12 @@ type Keeper struct {
 	silent time.Time
 }
 
-// ErrStepAside reports that only the node on which this keeper runs is left to be stopped, so
+// ErrStepAside reports that the only node that has to be stopped is the node of this keeper, so
 // another replica has to lead.
 var ErrStepAside = errors.New("the node to be stopped is the one this keeper runs on")
 
-// Round reads the cluster and the rack once, and acts on what it finds. It returns the longest time
-// to wait until the next round. After an error other than ErrStepAside, the next round tries again.
+// Round reads the cluster and the rack once, and acts on their state. It returns the longest time
+// to wait until the next round, which tries again after an error other than ErrStepAside.
 func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	v, err := k.observe(ctx)
 	if err != nil {
@@ -97,9 +97,9 @@ func (k *Keeper) now() time.Time {
 	return time.Now()
 }
 
-// Cluster contains the Kubernetes clients that this package uses, which share their connections.
-// The clientset of client-go has a client for every API group; the unused ones would take a fifth
-// of the keeper's memory.
+// Cluster contains a Kubernetes client for each API group that this package uses. The clients share
+// their connections. The clientset of client-go has a client for every API group; the unused ones
+// would take a fifth of the keeper's memory.
 type Cluster struct {
 	Coordination *coordination.CoordinationV1Client
 	Core         *core.CoreV1Client
@@ -127,7 +127,7 @@ func Connect(config *rest.Config, userAgent string) (*Cluster, error) {
 	return &c, nil
 }
 
-// component is the keeper's name in events, leases and elsewhere.
+// component is the keeper's name in events, and the name of its Lease and its ConfigMap.
 const component = "oxide-node-keeper"
 
 // report logs what was done to a node, and creates an event for it.
@@ -249,8 +249,8 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// observe counts what the keeper works on. stops means that it stops instances. Attachments that
-// wait for somebody else's stop are not counted: a metric of them would silence the driver's alert.
+// observe counts operations, and attachments that wait until the keeper stops an instance. Without
+// stops a person has to stop it: a count would silence the driver's alert.
 func (m *Metrics) observe(v *view, stops bool) {
 	waits, working := 0, 0
 	for _, n := range v.Nodes {
@@ -420,7 +420,7 @@ type Config struct {
 	MaxStopsPerVolume, MaxStopsPerNode int
 	Window                             *Window
 	// The time limits of the steps. A drain or return that exceeds its limit ends the operation with a
-	// problem; a stop or attach goes on to the start of the instance; a start is repeated.
+	// problem. After a stop or attach that does, the keeper starts the instance. It repeats a start.
 	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
 	// Interval is the time between rounds if nothing changes.
 	Interval time.Duration
@@ -496,7 +496,7 @@ type Window struct {
 	text   string
 }
 
-// fiveFields does not accept "@every 1h", which names no time of day.
+// fiveFields parses cron expressions. It refuses "@every 1h", which names no time of day.
 var fiveFields = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow)
 
 // ParseWindow parses a window that begins at the times of a cron expression of five fields, such as

@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// outOfService asserts that a node is off for certain, so that Kubernetes deletes its pods and
-// detaches their volumes without waiting for its kubelet.
+// outOfService is the taint that tells Kubernetes that a node is certainly off. Kubernetes then
+// deletes the node's pods and detaches their volumes without waiting for the kubelet.
 var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown",
 	Effect: corev1.TaintEffectNoExecute}
 
@@ -43,8 +43,8 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return nil
 	case n.Fenced != "":
 		return k.unfence(ctx, v, n)
-	// A node with an operation in progress comes back with its pods. A node whose kubelet reports is
-	// running, even if its driver is registered with a stopped instance.
+	// A node with an operation in progress comes back with its pods. A kubelet that reports shows that
+	// its node runs, even if the driver is registered with a stopped instance.
 	case !n.silent(), n.Instance == "", n.Record != nil, !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil
@@ -195,9 +195,9 @@ func (l *Leaver) Run(ctx context.Context) error {
 	return err
 }
 
-// await waits until the node has no volumes any more, if it is leaving. It repeats a failed read.
-// If the API server refuses the read, await repeats it only for refusedLimit: a server that is
-// starting refuses every request.
+// await returns when the node has no volumes any more, or is not leaving. It repeats a failed read,
+// but if the API server refuses the read, only for refusedLimit: a server that is starting refuses
+// every request.
 func (l *Leaver) await(ctx context.Context) error {
 	var refused time.Time // when the API server began to refuse
 	for logged := -1; ; {
@@ -236,7 +236,7 @@ func (l *Leaver) await(ctx context.Context) error {
 	}
 }
 
-// look returns why the node is leaving, or "", and how many volumes it still has.
+// look returns why the node is leaving, or "" if it stays, and how many volumes it still has.
 func (l *Leaver) look(ctx context.Context) (why string, left int, err error) {
 	node, err := l.Kubernetes.Core.Nodes().Get(ctx, l.NodeName, metav1.GetOptions{})
 	switch {
@@ -266,8 +266,8 @@ func (l *Leaver) look(ctx context.Context) (why string, left int, err error) {
 var leavingTaints = []string{corev1.TaintNodeOutOfService, "ToBeDeletedByClusterAutoscaler",
 	"karpenter.sh/disrupted", "node.cloudprovider.kubernetes.io/shutdown"}
 
-// leaves returns why a node is about to leave, or "": somebody drains or removes it, or its kubelet
-// shuts down. A node that the keeper stops is not leaving: it keeps its volumes.
+// leaves returns why a node leaves, or "" if it stays. A node leaves if somebody drains or removes
+// it, or if its kubelet shuts down. A node that the keeper stops keeps its volumes, so it stays.
 func leaves(n *corev1.Node) string {
 	_, keeper := n.Annotations[CordonAnnotation]
 	switch {

@@ -124,7 +124,7 @@ func mainMove(ctx context.Context, args []string, stdout io.Writer) error {
 	return m.Move(ctx, operands[0], operands[1])
 }
 
-// parse parses the flags of a command and its operands. Flags may stand between the operands.
+// parse parses a command's flags and operands, in any order. want is the number of operands.
 func parse(flags *flag.FlagSet, args []string, help io.Writer, want int) (operands []string,
 	err error) {
 	flags.SetOutput(io.Discard)
@@ -262,7 +262,7 @@ func (p *process) candidacy(ctx context.Context) error {
 	return nil
 }
 
-// lead does rounds until ctx ends, and reports whether this replica steps aside.
+// lead does rounds until ctx ends, or until another replica has to lead: then it returns true.
 func (p *process) lead(ctx context.Context) (aside bool) {
 	var watching async.Group
 	defer watching.Wait()
@@ -301,7 +301,7 @@ func (p *process) round(ctx context.Context) (time.Duration, error) {
 	return p.Round(ctx)
 }
 
-// roundLimit is the time limit of a round, and the age from which a look is too old.
+// roundLimit is the time limit of a round, and the age at which a look is too old for a change.
 func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
 
 // startStopped calls StartStopped again and again until ctx ends. It needs no lease: without the

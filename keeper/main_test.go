@@ -143,7 +143,7 @@ func TestTheMoveCommandMovesAVolume(t *testing.T) {
 	m.belongs("b")
 }
 
-// written returns a default in one form for comparison: 1m30s and 90s become the same.
+// written brings a default into one form, so that 1m30s and 90s are equal.
 func written(text string) string {
 	text = strings.ToLower(strings.Trim(text, "`\""))
 	if d, err := time.ParseDuration(text); err == nil {
@@ -152,7 +152,7 @@ func written(text string) string {
 	return text
 }
 
-// spokenDefaults contains the page's defaults of flags that have no default in the program.
+// spokenDefaults contains the page's defaults of flags for which --help shows no default.
 var spokenDefaults = map[string]string{"node-name": "$k8s_node_name",
 	"leader-election-namespace": "$k8s_namespace", "kubeconfig": "the pod's service account",
 	"http-endpoint": "none"}

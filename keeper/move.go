@@ -18,13 +18,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// MovingAnnotation marks a PersistentVolume whose reclaim policy a move has set to Retain. An
-// annotation of the CSIDriver object, under movingKey, contains the replacement, from which an
-// interrupted move continues. Users who may write claims or a Node cannot write the CSIDriver
-// object.
+// MovingAnnotation marks a PersistentVolume whose reclaim policy a move has set to Retain. Another
+// annotation, of the CSIDriver object under movingKey, contains the PersistentVolume that replaces
+// it, so that an interrupted move can continue. Users who may write claims or a Node cannot write
+// the CSIDriver object.
 const MovingAnnotation = DriverName + "/moving"
 
-// movingKey returns the key of the annotation of the CSIDriver object for a volume.
+// movingKey returns the CSIDriver's annotation key for the volume with this name.
 func movingKey(name string) string {
 	const most = 63 // characters after the slash
 	if key := "moving-" + name; len(key) <= most {
@@ -45,7 +45,7 @@ type Mover struct {
 	Pace time.Duration
 }
 
-// Move moves a volume to a node. It may be repeated at any time.
+// Move moves the volume with this name to the node to. It may be repeated at any time.
 func (m *Mover) Move(ctx context.Context, name, to string) error {
 	instance, err := m.instance(ctx, to)
 	if err != nil {
@@ -197,8 +197,8 @@ func (m *Mover) save(ctx context.Context, name, value string) error {
 	return nil
 }
 
-// prepare saves the replacement before anything is removed, and returns it. The replacement is a
-// copy of the volume as it is now, without the changes that an interrupted move has made.
+// prepare saves the replacement of a volume before the caller removes anything, and returns it. The
+// replacement is a copy of old without the changes that an interrupted move has made.
 func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume,
 	instance string) (*corev1.PersistentVolume, error) {
 	replacement := saved
@@ -240,7 +240,7 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the PersistentVolume %s: %w", v.Name, err)
 	}
-	// Remove the finalizers: with them Kubernetes keeps a volume that is in use, as this one is.
+	// Remove the finalizers. With them Kubernetes would keep this volume, because it is in use.
 	for {
 		now, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
 		switch {

@@ -36,7 +36,7 @@ type moving struct {
 	out    bytes.Buffer
 	old    *corev1.PersistentVolume // before the move
 	losing sync.Mutex
-	// guarded by losing: lose reports whether the connection breaks at a change of the Mover
+	// guarded by losing: lose decides whether the server breaks the connection at a change
 	lose func(r keepertest.KubeRequest) bool
 }
 
@@ -203,8 +203,8 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 	}
 }
 
-// interrupted starts a move, and breaks the connection before or after the change with the number
-// at (counted from 1) is applied. It reports whether the move failed.
+// interrupted starts a move, and breaks the connection at the change with the number at, counted
+// from 1, before or after the server applies the change. It reports whether the move failed.
 func (m *moving) interrupted(to string, at int, applied bool) bool {
 	m.t.Helper()
 	n := 0
@@ -314,7 +314,7 @@ func TestAMoveDoesNotTouchALaterVolumeOfTheSameName(t *testing.T) {
 	}
 }
 
-func TestANodeLeavesWhenItIsCordonedDeletedTaintedOrShutDown(t *testing.T) {
+func TestANodeIsLeavingIfItIsCordonedDeletedTaintedOrShutDown(t *testing.T) {
 	taint := func(key string) func(*corev1.Node) {
 		return func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "mine"}, {Key: key}} }
 	}
@@ -477,7 +477,7 @@ func TestTheDriverOfALeavingNodeRunsForALimitedTime(t *testing.T) {
 	}
 }
 
-// lost returns a fixture whose node "a" is no longer ready.
+// lost returns a fixture in which Kubernetes does not hear from the kubelet of the node "a".
 func lost(t *testing.T) *fixture {
 	t.Helper()
 	w := newFixture(t, "a", "b")

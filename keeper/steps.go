@@ -50,16 +50,16 @@ func (n *node) overdue(now time.Time, limit time.Duration) bool {
 // maxSkew is how much the clocks of replicas and of the API server may differ.
 const maxSkew = time.Minute
 
-// ahead reports whether a noted time is more than maxSkew in the future, so that a clock was wrong.
+// ahead reports whether a noted time is more than maxSkew in the future: then some clock was wrong.
 func ahead(now, noted time.Time) bool { return noted.Sub(now) > maxSkew }
 
-// passed reports whether more than d has passed since a time. If that time is too far in the
-// future, it returns true, so that a wrong clock delays nothing by more than maxSkew.
+// passed reports whether more than d has passed since a time. It also returns true if that time is
+// ahead, so that a wrong clock delays nothing by more than maxSkew.
 func passed(now, since time.Time, d time.Duration) bool {
 	return now.Sub(since) > d || ahead(now, since)
 }
 
-// to records the next step, and reports it with the message.
+// to moves the operation to the step next: it records the step, and reports it with the message.
 func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message string) error {
 	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
 	late := next == starting && n.overdue(v.Now, k.Config.AttachTimeout)
@@ -75,14 +75,14 @@ func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message st
 	return nil
 }
 
-// giveUp records the problem of an operation and goes on to the start of the instance.
+// giveUp records the problem of an operation, and moves the operation to the step Starting.
 func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, problem string) error {
 	was := n.Record.Step
 	n.Record.Problem = cmp.Or(n.Record.Problem, problem)
 	return k.failed(was, k.to(ctx, v, n, starting, problem))
 }
 
-// failed counts a failure of the step if err is nil, which means that the failure was recorded.
+// failed counts a failure of the step s if err is nil. Otherwise the failure could not be recorded.
 func (k *Keeper) failed(s step, err error) error {
 	if err == nil {
 		k.Metrics.problems.WithLabelValues(string(s)).Inc()
@@ -163,7 +163,7 @@ func (k *Keeper) forbidden(v *view, n *node) string {
 	return k.doubtful(v, n)
 }
 
-// drain evicts the node's pods without volumes of the driver, and goes on to the stop.
+// drain evicts the node's pods without volumes of the driver, and then goes on to Stopping.
 func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case n.Name == k.Config.NodeName:
@@ -260,7 +260,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	return k.wakeAll(ctx, n.Record, v.unsettled(n))
 }
 
-// attach wakes the attacher until it has nothing more to do on the node, and goes on to the start.
+// attach wakes the attacher until it is done on the node, and then goes on to Starting.
 func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
 	left := v.unsettled(n)
@@ -276,7 +276,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	switch {
 	case err == nil && len(left) == 0 && len(missing) == 0:
 		return k.restart(ctx, v, n, "")
-	// In the cases below, the instance is started after --attach-timeout, even if a read fails.
+	// After --attach-timeout, the cases below start the instance, even if the pods cannot be read.
 	case err != nil && n.overdue(v.Now, k.Config.AttachTimeout):
 		return k.restart(ctx, v, n, fmt.Sprintf("what waits could not be read for %s: %v",
 			k.Config.AttachTimeout, err))
@@ -297,7 +297,7 @@ func (v *view) unsettled(n *node) []*attachment {
 	return slices.DeleteFunc(v.of(n), func(a *attachment) bool { return a.settled(n.Record) })
 }
 
-// restart records the failures and goes on to the start of the instance.
+// restart records the failures, and moves the operation to the step Starting.
 func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) error {
 	v.noteFailures(n)
 	if problem != "" {
@@ -356,8 +356,8 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 // records the step after that. The keeper does not attach a disk itself: only the driver checks
 // whose disk it is.
 
-// pollEvery is how often the keeper reads the state of an instance that is stopping, and pollFor
-// the longest time; after that, the next round continues.
+// pollEvery is how often the keeper reads the state of an instance that is stopping. After pollFor
+// it leaves this to the next round.
 const (
 	pollEvery = 100 * time.Millisecond
 	pollFor   = 4 * time.Second

@@ -78,8 +78,8 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	}
 }
 
-// ends checks that the operation on the node "a" has ended with a problem that contains a text, or
-// with none for "", and that the node is as it was before.
+// ends checks that the operation on the node "a" has ended, and that the node is as before. The
+// text of the operation's problem has to contain problem; if this is "", there must be no problem.
 func (w *fixture) ends(problem string, stopped bool) {
 	w.t.Helper()
 	last, n := w.last("a"), w.node("a")
@@ -92,10 +92,10 @@ func (w *fixture) ends(problem string, stopped bool) {
 	}
 }
 
-// TestADisturbedOperationEndsWithARunningInstance begins a step, and disturbs it. The keeper then
-// ends a drain without a stop. In a later step, it starts the instance again.
+// TestADisturbedOperationEndsWithARunningInstance begins a step, and disturbs it. In a drain, the
+// keeper then ends the operation without a stop. In a later step, it starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
-	// loses takes a pod from a budget by calling lose, and does not update the budget's counts.
+	// loses creates a budget, and calls lose to take a pod from it. The budget's counts stay.
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")
@@ -231,7 +231,7 @@ func TestNoStopOrStartIsSentAfterTheLookLimit(t *testing.T) { // D-61
 	}
 }
 
-// begun contains for each step a function that brings the node "a" to it and keeps the step from
+// begun contains, for each step, a function that begins the step on the node "a" and keeps it from
 // ending, and a function that returns the step's time limit.
 var begun = map[step]struct {
 	begin func(*fixture)
@@ -423,9 +423,9 @@ func TestAnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) { // 
 	}
 }
 
-// TestNoNodeIsStarvedByAnotherNodeWithItsStatefulSet lets new volumes begin to wait on the node "a"
-// again and again, while the node "b", which has pods of the same StatefulSet, waits.
-func TestNoNodeIsStarvedByAnotherNodeWithItsStatefulSet(t *testing.T) { // D-61
+// TestNewVolumesOnOneNodeDoNotStarveAnother lets new volumes begin to wait on the node "a" again
+// and again, while the node "b", which has pods of the same StatefulSet, waits.
+func TestNewVolumesOnOneNodeDoNotStarveAnother(t *testing.T) { // D-61
 	w := newFixture(t, "a", "b")
 	w.Config.MaxStopsPerNode = 1000
 	attach := func(string) string { return "" }

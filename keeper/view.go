@@ -27,7 +27,7 @@ type view struct {
 	Nodes       []*node
 	Attachments []*attachment
 
-	// Look is the time before the first read; a stop that depends on the view expires with it.
+	// Look is the time before the first read. When it is too old, the view allows no stop any more.
 	Look rack.Look
 	// records is the ConfigMap from which the nodes' records were read.
 	records *corev1.ConfigMap
@@ -102,8 +102,8 @@ func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
 	return ""
 }
 
-// proof ranks how certain it is that an instance is the node's: 2 if spec.providerID names it,
-// which never changes; 1 if only the CSINode does, which the node's kubelet may write; otherwise 0.
+// proof ranks the evidence that a node has the instance. 2: spec.providerID names it, and never
+// changes. 1: only the CSINode names it, and the kubelet may write that. 0: neither names it.
 func (n *node) proof(instance string) int {
 	provider, has := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
 	switch {
@@ -117,7 +117,7 @@ func (n *node) proof(instance string) int {
 
 // instanceOf returns the instance of a node, or why it is not known. The driver has to be
 // registered with the instance, spec.providerID must not name another one, and no other node may
-// have as good a proof that the instance is its own.
+// have as strong a proof for this instance.
 func (v *view) instanceOf(n *node) (instance, why string) {
 	if n.registered == "" {
 		return "", "the driver is not registered on this node"
@@ -151,7 +151,7 @@ func (v *view) due(n *node) []*attachment {
 	return slices.DeleteFunc(v.waiting(n), func(a *attachment) bool { return a.held != "" })
 }
 
-// held returns why one of a node's attachments is held back, or "" if none is.
+// held returns why the keeper stops no instance for one of the node's attachments, or "".
 func (v *view) held(n *node) string {
 	for _, a := range v.waiting(n) {
 		if a.held != "" {
@@ -161,8 +161,8 @@ func (v *view) held(n *node) string {
 	return ""
 }
 
-// unasked returns those volumes of a node's pods for which there is no VolumeAttachment. While the
-// VolumeAttachment of a deleted pod is being removed, the pod that replaces it has none yet.
+// unasked returns those volumes of a node's pods for which there is no VolumeAttachment. A pod that
+// replaces a deleted pod has none until the earlier VolumeAttachment is removed.
 func (v *view) unasked(pods sorted) []string {
 	var missing []string
 	for _, p := range pods.stay {
@@ -179,7 +179,7 @@ func (v *view) unasked(pods sorted) []string {
 }
 
 // wanted reports whether the operation still has a purpose: an attachment waits for a stop, or one
-// that waited when the operation began is still open, even if it last failed for another reason.
+// that waited when the operation began is not done, even if it last failed for another reason.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))
@@ -208,7 +208,7 @@ func (a *attachment) waits() bool {
 }
 
 // wakeup returns the value of WokenAnnotation that wakes the attacher in an operation. It contains
-// the time of the last failure, so it also shows whether the attacher has tried since.
+// the time of the last failure, which shows triedAgain whether the attacher has tried since.
 func (a *attachment) wakeup(r *operation) string {
 	value := r.id()
 	if failed := a.failure(); failed != nil {
@@ -218,7 +218,7 @@ func (a *attachment) wakeup(r *operation) string {
 }
 
 // settled reports whether the attacher has finished with the attachment in an operation. Either it
-// succeeded, or it has tried since it was woken, and failed for a reason that neither a stopped
+// has succeeded, or it has tried since it was woken, and failed for a reason that neither a stopped
 // instance nor another attempt removes.
 func (a *attachment) settled(r *operation) bool {
 	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
@@ -267,22 +267,22 @@ func (n *node) allowed() bool { return n.Labels[ColdAttachLabel] == Allowed }
 
 // sorted contains the pods of a node, sorted by what happens to them when its instance is stopped.
 type sorted struct {
-	// evict contains pods without volumes of the driver. They run elsewhere in the meantime.
+	// evict contains pods without volumes of the driver. They run on other nodes in the meantime.
 	evict []*corev1.Pod
 	// stay contains pods with volumes of the driver, both running and waiting ones. Their disks stay
 	// attached, so these pods have to come back to this node; on another node each would cause
 	// another stop.
 	stay []*corev1.Pod
-	// lost is why one of the pods would not come back or must not be stopped, or "".
+	// lost is why a pod would not come back after a stop, or must not be stopped, or "".
 	lost string
-	// budget names the PodDisruptionBudget that stopping the pods in stay would violate, or "".
+	// budget describes the PodDisruptionBudget that forbids the evictions or the stop, or is "".
 	budget string
 	claims map[claim]*corev1.PersistentVolume
 }
 
 type claim struct{ namespace, name string }
 
-// claimsOf returns the claims that are bound to the driver's volumes, with their volumes. It
+// claimsOf returns the claims that are bound to the driver's volumes, each with its volume. It
 // compares UIDs, because a volume may still name an earlier claim of the same name.
 func claimsOf(volumes []corev1.PersistentVolume,
 	all []corev1.PersistentVolumeClaim) map[claim]*corev1.PersistentVolume {
@@ -418,7 +418,7 @@ func statefulSets(pods []*corev1.Pod) []string {
 	return slices.Compact(sets)
 }
 
-// waitingPods returns the pods that use a volume that waits.
+// waitingPods returns the pods that use the volume of an attachment in waiting.
 func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	waiting []*attachment) []*corev1.Pod {
 	var found []*corev1.Pod
@@ -432,9 +432,9 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	return found
 }
 
-// exhausted describes the budget that forbids an operation, or returns "". It allows no eviction of
-// the pods in evict, or a stop of the pods in stay would violate it. A pod that waits for its
-// volume is no loss: it is not healthy before the stop, and without the stop it never will be.
+// exhausted describes a budget that forbids an operation, or returns "". It forbids the eviction of
+// the pods in s.evict, or a stop of the pods in s.stay. A pod that waits for its volume is no loss:
+// it is not healthy before the stop, and without the stop it never will be.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

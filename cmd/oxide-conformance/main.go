@@ -23,7 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/program"
 )
 
-// self is the path of this program's executable, even if the file is replaced or removed.
+// self is a path of this process's executable that works even if the file is replaced or removed.
 const self = "/proc/self/exe"
 
 func main() {
@@ -59,10 +59,10 @@ var programs = map[string]func(context.Context, []string) int{
 	guest.Verb: func(ctx context.Context, _ []string) int { return guest.Main(ctx) },
 }
 
-// interruptible returns a context that the first interrupt cancels, and standard output. A second
-// interrupt ends the program at once, because a rack that does not answer may keep it from cleaning
-// up. The loss of the terminal or of the output's reader counts as the first interrupt, but never
-// as the second: for one lost terminal, kernel and shell may each send a hangup.
+// interruptible returns a context that the first interrupt cancels, and a writer to standard
+// output. A second interrupt ends the program at once, because its cleanup may wait for a rack that
+// does not answer. A lost terminal or a closed standard output counts as the first interrupt, but
+// never as the second: for one lost terminal, kernel and shell may each send SIGHUP.
 func interruptible() (context.Context, io.Writer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 4)
@@ -99,7 +99,7 @@ func interruptible() (context.Context, io.Writer) {
 	}}
 }
 
-// heard is a writer that calls closed when nobody reads its output any more.
+// heard is a writer that calls the function closed if nobody reads the output any more.
 type heard struct {
 	io.Writer
 	closed func()

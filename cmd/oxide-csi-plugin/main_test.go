@@ -11,12 +11,12 @@ import (
 	"testing"
 )
 
-// trustOf is an environment variable of the processes that TestTheSystemsCertificatesTakePrecedence
-// starts. It names the file with the certificates that the process must trust. If it is empty, the
-// process must trust those in the binary.
+// trustOf is an environment variable that TestSystemCertificatesReplaceTheEmbeddedOnes sets for the
+// processes that it starts. It names the file whose certificates the process must trust. If it is
+// empty, the process must trust the certificates in its binary.
 const trustOf = "TEST_TRUST_OF"
 
-func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
+func TestSystemCertificatesReplaceTheEmbeddedOnes(t *testing.T) {
 	if path, asked := os.LookupEnv(trustOf); asked {
 		pool, err := x509.SystemCertPool()
 		want := x509.NewCertPool()
@@ -40,7 +40,7 @@ func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
 		{"a system with certificates trusts only those", authority, authority},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			cmd := exec.Command(os.Args[0], "-test.run=^TestTheSystemsCertificatesTakePrecedence$")
+			cmd := exec.Command(os.Args[0], "-test.run=^TestSystemCertificatesReplaceTheEmbeddedOnes$")
 			cmd.Env = []string{"SSL_CERT_FILE=" + test.file, "SSL_CERT_DIR=" + nowhere,
 				trustOf + "=" + test.trusted}
 			if out, err := cmd.CombinedOutput(); err != nil {

@@ -160,7 +160,7 @@ func newNode(config *rest.Config, name string) (*node, error) {
 	}, nil
 }
 
-// instance waits until the UUID of the node's instance is known, and logs what it waits for.
+// instance waits until the Node has a spec.providerID, and returns the UUID in it.
 func (n *node) instance(ctx context.Context, timeout time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -189,8 +189,8 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 	}
 }
 
-// providerID reads spec.providerID once. If the cause of a failure may pass, so that the request is
-// repeated, it returns the cause as later.
+// providerID reads spec.providerID once. If the request fails for a reason that may pass, it
+// returns this reason as later and no error, so that the caller tries again.
 func (n *node) providerID(ctx context.Context) (id, later string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, n.URL, nil)
 	if err != nil {
@@ -223,7 +223,7 @@ func (n *node) providerID(ctx context.Context) (id, later string, err error) {
 	return found.Spec.ProviderID, later, err
 }
 
-// refusal returns the error for a response without a Node, or its text if the cause may pass.
+// refusal describes a response without a Node: as later if a retry may succeed, otherwise as err.
 func (n *node) refusal(code int, message string) (later string, err error) {
 	switch code {
 	case http.StatusNotFound:

@@ -26,8 +26,8 @@ const (
 	testToken = "a-service-account's-token"
 )
 
-// apiServer starts a Kubernetes API with the node testNode, and returns how to reach it. If a
-// request for the node has the token testToken, answer writes the response.
+// apiServer starts a Kubernetes API with the node testNode, and returns its client configuration.
+// If a request for the node has the token testToken, the handler answer writes the response.
 func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -70,7 +70,7 @@ func nodeWith(providerID string) http.HandlerFunc {
 	}
 }
 
-// patience is a log writer that cancels the run when the first line is written.
+// patience is a log that ends the command when the command writes its first line.
 type patience struct {
 	bytes.Buffer
 	end context.CancelFunc
@@ -81,8 +81,8 @@ func (p *patience) Write(b []byte) (int, error) {
 	return p.Buffer.Write(b)
 }
 
-// tell runs the command as a pod on a node does, until it ends or begins to wait. It returns the
-// content of the file that the command wrote, or "", its log and its error.
+// tell runs the command like a pod, until the command ends or begins to wait. It returns the
+// content of the written file ("" if there is none), the log and the error.
 func tell(t *testing.T, config *rest.Config, name string, args ...string) (string, string, error) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "config.env")
@@ -223,7 +223,7 @@ func TestTheCommandWaitsForTheProviderID(t *testing.T) { // D-66
 	}
 }
 
-func TestTheWaitEndsAtTheTimeoutAndNamesItsReason(t *testing.T) { // D-66
+func TestTheTimeoutErrorNamesWhatTheCommandWaitedFor(t *testing.T) { // D-66
 	n, err := newNode(apiServer(t, nodeWith("")), testNode)
 	if err != nil {
 		t.Fatal(err)

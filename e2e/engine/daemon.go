@@ -158,8 +158,8 @@ func (e *Engine) tidy(ctx context.Context) error {
 	return nil
 }
 
-// socketPathMax is the longest path of docker.sock for which the path of containerd's socket,
-// deeper in the same directory, has no more than the kernel's limit of 107 bytes.
+// socketPathMax limits the path of docker.sock, so that the path of containerd's socket, deeper in
+// the same directory, has at most the 107 bytes that the kernel allows.
 const socketPathMax = 107 - len("exec/containerd/containerd.sock.ttrpc") + len("docker.sock")
 
 // stop ends the dockerd that the pid file names, if it runs, and waits until it has ended.
@@ -187,8 +187,8 @@ func (e *Engine) stop(ctx context.Context) error {
 	return nil
 }
 
-// livingPID returns the process ID in the pid file if the process's command line contains our
-// file's path. Otherwise it returns zero: the process has ended, or is another program.
+// livingPID returns the process ID in the pid file if the command line of that process contains
+// ours, a path. Otherwise the process has ended or is another program, and livingPID returns zero.
 func livingPID(pidFile, ours string) int {
 	text, err := os.ReadFile(pidFile)
 	if err != nil {
@@ -312,7 +312,7 @@ func unmount(ctx context.Context, path string) error {
 }
 
 // A Docker engine enables packet forwarding and adds filter rules. When it ends, it undoes neither.
-// The functions below undo both, if no engine ran before ours.
+// The functions below undo both after our dockerd has ended, if no other engine runs.
 
 // network contains the settings of this machine's network that an engine changes.
 type network struct {
@@ -330,8 +330,8 @@ var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip
 // networkFile is the path of the file in which remember records the network. giveBack removes it.
 func (e *Engine) networkFile() string { return e.file("network.json") }
 
-// remember records the network before our dockerd starts. If a dockerd of ours was killed, its
-// record exists: remember keeps it, because the network now has that dockerd's rules.
+// remember records the network before our dockerd starts. It keeps the record of an earlier dockerd
+// that was killed, because the network still has that dockerd's rules.
 func (e *Engine) remember(ctx context.Context) error {
 	if exists(e.networkFile()) {
 		return nil
@@ -346,7 +346,7 @@ func (e *Engine) remember(ctx context.Context) error {
 	return nil
 }
 
-// giveBack restores the recorded network, unless another engine runs, which needs the settings.
+// giveBack restores the recorded network if no other engine runs, and removes the record.
 func (e *Engine) giveBack(ctx context.Context) error {
 	text, err := os.ReadFile(e.networkFile())
 	if errors.Is(err, os.ErrNotExist) {

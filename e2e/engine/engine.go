@@ -24,8 +24,8 @@ type Engine struct {
 	// Host is this engine's value of DOCKER_HOST. If it is empty, docker uses its default socket.
 	Host string
 
-	// dir contains all files of the dockerd that this package runs. A new dockerd reuses or removes
-	// the files of one that was killed. dir is empty for an engine that was found.
+	// dir is the directory of the dockerd that this package runs, or "" for an engine that Find found.
+	// A new dockerd reuses or removes the files that a killed one has left.
 	dir, root string
 	log       io.Writer
 }
@@ -40,7 +40,7 @@ type Options struct {
 	Log io.Writer
 }
 
-// Start returns an engine that answers: the one that it finds, or a new one.
+// Start returns an engine that answers: one that runs already, or a new one.
 func Start(ctx context.Context, o Options) (*Engine, error) {
 	found, err := Find(ctx)
 	if err == nil && found == nil && missing("docker", "dockerd") {
@@ -74,8 +74,8 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	return own, nil
 }
 
-// Find returns the engine of DOCKER_HOST or of this machine. If no engine answers, Find returns
-// nil, or, with DOCKER_HOST, an error.
+// Find returns the engine of DOCKER_HOST or of this machine. If none answers, Find returns an error
+// if DOCKER_HOST is set, and nil if it is not.
 func Find(ctx context.Context) (*Engine, error) {
 	e := &Engine{Host: os.Getenv("DOCKER_HOST"), log: io.Discard}
 	if e.answers(ctx) {
@@ -88,8 +88,8 @@ func Find(ctx context.Context) (*Engine, error) {
 	return nil, nil
 }
 
-// Kept returns the dockerd that an earlier run has left running, or nil if that run stopped it. If
-// it was killed, Kept starts it again: only dockerd can remove the containers that still run.
+// Kept returns our dockerd if an earlier run has left it running, and nil if that run stopped it.
+// If the dockerd was killed, Kept starts it again: only dockerd can remove its running containers.
 func Kept(ctx context.Context, o Options) (*Engine, error) {
 	e := newOwn(o)
 	switch {
@@ -206,7 +206,7 @@ func missing(programs ...string) bool {
 	})
 }
 
-// installDocker installs Docker's engine, and its client if the engine's package lacks that.
+// installDocker installs Docker's engine, and also its client if the engine's package lacks one.
 func installDocker(ctx context.Context, log io.Writer) error {
 	if err := Install(ctx, log, "docker.io"); err != nil {
 		return err

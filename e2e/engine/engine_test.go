@@ -128,7 +128,7 @@ func TestUnmountBelowRemovesCoveredMounts(t *testing.T) {
 	}
 	dir := t.TempDir()
 	inner := filepath.Join(dir, "outer", "inner")
-	// Two mounts at one path, as two killed engines leave them.
+	// Mount twice at one path, as two killed engines do.
 	for _, path := range []string{filepath.Dir(inner), inner, inner} {
 		must(t, os.MkdirAll(path, 0o755))
 		must(t, syscall.Mount("none", path, "tmpfs", 0, ""))

@@ -69,7 +69,7 @@ func (b *Builder) say(format string, args ...any) {
 	fmt.Fprintf(b.Log, "images: "+format+"\n", args...)
 }
 
-// step calls do, and logs its beginning and its duration.
+// step calls the function do, and logs its beginning and its duration.
 func (b *Builder) step(what string, do func() error) error {
 	began := time.Now()
 	b.say("%s …", what)
@@ -88,8 +88,8 @@ func (b *Builder) has(ctx context.Context, image string) bool {
 // noNetwork is docker's argument for a build or a container without a network.
 const noNetwork = "--network=none"
 
-// build builds an image from a directory, which docker sends to the engine, with more arguments of
-// `docker build`.
+// build runs `docker build` on a directory, which docker sends to the engine, and tags the image.
+// args contains more arguments.
 func (b *Builder) build(ctx context.Context, image, dir string, args ...string) error {
 	args = slices.Concat([]string{"build", "--quiet", "--tag", image}, args, []string{dir})
 	if _, err := b.Engine.Output(ctx, args...); err != nil {
@@ -98,8 +98,8 @@ func (b *Builder) build(ctx context.Context, image, dir string, args ...string) 
 	return nil
 }
 
-// save returns an archive with the images. The archive's name contains a hash of their IDs, so save
-// writes it only if it does not exist. It removes archives with the same name and another hash.
+// save returns the path of an archive with the images. The path contains the name and a hash of the
+// images' IDs, so save writes an archive only if none exists. It removes older archives.
 func (b *Builder) save(ctx context.Context, name string, images ...string) (string, error) {
 	ids, err := b.Engine.Output(ctx, append([]string{"image", "inspect", "--format", "{{.Id}}"},
 		images...)...)
@@ -113,7 +113,7 @@ func (b *Builder) save(ctx context.Context, name string, images ...string) (stri
 		})
 }
 
-// command runs a program in a directory and returns its output. An error contains the output's end.
+// command runs a program in a directory and returns its output. An error contains the last output.
 func command(ctx context.Context, dir string, environment []string, program string,
 	args ...string) (string, error) {
 	c := exec.CommandContext(ctx, program, args...)
@@ -132,8 +132,8 @@ func command(ctx context.Context, dir string, environment []string, program stri
 	return strings.TrimSpace(string(out)), nil
 }
 
-// interruptible makes the end of the command's context interrupt the program. The program then has
-// a minute to clean up.
+// interruptible makes the command send an interrupt to the program when the command's context ends.
+// The program then has a minute to clean up.
 func interruptible(c *exec.Cmd) {
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.WaitDelay = time.Minute
@@ -169,9 +169,9 @@ func hashTree(tree fs.FS) (string, error) {
 	return hash(inputs...), nil
 }
 
-// keep returns the path of a cached file or directory, whose name contains the hash of its inputs.
-// If it does not exist, keep removes older ones with this name, calls build with a temporary path,
-// and renames the result.
+// keep returns the path of a cached file or directory. The path contains the name and the hash of
+// its inputs. If it does not exist, keep removes older files of this name, calls build with a
+// temporary path, and renames the result.
 func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
 	path string, err error) {
 	defer harness.Catch(&err)
@@ -196,7 +196,7 @@ func (b *Builder) keep(dir, name, inputs, extension string, build func(partial s
 	return path, nil
 }
 
-// scratch creates a directory for a build, in the cache, so that place can link files into it.
+// scratch creates a build's directory inside the cache, so that place can make hard links into it.
 func (b *Builder) scratch() (string, error) {
 	parent := filepath.Join(b.Cache, "build")
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -306,8 +306,7 @@ func (b *Builder) goBuild(ctx context.Context, module, dir, ldflags string,
 type system struct {
 	// codename is the name of the release, such as bookworm.
 	codename string
-	// sources lists files with the release's apt sources. They name the hosts, so that the user's
-	// mirrors are used.
+	// sources lists the machine's files with apt sources of the release. They may name mirrors.
 	sources []string
 }
 
@@ -335,8 +334,8 @@ func readSystem(ctx context.Context) (system, error) {
 	return s, nil
 }
 
-// ofRelease returns the files that contain only apt sources of the release, and no source of
-// another vendor. Each line of targets is FILE:ENTRY SUITE COMPONENT.
+// ofRelease returns the files whose apt sources all belong to the release, and none to another
+// vendor. Each line of targets is FILE:ENTRY SUITE COMPONENT.
 func ofRelease(targets, codename string) []string {
 	hasMain, foreign := map[string]bool{}, map[string]bool{}
 	fileOf := func(entry string) string { return entry[:strings.LastIndexByte(entry, ':')] }
@@ -365,7 +364,7 @@ const snapshotClient = "github.com/kubernetes-csi/external-snapshotter/client/v8
 
 // SnapshotCRDs returns the directory that contains the CRDs of snapshots.
 func (b *Builder) SnapshotCRDs(ctx context.Context) (string, error) {
-	// In another module's directory, so that the driver's go.mod does not have to list this module.
+	// Run go in the module sidecars, so that the driver's go.mod does not have to list snapshotClient.
 	out, err := command(ctx, b.directory("sidecars"), nil, "go", "mod", "download", "-json",
 		snapshotClient)
 	if err != nil {
@@ -386,7 +385,7 @@ type Previous struct {
 	commit     string
 }
 
-// FindPrevious finds the commit of a tag or commit in the clone at root. Unpack sets Root.
+// FindPrevious resolves a tag or commit in the clone at root. Unpack sets Root.
 func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	commit, err := command(ctx, root, nil, "git", "rev-parse", "--verify", release+"^{commit}")
 	if err != nil {

@@ -129,8 +129,8 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	return b.save(ctx, "baked", images...)
 }
 
-// buildNode builds the node image: first from a Dockerfile. Then fill starts a container of it and
-// loads the archive's images.
+// buildNode builds the node image in two steps. First docker builds an image from a Dockerfile.
+// Then fill loads the archive baked into it.
 func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
 	restricted bool) (err error) {
 	defer harness.Catch(&err)
@@ -239,7 +239,7 @@ var product = []target{
 // previousTag is the tag of the previous release's images on the suite's nodes.
 const previousTag = "previous"
 
-// previous lists the images of the previous release: those that an upgrade replaces.
+// previous lists the images of the previous release that an upgrade replaces.
 var previous = []target{
 	{"controller", "oxidecomputer/oxide-csi-plugin:" + previousTag},
 	{"node", "oxidecomputer/oxide-csi-plugin-node:" + previousTag},
@@ -281,8 +281,8 @@ func (b *Builder) Product(ctx context.Context, before Previous) (archive string,
 	return b.save(ctx, "product", images...)
 }
 
-// productBases returns the value of the build argument BASE for targets. All other targets use the
-// Dockerfile's default.
+// productBases maps a target to its build argument BASE. For all other targets the Dockerfile has a
+// default.
 func (b *Builder) productBases(ctx context.Context) (bases map[string]string, err error) {
 	defer harness.Catch(&err)
 	if !b.Offline {
@@ -332,8 +332,8 @@ func (b *Builder) buildProduct(ctx context.Context, root string, targets []targe
 	return nil
 }
 
-// StandIns describes, for the suite's report, what in an offline cluster differs from published
-// images.
+// StandIns describes, in the suite's report, how the images of an offline cluster differ from
+// published images.
 const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small programs of the " +
 	"suite's own; busybox is Debian's; postgres:17.6 is Debian's PostgreSQL with an entrypoint of " +
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
@@ -349,7 +349,7 @@ const (
 // single describes an image with one static program.
 type single struct {
 	image string
-	// module is the name of the module, in compiled or standIns, that contains the program.
+	// module is the name of the program's module in compiled, or standIns.
 	module string
 	// program is the name of the program's file, and path its path in the image.
 	program, path string

@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// kept creates what a run with KEEP=1 leaves, except the cluster: the note, and a work directory
-// with one disk, attached to a loop device.
+// kept creates what a run with KEEP=1 leaves, except the cluster: a work directory that has one
+// disk, attached to a loop device, and the note that names the directory.
 func kept(t *testing.T) (s *suiteRun, work string, disk loopdev.Device) {
 	t.Helper()
 	if os.Geteuid() != 0 {

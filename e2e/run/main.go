@@ -6,7 +6,7 @@
 //	go run ./e2e/run -offline               with images that are built here
 //	go run ./e2e/run -offline -focus CP-9   only specs with CP-9 in their names
 //	KEEP=1 go run ./e2e/run -offline        leaves the cluster running
-//	go run ./e2e/run -down                  removes such a cluster
+//	go run ./e2e/run -down                  removes that cluster
 package main
 
 import (
@@ -109,8 +109,8 @@ type options struct {
 // version as offline runs, and kind's release has a node image of it.
 const published = "v1.35.8"
 
-// previousRelease would be the last release's tag. Before the first release it is a commit that has
-// no flight recorder, no doctor, and few of the chart's values.
+// previousRelease is the tag of the last release. While there is none, it is a commit that has no
+// flight recorder, no doctor, and few of the chart's values.
 const previousRelease = "e6877c0dc0dc97bb955365d67faaa05b967e4f0a"
 
 func parse(args []string, output io.Writer) (options, error) {

@@ -107,7 +107,7 @@ func TestEachMissingPrerequisiteIsReportedInOneSentence(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(*machine)
-		// want contains texts that each sentence has to contain.
+		// want contains, for each expected sentence, the texts that it has to contain.
 		want [][]string
 	}{
 		"a machine that lacks nothing": {func(*machine) {}, nil},

@@ -103,8 +103,8 @@ func (s *suiteRun) removeKept(ctx context.Context) error {
 // suiteEnd is the time in which an interrupted suite has to clean up.
 const suiteEnd = 3 * time.Minute
 
-// test builds the suite's program and runs it. It does not use `go test`, which would not pass an
-// interrupt on and wait for the program.
+// test builds the suite's program and runs it. It does not use `go test`, which neither passes an
+// interrupt on nor waits for the program.
 func (s *suiteRun) test(ctx context.Context, environment string) error {
 	program := filepath.Join(s.cache, "e2e.test")
 	build := exec.CommandContext(ctx, "go", "test", "-c", "-tags=e2e", "-o", program, "./e2e")
@@ -125,9 +125,9 @@ func (s *suiteRun) suite(ctx context.Context, environment, program string, args 
 	suite := exec.CommandContext(ctx, program, args...)
 	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
 	suite.Env = append(s.engine.Environment(), environment)
-	// In its own process group, the suite gets Ctrl-C only once, from us, and the programs that clean
-	// up for it do not get it. If this process is killed, the kernel kills the suite, too. Otherwise
-	// the suite would continue on, and finally remove, a cluster that the next run has created.
+	// In its own process group, the suite gets Ctrl-C only once, from this process, and its cleanup
+	// programs do not get it. If this process is killed, the kernel kills the suite, too. Otherwise
+	// the suite would continue on a cluster that the next run has created, and finally remove it.
 	suite.SysProcAttr = suiteAttr()
 	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
 	suite.WaitDelay = suiteEnd
@@ -245,8 +245,8 @@ func (h holder) String() string {
 		h.Since.Format(time.RFC3339), h.Cache)
 }
 
-// hold locks a file until unlock is called or this process ends, and writes a holder into it. what
-// names the locked resource in errors. allowed may refuse the lock because of the previous holder.
+// hold locks a file until unlock is called or this process ends, and writes a holder into it.
+// Errors call the resource what. allowed may refuse the lock because of the previous holder.
 func hold(path, what, cache string, allowed func(before holder) error) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

@@ -34,7 +34,7 @@ type T interface {
 }
 
 // Server is the API server. The functions Put, Get, Edit, Delete, Remove and List access its
-// objects directly: no interceptor is called, and nothing is logged.
+// objects directly: they call no interceptor, and are not in the log.
 type Server struct {
 	t      T
 	now    func() time.Time
@@ -74,7 +74,7 @@ func (r KubeRequest) String() string {
 // ErrBreak makes the server break the connection when an interceptor returns it.
 var ErrBreak = errors.New("the connection is broken")
 
-// Serve starts a server that runs until the test ends.
+// Serve starts a server that runs until the test ends. now is its clock.
 func Serve(t T, now func() time.Time) *Server {
 	s := &Server{t: t, now: now, closed: make(chan struct{}), changed: make(chan struct{}),
 		objects: map[*resource]map[string]*stored{}}
@@ -183,7 +183,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, c call) ([]byte,
 	return answer, err
 }
 
-// ask calls the interceptor for reads or for changes, if there is one.
+// ask calls the interceptor for reads or for changes, if the test has set it.
 func (s *Server) ask(reads bool, r KubeRequest) error {
 	s.mu.Lock()
 	f := s.change
@@ -217,10 +217,10 @@ func statusOf(err error) metav1.Status {
 	return status
 }
 
-// Client returns the configuration of a client with the name as its User-Agent, and a function that
-// disconnects it for good, as if its process was killed: its requests end, and none reaches the
-// server any more. A request that has already arrived is still applied, perhaps after cut has
-// returned. An interceptor can prevent that, and sees when the request is applied.
+// Client returns a client's configuration, with the name as its User-Agent. cut disconnects the
+// client for good, like the end of its process: requests in progress end, and later ones do not
+// reach the server. The server may apply a request that has arrived even after cut has returned. An
+// interceptor sees this, and can prevent it.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 	// By default a Transport keeps fewer idle connections than a client may send requests at once.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
@@ -235,7 +235,7 @@ func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 			AcceptContentTypes: "application/json"}}, cut
 }
 
-// line is a client's connection to the server.
+// line is the http.RoundTripper of a client. When ended is done, its requests fail.
 type line struct {
 	transport *http.Transport
 	ended     context.Context

@@ -284,7 +284,7 @@ func (s *Server) evict(c call, old *stored) error {
 	return s.remove(c.resource, old, ptr.Deref(eviction.DeleteOptions, metav1.DeleteOptions{}))
 }
 
-// disrupt takes one of the disruptions that the pod's budget allows, or fails if it allows none.
+// disrupt takes one of the disruptions that the pod's budget allows. It fails if none is left.
 func (s *Server) disrupt(pod *corev1.Pod) error {
 	var found *stored
 	for _, b := range s.all(budgets, pod.Namespace) {
@@ -511,7 +511,7 @@ func Remove[O Object](s *Server, namespace, name string) bool {
 	})
 }
 
-// with calls f with an object if it exists. An error of f is a mistake in the test.
+// with passes the object with this name to f, or returns false if there is none. f must not fail.
 func with[O Object](s *Server, namespace, name string, f func(*resource, *stored) error) bool {
 	r := resourceOf[O]()
 	s.mu.Lock()

@@ -25,7 +25,7 @@ const (
 	keeper          target = "node-keeper"
 )
 
-// of returns a metric's name with the labels of the pod and more labels, given as names and values.
+// of returns a metric's name with the pod's labels and more labels, as pairs of name and value.
 func (p target) of(metric string, labels ...string) string {
 	text := fmt.Sprintf(`%s{job="oxide-csi/oxide-csi-driver",namespace="oxide-csi",pod="%s",`+
 		`instance="%s:9809"`, metric, p, p)
@@ -62,8 +62,8 @@ var (
 	eachMinute = fmt.Sprintf("0+1x%d", samples)
 	// slowly counts the retries of kubelet, one every two minutes.
 	slowly = counts(2)
-	// restarted0 is zero for the 2 of every 7 minutes in which a restarting container runs.
-	// restartedUp is the series "up" of this container's pod.
+	// restarted0 is a gauge of a container that restarts: zero for the 2 of every 7 minutes in which
+	// the container runs, otherwise missing. restartedUp is the series "up" of the container's pod.
 	restarted0  = strings.Repeat("0 0 stale _x4 ", samples/7+1)
 	restartedUp = strings.Repeat("1 1 0 0 0 0 0 ", samples/7+1)
 	// fiveMinutely grows by one every five minutes, from 1 to 10.
@@ -89,8 +89,8 @@ func change(from, to, after int) string {
 	return fmt.Sprintf("%dx%d %dx%d", from, after-1, to, samples-after)
 }
 
-// once grows by one in minute 40. since40 grows by one in each minute from then on, and for5 in
-// five of these minutes.
+// once is a counter that grows by one in minute 40. since40 grows by one in minute 40 and in each
+// later minute, for5 in five minutes from minute 40 on.
 var (
 	once     = change(0, 1, 40)
 	since40  = fmt.Sprintf("0x39 1+1x%d", samples-41)
@@ -98,7 +98,7 @@ var (
 	awayFor5 = fmt.Sprintf("1x39 0x4 1x%d", samples-46)
 )
 
-// days returns a constant series with the time n days after the first sample, in seconds.
+// days returns a constant series: a time in seconds, n days after the first sample.
 func days(n int) string { return always(n * 86400) }
 
 // healthy returns the series of a cluster in which nothing fails, with two controllers and two

@@ -255,7 +255,7 @@ func metricRows(t *testing.T) [][]string {
 	return rows
 }
 
-// known returns the labels of each metric that a rule may use: ours, up, and the recorded ones.
+// known returns the labels of each metric that a rule may use: our metrics, up, and recorded ones.
 // Tests of the driver and of the keeper check that docs/metrics.md has all of our metrics.
 func known(t *testing.T) map[string][]string {
 	t.Helper()
@@ -276,7 +276,7 @@ func known(t *testing.T) map[string][]string {
 	return all
 }
 
-// values returns the possible values of each label in a rule.
+// values maps a label to its possible values. It omits labels with arbitrary values.
 func values(t *testing.T) map[string][]string {
 	t.Helper()
 	var methods, results []string
@@ -294,7 +294,7 @@ func values(t *testing.T) map[string][]string {
 		"result": {"done", "problem", "ok", "error"}}
 }
 
-// problems returns errors about metrics, labels and values in an expression that do not exist.
+// problems returns an error for each metric, label or value in an expression that does not exist.
 func problems(t *testing.T, text string) (found []string) {
 	t.Helper()
 	expression, err := parser.ParseExpr(text)
@@ -331,8 +331,8 @@ func problems(t *testing.T, text string) (found []string) {
 }
 
 // problemsOfMatcher returns an error if a matcher's label is not in own, the metric's labels, or if
-// a value in the matcher is none of the label's values. If the matcher's expression has
-// parentheses, it only has to match one value.
+// the label never has a value in the matcher. A regular expression with parentheses only has to
+// match one value.
 func problemsOfMatcher(t *testing.T, own []string, m *labels.Matcher) (found []string) {
 	t.Helper()
 	if m.Name == labels.MetricName {

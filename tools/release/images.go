@@ -115,7 +115,7 @@ func (r *release) importBase(ctx context.Context) (name string) {
 	return name
 }
 
-// contextDir copies the remaining files of the build's context into the directory of the binaries.
+// contextDir adds the Dockerfile and tools/node-root to the context directory with the binaries.
 func (r *release) contextDir() {
 	for _, name := range []string{"Dockerfile", "tools/node-root"} {
 		content := got(os.ReadFile(filepath.Join(r.Root, name)))
@@ -125,8 +125,8 @@ func (r *release) contextDir() {
 	}
 }
 
-// joinArchitectures writes one image for all architectures. Its parts are the images in the layout
-// dir, each tagged with its architecture. It also writes a bill of materials for each architecture.
+// joinArchitectures joins the images in the layout dir, each tagged with its architecture, into one
+// image, and writes it. It also writes a bill of materials for each architecture.
 func (r *release) joinArchitectures(name, dir string) (err error) {
 	defer catch(&err)
 	built := got(layout.ImageIndexFromPath(dir))
@@ -154,7 +154,7 @@ const containerdName = "io.containerd.image.name"
 
 // writeLayout writes a tar of the layout l with root as its only entry, and records root's digest.
 func (r *release) writeLayout(l layout.Path, name, tag string, root v1.Descriptor) {
-	// With this name, manifests find an image that was imported from the file.
+	// With this annotation, an image that somebody imports from the file has its name in manifests.
 	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag,
 		containerdName: "docker.io/oxidecomputer/" + name + ":" + tag}
 	need(l.AppendDescriptor(root))

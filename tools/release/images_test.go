@@ -20,9 +20,9 @@ import (
 // imageArch is the only architecture for which the test builds the base image and the images.
 const imageArch = "amd64"
 
-// TestImages builds every image twice, on a base of Debian packages and without a registry. It
-// needs root, buildah and mmdebstrap.
-func TestImages(t *testing.T) {
+// TestImagesAreCompleteAndReproducible builds every image twice, on a base of Debian packages and
+// without a registry. It needs root, buildah and mmdebstrap.
+func TestImagesAreCompleteAndReproducible(t *testing.T) {
 	whole(t, 6)
 	root := projectDir(t)
 	base := filepath.Join(t.TempDir(), "base.tar")

@@ -82,7 +82,7 @@ type release struct {
 	pushed   strings.Builder // the lines of DIGESTS
 }
 
-// run writes the release into a temporary folder, and then replaces Out by it.
+// run writes the release into a temporary folder, and then replaces the folder Out by it.
 func (r *release) run(ctx context.Context) (err error) {
 	defer catch(&err)
 	need(r.prepare(ctx))
@@ -108,7 +108,7 @@ func (r *release) run(ctx context.Context) (err error) {
 // failed is a panic's value that catch turns into an error.
 type failed struct{ error }
 
-// need panics if err is not nil. got does so, too, and otherwise returns the result.
+// need and got panic if err is not nil. Otherwise got returns the result.
 func need(err error) {
 	if err != nil {
 		panic(failed{err})

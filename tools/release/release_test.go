@@ -43,7 +43,7 @@ func TestAReleaseIsCompleteAndReproducible(t *testing.T) {
 	elsewhere := copyOf(t, root)
 	first, second := filepath.Join(t.TempDir(), "dist"), filepath.Join(t.TempDir(), "dist")
 	must(t, releaseOf(root, first).run(t.Context()))
-	// The folder contains an older release, with one file that the new release lacks.
+	// The folder already contains an older release, with one file that the new release lacks.
 	must(t, os.Mkdir(second, 0o755))
 	for _, name := range append(listing(t, first), "of-the-old-one") {
 		must(t, os.WriteFile(filepath.Join(second, name), []byte("old"), 0o644))
@@ -258,8 +258,8 @@ func rootOf(t *testing.T, layout v1.ImageIndex, tag string) v1.Descriptor {
 	return entries[0]
 }
 
-// helmPulls pushes the chart's layout to a registry, which checks the digests, and compares the
-// chart that Helm pulls with the .tgz.
+// helmPulls pushes the chart's layout to a registry, and compares the .tgz with the chart that Helm
+// pulls from there. The registry checks the digests.
 func helmPulls(t *testing.T, root, dir string) {
 	t.Helper()
 	version := testVersion[1:]
@@ -286,8 +286,8 @@ func helmPulls(t *testing.T, root, dir string) {
 	}
 }
 
-// imagesAre checks that all images of the project in a text have the version as their tag. It
-// returns their number.
+// imagesAre checks that all images of the project in a text have the version as their tag, and
+// returns their number. If some is set, there has to be one.
 func imagesAre(t *testing.T, name string, text []byte, some bool) int {
 	t.Helper()
 	found := map[string]bool{}

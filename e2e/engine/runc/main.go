@@ -47,8 +47,8 @@ func edit(file string) error {
 	return os.WriteFile(file, capability.ReplaceAll(document, nil), 0)
 }
 
-// takesValue lists flags of runc that have a value: the flags that dockerd sets before the command,
-// whose values asked has to skip, and the flags that name a file.
+// takesValue lists the flags of runc that have a value: flags that dockerd sets before the command,
+// and flags that name a file. The function asked must not take a value for the command.
 var takesValue = []string{"root", "log", "log-format", "criu", "rootless",
 	"bundle", "b", "process", "p"}
 

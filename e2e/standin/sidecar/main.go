@@ -97,7 +97,7 @@ func (d driver) probe(ctx context.Context) error {
 // plugins is the container's path of the directory in which kubelet watches for plugins.
 const plugins = "/registration"
 
-// register serves kubelet's registration calls until ctx ends. Probes succeed while its socket
+// register serves kubelet's registration calls until ctx ends. Probes succeed while the socket
 // exists. If kubelet refuses the driver, the program ends, so that kubelet restarts the container.
 func register(ctx context.Context, d driver, endpoint, listen string) error {
 	// The driver may start later.

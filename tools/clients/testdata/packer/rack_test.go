@@ -11,9 +11,9 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// TestTheStepsOfABuildSucceedOnARack runs the steps of a build in order. It omits those that
+// TestPackerBuildStepsSucceedOnARack runs the steps of a build in order. It omits steps that
 // connect to a guest, because the simulated rack runs no guests.
-func TestTheStepsOfABuildSucceedOnARack(t *testing.T) {
+func TestPackerBuildStepsSucceedOnARack(t *testing.T) {
 	client, err := oxide.NewClient()
 	if err != nil {
 		t.Fatal(err)
