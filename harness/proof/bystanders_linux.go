@@ -167,7 +167,7 @@ func WriteAt(path string, at int64, b ...byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// If MountedDisk is not mounted, Mount mounts it, writes a file, and records all disks' states.
+// Mount mounts MountedDisk if it is not mounted, writes a file, and records all disks' states.
 func (b *Bystanders) Mount() (err error) {
 	defer harness.Catch(&err)
 	if b.mounted {

@@ -5,7 +5,7 @@
 //
 // The rack runs in the test's process and ends with the test. It has the project default with the
 // running instances a and b. It runs on any system and for any user, because its disks are files
-// without devices: the API is complete, but no instance sees its disks. An [Option] can add devices.
+// without devices: the API is complete, but no instance sees its disks. An [Option] adds devices.
 package simulatortest
 
 import (
