@@ -299,7 +299,7 @@ secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
 	}
 	for _, text := range short.Some(t, 3, []string{"on", "123", "a\n- --b=c", "null", "1e3", "~",
 		"0x1f", "{{ 1 }}", "a: b", "a #b", `"`, "'", "- a", "2001-01-01", "a\nb: c"}) {
-		// Leave out a setting that accepts this text but refuses the word in plain, such as a number.
+		// Leave out settings that accept this text but not an ordinary word, such as numbers.
 		taken := accepted(accepted(paths, text), plain)
 		odd, _ := render(taken, text)
 		usual, _ := render(taken, plain)

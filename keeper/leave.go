@@ -165,8 +165,9 @@ const leavingPace = time.Second
 // up. When Helm or kubectl removes the driver, the Leaver's rights disappear first.
 const refusedLimit = 5 * time.Second
 
-// Run keeps the driver's connections open until ctx ends, when the pod is asked to end. If the node
-// is leaving, it then waits up to Limit until the node has no VolumeAttachments of the driver.
+// Run accepts the driver's connections, and waits for ctx, which ends when the pod is to end. Then
+// it keeps them open while the node is leaving and has VolumeAttachments of the driver, at most for
+// Limit.
 func (l *Leaver) Run(ctx context.Context) error {
 	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier process: %w", err)

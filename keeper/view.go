@@ -58,7 +58,7 @@ type attachment struct {
 	held string
 }
 
-// newView builds a view from the objects, and from the records by the UIDs of their Nodes.
+// newView builds a view from the objects and the records. A record's key is the UID of its Node.
 func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	attachments []storagev1.VolumeAttachment, records map[types.UID]record) *view {
 	v := &view{Now: now, pods: map[string][]corev1.Pod{}}

@@ -100,8 +100,8 @@ func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 	}
 }
 
-// patient sets the time for which the effect of an unanswered request is unknown to 2 s. That is
-// still longer than a call takes on a busy machine.
+// patient sets the late limit to 2 s: for that time the effect of an unanswered request is unknown.
+// A call takes less, even on a busy machine.
 var patient = harness.PluginOptions{Env: map[string]string{"OXIDE_LATE_LIMIT": "2s"}}
 
 var _ = describeController("on a broken rack the driver", patient, func(f *fixture) {

@@ -162,8 +162,8 @@ func (s *Server) NoDevices() error { return s.rack.Plane().NoDevices() }
 // Dir returns the rack's directory.
 func (s *Server) Dir() string { return s.rack.Dir() }
 
-// RunDeferred does the work now that faults of the phase Deferred and the switch FreeDelay have
-// postponed. It returns when the work is done.
+// RunDeferred does at once the work that was postponed by faults of the phase Deferred or by the
+// switch FreeDelay. It returns when the work is done.
 func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDeferred(ctx) }
 
 // ServeHTTP serves the rack's API. Close and Reset do not wait for requests whose bodies are still

@@ -311,7 +311,7 @@ func holdersBelow(t *testing.T, dir string) (holders int) {
 	return holders
 }
 
-func TestAnAgentReleasesTheVolumesThatItsNamespaceInherits(t *testing.T) {
+func TestAnAgentUnmountsTheVolumesInItsCopyOfTheMountNamespace(t *testing.T) {
 	b := newBench(t, harness.RackOptions{})
 	placed := []*harness.Placement{b.used(t, b.A, "a", "ext4"), b.used(t, b.A, "a", "block")}
 	// The new agent's mount namespace is a copy of this process's, in which both volumes are mounted.

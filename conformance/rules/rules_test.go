@@ -389,7 +389,7 @@ func TestACheckWithMissingAnswersIsRepeatedOrReportedAsUntested(t *testing.T) {
 	}
 }
 
-func TestACheckOfADiskWhoseRegionIsReplacedIsNotTested(t *testing.T) {
+func TestACheckReturnsNotTestedIfTheRackReplacesItsDisksRegion(t *testing.T) {
 	r := answering(t, 409, `{"request_id":"1","error_code":"Conflict","message":"volume repair lock"}`)
 	for id, want := range map[string]Status{"A00": notTested, "A39": failed} {
 		got := r.Run(t.Context(), Rule{ID: id, Calls: []string{"snapshot_create"}, Check: func(c *Check) {

@@ -32,8 +32,8 @@ type Service struct {
 	Rack      *rack.Client
 	ClusterID string            // part of the ownership tags of this cluster; may be empty
 	Topology  []volume.Segments // from where disks can be reached; empty means not declared
-	// TopologyInstance reports whether nodes report their instance in their topology. Volumes with
-	// placement instance need that.
+	// TopologyInstance is set if each node's topology contains its instance. Volumes with the
+	// parameter placement=instance need that.
 	TopologyInstance bool
 	MaxDisks         int // the rack's limit per instance; 0 means 12
 	// LateLimit is how long the rack may take to make a change that it did not answer; 0 means

@@ -54,8 +54,8 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// kernelUsers contains functions that make the kernel or a process use the device behind a node.
-// end ends that use. Errors about the use have to contain the names.
+// kernelUsers contains functions that make the kernel or a process use the disk of a device node.
+// They return a function that ends the use, and the names that an error about it must contain.
 var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
 	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
 		node string) (func(), []string) {
@@ -177,7 +177,7 @@ func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
 		disk := flakydisk.NewDisk(flakydisk.NewImage(64 * guesttest.MiB))
 		return server, disk, server.Put("disk", disk)
 	}
-	t.Run("unstage fails while a loop device's server is dead", func(t *testing.T) {
+	t.Run("unstage fails while a loop device's backing file does not answer", func(t *testing.T) {
 		v := statefulGuest(t).disk(8, "block")
 		must(t, v.stage())
 		server, _, file := serve(t)

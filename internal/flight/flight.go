@@ -1,9 +1,9 @@
-// Package flight is the driver's flight recorder. It logs every change of a disk, a mount or the
-// rack once, in a line with stable keys. On a node it also writes each change to the volume's file.
+// Package flight is the driver's flight recorder. It logs each change that the driver has made to a
+// disk, a mount or the rack, in one line with stable keys. On a node it also writes two entries to
+// the volume's file: one before the change (Begin) and one after it (End).
 //
-// The driver records a change before it makes it (Begin) and after it (End). If the process is
-// killed in between, the change stays open until a later call sees that it was made (Confirm).
-// Nothing depends on the records: if the recorder cannot write, no call fails.
+// If the process is killed in between, the change stays open until a later call sees that it was
+// made (Confirm). Nothing depends on the entries: if the recorder cannot write, no call fails.
 package flight
 
 import (

@@ -171,7 +171,7 @@ var (
 	anotherSilo = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Numbered(8)))
 )
 
-func TestGoneChecksThatTheProjectIsUnchanged(t *testing.T) { // DV-2, CU-4
+func TestDiskGoneChecksThatTheProjectIsUnchanged(t *testing.T) { // DV-2, CU-4
 	for _, test := range []struct {
 		name  string
 		lines []exchange

@@ -407,7 +407,7 @@ func races() []generator {
 			twin),
 		begun("a disk that gets a new sequence number while mkfs runs", ext3, "mke2fs", refuse(changed),
 			bornAgain),
-		// The driver must mount the disk that it has opened, not the new disk of the node.
+		// The driver must mount the disk that it has opened, not the one that the device node now is.
 		with(swapped+"while its filesystem is checked", ext4, isMounted, nil,
 			during("e2fsck", (*fixture).swapNode)).larger(),
 		situation("a disk whose node is replaced during the call", refuse(changed),

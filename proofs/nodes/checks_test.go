@@ -60,7 +60,8 @@ func (w *testCluster) records() map[string]*recorded {
 
 const namespaceOfRecords = "oxide"
 
-// operation describes a node's present and last operation, as the checks have observed them.
+// operation is what the checks have seen of a node's current operation, and of its last one that
+// stopped the instance.
 type operation struct {
 	began, ended time.Time
 	// asked is set if a keeper has requested the instance's stop. sets are the StatefulSets whose pods

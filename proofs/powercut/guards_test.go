@@ -150,7 +150,7 @@ func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
 	p.Figure("tried", len(some), "noticed", g.noticed.Load())
 }
 
-// guardTrials runs drivers without a flush, several at the same time.
+// guardTrials tries drivers that each lack one flush, several of them at the same time.
 type guardTrials struct {
 	t       *testing.T
 	p       *proof.Proof
