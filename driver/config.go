@@ -86,8 +86,7 @@ type setting struct {
 	set func(value string) error
 }
 
-// settings returns all settings, whose set functions write to this configuration. The token has no
-// flag, because the process list shows arguments to everybody.
+// The token has no flag, because the process list shows arguments to everybody.
 func (c *Config) settings() []setting {
 	return []setting{
 		{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", c.setMode},
@@ -151,8 +150,7 @@ func (s setting) name() string {
 	return s.env + " (--" + s.flag + ")"
 }
 
-// value returns the flag's value if the flag is given, and otherwise the variable's; empty means
-// not set. It trims whitespace, because the value of a Secret often ends with a newline.
+// value trims whitespace, because the value of a Secret often ends with a newline.
 func (s setting) value(flags map[string]string, getenv func(string) string) string {
 	value, given := flags[s.flag]
 	if s.flag == "" || !given {
@@ -223,7 +221,7 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 	return values, nil
 }
 
-// flagProblem returns the error's text. For an error that may quote a value it returns fixed text.
+// flagProblem returns fixed text for an error that may quote a value.
 func flagProblem(err error) string {
 	for _, harmless := range []string{"flag provided but not defined: ", "flag needs an argument: "} {
 		if strings.HasPrefix(err.Error(), harmless) {
@@ -392,7 +390,6 @@ func (c *Config) rackWarnings() []string {
 	return warnings
 }
 
-// thisMachine reports whether a host is localhost or a loopback address. It resolves no names.
 func thisMachine(host string) bool {
 	ip := net.ParseIP(host)
 	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
@@ -440,7 +437,6 @@ func (c *Config) setTopology(value string) (err error) {
 	return err
 }
 
-// setTopologyKey returns a set function that adds a key to all locations; if none, it makes one.
 func (c *Config) setTopologyKey(name string) func(string) error {
 	return func(value string) error {
 		if len(c.Topology) == 0 {
@@ -455,7 +451,6 @@ func (c *Config) setTopologyKey(name string) func(string) error {
 	}
 }
 
-// nodeTopology returns the topology of the node that runs on the instance.
 func (c *Config) nodeTopology(instance string) map[string]string {
 	segments := map[string]string{}
 	for _, location := range c.Topology {

@@ -36,8 +36,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// How often the controller checks whether the rack accepts it, how soon it repeats a failed check,
-// and how long a check may take.
 const (
 	rackCheckInterval   = time.Minute
 	rackRecheckInterval = 5 * time.Second
@@ -61,7 +59,6 @@ type rackHealth struct {
 	askedExpiry time.Time
 }
 
-// rackKnown contains the results of the checks.
 type rackKnown struct {
 	checked bool
 	fault   error
@@ -433,7 +430,6 @@ func gauge(name, help string, value float64) prometheus.Metric {
 
 func (m *metrics) change(e flight.Entry) { m.changes.WithLabelValues(string(e.Event)).Inc() }
 
-// listenPages listens for HTTP at a Unix socket or a TCP port.
 func listenPages(address string) (net.Listener, error) {
 	if strings.HasPrefix(address, "unix:") {
 		return listenEndpoint(address)

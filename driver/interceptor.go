@@ -72,8 +72,7 @@ func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 // goroutine waits for a rack forever.
 const controllerTimeLimit = 2 * time.Minute
 
-// limitTime sets a deadline for controller calls that have none. Node calls run to their end,
-// because mkfs must not be interrupted.
+// limitTime sets no deadline for node calls, because mkfs must not be interrupted.
 func limitTime(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	if _, ok := ctx.Deadline(); !ok && strings.HasPrefix(info.FullMethod, "/csi.v1.Controller/") {
@@ -104,7 +103,6 @@ func (r flightRecorders) intercept(ctx context.Context, req any, info *grpc.Unar
 	return handler(ctx, req)
 }
 
-// changedBy returns the ids and the path in a request, as fields for the flight recorder.
 func changedBy(req any) flight.Fields {
 	f := flight.Fields{
 		Volume:   cmp.Or(textIn(req, "source_volume_id"), textIn(req, "volume_id")),
@@ -118,7 +116,6 @@ func changedBy(req any) flight.Fields {
 	return f
 }
 
-// textIn returns the text in a field of a request, or "" if the request has no such field.
 func textIn(req any, field protoreflect.Name) string {
 	if message, ok := req.(proto.Message); ok {
 		m := message.ProtoReflect()
@@ -154,7 +151,6 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// levelOf returns a low level for frequent calls that only read, and a high level for failures.
 func levelOf(method string, err error) slog.Level {
 	asking := method == "Probe" || strings.Contains(method, "Get") ||
 		strings.Contains(method, "List") || strings.HasPrefix(method, "Validate")
@@ -171,7 +167,6 @@ func levelOf(method string, err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// objects returns the ids and names in a request, by which people search the log.
 func objects(req any) []slog.Attr {
 	var attrs []slog.Attr
 	for _, f := range []struct{ key, field string }{{"name", "name"}, {"volume", "volume_id"},
@@ -400,7 +395,6 @@ func (h *hidden) add(token string) {
 	h.starts = regexp.MustCompile(strings.Join(starts, "|"))
 }
 
-// beginning returns the prefix by which a word is recognized.
 func beginning(word string) string {
 	for n := range word {
 		if n >= minPrefix {

@@ -64,7 +64,6 @@ func Main(ctx context.Context, args []string, getenv func(string) string,
 	return status
 }
 
-// invocation contains a program's arguments, its environment and its output files.
 type invocation struct {
 	args           []string
 	getenv         func(string) string
@@ -137,9 +136,8 @@ type subcommand struct {
 var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_PROJECT",
 	"OXIDE_CLUSTER_ID", "OXIDE_CA_FILE"}
 
-// parse parses the arguments and the environment into the settings and the command's own flags. It
-// returns the operands, which may be mixed with the flags. With --help it writes the help text and
-// returns flag.ErrHelp.
+// parse returns the operands, which may be mixed with the flags. With --help it writes the help
+// text and returns flag.ErrHelp.
 func (s subcommand) parse(in invocation, c *Config, own func(*flag.FlagSet)) (operands []string,
 	err error) {
 	flags := flag.NewFlagSet(s.name, flag.ContinueOnError)
@@ -439,7 +437,6 @@ func runReady(ctx context.Context, in invocation) (status int, err error) {
 	return 0, ready(ctx, c.Endpoint)
 }
 
-// ready asks the plugin at an endpoint whether it can work, and returns the reason if it cannot.
 func ready(ctx context.Context, endpoint string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()

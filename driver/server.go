@@ -258,7 +258,6 @@ func (p *plugin) waiting() string {
 		p.hidden.text(csierr.Message(why))
 }
 
-// serve runs the CSI server, the other servers and the rack checks until all of them have ended.
 func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt net.Listener) error {
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var work async.Group

@@ -45,7 +45,6 @@ func echoingRack(t *testing.T) string {
 	})
 }
 
-// command runs oxide-csi-plugin with an environment and arguments.
 func command(t *testing.T, env map[string]string, args ...string) (status int, out, errs string) {
 	t.Helper()
 	var toOut, toErr bytes.Buffer

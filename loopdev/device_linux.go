@@ -108,7 +108,7 @@ const cutOffset = 1 << 62
 // at the last close. Opening for reading is enough for root's ioctls, and a kernel may refuse to
 // open a mounted device for writing.
 func (d Device) with(do func(*os.File) error) error {
-	// Check before the open: to open the node of a removed device would create the device again.
+	// Check before the open, which would create a removed device again.
 	if held, err := d.attached(); err != nil || !held {
 		return cmp.Or(err, ErrGone)
 	}
@@ -125,7 +125,6 @@ func (d Device) with(do func(*os.File) error) error {
 	return do(f)
 }
 
-// attached reports whether the device still has d's attachment.
 func (d Device) attached() (bool, error) {
 	sys := sysDir(d.Number)
 	// When the kernel releases the file, it removes sys/loop. Each attachment has a sequence number of
@@ -141,7 +140,6 @@ func (d Device) attached() (bool, error) {
 	return seq == d.Sequence, err
 }
 
-// wait returns after the duration, or with ctx's error if ctx ends first.
 func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -377,7 +375,6 @@ func describe(number int) (d Device, err error) {
 	return d.fill(f)
 }
 
-// identify returns a device with its number, path and device number.
 func identify(number int) (Device, error) {
 	d := Device{Number: number, Path: fmt.Sprintf("/dev/loop%d", number)}
 	b, err := os.ReadFile(sysDir(number) + "/dev")
@@ -390,7 +387,6 @@ func identify(number int) (Device, error) {
 	return d, nil
 }
 
-// fill adds the fields of the attachment. f is the device, which stays open during the call.
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
@@ -479,7 +475,6 @@ func openControl() (*os.File, error) {
 	return f, err
 }
 
-// openNode opens a loop device's node, and checks that it has the device's number.
 func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 	f, err := openOrMake(path, unix.S_IFBLK, major, minor, flag)
 	if err != nil {
@@ -512,7 +507,6 @@ func openOrMake(path string, kind, major, minor uint32, flag int) (*os.File, err
 	return os.OpenFile(path, flag, 0)
 }
 
-// explain adds advice to a permission error.
 func explain(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("%w (loop devices need root with CAP_SYS_ADMIN, "+

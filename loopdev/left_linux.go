@@ -134,7 +134,6 @@ func DetachLeft(ctx context.Context) ([]Device, error) {
 	return left, errors.Join(errs...)
 }
 
-// unmount unmounts everything that is mounted from the device in this mount namespace.
 func (d Device) unmount() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -177,7 +176,6 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	return found, errors.Join(errs...)
 }
 
-// fileID has a file's st_dev and st_ino, which do not depend on the path.
 type fileID struct{ device, inode uint64 }
 
 func below(dir string) ([]Device, error) {

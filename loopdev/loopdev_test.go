@@ -30,7 +30,6 @@ import (
 
 const mib = 1 << 20
 
-// newFile makes a sparse file, and detaches the file's devices at the end of the test.
 func newFile(t *testing.T, size int64) string {
 	t.Helper()
 	looptest.NeedRoot(t)
@@ -40,7 +39,6 @@ func newFile(t *testing.T, size int64) string {
 	return path
 }
 
-// releaseBelow detaches the loop devices of files below dir, and returns their number.
 func releaseBelow(t *testing.T, dir string) int {
 	t.Helper()
 	devices, err := loopdev.DetachBelow(context.Background(), dir)
@@ -188,7 +186,6 @@ func TestListCreatesAMissingDeviceNode(t *testing.T) {
 	looptest.Must(t, d.Detach(t.Context()))
 }
 
-// serveAs attaches a device to a file that this process serves. The function end stops the server.
 func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev.Device,
 	end func() error) {
 	t.Helper()
@@ -202,7 +199,6 @@ func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev
 	return served, end
 }
 
-// orphaned fails the test if List does not report the device as orphaned.
 func orphaned(t *testing.T, d loopdev.Device) {
 	t.Helper()
 	all, err := loopdev.List()
@@ -323,7 +319,6 @@ func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
 	}
 }
 
-// leave attaches a device for this process, prints its serial and path, and waits to be killed.
 func leave(t *testing.T, file string) {
 	d := attach(t, loopdev.Config{Path: file, Serial: serial(t), Owner: loopdev.Process()})
 	looptest.Got(os.Stdout.WriteString(d.Serial + " " + d.Path + "\n"))(t)
@@ -331,7 +326,6 @@ func leave(t *testing.T, file string) {
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
-// detachLeft returns the serials of the devices that DetachLeft finds. It only logs errors.
 func detachLeft(t *testing.T) (serials []string) {
 	t.Helper()
 	left, err := loopdev.DetachLeft(context.Background())
@@ -372,7 +366,6 @@ func attachIn(t *testing.T, dir string) loopdev.Device {
 	return attach(t, loopdev.Config{Path: path, Serial: serial(t)})
 }
 
-// attachNode creates a node of the loop device lower, and attaches a loop device to this node.
 func attachNode(t *testing.T, dir string, lower loopdev.Device) (upper loopdev.Device) {
 	t.Helper()
 	node := filepath.Join(dir, "node")

@@ -193,8 +193,6 @@ func TestAHangingLoopDeviceCountsAsAUserOfSharedDisksOnly(t *testing.T) {
 	csitest.Await(t, "the loop device answers", func() bool { return d.CheckLoops() == nil })
 }
 
-// FuzzParseSerial checks that parseSerial removes only padding, and that more padding does not
-// change the result.
 func FuzzParseSerial(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := parseSerial(b)
@@ -212,8 +210,6 @@ func FuzzParseSerial(f *testing.F) {
 	})
 }
 
-// FuzzDiskSerial checks that two disks have the same serial only if their names begin with the same
-// 20 bytes, and that parseSerial returns the serial from the bytes that a rack's disk shows.
 func FuzzDiskSerial(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b string) {
 		one, other := volume.Serial(a), volume.Serial(b)
@@ -234,7 +230,6 @@ func FuzzDiskSerial(f *testing.F) {
 	})
 }
 
-// FuzzParseNumber checks that ParseNumber accepts only major:minor and returns both numbers.
 func FuzzParseNumber(f *testing.F) {
 	form := regexp.MustCompile(`^\s*\+?0*(\d+):\+?0*(\d+)\s*$`)
 	f.Fuzz(func(t *testing.T, b []byte) {

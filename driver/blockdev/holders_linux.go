@@ -54,10 +54,9 @@ func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	return found
 }
 
-// descriptors lists the process's descriptors that have the file open, under any name. A busy node
-// has tens of thousands of descriptors, and the driver reads all of them before it formats, mounts
-// or releases a device. So each costs one system call only, and the call must not wait for the
-// server of a network filesystem.
+// A busy node has tens of thousands of descriptors, and the driver reads all of them before it
+// formats, mounts or releases a device. So descriptors makes one system call for each, and the call
+// must not wait for a network filesystem's server.
 func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -81,8 +80,6 @@ func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found 
 	}
 }
 
-// readDescriptor reads a file in /proc/PID/fdinfo. It reports whether the descriptor was opened for
-// writing, and whether a lock line contains mark; both are false if it cannot read the file.
 func readDescriptor(fdinfo, mark string) (writing, locking bool) {
 	b, err := os.ReadFile(fdinfo)
 	if err != nil {
@@ -274,8 +271,8 @@ type loop struct {
 	err   error  // why below is not known
 }
 
-// describe returns text for an error: the loop device l, the device that l uses (its name is in
-// over), and the users of l.
+// describe returns text for an error: the loop device, the device that it uses (over), and its own
+// users.
 func (l loop) describe(h Host, over string) string {
 	words := fmt.Sprintf("%s (over %s by the path %.200q)", l.Name, over, l.file)
 	if at := h.mounted(l.Device); at != "" {
@@ -311,7 +308,6 @@ func boundLoops() ([]loop, error) {
 	return bound, nil
 }
 
-// askLoops calls ask for all loop devices in parallel.
 func askLoops(loops []loop) error {
 	errs := make([]error, len(loops))
 	var all async.Group

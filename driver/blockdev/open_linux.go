@@ -142,8 +142,8 @@ func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 	return err
 }
 
-// awaitCopies waits up to a second until no process has a copy of the descriptor that WithExclusive
-// closed. A child between fork and exec may have one, or a process that reads /proc/PID/fd.
+// awaitCopies waits up to a second until no other process has a copy of the descriptor that
+// WithExclusive closed: a child between fork and exec, or a process that reads /proc/PID/fd.
 func (d *OpenDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		if !csierr.Has(d.TryExclusive(), csierr.DeviceHeld) {
@@ -158,7 +158,6 @@ func (d *OpenDevice) openAgain(flags int) (*os.File, error) {
 	return f, d.notExclusive(csierr.WithoutPath(err))
 }
 
-// notExclusive converts the error of an exclusive open; nil stays nil.
 func (d *OpenDevice) notExclusive(err error) error {
 	if errors.Is(err, unix.EBUSY) {
 		return csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", d.Path, err)
@@ -391,7 +390,6 @@ func (h Host) Lock(ctx context.Context, key string) (*os.File, error) {
 		"while %s was locked; find the process that removes it", h.Locks, maxOpens, csierr.Plain(key))
 }
 
-// openLocks opens the file of the locks. It creates the file, and its directory, if it is missing.
 func (h Host) openLocks() *os.File {
 	if h.Locks == "" {
 		return nil
@@ -453,7 +451,6 @@ func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	return awaitLock(ctx, d.Path, take, func() string { return locker(d.isNode, "FLOCK") })
 }
 
-// awaitLock calls take until it succeeds, at most for lockWait. locker names the lock's owners.
 func awaitLock(ctx context.Context, what string, take func() error, locker func() string) error {
 	backoff := async.Backoff{Pause: 10 * time.Millisecond, Max: 10 * time.Millisecond,
 		End: time.Now().Add(lockWait)}
@@ -477,7 +474,6 @@ func awaitLock(ctx context.Context, what string, take func() error, locker func(
 	}
 }
 
-// locker names the visible processes that have a lock on the file. See openers for isFile and mark.
 func locker(isFile func(*unix.Statx_t) bool, mark string) string {
 	locking := slices.DeleteFunc(openers(isFile, mark), func(o opener) bool { return !o.Locking })
 	if len(locking) == 0 {

@@ -63,7 +63,6 @@ func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
 }
 
-// confirmed returns gone, the result of proving a deletion. It confirms the change if gone is nil.
 func (c change) confirmed(ctx context.Context, gone error) error {
 	if gone == nil {
 		c.confirm(ctx, flight.Fields{})
@@ -71,8 +70,6 @@ func (c change) confirmed(ctx context.Context, gone error) error {
 	return gone
 }
 
-// blocks reports whether the change has the same event as like, and the same object, by name or id.
-// If like names an instance, the change's instance must be the same, too.
 func (c change) blocks(like change) bool {
 	return c.event == like.event && (c.id != "" && c.id == like.id ||
 		c.name != "" && c.name == like.name) &&
@@ -89,8 +86,8 @@ type changes struct {
 	held sync.Map
 }
 
-// request calls the function do, which requests the change from the rack, if look is recent enough.
-// It remembers an open change. An error of the oxide client means that the rack refused it.
+// request calls do, which requests the change from the rack, unless look is too old. It remembers
+// the change while it is open. An error of the oxide client means that the rack refused the change.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
 	record := flight.Of(ctx).Begin(ch.event, ch.noted)

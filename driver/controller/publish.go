@@ -42,7 +42,6 @@ type attachment struct {
 	Capability *csi.VolumeCapability
 }
 
-// parsePublish parses a request, without calling the rack.
 func (c *Service) parsePublish(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	switch {
 	case req.GetVolumeId() == "":
@@ -557,8 +556,7 @@ func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	return nil
 }
 
-// explainRefusedDetach derives the reason of the rack's refusal from the state of disk and
-// instance. It returns no error if the disk is gone or another instance has it.
+// explainRefusedDetach returns no error if the disk is gone or another instance has it.
 func (a attachment) explainRefusedDetach(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
 	switch {

@@ -341,7 +341,7 @@ func TestValidateVolumeCapabilitiesChecksTheDisk(t *testing.T) { // VC-2
 	}
 }
 
-// hundred returns 100 disks of the instance, which fill a page. Another page may follow.
+// hundred returns a full page of disks, after which another page may follow.
 func hundred() []string {
 	var disks []string
 	for n := range 100 {

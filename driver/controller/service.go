@@ -32,8 +32,8 @@ type Service struct {
 	Rack      *rack.Client
 	ClusterID string            // part of the ownership tags of this cluster; may be empty
 	Topology  []volume.Segments // from where disks can be reached; empty means not declared
-	// TopologyInstance reports whether nodes report their instance in their topology. Volumes with
-	// placement instance need that.
+	// TopologyInstance reports whether a node's topology contains its instance, as volumes with
+	// placement=instance need.
 	TopologyInstance bool
 	MaxDisks         int // the rack's limit per instance; 0 means 12
 	// LateLimit is how long the rack may take to make a change that it did not answer; 0 means
@@ -87,8 +87,8 @@ func (c *Service) ControllerModifyVolume(context.Context, *csi.ControllerModifyV
 	return nil, csierr.New(csierr.NotSupported, "a disk cannot be changed after it is made")
 }
 
-// ValidateVolumeCapabilities reports whether a disk fits the request. Somebody may have made the
-// disk by hand. If it does not fit, the call succeeds with a message and without a confirmation.
+// ValidateVolumeCapabilities reports whether a disk, which somebody may have made by hand, fits the
+// request. If it does not fit, the call succeeds with a message and without a confirmation.
 func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	id, mismatch, err := validationOf(req)

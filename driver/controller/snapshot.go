@@ -249,7 +249,6 @@ func (s snapshotSpec) explainRefusal(ctx context.Context, why error) error {
 	return rack.Error(ctx, "create snapshot", why)
 }
 
-// deleteSnapshot deletes a snapshot that was just read, if this driver took it.
 func (c *Service) deleteSnapshot(ctx context.Context, look rack.Look,
 	snapshot *oxide.Snapshot) error {
 	const doing = "delete snapshot"
@@ -288,8 +287,7 @@ func (c *Service) confirmSnapshotGone(ctx context.Context, id oxide.NameOrId) er
 	return snapshotDeleted(id).confirmed(ctx, c.Rack.SnapshotGone(ctx, id))
 }
 
-// matchingSnapshots calls visit with the snapshots that match the request's filters. An unknown id
-// matches no snapshot, which is not an error.
+// An id that is unknown matches no snapshot, which is not an error.
 func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSnapshotsRequest,
 	pages *rack.Pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rack.ID(req.GetSourceVolumeId())
@@ -342,7 +340,6 @@ type snapshotSpec struct {
 	Claim string // the VolumeSnapshot; only a label
 }
 
-// snapshotSpec parses a request, without calling the rack.
 func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, error) {
 	spec := snapshotSpec{Service: c, Name: req.GetName(), Claim: volume.Claim(req.GetParameters())}
 	if err := volume.CheckName(req.GetName()); err != nil {

@@ -67,7 +67,6 @@ func volumeIDMissing() error {
 	return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 }
 
-// deleteDisk deletes a disk that was just read, if the driver made it and no instance has it.
 func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	const doing = "delete disk"
 	if err := notOurs("disk", rack.DiskText(disk), rack.ForeignDisk(disk, c.ClusterID),

@@ -58,8 +58,7 @@ func (m traces) unexplained(regions []regionData) (int64, error) {
 	return first, nil
 }
 
-// check implements byteCheck: it returns the index of the first byte in b that no tool of the
-// driver wrote, or -1.
+// check implements byteCheck. It expects the bytes that a tool of the driver may have written.
 func (m traces) check(b []byte, at int64) (int, error) {
 	for done := 0; ; {
 		i := nonZero(b[done:])

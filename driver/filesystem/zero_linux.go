@@ -203,7 +203,6 @@ func (d disk) readCounted(ctx context.Context, v Volume, j *zeroScan) error {
 	return err
 }
 
-// note returns a byteCheck that also adds the offsets of chunks that are not zero to j.left.
 func (j *zeroScan) note(check byteCheck) byteCheck {
 	return func(b []byte, at int64) (int, error) {
 		if nonZero(b) < 0 {
@@ -216,8 +215,7 @@ func (j *zeroScan) note(check byteCheck) byteCheck {
 	}
 }
 
-// watchScan logs the progress of the read, and returns an error if the device is detached or
-// replaced.
+// watchScan logs the progress, and fails if the device is detached or replaced.
 func (d disk) watchScan(ctx context.Context, j *zeroScan, log *slog.Logger) error {
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
@@ -334,7 +332,6 @@ func (s *rangeScan) chunk(buf []byte, at int64) error {
 	return nil
 }
 
-// lower stores n unless the stored value is lower.
 func lower(to *atomic.Int64, n int64) {
 	for old := to.Load(); n < old; old = to.Load() {
 		if to.CompareAndSwap(old, n) {

@@ -134,7 +134,6 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	return csierr.Convert(err, csierr.NodeToolFailed)
 }
 
-// sectorsRead returns how many sectors of 512 bytes were read from the disk so far.
 func (z zeroDisk) sectorsRead(t *testing.T) int64 {
 	t.Helper()
 	<-time.After(10 * time.Millisecond) // the kernel counts a read shortly after its end
@@ -150,7 +149,6 @@ func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 	return (z.sectorsRead(t) - before) * 512
 }
 
-// proven proves that the disk is blank, and returns how many bytes were read for the proof.
 func (z zeroDisk) proven(t *testing.T) int64 {
 	t.Helper()
 	return z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) })
@@ -314,7 +312,6 @@ func TestMarkerRegionsCoverHeadTailAndRecords(t *testing.T) {
 	}
 }
 
-// The test compares markerRegions with the offsets that dumpe2fs and xfs_db print.
 func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
 	type format struct {
 		size, block int64 // block is 0 for an xfs
@@ -439,7 +436,6 @@ func openDisk(tb testing.TB, sizeBytes int64, options ...guesttest.Option) *bloc
 	return d
 }
 
-// openLocked opens and locks the guest's disk, as a node call does.
 func openLocked(ctx context.Context, t *testing.T, g *guesttest.Guest) *blockdev.OpenDevice {
 	t.Helper()
 	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}

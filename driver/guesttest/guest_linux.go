@@ -201,7 +201,6 @@ func (d *Disk) Same(t testing.TB) (check func()) {
 	}
 }
 
-// digest returns a checksum of the disk's bytes. It skips the holes of the disk's file.
 func (d *Disk) digest(t testing.TB) string {
 	t.Helper()
 	Run(t, "blockdev", "--flushbufs", d.Loop)

@@ -21,8 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Mount is a descriptor of a mount. New and Clone make a detached mount, which the driver verifies
-// and configures before Attach makes it visible. So a driver that dies leaves no half-made mount.
+// Mount is a descriptor of a mount, which may be detached.
 type Mount struct {
 	fd     int
 	FSType string
@@ -215,7 +214,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the disk that the mounted filesystem is on, or of the disk whose
-// node is mounted. likely is the device that it tests if several devices may hold a btrfs.
+// device node is mounted. If several devices may hold a btrfs, number tests likely.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
@@ -268,8 +267,7 @@ func (m *Mount) Root() (*os.File, error) {
 
 var errNotMounted = errors.New("not mounted")
 
-// unmount unmounts the topmost mount at path, or returns errNotMounted. It is never lazy: a lazy
-// unmount reports success while the filesystem is still in use.
+// unmount unmounts the topmost mount at path, or returns errNotMounted. It is never lazy.
 func unmount(path string) error {
 	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 	// A process that reads the filesystem's usage or opens its device keeps it busy for a moment.

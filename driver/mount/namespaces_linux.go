@@ -114,8 +114,7 @@ func ReadViews(log *slog.Logger) (Views, error) {
 
 var errUnread = errors.New("the mount table is too long or does not answer")
 
-// readOther reads the mount table of another namespace, as far as the limits allow. It returns
-// errUnread if the table has more lines.
+// readOther returns errUnread if the limits allow only a part of the table.
 func readOther(namespace, path string, most int, end time.Time) (b []byte, err error) {
 	if soon := time.Now().Add(tableTime); soon.Before(end) {
 		end = soon
@@ -204,9 +203,9 @@ func Describe[T any](all []T) string {
 	return strings.Join(words, ", ")
 }
 
-// Of lists the mounts of a disk in all namespaces: those of the filesystem on d, those of d's node,
-// and those of the filesystem that layer mounts, even if its device is gone. d may be the zero
-// device, and layer may be nil.
+// Of lists the mounts of a disk in all namespaces: those of the filesystem on d, those of d's
+// device node, and those of the filesystem that layer mounts, even if its device is gone. d may be
+// the zero device, and layer may be nil.
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false
 	if d.Path != "" {
@@ -250,14 +249,14 @@ func SameFilesystem(a, b *mountinfo.Info) bool {
 		(a.Major != 0 || a.Source == b.Source)
 }
 
-// shows reports whether m mounts the filesystem on d, or d's node. A node has to be in this
-// instance's device directory, which is home if known is set.
+// shows reports whether m mounts the filesystem on d, or d's device node, which has to be in this
+// instance's device directory: home if known is set.
 func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
 	switch {
 	case m.Major != 0 && uint32(m.Major) == d.Major && uint32(m.Minor) == d.Minor:
 		return true // a filesystem, even if the mounted directory is named like a disk
 	case diskNode.MatchString(m.Root):
-		// A file outside of the device directory is not the node. A stat of it might hang.
+		// A file outside of the device directory is not the device node. A stat of it might hang.
 		if known && locationOf(m) != home {
 			return false
 		}
@@ -267,8 +266,8 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 	if v.pid != 0 && diskNode.MatchString(m.Root) {
 		major, minor, err := v.device(m)
 		if err != nil {
-			// The process has ended, or the kernel has not cached the path to the mount. Compare the node's
-			// name instead of its number.
+			// The process has ended, or the kernel has not cached the path to the mount. Compare the name of
+			// the device node instead of its number.
 			return known && filepath.Base(nodePath(m)) == d.Name
 		}
 		return major == d.Major && minor == d.Minor
@@ -355,8 +354,6 @@ func pathIn(parent, m *mountinfo.Info) string {
 	return filepath.Join(parent.Root, strings.TrimPrefix(m.Mountpoint, parent.Mountpoint))
 }
 
-// peers returns the peer group to which a mount propagates events, and the peer group from which it
-// receives them.
 func peers(m *mountinfo.Info) (shared, master string) {
 	for _, field := range strings.Fields(m.Optional) {
 		if group, ok := strings.CutPrefix(field, "shared:"); ok {

@@ -54,8 +54,8 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// kernelUsers contains functions that make the kernel or a process use the device behind a node.
-// end ends that use. Errors about the use have to contain the names.
+// kernelUsers contains functions that make the kernel or a process use the device. The function end
+// ends this use. Errors about the use have to contain the names.
 var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
 	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
 		node string) (func(), []string) {

@@ -249,14 +249,13 @@ func TestStageAcceptsADiskWithTheDeviceNameOfARemovedBtrfs(t *testing.T) {
 	v.down("pod")
 }
 
-// neighbour is another process on the node, which runs until leave is called.
 type neighbour struct {
 	t     *testing.T
 	pid   int
 	leave func()
 }
 
-// begin starts a process and waits for its first line. The process must end when its input ends.
+// begin waits for the first line of the process, which must end when its input ends.
 func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
 	t.Helper()
 	input := csitest.Got(cmd.StdinPipe())(t)
@@ -278,15 +277,12 @@ func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
 	return n
 }
 
-// inNamespace starts a process that runs the script in a copy of the test's mount namespace, and
-// then stays in it until leave is called.
 func inNamespace(t *testing.T, propagation, script string, args ...string) *neighbour {
 	t.Helper()
 	return begin(t, exec.Command("unshare", append([]string{"--mount", "--propagation", propagation,
 		"sh", "-c", "set -e; " + script + "\necho ready; read -r x || true", "sh"}, args...)...))
 }
 
-// name returns the text by which the driver's errors name the process; program is its program.
 func (n *neighbour) name(program string) string {
 	return fmt.Sprintf("process %d (%s)", n.pid, program)
 }

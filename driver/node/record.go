@@ -29,11 +29,10 @@ const (
 	// socket's directory, in which CSI allows only the socket.
 	DefaultStateDir = "/run/" + volume.DriverName
 	// recordVersion is the version of the records. The driver ignores a record of another version.
-	recordVersion = 1
-	recordSuffix  = ".json"
-	newSuffix     = flight.NewSuffix // of a record that is being written
-	lockName      = "lock"           // the file of the locks (blockdev.Host.Lock)
-	// maxRecordBytes is far more than a record needs.
+	recordVersion  = 1
+	recordSuffix   = ".json"
+	newSuffix      = flight.NewSuffix // of a record that is being written
+	lockName       = "lock"           // the file of the locks (blockdev.Host.Lock)
 	maxRecordBytes = 4096
 )
 
@@ -73,8 +72,6 @@ func (n *Service) records() *recordStore {
 	return n.store
 }
 
-// parseRecord parses a record. It refuses a record that is truncated, of another version, or
-// followed by more text.
 func parseRecord(b []byte) (volumeRecord, error) {
 	if len(b) > maxRecordBytes {
 		return volumeRecord{}, fmt.Errorf("it has more than %d bytes", maxRecordBytes)
@@ -102,7 +99,6 @@ func (r volumeRecord) encode() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// recordKey returns a volume's id as records contain it: a UUID in lower case.
 func recordKey(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id
@@ -110,8 +106,7 @@ func recordKey(volumeID string) string {
 	return volumeID
 }
 
-// recordFile returns the name of the file for a volume's record. It hashes an id that is no UUID,
-// because that may contain any characters.
+// recordFile hashes an id that is no UUID, because that may contain any characters.
 func recordFile(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id + recordSuffix
@@ -254,7 +249,6 @@ func (s storedRecord) delete() {
 	}
 }
 
-// read reads the volume's record from its file. It refuses one of another volume or instance.
 func (s storedRecord) read() (volumeRecord, error) {
 	r, err := readRecordFile(filepath.Join(s.dir, s.file))
 	switch {
@@ -304,9 +298,7 @@ func (s *recordStore) write(r volumeRecord) error {
 // OpenState prepares the state directory, when a driver starts.
 func (n *Service) OpenState() error { return n.records().open() }
 
-// open creates the state directory, checks that it can be written, and removes the temporary files
-// of a driver that died while it wrote. Its error does not name the directory, which is the value
-// of a setting.
+// The error of open does not name the directory, because that is the value of a setting.
 func (s *recordStore) open() error {
 	if s.dir == "" {
 		s.log.Warn("no state directory: after a restart the node will not know which " +
@@ -343,7 +335,6 @@ var unfinishedFile = sync.OnceValue(func() *regexp.Regexp {
 		`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)
 })
 
-// tryState tests whether it can create the directory, the file of the locks and a temporary file.
 func tryState(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -101,7 +101,6 @@ func (v heldVolume) unstage(ctx context.Context, path string) error {
 	return fmt.Errorf("%w; %w", err, unwritten) // no later call can report the lost data
 }
 
-// takeDown unmounts what is at the staging path, and releases the disks.
 func (v heldVolume) takeDown(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	if len(layers) > 0 {
@@ -151,7 +150,6 @@ func (v heldVolume) stagedDisks(own []stagedDisk) ([]stagedDisk, error) {
 	return append(disks, stagedDisk{Device: d, raw: known.Block}), nil
 }
 
-// mountsOf lists the mounts of several disks in all namespaces.
 func mountsOf(vs mount.Views, disks []stagedDisk) []mount.Found {
 	var found []mount.Found
 	for _, d := range disks {
@@ -164,7 +162,6 @@ func (v heldVolume) releaseTimeout() time.Duration {
 	return cmp.Or(v.node.ReleaseTimeout, defaultReleaseTimeout)
 }
 
-// awaitNone waits until the function look finds no mounts, at most for the release timeout.
 func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) (
 	unread string, err error) {
 	return mount.AwaitNone(ctx, v.node.log(), v.releaseTimeout(), look)

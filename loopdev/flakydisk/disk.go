@@ -199,7 +199,6 @@ func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 	return lie, nil
 }
 
-// await waits for the fault's delay or, if the fault hangs, until Heal removes the fault.
 func await(f *armed) {
 	if f.Hang {
 		<-f.removed
