@@ -43,8 +43,7 @@ func (m Mode) node() bool { return m != ModeController }
 type Config struct {
 	Mode     Mode
 	Endpoint string // unix:///absolute/path.sock
-	// LivenessEndpoint is a second socket. Its Probe succeeds as long as the process works; empty
-	// means that there is no such socket.
+	// LivenessEndpoint is a second socket, whose Probe succeeds while the process works; may be empty.
 	LivenessEndpoint string
 
 	Host      string
@@ -81,8 +80,7 @@ type Config struct {
 
 type setting struct {
 	flag, env, preset, usage string
-	// set parses and stores a value, which is not empty and has no surrounding whitespace. Its error
-	// states what was expected, never the value.
+	// set parses and stores a value without surrounding whitespace. Its error never has the value.
 	set func(value string) error
 }
 

@@ -32,8 +32,7 @@ import (
 )
 
 // interceptors returns the interceptors of every call, outermost first. The log and the metrics see
-// the final result, even of a panic. The lock is released however the handler ends. The deadline
-// applies to the handler only.
+// the final result, even of a panic. The lock is released however the handler ends.
 func (s *csiServer) interceptors() []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		logCalls(s.Log),
@@ -68,8 +67,7 @@ func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// controllerTimeLimit is the time for a controller call that comes without a deadline. So no
-// goroutine waits for a rack forever.
+// controllerTimeLimit is the deadline of a controller call that comes without one.
 const controllerTimeLimit = 2 * time.Minute
 
 // limitTime sets no deadline for node calls, because mkfs must not be interrupted.
@@ -126,8 +124,7 @@ func textIn(req any, field protoreflect.Name) string {
 	return ""
 }
 
-// logCalls logs one line when a call ends. At debug level it also logs the request and the
-// response, without secrets and mount flags.
+// logCalls logs requests and responses at debug level only, without secrets and mount flags.
 func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	var calls atomic.Int64
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
@@ -325,8 +322,7 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 		"done")
 }
 
-// lockKey returns a key for the object that a call changes, or "" for a read-only call. The key
-// contains an object's name in a create call, and its id in other calls.
+// lockKey returns a key for the object that a call changes, or "" if the call only reads.
 func lockKey(req any) string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
@@ -479,8 +475,7 @@ func (h *hidden) attribute(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// intercept redacts the tokens in an error's text. It keeps the reason, which is a constant of the
-// driver.
+// intercept redacts the tokens in an error's text, but not in its reason, which is a constant.
 func (h *hidden) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	answer, err := handler(ctx, req)

@@ -7,9 +7,7 @@
 //
 // Each RPC only parses its request, does its work, and builds its response. Interceptors log
 // without secrets, count, recover panics, enforce CSI's field limits and admit one call at a time
-// for each object (interceptor.go). Package csierr defines the reasons of errors and their gRPC
-// codes, and package volume the names and ids of the orchestrator and of the rack. Package rack
-// validates the rack's responses.
+// for each object.
 package driver
 
 import (
@@ -125,8 +123,7 @@ func Version() string {
 	return info.Main.Version
 }
 
-// subcommand describes a command for operators, such as audit. It has some of the plugin's
-// settings, and flags of its own.
+// subcommand describes a command for operators, such as audit.
 type subcommand struct {
 	name, about string
 	settings    []string // the names of their variables
@@ -330,8 +327,7 @@ func diagnose(ctx context.Context, c Config, o doctor.Options, out io.Writer, se
 }
 
 // writeNew writes a new file that only its owner can read. It refuses a path that exists, because
-// an existing file keeps its mode and may be open in other processes. With an empty path it does
-// nothing.
+// an existing file keeps its mode and may be open in other processes.
 func writeNew(flag, path string, secrets *hidden, write func(io.Writer) error) error {
 	if path == "" {
 		return nil

@@ -38,8 +38,7 @@ type csiServer struct {
 	flight  flightRecorders
 }
 
-// serve serves until ctx ends. Then it accepts no new calls, waits for the calls in progress,
-// removes the socket and returns nil.
+// serve serves until ctx ends. Then it waits for the calls in progress and removes the socket.
 func (s *csiServer) serve(ctx context.Context, listener net.Listener) error {
 	server := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(s.interceptors()...),

@@ -53,9 +53,8 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes the device if it refuses discards, because with this number Linux would
-// keep the refusal for the next attachment. The device stays if another process already uses it
-// again.
+// leaveDiscards removes a device that refuses discards, because with this number Linux would keep
+// the refusal for the next attachment. It stays if another process already uses it again.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil
@@ -103,10 +102,10 @@ func (d Device) Cut() error {
 // cutOffset is larger than any file. Its sum with the size of any device does not overflow.
 const cutOffset = 1 << 62
 
-// with opens the device, and calls the function do if the device still has d's attachment. While
-// the descriptor is open, the attachment cannot change, because the kernel releases the file only
-// at the last close. Opening for reading is enough for root's ioctls, and a kernel may refuse to
-// open a mounted device for writing.
+// with calls do with the open device if it still has d's attachment. While the descriptor is open,
+// the attachment cannot change, because the kernel releases the file only at the last close.
+// Opening for reading is enough for root's ioctls, and a kernel may refuse to open a mounted device
+// for writing.
 func (d Device) with(do func(*os.File) error) error {
 	// Check before the open, which would create a removed device again.
 	if held, err := d.attached(); err != nil || !held {
@@ -127,8 +126,7 @@ func (d Device) with(do func(*os.File) error) error {
 
 func (d Device) attached() (bool, error) {
 	sys := sysDir(d.Number)
-	// When the kernel releases the file, it removes sys/loop. Each attachment has a sequence number of
-	// its own.
+	// The kernel removes sys/loop with the attachment. Each attachment has its own sequence number.
 	_, err := os.Stat(sys + "/loop/backing_file")
 	var seq uint64
 	if err == nil {
@@ -304,9 +302,8 @@ func (d Device) limitRequests(file *os.File) error {
 
 func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
 
-// free returns the number of a device that was free a moment ago. Without Config.First, this is the
-// kernel's lowest free number. Otherwise it is the first free number from *from on, and free adds
-// the device.
+// free returns the number of a device that was free a moment ago: the kernel's lowest or, with
+// Config.First, the first from *from on, which it adds.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
 		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
@@ -468,7 +465,8 @@ func Available() error {
 
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
-	// openOrMake creates a missing node. So these errors mean that the kernel has no loop driver.
+	// openOrMake creates a missing device node, so these errors mean that the loop driver is missing.
+	// driver.
 	if isAny(err, absent...) {
 		return nil, fmt.Errorf("the kernel has no loop driver; load it: modprobe loop (%w)", err)
 	}

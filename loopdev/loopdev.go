@@ -38,7 +38,7 @@ type Config struct {
 	// changing the file.) It needs a writable /sys.
 	NoDiscards bool
 	// First is the lowest allowed number of the device; 0 allows every number. Lower numbers stay free
-	// for "losetup -f", and for containers that have nodes only for low numbers.
+	// for "losetup -f", and for containers that have device nodes only for low numbers.
 	First int
 }
 
@@ -77,14 +77,13 @@ type Device struct {
 	Sequence uint64
 }
 
-// On reports whether d's file is a node of the loop device other, at any path. A kubelet attaches a
-// loop device to the node of each raw block volume.
+// On reports whether d's file is a device node of the loop device other, at any path. A kubelet
+// attaches a loop device to the device node of each raw block volume.
 func (d Device) On(other Device) bool {
 	return d.BackingNumber != 0 && d.BackingNumber == unix.Mkdev(other.Major, other.Minor)
 }
 
-// ErrBusy means that a mount, an open file or another block device still uses the device. The
-// kernel will release the device when the last user closes it.
+// ErrBusy means that a mount, an open file or another block device still uses the device.
 var ErrBusy = errors.New("the loop device is still held")
 
 // ErrGone means that the attachment of a [Device] has ended. The device may now be free, or

@@ -93,7 +93,7 @@ func TestAReusedDeviceNumberAcceptsDiscards(t *testing.T) {
 		t.Error("a device with NoDiscards accepts a discard")
 	}
 	looptest.Must(t, first.Detach(t.Context()))
-	_ = os.Remove(first.Path) // the kernel removes no node that another program has made
+	_ = os.Remove(first.Path) // the kernel removes no device node that another program has made
 	looptest.Must(t, first.Detach(t.Context()))
 	if _, err := os.Stat(first.Path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a second Detach has made a node: %v", err)
@@ -140,8 +140,7 @@ func TestARepeatedDetachKeepsANewAttachment(t *testing.T) {
 	file := newFile(t, mib)
 	old := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
 	looptest.Must(t, old.Detach(t.Context()))
-	// The new attachment has the same file and serial, and may have the same number. Only the sequence
-	// number is certain to differ.
+	// The new attachment has the same file and serial. Only its sequence number is certain to differ.
 	current := attach(t, loopdev.Config{Path: file, Serial: old.Serial})
 	stale := current
 	stale.Sequence = old.Sequence

@@ -37,8 +37,7 @@ type Device struct {
 	Serial       string
 	Major, Minor uint32
 	SizeBytes    int64
-	// DiskSeq is the kernel's sequence number of the disk, which no later disk gets. It is 0 if the
-	// kernel does not report it.
+	// DiskSeq is a number that the kernel gives to no later disk; 0 on kernels before 5.15.
 	DiskSeq uint64
 }
 
@@ -184,7 +183,6 @@ func (h Host) read(name string) (Device, error) {
 		return Device{}, fmt.Errorf("invalid size: %d sectors", sectors)
 	}
 	d.SizeBytes = int64(sectors) * SysfsSectorBytes
-	// Kernels before 5.15 have no diskseq.
 	if d.DiskSeq, err = readNumber(filepath.Join(dir, "diskseq")); errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}

@@ -31,7 +31,7 @@ func TestHostFindsADeviceByItsSerial(t *testing.T) {
 		if len(all) != 3 {
 			t.Fatalf("listed %+v", all)
 		}
-		// Await finds the device, and fails only because the device has no node.
+		// Await finds the device, and fails only because there is no device node.
 		_, err = host.Await(t.Context(), "csi-0123456789abcdef", time.Millisecond)
 		if err == nil || !strings.Contains(err.Error(), "nvme5n1") {
 			t.Fatal(err)
@@ -126,9 +126,8 @@ func TestReopenSurvivesCloseAndRename(t *testing.T) {
 	}
 }
 
-// Between fork and exec a child process has copies of all descriptors, and a process that reads
-// /proc/PID/fd keeps each file open for a moment. After WithExclusive no such copy may keep the
-// device in use, because the mkfs that follows would find it busy.
+// A copy of the descriptor (see awaitCopies) would keep the device in use, and the mkfs that
+// follows would find it busy.
 func TestTheDeviceIsFreeAfterAnExclusiveOpen(t *testing.T) {
 	_, device := openDisk(t, 64*guesttest.MiB)
 	over := make(chan struct{})

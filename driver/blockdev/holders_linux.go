@@ -96,8 +96,8 @@ func readDescriptor(fdinfo, mark string) (writing, locking bool) {
 	return writing, locking
 }
 
-// CheckWriters fails if a process has a node of the device, or of one of its partitions, open for
-// writing. The kernel permits that even while another process has the device open exclusively.
+// CheckWriters fails if a process has a device node of the disk or of a partition open for writing,
+// which the kernel permits even while the device is open exclusively.
 func (d *OpenDevice) CheckWriters() error {
 	own := numbers(d.Device)
 	writing := slices.DeleteFunc(openers(func(st *unix.Statx_t) bool {
@@ -109,9 +109,8 @@ func (d *OpenDevice) CheckWriters() error {
 	return nil
 }
 
-// AwaitNoWriters waits up to a second until CheckLoops and CheckWriters succeed. Some programs have
-// a device open only for a moment: losetup while it searches for a free device, or a program
-// between fork and exec that has inherited a descriptor.
+// AwaitNoWriters waits up to a second until CheckLoops and CheckWriters succeed, because losetup,
+// or a program between fork and exec, has a device open only for a moment.
 func (d *OpenDevice) AwaitNoWriters() error {
 	for end := time.Now().Add(time.Second); ; <-time.After(10 * time.Millisecond) {
 		err := d.CheckLoops()
@@ -216,9 +215,9 @@ const kernelSysfs = "/sys"
 const loopWait = time.Second
 
 // CheckLoops fails if a loop device uses the device or a partition of it, directly or through other
-// loop devices. The kernel itself opens the file below a loop device, and not exclusively. So no
-// search of processes and no exclusive open finds the loop device. One that does not report its
-// file counts as a user only if a workload may have the device's node (Shared).
+// loop devices. The kernel itself has the file of a loop device open, and not exclusively, so
+// neither a search of processes nor an exclusive open finds it. A loop device that does not report
+// its file counts as a user only if a workload may have the device node (Shared).
 func (d *OpenDevice) CheckLoops() error {
 	bound, err := boundLoops()
 	if err != nil {
@@ -267,12 +266,11 @@ func numbers(d Device) map[uint64]string {
 type loop struct {
 	Device
 	file  string // the backing file, as the kernel shows it to this process
-	below uint64 // the number of the device that the backing file is a node of; 0 for another file
+	below uint64 // the device number if the backing file is a device node, else 0
 	err   error  // why below is not known
 }
 
-// describe returns text for an error: the loop device, the device that it uses (over), and its own
-// users.
+// describe returns text for an error. over is the name of the device that l uses.
 func (l loop) describe(h Host, over string) string {
 	words := fmt.Sprintf("%s (over %s by the path %.200q)", l.Name, over, l.file)
 	if at := h.mounted(l.Device); at != "" {

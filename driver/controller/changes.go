@@ -124,8 +124,7 @@ func (l *changes) latest(like change) (latest change, until time.Time) {
 	return latest, until
 }
 
-// await waits until no change that matches like is open. It returns an error if the caller's
-// deadline is earlier. waited reports whether a change was open.
+// await waits until no change that matches like is open. It fails if the deadline is earlier.
 func (l *changes) await(ctx context.Context, like change) (waited bool, err error) {
 	for {
 		late, until := l.latest(like)
@@ -206,9 +205,8 @@ func remove[T any](ctx context.Context, l *changes, created change,
 	}
 }
 
-// unlessOpen returns err, the error of a call that requested the change. While the change is open,
-// it returns a retryable error instead. After a final error of a create, for example, the CO would
-// forget the object, and nobody would delete it.
+// unlessOpen returns err, but a retryable error instead while the change is open: after a final
+// error of a create, the CO would forget the object, and nobody would delete it.
 func (l *changes) unlessOpen(ch change, err error) error {
 	if err == nil || csierr.Retryable(err) {
 		return err

@@ -249,7 +249,6 @@ var (
 	later        = racktest.Error(503, "ServiceNotAvailable", "later")
 )
 
-// scriptedCalls contains calls, the answers of the rack to each, and a check of each call's error.
 type scriptedCalls []struct {
 	name  string
 	lines script

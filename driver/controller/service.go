@@ -22,10 +22,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Service implements CSI's controller service: it creates, attaches, detaches and deletes disks and
-// snapshots through the rack's API. Several controllers may serve one cluster, and each may be
-// killed at any time, because all state is on the rack. A controller only remembers the changes
-// that the rack has not answered (see DefaultLateLimit).
+// Service implements CSI's controller service. Several controllers may serve one cluster, and each
+// may be killed at any time, because all state is on the rack. A controller only remembers the
+// changes that the rack has not answered (see DefaultLateLimit).
 type Service struct {
 	csi.UnimplementedControllerServer
 
@@ -36,8 +35,7 @@ type Service struct {
 	// placement=instance need.
 	TopologyInstance bool
 	MaxDisks         int // the rack's limit per instance; 0 means 12
-	// LateLimit is how long the rack may take to make a change that it did not answer; 0 means
-	// DefaultLateLimit.
+	// LateLimit replaces DefaultLateLimit if it is not 0.
 	LateLimit time.Duration
 	Log       *slog.Logger
 
@@ -112,8 +110,7 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// validationOf parses the request. mismatch is why no disk can fit the request, or "". The caller
-// reports it only for a disk that exists.
+// mismatch is why no disk can fit, or "". The caller reports it only for a disk that exists.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {
@@ -315,8 +312,7 @@ func (c *Service) ControllerGetVolumeHealth(ctx context.Context,
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: volumeHealth(disk)}, nil
 }
 
-// volumeHealth derives a volume's health from its disk's state. Only faulted is a problem: all
-// other states are normal or transitional.
+// volumeHealth reports only faulted as a problem: all other states are normal or transitional.
 func volumeHealth(disk *oxide.Disk) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: disk.Id}
 	if disk.State.State() == oxide.DiskStateStateFaulted {

@@ -103,8 +103,7 @@ func snapshotIDMissing() error {
 	return csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 }
 
-// create takes the snapshot. It first reads the disk, because the snapshot's tag records properties
-// of the disk that a restore needs.
+// create reads the disk first: the snapshot's tag records properties that a restore needs.
 func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	const doing = "create snapshot"
 	look := rack.Looking()
@@ -146,8 +145,7 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	return s.existing(ctx, err)
 }
 
-// unlessFaulted returns the snapshot that this call has taken. If the snapshot is faulted, it
-// deletes the snapshot and returns an error, because the CO never gets the id.
+// unlessFaulted deletes the new snapshot if it is faulted, because the CO never gets its id.
 func (s snapshotSpec) unlessFaulted(ctx context.Context, made *oxide.Snapshot) (*oxide.Snapshot,
 	error) {
 	if made.State != oxide.SnapshotStateFaulted {
@@ -397,8 +395,7 @@ func (s snapshotSpec) checkAnswer(doing string, source *oxide.Disk, got *oxide.S
 	return nil
 }
 
-// difference returns how a snapshot differs from the spec, or "". Errors append it to "the
-// snapshot,".
+// difference returns how a snapshot differs from the spec, for an error, or "".
 func (s snapshotSpec) difference(got *oxide.Snapshot) string {
 	m, tagged := volume.ParseTag(got.Description)
 	switch {

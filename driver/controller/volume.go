@@ -146,8 +146,7 @@ func checkImported(d *oxide.Disk) error {
 	return nil
 }
 
-// create creates the disk that the spec describes. When the rack answers 201 the disk is complete,
-// although the answer shows it as "creating".
+// When the rack answers 201 the disk is complete, although the answer shows it as "creating".
 func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	const doing = "create disk"
 	look := rack.Looking()
@@ -284,7 +283,6 @@ func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 	if err := rack.ValidateDisk(doing, d); err != nil {
 		return err
 	}
-	// The rack may answer a create with a disk in one of these states.
 	states := []oxide.DiskStateState{oxide.DiskStateStateCreating, oxide.DiskStateStateDetached,
 		oxide.DiskStateStateFaulted}
 	switch state := d.State.State(); {
@@ -304,8 +302,7 @@ func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 	return nil
 }
 
-// unlessFaulted returns the disk that this call has created. If the disk is faulted, it deletes the
-// disk and returns an error, because the CO never gets the id.
+// unlessFaulted deletes the new disk if it is faulted, because the CO never gets its id.
 func (v volumeSpec) unlessFaulted(ctx context.Context, d *oxide.Disk) (*oxide.Disk, error) {
 	if d.State.State() != oxide.DiskStateStateFaulted {
 		return d, nil
@@ -318,14 +315,12 @@ func (v volumeSpec) unlessFaulted(ctx context.Context, d *oxide.Disk) (*oxide.Di
 }
 
 const (
-	// longestWait is how long a call waits until a disk leaves a transitional state.
 	longestWait = 30 * time.Second
 	// A call stops waiting answerMargin before its deadline, so that the caller gets an answer.
 	answerMargin = 500 * time.Millisecond
 )
 
-// awaitDisk reads the disk until it leaves the transitional states, or until shortly before the
-// caller's deadline, and returns the disk as last read.
+// awaitDisk returns the disk as last read, at the latest shortly before the caller's deadline.
 func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 	transitional ...oxide.DiskStateState) (*oxide.Disk, error) {
 	end := time.Now().Add(longestWait)
@@ -365,8 +360,7 @@ func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	return v
 }
 
-// volumeContext contains the disk's name and its id. If somebody copies a volume's attributes to
-// another volume, the id shows that.
+// volumeContext contains the disk's id, which shows if the attributes are another volume's.
 func volumeContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -412,9 +406,8 @@ func publishContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-// expectedUUID returns the UUID of the filesystem on a disk with this tag. It returns "" if the
-// UUID is unknown: the disk is from an image or a foreign snapshot, or workloads use it as a raw
-// device.
+// expectedUUID returns the UUID of the filesystem on a disk with this tag, or "" if it is unknown:
+// the disk is from an image or a foreign snapshot, or workloads use it as a raw device.
 func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	switch {
 	case m.Use != volume.UseFilesystem:

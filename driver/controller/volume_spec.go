@@ -205,10 +205,9 @@ func (v volumeSpec) difference(d *oxide.Disk) string {
 }
 
 type volumeSource struct {
-	floorBytes int64  // 0 for a blank disk
-	projectID  string // empty for an image of the whole silo
-	gone       bool   // the source or its disk is unknown to the rack; set with an error
-	// filesystemUUID is the UUID of the filesystem in the snapshot, if the snapshot's tag has it.
+	floorBytes     int64  // 0 for a blank disk
+	projectID      string // empty for an image of the whole silo
+	gone           bool   // the source or its disk is unknown to the rack; set with an error
 	filesystemUUID string
 }
 

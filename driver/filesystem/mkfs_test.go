@@ -112,8 +112,7 @@ func mkfs(t *testing.T, v Volume, path string, size ...string) toolResult {
 
 // The driver can repeat an unfinished format only if no mkfs, with any options, overwrites all
 // records of a disk, and if the driver recognizes every byte that mkfs wrote. Otherwise it would
-// refuse the disk forever. With PROOF_DURATION set, the test tries all sizes and options with every
-// block size; without it, each option with one block size.
+// refuse the disk forever. With PROOF_DURATION set, the test tries all combinations.
 func TestMkfsLeavesARecordAndOnlyKnownBytes(t *testing.T) {
 	long := os.Getenv("PROOF_DURATION") != ""
 	sizes := []int64{64 * mib, 300 * mib, gib}

@@ -247,9 +247,8 @@ func ForgetBtrfs(d *blockdev.OpenDevice) {
 	}
 }
 
-// TryExclusive calls OpenDevice.TryExclusive for a device that is mounted nowhere. If a filesystem
-// was frozen and then unmounted, it still uses the device. TryExclusive thaws it, which frees the
-// device.
+// TryExclusive calls OpenDevice.TryExclusive for a device that is mounted nowhere. A filesystem
+// that was frozen and then unmounted still uses the device, until TryExclusive thaws it.
 func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 	err := d.TryExclusive()
 	if !csierr.Has(err, csierr.DeviceHeld) {
@@ -322,9 +321,8 @@ type toolResult struct {
 // if the program could not run. It takes no context, because nothing may interrupt a started
 // program. The files in inherit become the program's descriptors from 3 on.
 //
-// The kernel kills the program if the driver dies. So runTool is for programs that a later call
-// runs again from the start. A surviving mkfs would write to the disk while the next driver reads
-// it.
+// The kernel kills the program if the driver dies: a surviving mkfs would write to the disk while
+// the next driver reads it. So runTool is for programs that a later call runs again from the start.
 func runTool(inherit []*os.File, name string, args ...string) (toolResult, error) {
 	return runProgram(&syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}, inherit, name, args)
 }

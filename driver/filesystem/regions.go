@@ -22,8 +22,7 @@ const (
 	sectorBytes = 4096
 	// sampleCount sectors across the disk are read too, for data without a known offset.
 	sampleCount = 32
-	// superblockBytes at the start of a disk contain the superblocks of the filesystems that the
-	// driver makes.
+	// The first superblockBytes contain the superblocks of the filesystems that the driver makes.
 	superblockBytes = 128 << 10
 )
 

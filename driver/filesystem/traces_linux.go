@@ -105,8 +105,7 @@ func recordTrace(sector []byte) bool {
 }
 
 // extTrace reports whether an ext tool may have written the sector, or all of it is zero. It checks
-// units of 1 KiB, the smallest block size of ext. Default blocks are larger, but each KiB of a
-// larger block looks like a block of 1 KiB.
+// units of 1 KiB, the smallest block size: each KiB of a larger block looks like such a block.
 func (m traces) extTrace(sector []byte) bool {
 	for unit := range slices.Chunk(sector, extBytes) {
 		if nonZero(unit) >= 0 && !m.extUnit(unit, uint64(m.sizeBytes)/extBytes) {
@@ -312,8 +311,7 @@ func (m traces) btrfsHeader(b []byte) bool {
 	return btrfsFirstHeader(b)
 }
 
-// btrfsFirstHeader reports whether b begins with the header of a tree block whose generation is at
-// most 16, as mkfs writes it.
+// btrfsFirstHeader reports whether b begins with the header of a tree block as mkfs writes it.
 func btrfsFirstHeader(b []byte) bool {
 	const checksum, csumBytes, address, flags, revision, generation, items, level = 4, 32, 48, 56, 63,
 		80, 96, 100

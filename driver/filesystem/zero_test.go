@@ -363,8 +363,7 @@ func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
 	}
 }
 
-// driverOf is an environment variable of the child processes of
-// TestDriverDeathKillsToolsButNotRepairs. A child acts as the driver and runs a program.
+// A child process with the variable driverOf acts as the driver and runs a program.
 const driverOf = "TEST_DRIVER_OF"
 
 func TestDriverDeathKillsToolsButNotRepairs(t *testing.T) {
@@ -486,9 +485,8 @@ func TestDockerfileListsTheProgramsThatTheNodeRuns(t *testing.T) {
 // programRun matches a call that runs a program, and the program's name if that is a literal.
 var programRun = regexp.MustCompile(`(?:runTool|runRepair|Command|Context)\([^"()]*"([^"]+)"`)
 
-// The node's image contains only files that tools/node-root copies. The test runs node-root with
-// this machine's programs, and then each program with the copy as its root directory. The image has
-// no other programs, such as a shell.
+// The node's image contains only the files that tools/node-root copies. The test runs each program
+// with such a copy as its root directory.
 func TestNodeImageProgramsNeedNoOtherFiles(t *testing.T) {
 	root, wanted := filepath.Join(t.TempDir(), "root"), imageTools(t)
 	out, err := exec.CommandContext(t.Context(), "../../tools/node-root",

@@ -142,7 +142,7 @@ func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	return d
 }
 
-// Plug adds a disk's node to the guest's device directory, and its files to the guest's sysfs.
+// Plug adds the disk's device node and sysfs files to the guest.
 func (g *Guest) Plug(d *Disk) {
 	g.t.Helper()
 	loop := filepath.Join("/sys/block", filepath.Base(d.Loop))

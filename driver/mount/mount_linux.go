@@ -86,7 +86,7 @@ func madeOf(path string) string {
 }
 
 // NodeMark is the mount attribute by which the driver recognizes its bind mounts of device nodes.
-// Nobody else sets it on a node, because it affects only directories.
+// Nobody else sets it on a device node, because it affects only directories.
 const NodeMark = unix.MOUNT_ATTR_NODIRATIME
 
 // Made reports whether a mount has the driver's mark: NodeMark for a device node, or madeOf's
@@ -174,8 +174,8 @@ func kernelMessages(fs int, o volume.MountOptions) string {
 	return ": " + csierr.OutputTail(strings.Join(messages, "; "))
 }
 
-// Clone makes a detached copy of the mount at path, as for a bind mount. path may be a device node,
-// for a raw block volume. Clone does not follow a symbolic link in the last element of path.
+// Clone makes a detached copy of the mount at path, which may be a device node. It does not follow
+// a symbolic link in the last element of path.
 func Clone(path, fsType string) (*Mount, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path,
 		unix.OPEN_TREE_CLONE|unix.O_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)

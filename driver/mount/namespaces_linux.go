@@ -177,8 +177,7 @@ func (m Found) String() string {
 	return fmt.Sprintf("%.500q in the mount namespace of process %s", m.Mountpoint, process)
 }
 
-// Process names a process that sees the mount, or is empty for a mount in the driver's own
-// namespace.
+// Process names a process that sees the mount; "" if it is in the driver's own namespace.
 func (m Found) Process() string {
 	if m.view.pid == 0 {
 		return ""
@@ -274,8 +273,7 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 	}
 	named := false
 	if m.FSType == volume.Btrfs && !IsNode(m) {
-		// Do not open another volume's mount: that would keep it busy for a moment, and could hang if its
-		// disk does.
+		// Do not open another volume's mount: that would keep it busy, and could hang with its disk.
 		major, minor, err := blockdev.NumberAt(m.Source)
 		named = err == nil
 		if named && (major != d.Major || minor != d.Minor) ||
@@ -333,8 +331,7 @@ func (t Table) byID() map[int]*mountinfo.Info {
 	return mounts
 }
 
-// parent returns the mount on which m is mounted. It returns nil for the root mount, and if the
-// parent is outside of the process's root directory.
+// parent returns nil for the root mount and for a parent outside of the process's root directory.
 func (v view) parent(m *mountinfo.Info) *mountinfo.Info {
 	if m.Parent == m.ID {
 		return nil

@@ -305,8 +305,7 @@ const (
 	btrfsForget  = 0x50009405 // _IOW(0x94, 5, struct btrfs_ioctl_vol_args)
 )
 
-// btrfsControl is the number of the kernel's control device for btrfs: BTRFS_MINOR of
-// include/linux/miscdevice.h.
+// btrfsControl is BTRFS_MINOR of include/linux/miscdevice.h.
 var btrfsControl = int(unix.Mkdev(10, 234))
 
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
@@ -332,8 +331,7 @@ type BtrfsMember struct {
 	path string    // of the device when it was mounted or scanned last
 }
 
-// BtrfsDevice returns the device of the btrfs that the open directory is in. A filesystem with
-// several devices is an error, because a volume has one device.
+// BtrfsDevice returns the device of the btrfs that the open directory is in; several are an error.
 func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 	var info [1024]byte // max_id, num_devices, fsid[16], …
 	if err := blockdev.Ioctl(int(root.Fd()), btrfsFSInfo, unsafe.Pointer(&info)); err != nil {

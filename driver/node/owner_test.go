@@ -121,8 +121,7 @@ func TestUnpublishAndUnstageFailIfTheRecordNamesAnotherDisk(t *testing.T) {
 	v.down("pod")
 }
 
-// replaced gives the volume's device another serial, as if the volume's disk were gone and another
-// disk had got its number and name. It returns a volume on the other disk.
+// replaced gives the volume's device number and name to another disk, and returns a volume on it.
 func (v testVolume) replaced(serial, fsType string) testVolume {
 	v.guest.t.Helper()
 	v.guest.Unplug(v.disk)

@@ -353,8 +353,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	return removeTarget(target)
 }
 
-// unmountTarget unmounts the layers at the target. It flushes a raw device first, because the last
-// writes of its workload may still be in the kernel's cache.
+// unmountTarget first flushes a raw device, because its last writes may be in the kernel's cache.
 func (v heldVolume) unmountTarget(ctx context.Context, target string, layers []stagedDisk) (
 	err error) {
 	top := layers[len(layers)-1]
@@ -420,8 +419,7 @@ func endReadOnly(device *blockdev.OpenDevice) error {
 	return nil
 }
 
-// removeTarget removes the directory or file that NodePublishVolume made, if it is empty. It never
-// removes a tree: if something is still mounted there, the tree is a user's data.
+// removeTarget removes no tree: if something is still mounted there, the tree is a user's data.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	switch {
@@ -549,8 +547,7 @@ func goneToo(host blockdev.Host, records []volumeRecord) string {
 	return ""
 }
 
-// mountedDisk returns the disk that is mounted, or the zero device if the instance no longer has
-// it.
+// mountedDisk returns the zero device if the instance no longer has the disk.
 func (v heldVolume) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.Device, error) {
 	node, deleted := mount.NodeRoot(m)
 	if !node && !volume.IsFilesystem(m.FSType) {
@@ -558,7 +555,7 @@ func (v heldVolume) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockd
 			"it is left alone", m.Mountpoint, m.FSType)
 	}
 	if deleted {
-		return blockdev.Device{}, nil // the number of a node that is gone may be another disk's by now
+		return blockdev.Device{}, nil // the number of a device node that is gone may be another disk's by now
 	}
 	host := v.node.host()
 	known, _ := v.record.load()

@@ -52,9 +52,8 @@ type volumeRecord struct {
 // asKnown makes save keep the recorded value of Covers, for calls that do not read the filesystem.
 const asKnown = -1
 
-// recordStore contains one record for each volume that this node has staged or published and not
-// yet unstaged. Records only make answers stricter: without one, a call relies on the kernel's
-// mount tables alone. So it does no harm if a record is lost or invalid.
+// recordStore contains a record for each volume from its stage or publish to its unstage. Records
+// only make answers stricter: without one, a call relies on the kernel's mount tables alone.
 type recordStore struct {
 	dir      string // empty means that records are kept in memory only
 	instance string
@@ -234,8 +233,7 @@ func (s *recordStore) all() []volumeRecord {
 	return all
 }
 
-// delete deletes the record of a volume that is gone from this node. If that fails, the record only
-// makes a later answer stricter, so the failure is only logged.
+// delete only logs a failure: a record that stays only makes a later answer stricter.
 func (s storedRecord) delete() {
 	s.mu.Lock()
 	delete(s.kept, s.volume)

@@ -47,8 +47,7 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stage keeps the device open from the first check to the mount, so that no other disk can get its
-// number.
+// stage keeps the device open to the mount, so that no other disk can get its number.
 func (v *nodeVolume) stage(ctx context.Context) error {
 	found, err := v.node.host().Await(ctx, v.serial(),
 		cmp.Or(v.node.DeviceTimeout, defaultDeviceTimeout))

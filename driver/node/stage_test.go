@@ -546,8 +546,7 @@ func (v testVolume) unpublishRequest(target string) *csi.NodeUnpublishVolumeRequ
 	return &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: v.guest.path(target)}
 }
 
-// Each method below makes its call with a new Service, so no call relies on the memory of an
-// earlier one.
+// Each method below makes its call with a new Service, as after a restart.
 
 func (v testVolume) ask(request proto.Message) error {
 	return csitest.Call(v.guest.t.Context(), v.guest.node(), request)

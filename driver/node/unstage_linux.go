@@ -50,7 +50,7 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 type stagedDisk struct {
 	blockdev.Device                 // the zero device where it is no longer there
 	layer           *mountinfo.Info // its mount at the staging path; nil if it is known from a record
-	raw             bool            // workloads may have its node
+	raw             bool            // workloads may have its device node
 	journal         bool            // it was a healthy ext, mounted for writing, until this call
 }
 
@@ -329,9 +329,8 @@ type heldVolume struct {
 	flight flight.Call
 }
 
-// hold locks the volume against other processes of the driver until unlock. Every call that changes
-// a volume on this node has the lock from its beginning to its end. So no call returns OK while
-// another process is in the middle of a change.
+// hold locks the volume against other processes of the driver until unlock, so that no call returns
+// OK while another process is in the middle of a change.
 func (n *Service) hold(ctx context.Context, volumeID string) (heldVolume, error) {
 	lock, err := n.host().Lock(ctx, "the volume "+recordKey(volumeID))
 	return heldVolume{node: n, id: volumeID, lock: lock, record: n.records().of(volumeID),
