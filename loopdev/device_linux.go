@@ -466,7 +466,6 @@ func Available() error {
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
 	// openOrMake creates a missing device node, so these errors mean that the loop driver is missing.
-	// driver.
 	if isAny(err, absent...) {
 		return nil, fmt.Errorf("the kernel has no loop driver; load it: modprobe loop (%w)", err)
 	}

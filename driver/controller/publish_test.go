@@ -187,7 +187,7 @@ func TestPublishRefusesASecondDiskWithTheSameSerial(t *testing.T) { // CP-12
 	}.after(alone, free, mine).try(t, publishRequest(), nil)
 }
 
-func TestPublishRefusesAnotherUseOfTheDisk(t *testing.T) {
+func TestPublishKeepsFilesystemAndRawBlockDisksApart(t *testing.T) {
 	const fs, block, both = volume.UseFilesystem, volume.UseBlock, volume.UseBoth
 	redName := volume.DiskName("red", "pvc-1") // of a disk that belongs to a former id of the cluster
 	for _, test := range []struct {
@@ -424,7 +424,7 @@ func TestUnpublishWithoutANodeDetachesFromAnyInstance(t *testing.T) { // CU-2
 	}.try(t, unpublishAnywhereStep, nil)
 }
 
-func TestCallsReturnBeforeTheirDeadlineDuringATransition(t *testing.T) { // CP-15, CU-10
+func TestCallsReturnBeforeTheirDeadlineWhileADiskChangesState(t *testing.T) { // CP-15, CU-10
 	for _, test := range []struct {
 		request proto.Message
 		lines   script

@@ -168,7 +168,7 @@ func TestARawTargetDoesNotFollowAReusedDeviceNumber(t *testing.T) {
 	})
 }
 
-func TestPublishRefusesAStagingPathWithAnotherMount(t *testing.T) { // NP-5
+func TestPublishRefusesAStagingPathWithoutTheVolume(t *testing.T) { // NP-5
 	for name, cover := range map[string]func(t *testing.T, v, other testVolume){
 		"a directory of the root disk": func(t *testing.T, v, _ testVolume) {
 			must(t, unix.Unmount(v.staging(), 0))

@@ -555,7 +555,7 @@ func (v heldVolume) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockd
 			"it is left alone", m.Mountpoint, m.FSType)
 	}
 	if deleted {
-		return blockdev.Device{}, nil // the number of a device node that is gone may be another disk's by now
+		return blockdev.Device{}, nil // by now another disk may have the removed node's number
 	}
 	host := v.node.host()
 	known, _ := v.record.load()
