@@ -481,7 +481,6 @@ func address(field *string, local bool) func(string) error {
 	}
 }
 
-// startFields returns the fields of the first log line. A node's line does not name a rack.
 func (c *Config) startFields() []any {
 	fields := []any{"version", Version(), "mode", string(c.Mode)}
 	if u, err := url.Parse(c.Host); err == nil && c.Mode.controller() {

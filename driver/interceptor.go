@@ -224,7 +224,6 @@ var fieldLimits = map[protoreflect.Name]int{
 	"starting_token": 0, "mount_flags": 0, "node_id": 256,
 }
 
-// checkLimits enforces CSI's limits in every field of a request, at any depth.
 func checkLimits(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	if message, ok := req.(proto.Message); ok {

@@ -110,7 +110,6 @@ func kindOf(kind string, labels []string) string {
 	return kind + " {" + strings.Join(labels, ",") + "}"
 }
 
-// assembled makes a plugin with the mode, whose rack reports a token that expires.
 func assembled(t *testing.T, mode string) *plugin {
 	t.Helper()
 	url := racktest.At(t, func(w http.ResponseWriter, r *http.Request) {

@@ -25,7 +25,6 @@ import (
 // canaryToken is the driver's token. No pattern recognizes it.
 const canaryToken = "tweetytweety-without-a-prefix"
 
-// canaryObjects is kubectl's output for a PersistentVolume with the token in its name and message.
 const canaryObjects = `{"kind":"List","items":[{"kind":"PersistentVolume",` +
 	`"metadata":{"name":"pv-` + canaryToken + `"},"spec":{"csi":{"driver":"` + volume.DriverName +
 	`","volumeHandle":"` + racktest.Disk + `"}},"status":{"phase":"Failed","message":"no ` +

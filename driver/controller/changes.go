@@ -148,7 +148,6 @@ func mayCome(c change) error {
 		"may still do so; repeat the call", c.text())
 }
 
-// learn adds the id of a created object to the open creation with the same name.
 func (l *changes) learn(created change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -330,7 +330,6 @@ func snapshotAnswer(s *oxide.Snapshot) *csi.Snapshot {
 	}
 }
 
-// snapshotSpec is a parsed CreateSnapshot request.
 type snapshotSpec struct {
 	*Service
 	Name  string // from the CO

@@ -254,7 +254,6 @@ func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error
 	return readyDisk(ctx, v.Rack, disk)
 }
 
-// readyDisk waits until the rack has finished creating a disk for another request.
 func readyDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk) (*oxide.Disk, error) {
 	disk, err := awaitDisk(ctx, client, disk, oxide.DiskStateStateCreating)
 	switch {
@@ -377,8 +376,8 @@ func volumeContext(d *oxide.Disk) map[string]string {
 }
 
 // publishContext returns what the node has to know about the disk: what the rack shows, and the
-// origin and use in the ownership tag of any cluster. If the tag has no use, the context has both
-// uses, because the node refuses a raw publication without a use. If the tag has no origin, the
+// origin and use in the ownership tag of any cluster. If the tag has no use, the context allows
+// both, because the node refuses a raw publication without a use. If the tag has no origin, the
 // node reads the whole disk before it formats it.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
@@ -419,8 +418,8 @@ func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 }
 
 // useProblem returns why a disk does not fit these capabilities, or "". A workload's bytes on a raw
-// device may look blank, or like a filesystem of the driver, and the disk's cluster formats it
-// after reading only a sample. So every cluster must keep to the disk's use.
+// device may look blank, or like a filesystem of the driver. The disk's cluster reads only a sample
+// before it formats, so every cluster must keep to the use in the tag.
 func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	m, ok := rack.DiskTag(d)
 	if use := useOf(wanted); !ok || m.Use == "" || m.Use == volume.UseBoth || m.Use == use {

@@ -15,7 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// volumeSpec is a parsed CreateVolume request.
 type volumeSpec struct {
 	*Service
 	Name       string // from the CO

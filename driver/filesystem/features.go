@@ -46,7 +46,6 @@ func (sb Superblock) chosenFeatures() []string {
 // The driver mounts a filesystem only if no part of it is on another device and these tables
 // contain all of its features: an unknown feature may make a kernel or a tool write to other disks.
 
-// featureWord describes a superblock field in which each bit is a feature.
 type featureWord struct {
 	Field     string
 	At, Bytes int

@@ -203,10 +203,10 @@ func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 	return d.identify(made[0], v)
 }
 
-// finishFormat does the last steps of a format that was cut off just before them: it gives the
-// btrfs the volume's UUID and erases the records. The caller has found records of this volume, and
-// no errors in the btrfs. Left on the disk, the records would make later calls repeat the check,
-// and format the disk again if the check failed.
+// finishFormat completes a format that was cut off before its last steps: it gives the btrfs the
+// volume's UUID and erases the records. The caller has found records of this volume, and no errors
+// in the btrfs. With the records on the disk, later calls would repeat the check, and format the
+// disk again if the check failed.
 //
 // If mkfs or the driver was killed, its last writes may be in the kernel's cache only. So
 // finishFormat syncs the disk before it erases the records.

@@ -240,7 +240,6 @@ var xfsMagics = [][]byte{
 	{0xFE, 0xED, 0xBA, 0xBE}, {0, 0, 0, 1},
 }
 
-// xfsTrace reports whether mkfs.xfs, or the growth of this xfs, may have written the sector b.
 func (m traces) xfsTrace(b []byte) bool {
 	list := false
 	for sector := range slices.Chunk(b, 512) {
@@ -270,7 +269,6 @@ func xfsUnlogged(sector []byte) bool {
 	return !ok || nonZero(sector[at:at+8]) < 0
 }
 
-// btrfsTrace reports whether mkfs.btrfs or a growth may have written the sector.
 func (m traces) btrfsTrace(sector []byte, at int64) (bool, error) {
 	if m.btrfsHeader(sector) ||
 		btrfsSuper(sector, at) && (m.Mkfs && btrfsMaybeFresh(sector) ||

@@ -290,7 +290,6 @@ type rangeScan struct {
 	found atomic.Int64 // offset of the first unexpected byte so far, or to
 }
 
-// run reads chunks until all chunks before the lowest unexpected byte are read.
 func (s *rangeScan) run(ctx context.Context) error {
 	buf := blockdev.Aligned(chunkBytes)
 	for {

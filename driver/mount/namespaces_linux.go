@@ -41,9 +41,9 @@ func newView(pid int, table Table, unread bool) view {
 // Views are the mount tables of all visible mount namespaces, the driver's own first.
 type Views []view
 
-// Limits for reading other namespaces. Any user can create namespaces with many mounts, many root
-// directories and long paths. While the driver has a table open, its namespace and the mounts in it
-// stay, so tableTime is shorter than the time that an unstage waits for a device's release.
+// Limits for reading other mount namespaces. Any user can create namespaces with many mounts, many
+// root directories and long paths. While the driver has a table open, its namespace and the mounts
+// in it stay, so tableTime is shorter than the time that an unstage waits for a device's release.
 const (
 	maxRoots      = 4        // root directories of one namespace
 	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths
@@ -202,7 +202,7 @@ func Describe[T any](all []T) string {
 	return strings.Join(words, ", ")
 }
 
-// Of lists the mounts of a disk in all namespaces: those of the filesystem on d, those of d's
+// Of lists the mounts of a disk in all mount namespaces: those of the filesystem on d, those of d's
 // device node, and those of the filesystem that layer mounts, even if its device is gone. d may be
 // the zero device, and layer may be nil.
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
@@ -385,7 +385,7 @@ func (vs Views) receivers(group string) map[string]bool {
 	return groups
 }
 
-// Elsewhere returns those of the mounts that stay when the driver unmounts its own.
+// Elsewhere returns those of the mounts that stay when the driver unmounts own.
 //
 // If kubelet and the driver's container share a directory, both have a copy of a mount there. When
 // the driver unmounts, the kernel unmounts kubelet's copy, too, so the copy is not a user of the
@@ -414,9 +414,9 @@ func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 }
 
 // AwaitNone waits until find returns no mounts. If some stay, its error lists them. It does not
-// wait for a mount in the driver's own namespace, because that is a publication, which stays until
-// it is unpublished. A mount in another namespace may end soon, as when a container starts. unread
-// names the processes whose namespaces may have further mounts.
+// wait for a mount in the driver's own namespace, which is a publication and stays until it is
+// unpublished. A mount in another namespace may end soon, as when a container starts. unread names
+// the processes whose namespaces may have further mounts.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	find func(Views) []Found) (unread string, err error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,

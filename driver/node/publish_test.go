@@ -255,7 +255,6 @@ func TestUnpublishUnmountsTheVolumeAndRemovesTheTarget(t *testing.T) { // D-36, 
 	must(t, v.unstage())
 }
 
-// breakExt makes an ext4 report an error, after which the kernel makes it read-only.
 func breakExt(t *testing.T, v testVolume) {
 	t.Helper()
 	guesttest.Run(t, "mount", "-o", "remount,errors=remount-ro", v.staging())

@@ -114,7 +114,6 @@ func recordFile(volumeID string) string {
 	return hex.EncodeToString(sum[:]) + recordSuffix
 }
 
-// storedRecord gives access to the record of one volume, which may have none.
 type storedRecord struct {
 	*recordStore
 	id     string // the volume's id as in the request

@@ -156,7 +156,7 @@ func (v *nodeVolume) recall(err error) error {
 
 // stagedAt returns the mount at the staging path, or nil, and the mount table. If the filesystem
 // there has failed or lost its disk, and no workload uses it any more, stagedAt unmounts it, so
-// that the volume can be staged again without a person.
+// that the volume can be staged again.
 func (v heldVolume) stagedAt(path string) (*mountinfo.Info, mount.Table, error) {
 	table, err := mount.ReadTable()
 	if err != nil {

@@ -46,7 +46,6 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// stagedDisk is a disk of a volume that is being unstaged.
 type stagedDisk struct {
 	blockdev.Device                 // the zero device where it is no longer there
 	layer           *mountinfo.Info // its mount at the staging path; nil if it is known from a record
