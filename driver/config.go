@@ -304,7 +304,7 @@ func text(field *string) func(string) error {
 	}
 }
 
-// either returns a set function that accepts the two words in words. The word yes sets the field.
+// either returns a set function that accepts the two words in words. The one in yes sets the field.
 func either(field *bool, yes, words string) func(string) error {
 	return func(value string) error {
 		if !slices.Contains(strings.Split(words, " or "), value) {

@@ -77,10 +77,10 @@ func (d Device) Sync() error {
 	return nil
 }
 
-// Cut disconnects the device from its file while the device is in use, as a person pulls out a
+// Cut disconnects the device from its file while the device is in use, as if a person pulled out a
 // drive. From then on the device has size 0: reads and writes fail and do not reach the file.
 // Requests that have begun are finished first, and acknowledged writes stay in the file. The device
-// exists until Detach was called and the last user has closed the device.
+// exists until Detach was called and the last user has closed it.
 //
 // Cut sets an offset beyond the end of any file. It does not change the backing file, because the
 // kernel allows this only for read-only devices.
@@ -102,10 +102,10 @@ func (d Device) Cut() error {
 // cutOffset is larger than any file. Its sum with the size of any device does not overflow.
 const cutOffset = 1 << 62
 
-// with calls do with the open device if it still has d's attachment. While the descriptor is open,
-// the attachment cannot change, because the kernel releases the file only at the last close.
-// Opening for reading is enough for root's ioctls, and a kernel may refuse to open a mounted device
-// for writing.
+// with opens the device and passes it to do, if it still has d's attachment. While the descriptor
+// is open, the attachment cannot change, because the kernel releases the file only at the last
+// close. Opening for reading is enough for root's ioctls, and a kernel may refuse to open a mounted
+// device for writing.
 func (d Device) with(do func(*os.File) error) error {
 	// Check before the open, which would create a removed device again.
 	if held, err := d.attached(); err != nil || !held {

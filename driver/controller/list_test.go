@@ -246,7 +246,8 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	}.try(t, &csi.GetCapacityRequest{}, nil)
 }
 
-// longRack answers with pages of the requested length, or of most items if that is less and not 0.
+// longRack is a rack with pages of the requested length, or shorter if most limits them (0: no
+// limit).
 type longRack struct {
 	project string
 	most    int

@@ -30,7 +30,7 @@ const (
 
 const elsewhere = "attached " + racktest.OtherInstance
 
-// alone answers that the instance has no disks. together answers the volume's disk and others.
+// The exchange alone lists no disks, and together lists the volume's disk and others.
 var alone = listing()
 
 func together(others ...string) exchange {

@@ -188,8 +188,9 @@ type edit = func(map[string]any)
 
 func tagged(tag volume.Tag) edit { return with("description", tag.Description()) }
 
-// shown answers a read of the volume's disk by its id, and named a read by its name. snap and
-// snapNamed do this for the snapshot. instance answers for the instance, listing for its disks.
+// The function shown answers a read of the volume's disk by its id, and named a read by its name.
+// snap and snapNamed do this for the snapshot. instance answers for the instance, listing for its
+// disks.
 func shown(state string, edits ...edit) exchange {
 	return reply(viewDisk, diskOf(state, edits...))
 }

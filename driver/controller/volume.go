@@ -200,8 +200,8 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	return v.unlessThere(ctx, rack.Error(ctx, doing, err))
 }
 
-// unlessThere returns the disk if an earlier call has created it, and otherwise the final error
-// why. After a final error the CO would forget an existing disk.
+// unlessThere returns the disk if an earlier call has created it, and otherwise the error in why.
+// After a final error the CO would forget an existing disk.
 func (v volumeSpec) unlessThere(ctx context.Context, why error) (*oxide.Disk, error) {
 	if _, err := v.Rack.LookAtWorld(ctx); err != nil {
 		return nil, retryLater(why)

@@ -187,8 +187,8 @@ func extDirectory(b []byte) bool {
 	return empty || names
 }
 
-// extDescriptors reports whether b may be part of a table of group descriptors of size bytes, in
-// which no group has more than most directories.
+// extDescriptors reports whether b may be part of a table of group descriptors of size bytes. The
+// parameter most limits the directories of a group.
 func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	for d := range slices.Chunk(b, size) {

@@ -291,7 +291,7 @@ func unmount(path string) error {
 	return nil
 }
 
-// UnmountAll unmounts up to layers mounts at path, and fails if path still has a mount afterwards.
+// UnmountAll unmounts as many mounts at path as layers says, and fails if path still has one.
 func UnmountAll(path string, layers int) error {
 	var err error
 	for range layers {

@@ -44,7 +44,7 @@ func mounts(t *testing.T, d *blockdev.OpenDevice, fsType string) {
 	must(t, m.Close())
 }
 
-func TestTheMountTableShowsTheDriversSource(t *testing.T) {
+func TestTheSourceOfAMountIsTheMarkedDevicePath(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)

@@ -385,7 +385,7 @@ func (vs Views) receivers(group string) map[string]bool {
 	return groups
 }
 
-// Elsewhere returns those of the mounts that stay when the driver unmounts own.
+// Elsewhere returns those of the mounts that stay when the driver unmounts the mounts in own.
 //
 // If kubelet and the driver's container share a directory, both have a copy of a mount there. When
 // the driver unmounts, the kernel unmounts kubelet's copy, too, so the copy is not a user of the

@@ -284,7 +284,7 @@ const ActivitySeconds = 60
 // Activity counts the operations of one second, including those that fail or hang.
 type Activity struct{ Reads, Writes, Flushes int }
 
-// second counts the operations in the second that began at the Unix time at.
+// second counts the operations of one second. at is its Unix time.
 type second struct {
 	at int64
 	Activity
