@@ -210,8 +210,8 @@ func ReadNames(dir string) ([]string, error) {
 // kernelSysfs is the machine's own sysfs, with all devices. A guest view shows only some of them.
 const kernelSysfs = "/sys"
 
-// loopWait limits how long the kernel may take to report the file below a loop device. The kernel
-// asks the file's filesystem, whose server may not answer.
+// loopWait limits how long the kernel may take to report the file below a loop device. The file may
+// be on a network filesystem whose server does not answer.
 const loopWait = time.Second
 
 // CheckLoops fails if a loop device uses the device or a partition of it, directly or through other

@@ -187,7 +187,7 @@ func (t Table) Paths() string {
 // diskNode matches the root, in mountinfo, of a bind mount of a disk's device node.
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
-// NodeRoot reports whether a mount is of a disk's device node, and whether that was deleted.
+// NodeRoot reports whether a mount is of a disk's device node, and whether it was deleted.
 func NodeRoot(m *mountinfo.Info) (node, deleted bool) {
 	node = diskNode.MatchString(m.Root)
 	return node, node && nodePath(m) != m.Root

@@ -518,7 +518,7 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 
 // ofVolume reports whether the driver may treat a mount of disk d as the volume's: a record names
 // the disk, or the mount has the driver's mark. d is the zero device if the disk is gone. A device
-// scan may replace the mark of a btrfs, so a btrfs needs none if d is gone or the driver made it.
+// scan may replace the mark of a btrfs, so a btrfs needs no mark if d is gone or the driver made d.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 	node, _ := mount.NodeRoot(m)
 	isDisk := node || d.Path != "" || mount.IsDiskPath(m.Source)
