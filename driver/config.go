@@ -43,8 +43,7 @@ func (m Mode) node() bool { return m != ModeController }
 type Config struct {
 	Mode     Mode
 	Endpoint string // unix:///absolute/path.sock
-	// LivenessEndpoint is a second socket. Its Probe succeeds as long as the process works; empty
-	// means that there is no such socket.
+	// LivenessEndpoint is a second socket, whose Probe succeeds while the process works; may be empty.
 	LivenessEndpoint string
 
 	Host      string
@@ -81,13 +80,11 @@ type Config struct {
 
 type setting struct {
 	flag, env, preset, usage string
-	// set parses and stores a value, which is not empty and has no surrounding whitespace. Its error
-	// states what was expected, never the value.
+	// set parses and stores a value without surrounding whitespace. Its error never has the value.
 	set func(value string) error
 }
 
-// settings returns all settings, whose set functions write to this configuration. The token has no
-// flag, because the process list shows arguments to everybody.
+// The token has no flag, because the process list shows arguments to everybody.
 func (c *Config) settings() []setting {
 	return []setting{
 		{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", c.setMode},
@@ -151,8 +148,7 @@ func (s setting) name() string {
 	return s.env + " (--" + s.flag + ")"
 }
 
-// value returns the flag's value if the flag is given, and otherwise the variable's; empty means
-// not set. It trims whitespace, because the value of a Secret often ends with a newline.
+// value trims whitespace, because the value of a Secret often ends with a newline.
 func (s setting) value(flags map[string]string, getenv func(string) string) string {
 	value, given := flags[s.flag]
 	if s.flag == "" || !given {
@@ -223,7 +219,7 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 	return values, nil
 }
 
-// flagProblem returns the error's text. For an error that may quote a value it returns fixed text.
+// flagProblem returns fixed text for an error that may quote a value.
 func flagProblem(err error) string {
 	for _, harmless := range []string{"flag provided but not defined: ", "flag needs an argument: "} {
 		if strings.HasPrefix(err.Error(), harmless) {
@@ -308,7 +304,7 @@ func text(field *string) func(string) error {
 	}
 }
 
-// either returns a set function that accepts the two words in words. The word yes sets the field.
+// either returns a set function that accepts the two words in words. The one in yes sets the field.
 func either(field *bool, yes, words string) func(string) error {
 	return func(value string) error {
 		if !slices.Contains(strings.Split(words, " or "), value) {
@@ -392,7 +388,6 @@ func (c *Config) rackWarnings() []string {
 	return warnings
 }
 
-// thisMachine reports whether a host is localhost or a loopback address. It resolves no names.
 func thisMachine(host string) bool {
 	ip := net.ParseIP(host)
 	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
@@ -440,7 +435,6 @@ func (c *Config) setTopology(value string) (err error) {
 	return err
 }
 
-// setTopologyKey returns a set function that adds a key to all locations; if none, it makes one.
 func (c *Config) setTopologyKey(name string) func(string) error {
 	return func(value string) error {
 		if len(c.Topology) == 0 {
@@ -455,7 +449,6 @@ func (c *Config) setTopologyKey(name string) func(string) error {
 	}
 }
 
-// nodeTopology returns the topology of the node that runs on the instance.
 func (c *Config) nodeTopology(instance string) map[string]string {
 	segments := map[string]string{}
 	for _, location := range c.Topology {
@@ -488,7 +481,6 @@ func address(field *string, local bool) func(string) error {
 	}
 }
 
-// startFields returns the fields of the first log line. A node's line does not name a rack.
 func (c *Config) startFields() []any {
 	fields := []any{"version", Version(), "mode", string(c.Mode)}
 	if u, err := url.Parse(c.Host); err == nil && c.Mode.controller() {

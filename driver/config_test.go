@@ -246,7 +246,6 @@ func TestTheDocumentationListsEverySetting(t *testing.T) { // B-37
 	}
 }
 
-// FuzzConfig checks that the error for an invalid configuration is one line and shows no value.
 func FuzzConfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		env := csitest.Pairs(strings.ReplaceAll(text, "%", canary))

@@ -36,16 +36,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// How often the controller checks whether the rack accepts it, how soon it repeats a failed check,
-// and how long a check may take.
 const (
 	rackCheckInterval   = time.Minute
 	rackRecheckInterval = 5 * time.Second
 	rackCheckTimeout    = 10 * time.Second
 )
 
-// rackHealth checks in the background whether the rack accepts the token and shows the project. So
-// Probe need not wait for the rack.
+// rackHealth checks the rack in the background, so that Probe need not wait for it.
 type rackHealth struct {
 	Rack   *rack.Client
 	Tokens *rack.TokenSource // nil: no token file to check
@@ -61,7 +58,6 @@ type rackHealth struct {
 	askedExpiry time.Time
 }
 
-// rackKnown contains the results of the checks.
 type rackKnown struct {
 	checked bool
 	fault   error
@@ -83,8 +79,7 @@ func (h *rackHealth) now() rackKnown {
 
 const expiryInterval = time.Hour
 
-// readExpiry reads, at most once an hour, when the first of the user's tokens expires. If the rack
-// does not report that, readExpiry only logs an error.
+// readExpiry reads rackKnown.expires at most once an hour. It only logs errors.
 func (h *rackHealth) readExpiry(ctx context.Context) {
 	if time.Since(h.askedExpiry) < expiryInterval {
 		return
@@ -209,8 +204,7 @@ func (h *rackHealth) report(ctx context.Context, err, fault error) {
 	h.known.reported = told
 }
 
-// healthFault returns an error if a person has to repair what made a check fail, and nil if the
-// rack cannot be reached.
+// healthFault returns an error only for causes that a person has to repair, not for an outage.
 func healthFault(err error) error {
 	switch reason := csierr.ReasonOf(err); reason {
 	case csierr.TokenRejected, csierr.RoleMissing, csierr.ProjectChanged:
@@ -260,11 +254,8 @@ func (i *identityService) GetPluginInfo(context.Context, *csi.GetPluginInfoReque
 	return &csi.GetPluginInfoResponse{Name: volume.DriverName, VendorVersion: Version()}, nil
 }
 
-// GetPluginCapabilities lists what the plugin as a whole supports. CSI wants the same answer from
-// every process, so a node lists CONTROLLER_SERVICE too.
-//
-// Group snapshots, snapshot metadata and expansion are missing because the rack does not support
-// them.
+// GetPluginCapabilities lists what the plugin as a whole supports: CSI wants the same answer from
+// every process. A rack supports no group snapshots, no snapshot metadata and no expansion.
 func (i *identityService) GetPluginCapabilities(context.Context,
 	*csi.GetPluginCapabilitiesRequest) (
 	*csi.GetPluginCapabilitiesResponse, error) {
@@ -302,8 +293,7 @@ func (i *identityService) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(ready)}, nil
 }
 
-// metrics are the driver's Prometheus metrics, which docs/metrics.md lists. They are always
-// collected, and served only at MetricsAddress.
+// metrics are the driver's Prometheus metrics, which docs/metrics.md lists.
 type metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.HistogramVec
@@ -315,8 +305,7 @@ type metrics struct {
 	apiVersion *prometheus.GaugeVec
 }
 
-// durations are the buckets of the histograms, in seconds: from the fastest calls of a node to the
-// longest timeouts of an orchestrator.
+// durations are the buckets of the histograms, in seconds.
 var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
 
 func newMetrics() *metrics {
@@ -369,8 +358,7 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return answer, err
 }
 
-// knownStatuses lists the HTTP statuses of a rack and of common proxies. All others are counted as
-// one, because a server could send any number of different statuses.
+// knownStatuses limits the metric's series: a server could send any number of statuses.
 var knownStatuses = []int{200, 201, 202, 204, 400, 401, 403, 404, 408, 409, 410, 429, 499, 500, 501,
 	502, 503, 504, 507}
 
@@ -433,7 +421,6 @@ func gauge(name, help string, value float64) prometheus.Metric {
 
 func (m *metrics) change(e flight.Entry) { m.changes.WithLabelValues(string(e.Event)).Inc() }
 
-// listenPages listens for HTTP at a Unix socket or a TCP port.
 func listenPages(address string) (net.Listener, error) {
 	if strings.HasPrefix(address, "unix:") {
 		return listenEndpoint(address)

@@ -32,8 +32,7 @@ import (
 )
 
 // interceptors returns the interceptors of every call, outermost first. The log and the metrics see
-// the final result, even of a panic. The lock is released however the handler ends. The deadline
-// applies to the handler only.
+// the final result, even of a panic. The lock is released however the handler ends.
 func (s *csiServer) interceptors() []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		logCalls(s.Log),
@@ -68,12 +67,10 @@ func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// controllerTimeLimit is the time for a controller call that comes without a deadline. So no
-// goroutine waits for a rack forever.
+// controllerTimeLimit is the deadline of a controller call that comes without one.
 const controllerTimeLimit = 2 * time.Minute
 
-// limitTime sets a deadline for controller calls that have none. Node calls run to their end,
-// because mkfs must not be interrupted.
+// limitTime sets no deadline for node calls, because mkfs must not be interrupted.
 func limitTime(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	if _, ok := ctx.Deadline(); !ok && strings.HasPrefix(info.FullMethod, "/csi.v1.Controller/") {
@@ -104,7 +101,6 @@ func (r flightRecorders) intercept(ctx context.Context, req any, info *grpc.Unar
 	return handler(ctx, req)
 }
 
-// changedBy returns the ids and the path in a request, as fields for the flight recorder.
 func changedBy(req any) flight.Fields {
 	f := flight.Fields{
 		Volume:   cmp.Or(textIn(req, "source_volume_id"), textIn(req, "volume_id")),
@@ -118,7 +114,6 @@ func changedBy(req any) flight.Fields {
 	return f
 }
 
-// textIn returns the text in a field of a request, or "" if the request has no such field.
 func textIn(req any, field protoreflect.Name) string {
 	if message, ok := req.(proto.Message); ok {
 		m := message.ProtoReflect()
@@ -129,8 +124,7 @@ func textIn(req any, field protoreflect.Name) string {
 	return ""
 }
 
-// logCalls logs one line when a call ends. At debug level it also logs the request and the
-// response, without secrets and mount flags.
+// logCalls logs requests and responses at debug level only, without secrets and mount flags.
 func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	var calls atomic.Int64
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
@@ -154,7 +148,6 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// levelOf returns a low level for frequent calls that only read, and a high level for failures.
 func levelOf(method string, err error) slog.Level {
 	asking := method == "Probe" || strings.Contains(method, "Get") ||
 		strings.Contains(method, "List") || strings.HasPrefix(method, "Validate")
@@ -171,7 +164,6 @@ func levelOf(method string, err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// objects returns the ids and names in a request, by which people search the log.
 func objects(req any) []slog.Attr {
 	var attrs []slog.Attr
 	for _, f := range []struct{ key, field string }{{"name", "name"}, {"volume", "volume_id"},
@@ -232,7 +224,6 @@ var fieldLimits = map[protoreflect.Name]int{
 	"starting_token": 0, "mount_flags": 0, "node_id": 256,
 }
 
-// checkLimits enforces CSI's limits in every field of a request, at any depth.
 func checkLimits(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	if message, ok := req.(proto.Message); ok {
@@ -330,8 +321,7 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 		"done")
 }
 
-// lockKey returns a key for the object that a call changes, or "" for a read-only call. The key
-// contains an object's name in a create call, and its id in other calls.
+// lockKey returns a key for the object that a call changes, or "" if the call only reads.
 func lockKey(req any) string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
@@ -400,7 +390,6 @@ func (h *hidden) add(token string) {
 	h.starts = regexp.MustCompile(strings.Join(starts, "|"))
 }
 
-// beginning returns the prefix by which a word is recognized.
 func beginning(word string) string {
 	for n := range word {
 		if n >= minPrefix {
@@ -485,8 +474,7 @@ func (h *hidden) attribute(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// intercept redacts the tokens in an error's text. It keeps the reason, which is a constant of the
-// driver.
+// intercept redacts the tokens in an error's text, but not in its reason, which is a constant.
 func (h *hidden) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	answer, err := handler(ctx, req)

@@ -7,9 +7,7 @@
 //
 // Each RPC only parses its request, does its work, and builds its response. Interceptors log
 // without secrets, count, recover panics, enforce CSI's field limits and admit one call at a time
-// for each object (interceptor.go). Package csierr defines the reasons of errors and their gRPC
-// codes, and package volume the names and ids of the orchestrator and of the rack. Package rack
-// validates the rack's responses.
+// for each object.
 package driver
 
 import (
@@ -64,7 +62,6 @@ func Main(ctx context.Context, args []string, getenv func(string) string,
 	return status
 }
 
-// invocation contains a program's arguments, its environment and its output files.
 type invocation struct {
 	args           []string
 	getenv         func(string) string
@@ -126,8 +123,7 @@ func Version() string {
 	return info.Main.Version
 }
 
-// subcommand describes a command for operators, such as audit. It has some of the plugin's
-// settings, and flags of its own.
+// subcommand describes a command for operators, such as audit.
 type subcommand struct {
 	name, about string
 	settings    []string // the names of their variables
@@ -137,9 +133,8 @@ type subcommand struct {
 var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_PROJECT",
 	"OXIDE_CLUSTER_ID", "OXIDE_CA_FILE"}
 
-// parse parses the arguments and the environment into the settings and the command's own flags. It
-// returns the operands, which may be mixed with the flags. With --help it writes the help text and
-// returns flag.ErrHelp.
+// parse returns the operands, which may be mixed with the flags. With --help it writes the help
+// text and returns flag.ErrHelp.
 func (s subcommand) parse(in invocation, c *Config, own func(*flag.FlagSet)) (operands []string,
 	err error) {
 	flags := flag.NewFlagSet(s.name, flag.ContinueOnError)
@@ -332,8 +327,7 @@ func diagnose(ctx context.Context, c Config, o doctor.Options, out io.Writer, se
 }
 
 // writeNew writes a new file that only its owner can read. It refuses a path that exists, because
-// an existing file keeps its mode and may be open in other processes. With an empty path it does
-// nothing.
+// an existing file keeps its mode and may be open in other processes.
 func writeNew(flag, path string, secrets *hidden, write func(io.Writer) error) error {
 	if path == "" {
 		return nil
@@ -439,7 +433,6 @@ func runReady(ctx context.Context, in invocation) (status int, err error) {
 	return 0, ready(ctx, c.Endpoint)
 }
 
-// ready asks the plugin at an endpoint whether it can work, and returns the reason if it cannot.
 func ready(ctx context.Context, endpoint string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()

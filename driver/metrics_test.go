@@ -25,7 +25,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// TestTheDocumentationListsTheMetricsOfEachProcess compares docs/metrics.md with the registries.
 func TestTheDocumentationListsTheMetricsOfEachProcess(t *testing.T) {
 	page := csitest.Got(os.ReadFile("../docs/metrics.md"))(t)
 	onPage := map[string]string{}
@@ -53,8 +52,7 @@ func TestTheDocumentationListsTheMetricsOfEachProcess(t *testing.T) {
 	}
 }
 
-// registered returns the type and labels of each metric that a process with the mode registers.
-// First it makes a call and a rack check, so that every metric has a sample.
+// registered makes a call and a rack check first, so that every metric has a sample.
 func registered(t *testing.T, mode string) map[string]string {
 	t.Helper()
 	p := assembled(t, mode)
@@ -112,7 +110,6 @@ func kindOf(kind string, labels []string) string {
 	return kind + " {" + strings.Join(labels, ",") + "}"
 }
 
-// assembled makes a plugin with the mode, whose rack reports a token that expires.
 func assembled(t *testing.T, mode string) *plugin {
 	t.Helper()
 	url := racktest.At(t, func(w http.ResponseWriter, r *http.Request) {

@@ -38,8 +38,7 @@ type csiServer struct {
 	flight  flightRecorders
 }
 
-// serve serves until ctx ends. Then it accepts no new calls, waits for the calls in progress,
-// removes the socket and returns nil.
+// serve serves until ctx ends. Then it waits for the calls in progress and removes the socket.
 func (s *csiServer) serve(ctx context.Context, listener net.Listener) error {
 	server := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(s.interceptors()...),
@@ -258,7 +257,6 @@ func (p *plugin) waiting() string {
 		p.hidden.text(csierr.Message(why))
 }
 
-// serve runs the CSI server, the other servers and the rack checks until all of them have ended.
 func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt net.Listener) error {
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var work async.Group

@@ -85,7 +85,6 @@ func (o oddController) CreateVolume(context.Context, *csi.CreateVolumeRequest) (
 	return &csi.CreateVolumeResponse{}, o.create()
 }
 
-// serveCreate serves a CreateVolume that runs work, and returns a function that calls CreateVolume.
 func serveCreate(t *testing.T, work func() error) (*served, func(ctx context.Context,
 	name string) error) {
 	t.Helper()
@@ -95,7 +94,6 @@ func serveCreate(t *testing.T, work func() error) (*served, func(ctx context.Con
 	}
 }
 
-// inBackground makes a call in a goroutine, and returns a channel with its result.
 func inBackground(call func() error) <-chan error {
 	result := make(chan error, 1)
 	go func() { result <- call() }()
@@ -197,8 +195,6 @@ func TestASilentClientDoesNotDelayTheShutdown(t *testing.T) { // B-29
 	}
 }
 
-// TestEveryMessageIsRedacted fills the secrets and mount flags of every CSI message and checks that
-// the log shows neither.
 func TestEveryMessageIsRedacted(t *testing.T) { // B-15
 	messages := 0
 	for i := range csi.File_csi_proto.Messages().Len() {

@@ -308,7 +308,6 @@ type running struct {
 	stop     func()
 }
 
-// run starts a plugin, whose stop function ends it and checks that it has removed its sockets.
 func run(t *testing.T, args []string, env map[string]string) *running {
 	t.Helper()
 	dir := shortDir(t)
@@ -368,7 +367,6 @@ var (
 	away     = racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
 )
 
-// begin runs the rack checks in a goroutine. end stops them and waits for the last one.
 func begin(t *testing.T, h *rackHealth) (end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -446,7 +444,6 @@ func TestProbeAndLogReportTheStateOfTheRack(t *testing.T) { // PR-1, PR-2, PR-3,
 	}
 }
 
-// awaitHealth waits until a check finds the rack in order. If fine is false, it waits for a fault.
 func awaitHealth(t *testing.T, h *rackHealth, fine bool) {
 	t.Helper()
 	csitest.Await(t, fmt.Sprint("the rack is in order: ", fine), func() bool {
@@ -473,7 +470,6 @@ func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
 	}
 }
 
-// Once the operator has corrected the token or its role, the process needs no restart.
 func TestARefusedProcessChecksAgainByItself(t *testing.T) { // D-63
 	rack := moody(badToken)
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))

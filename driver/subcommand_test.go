@@ -25,7 +25,6 @@ import (
 // canaryToken is the driver's token. No pattern recognizes it.
 const canaryToken = "tweetytweety-without-a-prefix"
 
-// canaryObjects is kubectl's output for a PersistentVolume with the token in its name and message.
 const canaryObjects = `{"kind":"List","items":[{"kind":"PersistentVolume",` +
 	`"metadata":{"name":"pv-` + canaryToken + `"},"spec":{"csi":{"driver":"` + volume.DriverName +
 	`","volumeHandle":"` + racktest.Disk + `"}},"status":{"phase":"Failed","message":"no ` +
@@ -45,7 +44,6 @@ func echoingRack(t *testing.T) string {
 	})
 }
 
-// command runs oxide-csi-plugin with an environment and arguments.
 func command(t *testing.T, env map[string]string, args ...string) (status int, out, errs string) {
 	t.Helper()
 	var toOut, toErr bytes.Buffer

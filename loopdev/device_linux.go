@@ -53,9 +53,8 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes the device if it refuses discards, because with this number Linux would
-// keep the refusal for the next attachment. The device stays if another process already uses it
-// again.
+// leaveDiscards removes a device that refuses discards, because with this number Linux would keep
+// the refusal for the next attachment. It stays if another process already uses it again.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil
@@ -78,10 +77,10 @@ func (d Device) Sync() error {
 	return nil
 }
 
-// Cut disconnects the device from its file while the device is in use, as a person pulls out a
+// Cut disconnects the device from its file while the device is in use, as if a person pulled out a
 // drive. From then on the device has size 0: reads and writes fail and do not reach the file.
 // Requests that have begun are finished first, and acknowledged writes stay in the file. The device
-// exists until Detach was called and the last user has closed the device.
+// exists until Detach was called and the last user has closed it.
 //
 // Cut sets an offset beyond the end of any file. It does not change the backing file, because the
 // kernel allows this only for read-only devices.
@@ -103,12 +102,12 @@ func (d Device) Cut() error {
 // cutOffset is larger than any file. Its sum with the size of any device does not overflow.
 const cutOffset = 1 << 62
 
-// with opens the device, and calls the function do if the device still has d's attachment. While
-// the descriptor is open, the attachment cannot change, because the kernel releases the file only
-// at the last close. Opening for reading is enough for root's ioctls, and a kernel may refuse to
-// open a mounted device for writing.
+// with opens the device and passes it to do, if it still has d's attachment. While the descriptor
+// is open, the attachment cannot change, because the kernel releases the file only at the last
+// close. Opening for reading is enough for root's ioctls, and a kernel may refuse to open a mounted
+// device for writing.
 func (d Device) with(do func(*os.File) error) error {
-	// Check before the open: to open the node of a removed device would create the device again.
+	// Check before the open, which would create a removed device again.
 	if held, err := d.attached(); err != nil || !held {
 		return cmp.Or(err, ErrGone)
 	}
@@ -125,11 +124,9 @@ func (d Device) with(do func(*os.File) error) error {
 	return do(f)
 }
 
-// attached reports whether the device still has d's attachment.
 func (d Device) attached() (bool, error) {
 	sys := sysDir(d.Number)
-	// When the kernel releases the file, it removes sys/loop. Each attachment has a sequence number of
-	// its own.
+	// The kernel removes sys/loop with the attachment. Each attachment has its own sequence number.
 	_, err := os.Stat(sys + "/loop/backing_file")
 	var seq uint64
 	if err == nil {
@@ -141,7 +138,6 @@ func (d Device) attached() (bool, error) {
 	return seq == d.Sequence, err
 }
 
-// wait returns after the duration, or with ctx's error if ctx ends first.
 func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -306,9 +302,8 @@ func (d Device) limitRequests(file *os.File) error {
 
 func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
 
-// free returns the number of a device that was free a moment ago. Without Config.First, this is the
-// kernel's lowest free number. Otherwise it is the first free number from *from on, and free adds
-// the device.
+// free returns the number of a device that was free a moment ago: the kernel's lowest or, with
+// Config.First, the first from *from on, which it adds.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
 		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
@@ -377,7 +372,6 @@ func describe(number int) (d Device, err error) {
 	return d.fill(f)
 }
 
-// identify returns a device with its number, path and device number.
 func identify(number int) (Device, error) {
 	d := Device{Number: number, Path: fmt.Sprintf("/dev/loop%d", number)}
 	b, err := os.ReadFile(sysDir(number) + "/dev")
@@ -390,7 +384,6 @@ func identify(number int) (Device, error) {
 	return d, nil
 }
 
-// fill adds the fields of the attachment. f is the device, which stays open during the call.
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
@@ -472,14 +465,13 @@ func Available() error {
 
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
-	// openOrMake creates a missing node. So these errors mean that the kernel has no loop driver.
+	// openOrMake creates a missing device node, so these errors mean that the loop driver is missing.
 	if isAny(err, absent...) {
 		return nil, fmt.Errorf("the kernel has no loop driver; load it: modprobe loop (%w)", err)
 	}
 	return f, err
 }
 
-// openNode opens a loop device's node, and checks that it has the device's number.
 func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 	f, err := openOrMake(path, unix.S_IFBLK, major, minor, flag)
 	if err != nil {
@@ -512,7 +504,6 @@ func openOrMake(path string, kind, major, minor uint32, flag int) (*os.File, err
 	return os.OpenFile(path, flag, 0)
 }
 
-// explain adds advice to a permission error.
 func explain(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("%w (loop devices need root with CAP_SYS_ADMIN, "+

@@ -105,8 +105,7 @@ func Ended(owner string) (bool, error) {
 // DetachLeft releases every device whose [Config.Owner] names a process that has ended (see
 // [Process]), and returns these devices. First it unmounts them in this mount namespace. It leaves
 // devices of living processes and of other PID namespaces alone. As in [Device.Detach], the error
-// is [ErrBusy] if a device is still in use, for example by a mount in another namespace. The kernel
-// then releases the device when its last user closes it.
+// is [ErrBusy] if a device is still in use, for example by a mount in another mount namespace.
 //
 // An orphaned device does not show its owner. DetachLeft takes the name of its file for the owner,
 // so a process that serves files should name them [Process], ".", and any text.
@@ -134,7 +133,6 @@ func DetachLeft(ctx context.Context) ([]Device, error) {
 	return left, errors.Join(errs...)
 }
 
-// unmount unmounts everything that is mounted from the device in this mount namespace.
 func (d Device) unmount() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -157,17 +155,16 @@ func (d Device) sourceOf(m *mountinfo.Info) bool {
 }
 
 // DetachBelow releases every device whose file is below dir, and returns these devices. It
-// identifies a file by device and inode number, because the path that the kernel reports may be
-// valid only in a container. Call DetachBelow before you remove the files, because it finds no
-// devices of removed files. As in [Device.Detach], the error is [ErrBusy] if a device is still in
-// use.
+// identifies files by device and inode number, because the path that the kernel reports may be
+// valid only in a container. Call it before you remove the files. As in [Device.Detach], the error
+// is [ErrBusy] if a device is still in use.
 func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	found, err := below(dir)
 	if err != nil {
 		return nil, fmt.Errorf("find the loop devices of the files below %s: %w", dir, err)
 	}
-	// Detach all devices at the same time. One device may have another device's node below dir as its
-	// file, and the kernel releases a device only after all devices that use it.
+	// Detach all devices at the same time: a device node of one may be the file of another, and the
+	// kernel releases a device only after all devices that use it.
 	errs := make([]error, len(found))
 	var all sync.WaitGroup
 	for i, d := range found {
@@ -177,7 +174,6 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	return found, errors.Join(errs...)
 }
 
-// fileID has a file's st_dev and st_ino, which do not depend on the path.
 type fileID struct{ device, inode uint64 }
 
 func below(dir string) ([]Device, error) {

@@ -31,15 +31,14 @@ type Config struct {
 	// BlockSize is the logical block size in bytes, a power of two from 512 to the page size. 0 means
 	// 512.
 	BlockSize int
-	// ReadOnly makes the device refuse writes.
-	ReadOnly bool
+	ReadOnly  bool
 	// SizeLimit makes the device smaller than the file. 0 means the size of the file.
 	SizeLimit int64
 	// NoDiscards makes the device refuse discards. (Linux' loop driver cannot accept discards without
 	// changing the file.) It needs a writable /sys.
 	NoDiscards bool
 	// First is the lowest allowed number of the device; 0 allows every number. Lower numbers stay free
-	// for "losetup -f", and for containers that have nodes only for low numbers.
+	// for "losetup -f", and for containers that have device nodes only for low numbers.
 	First int
 }
 
@@ -48,29 +47,24 @@ type Config struct {
 type Device struct {
 	// Number is the N in loopN.
 	Number int
-	// Path is the path of the device's node, "/dev/loopN".
-	Path string
-	// Major and Minor are the kernel's device number.
+	// Path is the path of the device node, "/dev/loopN".
+	Path         string
 	Major, Minor uint32
 	// Serial is Config.Serial, or the beginning of the file's path if losetup attached the device.
 	Serial string
-	// Owner is Config.Owner.
-	Owner string
+	Owner  string
 	// BackingFile is the file's path as the kernel reports it. If the file was unlinked, the path ends
 	// with " (deleted)".
 	BackingFile string
-	// BackingDevice is the st_dev of the file. The path does not identify the file, because another
-	// mount namespace, or a directory under a mount point, may have the same path.
+	// BackingDevice and BackingInode are the st_dev and st_ino of the file, which identify it in every
+	// mount namespace. Its path does not: another mount namespace, or a directory under a mount point,
+	// may have the same path.
 	BackingDevice uint64
-	// BackingInode is the st_ino of the file. Together with BackingDevice it identifies the file in
-	// every mount namespace.
-	BackingInode uint64
-	// BackingNumber is the st_rdev of the file, if the file is the node of a block device.
+	BackingInode  uint64
+	// BackingNumber is the st_rdev of the file, if the file is a block device node.
 	BackingNumber uint64
-	// BlockSize is the logical block size in bytes.
-	BlockSize int
-	// ReadOnly reports whether the device refuses writes.
-	ReadOnly bool
+	BlockSize     int
+	ReadOnly      bool
 	// SizeBytes is the size that the device had when this package read it.
 	SizeBytes int64
 	// Releasing reports whether the kernel releases the device when its last user closes it.
@@ -83,14 +77,13 @@ type Device struct {
 	Sequence uint64
 }
 
-// On reports whether d's file is a node of the loop device other, at any path. A kubelet attaches a
-// loop device to the node of each raw block volume.
+// On reports whether d's file is a device node of the loop device other, at any path. A kubelet
+// attaches a loop device to the device node of each raw block volume.
 func (d Device) On(other Device) bool {
 	return d.BackingNumber != 0 && d.BackingNumber == unix.Mkdev(other.Major, other.Minor)
 }
 
-// ErrBusy means that a mount, an open file or another block device still uses the device. The
-// kernel will release the device when the last user closes it.
+// ErrBusy means that a mount, an open file or another block device still uses the device.
 var ErrBusy = errors.New("the loop device is still held")
 
 // ErrGone means that the attachment of a [Device] has ended. The device may now be free, or

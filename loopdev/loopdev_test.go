@@ -30,7 +30,6 @@ import (
 
 const mib = 1 << 20
 
-// newFile makes a sparse file, and detaches the file's devices at the end of the test.
 func newFile(t *testing.T, size int64) string {
 	t.Helper()
 	looptest.NeedRoot(t)
@@ -40,7 +39,6 @@ func newFile(t *testing.T, size int64) string {
 	return path
 }
 
-// releaseBelow detaches the loop devices of files below dir, and returns their number.
 func releaseBelow(t *testing.T, dir string) int {
 	t.Helper()
 	devices, err := loopdev.DetachBelow(context.Background(), dir)
@@ -95,7 +93,7 @@ func TestAReusedDeviceNumberAcceptsDiscards(t *testing.T) {
 		t.Error("a device with NoDiscards accepts a discard")
 	}
 	looptest.Must(t, first.Detach(t.Context()))
-	_ = os.Remove(first.Path) // the kernel removes no node that another program has made
+	_ = os.Remove(first.Path) // the kernel removes no device node that another program has made
 	looptest.Must(t, first.Detach(t.Context()))
 	if _, err := os.Stat(first.Path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a second Detach has made a node: %v", err)
@@ -142,8 +140,7 @@ func TestARepeatedDetachKeepsANewAttachment(t *testing.T) {
 	file := newFile(t, mib)
 	old := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
 	looptest.Must(t, old.Detach(t.Context()))
-	// The new attachment has the same file and serial, and may have the same number. Only the sequence
-	// number is certain to differ.
+	// The new attachment has the same file and serial. Only its sequence number is certain to differ.
 	current := attach(t, loopdev.Config{Path: file, Serial: old.Serial})
 	stale := current
 	stale.Sequence = old.Sequence
@@ -188,7 +185,6 @@ func TestListCreatesAMissingDeviceNode(t *testing.T) {
 	looptest.Must(t, d.Detach(t.Context()))
 }
 
-// serveAs attaches a device to a file that this process serves. The function end stops the server.
 func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev.Device,
 	end func() error) {
 	t.Helper()
@@ -202,7 +198,6 @@ func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev
 	return served, end
 }
 
-// orphaned fails the test if List does not report the device as orphaned.
 func orphaned(t *testing.T, d loopdev.Device) {
 	t.Helper()
 	all, err := loopdev.List()
@@ -323,7 +318,6 @@ func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
 	}
 }
 
-// leave attaches a device for this process, prints its serial and path, and waits to be killed.
 func leave(t *testing.T, file string) {
 	d := attach(t, loopdev.Config{Path: file, Serial: serial(t), Owner: loopdev.Process()})
 	looptest.Got(os.Stdout.WriteString(d.Serial + " " + d.Path + "\n"))(t)
@@ -331,7 +325,6 @@ func leave(t *testing.T, file string) {
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
-// detachLeft returns the serials of the devices that DetachLeft finds. It only logs errors.
 func detachLeft(t *testing.T) (serials []string) {
 	t.Helper()
 	left, err := loopdev.DetachLeft(context.Background())
@@ -372,7 +365,6 @@ func attachIn(t *testing.T, dir string) loopdev.Device {
 	return attach(t, loopdev.Config{Path: path, Serial: serial(t)})
 }
 
-// attachNode creates a node of the loop device lower, and attaches a loop device to this node.
 func attachNode(t *testing.T, dir string, lower loopdev.Device) (upper loopdev.Device) {
 	t.Helper()
 	node := filepath.Join(dir, "node")

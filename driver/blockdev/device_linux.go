@@ -24,7 +24,6 @@ import (
 // SysfsSectorBytes is the unit of /sys/block/*/size, which does not depend on the block size.
 const SysfsSectorBytes = 512
 
-// errNoNode reports that sysfs lists a device, but the device directory has no node of it yet.
 var errNoNode = errors.New("no device node")
 
 // multipathLeg matches the names of the hidden devices that the kernel adds for the paths to an
@@ -38,8 +37,7 @@ type Device struct {
 	Serial       string
 	Major, Minor uint32
 	SizeBytes    int64
-	// DiskSeq is the kernel's sequence number of the disk, which no later disk gets. It is 0 if the
-	// kernel does not report it.
+	// DiskSeq is a number that the kernel gives to no later disk; 0 on kernels before 5.15.
 	DiskSeq uint64
 }
 
@@ -185,7 +183,6 @@ func (h Host) read(name string) (Device, error) {
 		return Device{}, fmt.Errorf("invalid size: %d sectors", sectors)
 	}
 	d.SizeBytes = int64(sectors) * SysfsSectorBytes
-	// Kernels before 5.15 have no diskseq. A missing file counts as 0.
 	if d.DiskSeq, err = readNumber(filepath.Join(dir, "diskseq")); errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
@@ -251,14 +248,13 @@ func (d *OpenDevice) diskstats() Counters {
 	return parseDiskstats(b, d.Major, d.Minor)
 }
 
-// descriptorPath returns a path by which this process can open the device again. The device's own
-// path may lead to another disk by now.
+// descriptorPath returns a path of the open device. Device.Path may lead to another disk by now.
 func (d *OpenDevice) descriptorPath() string {
 	return filepath.Join("/proc/self/fd", strconv.Itoa(d.descriptor()))
 }
 
-// Root makes a tmpfs that contains only a node of the device, at the device's own path, and opens
-// the root directory of the tmpfs.
+// Root makes a tmpfs that contains only a device node of d, at the path d.Path, and opens its root
+// directory.
 //
 // The kernel mounts a device by its path and shows the path in the mount table, where programs look
 // it up. In /dev the path may lead to another disk by now. For a thread with this root directory it

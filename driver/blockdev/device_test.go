@@ -31,7 +31,7 @@ func TestHostFindsADeviceByItsSerial(t *testing.T) {
 		if len(all) != 3 {
 			t.Fatalf("listed %+v", all)
 		}
-		// Await finds the device, and fails only because the device has no node.
+		// Await finds the device, and fails only because there is no device node.
 		_, err = host.Await(t.Context(), "csi-0123456789abcdef", time.Millisecond)
 		if err == nil || !strings.Contains(err.Error(), "nvme5n1") {
 			t.Fatal(err)
@@ -126,9 +126,8 @@ func TestReopenSurvivesCloseAndRename(t *testing.T) {
 	}
 }
 
-// Between fork and exec a child process has copies of all descriptors, and a process that reads
-// /proc/PID/fd keeps each file open for a moment. After WithExclusive no such copy may keep the
-// device in use, because the mkfs that follows would find it busy.
+// A copy of the descriptor (see awaitCopies) would keep the device in use, and the mkfs that
+// follows would find it busy.
 func TestTheDeviceIsFreeAfterAnExclusiveOpen(t *testing.T) {
 	_, device := openDisk(t, 64*guesttest.MiB)
 	over := make(chan struct{})
@@ -193,8 +192,6 @@ func TestAHangingLoopDeviceCountsAsAUserOfSharedDisksOnly(t *testing.T) {
 	csitest.Await(t, "the loop device answers", func() bool { return d.CheckLoops() == nil })
 }
 
-// FuzzParseSerial checks that parseSerial removes only padding, and that more padding does not
-// change the result.
 func FuzzParseSerial(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := parseSerial(b)
@@ -212,8 +209,6 @@ func FuzzParseSerial(f *testing.F) {
 	})
 }
 
-// FuzzDiskSerial checks that two disks have the same serial only if their names begin with the same
-// 20 bytes, and that parseSerial returns the serial from the bytes that a rack's disk shows.
 func FuzzDiskSerial(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b string) {
 		one, other := volume.Serial(a), volume.Serial(b)
@@ -234,7 +229,6 @@ func FuzzDiskSerial(f *testing.F) {
 	})
 }
 
-// FuzzParseNumber checks that ParseNumber accepts only major:minor and returns both numbers.
 func FuzzParseNumber(f *testing.F) {
 	form := regexp.MustCompile(`^\s*\+?0*(\d+):\+?0*(\d+)\s*$`)
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -1,16 +1,13 @@
 // Package blockdev finds the disks of this instance and opens them safely.
 //
-// A Host finds a Device in a sysfs and a device directory, by the serial number that the rack gives
-// to a disk. If two devices have the serial, the Host returns an error and chooses neither. An
-// OpenDevice has a descriptor, so the kernel cannot give the device's number to another disk. Open
-// and Reverify compare the descriptor with what sysfs reports, including the diskseq that the
-// kernel gives to each disk it adds. TryExclusive and WithExclusive fail while the kernel uses the
-// device. AwaitNoWriters fails while a process has it open for writing, and OpenLocked fails while
-// another process of the driver works on it.
+// A Host finds a Device by the serial number that the rack gives to a disk. If two devices have the
+// serial, it returns an error and chooses neither. While an OpenDevice is open, the kernel cannot
+// give its number to another disk. TryExclusive and WithExclusive fail while the kernel uses the
+// device, AwaitNoWriters while a process has it open for writing, and OpenLocked while another
+// process of the driver works on it.
 //
-// The package reads and writes bytes at the offsets that its caller gives, and does not interpret
-// them. It imports neither CSI nor the rack's client, because a node needs no token. Everything
-// except the type Counters needs Linux.
+// The package does not interpret the bytes of a disk. It imports neither CSI nor the rack's client,
+// because a node needs no token. Everything except the type Counters needs Linux.
 package blockdev
 
 import (
@@ -18,9 +15,8 @@ import (
 	"strconv"
 )
 
-// Counters contains how many sectors of a device were read, written and discarded since the kernel
-// added the device, by all its users. A flush is a write request without sectors, so it does not
-// count.
+// Counters contains how many sectors of a device all its users have read, written and discarded
+// since the kernel added it. A flush does not count.
 type Counters struct {
 	ReadSectors, WrittenSectors, DiscardedSectors uint64
 }

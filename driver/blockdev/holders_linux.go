@@ -54,10 +54,9 @@ func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	return found
 }
 
-// descriptors lists the process's descriptors that have the file open, under any name. A busy node
-// has tens of thousands of descriptors, and the driver reads all of them before it formats, mounts
-// or releases a device. So each costs one system call only, and the call must not wait for the
-// server of a network filesystem.
+// A busy node has tens of thousands of descriptors, and the driver reads all of them before it
+// formats, mounts or releases a device. So descriptors makes one system call for each, and the call
+// must not wait for a network filesystem's server.
 func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -81,8 +80,6 @@ func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found 
 	}
 }
 
-// readDescriptor reads a file in /proc/PID/fdinfo. It reports whether the descriptor was opened for
-// writing, and whether a lock line contains mark; both are false if it cannot read the file.
 func readDescriptor(fdinfo, mark string) (writing, locking bool) {
 	b, err := os.ReadFile(fdinfo)
 	if err != nil {
@@ -99,8 +96,8 @@ func readDescriptor(fdinfo, mark string) (writing, locking bool) {
 	return writing, locking
 }
 
-// CheckWriters fails if a process has a node of the device, or of one of its partitions, open for
-// writing. The kernel permits that even while another process has the device open exclusively.
+// CheckWriters fails if a process has a device node of the disk or of a partition open for writing,
+// which the kernel permits even while the device is open exclusively.
 func (d *OpenDevice) CheckWriters() error {
 	own := numbers(d.Device)
 	writing := slices.DeleteFunc(openers(func(st *unix.Statx_t) bool {
@@ -112,9 +109,8 @@ func (d *OpenDevice) CheckWriters() error {
 	return nil
 }
 
-// AwaitNoWriters waits up to a second until CheckLoops and CheckWriters succeed. Some programs have
-// a device open only for a moment: losetup while it searches for a free device, or a program
-// between fork and exec that has inherited a descriptor.
+// AwaitNoWriters waits up to a second until CheckLoops and CheckWriters succeed, because losetup,
+// or a program between fork and exec, has a device open only for a moment.
 func (d *OpenDevice) AwaitNoWriters() error {
 	for end := time.Now().Add(time.Second); ; <-time.After(10 * time.Millisecond) {
 		err := d.CheckLoops()
@@ -214,14 +210,14 @@ func ReadNames(dir string) ([]string, error) {
 // kernelSysfs is the machine's own sysfs, with all devices. A guest view shows only some of them.
 const kernelSysfs = "/sys"
 
-// loopWait limits how long the kernel may take to report the file below a loop device. The kernel
-// asks the file's filesystem, whose server may not answer.
+// loopWait limits how long the kernel may take to report the file below a loop device. The file may
+// be on a network filesystem whose server does not answer.
 const loopWait = time.Second
 
 // CheckLoops fails if a loop device uses the device or a partition of it, directly or through other
-// loop devices. The kernel itself opens the file below a loop device, and not exclusively. So no
-// search of processes and no exclusive open finds the loop device. One that does not report its
-// file counts as a user only if a workload may have the device's node (Shared).
+// loop devices. The kernel itself has the file of a loop device open, and not exclusively, so
+// neither a search of processes nor an exclusive open finds it. A loop device that does not report
+// its file counts as a user only if a workload may have the device node (Shared).
 func (d *OpenDevice) CheckLoops() error {
 	bound, err := boundLoops()
 	if err != nil {
@@ -270,12 +266,11 @@ func numbers(d Device) map[uint64]string {
 type loop struct {
 	Device
 	file  string // the backing file, as the kernel shows it to this process
-	below uint64 // the number of the device that the backing file is a node of; 0 for another file
+	below uint64 // the device number if the backing file is a device node, else 0
 	err   error  // why below is not known
 }
 
-// describe returns text for an error: the loop device l, the device that l uses (its name is in
-// over), and the users of l.
+// describe returns text for an error. over is the name of the device that l uses.
 func (l loop) describe(h Host, over string) string {
 	words := fmt.Sprintf("%s (over %s by the path %.200q)", l.Name, over, l.file)
 	if at := h.mounted(l.Device); at != "" {
@@ -311,7 +306,6 @@ func boundLoops() ([]loop, error) {
 	return bound, nil
 }
 
-// askLoops calls ask for all loop devices in parallel.
 func askLoops(loops []loop) error {
 	errs := make([]error, len(loops))
 	var all async.Group

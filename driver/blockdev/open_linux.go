@@ -17,26 +17,24 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// OpenDevice is a device with an open descriptor. While the descriptor is open, the kernel cannot
-// give the device's number to another disk.
+// OpenDevice is a device that is open, so the kernel gives its number to no other disk.
 type OpenDevice struct {
 	Device
 	host Host
 	File *os.File
 	lock *os.File // against other processes of the driver; nil unless OpenLocked opened it
-	// Shared reports whether a workload may have, or have had, a node of the device.
+	// Shared reports whether a workload may have, or have had, a device node of the disk.
 	Shared bool
 	// Inherited lists the files that a program inherits to work on the device: File, and the locks,
 	// which the program then keeps if this process dies.
 	Inherited []*os.File
 }
 
-// Open opens the device and verifies that it has the number, size and diskseq that sysfs has
-// reported.
+// Open opens the device and verifies the number, size and diskseq that sysfs has reported.
 func (h Host) Open(device Device) (*OpenDevice, error) { return h.open(device.Path, device) }
 
 func (h Host) open(path string, device Device) (*OpenDevice, error) {
-	// O_NONBLOCK keeps the open from blocking on a node that is not a disk (a tape, a FIFO). With
+	// O_NONBLOCK keeps the open from blocking on a file that is not a disk (a tape, a FIFO). With
 	// O_DIRECT reads come from the device and not from the kernel's page cache.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_DIRECT, 0)
 	if err != nil {
@@ -51,8 +49,7 @@ func (h Host) open(path string, device Device) (*OpenDevice, error) {
 	return d, nil
 }
 
-// Reopen opens the device again, even if its path leads to another disk by now. The new descriptor
-// stays open when d is closed.
+// Reopen opens the device again, even if its path leads to another disk by now.
 func (d *OpenDevice) Reopen() (*OpenDevice, error) {
 	return d.host.open(d.descriptorPath(), d.Device)
 }
@@ -142,8 +139,8 @@ func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 	return err
 }
 
-// awaitCopies waits up to a second until no process has a copy of the descriptor that WithExclusive
-// closed. A child between fork and exec may have one, or a process that reads /proc/PID/fd.
+// awaitCopies waits up to a second until no other process has a copy of the descriptor that
+// WithExclusive closed: a child between fork and exec, or a process that reads /proc/PID/fd.
 func (d *OpenDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		if !csierr.Has(d.TryExclusive(), csierr.DeviceHeld) {
@@ -158,7 +155,6 @@ func (d *OpenDevice) openAgain(flags int) (*os.File, error) {
 	return f, d.notExclusive(csierr.WithoutPath(err))
 }
 
-// notExclusive converts the error of an exclusive open; nil stays nil.
 func (d *OpenDevice) notExclusive(err error) error {
 	if errors.Is(err, unix.EBUSY) {
 		return csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", d.Path, err)
@@ -169,8 +165,7 @@ func (d *OpenDevice) notExclusive(err error) error {
 	return nil
 }
 
-// Read reads exactly n bytes. O_DIRECT requires offset and n to be multiples of the device's block
-// size.
+// Read reads exactly n bytes. O_DIRECT requires multiples of the device's block size.
 func (d *OpenDevice) Read(offset, n int64) ([]byte, error) {
 	b := Aligned(n)
 	if err := d.ReadInto(b, offset); err != nil {
@@ -336,8 +331,7 @@ func Vanished(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }
 
-// Lost reports whether an error comes from a device that no longer answers. Such a device can still
-// be unmounted.
+// Lost reports whether err is from a device that no longer answers, but can still be unmounted.
 func Lost(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
 		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
@@ -391,7 +385,6 @@ func (h Host) Lock(ctx context.Context, key string) (*os.File, error) {
 		"while %s was locked; find the process that removes it", h.Locks, maxOpens, csierr.Plain(key))
 }
 
-// openLocks opens the file of the locks. It creates the file, and its directory, if it is missing.
 func (h Host) openLocks() *os.File {
 	if h.Locks == "" {
 		return nil
@@ -410,8 +403,8 @@ func (h Host) openLocks() *os.File {
 // Programs that are started with Inherited keep the lock. So if the driver dies during a mkfs or an
 // e2fsck, the next driver waits until the program has ended.
 //
-// unshared means that no workload ever gets the raw device. Then only drivers lock the device's
-// node, so OpenLocked locks it, too. That excludes a driver with another lock file.
+// If unshared is set, no workload ever gets the raw device. Then only drivers lock the device node,
+// so OpenLocked locks it, too. That excludes a driver with another lock file.
 //
 // The locks do not exclude other programs. TryExclusive and AwaitNoWriters find those.
 func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*OpenDevice, error) {
@@ -441,7 +434,7 @@ func (d *OpenDevice) Keep(lock *os.File) {
 	}
 }
 
-// flock takes the flock(2) of the device's node, which also keeps udev from probing the device. A
+// flock takes the flock(2) of the device node, which also keeps udev from probing the device. A
 // workload that has the raw device may hold that flock for ever. So without wait, flock tries only
 // once and ignores a failure.
 func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
@@ -453,7 +446,6 @@ func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	return awaitLock(ctx, d.Path, take, func() string { return locker(d.isNode, "FLOCK") })
 }
 
-// awaitLock calls take until it succeeds, at most for lockWait. locker names the lock's owners.
 func awaitLock(ctx context.Context, what string, take func() error, locker func() string) error {
 	backoff := async.Backoff{Pause: 10 * time.Millisecond, Max: 10 * time.Millisecond,
 		End: time.Now().Add(lockWait)}
@@ -477,7 +469,6 @@ func awaitLock(ctx context.Context, what string, take func() error, locker func(
 	}
 }
 
-// locker names the visible processes that have a lock on the file. See openers for isFile and mark.
 func locker(isFile func(*unix.Statx_t) bool, mark string) string {
 	locking := slices.DeleteFunc(openers(isFile, mark), func(o opener) bool { return !o.Locking })
 	if len(locking) == 0 {

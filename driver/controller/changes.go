@@ -63,7 +63,6 @@ func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
 }
 
-// confirmed returns gone, the result of proving a deletion. It confirms the change if gone is nil.
 func (c change) confirmed(ctx context.Context, gone error) error {
 	if gone == nil {
 		c.confirm(ctx, flight.Fields{})
@@ -71,8 +70,6 @@ func (c change) confirmed(ctx context.Context, gone error) error {
 	return gone
 }
 
-// blocks reports whether the change has the same event as like, and the same object, by name or id.
-// If like names an instance, the change's instance must be the same, too.
 func (c change) blocks(like change) bool {
 	return c.event == like.event && (c.id != "" && c.id == like.id ||
 		c.name != "" && c.name == like.name) &&
@@ -89,8 +86,8 @@ type changes struct {
 	held sync.Map
 }
 
-// request calls the function do, which requests the change from the rack, if look is recent enough.
-// It remembers an open change. An error of the oxide client means that the rack refused it.
+// request calls do, which requests the change from the rack, unless look is too old. It remembers
+// the change while it is open. An error of the oxide client means that the rack refused the change.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
 	record := flight.Of(ctx).Begin(ch.event, ch.noted)
@@ -127,8 +124,7 @@ func (l *changes) latest(like change) (latest change, until time.Time) {
 	return latest, until
 }
 
-// await waits until no change that matches like is open. It returns an error if the caller's
-// deadline is earlier. waited reports whether a change was open.
+// await waits until no change that matches like is open. It fails if the deadline is earlier.
 func (l *changes) await(ctx context.Context, like change) (waited bool, err error) {
 	for {
 		late, until := l.latest(like)
@@ -152,7 +148,6 @@ func mayCome(c change) error {
 		"may still do so; repeat the call", c.text())
 }
 
-// learn adds the id of a created object to the open creation with the same name.
 func (l *changes) learn(created change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -209,9 +204,8 @@ func remove[T any](ctx context.Context, l *changes, created change,
 	}
 }
 
-// unlessOpen returns err, the error of a call that requested the change. While the change is open,
-// it returns a retryable error instead. After a final error of a create, for example, the CO would
-// forget the object, and nobody would delete it.
+// unlessOpen returns err, but a retryable error instead while the change is open: after a final
+// error of a create, the CO would forget the object, and nobody would delete it.
 func (l *changes) unlessOpen(ch change, err error) error {
 	if err == nil || csierr.Retryable(err) {
 		return err

@@ -246,8 +246,8 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	}.try(t, &csi.GetCapacityRequest{}, nil)
 }
 
-// longRack lists disks or snapshots in pages of the requested length, like a rack, and counts the
-// requests. If most is not 0, no page has more than most items.
+// longRack is a rack with pages of the requested length, or shorter if most limits them (0: no
+// limit).
 type longRack struct {
 	project string
 	most    int
@@ -346,7 +346,7 @@ func longRackOf(n int, item func(n int) string) (rack *longRack, ids []string) {
 	return rack, ids
 }
 
-// walkList lists all items in pages, each with a new controller, and compares them with want.
+// walkList requests each page from a new controller.
 func walkList(t *testing.T, rack *longRack, call listCall, most int32, want []string) {
 	t.Helper()
 	var all []string

@@ -42,7 +42,6 @@ type attachment struct {
 	Capability *csi.VolumeCapability
 }
 
-// parsePublish parses a request, without calling the rack.
 func (c *Service) parsePublish(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	switch {
 	case req.GetVolumeId() == "":
@@ -85,15 +84,14 @@ func (a attachment) has(disk *oxide.Disk) bool {
 
 // attach attaches the disk. It lists the instance's disks before and after: if the names of two
 // disks begin with the same 20 bytes, the guest shows only one of them (CP-12). The first list
-// avoids a useless attach. The second list shows disks that were attached meanwhile: if two calls
-// attach two such disks at once, the later of their lists contains both, so at most one call
-// returns OK. The disk then stays attached until the CO unpublishes it: a rack also accepts the
-// attach of an attached disk, so the call does not know whether it attached the disk itself.
+// avoids a useless attach. The second finds a disk that was attached meanwhile: if two calls attach
+// two such disks at once, the later list contains both, so at most one call returns OK. The disk
+// then stays attached until the CO unpublishes it, because the call does not know whether it
+// attached the disk itself.
 //
-// Right before the attach it reads the disk, and requests no attach if another instance has the
-// disk. A rack refuses such a request (A34), but a faulty rack could take the disk from a running
-// workload. Only the rack can refuse if another instance gets the disk between the read and the
-// attach.
+// Right before the attach it reads the disk, and requests no attach if another instance has it. A
+// rack refuses such a request (A34), but a faulty rack could take the disk from a running workload.
+// Only the rack can refuse if another instance gets the disk between the read and the attach.
 func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if _, err := a.changes.await(ctx, a.detached()); err != nil {
 		return nil, err
@@ -214,10 +212,9 @@ func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide
 	return disk, a.checkPlace("attach disk", disk)
 }
 
-// resolveAttach reads the disk to find out whether the rack made an attach that it did not clearly
-// answer. If the rack shows the disk as attached, it does not request a second attach, which could
-// disturb a device that the instance already has. If the instance lacks the device, the node
-// returns DeviceNotFound.
+// resolveAttach finds out whether the rack made an attach that it did not clearly answer. If the
+// disk is attached, it requests no second attach, which could disturb a device that the instance
+// already has. If the instance lacks the device, the node returns DeviceNotFound.
 func (a attachment) resolveAttach(ctx context.Context, before neighbours, why error) (*oxide.Disk,
 	error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -238,9 +235,9 @@ func (a attachment) resolveAttach(ctx context.Context, before neighbours, why er
 	return disk, a.stateProblem(disk)
 }
 
-// explainRefusedAttach derives the reason of the rack's refusal from the disk's state. If that
-// state allows an attach, it uses the instance's state. If the disk is attached as requested by
-// now, it returns the disk. If the instance's disks have changed meanwhile, the error is retryable.
+// explainRefusedAttach derives the reason of the refusal from the disk's state or, if that allows
+// an attach, from the instance's. It returns the disk if that is attached as requested by now. If
+// the instance's disks have changed meanwhile, the error is retryable.
 func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours, why error) (
 	*oxide.Disk, error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -273,8 +270,7 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 	return nil, instanceRefusal("attach", disk, instance, why)
 }
 
-// stateProblem returns nil if the disk is attached to this instance, or being attached. Otherwise
-// it returns the reason why the disk, which is not detached, cannot be attached.
+// stateProblem returns why a disk that is not detached cannot be attached; nil if a already has it.
 func (a attachment) stateProblem(disk *oxide.Disk) error {
 	switch state := disk.State.State(); {
 	case state == oxide.DiskStateStateDetaching:
@@ -291,8 +287,7 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 	return diskBusy(disk)
 }
 
-// check returns why the disk must not be attached or used: it is not the disk that the request
-// describes, or it shares its serial number with another disk of the instance.
+// check returns why the disk must not be attached or used.
 func (a attachment) check(disk *oxide.Disk, n neighbours) error {
 	switch {
 	case a.DiskName != "" && a.DiskName != string(disk.Name):
@@ -314,8 +309,7 @@ func (a attachment) check(disk *oxide.Disk, n neighbours) error {
 		"detach that one", rack.DiskText(disk), rack.DiskText(twin), a.Instance, volume.SerialBytes)
 }
 
-// neighbours contains the disks of an instance: Own is the disk that is being published, or nil if
-// the instance does not have it, and Others are the rest.
+// neighbours contains the disks of an instance. Own is the disk to publish, or nil.
 type neighbours struct {
 	Own    *oxide.Disk
 	Others []oxide.Disk
@@ -345,8 +339,7 @@ func (n neighbours) differ(before neighbours) bool {
 	return !maps.Equal(ids(n.Others), ids(before.Others))
 }
 
-// twin returns another disk of the instance whose name begins with the same 20 bytes as name, or
-// nil: the guest would show only one of the two.
+// twin returns another disk whose name begins with the same 20 bytes as name, or nil.
 func (n neighbours) twin(name string) *oxide.Disk {
 	for i := range n.Others {
 		if volume.Serial(string(n.Others[i].Name)) == volume.Serial(name) {
@@ -418,11 +411,9 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	}
 }
 
-// lookAndDetach reads the disk, and detaches it if the attachment's instance has it. If the
-// attachment names no instance, it detaches the disk from the instance that has it. It requests no
-// detach from another instance. A rack ignores such a request (A37), but a faulty rack could take
-// the disk from another instance's running workload. Only the rack can refuse if the disk moves
-// between the read and the detach.
+// lookAndDetach requests no detach from an instance other than a.Instance, if that is set. A rack
+// ignores such a request (A37), but a faulty rack could take the disk from another instance's
+// running workload. Only the rack can refuse if the disk moves between the read and the detach.
 func (a attachment) lookAndDetach(ctx context.Context) error {
 	look := rack.Looking()
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -514,8 +505,7 @@ func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (
 	return disk, err
 }
 
-// confirmDetached verifies that the instance does not have the disk. It then marks an earlier
-// detach without a known outcome as made in the flight recorder.
+// confirmDetached also marks an earlier, unanswered detach as made in the flight recorder.
 func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error {
 	err := a.checkDetached(ctx, disk)
 	if err == nil {
@@ -557,8 +547,7 @@ func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	return nil
 }
 
-// explainRefusedDetach derives the reason of the rack's refusal from the state of disk and
-// instance. It returns no error if the disk is gone or another instance has it.
+// explainRefusedDetach returns no error if the disk is gone or another instance has it.
 func (a attachment) explainRefusedDetach(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
 	switch {

@@ -30,7 +30,7 @@ const (
 
 const elsewhere = "attached " + racktest.OtherInstance
 
-// alone answers that the instance has no disks. together answers the volume's disk and others.
+// The exchange alone lists no disks, and together lists the volume's disk and others.
 var alone = listing()
 
 func together(others ...string) exchange {
@@ -187,7 +187,7 @@ func TestPublishRefusesASecondDiskWithTheSameSerial(t *testing.T) { // CP-12
 	}.after(alone, free, mine).try(t, publishRequest(), nil)
 }
 
-func TestPublishRefusesAFilesystemOnABlockDiskAndTheReverse(t *testing.T) {
+func TestPublishKeepsFilesystemAndRawBlockDisksApart(t *testing.T) {
 	const fs, block, both = volume.UseFilesystem, volume.UseBlock, volume.UseBoth
 	redName := volume.DiskName("red", "pvc-1") // of a disk that belongs to a former id of the cluster
 	for _, test := range []struct {
@@ -341,7 +341,7 @@ func TestValidateVolumeCapabilitiesChecksTheDisk(t *testing.T) { // VC-2
 	}
 }
 
-// hundred returns 100 disks of the instance, which fill a page. Another page may follow.
+// hundred returns a full page of disks, after which another page may follow.
 func hundred() []string {
 	var disks []string
 	for n := range 100 {
@@ -424,7 +424,7 @@ func TestUnpublishWithoutANodeDetachesFromAnyInstance(t *testing.T) { // CU-2
 	}.try(t, unpublishAnywhereStep, nil)
 }
 
-func TestCallsReturnBeforeTheirDeadlineDuringATransition(t *testing.T) { // CP-15, CU-10
+func TestCallsReturnBeforeTheirDeadlineWhileADiskChangesState(t *testing.T) { // CP-15, CU-10
 	for _, test := range []struct {
 		request proto.Message
 		lines   script

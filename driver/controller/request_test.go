@@ -21,7 +21,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// createRequest, publishRequest and snapshotRequest return complete requests, as a CO sends them.
 func createRequest() *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
 		Name:               "pvc-1",
@@ -41,7 +40,6 @@ func snapshotRequest() *csi.CreateSnapshotRequest {
 	return &csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: racktest.Disk}
 }
 
-// edited sets a field of the request and returns the request.
 func edited[R proto.Message](request R, field protoreflect.Name, value any) R {
 	if message, ok := value.(proto.Message); ok {
 		value = message.ProtoReflect()
@@ -57,7 +55,6 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	}}
 }
 
-// from returns r with the content source. parameter returns a request with one class parameter.
 func from(source *csi.VolumeContentSource, r *csi.CreateVolumeRequest) *csi.CreateVolumeRequest {
 	return edited(r, "volume_content_source", source)
 }
@@ -134,7 +131,6 @@ func TestBadRequestsAndIDsNeverReachTheRack(t *testing.T) { // B-3
 			SourceVolumeId: racktest.Disk, AccessibilityRequirements: &csi.TopologyRequirement{
 				Requisite: csitest.Topologies("rack=a")}},
 			fails(csierr.TopologyInvalid)},
-		// IDs that are not UUIDs.
 		{"delete a volume (DV-2)", &csi.DeleteVolumeRequest{VolumeId: "fake-vol-id"}, ok},
 		{"unpublish a volume (CU-4)", &csi.ControllerUnpublishVolumeRequest{VolumeId: "fake-vol-id",
 			NodeId: racktest.Instance}, ok},
@@ -165,16 +161,15 @@ func TestBadRequestsAndIDsNeverReachTheRack(t *testing.T) { // B-3
 }
 
 var (
-	must, ok     = csitest.Must, csitest.OK
-	fails, coded = csitest.Fails, csitest.Coded
-	unseen       = coded(codes.PermissionDenied, csierr.ProjectNotFound, "OXIDE_PROJECT")
-	with         = racktest.With
-	reply        = racktest.OK
-	numbered     = racktest.Numbered
-	missing      = racktest.NotFound.To // of an object that the rack does not find
-	refusing     = racktest.Refused.To
-	ownName      = volume.DiskName("blue", "pvc-1")
-	// diskOf, snapshotOf and pageOf return bodies of a rack's answers.
+	must, ok                   = csitest.Must, csitest.OK
+	fails, coded               = csitest.Fails, csitest.Coded
+	unseen                     = coded(codes.PermissionDenied, csierr.ProjectNotFound, "OXIDE_PROJECT")
+	with                       = racktest.With
+	reply                      = racktest.OK
+	numbered                   = racktest.Numbered
+	missing                    = racktest.NotFound.To // of an object that the rack does not find
+	refusing                   = racktest.Refused.To
+	ownName                    = volume.DiskName("blue", "pvc-1")
 	diskOf, snapshotOf, pageOf = racktest.DiskOf, racktest.SnapshotOf, racktest.PageOf
 )
 
@@ -183,7 +178,6 @@ type (
 	exchange = racktest.Exchange
 )
 
-// The states of a disk that the instance has.
 const (
 	here      = racktest.AttachedHere
 	attaching = "attaching " + racktest.Instance
@@ -194,8 +188,9 @@ type edit = func(map[string]any)
 
 func tagged(tag volume.Tag) edit { return with("description", tag.Description()) }
 
-// shown answers a read of the volume's disk by its id, and named a read by its name. snap and
-// snapNamed do this for the snapshot. instance answers for the instance, listing for its disks.
+// The function shown answers a read of the volume's disk by its id, and named a read by its name.
+// snap and snapNamed do this for the snapshot. instance answers for the instance, listing for its
+// disks.
 func shown(state string, edits ...edit) exchange {
 	return reply(viewDisk, diskOf(state, edits...))
 }
@@ -225,20 +220,17 @@ var (
 	free, held = shown("detached"), shown(here)
 	// noDisk answers that there is no such disk. gone proves the deletion: between two answers without
 	// the disk the rack still shows the project and the user, so the token sees the project's disks.
-	gone       = script{noDisk, ownProject, ownUser, noDisk}
-	noDisk     = missing(viewDisk)
-	ownProject = reply(racktest.ViewProject, racktest.ProjectOf())
-	ownUser    = reply(racktest.ViewUser, racktest.UserOf(racktest.Silo))
-	noProject  = missing(racktest.ViewProject)
-	// These answer that there is no object with the name or id.
-	noName     = missing(viewName)
-	noSnap     = missing(viewSnap)
-	noSnapName = missing(viewSnapName)
-	noInstance = missing(beside)
-	// noInstances and oneInstance answer a list of the project's instances.
-	noInstances = reply("GET /v1/instances", pageOf(""))
-	oneInstance = reply("GET /v1/instances", pageOf("", racktest.InstanceOf("running")))
-	// These answer a request for a change, or cut the connection instead.
+	gone         = script{noDisk, ownProject, ownUser, noDisk}
+	noDisk       = missing(viewDisk)
+	ownProject   = reply(racktest.ViewProject, racktest.ProjectOf())
+	ownUser      = reply(racktest.ViewUser, racktest.UserOf(racktest.Silo))
+	noProject    = missing(racktest.ViewProject)
+	noName       = missing(viewName)
+	noSnap       = missing(viewSnap)
+	noSnapName   = missing(viewSnapName)
+	noInstance   = missing(beside)
+	noInstances  = reply("GET /v1/instances", pageOf(""))
+	oneInstance  = reply("GET /v1/instances", pageOf("", racktest.InstanceOf("running")))
 	attachingNow = accepted(attach, diskOf(attaching))
 	detachingNow = accepted(detach, diskOf(detaching))
 	attachedNow  = accepted(attach, diskOf(here))
@@ -258,7 +250,6 @@ var (
 	later        = racktest.Error(503, "ServiceNotAvailable", "later")
 )
 
-// scriptedCalls contains calls, the answers of the rack to each, and a check of each call's error.
 type scriptedCalls []struct {
 	name  string
 	lines script
@@ -272,7 +263,7 @@ func (all scriptedCalls) after(lines ...exchange) scriptedCalls {
 	return all
 }
 
-// try makes each call with the request. A call that succeeds must return want, if want is not nil.
+// try compares the response of each call that succeeds with want, unless want is nil.
 func (all scriptedCalls) try(t *testing.T, request, want proto.Message) {
 	t.Helper()
 	for _, s := range all {
@@ -285,7 +276,6 @@ func (all scriptedCalls) try(t *testing.T, request, want proto.Message) {
 	}
 }
 
-// scripted makes a call to a rack that gives these answers.
 func scripted(t *testing.T, request proto.Message, lines ...exchange) error {
 	t.Helper()
 	return csitest.Call(t.Context(), rackThat(t, lines...), request)
@@ -329,7 +319,7 @@ var (
 	deleteSnapshotStep    = &csi.DeleteSnapshotRequest{SnapshotId: racktest.Snapshot}
 )
 
-// Steps of the tests below. Those named …Open fail because of an open change.
+// The steps named …Open fail because of an open change.
 var (
 	publishOK, publishOpen     = step{publishStep, codes.OK}, step{publishStep, codes.Unavailable}
 	unpublishOK, unpublishOpen = step{unpublishStep, codes.OK}, step{unpublishStep, codes.Unavailable}

@@ -22,22 +22,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Service implements CSI's controller service: it creates, attaches, detaches and deletes disks and
-// snapshots through the rack's API. Several controllers may serve one cluster, and each may be
-// killed at any time, because all state is on the rack. A controller only remembers the changes
-// that the rack has not answered (see DefaultLateLimit).
+// Service implements CSI's controller service. Several controllers may serve one cluster, and each
+// may be killed at any time, because all state is on the rack. A controller only remembers the
+// changes that the rack has not answered (see DefaultLateLimit).
 type Service struct {
 	csi.UnimplementedControllerServer
 
 	Rack      *rack.Client
 	ClusterID string            // part of the ownership tags of this cluster; may be empty
 	Topology  []volume.Segments // from where disks can be reached; empty means not declared
-	// TopologyInstance is set if each node's topology contains its instance. Volumes with the
-	// parameter placement=instance need that.
+	// TopologyInstance reports whether a node's topology contains its instance, as volumes with
+	// placement=instance need.
 	TopologyInstance bool
 	MaxDisks         int // the rack's limit per instance; 0 means 12
-	// LateLimit is how long the rack may take to make a change that it did not answer; 0 means
-	// DefaultLateLimit.
+	// LateLimit replaces DefaultLateLimit if it is not 0.
 	LateLimit time.Duration
 	Log       *slog.Logger
 
@@ -87,8 +85,8 @@ func (c *Service) ControllerModifyVolume(context.Context, *csi.ControllerModifyV
 	return nil, csierr.New(csierr.NotSupported, "a disk cannot be changed after it is made")
 }
 
-// ValidateVolumeCapabilities reports whether a disk fits the request. Somebody may have made the
-// disk by hand. If it does not fit, the call succeeds with a message and without a confirmation.
+// ValidateVolumeCapabilities reports whether a disk, which somebody may have made by hand, fits the
+// request. If it does not fit, the call succeeds with a message and without a confirmation.
 func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	id, mismatch, err := validationOf(req)
@@ -112,8 +110,7 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// validationOf parses the request. mismatch is why no disk can fit the request, or "". The caller
-// reports it only for a disk that exists.
+// mismatch is why no disk can fit, or "". The caller reports it only for a disk that exists.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {
@@ -315,8 +312,7 @@ func (c *Service) ControllerGetVolumeHealth(ctx context.Context,
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: volumeHealth(disk)}, nil
 }
 
-// volumeHealth derives a volume's health from its disk's state. Only faulted is a problem: all
-// other states are normal or transitional.
+// volumeHealth reports only faulted as a problem: all other states are normal or transitional.
 func volumeHealth(disk *oxide.Disk) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: disk.Id}
 	if disk.State.State() == oxide.DiskStateStateFaulted {

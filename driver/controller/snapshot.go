@@ -103,8 +103,7 @@ func snapshotIDMissing() error {
 	return csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 }
 
-// create takes the snapshot. It first reads the disk, because the snapshot's tag records properties
-// of the disk that a restore needs.
+// create reads the disk first: the snapshot's tag records properties that a restore needs.
 func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	const doing = "create snapshot"
 	look := rack.Looking()
@@ -146,8 +145,7 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	return s.existing(ctx, err)
 }
 
-// unlessFaulted returns the snapshot that this call has taken. If the snapshot is faulted, it
-// deletes the snapshot and returns an error, because the CO never gets the id.
+// unlessFaulted deletes the new snapshot if it is faulted, because the CO never gets its id.
 func (s snapshotSpec) unlessFaulted(ctx context.Context, made *oxide.Snapshot) (*oxide.Snapshot,
 	error) {
 	if made.State != oxide.SnapshotStateFaulted {
@@ -249,7 +247,6 @@ func (s snapshotSpec) explainRefusal(ctx context.Context, why error) error {
 	return rack.Error(ctx, "create snapshot", why)
 }
 
-// deleteSnapshot deletes a snapshot that was just read, if this driver took it.
 func (c *Service) deleteSnapshot(ctx context.Context, look rack.Look,
 	snapshot *oxide.Snapshot) error {
 	const doing = "delete snapshot"
@@ -288,8 +285,7 @@ func (c *Service) confirmSnapshotGone(ctx context.Context, id oxide.NameOrId) er
 	return snapshotDeleted(id).confirmed(ctx, c.Rack.SnapshotGone(ctx, id))
 }
 
-// matchingSnapshots calls visit with the snapshots that match the request's filters. An unknown id
-// matches no snapshot, which is not an error.
+// An id that is unknown matches no snapshot, which is not an error.
 func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSnapshotsRequest,
 	pages *rack.Pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rack.ID(req.GetSourceVolumeId())
@@ -334,7 +330,6 @@ func snapshotAnswer(s *oxide.Snapshot) *csi.Snapshot {
 	}
 }
 
-// snapshotSpec is a parsed CreateSnapshot request.
 type snapshotSpec struct {
 	*Service
 	Name  string // from the CO
@@ -342,7 +337,6 @@ type snapshotSpec struct {
 	Claim string // the VolumeSnapshot; only a label
 }
 
-// snapshotSpec parses a request, without calling the rack.
 func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, error) {
 	spec := snapshotSpec{Service: c, Name: req.GetName(), Claim: volume.Claim(req.GetParameters())}
 	if err := volume.CheckName(req.GetName()); err != nil {
@@ -400,8 +394,7 @@ func (s snapshotSpec) checkAnswer(doing string, source *oxide.Disk, got *oxide.S
 	return nil
 }
 
-// difference returns how a snapshot differs from the spec, or "". Errors append it to "the
-// snapshot,".
+// difference returns how a snapshot differs from the spec, for an error, or "".
 func (s snapshotSpec) difference(got *oxide.Snapshot) string {
 	m, tagged := volume.ParseTag(got.Description)
 	switch {

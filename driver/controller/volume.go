@@ -67,7 +67,6 @@ func volumeIDMissing() error {
 	return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 }
 
-// deleteDisk deletes a disk that was just read, if the driver made it and no instance has it.
 func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	const doing = "delete disk"
 	if err := notOurs("disk", rack.DiskText(disk), rack.ForeignDisk(disk, c.ClusterID),
@@ -147,8 +146,7 @@ func checkImported(d *oxide.Disk) error {
 	return nil
 }
 
-// create creates the disk that the spec describes. When the rack answers 201 the disk is complete,
-// although the answer shows it as "creating".
+// When the rack answers 201 the disk is complete, although the answer shows it as "creating".
 func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	const doing = "create disk"
 	look := rack.Looking()
@@ -202,8 +200,8 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	return v.unlessThere(ctx, rack.Error(ctx, doing, err))
 }
 
-// unlessThere returns the disk if an earlier call has created it, and otherwise the final error
-// why. After a final error the CO would forget an existing disk.
+// unlessThere returns the disk if an earlier call has created it, and otherwise the error in why.
+// After a final error the CO would forget an existing disk.
 func (v volumeSpec) unlessThere(ctx context.Context, why error) (*oxide.Disk, error) {
 	if _, err := v.Rack.LookAtWorld(ctx); err != nil {
 		return nil, retryLater(why)
@@ -256,7 +254,6 @@ func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error
 	return readyDisk(ctx, v.Rack, disk)
 }
 
-// readyDisk waits until the rack has finished creating a disk for another request.
 func readyDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk) (*oxide.Disk, error) {
 	disk, err := awaitDisk(ctx, client, disk, oxide.DiskStateStateCreating)
 	switch {
@@ -285,7 +282,6 @@ func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 	if err := rack.ValidateDisk(doing, d); err != nil {
 		return err
 	}
-	// The rack may answer a create with a disk in one of these states.
 	states := []oxide.DiskStateState{oxide.DiskStateStateCreating, oxide.DiskStateStateDetached,
 		oxide.DiskStateStateFaulted}
 	switch state := d.State.State(); {
@@ -305,8 +301,7 @@ func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 	return nil
 }
 
-// unlessFaulted returns the disk that this call has created. If the disk is faulted, it deletes the
-// disk and returns an error, because the CO never gets the id.
+// unlessFaulted deletes the new disk if it is faulted, because the CO never gets its id.
 func (v volumeSpec) unlessFaulted(ctx context.Context, d *oxide.Disk) (*oxide.Disk, error) {
 	if d.State.State() != oxide.DiskStateStateFaulted {
 		return d, nil
@@ -319,14 +314,12 @@ func (v volumeSpec) unlessFaulted(ctx context.Context, d *oxide.Disk) (*oxide.Di
 }
 
 const (
-	// longestWait is how long a call waits until a disk leaves a transitional state.
 	longestWait = 30 * time.Second
 	// A call stops waiting answerMargin before its deadline, so that the caller gets an answer.
 	answerMargin = 500 * time.Millisecond
 )
 
-// awaitDisk reads the disk until it leaves the transitional states, or until shortly before the
-// caller's deadline, and returns the disk as last read.
+// awaitDisk returns the disk as last read, at the latest shortly before the caller's deadline.
 func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 	transitional ...oxide.DiskStateState) (*oxide.Disk, error) {
 	end := time.Now().Add(longestWait)
@@ -366,8 +359,7 @@ func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	return v
 }
 
-// volumeContext contains the disk's name and its id. If somebody copies a volume's attributes to
-// another volume, the id shows that.
+// volumeContext contains the disk's id, which shows if the attributes are another volume's.
 func volumeContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -384,8 +376,8 @@ func volumeContext(d *oxide.Disk) map[string]string {
 }
 
 // publishContext returns what the node has to know about the disk: what the rack shows, and the
-// origin and use in the ownership tag of any cluster. If the tag has no use, the context has both
-// uses, because the node refuses a raw publication without a use. If the tag has no origin, the
+// origin and use in the ownership tag of any cluster. If the tag has no use, the context allows
+// both, because the node refuses a raw publication without a use. If the tag has no origin, the
 // node reads the whole disk before it formats it.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
@@ -413,9 +405,8 @@ func publishContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-// expectedUUID returns the UUID of the filesystem on a disk with this tag. It returns "" if the
-// UUID is unknown: the disk is from an image or a foreign snapshot, or workloads use it as a raw
-// device.
+// expectedUUID returns the UUID of the filesystem on a disk with this tag, or "" if it is unknown:
+// the disk is from an image or a foreign snapshot, or workloads use it as a raw device.
 func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	switch {
 	case m.Use != volume.UseFilesystem:
@@ -427,8 +418,8 @@ func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 }
 
 // useProblem returns why a disk does not fit these capabilities, or "". A workload's bytes on a raw
-// device may look blank, or like a filesystem of the driver, and the disk's cluster formats it
-// after reading only a sample. So every cluster must keep to the disk's use.
+// device may look blank, or like a filesystem of the driver. The disk's cluster reads only a sample
+// before it formats, so every cluster must keep to the use in the tag.
 func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	m, ok := rack.DiskTag(d)
 	if use := useOf(wanted); !ok || m.Use == "" || m.Use == volume.UseBoth || m.Use == use {

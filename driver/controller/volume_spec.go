@@ -15,7 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// volumeSpec is a parsed CreateVolume request.
 type volumeSpec struct {
 	*Service
 	Name       string // from the CO
@@ -27,7 +26,6 @@ type volumeSpec struct {
 	Claim      string // the PersistentVolumeClaim; only a label
 }
 
-// volumeSpec parses a request, without calling the rack.
 func (c *Service) volumeSpec(req *csi.CreateVolumeRequest) (volumeSpec, error) {
 	spec := volumeSpec{Service: c, Name: req.GetName(),
 		Use: useOf(req.GetVolumeCapabilities()), Claim: volume.Claim(req.GetParameters())}
@@ -101,7 +99,6 @@ func requestedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) 
 
 func (v volumeSpec) diskName() string { return volume.DiskName(v.ClusterID, v.Name) }
 
-// created returns the change that creates the disk. id is empty until the disk's id is known.
 func (v volumeSpec) created(id string) change {
 	return change{event: flight.DiskCreated, name: v.diskName(), id: id,
 		noted: flight.Fields{Disk: v.diskName()}}
@@ -206,12 +203,10 @@ func (v volumeSpec) difference(d *oxide.Disk) string {
 	return ""
 }
 
-// volumeSource describes the snapshot or image that a disk is created from.
 type volumeSource struct {
-	floorBytes int64  // 0 for a blank disk
-	projectID  string // empty for an image of the whole silo
-	gone       bool   // the source or its disk is unknown to the rack; set with an error
-	// filesystemUUID is the UUID of the filesystem in the snapshot, if the snapshot's tag has it.
+	floorBytes     int64  // 0 for a blank disk
+	projectID      string // empty for an image of the whole silo
+	gone           bool   // the source or its disk is unknown to the rack; set with an error
 	filesystemUUID string
 }
 
@@ -291,7 +286,6 @@ func blockSizeInherited(want, inherited int) error {
 		"has blocks of %d bytes, which the volume inherits; leave blockSize out", want, inherited)
 }
 
-// explainRefusal returns why the rack refused to create a disk from this source.
 func (s volumeSource) explainRefusal(world rack.World, why error) error {
 	if s.projectID != "" && s.projectID != world.Project {
 		return csierr.New(csierr.SourceIncompatible, "the source belongs to another project; the rack "+

@@ -32,7 +32,6 @@ func (v Volume) newFeatures() []string {
 	})
 }
 
-// chosenFeatures returns the features in the superblock that mkfs's options choose, sorted.
 func (sb Superblock) chosenFeatures() []string {
 	// With small blocks a group may have no room for the descriptors that resize_inode reserves. Then
 	// mke2fs sets meta_bg instead of resize_inode.
@@ -47,7 +46,6 @@ func (sb Superblock) chosenFeatures() []string {
 // The driver mounts a filesystem only if no part of it is on another device and these tables
 // contain all of its features: an unknown feature may make a kernel or a tool write to other disks.
 
-// featureWord describes a superblock field in which each bit is a feature.
 type featureWord struct {
 	Field     string
 	At, Bytes int
@@ -128,7 +126,6 @@ func (sb *Superblock) addFeatures(b []byte, order binary.ByteOrder, words []feat
 	}
 }
 
-// refuse adds a feature of a field to sb.Refused, which forbids a mount, if refused is set.
 func (sb *Superblock) refuse(refused bool, field string, feature any) {
 	if refused {
 		sb.Refused = listed(sb.Refused, field, feature)

@@ -119,8 +119,7 @@ func xfsSwitches(v Volume) (args []string, err error) {
 // btrfsSwitch matches a feature in the list that mkfs.btrfs prints, but not an alias of a feature.
 var btrfsSwitch = regexp.MustCompile(`(?m)^([a-z0-9-]+) +- .*\)$`)
 
-// btrfsSwitches returns arguments that set each feature that the node's mkfs.btrfs lists. Older
-// versions list some of the features under -R instead of -O.
+// Older versions of mkfs.btrfs list some of the features under -R instead of -O.
 func btrfsSwitches(v Volume) (args []string, err error) {
 	for _, flag := range []string{"-O", "-R"} {
 		list, err := runTool(nil, "mkfs.btrfs", flag, "list-all")
@@ -182,7 +181,6 @@ func (d disk) format(v Volume, left []int64, name string, args []string) (Superb
 	return made, d.WithExclusive(func(w *os.File) error { return d.eraseFormat(w, v) })
 }
 
-// mkfs runs the mkfs program and verifies that the new filesystem is on this device.
 func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 	result, err := runTool(d.Inherited, name, append(args, inherited)...)
 	if err != nil {
@@ -205,10 +203,10 @@ func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 	return d.identify(made[0], v)
 }
 
-// finishFormat does the last steps of a format that was cut off just before them: it gives the
-// btrfs the volume's UUID and erases the records. The caller has found records of this volume, and
-// no errors in the btrfs. Left on the disk, the records would make later calls repeat the check,
-// and format the disk again if the check failed.
+// finishFormat completes a format that was cut off before its last steps: it gives the btrfs the
+// volume's UUID and erases the records. The caller has found records of this volume, and no errors
+// in the btrfs. With the records on the disk, later calls would repeat the check, and format the
+// disk again if the check failed.
 //
 // If mkfs or the driver was killed, its last writes may be in the kernel's cache only. So
 // finishFormat syncs the disk before it erases the records.
@@ -281,8 +279,6 @@ func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	return d.unwritable(w.Sync())
 }
 
-// isOf reports whether the filesystem's UUID is the one that the volume's filesystem must have, or
-// whether that UUID is unknown.
 func (sb Superblock) isOf(v Volume) bool {
 	return v.FilesystemUUID == "" || sb.UUID.String() == v.FilesystemUUID
 }
@@ -312,7 +308,6 @@ func (d disk) identify(made Superblock, v Volume) (Superblock, error) {
 	return made, nil
 }
 
-// checkNewFeatures returns an error unless the new filesystem has the features in newFeatures.
 func (d disk) checkNewFeatures(made Superblock, v Volume) error {
 	if got, want := made.chosenFeatures(), v.newFeatures(); !slices.Equal(got, want) {
 		return csierr.New(csierr.NodeToolFailed, "the new %s filesystem on %s has the features %s, but "+
@@ -362,7 +357,6 @@ func (d disk) setBtrfsUUID(sb Superblock, want string) (Superblock, error) {
 	return found[0], nil
 }
 
-// changeBtrfsUUID changes the UUID in a superblock. It returns false if b contains no superblock.
 func changeBtrfsUUID(b []byte, id uuid.UUID) bool {
 	if string(b[0x40:0x48]) != "_BHRfS_M" {
 		return false

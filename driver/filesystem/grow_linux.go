@@ -204,8 +204,8 @@ func (d disk) allowCopy(sb Superblock) error {
 }
 
 // checkDescriptors returns an error if a group descriptor is damaged. e2fsck -p ignores the copies
-// of the descriptors: it deletes the journal that it does not find, overwrites the copies with the
-// damaged descriptors, and exits for a manual repair, which then finds no files. Without -p e2fsck
+// of the descriptors: it does not find the journal and deletes it, overwrites the copies with the
+// damaged descriptors, and asks for a manual repair, which then finds no files. Without -p e2fsck
 // uses a copy.
 func (d disk) checkDescriptors() error {
 	head, err := d.Read(0, sectorBytes)

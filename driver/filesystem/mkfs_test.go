@@ -102,7 +102,6 @@ func TestMkfsAcceptsTheOptionsThatTheDriverAccepts(t *testing.T) {
 	}
 }
 
-// mkfs formats a disk or a file with the driver's arguments.
 func mkfs(t *testing.T, v Volume, path string, size ...string) toolResult {
 	t.Helper()
 	name, args, err := mkfsCommand(v)
@@ -113,8 +112,7 @@ func mkfs(t *testing.T, v Volume, path string, size ...string) toolResult {
 
 // The driver can repeat an unfinished format only if no mkfs, with any options, overwrites all
 // records of a disk, and if the driver recognizes every byte that mkfs wrote. Otherwise it would
-// refuse the disk forever. With PROOF_DURATION set, the test tries all sizes and options with every
-// block size; without it, each option with one block size.
+// refuse the disk forever. With PROOF_DURATION set, the test tries all combinations.
 func TestMkfsLeavesARecordAndOnlyKnownBytes(t *testing.T) {
 	long := os.Getenv("PROOF_DURATION") != ""
 	sizes := []int64{64 * mib, 300 * mib, gib}
@@ -176,8 +174,7 @@ func slotOptions(fsType string, size int64) []string {
 	return []string{"", "nodeSize=4096", "nodeSize=32768", "nodeSize=65536", "label=data"}
 }
 
-// mkfsAmongRecords runs mkfs on a disk with records, checks that a record is left, and that the
-// driver recognizes all other bytes. It returns false if mkfs refuses the disk.
+// mkfsAmongRecords returns false if mkfs refuses the disk.
 func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options string) bool {
 	t.Helper()
 	g := guesttest.New(t)
@@ -208,8 +205,6 @@ func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options strin
 	return true
 }
 
-// DropRecord erases the records before the disk is published as a raw device. It must not write to
-// a disk that is mounted or read-only.
 func TestDropRecordSkipsMountedAndReadOnlyDisks(t *testing.T) {
 	own := Volume{ID: "v", DiskName: "d", SizeBytes: 64 * mib, FSType: volume.Ext4}
 	readOnly, another, moved := own, own, own
@@ -241,8 +236,7 @@ func TestDropRecordSkipsMountedAndReadOnlyDisks(t *testing.T) {
 	}
 }
 
-// firstUnexplained returns the offset of the first unexpected byte at or after from in the disk's
-// file, or -1.
+// firstUnexplained returns -1 if e explains every byte of the disk's file from the offset on.
 func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) int64 {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
@@ -373,8 +367,7 @@ func TestTracesAcceptWhatResize2fsWrites(t *testing.T) {
 	}
 }
 
-// acceptedFlags returns the mount flags that the driver accepts for a filesystem, with the lowest
-// and the highest value of each range.
+// acceptedFlags contains the lowest and the highest value of each range.
 func acceptedFlags(t *testing.T, fsType string) []string {
 	t.Helper()
 	candidates := strings.Fields("journal ordered writeback abort ignore remount-ro v2 sync async " +
@@ -413,7 +406,6 @@ func acceptedFlags(t *testing.T, fsType string) []string {
 	return slices.Compact(flags)
 }
 
-// The test mounts with each accepted flag and each pair, for writing and on a read-only disk.
 func TestFilesystemsMountWithAllAcceptedFlags(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {

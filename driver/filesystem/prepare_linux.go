@@ -23,7 +23,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// disk is an open device that holds a filesystem, or on which the driver makes one.
 type disk struct{ *blockdev.OpenDevice }
 
 // Preparation makes the filesystem of one volume ready to be mounted.
@@ -94,8 +93,8 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	return found.Grow, nil
 }
 
-// confirm marks changes that an earlier process began as made in the flight recorder, because the
-// filesystem shows that they are.
+// confirm marks the changes of an earlier process as made in the flight recorder: the filesystem
+// shows that they were made.
 func (p *Preparation) confirm(found state) {
 	about := flight.Fields{Filesystem: p.Volume.FSType}
 	p.Flight.Confirm(flight.Formatted, flight.Fields{}, about)
@@ -105,9 +104,8 @@ func (p *Preparation) confirm(found state) {
 	}
 }
 
-// proveMountable does for an existing filesystem the checks that precede a format: nothing else
-// uses the device, and it is still the same device. It also decides whether the filesystem may
-// grow.
+// proveMountable proves that nothing else uses the device, and that it is still the same device, as
+// before a format. It also decides whether the filesystem may grow.
 func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	covers := int64(0)
 	if err := p.Device.AwaitNoWriters(); err != nil {
@@ -136,11 +134,11 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	return p.Begin(covers)
 }
 
-// mayGrow decides whether the filesystem may grow to the size of its device. It may if the bytes
-// behind the filesystem are proven to be zero or written by a growth that was cut off. Otherwise
-// these bytes may be data, so the driver mounts the filesystem without growing it. After a growth
-// that was cut off, unreadable bytes make the call fail instead, because a mount would make the
-// growth records invalid.
+// mayGrow decides whether the filesystem may grow to the size of its device: only if the bytes
+// behind it are proven to be zero, or written by a growth that was cut off. Other bytes may be
+// data, so the driver mounts the filesystem without growing it. After a growth that was cut off,
+// unreadable bytes make the call fail instead, because a mount would make the growth records
+// invalid.
 func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	if !found.Filesystem.canGrow(p.Device.SizeBytes) && !found.Growing {
 		return false, nil
@@ -215,7 +213,6 @@ func notReplayed(d *blockdev.OpenDevice, cause error) error {
 		"writable volume, and take it again when a pod has used that and is gone", cause, d.Path)
 }
 
-// forgetWait is how long ForgetBtrfs waits for the kernel.
 const forgetWait = time.Second
 
 // forgetting contains an element while mount.ForgetBtrfs runs.
@@ -250,9 +247,8 @@ func ForgetBtrfs(d *blockdev.OpenDevice) {
 	}
 }
 
-// TryExclusive calls OpenDevice.TryExclusive for a device that is mounted nowhere. If a filesystem
-// was frozen and then unmounted, it still uses the device. TryExclusive thaws it, which frees the
-// device.
+// TryExclusive calls OpenDevice.TryExclusive for a device that is mounted nowhere. A filesystem
+// that was frozen and then unmounted still uses the device, until TryExclusive thaws it.
 func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 	err := d.TryExclusive()
 	if !csierr.Has(err, csierr.DeviceHeld) {
@@ -325,9 +321,8 @@ type toolResult struct {
 // if the program could not run. It takes no context, because nothing may interrupt a started
 // program. The files in inherit become the program's descriptors from 3 on.
 //
-// The kernel kills the program if the driver dies. So runTool is for programs that a later call
-// runs again from the start. A surviving mkfs would write to the disk while the next driver reads
-// it.
+// The kernel kills the program if the driver dies: a surviving mkfs would write to the disk while
+// the next driver reads it. So runTool is for programs that a later call runs again from the start.
 func runTool(inherit []*os.File, name string, args ...string) (toolResult, error) {
 	return runProgram(&syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}, inherit, name, args)
 }
@@ -416,7 +411,6 @@ func memoryFile(name, content string) (*os.File, error) {
 	return f, err
 }
 
-// contents returns the first MiB of a program's output.
 func contents(f *os.File) (string, error) {
 	const maxBytes = 1 << 20
 	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxBytes))

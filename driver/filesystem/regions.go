@@ -22,8 +22,7 @@ const (
 	sectorBytes = 4096
 	// sampleCount sectors across the disk are read too, for data without a known offset.
 	sampleCount = 32
-	// superblockBytes at the start of a disk contain the superblocks of the filesystems that the
-	// driver makes.
+	// The first superblockBytes contain the superblocks of the filesystems that the driver makes.
 	superblockBytes = 128 << 10
 )
 
@@ -87,8 +86,7 @@ func markerRegions(sizeBytes int64) []region {
 	return l.regions
 }
 
-// ownRegions returns the regions that are read before a mount: superblocks and the driver's
-// records.
+// ownRegions returns the regions that are read before a mount.
 func ownRegions(sizeBytes int64) []region {
 	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
 	l.span(0, superblockBytes, "the superblocks")
@@ -98,7 +96,6 @@ func ownRegions(sizeBytes int64) []region {
 	return l.regions
 }
 
-// regionList collects regions, each only once.
 type regionList struct {
 	sizeBytes int64
 	seen      map[int64]bool
@@ -116,8 +113,6 @@ func (l *regionList) span(from, to int64, owner string) {
 
 func (l *regionList) sector(offset int64, owner string) { l.add(offset, 1, owner) }
 
-// add appends a region, extended to whole sectors and cut at the disk's end. It skips a single
-// sector that the list contains already.
 func (l *regionList) add(offset, n int64, owner string) {
 	from := offset &^ (sectorBytes - 1)
 	to := min((offset+n+sectorBytes-1)&^(sectorBytes-1), l.sizeBytes)
@@ -197,9 +192,8 @@ func GrowthOffsets(sizeBytes int64) []int64 {
 	return []int64{end - 256<<10, end - 512<<10, end - 768<<10}
 }
 
-// nonZero returns the index of the first byte that is not zero, or -1. bytes.Count reads a MiB in
-// microseconds. A loop over the bytes would, under the race detector, take as long as the read of
-// the whole disk.
+// nonZero returns the index of the first byte that is not zero, or -1. Under the race detector, a
+// loop over the bytes would take as long as the read of the whole disk.
 func nonZero(b []byte) int {
 	const page = 4096
 	for at := 0; at < len(b); at += page {

@@ -128,7 +128,6 @@ func (d disk) scan(v Volume, found []Superblock) (scan, error) {
 	return s, nil
 }
 
-// read reads the regions and, on a restored disk, the origin's slots, and collects the records.
 func (d disk) read(v Volume, regions []region, found []Superblock) (scan, error) {
 	for _, offsets := range []func(int64) []int64{RecordOffsets, GrowthOffsets} {
 		for _, slot := range v.slots(offsets, d.SizeBytes)[len(offsets(d.SizeBytes)):] {
@@ -201,8 +200,6 @@ func (s *scan) takeRecords(v Volume) {
 	}
 }
 
-// firstNonZero returns the offset of the first byte in the regions that is not zero, and its
-// region's owner.
 func (s scan) firstNonZero() (offset int64, owner string, dirty bool) {
 	for _, r := range s.Regions {
 		if i := nonZero(r.Data); i >= 0 && (!dirty || r.Offset+int64(i) < offset) {
@@ -212,7 +209,6 @@ func (s scan) firstNonZero() (offset int64, owner string, dirty bool) {
 	return offset, owner, dirty
 }
 
-// evidence describes the disk's content for an error, so that a person can tell what the disk is.
 func (s scan) evidence() string {
 	var words []string
 	if s.Blkid != "" {
@@ -359,7 +355,6 @@ func (s scan) growth(v Volume) []foundRecord {
 	})
 }
 
-// checkBlank returns an error if a byte in the regions is not zero or if blkid found something.
 func (s scan) checkBlank() error {
 	_, _, dirty := s.firstNonZero()
 	if dirty || s.Blkid != "" {

@@ -27,8 +27,7 @@ type Superblock struct {
 	// BlockBytes is the block size of an ext, NodeBytes the size of a btrfs's tree blocks.
 	BlockBytes, NodeBytes int64
 	// CopyBlock is the block number of the first copy of an ext's superblock.
-	CopyBlock int64
-	// ChecksumOK reports that the superblock has a correct checksum.
+	CopyBlock  int64
 	ChecksumOK bool
 	// Damaged reports that the superblock has a wrong checksum.
 	Damaged bool
@@ -66,10 +65,8 @@ func findSuperblocks(head []byte) []Superblock {
 	return found
 }
 
-// isExt reports whether the filesystem is an ext3 or ext4, which grows before it is mounted.
 func (sb Superblock) isExt() bool { return sb.Type == volume.Ext3 || sb.Type == volume.Ext4 }
 
-// largest returns the size to which the driver grows the filesystem on a disk of sizeBytes.
 func (sb Superblock) largest(sizeBytes int64) int64 {
 	if sb.isExt() {
 		return sizeBytes&^(sectorBytes-1) - growthReserveBytes
@@ -207,7 +204,6 @@ func (t extTable) block(descriptor []byte, i int) uint64 {
 	return at
 }
 
-// Inodes with fixed numbers.
 const (
 	extRootInode    = 2
 	extJournalInode = 8

@@ -73,8 +73,6 @@ func TestE2fsckReadsTheSuperblocksCopyAtCopyBlock(t *testing.T) {
 	}
 }
 
-// FuzzFindSuperblocks checks that findSuperblocks does not panic and returns no negative size, for
-// any content of a disk.
 func FuzzFindSuperblocks(f *testing.F) {
 	ext := make([]byte, extOffset+extBytes)
 	binary.LittleEndian.PutUint16(ext[extOffset+0x38:], 0xEF53)
@@ -210,8 +208,6 @@ s/dir_index,//')`
 	}
 }
 
-// wantNewFeatures fails the test unless the superblock in head has the features of a new filesystem
-// of the volume, and inodes of at least 256 bytes.
 func wantNewFeatures(t *testing.T, head []byte, v Volume) {
 	t.Helper()
 	made := findSuperblocks(head)
@@ -243,8 +239,6 @@ func TestBlkidDistinguishesNothingFoundFromAnError(t *testing.T) {
 	}
 }
 
-// FuzzJudge checks that judge never declares a disk blank if a byte is not zero or blkid found
-// something.
 func FuzzJudge(f *testing.F) {
 	f.Add([]byte{}, []byte{}, "")
 	f.Add([]byte{0, 1}, []byte{0}, "ext4")
@@ -293,11 +287,8 @@ func TestPreparationDropsTheKernelCache(t *testing.T) {
 	}
 }
 
-// The seeds of each fuzz target are files in testdata/fuzz, named after their content. Inputs that
-// the fuzzer found are there too.
-
-// FuzzRecord checks that ParseRecord returns what Encode wrote, and refuses a record with one wrong
-// bit. A valid record allows the driver to repeat a format.
+// A valid record allows the driver to repeat a format, so ParseRecord must refuse a record with one
+// wrong bit.
 func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte, vol, disk string, size int64, bit uint16) {
 		if m, err := ParseRecord(raw); err == nil {
@@ -323,8 +314,6 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// FuzzSuperblockChecksum checks that ChecksumOK is true for any content with the right checksum,
-// and false if one byte is wrong.
 func FuzzSuperblockChecksum(f *testing.F) {
 	f.Fuzz(func(t *testing.T, kind uint8, body []byte, at uint16, wrong uint8) {
 		head, from, to := withChecksum(int(kind)%3, body)
@@ -348,8 +337,7 @@ func FuzzSuperblockChecksum(f *testing.F) {
 	})
 }
 
-// withChecksum returns the head of a disk that contains a superblock with this content and the
-// right checksum, and the superblock's range in it.
+// withChecksum returns the head of a disk with a valid superblock, and the superblock's range.
 func withChecksum(kind int, body []byte) (head []byte, from, to int) {
 	head = make([]byte, superblockBytes)
 	switch kind {
@@ -382,8 +370,6 @@ func withChecksum(kind int, body []byte) (head []byte, from, to int) {
 	return head, from, to
 }
 
-// FuzzBlkid checks that parseBlkid returns a filesystem type only if the output contains it, and an
-// error if it finds neither a type nor a table.
 func FuzzBlkid(f *testing.F) {
 	f.Fuzz(func(t *testing.T, output string) {
 		a, err := parseBlkid(output)
@@ -410,7 +396,6 @@ func TestParseBlkidReturnsTypesAndTables(t *testing.T) {
 	}
 }
 
-// FuzzSizes checks that product returns the exact product, or MaxInt64 for a larger one.
 func FuzzSizes(f *testing.F) {
 	largest := big.NewInt(math.MaxInt64)
 	f.Fuzz(func(t *testing.T, a, b uint64) {

@@ -58,8 +58,7 @@ func (m traces) unexplained(regions []regionData) (int64, error) {
 	return first, nil
 }
 
-// check implements byteCheck: it returns the index of the first byte in b that no tool of the
-// driver wrote, or -1.
+// check implements byteCheck. It expects the bytes that a tool of the driver may have written.
 func (m traces) check(b []byte, at int64) (int, error) {
 	for done := 0; ; {
 		i := nonZero(b[done:])
@@ -106,8 +105,7 @@ func recordTrace(sector []byte) bool {
 }
 
 // extTrace reports whether an ext tool may have written the sector, or all of it is zero. It checks
-// units of 1 KiB, the smallest block size of ext. Default blocks are larger, but each KiB of a
-// larger block looks like a block of 1 KiB.
+// units of 1 KiB, the smallest block size: each KiB of a larger block looks like such a block.
 func (m traces) extTrace(sector []byte) bool {
 	for unit := range slices.Chunk(sector, extBytes) {
 		if nonZero(unit) >= 0 && !m.extUnit(unit, uint64(m.sizeBytes)/extBytes) {
@@ -189,8 +187,8 @@ func extDirectory(b []byte) bool {
 	return empty || names
 }
 
-// extDescriptors reports whether b may be part of a table of group descriptors of size bytes, in
-// which no group has more than most directories.
+// extDescriptors reports whether b may be part of a table of group descriptors of size bytes. The
+// parameter most limits the directories of a group.
 func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	for d := range slices.Chunk(b, size) {
@@ -242,7 +240,6 @@ var xfsMagics = [][]byte{
 	{0xFE, 0xED, 0xBA, 0xBE}, {0, 0, 0, 1},
 }
 
-// xfsTrace reports whether mkfs.xfs, or the growth of this xfs, may have written the sector b.
 func (m traces) xfsTrace(b []byte) bool {
 	list := false
 	for sector := range slices.Chunk(b, 512) {
@@ -272,7 +269,6 @@ func xfsUnlogged(sector []byte) bool {
 	return !ok || nonZero(sector[at:at+8]) < 0
 }
 
-// btrfsTrace reports whether mkfs.btrfs or a growth may have written the sector.
 func (m traces) btrfsTrace(sector []byte, at int64) (bool, error) {
 	if m.btrfsHeader(sector) ||
 		btrfsSuper(sector, at) && (m.Mkfs && btrfsMaybeFresh(sector) ||
@@ -313,8 +309,7 @@ func (m traces) btrfsHeader(b []byte) bool {
 	return btrfsFirstHeader(b)
 }
 
-// btrfsFirstHeader reports whether b begins with the header of a tree block whose generation is at
-// most 16, as mkfs writes it.
+// btrfsFirstHeader reports whether b begins with the header of a tree block as mkfs writes it.
 func btrfsFirstHeader(b []byte) bool {
 	const checksum, csumBytes, address, flags, revision, generation, items, level = 4, 32, 48, 56, 63,
 		80, 96, 100

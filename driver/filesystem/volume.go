@@ -45,8 +45,7 @@ type Volume struct {
 	FilesystemUUID string // mount no other filesystem; empty for any
 }
 
-// neverRaw reports whether, according to the controller, the disk was never published as a raw
-// device.
+// neverRaw reports whether, according to the controller, no workload ever had the raw device.
 func (v Volume) neverRaw() bool { return v.Use == volume.UseFilesystem }
 
 // madeBlank reports whether the disk was created blank and never published as a raw device. Then a

@@ -14,8 +14,6 @@ import (
 )
 
 const (
-	// watchInterval is the time between checks that a job's disk is still attached. logInterval is the
-	// time between a job's progress messages.
 	watchInterval = time.Second
 	logInterval   = 10 * time.Second
 	// A call returns answerMargin before its deadline, so that the caller still receives the answer.
@@ -183,8 +181,7 @@ func (j *zeroScan) run(log *slog.Logger, d disk, v Volume) {
 	}
 }
 
-// readCounted reads the kernel's counters, the range, and the counters again. It sets j.counted if
-// the counters have counted this read.
+// readCounted sets j.counted if the kernel's counters have counted this read.
 func (d disk) readCounted(ctx context.Context, v Volume, j *zeroScan) error {
 	before, err := d.Counters()
 	if err != nil {
@@ -203,7 +200,6 @@ func (d disk) readCounted(ctx context.Context, v Volume, j *zeroScan) error {
 	return err
 }
 
-// note returns a byteCheck that also adds the offsets of chunks that are not zero to j.left.
 func (j *zeroScan) note(check byteCheck) byteCheck {
 	return func(b []byte, at int64) (int, error) {
 		if nonZero(b) < 0 {
@@ -216,8 +212,7 @@ func (j *zeroScan) note(check byteCheck) byteCheck {
 	}
 }
 
-// watchScan logs the progress of the read, and returns an error if the device is detached or
-// replaced.
+// watchScan logs the progress, and fails if the device is detached or replaced.
 func (d disk) watchScan(ctx context.Context, j *zeroScan, log *slog.Logger) error {
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
@@ -245,13 +240,11 @@ const (
 	chunkBytes   = 1 << 20
 )
 
-// byteCheck returns the index of the first unexpected byte in b, or -1. The bytes in b are from the
-// offset at of the disk.
+// byteCheck returns the index of the first unexpected byte in b, or -1. at is b's offset.
 type byteCheck func(b []byte, at int64) (int, error)
 
-// findUnexpected reads the range [from, to) of the device and returns the offset of the first byte
-// that check does not expect, or -1. It stops at that byte. Several goroutines call progress, with
-// the number of bytes that passed the check.
+// findUnexpected returns the offset of the first byte in [from, to) that check does not expect, or
+// -1. Several goroutines call progress, with the number of bytes that passed the check.
 func findUnexpected(ctx context.Context, d *blockdev.OpenDevice, from, to int64, check byteCheck,
 	progress func(n int64)) (int64, error) {
 	if from < 0 || to > d.SizeBytes || from > to {
@@ -297,7 +290,6 @@ type rangeScan struct {
 	found atomic.Int64 // offset of the first unexpected byte so far, or to
 }
 
-// run reads chunks until all chunks before the lowest unexpected byte are read.
 func (s *rangeScan) run(ctx context.Context) error {
 	buf := blockdev.Aligned(chunkBytes)
 	for {
@@ -334,7 +326,6 @@ func (s *rangeScan) chunk(buf []byte, at int64) error {
 	return nil
 }
 
-// lower stores n unless the stored value is lower.
 func lower(to *atomic.Int64, n int64) {
 	for old := to.Load(); n < old; old = to.Load() {
 		if to.CompareAndSwap(old, n) {

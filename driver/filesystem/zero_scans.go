@@ -15,8 +15,7 @@ import (
 )
 
 // ZeroScans contains the reads of whole disks that are in progress, and the results of those that
-// ended. A read continues when its caller gives up; the next call joins it. The zero value is ready
-// for use.
+// ended. The zero value is ready for use.
 type ZeroScans struct {
 	mu sync.Mutex
 	// guarded by mu

@@ -134,7 +134,6 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	return csierr.Convert(err, csierr.NodeToolFailed)
 }
 
-// sectorsRead returns how many sectors of 512 bytes were read from the disk so far.
 func (z zeroDisk) sectorsRead(t *testing.T) int64 {
 	t.Helper()
 	<-time.After(10 * time.Millisecond) // the kernel counts a read shortly after its end
@@ -150,7 +149,6 @@ func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 	return (z.sectorsRead(t) - before) * 512
 }
 
-// proven proves that the disk is blank, and returns how many bytes were read for the proof.
 func (z zeroDisk) proven(t *testing.T) int64 {
 	t.Helper()
 	return z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) })
@@ -314,7 +312,6 @@ func TestMarkerRegionsCoverHeadTailAndRecords(t *testing.T) {
 	}
 }
 
-// The test compares markerRegions with the offsets that dumpe2fs and xfs_db print.
 func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
 	type format struct {
 		size, block int64 // block is 0 for an xfs
@@ -366,8 +363,7 @@ func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
 	}
 }
 
-// driverOf is an environment variable of the child processes of
-// TestDriverDeathKillsToolsButNotRepairs. A child acts as the driver and runs a program.
+// A child process with the variable driverOf acts as the driver and runs a program.
 const driverOf = "TEST_DRIVER_OF"
 
 func TestDriverDeathKillsToolsButNotRepairs(t *testing.T) {
@@ -439,7 +435,6 @@ func openDisk(tb testing.TB, sizeBytes int64, options ...guesttest.Option) *bloc
 	return d
 }
 
-// openLocked opens and locks the guest's disk, as a node call does.
 func openLocked(ctx context.Context, t *testing.T, g *guesttest.Guest) *blockdev.OpenDevice {
 	t.Helper()
 	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
@@ -490,9 +485,8 @@ func TestDockerfileListsTheProgramsThatTheNodeRuns(t *testing.T) {
 // programRun matches a call that runs a program, and the program's name if that is a literal.
 var programRun = regexp.MustCompile(`(?:runTool|runRepair|Command|Context)\([^"()]*"([^"]+)"`)
 
-// The node's image contains only files that tools/node-root copies. The test runs node-root with
-// this machine's programs, and then each program with the copy as its root directory. The image has
-// no other programs, such as a shell.
+// The node's image contains only the files that tools/node-root copies. The test runs each program
+// with such a copy as its root directory.
 func TestNodeImageProgramsNeedNoOtherFiles(t *testing.T) {
 	root, wanted := filepath.Join(t.TempDir(), "root"), imageTools(t)
 	out, err := exec.CommandContext(t.Context(), "../../tools/node-root",

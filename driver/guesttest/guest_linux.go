@@ -142,7 +142,7 @@ func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	return d
 }
 
-// Plug adds a disk's node to the guest's device directory, and its files to the guest's sysfs.
+// Plug adds the disk's device node and sysfs files to the guest.
 func (g *Guest) Plug(d *Disk) {
 	g.t.Helper()
 	loop := filepath.Join("/sys/block", filepath.Base(d.Loop))
@@ -201,7 +201,6 @@ func (d *Disk) Same(t testing.TB) (check func()) {
 	}
 }
 
-// digest returns a checksum of the disk's bytes. It skips the holes of the disk's file.
 func (d *Disk) digest(t testing.TB) string {
 	t.Helper()
 	Run(t, "blockdev", "--flushbufs", d.Loop)

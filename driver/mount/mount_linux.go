@@ -21,8 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Mount is a descriptor of a mount. New and Clone make a detached mount, which the driver verifies
-// and configures before Attach makes it visible. So a driver that dies leaves no half-made mount.
+// Mount is a descriptor of a mount, which may be detached.
 type Mount struct {
 	fd     int
 	FSType string
@@ -87,7 +86,7 @@ func madeOf(path string) string {
 }
 
 // NodeMark is the mount attribute by which the driver recognizes its bind mounts of device nodes.
-// Nobody else sets it on a node, because it affects only directories.
+// Nobody else sets it on a device node, because it affects only directories.
 const NodeMark = unix.MOUNT_ATTR_NODIRATIME
 
 // Made reports whether a mount has the driver's mark: NodeMark for a device node, or madeOf's
@@ -175,8 +174,8 @@ func kernelMessages(fs int, o volume.MountOptions) string {
 	return ": " + csierr.OutputTail(strings.Join(messages, "; "))
 }
 
-// Clone makes a detached copy of the mount at path, as for a bind mount. path may be a device node,
-// for a raw block volume. Clone does not follow a symbolic link in the last element of path.
+// Clone makes a detached copy of the mount at path, which may be a device node. It does not follow
+// a symbolic link in the last element of path.
 func Clone(path, fsType string) (*Mount, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path,
 		unix.OPEN_TREE_CLONE|unix.O_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
@@ -215,7 +214,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the disk that the mounted filesystem is on, or of the disk whose
-// node is mounted. likely is the device that it tests if several devices may hold a btrfs.
+// device node is mounted. If several devices may hold a btrfs, number tests likely.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
@@ -268,8 +267,7 @@ func (m *Mount) Root() (*os.File, error) {
 
 var errNotMounted = errors.New("not mounted")
 
-// unmount unmounts the topmost mount at path, or returns errNotMounted. It is never lazy: a lazy
-// unmount reports success while the filesystem is still in use.
+// unmount unmounts the topmost mount at path, or returns errNotMounted. It is never lazy.
 func unmount(path string) error {
 	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 	// A process that reads the filesystem's usage or opens its device keeps it busy for a moment.
@@ -293,7 +291,7 @@ func unmount(path string) error {
 	return nil
 }
 
-// UnmountAll unmounts up to layers mounts at path, and fails if path still has a mount afterwards.
+// UnmountAll unmounts as many mounts at path as layers says, and fails if path still has one.
 func UnmountAll(path string, layers int) error {
 	var err error
 	for range layers {

@@ -26,7 +26,6 @@ import (
 
 var must = csitest.Must
 
-// formatted attaches a disk with a filesystem, and opens its device.
 func formatted(t *testing.T, g *guesttest.Guest, serial, fsType string) (*guesttest.Disk,
 	*blockdev.OpenDevice) {
 	t.Helper()
@@ -45,7 +44,7 @@ func mounts(t *testing.T, d *blockdev.OpenDevice, fsType string) {
 	must(t, m.Close())
 }
 
-func TestTheMountTableShowsTheDriversSource(t *testing.T) {
+func TestTheSourceOfAMountIsTheMarkedDevicePath(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)
@@ -207,8 +206,6 @@ func TestReceiversFollowALongChainOfPeerGroups(t *testing.T) {
 	}
 }
 
-// FuzzMountTable checks that parseTable does not panic, that At returns exactly the mounts at a
-// path, and that no other mount covers the mount that Top returns.
 func FuzzMountTable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, path string) {
 		table, err := parseTable(b)
@@ -247,8 +244,6 @@ func FuzzMountTable(f *testing.F) {
 	})
 }
 
-// FuzzAddedMountHidesNone checks that a further line in a mount table hides no mount from Of, Top
-// and OnlyAt.
 func FuzzAddedMountHidesNone(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b, line []byte, major, minor uint32) {
 		before, err := parseTable(b)

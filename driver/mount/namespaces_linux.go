@@ -41,9 +41,9 @@ func newView(pid int, table Table, unread bool) view {
 // Views are the mount tables of all visible mount namespaces, the driver's own first.
 type Views []view
 
-// Limits for reading other namespaces. Any user can create namespaces with many mounts, many root
-// directories and long paths. While the driver has a table open, its namespace and the mounts in it
-// stay, so tableTime is shorter than the time that an unstage waits for a device's release.
+// Limits for reading other mount namespaces. Any user can create namespaces with many mounts, many
+// root directories and long paths. While the driver has a table open, its namespace and the mounts
+// in it stay, so tableTime is shorter than the time that an unstage waits for a device's release.
 const (
 	maxRoots      = 4        // root directories of one namespace
 	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths
@@ -114,8 +114,7 @@ func ReadViews(log *slog.Logger) (Views, error) {
 
 var errUnread = errors.New("the mount table is too long or does not answer")
 
-// readOther reads the mount table of another namespace, as far as the limits allow. It returns
-// errUnread if the table has more lines.
+// readOther returns errUnread if the limits allow only a part of the table.
 func readOther(namespace, path string, most int, end time.Time) (b []byte, err error) {
 	if soon := time.Now().Add(tableTime); soon.Before(end) {
 		end = soon
@@ -178,8 +177,7 @@ func (m Found) String() string {
 	return fmt.Sprintf("%.500q in the mount namespace of process %s", m.Mountpoint, process)
 }
 
-// Process names a process that sees the mount, or is empty for a mount in the driver's own
-// namespace.
+// Process names a process that sees the mount; "" if it is in the driver's own namespace.
 func (m Found) Process() string {
 	if m.view.pid == 0 {
 		return ""
@@ -204,9 +202,9 @@ func Describe[T any](all []T) string {
 	return strings.Join(words, ", ")
 }
 
-// Of lists the mounts of a disk in all namespaces: those of the filesystem on d, those of d's node,
-// and those of the filesystem that layer mounts, even if its device is gone. d may be the zero
-// device, and layer may be nil.
+// Of lists the mounts of a disk in all mount namespaces: those of the filesystem on d, those of d's
+// device node, and those of the filesystem that layer mounts, even if its device is gone. d may be
+// the zero device, and layer may be nil.
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false
 	if d.Path != "" {
@@ -250,14 +248,14 @@ func SameFilesystem(a, b *mountinfo.Info) bool {
 		(a.Major != 0 || a.Source == b.Source)
 }
 
-// shows reports whether m mounts the filesystem on d, or d's node. A node has to be in this
-// instance's device directory, which is home if known is set.
+// shows reports whether m mounts the filesystem on d, or d's device node, which has to be in this
+// instance's device directory: home if known is set.
 func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
 	switch {
 	case m.Major != 0 && uint32(m.Major) == d.Major && uint32(m.Minor) == d.Minor:
 		return true // a filesystem, even if the mounted directory is named like a disk
 	case diskNode.MatchString(m.Root):
-		// A file outside of the device directory is not the node. A stat of it might hang.
+		// A file outside of the device directory is not the device node. A stat of it might hang.
 		if known && locationOf(m) != home {
 			return false
 		}
@@ -267,16 +265,15 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 	if v.pid != 0 && diskNode.MatchString(m.Root) {
 		major, minor, err := v.device(m)
 		if err != nil {
-			// The process has ended, or the kernel has not cached the path to the mount. Compare the node's
-			// name instead of its number.
+			// The process has ended, or the kernel has not cached the path to the mount. Compare the name of
+			// the device node instead of its number.
 			return known && filepath.Base(nodePath(m)) == d.Name
 		}
 		return major == d.Major && minor == d.Minor
 	}
 	named := false
 	if m.FSType == volume.Btrfs && !IsNode(m) {
-		// Do not open another volume's mount: that would keep it busy for a moment, and could hang if its
-		// disk does.
+		// Do not open another volume's mount: that would keep it busy, and could hang with its disk.
 		major, minor, err := blockdev.NumberAt(m.Source)
 		named = err == nil
 		if named && (major != d.Major || minor != d.Minor) ||
@@ -334,8 +331,7 @@ func (t Table) byID() map[int]*mountinfo.Info {
 	return mounts
 }
 
-// parent returns the mount on which m is mounted. It returns nil for the root mount, and if the
-// parent is outside of the process's root directory.
+// parent returns nil for the root mount and for a parent outside of the process's root directory.
 func (v view) parent(m *mountinfo.Info) *mountinfo.Info {
 	if m.Parent == m.ID {
 		return nil
@@ -355,8 +351,6 @@ func pathIn(parent, m *mountinfo.Info) string {
 	return filepath.Join(parent.Root, strings.TrimPrefix(m.Mountpoint, parent.Mountpoint))
 }
 
-// peers returns the peer group to which a mount propagates events, and the peer group from which it
-// receives them.
 func peers(m *mountinfo.Info) (shared, master string) {
 	for _, field := range strings.Fields(m.Optional) {
 		if group, ok := strings.CutPrefix(field, "shared:"); ok {
@@ -391,7 +385,7 @@ func (vs Views) receivers(group string) map[string]bool {
 	return groups
 }
 
-// Elsewhere returns those of the mounts that stay when the driver unmounts its own.
+// Elsewhere returns those of the mounts that stay when the driver unmounts the mounts in own.
 //
 // If kubelet and the driver's container share a directory, both have a copy of a mount there. When
 // the driver unmounts, the kernel unmounts kubelet's copy, too, so the copy is not a user of the
@@ -420,9 +414,9 @@ func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 }
 
 // AwaitNone waits until find returns no mounts. If some stay, its error lists them. It does not
-// wait for a mount in the driver's own namespace, because that is a publication, which stays until
-// it is unpublished. A mount in another namespace may end soon, as when a container starts. unread
-// names the processes whose namespaces may have further mounts.
+// wait for a mount in the driver's own namespace, which is a publication and stays until it is
+// unpublished. A mount in another namespace may end soon, as when a container starts. unread names
+// the processes whose namespaces may have further mounts.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	find func(Views) []Found) (unread string, err error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,

@@ -133,12 +133,12 @@ func (t Table) Top(path string) *mountinfo.Info {
 	return layers[len(layers)-1]
 }
 
-// Of lists the mounts of the filesystem on the device and the bind mounts of its node.
+// Of lists the mounts of the filesystem on the device and the bind mounts of its device node.
 //
 // A mounted filesystem keeps its device open, so no other disk gets the number. A bind mount of a
-// node does not, so another disk may have the number by now. Such a mount counts only if the node
-// is, or was until it was deleted, in this instance's device directory, because the instances of a
-// simulated rack share a kernel.
+// device node does not, so another disk may have the number by now. Such a mount counts only if the
+// device node is, or was until it was deleted, in this instance's device directory, because the
+// instances of a simulated rack share a kernel.
 func (t Table) Of(d blockdev.Device) Table {
 	var found Table
 	for _, m := range (Views{{table: t}}).Of(d, nil) {
@@ -147,8 +147,7 @@ func (t Table) Of(d blockdev.Device) Table {
 	return found
 }
 
-// location identifies a directory in all namespaces, by its filesystem and its path in the
-// filesystem.
+// location identifies a directory in all namespaces: its filesystem, and its path there.
 type location struct {
 	major, minor int
 	dir          string
@@ -170,12 +169,10 @@ func (t Table) locate(dir string) (location, bool) {
 	}
 }
 
-// locationOf returns the directory of the device node that is mounted.
 func locationOf(m *mountinfo.Info) location {
 	return location{m.Major, m.Minor, filepath.Dir(nodePath(m))}
 }
 
-// nodePath returns the path, in its filesystem, of the device node that is mounted.
 func nodePath(m *mountinfo.Info) string { return strings.TrimSuffix(m.Root, "//deleted") }
 
 // Paths returns the mount points, for an error.
@@ -187,20 +184,20 @@ func (t Table) Paths() string {
 	return strings.Join(paths, ", ")
 }
 
-// diskNode matches the root, as in mountinfo, of a bind mount of a disk's node.
+// diskNode matches the root, in mountinfo, of a bind mount of a disk's device node.
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
-// NodeRoot reports whether a mount is of a disk's node, and whether that node was deleted.
+// NodeRoot reports whether a mount is of a disk's device node, and whether it was deleted.
 func NodeRoot(m *mountinfo.Info) (node, deleted bool) {
 	node = diskNode.MatchString(m.Root)
 	return node, node && nodePath(m) != m.Root
 }
 
-// IsDiskPath reports whether path looks like the path of a disk's node.
+// IsDiskPath reports whether path looks like the path of a disk's device node.
 func IsDiskPath(path string) bool { return diskNode.MatchString(path) }
 
-// shownNode returns the number of the disk whose node is mounted. For any other mount ok is false,
-// and shownNode does not call stat, which may hang if a server is dead.
+// shownNode returns the number of the disk whose device node is mounted. For any other mount ok is
+// false, and shownNode does not call stat, which may hang if a network server is dead.
 func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if !diskNode.MatchString(m.Root) {
 		return 0, 0, false
@@ -209,7 +206,7 @@ func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	return major, minor, err == nil
 }
 
-// IsNode reports whether a mount is of a disk's node, and not of a filesystem.
+// IsNode reports whether a mount is of a disk's device node, and not of a filesystem.
 func IsNode(m *mountinfo.Info) bool {
 	_, _, ok := shownNode(m)
 	return ok
@@ -292,7 +289,7 @@ func IsMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
 
-// Shows reports whether a mount is of the device or of its node.
+// Shows reports whether a mount is of the device or of its device node.
 func Shows(m *mountinfo.Info, d blockdev.Device) bool {
 	major, minor, err := Device(m, d)
 	return err == nil && major == d.Major && minor == d.Minor
@@ -308,8 +305,7 @@ const (
 	btrfsForget  = 0x50009405 // _IOW(0x94, 5, struct btrfs_ioctl_vol_args)
 )
 
-// btrfsControl is the number of the kernel's control device for btrfs: BTRFS_MINOR of
-// include/linux/miscdevice.h.
+// btrfsControl is BTRFS_MINOR of include/linux/miscdevice.h.
 var btrfsControl = int(unix.Mkdev(10, 234))
 
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
@@ -335,8 +331,7 @@ type BtrfsMember struct {
 	path string    // of the device when it was mounted or scanned last
 }
 
-// BtrfsDevice returns the device of the btrfs that the open directory is in. A filesystem with
-// several devices is an error, because a volume has one device.
+// BtrfsDevice returns the device of the btrfs that the open directory is in; several are an error.
 func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 	var info [1024]byte // max_id, num_devices, fsid[16], …
 	if err := blockdev.Ioctl(int(root.Fd()), btrfsFSInfo, unsafe.Pointer(&info)); err != nil {

@@ -41,7 +41,6 @@ func tools(t *testing.T, scripts map[string]string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// with calls the function call while the scripts replace the programs of the same names.
 func with(t *testing.T, scripts map[string]string, call func() error) error {
 	t.Helper()
 	before := os.Getenv("PATH")
@@ -50,7 +49,6 @@ func with(t *testing.T, scripts map[string]string, call func() error) error {
 	return call()
 }
 
-// interruptFormat stages a volume with a mkfs that finishes the format and then fails.
 func (v testVolume) interruptFormat() {
 	v.guest.t.Helper()
 	const script = `"$real" "$@" && exit 1`
@@ -58,7 +56,6 @@ func (v testVolume) interruptFormat() {
 		"mkfs.btrfs": script}, v.stage), codes.Internal, csierr.NodeToolFailed)
 }
 
-// hasNoRecords ends the test if the disk has a format or growth record at one of the offsets.
 func (v testVolume) hasNoRecords(offsets func(sizeBytes int64) []int64) {
 	v.guest.t.Helper()
 	for _, at := range offsets(v.disk.SizeBytes) {
@@ -78,7 +75,6 @@ func (v testVolume) filesystems(t *testing.T) []filesystem.Superblock {
 	return all
 }
 
-// smallest returns the size, in MiB, of a small disk that the filesystem fits on.
 func smallest(fsType string) int64 {
 	switch fsType {
 	case volume.XFS:
@@ -107,7 +103,6 @@ func TestAFinishedBtrfsFormatIsKept(t *testing.T) {
 	v.checkStaged(t)
 }
 
-// checkStaged unstages a volume and checks its filesystem.
 func (v testVolume) checkStaged(t *testing.T) {
 	t.Helper()
 	v.hasNoRecords(filesystem.RecordOffsets)
@@ -151,7 +146,6 @@ func TestSuperblocksInAFileDoNotPreventAStage(t *testing.T) {
 	}
 }
 
-// snapshotOf restores a snapshot of the volume to a new disk of that size.
 func (v testVolume) snapshotOf(t *testing.T, sizeBytes int64) testVolume {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", v.disk.Loop)
@@ -290,7 +284,6 @@ func TestUnstageStopsTheReadOfTheWholeDisk(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
-// If the disk is detached while stage reads it, the error is that the device is missing.
 func TestStageReportsADiskThatIsDetachedDuringItsRead(t *testing.T) {
 	v := newGuest(t).disk(64, volume.Ext4)
 	v.Whole = true
@@ -341,7 +334,6 @@ func grown(t *testing.T, fsType string) testVolume {
 	return v.guest.volume(v.guest.AttachFile(guesttest.Serial, file), fsType)
 }
 
-// interruptGrowth stages a volume whose ext filesystem has to grow, with a resize2fs that fails.
 func (v testVolume) interruptGrowth() {
 	v.guest.t.Helper()
 	csitest.Want(v.guest.t, with(v.guest.t, map[string]string{"resize2fs": "exit 1"}, v.stage),
@@ -488,7 +480,6 @@ func TestRecordsOfAGrowthAreErasedBeforeARawPublish(t *testing.T) {
 	}
 }
 
-// record returns the record of a format of the volume, or of a growth if growFrom is not 0.
 func (v testVolume) record(t *testing.T, growFrom int64) filesystem.Record {
 	t.Helper()
 	nv := csitest.Got(parseVolume(v.ID, v.capability(), v.published(), v.Context))(t)

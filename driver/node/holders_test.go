@@ -54,8 +54,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// kernelUsers contains functions that make the kernel or a process use the disk of a device node.
-// They return a function that ends the use, and the names that an error about it must contain.
+// The function end ends the use of the device. Errors about the use have to contain the names.
 var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
 	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
 		node string) (func(), []string) {
@@ -252,9 +251,8 @@ func TestADeviceThatADeadDriverLeftReadOnlyBecomesWritable(t *testing.T) {
 	})
 }
 
-// hostile describes a process that tries to delay the driver. It runs in a copy of the test's mount
-// namespace, and its children end with it. Unless root is set, it is an unprivileged user in a user
-// namespace.
+// hostile describes a process that tries to delay the driver, in a copy of the test's mount
+// namespace. Unless root is set, it is an unprivileged user in a user namespace.
 type hostile struct {
 	kind string
 	root bool

@@ -276,8 +276,6 @@ func TestInstanceIDNeedsSourcesThatAgree(t *testing.T) { // NI-1, D-28
 	}
 }
 
-// FuzzMetadata checks that parseMetadata returns an error or an id that is in the file, and that
-// further lines without the key do not change the id.
 func FuzzMetadata(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		id, err := parseMetadata(b)
@@ -294,8 +292,6 @@ func FuzzMetadata(f *testing.F) {
 	})
 }
 
-// FuzzRecord checks that a record is read as it was written, that a truncated one is invalid, and
-// that every volume id has a file of its own in the state directory.
 func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, id string) {
 		file := recordFile(id)
@@ -348,7 +344,6 @@ func (g *testGuest) inspect(asked ...inspection.Asked) inspection.Report {
 	return r
 }
 
-// digest returns a hash of all files below a directory, with their times and modes.
 func digest(t *testing.T, dir string) string {
 	t.Helper()
 	sum := sha256.New()

@@ -121,8 +121,7 @@ func TestUnpublishAndUnstageFailIfTheRecordNamesAnotherDisk(t *testing.T) {
 	v.down("pod")
 }
 
-// replaced gives the volume's device another serial, as if the volume's disk were gone and another
-// disk had got its number and name. It returns a volume on the other disk.
+// replaced gives the volume's device number and name to another disk, and returns a volume on it.
 func (v testVolume) replaced(serial, fsType string) testVolume {
 	v.guest.t.Helper()
 	v.guest.Unplug(v.disk)
@@ -169,7 +168,7 @@ func TestARawTargetDoesNotFollowAReusedDeviceNumber(t *testing.T) {
 	})
 }
 
-func TestPublishRefusesAStagingPathWithAnotherMount(t *testing.T) { // NP-5
+func TestPublishRefusesAStagingPathWithoutTheVolume(t *testing.T) { // NP-5
 	for name, cover := range map[string]func(t *testing.T, v, other testVolume){
 		"a directory of the root disk": func(t *testing.T, v, _ testVolume) {
 			must(t, unix.Unmount(v.staging(), 0))
@@ -249,14 +248,13 @@ func TestStageAcceptsADiskWithTheDeviceNameOfARemovedBtrfs(t *testing.T) {
 	v.down("pod")
 }
 
-// neighbour is another process on the node, which runs until leave is called.
 type neighbour struct {
 	t     *testing.T
 	pid   int
 	leave func()
 }
 
-// begin starts a process and waits for its first line. The process must end when its input ends.
+// begin waits for the first line of the process, which must end when its input ends.
 func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
 	t.Helper()
 	input := csitest.Got(cmd.StdinPipe())(t)
@@ -278,15 +276,12 @@ func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
 	return n
 }
 
-// inNamespace starts a process that runs the script in a copy of the test's mount namespace, and
-// then stays in it until leave is called.
 func inNamespace(t *testing.T, propagation, script string, args ...string) *neighbour {
 	t.Helper()
 	return begin(t, exec.Command("unshare", append([]string{"--mount", "--propagation", propagation,
 		"sh", "-c", "set -e; " + script + "\necho ready; read -r x || true", "sh"}, args...)...))
 }
 
-// name returns the text by which the driver's errors name the process; program is its program.
 func (n *neighbour) name(program string) string {
 	return fmt.Sprintf("process %d (%s)", n.pid, program)
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // NodePublishVolume mounts a staged volume at the target path, for a workload: a filesystem as a
-// copy of the staging mount, a block volume as a bind mount of the device's node.
+// copy of the staging mount, a raw block volume as a bind mount of the device node.
 func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (
 	*csi.NodePublishVolumeResponse, error) {
 	v, err := parsePublish(req)
@@ -40,8 +40,7 @@ func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVol
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// publish finds and verifies the device again, and then mounts the volume at the target. It does
-// not wait for the device, because a staged volume has one.
+// publish does not wait for the device, because a staged volume has one.
 func (v *nodeVolume) publish(ctx context.Context) error {
 	v.node.scans.Drop(v.ID)
 	found, err := v.node.host().Lookup(v.serial())
@@ -94,7 +93,6 @@ func (v *nodeVolume) publish(ctx context.Context) error {
 	return v.publishMount(staged)
 }
 
-// findStaged returns the mount at the staging path. It fails if that mount is not the volume's.
 func (v *nodeVolume) findStaged(table mount.Table) (*mountinfo.Info, error) {
 	path, err := mount.Canonical(v.Staging)
 	if err != nil && !mount.IsMissing(err) {
@@ -200,10 +198,10 @@ func (v *nodeVolume) publishMount(staged *mountinfo.Info) error {
 	return v.attachCopy(staged.Mountpoint, staged.FSType, set, unset, os.ModeDir)
 }
 
-// publishBlock bind-mounts the device's node at the target path.
+// publishBlock bind-mounts the device node at the target path.
 //
-// A read-only mount of a node does not stop writes, so a read-only block volume makes the device
-// itself read-only. That applies to every user of the device, so read-only and writable
+// A read-only mount of a device node does not stop writes, so a read-only block volume makes the
+// device itself read-only. That applies to every user of the device, so read-only and writable
 // publications of one volume exclude each other.
 func (v *nodeVolume) publishBlock(table mount.Table) error {
 	mounted := len(table.Of(v.device.Device)) > 0
@@ -259,8 +257,7 @@ func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind f
 	return nil
 }
 
-// createTarget creates the target, a directory or a file. It accepts an existing one of that kind,
-// which an interrupted publication may have left.
+// createTarget accepts an existing target, which an interrupted publication may have left.
 func createTarget(target string, kind fs.FileMode) (created bool, err error) {
 	if kind.IsDir() {
 		err = os.Mkdir(target, 0o750)
@@ -356,8 +353,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	return removeTarget(target)
 }
 
-// unmountTarget unmounts the layers at the target. It flushes a raw device first, because the last
-// writes of its workload may still be in the kernel's cache.
+// unmountTarget first flushes a raw device, because its last writes may be in the kernel's cache.
 func (v heldVolume) unmountTarget(ctx context.Context, target string, layers []stagedDisk) (
 	err error) {
 	top := layers[len(layers)-1]
@@ -408,7 +404,6 @@ func (v heldVolume) undoReadOnly(ctx context.Context) error {
 	return endReadOnly(device)
 }
 
-// endReadOnly makes a read-only device writable again if it has no mount any more.
 func endReadOnly(device *blockdev.OpenDevice) error {
 	readOnly, err := device.ReadOnly()
 	if err != nil || !readOnly {
@@ -424,8 +419,7 @@ func endReadOnly(device *blockdev.OpenDevice) error {
 	return nil
 }
 
-// removeTarget removes the directory or file that NodePublishVolume made, if it is empty. It never
-// removes a tree: if something is still mounted there, the tree is a user's data.
+// removeTarget removes no tree: if something is still mounted there, the tree is a user's data.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	switch {
@@ -462,8 +456,7 @@ func removeTarget(target string) error {
 // volume's, because the volume may be hidden below it. It also fails if a record contradicts the
 // mount, or if nothing proves that the mount is the volume's.
 
-// ownMounts returns those of the mounts at a staging or target path that are the volume's. It
-// returns none if another volume is mounted there.
+// ownMounts returns those of the layers that are the volume's; none if another volume is mounted.
 func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([]stagedDisk,
 	error) {
 	var own []stagedDisk
@@ -525,7 +518,7 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 
 // ofVolume reports whether the driver may treat a mount of disk d as the volume's: a record names
 // the disk, or the mount has the driver's mark. d is the zero device if the disk is gone. A device
-// scan may replace the mark of a btrfs, so a btrfs needs none if d is gone or the driver made it.
+// scan may replace the mark of a btrfs, so a btrfs needs no mark if d is gone or the driver made d.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 	node, _ := mount.NodeRoot(m)
 	isDisk := node || d.Path != "" || mount.IsDiskPath(m.Source)
@@ -554,8 +547,7 @@ func goneToo(host blockdev.Host, records []volumeRecord) string {
 	return ""
 }
 
-// mountedDisk returns the disk that is mounted, or the zero device if the instance no longer has
-// it.
+// mountedDisk returns the zero device if the instance no longer has the disk.
 func (v heldVolume) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.Device, error) {
 	node, deleted := mount.NodeRoot(m)
 	if !node && !volume.IsFilesystem(m.FSType) {
@@ -563,7 +555,7 @@ func (v heldVolume) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockd
 			"it is left alone", m.Mountpoint, m.FSType)
 	}
 	if deleted {
-		return blockdev.Device{}, nil // the number of a node that is gone may be another disk's by now
+		return blockdev.Device{}, nil // by now another disk may have the removed node's number
 	}
 	host := v.node.host()
 	known, _ := v.record.load()

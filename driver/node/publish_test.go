@@ -108,7 +108,7 @@ func TestRepeatedPublishesReturnTheCodesThatCSIWants(t *testing.T) { // NP-6, NP
 	t.Run("a workload's mount of a directory in the volume is no publication", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
-		// The name of the directory looks like a disk's node.
+		// The name of the directory looks like that of a disk's device node.
 		sub := filepath.Join(v.staging(), "nvme0n1")
 		must(t, os.Mkdir(sub, 0o755))
 		must(t, os.Mkdir(v.guest.path("sub"), 0o755))
@@ -191,7 +191,7 @@ func TestAMountOfAnotherInstancesDeviceNodeIsNoPublication(t *testing.T) {
 	must(t, v.publish("pod"))
 	must(t, v.unpublish("pod"))
 
-	// A mount of this instance's node is a publication, also after the node was replaced.
+	// A mount of this instance's device node is a publication, even after that was replaced.
 	must(t, os.WriteFile(g.path("old"), nil, 0o600))
 	guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "dev", v.disk.Name), g.path("old"))
 	g.Unplug(v.disk)
@@ -255,7 +255,6 @@ func TestUnpublishUnmountsTheVolumeAndRemovesTheTarget(t *testing.T) { // D-36, 
 	must(t, v.unstage())
 }
 
-// breakExt makes an ext4 report an error, after which the kernel makes it read-only.
 func breakExt(t *testing.T, v testVolume) {
 	t.Helper()
 	guesttest.Run(t, "mount", "-o", "remount,errors=remount-ro", v.staging())
@@ -271,7 +270,6 @@ func turnReadOnly(t *testing.T, path string) {
 		&unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
 }
 
-// forceDetach removes the disk of a mounted volume, and attaches a copy of it with the same serial.
 func forceDetach(t *testing.T, v testVolume) {
 	t.Helper()
 	copied := v.disk.Copy(t)
@@ -346,8 +344,7 @@ func TestUnstageFailsIfTheDeviceCannotBeOpened(t *testing.T) { // NU-5
 	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
 }
 
-// freeze freezes the volume's filesystem, which is mounted at path. When the test ends, it thaws
-// the filesystem if it is still frozen, even if it is no longer mounted.
+// freeze also thaws the filesystem when the test ends, even if it is no longer mounted.
 func (v testVolume) freeze(path string) {
 	t := v.guest.t
 	t.Helper()
@@ -506,7 +503,6 @@ func TestStatsDoNotWaitForAFrozenFilesystem(t *testing.T) { // VS-3
 	}
 }
 
-// awaitBlocked waits until a thread of this process is in uninterruptible sleep.
 func awaitBlocked(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {

@@ -29,11 +29,10 @@ const (
 	// socket's directory, in which CSI allows only the socket.
 	DefaultStateDir = "/run/" + volume.DriverName
 	// recordVersion is the version of the records. The driver ignores a record of another version.
-	recordVersion = 1
-	recordSuffix  = ".json"
-	newSuffix     = flight.NewSuffix // of a record that is being written
-	lockName      = "lock"           // the file of the locks (blockdev.Host.Lock)
-	// maxRecordBytes is far more than a record needs.
+	recordVersion  = 1
+	recordSuffix   = ".json"
+	newSuffix      = flight.NewSuffix // of a record that is being written
+	lockName       = "lock"           // the file of the locks (blockdev.Host.Lock)
 	maxRecordBytes = 4096
 )
 
@@ -53,9 +52,8 @@ type volumeRecord struct {
 // asKnown makes save keep the recorded value of Covers, for calls that do not read the filesystem.
 const asKnown = -1
 
-// recordStore contains one record for each volume that this node has staged or published and not
-// yet unstaged. Records only make answers stricter: without one, a call relies on the kernel's
-// mount tables alone. So it does no harm if a record is lost or invalid.
+// recordStore contains a record for each volume from its stage or publish to its unstage. Records
+// only make answers stricter: without one, a call relies on the kernel's mount tables alone.
 type recordStore struct {
 	dir      string // empty means that records are kept in memory only
 	instance string
@@ -73,8 +71,6 @@ func (n *Service) records() *recordStore {
 	return n.store
 }
 
-// parseRecord parses a record. It refuses a record that is truncated, of another version, or
-// followed by more text.
 func parseRecord(b []byte) (volumeRecord, error) {
 	if len(b) > maxRecordBytes {
 		return volumeRecord{}, fmt.Errorf("it has more than %d bytes", maxRecordBytes)
@@ -102,7 +98,6 @@ func (r volumeRecord) encode() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// recordKey returns a volume's id as records contain it: a UUID in lower case.
 func recordKey(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id
@@ -110,8 +105,7 @@ func recordKey(volumeID string) string {
 	return volumeID
 }
 
-// recordFile returns the name of the file for a volume's record. It hashes an id that is no UUID,
-// because that may contain any characters.
+// recordFile hashes an id that is no UUID, because that may contain any characters.
 func recordFile(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id + recordSuffix
@@ -120,7 +114,6 @@ func recordFile(volumeID string) string {
 	return hex.EncodeToString(sum[:]) + recordSuffix
 }
 
-// storedRecord gives access to the record of one volume, which may have none.
 type storedRecord struct {
 	*recordStore
 	id     string // the volume's id as in the request
@@ -239,8 +232,7 @@ func (s *recordStore) all() []volumeRecord {
 	return all
 }
 
-// delete deletes the record of a volume that is gone from this node. If that fails, the record only
-// makes a later answer stricter, so the failure is only logged.
+// delete only logs a failure: a record that stays only makes a later answer stricter.
 func (s storedRecord) delete() {
 	s.mu.Lock()
 	delete(s.kept, s.volume)
@@ -254,7 +246,6 @@ func (s storedRecord) delete() {
 	}
 }
 
-// read reads the volume's record from its file. It refuses one of another volume or instance.
 func (s storedRecord) read() (volumeRecord, error) {
 	r, err := readRecordFile(filepath.Join(s.dir, s.file))
 	switch {
@@ -304,9 +295,7 @@ func (s *recordStore) write(r volumeRecord) error {
 // OpenState prepares the state directory, when a driver starts.
 func (n *Service) OpenState() error { return n.records().open() }
 
-// open creates the state directory, checks that it can be written, and removes the temporary files
-// of a driver that died while it wrote. Its error does not name the directory, which is the value
-// of a setting.
+// The error of open does not name the directory, because that is the value of a setting.
 func (s *recordStore) open() error {
 	if s.dir == "" {
 		s.log.Warn("no state directory: after a restart the node will not know which " +
@@ -343,7 +332,6 @@ var unfinishedFile = sync.OnceValue(func() *regexp.Regexp {
 		`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)
 })
 
-// tryState tests whether it can create the directory, the file of the locks and a temporary file.
 func tryState(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -46,7 +46,6 @@ func (g *testGuest) hasRecords(want ...string) {
 	}
 }
 
-// isKnown checks that a new Service has a record of the volume; if want is false, that it has none.
 func (v testVolume) isKnown(want bool) {
 	v.guest.t.Helper()
 	if r, known := v.guest.node().records().of(v.ID).load(); known != want {
@@ -243,7 +242,6 @@ while [ ! -e '%s' ]; do sleep 0.01; done; fi; "$real" "$@"`, begun, file)})
 	}
 }
 
-// start makes a call in a goroutine. The function that it returns waits for the call's result.
 func start(call func() error) (result func() error) {
 	called := async.Start(func() (struct{}, error) { return struct{}{}, call() })
 	return func() error {
@@ -344,7 +342,6 @@ func TestLocksWorkAfterTheirFileIsRemoved(t *testing.T) {
 	must(t, third.lock.Close())
 }
 
-// ownDescriptors counts this process's descriptors of the file that have the text info in fdinfo.
 func ownDescriptors(t *testing.T, path, info string) (n int) {
 	t.Helper()
 	links := csitest.Got(filepath.Glob("/proc/self/fd/*"))(t)

@@ -1,18 +1,15 @@
 // Package node implements CSI's node service.
 //
-// Service answers the node RPCs. A call parses its request, finds the device by its serial, and
-// keeps it open and locked until the answer. It reads the mount table anew. Package filesystem
-// makes the volume's filesystem ready, and package mount mounts it.
+// A call parses its request, finds the device by its serial, and keeps it open and locked until the
+// answer. It reads the mount table anew. Package filesystem makes the volume's filesystem ready,
+// and package mount mounts it.
 //
-// The service records for each volume, in memory and in the state directory, which disk it is,
+// The service records for each volume which disk it is, in memory and in the state directory,
 // because NodeUnstageVolume and NodeUnpublishVolume get only an id and a path. Records only make
 // answers stricter, so the loss of one does no harm.
 //
-// Inspect may run beside a service. It reports what the node sees of its volumes and changes
-// nothing.
-//
-// InstanceID finds out which instance this is. The package never talks to the rack: a node needs no
-// token. Its RPCs need Linux; elsewhere they answer UNIMPLEMENTED.
+// The package never talks to the rack: a node needs no token. Its RPCs need Linux; elsewhere they
+// answer UNIMPLEMENTED.
 package node
 
 import (

@@ -47,8 +47,7 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stage keeps the device open from the first check to the mount, so that no other disk can get its
-// number.
+// stage keeps the device open to the mount, so that no other disk can get its number.
 func (v *nodeVolume) stage(ctx context.Context) error {
 	found, err := v.node.host().Await(ctx, v.serial(),
 		cmp.Or(v.node.DeviceTimeout, defaultDeviceTimeout))
@@ -82,7 +81,6 @@ func (v *nodeVolume) stage(ctx context.Context) error {
 		return csierr.New(csierr.DeviceHeld, "%s is already mounted at %s; unmount it there first",
 			v.device.Path, mounts.Paths())
 	}
-	// Create the directory if the orchestrator has not.
 	if err := os.MkdirAll(v.Staging, 0o750); err != nil {
 		return csierr.New(csierr.PathInvalid, "staging_target_path has to be a directory: %w", err)
 	}
@@ -158,7 +156,7 @@ func (v *nodeVolume) recall(err error) error {
 
 // stagedAt returns the mount at the staging path, or nil, and the mount table. If the filesystem
 // there has failed or lost its disk, and no workload uses it any more, stagedAt unmounts it, so
-// that the volume can be staged again without a person.
+// that the volume can be staged again.
 func (v heldVolume) stagedAt(path string) (*mountinfo.Info, mount.Table, error) {
 	table, err := mount.ReadTable()
 	if err != nil {
@@ -433,7 +431,7 @@ func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]s
 	return v, v.checkUse()
 }
 
-// positive parses a number of bytes. It returns 0 for an empty text, which means unknown.
+// positive returns 0 for an empty text, which means unknown.
 func positive(field, text string) (int64, error) {
 	if text == "" {
 		return 0, nil
@@ -446,8 +444,7 @@ func positive(field, text string) (int64, error) {
 	return n, nil
 }
 
-// checkContexts fails if publish_context and volume_context are of different volumes, which an
-// orchestrator or a person has confused.
+// checkContexts finds contexts of two volumes, which an orchestrator or a person has confused.
 func checkContexts(id string, published, vol map[string]string) error {
 	for _, key := range []string{volume.CtxDiskName, volume.CtxDiskID, volume.CtxBlockSize} {
 		if a, b := published[key], vol[key]; a != "" && b != "" && !strings.EqualFold(a, b) {

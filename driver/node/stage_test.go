@@ -288,7 +288,6 @@ func TestARefusedMountFlagIsNamedByItsPosition(t *testing.T) { // B-15, NS-15
 	}
 }
 
-// isReadOnly ends the test if the device's read-only switch is not as wanted.
 func (v testVolume) isReadOnly(want bool) {
 	v.guest.t.Helper()
 	got := strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
@@ -489,7 +488,6 @@ func (g *testGuest) volume(d *guesttest.Disk, fsType string) testVolume {
 		Name: d.Serial, FSType: fsType, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
 }
 
-// disk returns a volume on a new disk, whose serial is guesttest.Serial unless another is given.
 func (g *testGuest) disk(mib int64, fsType string, serial ...string) testVolume {
 	g.t.Helper()
 	serial = append(serial, guesttest.Serial)
@@ -548,8 +546,7 @@ func (v testVolume) unpublishRequest(target string) *csi.NodeUnpublishVolumeRequ
 	return &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: v.guest.path(target)}
 }
 
-// Each method below makes its call with a new Service, so no call relies on the memory of an
-// earlier one.
+// Each method below makes its call with a new Service, as after a restart.
 
 func (v testVolume) ask(request proto.Message) error {
 	return csitest.Call(v.guest.t.Context(), v.guest.node(), request)
@@ -567,7 +564,6 @@ func (v testVolume) publishReadOnly(target string) error {
 
 func (v testVolume) unpublish(target string) error { return v.ask(v.unpublishRequest(target)) }
 
-// up stages the volume and publishes it. down undoes both.
 func (v testVolume) up(target string) {
 	v.guest.t.Helper()
 	must(v.guest.t, v.stage())
@@ -580,8 +576,7 @@ func (v testVolume) down(target string) {
 	must(v.guest.t, v.unstage())
 }
 
-// smallTmpfs mounts a tmpfs of that size and returns its directory. Writes to a disk fail if its
-// sparse file is in the tmpfs and the tmpfs is full.
+// If a disk's sparse file is in the tmpfs, writes to the disk fail when the tmpfs is full.
 func smallTmpfs(t *testing.T, sizeBytes int64) (dir string) {
 	t.Helper()
 	dir = t.TempDir()

@@ -84,11 +84,10 @@ func (n *Service) Use() (Use, error) {
 }
 
 // foreignDisks counts the disks that are no volumes: the boot disk and disks attached by hand. They
-// take slots from the rack's limit per instance. Disks come and go, so each call counts them. A
-// disk that has a record is a volume, even if it was made by hand (a static volume). Without a
-// record, as after a reboot, a static volume counts until it is staged: one slot too few makes a
-// pod wait, while one too many makes a pod fail on a full node. The cloud-init volume is no NVMe
-// disk and does not count.
+// take slots from the rack's limit per instance. A disk that has a record is a volume, even if it
+// was made by hand (a static volume). Without a record, as after a reboot, a static volume counts
+// until it is staged: one slot too few makes a pod wait, while one too many makes a pod fail on a
+// full node. The cloud-init volume is no NVMe disk and does not count.
 func foreignDisks(all []blockdev.Device, volumes []volumeRecord) int {
 	return len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
 		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r volumeRecord) bool {
@@ -193,8 +192,7 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	return st, nil
 }
 
-// volumeAt returns the disk that is mounted at a path. It fails if the records show that the disk
-// is not the volume's.
+// volumeAt fails if the records show that the disk at the path is not the volume's.
 func (n *Service) volumeAt(volumeID, path string) (shownVolume, error) {
 	shown, err := shownAt(n.host(), path)
 	if err != nil {
@@ -311,8 +309,7 @@ func (n *Service) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (healthEntri
 		mounts[0].Mountpoint, volume.SizeText(known.Covers), volume.SizeText(d.SizeBytes))), nil
 }
 
-// checkPaths fails if another volume is mounted at a path of the request. It ignores a path without
-// a volume.
+// checkPaths fails if another volume is mounted at a path of the request.
 func checkPaths(host blockdev.Host, req *csi.NodeGetVolumeHealthRequest, serial string) error {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
 		if path == "" {
@@ -368,9 +365,7 @@ func (n *Service) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealt
 }
 
 const (
-	// maxShownMounts limits the mounts in a volume's report, which may be in many namespaces.
-	maxShownMounts = 64
-	// maxShownChanges limits the changes in a volume's report.
+	maxShownMounts  = 64
 	maxShownChanges = 50
 )
 
@@ -490,8 +485,6 @@ func serialOf(a inspection.Asked, v inspection.Volume) (serial, from string) {
 	return "", ""
 }
 
-// inspectMounts adds the mounts of the volume's device to the report, and returns those in the
-// driver's own namespace.
 func inspectMounts(v *inspection.Volume, d blockdev.Device, views mount.Views) (own []mount.Found) {
 	if views == nil {
 		v.Unseen = append(v.Unseen, inspection.Unseen{Part: inspection.PartMounts,

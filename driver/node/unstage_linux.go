@@ -46,11 +46,10 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// stagedDisk is a disk of a volume that is being unstaged.
 type stagedDisk struct {
 	blockdev.Device                 // the zero device where it is no longer there
 	layer           *mountinfo.Info // its mount at the staging path; nil if it is known from a record
-	raw             bool            // workloads may have its node
+	raw             bool            // workloads may have its device node
 	journal         bool            // it was a healthy ext, mounted for writing, until this call
 }
 
@@ -101,7 +100,6 @@ func (v heldVolume) unstage(ctx context.Context, path string) error {
 	return fmt.Errorf("%w; %w", err, unwritten) // no later call can report the lost data
 }
 
-// takeDown unmounts what is at the staging path, and releases the disks.
 func (v heldVolume) takeDown(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	if len(layers) > 0 {
@@ -151,7 +149,6 @@ func (v heldVolume) stagedDisks(own []stagedDisk) ([]stagedDisk, error) {
 	return append(disks, stagedDisk{Device: d, raw: known.Block}), nil
 }
 
-// mountsOf lists the mounts of several disks in all namespaces.
 func mountsOf(vs mount.Views, disks []stagedDisk) []mount.Found {
 	var found []mount.Found
 	for _, d := range disks {
@@ -164,7 +161,6 @@ func (v heldVolume) releaseTimeout() time.Duration {
 	return cmp.Or(v.node.ReleaseTimeout, defaultReleaseTimeout)
 }
 
-// awaitNone waits until the function look finds no mounts, at most for the release timeout.
 func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) (
 	unread string, err error) {
 	return mount.AwaitNone(ctx, v.node.log(), v.releaseTimeout(), look)
@@ -332,9 +328,8 @@ type heldVolume struct {
 	flight flight.Call
 }
 
-// hold locks the volume against other processes of the driver until unlock. Every call that changes
-// a volume on this node has the lock from its beginning to its end. So no call returns OK while
-// another process is in the middle of a change.
+// hold locks the volume against other processes of the driver until unlock, so that no call returns
+// OK while another process is in the middle of a change.
 func (n *Service) hold(ctx context.Context, volumeID string) (heldVolume, error) {
 	lock, err := n.host().Lock(ctx, "the volume "+recordKey(volumeID))
 	return heldVolume{node: n, id: volumeID, lock: lock, record: n.records().of(volumeID),

@@ -4,11 +4,7 @@
 // A [Disk] keeps a log of the writes, discards and flushes that reached it, in their order, and of
 // notes that the caller adds. From the log, [Replay] and [Apply] rebuild every content that the
 // disk could have after a power cut: everything that was flushed, and any choice of the sectors
-// ([SectorBytes]) that were written since. Images are sparse, and their forks share unchanged
-// pages, so that thousands of them need little memory.
-//
-// A [Fault] affects reads, writes or flushes of some sectors. It makes them fail, hang, take long,
-// or succeed without effect, for a number of times or until the caller removes the fault.
+// ([SectorBytes]) that were written since.
 //
 // The log has requests in the order in which the disk serves them. So a flush covers all earlier
 // writes of the log, including a write that was in progress when the flush arrived. A real disk
@@ -199,7 +195,6 @@ func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 	return lie, nil
 }
 
-// await waits for the fault's delay or, if the fault hangs, until Heal removes the fault.
 func await(f *armed) {
 	if f.Hang {
 		<-f.removed
@@ -289,7 +284,7 @@ const ActivitySeconds = 60
 // Activity counts the operations of one second, including those that fail or hang.
 type Activity struct{ Reads, Writes, Flushes int }
 
-// second counts the operations in the second that began at the Unix time at.
+// second counts the operations of one second. at is its Unix time.
 type second struct {
 	at int64
 	Activity

@@ -28,7 +28,6 @@ import (
 
 const mib = 1 << 20
 
-// serve returns a disk of 8 MiB, and its loop device, which it has opened with O_DIRECT.
 func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	t.Helper()
 	dir := t.TempDir()
@@ -178,13 +177,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// stuck is the content of a disk. Its writes never return.
 type stuck struct {
 	*flakydisk.Image
 	reached func()
 }
 
-// WriteAt calls reached and never returns.
 func (s stuck) WriteAt([]byte, int64) (int, error) {
 	s.reached()
 	select {}

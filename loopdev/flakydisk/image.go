@@ -114,7 +114,6 @@ var (
 	noData  [PageBytes]byte
 )
 
-// set replaces a page with a copy that has b at offset at. It removes a page of zeros.
 func (m *Image) set(number, at int64, b []byte) {
 	old := m.pages[number]
 	if bytes.Equal(b, noData[:len(b)]) && (old == nil || len(b) == PageBytes) {

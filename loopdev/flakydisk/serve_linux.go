@@ -217,7 +217,6 @@ func punch(f *os.File, offset, n int64) error {
 	return unix.Fallocate(int(f.Fd()), hole, offset, n)
 }
 
-// errno returns the kernel's error number for an error.
 func errno(err error) syscall.Errno {
 	var known syscall.Errno
 	switch {

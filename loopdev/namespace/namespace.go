@@ -4,7 +4,7 @@ package namespace
 
 import "os"
 
-// Enter sets the environment variable marker for the program that it starts again.
+// marker is the environment variable that Enter sets for the program that it starts again.
 const marker = "OXIDE_NAMESPACE"
 
 // Entered reports whether Enter has started this program again and has not yet returned in it.

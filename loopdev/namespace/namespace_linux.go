@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Main runs a package's tests in a mount namespace of its own. So no test sees the mounts of
-// another package or keeps their devices in use, and the mounts of a failed test disappear with the
-// namespace. Without root, Main runs the tests in the present namespace, and a test that needs root
-// fails. Call Main from TestMain.
+// Main runs a package's tests in a mount namespace of its own, so no test sees the mounts of
+// another package or keeps their devices in use, and the mounts of a failed test disappear. Without
+// root, Main runs the tests in the present namespace, and a test that needs root fails. Call Main
+// from TestMain.
 func Main(m interface{ Run() int }) {
 	if os.Geteuid() == 0 {
 		if err := Enter(); err != nil {
