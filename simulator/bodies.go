@@ -129,7 +129,7 @@ func parseInstanceCreate(f *fields) any {
 	return c
 }
 
-// unsupported returns the first name whose list is not empty. The simulator answers it with 501.
+// unsupported returns the first name whose list is not empty, for a 501.
 func (f *fields) unsupported(names ...string) string {
 	for _, name := range names {
 		var wanted []json.RawMessage

@@ -22,8 +22,7 @@ import (
 // ignored, and a known field may occur only once. The error names the path of the first invalid
 // field (A06).
 type fields struct {
-	raw map[string]json.RawMessage
-	// repeated contains the keys that occur more than once in the object.
+	raw      map[string]json.RawMessage
 	repeated map[string]bool
 	path     string
 	err      *error
@@ -126,7 +125,6 @@ func (f *fields) get(name string) (json.RawMessage, bool) {
 	return raw, ok
 }
 
-// has reports whether a field exists and is not null.
 func (f *fields) has(name string) bool {
 	raw, ok := f.get(name)
 	return ok && string(raw) != "null"
@@ -153,7 +151,6 @@ func (f *fields) identity() (name, description string) {
 	return name, f.text("description")
 }
 
-// newIdentity reads the name and the description of an update. A missing one is nil.
 func (f *fields) newIdentity() (name, description *string) {
 	if f.has("name") {
 		text := f.text("name")
@@ -241,7 +238,6 @@ func (f *fields) object(name string) *fields {
 	return nested
 }
 
-// list reads an optional list of objects.
 func (f *fields) list(name string) []*fields {
 	if _, ok := f.get(name); !ok {
 		return nil
@@ -381,7 +377,6 @@ func (f *fields) endpoint(allowed ...string) map[string]any {
 	return value
 }
 
-// endpoints reads the required list of a firewall rule's targets or hosts.
 func (f *fields) endpoints(name string) []any {
 	list := []any{}
 	for _, one := range f.needed(name) {
@@ -453,7 +448,6 @@ func (f *fields) protocol() map[string]any {
 	return map[string]any{"type": tag, "value": value}
 }
 
-// readAllocation reads the address of a floating IP, or the pool that allocates the address.
 func readAllocation(f *fields) engine.Allocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.Allocation{IP: f.address("ip")}
@@ -461,7 +455,6 @@ func readAllocation(f *fields) engine.Allocation {
 	return readPoolSelector(f)
 }
 
-// readSubnetAllocation reads an external subnet, or the pool that allocates the subnet.
 func readSubnetAllocation(f *fields) engine.SubnetAllocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.SubnetAllocation{Subnet: f.subnet().Subnet}

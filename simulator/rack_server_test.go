@@ -46,7 +46,6 @@ var withoutDevices = func() Devices {
 	return NoDevices
 }()
 
-// needGuests skips the test if this process cannot make guest views: it must be root on Linux.
 func needGuests(t *testing.T) {
 	t.Helper()
 	if withoutDevices != "" {
@@ -54,7 +53,6 @@ func needGuests(t *testing.T) {
 	}
 }
 
-// serveRack serves a rack until the test ends. If c has no directory, serveRack creates one.
 func serveRack(t *testing.T, c engine.Config) *rackServer {
 	t.Helper()
 	if c.Dir == "" {
@@ -116,7 +114,6 @@ func (r *rackServer) try(ctx context.Context, request string, header ...string) 
 	return reply{resp.StatusCode, resp.Header, string(text)}, err
 }
 
-// send is like try, but fails the test if the request gets no answer.
 func (r *rackServer) send(request string, header ...string) reply {
 	r.t.Helper()
 	got, err := r.try(r.t.Context(), request, header...)
@@ -136,7 +133,6 @@ func (r *rackServer) demand(status int, part, request string) string {
 	return got.body
 }
 
-// identities matches the short form of an object's name and description in the script of play.
 var identities = regexp.MustCompile(`NAME=([a-z0-9-]+)`)
 
 // play sends the requests of a script, one in each line. A line has the wanted status, the method,
@@ -177,7 +173,6 @@ func newDisk(name string, oldNew ...string) string {
 		`","description":"","size":`+oneGiB+`,"disk_backend":`+blankBackend+`}`)
 }
 
-// source returns the disk_source of a disk that is created from a snapshot or an image.
 func source(kind, id string) string {
 	return fmt.Sprintf(`{"type":%q,"%s_id":%q,"read_only":false}`, kind, kind, id)
 }
@@ -212,7 +207,6 @@ func (r *rackServer) delete(object string) {
 	r.demand(204, "", "DELETE /v1/"+object+"?project=default")
 }
 
-// moving returns the request to attach or detach a disk.
 func moving(verb, instance, disk string) string {
 	return fmt.Sprintf(`POST /v1/instances/%s/disks/%s?project=default {"disk":%q}`, instance, verb,
 		disk)
@@ -256,7 +250,6 @@ func (r *rackServer) awaitState(instance, state string) {
 	})
 }
 
-// change starts, stops or reboots an instance, and waits until the instance is in the state.
 func (r *rackServer) change(verb, instance, state string) {
 	r.t.Helper()
 	r.demand(202, "", fmt.Sprintf("POST /v1/instances/%s/%s?project=default", instance, verb))

@@ -45,12 +45,11 @@ type apiRequest struct {
 	path    url.Values // the parameters in the path
 	query   url.Values
 	scan    scan
-	// raw is the request's body. rawErr is the error of reading the body.
-	raw    []byte
-	rawErr error
-	faults []adminapi.ActiveFault
-	entry  adminapi.Request
-	call   engine.Call
+	raw     []byte
+	rawErr  error
+	faults  []adminapi.ActiveFault
+	entry   adminapi.Request
+	call    engine.Call
 	// subjects are the names and IDs of objects in the request. A fault's Object must be one of them.
 	subjects []string
 }
@@ -257,7 +256,6 @@ func (r *apiRequest) subject(nameOrID string) {
 	r.entry.Object = clip(nameOrID)
 }
 
-// named maps each parameter in the query and in the path to the object that the parameter names.
 func (r *apiRequest) named() map[string]store.Selector {
 	all := map[string]store.Selector{}
 	for _, values := range []url.Values{r.query, r.path} {
@@ -268,7 +266,6 @@ func (r *apiRequest) named() map[string]store.Selector {
 	return all
 }
 
-// bearerOf returns the token of a request, or "".
 func bearerOf(r *http.Request) string {
 	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "bearer") {
@@ -301,8 +298,7 @@ type response struct {
 	body        []byte
 }
 
-// errorBody is the body of an error, with its fields in the rack's order; the code is optional
-// (A01).
+// errorBody has the fields of an error in the rack's order; the code is optional (A01).
 type errorBody struct {
 	RequestID string `json:"request_id"`
 	ErrorCode string `json:"error_code,omitempty"`

@@ -93,13 +93,11 @@ const (
 
 // Server serves a rack's API and its admin listener. Faults may be added and removed at any time.
 type Server struct {
-	// Faults contains the active faults.
 	Faults Faults
 	// Flights follows the drivers' flight records that the console shows.
-	Flights flightlog.Log
-	rack    *engine.Simulation
-	token   string
-	// apiHosts and adminHosts are copied from the Config.
+	Flights              flightlog.Log
+	rack                 *engine.Simulation
+	token                string
 	apiHosts, adminHosts []string
 	// bodyTime limits how long a client may take to send a body. large limits how many clients may
 	// send bodies of more than smallBody bytes at the same time.
@@ -107,7 +105,6 @@ type Server struct {
 	large    chan struct{}
 	log      *slog.Logger
 	requests requestLog
-	// mutation contains the rack's active mutation, if any.
 	mutation broken.Switch
 }
 
@@ -162,8 +159,8 @@ func (s *Server) NoDevices() error { return s.rack.Plane().NoDevices() }
 // Dir returns the rack's directory.
 func (s *Server) Dir() string { return s.rack.Dir() }
 
-// RunDeferred does the work now that faults of the phase Deferred and the switch FreeDelay have
-// postponed. It returns when the work is done.
+// RunDeferred ends the delays of faults of the phase Deferred and of the switch FreeDelay. It
+// returns when the delayed work is done.
 func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDeferred(ctx) }
 
 // ServeHTTP serves the rack's API. Close and Reset do not wait for requests whose bodies are still
@@ -217,8 +214,7 @@ func (s *Server) serve(r *apiRequest) response {
 	return newResponse(r.id, status, body, nil)
 }
 
-// fail responds with an error. It logs an internal error, because the caller gets only "Internal
-// Server Error".
+// fail logs an internal error, because the caller gets only "Internal Server Error".
 func (s *Server) fail(r *apiRequest, err error) response {
 	var known *engine.Error
 	if !errors.As(err, &known) {
@@ -269,7 +265,6 @@ func (s *Server) respond(r *apiRequest) response {
 	return a
 }
 
-// exchange converts a request to an Interception, which a mutation can change.
 func (s *Server) exchange(r *apiRequest) *broken.Interception {
 	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: r.raw}
 	if op, path, err := route(r.Method, r.URL.EscapedPath()); err == nil {
@@ -294,7 +289,6 @@ const (
 	keptText  = 1 << 10
 )
 
-// clip cuts a client's text to keptText bytes.
 func clip(text string) string { return strings.Clone(text[:min(len(text), keptText)]) }
 
 func size(r *adminapi.Request) int {

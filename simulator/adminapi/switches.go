@@ -29,13 +29,12 @@ type Switches struct {
 	QuotaFirst bool `json:"quota_first"`
 	// InstanceDelay is the time that an instance takes to start, stop or reboot.
 	InstanceDelay Duration `json:"instance_delay"`
-	// QuotaBytes is the silo's quota of storage.
-	QuotaBytes Size `json:"quota_bytes"`
+	QuotaBytes    Size     `json:"quota_bytes"`
 	// Full makes the rack run out of physical space: it refuses every request that needs space,
 	// regardless of the quota (A27).
 	Full bool `json:"full"`
 	// Replacing makes the rack replace a region of every disk, as after the loss of a drive. Meanwhile
-	// the rack takes no snapshots (A39).
+	// it takes no snapshots (A39).
 	Replacing bool `json:"replacing"`
 	// DiskLimit is the number of disks that an instance may have.
 	DiskLimit int `json:"disk_limit"`
@@ -75,7 +74,6 @@ func (d *Duration) UnmarshalText(text []byte) error {
 // hot-plug prototype (docs/hot-plug.md) may follow after commas, as in "attach-only,record-first".
 type Hotplug string
 
-// The modes of hot-plug.
 const (
 	// HotplugFull attaches and detaches disks while the instance runs.
 	HotplugFull Hotplug = "full"
@@ -87,7 +85,7 @@ const (
 	HotplugNone Hotplug = "none"
 )
 
-// The behaviours of the prototype.
+// The behaviours of the hot-plug prototype.
 const (
 	// RecordFirst records an attach before the instance gets the device. If the instance cannot get it
 	// (DeviceFault.Fails), the answer is a 500, and the disk stays attached without a device. A
@@ -101,7 +99,6 @@ const (
 	SurpriseRemoval Hotplug = "surprise-removal"
 )
 
-// hotplugNeeds lists the modes in which each behaviour is possible.
 var hotplugNeeds = map[Hotplug][]Hotplug{
 	RecordFirst:     {HotplugFull, HotplugAttachOnly},
 	RefusalsAs500:   {HotplugFull, HotplugAttachOnly},

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// checkNodes verifies that device nodes in dir work, and returns the st_dev of files in dir.
+// checkNodes verifies that dir can have device nodes, and returns the st_dev of its files.
 func checkNodes(dir string) (device uint64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -107,7 +107,7 @@ func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }
 
-// hurry raises the priority of this thread, if the kernel permits it, until the caller calls end.
+// hurry raises the priority of this thread until end, if the kernel permits it.
 func hurry() (end func()) {
 	runtime.LockOSThread()
 	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)

@@ -27,7 +27,6 @@ const (
 	markText = "This directory belongs to oxide-simulator. It removes files here."
 )
 
-// mark is the content of a directory's mark file.
 type mark struct{ version, process string }
 
 // readMark reads a directory's mark file. The error is fs.ErrNotExist if the file is missing, or
@@ -50,7 +49,7 @@ func readMark(dir string) (m mark, err error) {
 	return m, nil
 }
 
-// readSmall reads a short regular file. It does not block if the file is a pipe.
+// readSmall does not block if the file is a pipe.
 func readSmall(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -68,7 +67,7 @@ func readSmall(path string) (string, error) {
 	return string(text), err
 }
 
-// write writes the mark m into a directory: to a new mark file, or to an empty one.
+// write writes a new mark file, or replaces an empty one.
 func (m mark) write(dir string) error {
 	path := filepath.Join(dir, markFile)
 	if text, err := readSmall(path); err == nil && text == "" {
@@ -87,7 +86,7 @@ func (m mark) write(dir string) error {
 }
 
 // prepareDir creates dir, or verifies that dir is empty or has the mark and the records of this
-// version. It changes nothing before that. process identifies this process if dir is temporary.
+// version, before it changes anything. process identifies this process if dir is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)
@@ -235,8 +234,7 @@ func (r *Simulation) removeLeft(ctx context.Context) {
 	}
 }
 
-// abandoned reports whether a simulator of this user has made a directory, and its process has
-// ended.
+// abandoned reports whether a simulator of this user made a directory, and its process has ended.
 func abandoned(dir string) bool {
 	info, err := os.Lstat(dir)
 	if err != nil || !info.IsDir() || info.Mode().Perm() != 0o700 {

@@ -42,8 +42,8 @@ const (
 	maxInterfaces  = 8
 )
 
-// checkInterfaces makes the rack's checks of the interfaces of a new instance, before any part of
-// the instance is created (A64).
+// checkInterfaces makes the checks that a rack makes before it creates any part of an instance
+// (A64).
 func checkInterfaces(tx *store.Tx, create []InterfaceCreate) {
 	tx.Refuse(len(create) > maxInterfaces,
 		invalidRequest("An instance may not have more than %d network interfaces", maxInterfaces))
@@ -153,7 +153,6 @@ func (s Instances) Interfaces(call *Call, tx *store.Tx) []store.NetworkInterface
 	return tx.Interfaces(lookup(s.Simulation, call, tx, store.Instances).ID)
 }
 
-// findInterface finds the interface that a call names by its ID, or by its name on an instance.
 func (s Instances) findInterface(call *Call, tx *store.Tx) (nic store.NetworkInterface,
 	i store.Instance) {
 	const kind = "instance-network-interface"
@@ -292,7 +291,6 @@ func setSystemRouter(c *Change, _ any) {
 	}
 }
 
-// createNetwork gives a new VPC its router with two routes, a subnet, firewall rules and a gateway.
 func createNetwork(c *Change) {
 	system := named("system",
 		"Routes are automatically added to this router as VPC subnets are created",
@@ -419,7 +417,6 @@ func setIPv4Block(c *Change, value any) {
 	c.record.Fields["ipv4_block"] = value
 }
 
-// setIPv6Block sets the given block, or a new one. It refuses a block that overlaps another subnet.
 func setIPv6Block(c *Change, value any) {
 	vpc := netip.MustParsePrefix(c.parent.Text("ipv6_prefix"))
 	if value == nil {
@@ -441,7 +438,6 @@ func setIPv6Block(c *Change, value any) {
 	}
 }
 
-// interfaceIn reports whether a network interface is in the subnet.
 func interfaceIn(c *Change) (name string, found bool) {
 	for nic := range c.AllInterfaces() {
 		found = found || nic.SubnetID == c.old.ID
@@ -460,7 +456,6 @@ func (s Resources) Interfaces(call *Call, tx *store.Tx) (nics []store.NetworkInt
 	return nics
 }
 
-// subnetRoute returns the name and the other fields of a subnet's route.
 func subnetRoute(subnet store.Resource) (name string, values map[string]any) {
 	name = subnet.Name
 	if name == "default-v4" || name == "default-v6" {
@@ -480,8 +475,7 @@ func (c *Change) systemRouter(vpcID string) store.Resource {
 	return byID(c.Tx, Router.Table(), byID(c.Tx, VPC.Table(), vpcID).Text("system_router_id"))
 }
 
-// routeToSubnet yields the system router's route to the subnet, as a Change with which the caller
-// replaces or deletes the route.
+// routeToSubnet yields the system router's route to the subnet.
 func (c *Change) routeToSubnet() iter.Seq[*Change] {
 	return func(yield func(*Change) bool) {
 		name, _ := subnetRoute(c.old)
@@ -507,7 +501,6 @@ func deleteSubnetRoute(c *Change) {
 	}
 }
 
-// The kinds of routers and routes.
 const (
 	routerSystem = "system"
 	routeCustom  = "custom"
@@ -515,7 +508,6 @@ const (
 	routeSubnet  = "vpc_subnet"
 )
 
-// routeWords has the rack's words for the kinds of routes, as in its errors.
 var routeWords = map[string]string{routeCustom: "Custom", routeDefault: "Default",
 	routeSubnet: "VpcSubnet"}
 

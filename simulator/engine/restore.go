@@ -103,7 +103,6 @@ func settleInstances(tx *store.Tx) {
 	}
 }
 
-// settled has the state in which each transition of an instance ends.
 var settled = map[string]string{
 	store.RunStarting: store.RunRunning, store.RunRebooting: store.RunRunning,
 	store.RunStopping: store.RunStopped,
@@ -179,7 +178,6 @@ func (r *Simulation) failed(ids []string) error {
 // seeder creates the objects of the Config that the records lack.
 type seeder struct{ *Simulation }
 
-// network creates the projects with their networks, and then the pools of external addresses.
 func (r seeder) network(tx *store.Tx) {
 	c := &Change{Simulation: r.Simulation, Tx: tx, derive: true}
 	for _, name := range r.config.Projects {

@@ -272,7 +272,6 @@ func (r *Simulation) release() error {
 	return errors.Join(errs...)
 }
 
-// logFailure logs an error, and what has failed for which object. It ignores nil.
 func (r *Simulation) logFailure(what, kind, id string, err error) {
 	if err != nil {
 		r.log.Error(what, slog.String(kind, id), slog.String("error", err.Error()))
@@ -315,8 +314,7 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold waits as long as a switch demands. The function long gets the value of the switch. A change
-// of the switch applies at once.
+// hold waits for the duration that long reads from the switches. A change of it applies at once.
 func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
 	if call.Resumed {
 		return

@@ -220,7 +220,6 @@ func (s Images) Create(call *Call) (store.Image, error) {
 	return img, nil
 }
 
-// putImage writes an image, and refuses a taken name. kind is the word for an image in this error.
 func putImage(tx *store.Tx, kind string, img store.Image) {
 	tx.Refuse(store.Images.Taken(tx, store.Deref(img.ProjectID), img.Name),
 		alreadyExists(kind, img.Name))

@@ -102,12 +102,10 @@ func (l *Log) Clear() {
 	l.entries, l.cleared = nil, time.Now()
 }
 
-// current reports whether an entry is younger than kept and than the last Clear.
 func (l *Log) current(e Entry, now time.Time) bool {
 	return e.Time.After(now.Add(-kept)) && e.Time.After(l.cleared)
 }
 
-// follow reads the lines that were written to the files since the last call.
 func (l *Log) follow(now time.Time) {
 	if now.Sub(l.looked) < seldom {
 		return

@@ -83,7 +83,6 @@ func node(kind, id string) string {
 	return kind[:1] + kind[len(kind)-1:] + id[:min(len(id), 29)]
 }
 
-// block describes the block device of a disk to QEMU. It passes requests on to the device file.
 func (d Disk) block(file string) map[string]any {
 	return map[string]any{"driver": "raw", "node-name": node("disk", d.ID), "read-only": d.ReadOnly,
 		"size": d.SizeBytes, "file": file}
@@ -109,7 +108,7 @@ type pciBus struct {
 	}
 }
 
-// plugged returns the slots with disks, by disk ID.
+// plugged maps the IDs of disks to their slots.
 func (m *Machine) plugged(ctx context.Context) (map[string]int, error) {
 	var buses []pciBus
 	if err := m.qmp.do(ctx, "query-pci", nil, &buses); err != nil {
@@ -286,7 +285,6 @@ func (m *Machine) cut(ctx context.Context, d Disk) error {
 	return m.qmp.do(ctx, "blockdev-del", map[string]any{"node-name": node("file", d.ID)}, nil)
 }
 
-// forget removes the block devices of a disk that were left when the disk was unplugged.
 func (m *Machine) forget(ctx context.Context, id string) error {
 	nodes, err := m.nodes(ctx)
 	for _, name := range []string{node("disk", id), node("dead", id), node("file", id)} {
@@ -344,7 +342,6 @@ func (m *Machine) kill() error {
 
 var forwarded = regexp.MustCompile(`HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s+\S+\s+22\s`)
 
-// findPort asks QEMU for the port of 127.0.0.1 that it forwards to the guest's sshd.
 func (m *Machine) findPort(ctx context.Context) error {
 	var text string
 	err := m.qmp.do(ctx, "human-monitor-command",

@@ -38,7 +38,6 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// run serves a rack until ctx ends, and then closes it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) == 1 && strings.TrimLeft(args[0], "-") == "version" {
 		_, err := fmt.Fprintln(stdout, cmp.Or(Release, "devel"))

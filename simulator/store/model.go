@@ -136,7 +136,6 @@ func DerivedID(words ...string) string {
 	return uuid.NewSHA1(namespace, []byte(strings.Join(words, "/"))).String()
 }
 
-// namespace is the UUID namespace of derived IDs.
 var namespace = uuid.MustParse("e1a6c2d4-5c0b-4d0e-9a7b-6f1d2f6c0de5")
 
 // DeleteInstance removes the record of an instance and detaches its disks.

@@ -145,7 +145,6 @@ func (tx *Tx) Try(fn func(*Tx)) (err error) {
 	return nil
 }
 
-// put writes a value as JSON.
 func (tx *Tx) put(bucket []byte, key string, value any) {
 	data, err := json.Marshal(value)
 	if err == nil {
@@ -154,7 +153,6 @@ func (tx *Tx) put(bucket []byte, key string, value any) {
 	tx.Check(err)
 }
 
-// get reads a value that put has written, and reports whether there is one.
 func (tx *Tx) get(bucket []byte, key string, into any) bool {
 	data := tx.Bucket(bucket).Get([]byte(key))
 	if data != nil {
@@ -171,7 +169,6 @@ func (tx *Tx) decode(kind, id string, data []byte, into any) {
 
 func (tx *Tx) drop(bucket []byte, key string) { tx.Check(tx.Bucket(bucket).Delete([]byte(key))) }
 
-// keys returns those keys of a bucket that begin with a prefix, and cuts the prefix off.
 func (tx *Tx) keys(bucket []byte, prefix string) []string {
 	if b := tx.Bucket(bucket); b != nil {
 		return keysOf(b, prefix)
@@ -223,7 +220,6 @@ func (tx *Tx) Leave(ids ...string) {
 // because a file whose ID never had a record is not the rack's.
 func (tx *Tx) Left() []string { return tx.keys(bucketLeft, "") }
 
-// forget deletes IDs that Leave has recorded.
 func (tx *Tx) forget(ids ...string) {
 	if tx.Bucket(bucketLeft) != nil {
 		for _, id := range ids {

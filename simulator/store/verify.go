@@ -86,7 +86,6 @@ const (
 	aBucket = 1
 )
 
-// walk checks a page and all pages below it in the tree.
 func (p *pages) walk(id uint64) error {
 	if id >= p.end {
 		return fmt.Errorf("page %d is behind the last one", id)
