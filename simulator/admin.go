@@ -261,7 +261,7 @@ func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	return f, err
 }
 
-// For GET / and GET /routes a browser gets pages, and other clients get the routes as JSON. The
+// A browser gets pages for GET / and GET /routes; other clients get the routes as JSON. The
 // returned handler refuses requests from foreign web pages ([console.Console.Guard]).
 func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	c := console.New()

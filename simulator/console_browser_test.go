@@ -29,8 +29,7 @@ const live = `body[data-live=yes]`
 
 const claimed = `csi.example {"name":"pvc-42","claim":"shop/orders","cluster":"blue","use":"mount"}`
 
-// recordFlights lets the console follow a flight record whose file does not exist yet. write
-// appends a line to it.
+// recordFlights lets the console follow a file that does not exist yet. write appends to it.
 func recordFlights(t *testing.T, s *Server) (write func(line string)) {
 	dir := filepath.Join(t.TempDir(), "flight")
 	s.Flights.Dirs = []string{dir}
@@ -99,7 +98,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	r.disk("spare")
 	sees("a spare disk", "#shelf li", "spare")
 
-	// Make the disk fail with the button on the disk's page. Then the guest's reads must fail.
+	// After the button on the disk's page, the guest's reads must fail.
 	page := browser.Open(t, admin+"/console/disks/"+disk.ID)
 	page.Do(chromedp.WaitReady(live), chromedp.Click(`button[value^="fail"]`))
 	said(page, "fails")
@@ -125,7 +124,6 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 		t.Errorf("the healed disk: %v", err)
 	}
 
-	// Add a fault with the form. The next creation of a disk must fail.
 	first.Do(chromedp.SetValue(`[name=operation]`, "disk_create"),
 		chromedp.Click(`button[value=arm]`))
 	sees("the armed fault", "#faults li", "disk_create")

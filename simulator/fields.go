@@ -143,8 +143,7 @@ func (f *fields) read(name, expected string, into any) bool {
 	return true
 }
 
-// identity reads name and description. The rack's error for an invalid name contains no path,
-// unlike its other errors (A06).
+// The rack's error for an invalid name has no path, unlike its other errors (A06).
 func (f *fields) identity() (name, description string) {
 	name = f.text("name")
 	f.fail("", store.CheckName(name))
@@ -219,8 +218,7 @@ func (f *fields) byteCount(name string) int64 {
 	return int64(size)
 }
 
-// blockSize reads a block size. A rack refuses an invalid one while it parses the body, so the
-// error has no code (A08).
+// A rack refuses an invalid size while it parses the body, so the error has no code (A08).
 func (f *fields) blockSize(name string) int {
 	var size uint32
 	if f.read(name, "u32", &size) && size != 512 && size != 2048 && size != 4096 {

@@ -37,8 +37,7 @@ type rackServer struct {
 // client keeps no connection open, because a test may count connections or kill the server.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// withoutDevices is "" if the tests run as root on Linux, because only root can make devices, and
-// only on Linux. Otherwise it is NoDevices, and only the tests of the API run.
+// withoutDevices is NoDevices unless the tests run as root on Linux, which devices need.
 var withoutDevices = func() Devices {
 	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
 		return ""
@@ -81,8 +80,7 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 	return &rackServer{s, c.Dir, t, server.URL, client}
 }
 
-// watch wraps the handler of each served rack. TestAnswersMatchThePublishedSchema replaces watch to
-// check every answer.
+// TestAnswersMatchThePublishedSchema replaces watch, which wraps the handler of each served rack.
 var watch = func(_ *testing.T, s http.Handler) http.Handler { return s }
 
 type reply struct {
@@ -166,8 +164,7 @@ const (
 	oneGiB       = `1073741824`
 )
 
-// newDisk returns the request to create a blank disk of 1 GiB in the project default. oldNew has
-// pairs of a text in the request's body and the text that replaces it.
+// newDisk's oldNew has pairs of a text in the request's body and the text that replaces it.
 func newDisk(name string, oldNew ...string) string {
 	return "POST /v1/disks?project=default " + strings.NewReplacer(oldNew...).Replace(`{"name":"`+name+
 		`","description":"","size":`+oneGiB+`,"disk_backend":`+blankBackend+`}`)

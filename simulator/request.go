@@ -76,9 +76,8 @@ func (r *apiRequest) find() error {
 	return nil
 }
 
-// checkVersion accepts the API versions that this simulator serves. A missing version means the
-// newest (A13). A real rack also serves older versions, in which objects have another form: the
-// simulator answers them with 501.
+// checkVersion takes a missing version for the newest (A13). A real rack also serves older
+// versions, in which objects have another form: the simulator answers them with 501.
 func checkVersion(version string) error {
 	if version == "" {
 		return nil
@@ -266,6 +265,7 @@ func (r *apiRequest) named() map[string]store.Selector {
 	return all
 }
 
+// A11: the word Bearer may be in upper or lower case.
 func bearerOf(r *http.Request) string {
 	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "bearer") {
@@ -274,8 +274,6 @@ func bearerOf(r *http.Request) string {
 	return strings.TrimSpace(bearer)
 }
 
-// authenticate accepts a request that has the rack's token. The word Bearer may be in upper or
-// lower case (A11).
 func (s *Server) authenticate(r *apiRequest) error {
 	if r.op.noAuth {
 		return nil

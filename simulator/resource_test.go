@@ -27,9 +27,8 @@ var lives = map[string]struct {
 	// update is the body of an update, and shows is a text in the updated record. update is "" if the
 	// kind cannot be updated.
 	update, shows string
-	// holder creates an object that prevents the record's deletion, holds is the error of the
-	// deletion, and release removes the object. The test replaces NAME and ID by the record's name and
-	// ID.
+	// holder creates an object that prevents the record's deletion, holds is the deletion's error, and
+	// release removes the object. The test replaces NAME and ID by those of the record.
 	holder, holds, release string
 }{
 	"project": {
@@ -89,8 +88,7 @@ var lives = map[string]struct {
 	"internet-gateway": {query: "vpc=default&project=default"},
 }
 
-// servedPath returns the path of an operation that the simulator serves, without its last
-// parameter.
+// servedPath returns the path of a served operation, without the last parameter.
 func servedPath(k *engine.Kind, verb string) (path string, ok bool) {
 	for _, op := range routes {
 		if op.name == k.Operation+"_"+verb && op.serve != nil {

@@ -368,8 +368,7 @@ func serveAdmin(t *testing.T, s *Server) string {
 }
 
 type process struct {
-	cmd *exec.Cmd
-	// ready is the line of JSON that the simulator prints when it is ready.
+	cmd   *exec.Cmd
 	ready struct{ URL, Admin string }
 }
 

@@ -53,7 +53,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
-// The types that configure a rack.
 type (
 	// Config configures the rack. The zero value is a rack in a new directory, with a project
 	// "default" and without instances. Its fields (go doc ./simulator/engine.Config describes them):
@@ -68,17 +67,13 @@ type (
 	//	Machines, MachineType               the image of its guests, if they are virtual machines
 	//	Log                                 its logger
 	Config = engine.Config
-	// InstanceSpec is an instance that the rack has from the start: its Name, whether it is Stopped,
-	// and optionally its ID and its Project.
+	// InstanceSpec is an instance that the rack has from the start.
 	InstanceSpec = engine.InstanceSpec
-	// ImageSpec is an image that the rack has from the start: its Name, its Project (or none for an
-	// image of the silo), its BlockSize, and either a File or SizeBytes of zeroes.
+	// ImageSpec is an image that the rack has from the start.
 	ImageSpec = engine.ImageSpec
-	// DiskSpec is a disk that the rack has from the start: its Name, Project, SizeBytes and BlockSize,
-	// and optionally the Image from which it is copied and the Instance to which it is attached.
+	// DiskSpec is a disk that the rack has from the start.
 	DiskSpec = engine.DiskSpec
-	// Devices selects whether guests see their disks as devices: NoDevices, DevicesIfPossible, or "",
-	// which requires devices.
+	// Devices selects whether guests see their disks as devices; "" requires devices.
 	Devices = dataplane.Devices
 	// Hotplug selects how the rack attaches disks to running instances: "full", "attach-only" or
 	// "none", and after commas "record-first", "refusals-500" or "surprise-removal".
@@ -163,8 +158,7 @@ func (s *Server) Dir() string { return s.rack.Dir() }
 // returns when the delayed work is done.
 func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDeferred(ctx) }
 
-// ServeHTTP serves the rack's API. Close and Reset do not wait for requests whose bodies are still
-// being read.
+// ServeHTTP serves the API. Close and Reset do not wait for requests that are still being read.
 func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	r := newRequest(hr)
 	if err := console.CheckPage(hr, s.apiHosts, "--api-host"); err != nil {

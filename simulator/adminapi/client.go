@@ -257,12 +257,11 @@ const (
 	Instead Phase = "instead"
 	// After acts when the operation has taken effect. The fault's response replaces the rack's.
 	After Phase = "after"
-	// Twice carries out the operation a second time, as a proxy with retries does. The caller gets the
-	// second response, or the fault's.
+	// Twice carries out the operation twice, as a proxy with retries does. The caller gets the second
+	// response, or the fault's.
 	Twice Phase = "twice"
-	// Deferred responds first and carries out the operation later: on POST /deferred, or after Delay.
-	// The Delay begins when the caller has the response or has gone. The fault needs a Response, a Cut
-	// or a Hang.
+	// Deferred responds first and carries out the operation later: on POST /deferred, or after Delay,
+	// which begins when the caller has the response or has gone. It needs a Response, Cut or Hang.
 	Deferred Phase = "deferred"
 	// Unwind makes the operation fail halfway, and the rack undoes it: a create leaves nothing, a
 	// delete leaves the disk faulted under another name (A24), and a finalization leaves the disk in

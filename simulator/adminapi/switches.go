@@ -77,11 +77,9 @@ type Hotplug string
 const (
 	// HotplugFull attaches and detaches disks while the instance runs.
 	HotplugFull Hotplug = "full"
-	// HotplugAttachOnly attaches disks while the instance runs, and detaches them only while it is
-	// stopped.
+	// HotplugAttachOnly attaches disks at any time, and detaches them while the instance is stopped.
 	HotplugAttachOnly Hotplug = "attach-only"
-	// HotplugNone attaches and detaches disks only while the instance is stopped, as racks do today
-	// (A17).
+	// HotplugNone does both only while the instance is stopped, as racks do today (A17).
 	HotplugNone Hotplug = "none"
 )
 

@@ -74,8 +74,7 @@ type Interception struct {
 	Body []byte
 	// Answer is nil when Before is called. If Before sets it, the rack does not carry out the request.
 	Answer *Answer
-	// Carry carries out this request on the rack without the mutation, and returns the answer.
-	// Before may call it more than once.
+	// Carry carries out this request without the mutation. Before may call Carry more than once.
 	Carry func() *Answer
 }
 
@@ -110,8 +109,7 @@ func errorText(body map[string]any) []byte {
 	return text
 }
 
-// Refused reports whether the answer is an error with this status and a message that contains the
-// text.
+// Refused reports whether the answer is an error with this status, whose message has the text.
 func (x *Interception) Refused(status int, text string) bool {
 	return x.Answer.Status == status && strings.Contains(string(x.Answer.Body), text)
 }
@@ -261,8 +259,7 @@ func sends[T any](field string, change func(T) T, operations ...string) func(*In
 	}
 }
 
-// acceptsIn returns a Before function that answers 202 to the operation on an instance in this
-// state.
+// acceptsIn returns a Before function that answers 202 to the operation in this state.
 func acceptsIn(operation, state string) func(*Interception) {
 	return func(x *Interception) {
 		if i := x.instance(); x.Is(operation) && i.RunState == state {

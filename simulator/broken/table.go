@@ -453,8 +453,7 @@ var table = []Mutation{
 	{Name: "A65-all-ports", Says: "a source NAT address has all ports",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
 			"instance_external_ip_list")},
-	// Most of these change a device of the guest when its disk has just been attached. The next attach
-	// creates a correct device.
+	// Most of the following change a guest's device after an attach, until the next attach.
 	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
 		After: plugged(func(disk store.Disk, dir string) error {

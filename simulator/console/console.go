@@ -45,9 +45,9 @@ type Console struct {
 	Machines func() []adminapi.Machine
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault
-	// Requests returns the newest requests of the last hour that keep accepts, the newest first.
+	// Requests returns up to limit requests of the last hour that keep accepts, the newest first.
 	Requests func(limit int, keep func(*adminapi.Request) bool) []adminapi.Request
-	// Flights does the same for entries of flight records.
+	// Flights does the same with entries of flight records.
 	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
 	Disk    func(id string) (Disk, error)
 	// Admin handles the requests to the admin listener (package adminapi).
@@ -199,7 +199,6 @@ func plain(text string) string {
 	return b.String()
 }
 
-// bytesText returns a number of bytes in the largest unit that fits, such as "1.5 GiB".
 func bytesText(n int64) string {
 	value, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for value >= 1024 && len(units) > 1 {
@@ -429,8 +428,7 @@ func newFault(form url.Values) (adminapi.Fault, error) {
 	return adminapi.Fault{}, errors.New("the form does not say what is to happen")
 }
 
-// act carries out a form. The script gets the result as text. A browser without the script is
-// redirected to the form's page, which shows the result.
+// act answers the script with text. It redirects a browser without the script to the form's page.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if err := r.ParseForm(); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

@@ -134,8 +134,7 @@ func label(d adminapi.Disk) string {
 	return cmp.Or(tag["claim"], tag["name"], d.Name)
 }
 
-// readTag returns the fields of a driver's tag: the JSON object in a description such as
-// "csi.example {…}".
+// readTag returns the fields of a driver's tag in a description such as "csi.example {…}".
 func readTag(description string) map[string]string {
 	_, text, _ := strings.Cut(description, " ")
 	var fields map[string]json.RawMessage
@@ -282,8 +281,7 @@ func watch(state adminapi.State, name string) watched {
 	return w
 }
 
-// wants reports whether a request concerns the disk or one of the disk's snapshots. For a deleted
-// disk, it compares only the name or ID in the request.
+// For a deleted disk, wants compares only the name or ID of the page with the request.
 func (w watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||
@@ -402,8 +400,7 @@ type flightRow struct {
 	Bad                bool
 }
 
-// newFlightRow shows a deleted object by the name in the entry, or by its ID. names maps the IDs of
-// instances and disks to names.
+// newFlightRow shows a deleted object by the name in the entry, or by its ID.
 func newFlightRow(e flightlog.Entry, names map[string]string) *flightRow {
 	e.Time = e.Time.UTC()
 	about := slices.DeleteFunc([]string{e.Device, e.Path, e.Detail},

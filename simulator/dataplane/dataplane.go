@@ -74,8 +74,7 @@ type Plane struct {
 	tampering tampering
 }
 
-// Firmware has the ID and the name that an instance's firmware reports. MemoryBytes and Keys, the
-// lines of root's authorized_keys, are for a virtual machine.
+// Firmware has what the firmware reports and, for a virtual machine, memory and root's SSH keys.
 type Firmware struct {
 	InstanceID, Name string
 	MemoryBytes      int64
@@ -494,7 +493,7 @@ func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	return gone, again, errors.Join(errs...)
 }
 
-// keep unplugs the disks that are not attached to the machine's instance.
+// keep unplugs from each virtual machine the disks that its instance does not have.
 func (p *Plane) keep(ctx context.Context, attached []Device) error {
 	var errs []error
 	for id, g := range p.guests.all() {

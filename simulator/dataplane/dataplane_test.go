@@ -398,8 +398,7 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 	looptest.Must(t, writeTo(nodeOf(t, p, guest), 'l'))
 }
 
-// killed opens the directory of p again, as after a kill, and reconciles it with the attached
-// disks.
+// killed opens the directory of p again, as after a kill, with the given disks attached.
 func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 	t.Helper()
 	p.cancel()
@@ -440,7 +439,7 @@ func TestReconcileKeepsTheDevicesOfAnotherRack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			theirs := newPlane(t)
 			spec := plugDisk(t, theirs, newGuest(t, theirs), "theirs")
-			// Mount a directory over that of theirs: racks in two containers may have the same path.
+			// Mount another directory over theirs: racks in two containers may have the same path.
 			kept := t.TempDir()
 			looptest.Command(t, "mount", "--bind", theirs.Dir, kept)
 			if name == "on another filesystem" {

@@ -26,7 +26,6 @@ var Kinds = []string{"disks", "snapshots", "images"}
 // IdentityFile is the name of the file with the rack's identity.
 const IdentityFile = "identity"
 
-// identify returns the identity of the rack in the directory, and creates one if it is missing.
 func (p *Plane) identify() (string, error) {
 	path := filepath.Join(p.Dir, IdentityFile)
 	err := p.makeBacking(path, func(f *os.File) error {
@@ -258,7 +257,7 @@ func copyKeepingHoles(ctx context.Context, dst, src *os.File) error {
 		if err := errors.Join(inSrc, inDst, ctx.Err()); err != nil {
 			return fmt.Errorf("copy %s: %w", src.Name(), err)
 		}
-		// CopyN lets the kernel copy from file to file, if the kernel can.
+		// CopyN lets the kernel copy the bytes, if it can.
 		if _, err := io.CopyN(dst, src, offset-start); err != nil {
 			return fmt.Errorf("copy %s: %w", src.Name(), err)
 		}

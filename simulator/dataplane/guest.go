@@ -86,7 +86,7 @@ func (p *Plane) Empty() error {
 }
 
 type guestState struct {
-	// plugged has the guest's disks, by ID. The mu of Plane.guests guards it.
+	// plugged has the guest's disks, whose keys are their IDs. The mu of Plane.guests guards it.
 	plugged map[string]*plugged
 
 	mu sync.Mutex

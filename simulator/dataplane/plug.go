@@ -394,7 +394,7 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	if err := v.clearAside(); err != nil {
 		return err
 	}
-	// Note these devices first, so that appear hides other devices with the same serial.
+	// Note these devices first, so that the method appear hides others with the same serial.
 	var others []*plugged
 	for _, d := range own {
 		if d.node == "" && !exists(v.hiddenPath(d.spec.DiskID)) {
@@ -422,7 +422,7 @@ type Flaky struct {
 	dir  string
 	// mark identifies the rack. The names of all files in dir begin with it.
 	mark string
-	// server is nil without Config.FlakyDisks. device is the st_dev of the files that server serves.
+	// server is nil without Config.FlakyDisks. device is the st_dev of the files that it serves.
 	server *flakydisk.Server
 	device uint64
 
@@ -437,7 +437,7 @@ type flakyDisk struct {
 	file flakydisk.File
 }
 
-// open removes the mounts of killed simulators in dir. If serve is true, it mounts a new server.
+// open removes the mounts of killed simulators in dir. If serve is true, it mounts a FUSE server.
 func (f *Flaky) open(dir string, serve bool) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -465,7 +465,7 @@ func (f *Flaky) open(dir string, serve bool) error {
 
 const fusePrefix = "fuse-"
 
-// close lets operations that hang continue, and stops the server.
+// close lets operations that hang continue, and stops the FUSE server.
 func (f *Flaky) close() error {
 	if f.server == nil {
 		return nil
@@ -499,7 +499,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path at which the server serves a disk's file, or path without a server.
+// plug returns the path at which the FUSE server serves a disk's file, or path if there is none.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil

@@ -380,7 +380,7 @@ var damages = []damage{
 
 type moment struct {
 	name, object string
-	// At an event of the kind when, find returns the files that become victims.
+	// when is the kind of the event at which the files that find returns become victims.
 	when happening
 	find func(c *corruption, p *Plane, e event) []*victim
 }

@@ -48,8 +48,7 @@ type Window struct {
 	Limit  int
 }
 
-// deviceFault returns the fault of the devices that the call attaches. Its delay is at least the
-// delay in the switches.
+// The delay that deviceFault returns is at least the delay in the switches.
 func (c *Call) deviceFault(delay adminapi.Duration) dataplane.Fault {
 	d := cmp.Or(c.Device, &adminapi.DeviceFault{})
 	return dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
@@ -84,8 +83,7 @@ func conflict(format string, args ...any) error {
 	return refusal(http.StatusConflict, "Conflict", format, args...)
 }
 
-// notFound returns the error for an object that does not exist. The error has the name or the ID
-// that the caller used (A01).
+// notFound names the object by the name or the ID that the caller used (A01).
 func notFound(kind string, s store.Selector) error {
 	by := "name"
 	if s.ID != "" {
@@ -148,16 +146,14 @@ var selectorTexts = map[string]struct{ both, neither string }{
 		"when providing image as an ID, project should not be specified", ""},
 }
 
-// allow refuses a call that the caller's role does not permit. A viewer gets Forbidden, and a
-// caller without a role gets Not Found (A15).
+// allow answers a viewer's change with Forbidden, and a caller without a role with Not Found (A15).
 func (r *Simulation) allow(call *Call, tx *store.Tx, kind string, sel store.Selector) {
 	role := r.Switches().Role
 	tx.Refuse(role == adminapi.RoleNone, notFound(kind, sel))
 	tx.Refuse(role == adminapi.RoleViewer && !call.ReadOnly, ErrForbidden)
 }
 
-// allowInSilo refuses to change the silo's objects, unless the caller is a collaborator or a fleet
-// administrator. Every user of the silo may read them.
+// allowInSilo lets all users read, and collaborators and fleet administrators change objects.
 func (r *Simulation) allowInSilo(call *Call, tx *store.Tx) {
 	tx.Refuse(!call.ReadOnly && !r.collaborates(), ErrForbidden)
 }

@@ -182,8 +182,7 @@ func claimDir(dir string) error {
 	return nil
 }
 
-// awaitsGuests reports whether an entry is the directory of the guest views, and contains only
-// empty views.
+// awaitsGuests reports whether entry is the directory of the guest views and all views are empty.
 func awaitsGuests(dir string, entry fs.DirEntry) (awaits bool, err error) {
 	if entry.Name() != "guests" || !entry.IsDir() {
 		return false, nil
@@ -278,8 +277,7 @@ func thisProcess() string {
 	return machine + " " + strings.TrimSpace(string(boot)) + " " + process
 }
 
-// ended reports whether a process has certainly ended. It returns false for a process of another
-// host that shares the directory, because that process may still run.
+// ended returns false for a process of another host that shares the directory: it may still run.
 func ended(process string) bool {
 	of, now := strings.Fields(process), strings.Fields(thisProcess())
 	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {

@@ -92,8 +92,7 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	}
 	err := s.store.Update(func(tx *store.Tx) {
 		s.describe(tx, owner, c, d)
-		// A28: the quota is charged before the name is checked. If both refuse the disk, the caller gets
-		// the error about the quota.
+		// A28: the quota is charged before the name is checked, so the quota's error comes first.
 		s.chargeStorage(tx, d.Size)
 		tx.Check(checkDescription(d.Description))
 		tx.Refuse(store.Disks.Taken(tx, d.ProjectID, d.Name), alreadyExists("disk", d.Name))
@@ -106,8 +105,7 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	return s.fillBytes(*d)
 }
 
-// fillBytes undoes the creation of the disk if it fails. It keeps the bytes that an earlier
-// simulator has created.
+// fillBytes undoes the creation of the disk if it fails. It keeps bytes that exist already.
 func (s Disks) fillBytes(d store.Disk) error {
 	file := ""
 	err := s.store.View(func(tx *store.Tx) {

@@ -256,7 +256,7 @@ func detachable(tx *store.Tx, kind string, i store.Instance) {
 	checkSettled(tx, i)
 }
 
-// If the record is not attached, detach fails with the error detached, or succeeds if that is nil.
+// If the record is not attached, detach fails with the parameter detached, unless it is nil.
 func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	check func(store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
@@ -335,7 +335,7 @@ type ExternalIPCreate struct {
 	Ephemeral Allocation
 }
 
-// checkExternalIPs makes the checks that a rack makes before it creates any part of an instance.
+// checkExternalIPs runs before any part of an instance is created, as on a rack.
 func checkExternalIPs(tx *store.Tx, create []ExternalIPCreate) {
 	var ephemeral []Allocation
 	for _, c := range create {

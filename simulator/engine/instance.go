@@ -543,8 +543,7 @@ func checkSize(tx *store.Tx, ncpus int, memory int64) {
 	tx.Refuse(ncpus == 0, lacking("ncpus of 0"))
 }
 
-// checkCreate makes the checks that a rack makes before it checks the name, in the rack's order
-// (A66).
+// checkCreate makes the rack's checks before that of the name, in the rack's order (A66).
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) {
 	checkSize(tx, c.NCPUs, c.Memory)
 	attachments := c.attachments()

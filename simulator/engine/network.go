@@ -42,8 +42,7 @@ const (
 	maxInterfaces  = 8
 )
 
-// checkInterfaces makes the checks that a rack makes before it creates any part of an instance
-// (A64).
+// checkInterfaces runs before any part of an instance is created, as on a rack (A64).
 func checkInterfaces(tx *store.Tx, create []InterfaceCreate) {
 	tx.Refuse(len(create) > maxInterfaces,
 		invalidRequest("An instance may not have more than %d network interfaces", maxInterfaces))
@@ -520,8 +519,7 @@ func setRouteKind(c *Change, value any) {
 	c.record.Fields["kind"] = value
 }
 
-// setTarget checks the target of a route together with its destination. It does not check a route
-// to a subnet, which only the rack itself creates.
+// setTarget accepts every route to a subnet, because only the rack itself creates those.
 func setTarget(c *Change, value any) {
 	kind := c.record.Text("kind")
 	from, to := c.record.Fields["destination"].(map[string]any), value.(map[string]any)

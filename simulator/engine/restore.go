@@ -17,9 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// restore repairs the records and the data plane, even if the last simulator was killed, and adds
-// the objects of the Config that the directory lacks. Its first transaction begins with the
-// functions in first.
+// restore repairs the records and the data plane after a kill of the last simulator, and adds the
+// objects of the Config that the directory lacks. Its first transaction begins with first.
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) {

@@ -146,8 +146,7 @@ func (r *Simulation) Switches() adminapi.Switches {
 	return now
 }
 
-// ChangeSwitches applies a change. If the switches would become invalid, it returns an error and
-// changes nothing.
+// ChangeSwitches applies a change. If the result is invalid, it fails and changes nothing.
 func (r *Simulation) ChangeSwitches(apply func(*adminapi.Switches) error) (
 	adminapi.Switches, error) {
 	b := &r.switches

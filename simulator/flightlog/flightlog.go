@@ -114,8 +114,7 @@ func (l *Log) follow(now time.Time) {
 	files := map[string]*file{}
 	var fresh []Entry
 	for _, dir := range l.Dirs {
-		// Glob fails only if the pattern is invalid. Then it returns no files.
-		paths, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+		paths, _ := filepath.Glob(filepath.Join(dir, "*.jsonl")) // none for an invalid pattern
 		for _, path := range paths {
 			info, err := os.Lstat(path)
 			// If a file did not change in the last hour (kept), all of its entries are too old.

@@ -21,9 +21,8 @@ import (
 // Machine is the running virtual machine of an instance. It ends when its guest powers it off, or
 // when its QEMU process is killed.
 type Machine struct {
-	ID  string
-	qmp *monitor
-	// sshPort is the port of 127.0.0.1 that QEMU forwards to the guest's sshd.
+	ID      string
+	qmp     *monitor
 	sshPort int
 
 	// mu lets one call at a time change the disks. It guards ports, which means that the machine has
@@ -264,7 +263,7 @@ func (m *Machine) Keep(ctx context.Context, ids ...string) error {
 	return errors.Join(errs...)
 }
 
-// cut puts a block device that fails every request in place of the file below a guest's disk.
+// cut replaces the file below a guest's disk with a block device that fails every request.
 func (m *Machine) cut(ctx context.Context, d Disk) error {
 	nodes, err := m.nodes(ctx)
 	if err != nil || !nodes[node("file", d.ID)] {

@@ -20,7 +20,7 @@
 //	qemu.log     QEMU's error output
 //
 // QEMU lacks some things that a rack's machine has: a serial number padded with NULs (QEMU uses
-// spaces), an empty model, CMIC, and a read-only namespace (QEMU only fails the writes).
+// spaces), an empty model, CMIC, and a read-only NVMe namespace (QEMU only fails the writes).
 package machine
 
 import (

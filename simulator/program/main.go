@@ -123,7 +123,6 @@ type seed struct {
 	} `yaml:"disks"`
 }
 
-// size is a number of bytes in a seed file.
 type size int64
 
 // UnmarshalYAML parses a size such as 1073741824, 1GiB or 1 GiB.

@@ -108,8 +108,7 @@ type Selector struct{ ID, Name string }
 // InvalidNameOrID is the rack's error for a text that is neither a name nor an ID (A05).
 const InvalidNameOrID = "data did not match any variant of untagged enum NameOrId"
 
-// ParseSelector parses a name or an ID. For any other text it returns the problem in the rack's
-// words.
+// ParseSelector parses a name or an ID. problem is the rack's error for any other text.
 func ParseSelector(s string) (sel Selector, problem string) {
 	if id, err := uuid.Parse(s); err == nil {
 		return Selector{ID: id.String()}, ""

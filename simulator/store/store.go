@@ -64,8 +64,7 @@ func createStore(path string, volatile bool) error {
 		err = db.Close()
 	}
 	if err == nil {
-		// Unlike a rename, a link never replaces a file that another simulator has created in the
-		// meantime.
+		// Unlike a rename, a link never replaces a file that another simulator has created meanwhile.
 		err = os.Link(temp, path)
 	}
 	if errors.Is(err, fs.ErrExist) {
@@ -513,8 +512,7 @@ func (tx *Tx) UndoDisk(d Disk) {
 	tx.AddStorage(-d.Size)
 }
 
-// UndoInstance deletes the record of an instance that could not be created, and the records of the
-// disks made for it.
+// UndoInstance deletes the records of an instance whose creation failed, and of its new disks.
 func (tx *Tx) UndoInstance(i Instance, made []string) {
 	tx.DeleteInstance(i)
 	for _, id := range made {
