@@ -151,7 +151,6 @@ var errorCodes = []string{"Conflict", "Forbidden", "Gone", "InsufficientCapacity
 
 const maxPadding = 1 << 30
 
-// maxFaults is how many faults the rack, or one of its disks, can have at a time.
 const maxFaults = 256
 
 func checkCount(active int, path string) error {

@@ -30,8 +30,7 @@ import (
 type schema struct {
 	*openapi3.T
 	options *openapi3filter.Options
-	// seen counts the successful answers that were checked, by operation.
-	seen map[string]int
+	seen    map[string]int
 }
 
 func loadSchema(t *testing.T) *schema {

@@ -132,7 +132,6 @@ var (
 	inPort    = []string{"port_settings"}
 )
 
-// operation is an operation of the rack's API: its route, its parameters and its handler.
 type operation struct {
 	name, method string
 	path         []string
@@ -312,7 +311,6 @@ func ping(*engine.Simulation, *apiRequest) (int, any, error) {
 	return http.StatusOK, map[string]string{"status": "ok"}, nil
 }
 
-// serialConsole responds with the console's bytes from an offset on, or with the most recent bytes.
 func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	const most = 1 << 20 // more than a rack keeps (16 KiB at each end) or its clients request
 	given := map[string]int64{"max_bytes": most}

@@ -25,7 +25,6 @@ import (
 
 const testToken = "oxide-token-test"
 
-// rackServer is a simulated rack under test, with an HTTP client that sends requests to it.
 type rackServer struct {
 	*Server
 	dir    string
@@ -37,7 +36,7 @@ type rackServer struct {
 // client keeps no connection open, because a test may count connections or kill the server.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// withoutDevices is NoDevices unless the tests run as root on Linux, which devices need.
+// withoutDevices is NoDevices unless the tests run as root on Linux: devices need both.
 var withoutDevices = func() Devices {
 	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
 		return ""

@@ -36,7 +36,6 @@ const (
 	smallBody = 64 << 10
 )
 
-// apiRequest is a request to the API, with the data that the server collects about it.
 type apiRequest struct {
 	*http.Request
 	id      string
@@ -234,7 +233,6 @@ func (r *apiRequest) checkBody() error {
 	return nil
 }
 
-// identify collects the names and IDs in the request, for the request log and for faults.
 func (r *apiRequest) identify(body []byte) {
 	for _, values := range r.path {
 		r.subject(values[0])

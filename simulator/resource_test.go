@@ -19,7 +19,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// lives has the requests for one resource of each kind that clients may create.
 var lives = map[string]struct {
 	// query names the parent. fields are the fields in the body of a creation, except name and
 	// description. The test replaces N in them by 1, 2 and so on.

@@ -397,7 +397,6 @@ func startProcess(t *testing.T, binary, dir string, args ...string) *process {
 	return p
 }
 
-// startIn starts a simulator with temp as its TMPDIR, and waits for its first line of output.
 func startIn(t *testing.T, temp, binary string, args ...string) (*process, *bufio.Scanner) {
 	t.Helper()
 	p := &process{cmd: exec.Command(binary, append([]string{"serve"}, args...)...)}

@@ -322,7 +322,6 @@ func (l *requestLog) since(seq int) []adminapi.Request {
 	return append([]adminapi.Request{}, l.entries[i:]...)
 }
 
-// newest returns the entries of the last hour that keep accepts: the newest first, at most limit.
 func (l *requestLog) newest(limit int, keep func(*adminapi.Request) bool) (
 	found []adminapi.Request) {
 	l.mu.Lock()

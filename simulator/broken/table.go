@@ -559,7 +559,6 @@ func provisioned(what string, amount int64) func(map[string]any) {
 	return func(body map[string]any) { body["provisioned"].(map[string]any)[what] = amount }
 }
 
-// device returns the sysfs directory of a disk's device in the request's instance, or "".
 func (x *Interception) device(disk store.Disk) string {
 	serials, _ := filepath.Glob(filepath.Join(x.Rack.Plane().GuestDir(x.instance().ID),
 		"sys/block/*/device/serial"))

@@ -328,7 +328,6 @@ type order struct {
 	done string
 }
 
-// preset is a common fault that the page's form offers.
 type preset struct {
 	Name, Explanation string
 	fault             adminapi.Fault

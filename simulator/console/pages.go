@@ -152,7 +152,6 @@ func readTag(description string) map[string]string {
 	return tag
 }
 
-// softDelete is the free delay that the page's switch "Soft delete" sets.
 const softDelete = 30 * time.Second
 
 func toggles(s adminapi.Switches) []toggle {

@@ -141,7 +141,6 @@ func (p *Plane) RemoveImage(id string) (err error) {
 	return nil
 }
 
-// unfinished is the suffix of the names of files that are being written.
 const unfinished = ".tmp"
 
 // makeBacking creates a complete and durable file, or no file. It keeps a file that exists.
@@ -216,7 +215,6 @@ func fill(ctx context.Context, f *os.File, source string, size int64) error {
 	return f.Truncate(size)
 }
 
-// errNoData means that the rest of the file is a hole.
 var errNoData = errors.New("no data")
 
 // nextNonZero finds the next block that is not zero. Systems that report no holes need it.

@@ -192,7 +192,6 @@ const (
 	nvmeModelBytes  = 40
 )
 
-// view is a directory that contains the /sys and /dev of one guest.
 type view string
 
 func (v view) blockDir() string { return filepath.Join(string(v), "sys", "block") }

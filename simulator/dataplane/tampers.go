@@ -319,7 +319,6 @@ func doubleSerial(d Device, others []*plugged) Device {
 	return d
 }
 
-// dirt returns a block with bytes that no workload writes.
 func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
 // otherSource returns the path of another snapshot with at most the same size, or path.
@@ -380,7 +379,7 @@ var damages = []damage{
 
 type moment struct {
 	name, object string
-	// when is the kind of the event at which the files that find returns become victims.
+	// The function find returns the files that become victims at an event of this kind.
 	when happening
 	find func(c *corruption, p *Plane, e event) []*victim
 }
@@ -639,7 +638,7 @@ func (c *corruption) unbacked(p *Plane, e event) (all []*victim) {
 	return all
 }
 
-// otherMoment returns the block as it is in another snapshot of the same disk, or nil.
+// otherMoment returns the block's content in another snapshot of the same disk, or nil.
 func (c *corruption) otherMoment(snapshot string) []byte {
 	for other, origin := range c.originOf {
 		size, err := fileSize(other)

@@ -18,7 +18,6 @@ import (
 )
 
 const (
-	// dirVersion is the version of the layout of a simulator's directory.
 	dirVersion  = "2"
 	recordsFile = "rack.db"
 	// markFile is the name of a file in every directory of a simulator. It has the lines markText, the

@@ -155,7 +155,7 @@ type Change struct {
 	record store.Resource
 	// cascade permits the deletion of a record with its dependents.
 	cascade bool
-	// derive means that new records get IDs that follow from their names: all racks have the same IDs.
+	// derive gives new records IDs that depend only on their names, so all racks have the same IDs.
 	derive bool
 }
 

@@ -165,7 +165,6 @@ const maxRead = 256 << 10
 
 // file records how far the lines of a file were read.
 type file struct {
-	// info describes the file at the last read.
 	info os.FileInfo
 	// last is the hash of the last line that was read. By this hash, read finds the line again after
 	// the driver has dropped the oldest lines of a file that was too long, which changes all offsets.

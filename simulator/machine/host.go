@@ -64,7 +64,6 @@ func Open(ctx context.Context, dir string) (*Host, error) {
 // Key returns the path of the private key that each machine's root accepts.
 func (h *Host) Key() string { return filepath.Join(h.image, "key") }
 
-// bootTime limits how long kvmWorks runs a virtual machine.
 const bootTime = 5 * time.Second
 
 // kvmWorks reports whether KVM runs a program of four bytes. /dev/kvm may exist without working.

@@ -445,7 +445,6 @@ func (tx *Tx) OtherNames(parent, subject string) []string {
 	)
 }
 
-// aliases returns the ID of the object named subject, or the name of the object with that ID.
 func aliases[T Record](tx *Tx, t Table[T], parent, subject string) []string {
 	if id := t.names(tx).Get(key(parent, subject)); id != nil {
 		return []string{string(id)}

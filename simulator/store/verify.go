@@ -74,7 +74,6 @@ func guarded(path string, open func() error) (err error) {
 type pages struct {
 	f    io.ReaderAt
 	size int64
-	// end is the number of pages.
 	end  uint64
 	seen map[uint64]bool
 }
