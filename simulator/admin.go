@@ -24,8 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
-// Admin returns the handler of the admin listener, which package adminapi describes. The listener
-// is separate from the API's, because a real rack does not have one.
+// Admin returns the handler of the admin listener (package adminapi), which a real rack lacks.
 func (s *Server) Admin() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
@@ -62,8 +61,7 @@ func (s *Server) Admin() http.Handler {
 	return s.addConsole(mux)
 }
 
-// adminAnswer handles a request to the admin listener. If body and err are nil, the status of the
-// response is 204.
+// adminAnswer answers a request with body or err. If both are nil, the status is 204.
 type adminAnswer func(*http.Request) (body any, err error)
 
 // adminError is an error with the status of its response. For other errors the status is 500.
@@ -89,13 +87,10 @@ func (answer adminAnswer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 	default:
 		w.Header().Set("Content-Type", jsonType)
-		// The write fails only if the caller has gone.
-		_, _ = w.Write(encode(body, "  "))
+		_, _ = w.Write(encode(body, "  ")) // fails only if the caller has gone
 	}
 }
 
-// adminRead decodes a JSON body. If the body has an unknown field, the error lists the known
-// fields.
 func adminRead(r *http.Request, into any) error {
 	d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
 	d.DisallowUnknownFields()
@@ -160,7 +155,7 @@ func (s *Server) adminRemoveFault(r *http.Request) (any, error) {
 	return nil, nil
 }
 
-// adminMutate activates the mutation that the path names, or no mutation if the path has no name.
+// adminMutate ends the active mutation if the path has no name.
 func (s *Server) adminMutate(r *http.Request) (any, error) {
 	if err := s.Mutate(r.PathValue("name")); err != nil {
 		return nil, adminError{err, http.StatusNotFound}
@@ -175,7 +170,6 @@ func (s *Server) adminSwitch(r *http.Request) (any, error) {
 	return now, badAdminRequest(err)
 }
 
-// diskOps maps the words in the JSON field "on" of a disk fault to flakydisk's operations.
 var diskOps = map[string]flakydisk.Op{
 	"read": flakydisk.OnRead, "write": flakydisk.OnWrite, "flush": flakydisk.OnFlush,
 }
@@ -190,7 +184,7 @@ func (s *Server) adminFailDisk(r *http.Request) (any, error) {
 		return nil, badAdminRequest(err)
 	}
 	flaky, disk := &s.rack.Plane().Flaky, r.PathValue("disk")
-	active, _ := flaky.Faults(disk) // Fail returns the same error
+	active, _ := flaky.Faults(disk) // an error makes Fail below fail, too
 	if err := checkCount(len(active), r.URL.Path); err != nil {
 		return nil, badAdminRequest(err)
 	}
@@ -206,7 +200,6 @@ func (s *Server) adminDiskFaults(r *http.Request) (any, error) {
 	return shownFaults(all), ofDisk(err)
 }
 
-// ofDisk adds an HTTP status, and advice for the caller, to an error about a disk.
 func ofDisk(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -234,7 +227,6 @@ func shownFaults(all []flakydisk.Fault) []adminapi.DiskFault {
 	return shown
 }
 
-// diskFault checks a fault and converts it to the type of package flakydisk.
 func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	f = flakydisk.Fault{From: int64(fault.From), To: int64(fault.To), Times: fault.Times,
 		Delay: time.Duration(fault.Delay), Hang: fault.Hang, Lie: fault.Lie}
@@ -269,9 +261,8 @@ func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	return f, err
 }
 
-// addConsole adds the console's pages to the admin listener. The returned handler refuses requests
-// from foreign web pages ([console.Console.Guard]). For GET / and GET /routes a browser gets pages,
-// and other clients get the list of routes as JSON.
+// A browser gets pages for GET / and GET /routes; other clients get the routes as JSON. The
+// returned handler refuses requests from foreign web pages ([console.Console.Guard]).
 func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	c := console.New()
 	c.State, c.Version, c.Switches = s.rack.RecordedState, s.rack.Version, s.rack.Switches
@@ -298,7 +289,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	return c.Guard(admin)
 }
 
-// consoleDisk returns a disk's allocated bytes, faults and activity. For a deleted disk err is nil.
+// consoleDisk returns no error for a deleted disk.
 func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	plane := s.rack.Plane()
 	d.AllocatedBytes, err = plane.Allocated(id)
@@ -321,8 +312,7 @@ func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	return d, err
 }
 
-// run carries out an API request without a body for the console. The request needs no token, and
-// faults do not affect it. The request log contains it.
+// run carries out an API request of the console, which needs no token. Faults do not affect it.
 func (s *Server) run(ctx context.Context, method, path string) (status int, answer []byte) {
 	hr, err := http.NewRequestWithContext(ctx, method, path, nil)
 	if err != nil {

@@ -129,7 +129,7 @@ func parseInstanceCreate(f *fields) any {
 	return c
 }
 
-// unsupported returns the first name whose list is not empty. The simulator answers it with 501.
+// unsupported returns the first name whose list is not empty, for a 501.
 func (f *fields) unsupported(names ...string) string {
 	for _, name := range names {
 		var wanted []json.RawMessage
@@ -166,8 +166,7 @@ func parseInstanceUpdate(f *fields) any {
 	return u
 }
 
-// readInterfaces reads the network interfaces of a new instance. It returns nil for "none", and an
-// empty list for "create" without interfaces.
+// readInterfaces returns nil for "none", and an empty list for "create" without interfaces.
 func readInterfaces(f *fields) []engine.InterfaceCreate {
 	if !f.has("network_interfaces") {
 		return []engine.InterfaceCreate{engine.DefaultInterface}
@@ -223,7 +222,7 @@ func readInterface(f *fields) engine.InterfaceCreate {
 	return c
 }
 
-// assignment reads an IPv4 or IPv6 address in an ip_config. For "auto" it returns the zero value.
+// assignment returns the zero value for "auto".
 func (f *fields) assignment(version string, is func(netip.Addr) bool) (address netip.Addr) {
 	ip := f.object("ip")
 	if ip.variant("auto", "explicit") == "explicit" {

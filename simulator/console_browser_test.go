@@ -24,14 +24,12 @@ import (
 // consolePicture is the picture that "go test ./simulator -run Console -update" writes.
 const consolePicture = "../docs/console.png"
 
-// live is the selector of a page's body while the page's script updates the page.
+// live is the selector of a body that the page's script updates.
 const live = `body[data-live=yes]`
 
-// claimed is the description of a disk that the driver created for a PersistentVolumeClaim.
 const claimed = `csi.example {"name":"pvc-42","claim":"shop/orders","cluster":"blue","use":"mount"}`
 
-// recordFlights makes the rack's console follow a flight record, whose file does not exist yet.
-// write appends a line to the file.
+// recordFlights lets the console follow a file that does not exist yet. write appends to it.
 func recordFlights(t *testing.T, s *Server) (write func(line string)) {
 	dir := filepath.Join(t.TempDir(), "flight")
 	s.Flights.Dirs = []string{dir}
@@ -100,7 +98,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	r.disk("spare")
 	sees("a spare disk", "#shelf li", "spare")
 
-	// Make the disk fail with the button on the disk's page. Then the guest's reads must fail.
+	// After the button on the disk's page, the guest's reads must fail.
 	page := browser.Open(t, admin+"/console/disks/"+disk.ID)
 	page.Do(chromedp.WaitReady(live), chromedp.Click(`button[value^="fail"]`))
 	said(page, "fails")
@@ -126,7 +124,6 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 		t.Errorf("the healed disk: %v", err)
 	}
 
-	// Add a fault with the form. The next creation of a disk must fail.
 	first.Do(chromedp.SetValue(`[name=operation]`, "disk_create"),
 		chromedp.Click(`button[value=arm]`))
 	sees("the armed fault", "#faults li", "disk_create")
@@ -134,7 +131,6 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	sees("the strike", "#faults b", "1")
 	sees("the refusal", "#feed .bad", "503")
 
-	// Take a picture of the whole page. With -update it replaces the picture in the docs.
 	var png []byte
 	first.Do(browsertest.Scheme("light"), chromedp.CaptureScreenshot(&png))
 	if *update {
@@ -158,7 +154,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	sees("the switch", `#s-hotplug [aria-checked="false"]`, "Hot-plug")
 	r.demand(400, "", moving("attach", "a", "spare"))
 
-	// A paused page does not change. When it continues, it shows the changes made during the pause.
+	// A paused page does not change. Afterwards it shows the changes made during the pause.
 	first.Do(chromedp.Click(`#pause`))
 	r.delete("disks/spare")
 	both = []*browsertest.Tab{second}
@@ -189,7 +185,6 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	}
 }
 
-// checkConsolePage checks a page's requests, console messages, contrasts, labels and headings.
 func checkConsolePage(t *testing.T, tab *browsertest.Tab, admin string) {
 	t.Helper()
 	requests, messages := tab.Seen()

@@ -141,11 +141,10 @@ func TestDeletedDisksAndSnapshotsAreFreedAfterADelay(t *testing.T) { // A68
 
 const chunk = 512 << 10
 
-// importing is the disk_source of a disk into which blocks are imported.
 const importing = `{"type":"importing_blocks","block_size":512}`
 
-// upload writes the bytes of content between two offsets in chunks as "oxide disk import" does:
-// eight requests at a time, and none for chunks that contain only zeroes.
+// upload writes content[from:to] in chunks as "oxide disk import" does: eight requests at a time,
+// and none for chunks that contain only zeroes.
 func (r *rackServer) upload(disk string, content []byte, from, to int) {
 	r.t.Helper()
 	offsets := make(chan int)
@@ -173,7 +172,6 @@ func (r *rackServer) upload(disk string, content []byte, from, to int) {
 	workers.Wait()
 }
 
-// TestAnImportedImageKeepsItsBytesAcrossRestarts restarts the rack in every state of the import.
 func TestAnImportedImageKeepsItsBytesAcrossRestarts(t *testing.T) { // A90, A91
 	content := make([]byte, 20*chunk+512)
 	random := rand.NewChaCha8([32]byte{1})

@@ -27,13 +27,11 @@ type Faults struct {
 	last   int
 }
 
-// activeFault is an active fault with a source of random numbers for its Probability.
 type activeFault struct {
 	adminapi.ActiveFault
 	random *rand.Rand
 }
 
-// spent reports whether the fault has fired as often as it may.
 func (f *activeFault) spent() bool { return f.Times > 0 && f.Fired >= f.Times }
 
 // Add activates a fault and returns its ID. Faults of one phase fire in the order of their IDs.
@@ -153,10 +151,8 @@ var errorCodes = []string{"Conflict", "Forbidden", "Gone", "InsufficientCapacity
 
 const maxPadding = 1 << 30
 
-// maxFaults is how many faults the rack, or one of its disks, can have at a time.
 const maxFaults = 256
 
-// checkCount returns an error if maxFaults faults are active, and names the path to remove them.
 func checkCount(active int, path string) error {
 	if active < maxFaults {
 		return nil
@@ -198,7 +194,6 @@ func effective(r adminapi.Fault) bool {
 		slices.Contains([]adminapi.Phase{adminapi.Twice, adminapi.Unwind, adminapi.Reread}, r.Phase)
 }
 
-// ends reports whether the fault ends the request instead of letting it continue.
 func ends(r adminapi.Fault) bool { return r.Response != nil || r.Cut || r.Hang > 0 }
 
 func checkResponse(r adminapi.Fault) error {
@@ -218,7 +213,6 @@ func checkResponse(r adminapi.Fault) error {
 	return nil
 }
 
-// checkOperation refuses a fault that cannot take effect for its operation or in its phase.
 func checkOperation(r adminapi.Fault) error {
 	notFor := func(operations []string) bool {
 		return r.Operation != "" && !slices.Contains(operations, r.Operation)
@@ -240,7 +234,6 @@ func checkOperation(r adminapi.Fault) error {
 	return nil
 }
 
-// matchFaults finds the faults that fire for the request, and logs them.
 func (s *Server) matchFaults(r *apiRequest) error {
 	if s.Faults.empty() {
 		return nil
@@ -311,8 +304,7 @@ func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 	return a
 }
 
-// applyFaults applies the faults of one phase. It returns true and a response if a fault ended the
-// request.
+// applyFaults applies the faults of one phase. It returns true if a fault ended the request.
 func (s *Server) applyFaults(r *apiRequest, phase adminapi.Phase) (response, bool) {
 	for _, f := range r.faults {
 		if f.Phase != phase {
@@ -350,8 +342,7 @@ func encodeResponse(a *adminapi.Response, requestID string) response {
 	return response{a.Status, header, cmp.Or(a.ContentType, jsonType), body}
 }
 
-// dropFields removes the fields in any fault's DropFields from a response, as if the rack's release
-// did not have them.
+// dropFields removes the fields that faults drop, as if the rack's release did not have them.
 func (r *apiRequest) dropFields(a response) response {
 	var fields []string
 	for _, f := range r.faults {
@@ -379,8 +370,7 @@ func drop(object map[string]json.RawMessage, fields []string) {
 	}
 }
 
-// writeFaulty writes the body slowly if a fault asks for that, and reports whether it has. If a
-// fault truncates the body, writeFaulty cuts the connection.
+// writeFaulty writes a slow or truncated body if a fault asks for it, and reports whether it has.
 func (s *Server) writeFaulty(w http.ResponseWriter, r *apiRequest, body []byte) bool {
 	for _, f := range r.faults {
 		switch {
@@ -415,7 +405,6 @@ func writePiece(w http.ResponseWriter, piece []byte) {
 	}
 }
 
-// firing returns the index of the first fault of this phase in r.faults, or -1.
 func (r *apiRequest) firing(phase adminapi.Phase) int {
 	return slices.IndexFunc(r.faults, func(f adminapi.ActiveFault) bool { return f.Phase == phase })
 }

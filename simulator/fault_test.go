@@ -306,7 +306,6 @@ func TestTheAdminListenerAnswersEveryRouteThatItLists(t *testing.T) {
 	}
 }
 
-// refuses checks that the admin listener answers the request with 400 and every text in want.
 func (r *rackServer) refuses(method, path, body string, want ...string) {
 	r.t.Helper()
 	w := r.askAdmin(method, path, body, "*/*")

@@ -22,8 +22,7 @@ import (
 // ignored, and a known field may occur only once. The error names the path of the first invalid
 // field (A06).
 type fields struct {
-	raw map[string]json.RawMessage
-	// repeated contains the keys that occur more than once in the object.
+	raw      map[string]json.RawMessage
 	repeated map[string]bool
 	path     string
 	err      *error
@@ -126,7 +125,6 @@ func (f *fields) get(name string) (json.RawMessage, bool) {
 	return raw, ok
 }
 
-// has reports whether a field exists and is not null.
 func (f *fields) has(name string) bool {
 	raw, ok := f.get(name)
 	return ok && string(raw) != "null"
@@ -145,15 +143,13 @@ func (f *fields) read(name, expected string, into any) bool {
 	return true
 }
 
-// identity reads name and description. The rack's error for an invalid name contains no path,
-// unlike its other errors (A06).
+// The rack's error for an invalid name has no path, unlike its other errors (A06).
 func (f *fields) identity() (name, description string) {
 	name = f.text("name")
 	f.fail("", store.CheckName(name))
 	return name, f.text("description")
 }
 
-// newIdentity reads the name and the description of an update. A missing one is nil.
 func (f *fields) newIdentity() (name, description *string) {
 	if f.has("name") {
 		text := f.text("name")
@@ -222,8 +218,7 @@ func (f *fields) byteCount(name string) int64 {
 	return int64(size)
 }
 
-// blockSize reads a block size. A rack refuses an invalid one while it parses the body, so the
-// error has no code (A08).
+// A rack refuses an invalid size while it parses the body, so the error has no code (A08).
 func (f *fields) blockSize(name string) int {
 	var size uint32
 	if f.read(name, "u32", &size) && size != 512 && size != 2048 && size != 4096 {
@@ -241,7 +236,6 @@ func (f *fields) object(name string) *fields {
 	return nested
 }
 
-// list reads an optional list of objects.
 func (f *fields) list(name string) []*fields {
 	if _, ok := f.get(name); !ok {
 		return nil
@@ -381,7 +375,6 @@ func (f *fields) endpoint(allowed ...string) map[string]any {
 	return value
 }
 
-// endpoints reads the required list of a firewall rule's targets or hosts.
 func (f *fields) endpoints(name string) []any {
 	list := []any{}
 	for _, one := range f.needed(name) {
@@ -453,7 +446,6 @@ func (f *fields) protocol() map[string]any {
 	return map[string]any{"type": tag, "value": value}
 }
 
-// readAllocation reads the address of a floating IP, or the pool that allocates the address.
 func readAllocation(f *fields) engine.Allocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.Allocation{IP: f.address("ip")}
@@ -461,7 +453,6 @@ func readAllocation(f *fields) engine.Allocation {
 	return readPoolSelector(f)
 }
 
-// readSubnetAllocation reads an external subnet, or the pool that allocates the subnet.
 func readSubnetAllocation(f *fields) engine.SubnetAllocation {
 	if f.variant("explicit", "auto") == "explicit" {
 		return engine.SubnetAllocation{Subnet: f.subnet().Subnet}

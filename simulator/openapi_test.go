@@ -30,8 +30,7 @@ import (
 type schema struct {
 	*openapi3.T
 	options *openapi3filter.Options
-	// seen counts the successful answers that were checked, by operation.
-	seen map[string]int
+	seen    map[string]int
 }
 
 func loadSchema(t *testing.T) *schema {
@@ -87,8 +86,7 @@ func closeSchema(ref *openapi3.SchemaRef) {
 
 var lookarounds = regexp.MustCompile(`\(\?<?[!=](\([^()]*\)|[^()])*\)`)
 
-// watch returns a handler that calls next, and checks each request and its answer against the
-// schema.
+// watch checks each request to next and its answer against the schema.
 func (s *schema) watch(t *testing.T, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		op, params, err := route(r.Method, r.URL.EscapedPath())
@@ -147,9 +145,8 @@ func (s *schema) check(t *testing.T, op *operation, input *openapi3filter.Reques
 	}
 }
 
-// TestAnswersMatchThePublishedSchema runs tests of this package, and checks every answer against
-// the rack's published schema. Every operation that the simulator serves must succeed at least
-// once.
+// TestAnswersMatchThePublishedSchema runs tests of this package, and checks every answer. Every
+// operation that the simulator serves must succeed at least once.
 func TestAnswersMatchThePublishedSchema(t *testing.T) {
 	s := loadSchema(t)
 	for path, item := range s.Paths.Map() {

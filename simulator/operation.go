@@ -15,7 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// served maps the names of the operations that this simulator supports to the operations.
 var served = withResources(withPools(map[string]*operation{
 	"ping":                           {noAuth: true, serve: ping},
 	"current_user_view":              {serve: read(engine.Silo.User)},
@@ -133,7 +132,6 @@ var (
 	inPort    = []string{"port_settings"}
 )
 
-// operation is an operation of the rack's API: its route, its parameters and its handler.
 type operation struct {
 	name, method string
 	path         []string
@@ -158,7 +156,6 @@ type operation struct {
 //go:embed operations.txt
 var operationsText string
 
-// routes lists all operations of the rack, in the order of operations.txt.
 var routes = parseOperations(operationsText)
 
 func parseOperations(text string) []*operation {
@@ -246,12 +243,10 @@ func unimplemented(op *operation) error {
 			op.name, op.method, strings.Join(op.path, "/"))}
 }
 
-// handler carries out a request on the rack, and returns the status and the body of the response.
 type handler = func(*engine.Simulation, *apiRequest) (int, any, error)
 
 type group interface{ ~struct{ *engine.Simulation } }
 
-// answer returns a handler that responds with the given status and the result of the function do.
 func answer[G group, T any](status int, do func(G, *engine.Call) (T, error)) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := do(G{rack}, &r.call)
@@ -259,14 +254,12 @@ func answer[G group, T any](status int, do func(G, *engine.Call) (T, error)) han
 	}
 }
 
-// nothing returns a handler that runs the function do, and responds with 204 and no body.
 func nothing[G group](do func(G, *engine.Call) error) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		return http.StatusNoContent, nil, do(G{rack}, &r.call)
 	}
 }
 
-// read returns a handler that responds with the result of the function do in a read transaction.
 func read[G group, T any](do func(G, *engine.Call, *store.Tx) T) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := engine.Reading(rack, func(tx *store.Tx) T { return do(G{rack}, &r.call, tx) })
@@ -274,8 +267,6 @@ func read[G group, T any](do func(G, *engine.Call, *store.Tx) T) handler {
 	}
 }
 
-// change returns a handler that runs the function do in a transaction that may change records. The
-// handler responds with the given status and the result of do.
 func change[G group, T any](status int, do func(G, *engine.Call, *store.Tx) T) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 		body, err := engine.Changing(rack, &r.call,
@@ -284,7 +275,6 @@ func change[G group, T any](status int, do func(G, *engine.Call, *store.Tx) T) h
 	}
 }
 
-// end is like change, but responds with the status 204 and no body.
 func end[G group](do func(G, *engine.Call, *store.Tx)) handler {
 	return change(http.StatusNoContent, func(rack G, call *engine.Call, tx *store.Tx) any {
 		do(rack, call, tx)
@@ -292,7 +282,6 @@ func end[G group](do func(G, *engine.Call, *store.Tx)) handler {
 	})
 }
 
-// rows returns a handler that gets a list from the function read, and responds with shown(list).
 func rows[G group, T, P any](read func(G, *engine.Call, *store.Tx) []T,
 	shown func(scan, []T) P) handler {
 	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
@@ -322,7 +311,6 @@ func ping(*engine.Simulation, *apiRequest) (int, any, error) {
 	return http.StatusOK, map[string]string{"status": "ok"}, nil
 }
 
-// serialConsole responds with the console's bytes from an offset on, or with the most recent bytes.
 func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	const most = 1 << 20 // more than a rack keeps (16 KiB at each end) or its clients request
 	given := map[string]int64{"max_bytes": most}
@@ -396,7 +384,6 @@ func withResources(operations map[string]*operation) map[string]*operation {
 	return all
 }
 
-// resourceOperation returns the operation for a kind and a verb, or nil if the verb is unknown.
 func resourceOperation(k *engine.Kind, verb string) *operation {
 	above := k.Ancestors()
 	op := &operation{kind: k, selectors: above}
@@ -429,7 +416,6 @@ func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error)
 	})(rack, r)
 }
 
-// withPools adds the operations on pools' links to silos, and on pools' ranges, members and use.
 func withPools(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for parts, k := range map[string]*engine.Kind{"range": engine.IPPool,

@@ -21,7 +21,6 @@ const (
 	maxToken     = 512
 )
 
-// orders has the values of the parameter sort_by.
 var orders = []string{store.ByName, store.ByNameDescending, store.ByID}
 
 // scan identifies the requested page of a list. It comes from the query for the first page, and
@@ -72,7 +71,6 @@ func parseScan(query url.Values, selectors []string) (scan, error) {
 	return s, nil
 }
 
-// selectors returns the parameters in the first page's query that name objects.
 func (s scan) selectors() url.Values {
 	given := url.Values{}
 	for name, value := range s.Parents {
@@ -135,8 +133,7 @@ func parseToken(token string) (scan, error) {
 	return s, nil
 }
 
-// decodeToken decodes URL-safe base64. It returns the error message of the rack's base64 library,
-// or "" (A09).
+// decodeToken returns the error message of the rack's base64 library, or "" (A09).
 func decodeToken(token string) ([]byte, string) {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	symbols, last := len(strings.TrimRight(token, "=")), max(len(token)-1, 0)
@@ -164,7 +161,7 @@ func decodeToken(token string) ([]byte, string) {
 	return data, ""
 }
 
-// after returns the token, as a rack writes it, of the page that begins after the item.
+// after returns the token of the page that begins after the item, as a rack writes it.
 func (s scan) after(item store.Identity) *string {
 	last := item.Name
 	if s.SortBy == store.ByID {
@@ -190,9 +187,7 @@ func newPage[T named](s scan, items []T) page[T] {
 	return p
 }
 
-// slice returns the requested page of a list, given all items of the list.
 func slice[T named](s scan, items []T) page[T] {
-	// key returns the value by which the list is sorted, and order compares two values.
 	key, order := func(item T) string { return item.Ident().Name }, strings.Compare
 	switch s.SortBy {
 	case store.ByID:

@@ -62,7 +62,6 @@ func TestAFleetAdministratorManagesPools(t *testing.T) { // A21
 204 DELETE POOLS/groups`, "POOLS", "system/ip-pools")
 }
 
-// ipPools adds a second IP pool to the silo, uses it, and removes it.
 func (r *rackServer) ipPools() {
 	r.play(`
 201 POST system/ip-pools {NAME=non-default} => "pool_type":"unicast"
@@ -115,7 +114,6 @@ func (r *rackServer) ipPools() {
 			`"pool":"non-default"}}}`)
 }
 
-// subnetPools adds a subnet pool to the silo, uses it, and removes it.
 func (r *rackServer) subnetPools() {
 	words := []string{"ONE", "system/subnet-pools/subnets"}
 	r.play(`
@@ -153,8 +151,7 @@ func (r *rackServer) subnetPools() {
 204 DELETE ONE`, words...)
 }
 
-// secondDefault makes two subnet pools default pools of the silo, one for each IP version. It also
-// checks that deleting an instance does not delete the subnet that is attached to it.
+// secondDefault also checks that the deletion of an instance does not delete its external subnet.
 func (r *rackServer) secondDefault() {
 	r.play(`
 200 PUT system/subnet-pools/subnets/silos/simulated {"is_default":true}
@@ -183,7 +180,6 @@ func (r *rackServer) secondDefault() {
 		`"allocator":{"type":"auto","prefix_length":64,"pool_selector":{"type":"auto"`)
 }
 
-// externalSubnets allocates subnets of 10.3.0.0/24, and attaches one subnet to an instance.
 func (r *rackServer) externalSubnets() {
 	r.play(`
 400 CREATE {NAME=s,"allocator":{"type":"auto","prefix_length":28}}
@@ -221,7 +217,6 @@ func (r *rackServer) externalSubnets() {
 			`"prefix_length"`)
 }
 
-// TestSourceNATUsesTheDefaultPool creates instances until the default pool has no address left.
 func TestSourceNATUsesTheDefaultPool(t *testing.T) { // A65
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin, Instances: []engine.InstanceSpec{}})
 	const pool = "/v1/system/ip-pools/default"
@@ -261,7 +256,6 @@ func TestSourceNATUsesTheDefaultPool(t *testing.T) { // A65
 	r.demand(201, "", nic(64, "v6"))
 }
 
-// TestAnInterfaceGetsTheRequestedAddress creates instances with an explicit ip_config.
 func TestAnInterfaceGetsTheRequestedAddress(t *testing.T) { // A52
 	r := serveRack(t, engine.Config{Instances: []engine.InstanceSpec{}})
 	for n, c := range []struct {
@@ -286,8 +280,6 @@ func TestAnInterfaceGetsTheRequestedAddress(t *testing.T) { // A52
 	r.demand(200, `"ip":"172.30.0.77"`, "GET /v1/network-interfaces?project=default&instance=named0")
 }
 
-// TestSwitchPortsGetAddressesFromAddressLots creates and replaces an address lot and the settings
-// of switch ports, and deletes both.
 func TestSwitchPortsGetAddressesFromAddressLots(t *testing.T) {
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	words := []string{"LOTS", "system/networking/address-lot",

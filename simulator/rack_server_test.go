@@ -25,7 +25,6 @@ import (
 
 const testToken = "oxide-token-test"
 
-// rackServer is a simulated rack under test, with an HTTP client that sends requests to it.
 type rackServer struct {
 	*Server
 	dir    string
@@ -37,8 +36,7 @@ type rackServer struct {
 // client keeps no connection open, because a test may count connections or kill the server.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// withoutDevices is "" if the tests run as root on Linux, because only root can make devices, and
-// only on Linux. Otherwise it is NoDevices, and only the tests of the API run.
+// withoutDevices is NoDevices unless the tests run as root on Linux: devices need both.
 var withoutDevices = func() Devices {
 	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
 		return ""
@@ -46,7 +44,6 @@ var withoutDevices = func() Devices {
 	return NoDevices
 }()
 
-// needGuests skips the test if this process cannot make guest views: it must be root on Linux.
 func needGuests(t *testing.T) {
 	t.Helper()
 	if withoutDevices != "" {
@@ -54,7 +51,6 @@ func needGuests(t *testing.T) {
 	}
 }
 
-// serveRack serves a rack until the test ends. If c has no directory, serveRack creates one.
 func serveRack(t *testing.T, c engine.Config) *rackServer {
 	t.Helper()
 	if c.Dir == "" {
@@ -83,8 +79,7 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 	return &rackServer{s, c.Dir, t, server.URL, client}
 }
 
-// watch wraps the handler of each served rack. TestAnswersMatchThePublishedSchema replaces watch to
-// check every answer.
+// TestAnswersMatchThePublishedSchema replaces watch, which wraps the handler of each served rack.
 var watch = func(_ *testing.T, s http.Handler) http.Handler { return s }
 
 type reply struct {
@@ -116,7 +111,6 @@ func (r *rackServer) try(ctx context.Context, request string, header ...string) 
 	return reply{resp.StatusCode, resp.Header, string(text)}, err
 }
 
-// send is like try, but fails the test if the request gets no answer.
 func (r *rackServer) send(request string, header ...string) reply {
 	r.t.Helper()
 	got, err := r.try(r.t.Context(), request, header...)
@@ -136,7 +130,6 @@ func (r *rackServer) demand(status int, part, request string) string {
 	return got.body
 }
 
-// identities matches the short form of an object's name and description in the script of play.
 var identities = regexp.MustCompile(`NAME=([a-z0-9-]+)`)
 
 // play sends the requests of a script, one in each line. A line has the wanted status, the method,
@@ -170,14 +163,12 @@ const (
 	oneGiB       = `1073741824`
 )
 
-// newDisk returns the request to create a blank disk of 1 GiB in the project default. oldNew has
-// pairs of a text in the request's body and the text that replaces it.
+// newDisk's oldNew has pairs of a text in the request's body and the text that replaces it.
 func newDisk(name string, oldNew ...string) string {
 	return "POST /v1/disks?project=default " + strings.NewReplacer(oldNew...).Replace(`{"name":"`+name+
 		`","description":"","size":`+oneGiB+`,"disk_backend":`+blankBackend+`}`)
 }
 
-// source returns the disk_source of a disk that is created from a snapshot or an image.
 func source(kind, id string) string {
 	return fmt.Sprintf(`{"type":%q,"%s_id":%q,"read_only":false}`, kind, kind, id)
 }
@@ -212,7 +203,6 @@ func (r *rackServer) delete(object string) {
 	r.demand(204, "", "DELETE /v1/"+object+"?project=default")
 }
 
-// moving returns the request to attach or detach a disk.
 func moving(verb, instance, disk string) string {
 	return fmt.Sprintf(`POST /v1/instances/%s/disks/%s?project=default {"disk":%q}`, instance, verb,
 		disk)
@@ -256,7 +246,6 @@ func (r *rackServer) awaitState(instance, state string) {
 	})
 }
 
-// change starts, stops or reboots an instance, and waits until the instance is in the state.
 func (r *rackServer) change(verb, instance, state string) {
 	r.t.Helper()
 	r.demand(202, "", fmt.Sprintf("POST /v1/instances/%s/%s?project=default", instance, verb))

@@ -36,7 +36,6 @@ const (
 	smallBody = 64 << 10
 )
 
-// apiRequest is a request to the API, with the data that the server collects about it.
 type apiRequest struct {
 	*http.Request
 	id      string
@@ -45,12 +44,11 @@ type apiRequest struct {
 	path    url.Values // the parameters in the path
 	query   url.Values
 	scan    scan
-	// raw is the request's body. rawErr is the error of reading the body.
-	raw    []byte
-	rawErr error
-	faults []adminapi.ActiveFault
-	entry  adminapi.Request
-	call   engine.Call
+	raw     []byte
+	rawErr  error
+	faults  []adminapi.ActiveFault
+	entry   adminapi.Request
+	call    engine.Call
 	// subjects are the names and IDs of objects in the request. A fault's Object must be one of them.
 	subjects []string
 }
@@ -77,9 +75,8 @@ func (r *apiRequest) find() error {
 	return nil
 }
 
-// checkVersion accepts the API versions that this simulator serves. A missing version means the
-// newest (A13). A real rack also serves older versions, in which objects have another form: the
-// simulator answers them with 501.
+// checkVersion takes a missing version for the newest (A13). A real rack also serves older
+// versions, in which objects have another form: the simulator answers them with 501.
 func checkVersion(version string) error {
 	if version == "" {
 		return nil
@@ -236,7 +233,6 @@ func (r *apiRequest) checkBody() error {
 	return nil
 }
 
-// identify collects the names and IDs in the request, for the request log and for faults.
 func (r *apiRequest) identify(body []byte) {
 	for _, values := range r.path {
 		r.subject(values[0])
@@ -257,7 +253,6 @@ func (r *apiRequest) subject(nameOrID string) {
 	r.entry.Object = clip(nameOrID)
 }
 
-// named maps each parameter in the query and in the path to the object that the parameter names.
 func (r *apiRequest) named() map[string]store.Selector {
 	all := map[string]store.Selector{}
 	for _, values := range []url.Values{r.query, r.path} {
@@ -268,7 +263,7 @@ func (r *apiRequest) named() map[string]store.Selector {
 	return all
 }
 
-// bearerOf returns the token of a request, or "".
+// A11: the word Bearer may be in upper or lower case.
 func bearerOf(r *http.Request) string {
 	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "bearer") {
@@ -277,8 +272,6 @@ func bearerOf(r *http.Request) string {
 	return strings.TrimSpace(bearer)
 }
 
-// authenticate accepts a request that has the rack's token. The word Bearer may be in upper or
-// lower case (A11).
 func (s *Server) authenticate(r *apiRequest) error {
 	if r.op.noAuth {
 		return nil
@@ -301,8 +294,7 @@ type response struct {
 	body        []byte
 }
 
-// errorBody is the body of an error, with its fields in the rack's order; the code is optional
-// (A01).
+// errorBody has the fields of an error in the rack's order; the code is optional (A01).
 type errorBody struct {
 	RequestID string `json:"request_id"`
 	ErrorCode string `json:"error_code,omitempty"`

@@ -19,7 +19,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// lives has the requests for one resource of each kind that clients may create.
 var lives = map[string]struct {
 	// query names the parent. fields are the fields in the body of a creation, except name and
 	// description. The test replaces N in them by 1, 2 and so on.
@@ -27,9 +26,8 @@ var lives = map[string]struct {
 	// update is the body of an update, and shows is a text in the updated record. update is "" if the
 	// kind cannot be updated.
 	update, shows string
-	// holder creates an object that prevents the record's deletion, holds is the error of the
-	// deletion, and release removes the object. The test replaces NAME and ID by the record's name and
-	// ID.
+	// holder creates an object that prevents the record's deletion, holds is the deletion's error, and
+	// release removes the object. The test replaces NAME and ID by those of the record.
 	holder, holds, release string
 }{
 	"project": {
@@ -89,8 +87,7 @@ var lives = map[string]struct {
 	"internet-gateway": {query: "vpc=default&project=default"},
 }
 
-// servedPath reports whether the simulator serves the operation for a kind and a verb, and returns
-// the operation's path without the last parameter.
+// servedPath returns the path of a served operation, without the last parameter.
 func servedPath(k *engine.Kind, verb string) (path string, ok bool) {
 	for _, op := range routes {
 		if op.name == k.Operation+"_"+verb && op.serve != nil {
@@ -100,8 +97,7 @@ func servedPath(k *engine.Kind, verb string) (path string, ok bool) {
 	return "", false
 }
 
-// TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted creates, lists and reads a record of each
-// kind, restarts the rack, and then renames, updates and deletes the records.
+// The test restarts the rack between the creation and the update of the records.
 func TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted(t *testing.T) {
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	router := unmarshal[store.Identity](r.t, r.demand(201, "",
@@ -142,7 +138,6 @@ func (r *rackServer) eachKind(when string, test func(*rackServer, *engine.Kind, 
 	}
 }
 
-// beginLife creates, reads and lists a record, and returns the record's ID and JSON.
 func (r *rackServer) beginLife(k *engine.Kind, path, query, fields string) []string {
 	if fields != "" {
 		fields = "," + fields
@@ -177,7 +172,6 @@ func (r *rackServer) accept(request string) {
 	}
 }
 
-// endLife updates and deletes the record that beginLife created before the restart.
 func (r *rackServer) endLife(k *engine.Kind, path, id, made string) {
 	life := lives[k.Name]
 	fill := strings.NewReplacer("ID", id, "NAME", "renamed").Replace
@@ -241,8 +235,7 @@ func (r *rackServer) loadBalancer() {
 		"SECOND", r.instance("b").ID)
 }
 
-// machine creates an instance with the user's keys, a boot disk from an image and external
-// addresses, and deletes instance and disk. The floating IP and the group must still exist then.
+// After machine has deleted its instance and disk, the floating IP and the group must still exist.
 func (r *rackServer) machine() {
 	id := func(answer string) string { return unmarshal[store.Identity](r.t, answer).ID }
 	words := []string{"IN", "project=default", "KEY",
@@ -300,7 +293,6 @@ func (r *rackServer) machine() {
 204 DELETE me/ssh-keys/key`, words...)
 }
 
-// project creates a project with its network, changes the network, and deletes both.
 func (r *rackServer) project() {
 	id := unmarshal[store.Identity](r.t, r.play(`201 POST projects {NAME=tf}`)).ID
 	vpc := unmarshal[store.Resource](r.t, r.demand(200, "", "GET /v1/vpcs/default?project="+id))
@@ -345,8 +337,6 @@ func (r *rackServer) project() {
 204 DELETE projects/TF`, words...)
 }
 
-// secondInterface adds an interface to a stopped instance, makes the new interface the primary one,
-// and removes the old one.
 func (r *rackServer) secondInterface() {
 	words := []string{"OF", "project=default&instance", "SECOND", `"vpc_name":"default",` +
 		`"subnet_name":"second"`}

@@ -368,8 +368,7 @@ func serveAdmin(t *testing.T, s *Server) string {
 }
 
 type process struct {
-	cmd *exec.Cmd
-	// ready is the line of JSON that the simulator prints when it is ready.
+	cmd   *exec.Cmd
 	ready struct{ URL, Admin string }
 }
 
@@ -398,7 +397,6 @@ func startProcess(t *testing.T, binary, dir string, args ...string) *process {
 	return p
 }
 
-// startIn starts a simulator with temp as its TMPDIR, and waits for its first line of output.
 func startIn(t *testing.T, temp, binary string, args ...string) (*process, *bufio.Scanner) {
 	t.Helper()
 	p := &process{cmd: exec.Command(binary, append([]string{"serve"}, args...)...)}

@@ -53,7 +53,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
-// The types that configure a rack.
 type (
 	// Config configures the rack. The zero value is a rack in a new directory, with a project
 	// "default" and without instances. Its fields (go doc ./simulator/engine.Config describes them):
@@ -68,17 +67,13 @@ type (
 	//	Machines, MachineType               the image of its guests, if they are virtual machines
 	//	Log                                 its logger
 	Config = engine.Config
-	// InstanceSpec is an instance that the rack has from the start: its Name, whether it is Stopped,
-	// and optionally its ID and its Project.
+	// InstanceSpec is an instance that the rack has from the start.
 	InstanceSpec = engine.InstanceSpec
-	// ImageSpec is an image that the rack has from the start: its Name, its Project (or none for an
-	// image of the silo), its BlockSize, and either a File or SizeBytes of zeroes.
+	// ImageSpec is an image that the rack has from the start.
 	ImageSpec = engine.ImageSpec
-	// DiskSpec is a disk that the rack has from the start: its Name, Project, SizeBytes and BlockSize,
-	// and optionally the Image from which it is copied and the Instance to which it is attached.
+	// DiskSpec is a disk that the rack has from the start.
 	DiskSpec = engine.DiskSpec
-	// Devices selects whether guests see their disks as devices: NoDevices, DevicesIfPossible, or "",
-	// which requires devices.
+	// Devices selects whether guests see their disks as devices; "" requires devices.
 	Devices = dataplane.Devices
 	// Hotplug selects how the rack attaches disks to running instances: "full", "attach-only" or
 	// "none", and after commas "record-first", "refusals-500" or "surprise-removal".
@@ -93,13 +88,11 @@ const (
 
 // Server serves a rack's API and its admin listener. Faults may be added and removed at any time.
 type Server struct {
-	// Faults contains the active faults.
 	Faults Faults
 	// Flights follows the drivers' flight records that the console shows.
-	Flights flightlog.Log
-	rack    *engine.Simulation
-	token   string
-	// apiHosts and adminHosts are copied from the Config.
+	Flights              flightlog.Log
+	rack                 *engine.Simulation
+	token                string
 	apiHosts, adminHosts []string
 	// bodyTime limits how long a client may take to send a body. large limits how many clients may
 	// send bodies of more than smallBody bytes at the same time.
@@ -107,7 +100,6 @@ type Server struct {
 	large    chan struct{}
 	log      *slog.Logger
 	requests requestLog
-	// mutation contains the rack's active mutation, if any.
 	mutation broken.Switch
 }
 
@@ -162,12 +154,11 @@ func (s *Server) NoDevices() error { return s.rack.Plane().NoDevices() }
 // Dir returns the rack's directory.
 func (s *Server) Dir() string { return s.rack.Dir() }
 
-// RunDeferred does at once the work that was postponed by faults of the phase Deferred or by the
-// switch FreeDelay. It returns when the work is done.
+// RunDeferred ends the delays of faults of the phase Deferred and of the switch FreeDelay. It
+// returns when the delayed work is done.
 func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDeferred(ctx) }
 
-// ServeHTTP serves the rack's API. Close and Reset do not wait for requests whose bodies are still
-// being read.
+// ServeHTTP serves the API. Close and Reset do not wait for requests that are still being read.
 func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	r := newRequest(hr)
 	if err := console.CheckPage(hr, s.apiHosts, "--api-host"); err != nil {
@@ -217,8 +208,7 @@ func (s *Server) serve(r *apiRequest) response {
 	return newResponse(r.id, status, body, nil)
 }
 
-// fail responds with an error. It logs an internal error, because the caller gets only "Internal
-// Server Error".
+// fail logs an internal error, because the caller gets only "Internal Server Error".
 func (s *Server) fail(r *apiRequest, err error) response {
 	var known *engine.Error
 	if !errors.As(err, &known) {
@@ -269,7 +259,6 @@ func (s *Server) respond(r *apiRequest) response {
 	return a
 }
 
-// exchange converts a request to an Interception, which a mutation can change.
 func (s *Server) exchange(r *apiRequest) *broken.Interception {
 	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: r.raw}
 	if op, path, err := route(r.Method, r.URL.EscapedPath()); err == nil {
@@ -294,7 +283,6 @@ const (
 	keptText  = 1 << 10
 )
 
-// clip cuts a client's text to keptText bytes.
 func clip(text string) string { return strings.Clone(text[:min(len(text), keptText)]) }
 
 func size(r *adminapi.Request) int {
@@ -334,7 +322,6 @@ func (l *requestLog) since(seq int) []adminapi.Request {
 	return append([]adminapi.Request{}, l.entries[i:]...)
 }
 
-// newest returns the entries of the last hour that keep accepts: the newest first, at most limit.
 func (l *requestLog) newest(limit int, keep func(*adminapi.Request) bool) (
 	found []adminapi.Request) {
 	l.mu.Lock()

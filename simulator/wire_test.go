@@ -103,7 +103,6 @@ func TestInvalidBodiesGetTheErrorMessagesOfSerde(t *testing.T) { // A06, A63
 // rack must still answer others and a reset, and must log only a limited part of large requests.
 func TestSlowOrLargeRequestsDoNotBlockOtherRequests(t *testing.T) {
 	r := serveRack(t, engine.Config{})
-	// begin sends only the first bytes of a request.
 	begin := func(r *rackServer, request, body string) net.Conn {
 		conn := looptest.Got((&net.Dialer{}).DialContext(t.Context(), "tcp",
 			strings.TrimPrefix(r.url, "http://")))(t)
@@ -167,8 +166,7 @@ func TestTheAPIRefusesRequestsOfOtherOrigins(t *testing.T) {
 }
 
 // FuzzPageToken checks that the simulator accepts only tokens that it could have returned. It must
-// also accept the next page's token, which must continue the same list. The seeds are in
-// testdata/fuzz.
+// also accept the next page's token, which must continue the same list.
 func FuzzPageToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token, last string) {
 		s, err := parseToken(token)

@@ -1,15 +1,12 @@
 // Package adminapi has the wire types of the simulator's admin listener, and a client for it.
 //
-// Tests and operators observe and disturb a simulated rack through the admin listener. It lists the
-// requests that the rack has answered ([Request]), injects faults ([Fault]), changes settings of
-// the running rack ([Switches]) and returns the rack's objects ([State]). A real rack has no such
-// interface. [Routes] lists the requests that the listener answers. GET / answers a browser with
-// the rack's page, and other clients with the list of routes. The listener refuses requests from
-// foreign web pages: a name in Host must be localhost or configured, an Origin must be the
-// listener's, and a browser's change needs the token of the rack's page.
+// Tests and operators observe and disturb a simulated rack through the admin listener, which a real
+// rack lacks. [Routes] lists the requests that it answers. GET / answers a browser with the rack's
+// page, and other clients with the list of routes. The listener refuses requests from foreign web
+// pages: a name in Host must be localhost or configured, an Origin must be the listener's, and a
+// browser's change needs the token of the rack's page.
 //
-// The simulator and the suites both use these types. The package imports no other package of this
-// module.
+// The package imports no other package of this module.
 package adminapi
 
 import (
@@ -81,14 +78,14 @@ func (c Client) ClearFaults(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/faults", nil, nil)
 }
 
-// RunDeferred carries out at once the operations and deletions that faults of the phase [Deferred]
-// and Switches.FreeDelay have delayed. It returns when they are done.
+// RunDeferred ends the delays of faults of the phase [Deferred] and of Switches.FreeDelay. It
+// returns when the delayed operations and deletions are done.
 func (c Client) RunDeferred(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/deferred", nil, nil)
 }
 
-// Reset returns the rack to its start: with the objects and switches of its configuration, and
-// without faults, mutation or logged requests. The guests lose their disks.
+// Reset returns the rack to its start: the objects and switches of its configuration, no faults, no
+// mutation and an empty request log. The guests lose their disks.
 func (c Client) Reset(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/reset", nil, nil)
 }
@@ -118,7 +115,6 @@ func get[T any](ctx context.Context, c Client, path string) (value T, err error)
 	return value, err
 }
 
-// call sends body as JSON, and decodes the response into the value into. Either may be nil.
 func (c Client) call(ctx context.Context, method, path string, body, into any) error {
 	var data []byte
 	if body != nil {
@@ -137,7 +133,6 @@ func (c Client) call(ctx context.Context, method, path string, body, into any) e
 	return nil
 }
 
-// send returns the body of the response. It returns an error if the status is not 2xx.
 func (c Client) send(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.URL+path, bytes.NewReader(body))
 	if err != nil {
@@ -164,7 +159,7 @@ type Route struct {
 	Method string `json:"method"`
 	Path   string `json:"path"`
 	Does   string `json:"does"`
-	// Body is an example of a request body. It is "" if the request has no body.
+	// Body is an example of a request body, or "" if the request has none.
 	Body string `json:"body,omitempty"`
 }
 
@@ -205,21 +200,20 @@ type Request struct {
 	// Seq counts the entries from 1.
 	Seq  int       `json:"seq"`
 	Time time.Time `json:"time"`
-	// RequestID is the ID of the request, which the answer has in X-Request-Id.
+	// RequestID is the answer's X-Request-Id.
 	RequestID string `json:"request_id"`
-	// Caller is the User-Agent of the request.
+	// Caller is the User-Agent.
 	Caller string `json:"caller,omitempty"`
 	// Operation is the API's operationId.
 	Operation string `json:"operation"`
 	Method    string `json:"method"`
 	Path      string `json:"path"`
-	// Object and ObjectID are the name and the ID of the object that the call names.
-	Object   string `json:"object"`
-	ObjectID string `json:"object_id"`
+	Object    string `json:"object"`
+	ObjectID  string `json:"object_id"`
 	// Status is the HTTP status of the answer, or 0 if the connection was cut.
 	Status     int     `json:"status"`
 	DurationMS float64 `json:"duration_ms"`
-	// Faults are the IDs of the faults that fired for the request.
+	// Faults are the IDs of the faults that fired.
 	Faults []string `json:"faults"`
 	// Deferred marks a request that the rack carried out after a fault had answered it.
 	Deferred bool `json:"deferred,omitempty"`
@@ -233,8 +227,7 @@ type Mutation struct {
 	Says string `json:"says"`
 	// DriverSays is the reason (docs/reasons.md) of the driver's error under the mutation.
 	DriverSays string `json:"driver_says,omitempty"`
-	// Active reports whether the mutation is active.
-	Active bool `json:"active"`
+	Active     bool   `json:"active"`
 }
 
 // Mutations lists all mutations.
@@ -255,7 +248,6 @@ func (c Client) Mend(ctx context.Context) error {
 // Phase is the step of a request at which a fault acts.
 type Phase string
 
-// The phases of a fault.
 const (
 	// Before acts before the rack authenticates the caller. If the fault answers the request, the rack
 	// does not carry out the operation.
@@ -265,12 +257,11 @@ const (
 	Instead Phase = "instead"
 	// After acts when the operation has taken effect. The fault's response replaces the rack's.
 	After Phase = "after"
-	// Twice carries out the operation a second time, as a proxy with retries does. The caller gets the
-	// second response, or the fault's.
+	// Twice carries out the operation twice, as a proxy with retries does. The caller gets the second
+	// response, or the fault's.
 	Twice Phase = "twice"
-	// Deferred responds first and carries out the operation later: on POST /deferred, or after the
-	// Delay of the fault. The Delay begins when the caller has the response or has gone. The fault
-	// needs a Response, a Cut or a Hang.
+	// Deferred responds first and carries out the operation later: on POST /deferred, or after Delay,
+	// which begins when the caller has the response or has gone. It needs a Response, Cut or Hang.
 	Deferred Phase = "deferred"
 	// Unwind makes the operation fail halfway, and the rack undoes it: a create leaves nothing, a
 	// delete leaves the disk faulted under another name (A24), and a finalization leaves the disk in
@@ -335,8 +326,7 @@ type DeviceFault struct {
 	Fails     bool     `json:"fails,omitempty"`
 }
 
-// ActiveFault is an active fault, with the number of requests that it matched and the number of
-// times that it fired.
+// ActiveFault is a fault, with the numbers of requests that it matched and for which it fired.
 type ActiveFault struct {
 	ID string `json:"id"`
 	Fault
@@ -359,8 +349,7 @@ type DiskFault struct {
 	Delay Duration `json:"delay,omitempty"`
 	Hang  bool     `json:"hang,omitempty"`
 	Lie   bool     `json:"lie,omitempty"`
-	// Fired is the number of times that the fault has taken effect.
-	Fired int `json:"fired,omitempty"`
+	Fired int      `json:"fired,omitempty"`
 }
 
 // FailDisk adds a fault to the disk with an ID.
@@ -393,7 +382,7 @@ type State struct {
 	StorageBytes int64 `json:"storage_bytes"`
 }
 
-// Machine is the virtual machine of an instance. SSH is a local address that is forwarded to the
+// Machine is an instance's virtual machine. SSH is a local address that QEMU forwards to the
 // machine's sshd, and Console has the last bytes of the machine's serial console.
 type Machine struct {
 	InstanceID string `json:"instance_id"`

@@ -109,8 +109,7 @@ func (i Instance) Active() bool {
 	return slices.Contains([]string{"starting", "running", "stopping", "rebooting"}, i.RunState)
 }
 
-// HasGuest reports whether the instance has a guest that sees its disks. A stopping instance has
-// none.
+// HasGuest reports whether a guest sees the instance's disks. A stopping instance has no guest.
 func (i Instance) HasGuest() bool { return i.Active() && i.RunState != "stopping" }
 
 // SetRunState sets the run state, and the time of its change to now.

@@ -29,13 +29,12 @@ type Switches struct {
 	QuotaFirst bool `json:"quota_first"`
 	// InstanceDelay is the time that an instance takes to start, stop or reboot.
 	InstanceDelay Duration `json:"instance_delay"`
-	// QuotaBytes is the silo's quota of storage.
-	QuotaBytes Size `json:"quota_bytes"`
+	QuotaBytes    Size     `json:"quota_bytes"`
 	// Full makes the rack run out of physical space: it refuses every request that needs space,
 	// regardless of the quota (A27).
 	Full bool `json:"full"`
 	// Replacing makes the rack replace a region of every disk, as after the loss of a drive. Meanwhile
-	// the rack takes no snapshots (A39).
+	// it takes no snapshots (A39).
 	Replacing bool `json:"replacing"`
 	// DiskLimit is the number of disks that an instance may have.
 	DiskLimit int `json:"disk_limit"`
@@ -75,19 +74,16 @@ func (d *Duration) UnmarshalText(text []byte) error {
 // hot-plug prototype (docs/hot-plug.md) may follow after commas, as in "attach-only,record-first".
 type Hotplug string
 
-// The modes of hot-plug.
 const (
 	// HotplugFull attaches and detaches disks while the instance runs.
 	HotplugFull Hotplug = "full"
-	// HotplugAttachOnly attaches disks while the instance runs, and detaches them only while it is
-	// stopped.
+	// HotplugAttachOnly attaches disks at any time, and detaches them while the instance is stopped.
 	HotplugAttachOnly Hotplug = "attach-only"
-	// HotplugNone attaches and detaches disks only while the instance is stopped, as racks do today
-	// (A17).
+	// HotplugNone does both only while the instance is stopped, as racks do today (A17).
 	HotplugNone Hotplug = "none"
 )
 
-// The behaviours of the prototype.
+// The behaviours of the hot-plug prototype.
 const (
 	// RecordFirst records an attach before the instance gets the device. If the instance cannot get it
 	// (DeviceFault.Fails), the answer is a 500, and the disk stays attached without a device. A
@@ -101,7 +97,6 @@ const (
 	SurpriseRemoval Hotplug = "surprise-removal"
 )
 
-// hotplugNeeds lists the modes in which each behaviour is possible.
 var hotplugNeeds = map[Hotplug][]Hotplug{
 	RecordFirst:     {HotplugFull, HotplugAttachOnly},
 	RefusalsAs500:   {HotplugFull, HotplugAttachOnly},

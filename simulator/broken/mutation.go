@@ -61,22 +61,20 @@ func Table() []Mutation {
 
 // Interception is one request to a broken rack and its answer.
 type Interception struct {
-	// Rack is the simulated rack. The mutation does not affect calls of its methods.
-	Rack *engine.Simulation
-	// RequestID is the request's ID, which the rack puts into the answer, too.
+	// Rack is the simulated rack. Calls of its methods bypass the mutation.
+	Rack      *engine.Simulation
 	RequestID string
 	// Operation is the API's operationId, or "" for an unknown path.
 	Operation string
-	// Request is the request. Before may change its URL and its header.
+	// Before may change the URL and the header of Request.
 	Request *http.Request
 	// Path has the values of the parameters in the URL's path, such as instance.
 	Path url.Values
-	// Body is the request's body, which Before may change.
+	// Before may change Body, the request's body.
 	Body []byte
 	// Answer is nil when Before is called. If Before sets it, the rack does not carry out the request.
 	Answer *Answer
-	// Carry carries out this request on the rack without the mutation, and returns the answer.
-	// Before may call it more than once.
+	// Carry carries out this request without the mutation. Before may call Carry more than once.
 	Carry func() *Answer
 }
 
@@ -101,7 +99,7 @@ func (x *Interception) Refuse(status int, code, format string, args ...any) {
 	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: errorText(body)}
 }
 
-// errorText encodes an error with its fields in the rack's order. It omits a field that is nil.
+// errorText encodes an error with its fields in the rack's order.
 func errorText(body map[string]any) []byte {
 	text, _ := json.MarshalIndent(struct {
 		RequestID any `json:"request_id,omitempty"`
@@ -111,8 +109,7 @@ func errorText(body map[string]any) []byte {
 	return text
 }
 
-// Refused reports whether the answer is an error with this status and a message that contains the
-// text.
+// Refused reports whether the answer is an error with this status, whose message has the text.
 func (x *Interception) Refused(status int, text string) bool {
 	return x.Answer.Status == status && strings.Contains(string(x.Answer.Body), text)
 }
@@ -206,13 +203,12 @@ func (s *Switch) List() []adminapi.Mutation {
 	return list
 }
 
-// These are the operations whose answers contain disks or snapshots.
 var (
 	shownDisks     = []string{"disk_create", "disk_view", "disk_list"}
 	shownSnapshots = []string{"snapshot_create", "snapshot_view", "snapshot_list"}
 )
 
-// view reads from the rack's records. It returns the zero value if reading fails.
+// view returns the zero value if reading fails.
 func view[T any](x *Interception, read func(*store.Tx) T) (found T) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) { found = read(tx) })
 	return found
@@ -222,7 +218,6 @@ func all[T store.Record](x *Interception, t store.Table[T]) []T {
 	return view(x, func(tx *store.Tx) []T { return slices.Collect(t.All(tx)) })
 }
 
-// instance returns the instance that the path names, or the zero value if there is none.
 func (x *Interception) instance() store.Instance {
 	sel, _ := store.ParseSelector(x.Path.Get("instance"))
 	return view(x, func(tx *store.Tx) store.Instance {
@@ -231,7 +226,6 @@ func (x *Interception) instance() store.Instance {
 	})
 }
 
-// takeAway detaches a disk from its instance without any check, and returns the disk.
 func (x *Interception) takeAway(disk store.Disk) store.Disk {
 	_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
 	disk.State = store.DiskState{State: store.StateDetached}
@@ -265,8 +259,7 @@ func sends[T any](field string, change func(T) T, operations ...string) func(*In
 	}
 }
 
-// acceptsIn returns a Before function: if the instance is in the given state, it answers 202 to the
-// operation, and the rack does not carry out the operation.
+// acceptsIn returns a Before function that answers 202 to the operation in this state.
 func acceptsIn(operation, state string) func(*Interception) {
 	return func(x *Interception) {
 		if i := x.instance(); x.Is(operation) && i.RunState == state {
@@ -333,7 +326,6 @@ func (x *Interception) projectID() string {
 	})
 }
 
-// namesake returns the disk in the query's project with the body's name, or the zero value.
 func (x *Interception) namesake() (found store.Disk) {
 	name, project := x.Sent()["name"], x.projectID()
 	for _, d := range all(x, store.Disks) {
@@ -348,7 +340,6 @@ func (x *Interception) putDisk(d store.Disk) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) { tx.PutDisk(d) })
 }
 
-// disk returns the disk that the body or the path of the request names, or the zero value.
 func (x *Interception) disk() store.Disk {
 	name, _ := x.Sent()["disk"].(string)
 	if name == "" {

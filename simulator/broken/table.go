@@ -18,8 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// table lists all mutations except tampers: first those of requests and answers in general, then
-// those of disks, attachments and so on.
+// table lists all mutations except tampers.
 var table = []Mutation{
 	{Name: "A01-no-code", Says: "errors have no error_code", DriverSays: "RackUnknown",
 		After: func(x *Interception) {
@@ -182,7 +181,6 @@ var table = []Mutation{
 				x.leaveFaulted()
 			}
 		}},
-	// Mutations of disks.
 	{Name: "A22-smaller", Says: "a disk has half the requested size",
 		DriverSays: "EffectUnknown",
 		After: on(func(disk map[string]any) {
@@ -245,7 +243,6 @@ var table = []Mutation{
 		}},
 	{Name: "A29-nothing-counts", Says: "the utilization shows no provisioned storage",
 		After: on(provisioned("storage", 0), "utilization_view")},
-	// Mutations of attachments.
 	{Name: "A16-eight", Says: "an instance takes at most 8 disks, as on racks up to v17",
 		Before: func(x *Interception) {
 			if x.Is("instance_disk_attach") && len(x.disks()) >= 8 {
@@ -321,7 +318,6 @@ var table = []Mutation{
 				x.takeAway(x.disk())
 			}
 		}},
-	// Mutations of snapshots, imported disks and images.
 	{Name: "A38-faulted", Says: "a new snapshot is shown as faulted", DriverSays: "DiskBusy",
 		After: on(set("state", "faulted"), "snapshot_create")},
 	{Name: "A38-another-disk", Says: "a snapshot is of another disk", DriverSays: "EffectUnknown",
@@ -380,7 +376,6 @@ var table = []Mutation{
 				x.addStorage(1 << 30)
 			}
 		}},
-	// Mutations of instances and their networks.
 	{Name: "A20-never-counts", Says: "the CPUs of an instance never count",
 		After: on(provisioned("cpus", 0), "utilization_view")},
 	{Name: "A45-starts-while-stopping", Says: "the start of a stopping instance is accepted",
@@ -458,8 +453,7 @@ var table = []Mutation{
 	{Name: "A65-all-ports", Says: "a source NAT address has all ports",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
 			"instance_external_ip_list")},
-	// Mutations of guest views. Most of them change a device when its disk has just been attached. The
-	// next attach creates a correct device again.
+	// Most of the following change a guest's device after an attach, until the next attach.
 	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
 		After: plugged(func(disk store.Disk, dir string) error {
@@ -565,7 +559,6 @@ func provisioned(what string, amount int64) func(map[string]any) {
 	return func(body map[string]any) { body["provisioned"].(map[string]any)[what] = amount }
 }
 
-// device returns the sysfs directory of a disk's device in the request's instance, or "".
 func (x *Interception) device(disk store.Disk) string {
 	serials, _ := filepath.Glob(filepath.Join(x.Rack.Plane().GuestDir(x.instance().ID),
 		"sys/block/*/device/serial"))

@@ -40,25 +40,20 @@ import (
 // other exported fields before the console serves.
 type Console struct {
 	// State reads all records, and returns them with their version. Version reads only the version.
-	State   func() (adminapi.State, int, error)
-	Version func() (int, error)
-	// Machines returns the virtual machines of the instances.
+	State    func() (adminapi.State, int, error)
+	Version  func() (int, error)
 	Machines func() []adminapi.Machine
-	// Switches and Faults return the current switches and the active faults.
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault
-	// Requests returns the requests of the last hour that keep accepts: the newest first, at most
-	// limit.
+	// Requests returns up to limit requests of the last hour that keep accepts, the newest first.
 	Requests func(limit int, keep func(*adminapi.Request) bool) []adminapi.Request
-	// Flights returns entries of flight records of the last hour in the same way as Requests.
+	// Flights does the same with entries of flight records.
 	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
-	// Disk returns a disk's allocated bytes, faults and activity.
-	Disk func(id string) (Disk, error)
+	Disk    func(id string) (Disk, error)
 	// Admin handles the requests to the admin listener (package adminapi).
 	Admin http.Handler
-	// Run carries out a request without a body to the rack's API.
-	Run func(ctx context.Context, method, path string) (status int, answer []byte)
-	// Operations are the names of the operations of the rack's API.
+	// Run carries out a request without a body on the rack's API.
+	Run        func(ctx context.Context, method, path string) (status int, answer []byte)
 	Operations []string
 	// Token is a secret in every form. Pages of other origins cannot read it, so they cannot send it.
 	Token string
@@ -117,7 +112,6 @@ func (c *Console) Handler() http.Handler {
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
 	"img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// page has the values that the templates of all pages use.
 type page struct {
 	Title, Token, Path string
 	// If Live is true, the page's script updates the page. Paused suspends the updates.
@@ -139,10 +133,9 @@ func (c *Console) state() (adminapi.State, int, error) {
 	return c.records, c.version, err
 }
 
-// answered sends err if it is not nil, or 304 if the browser already has the page, and reports
-// whether it has sent an answer. It sets the ETag, a hash of all that the page shows: the version
-// of the records, the newest request and flight record, switches, faults, machines and more, the
-// page's own data. The hash includes the token, so a restart of the simulator changes the ETag.
+// answered sends err, or 304 if the browser already has the page, and reports whether it has sent
+// an answer. It sets the ETag, a hash of all that the page shows; more is the page's own data. The
+// hash includes the token, so a restart of the simulator changes the ETag.
 func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,
 	more any) bool {
 	var request, entry int
@@ -178,8 +171,7 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name 
 	header.Set("Referrer-Policy", "same-origin")
 	header.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	// The write fails only if the caller has gone.
-	_, _ = w.Write([]byte(text))
+	_, _ = w.Write([]byte(text)) // fails only if the caller has gone
 }
 
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
@@ -187,7 +179,6 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"ms": func(seconds float64) string { return fmt.Sprintf("%.1f", 1000*seconds) },
 }).ParseFS(files, "page/*.tmpl"))
 
-// render executes a template, and escapes control characters in the result.
 func render(name string, data any) (template.HTML, error) {
 	var b bytes.Buffer
 	if err := templates.ExecuteTemplate(&b, name, data); err != nil {
@@ -208,7 +199,6 @@ func plain(text string) string {
 	return b.String()
 }
 
-// bytesText returns a number of bytes in the largest unit that fits, such as "1.5 GiB".
 func bytesText(n int64) string {
 	value, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for value >= 1024 && len(units) > 1 {
@@ -218,7 +208,6 @@ func bytesText(n int64) string {
 	return text + " " + units[0]
 }
 
-// tokenHeader is the header in which the script sends the token.
 const tokenHeader = "X-Console-Token"
 
 // Guard refuses the requests that CheckPage refuses. It also refuses a change that a browser
@@ -246,11 +235,10 @@ func (c *Console) Guard(next http.Handler) http.Handler {
 	})
 }
 
-// maxForm limits the body of a request to the admin listener.
 const maxForm = 1 << 20
 
 // ReadBody reads at most limit+1 bytes of a request's body within the given time. If the body has
-// at most limit bytes, ReadBody then removes the connection's deadline for the next request.
+// at most limit bytes, ReadBody removes the connection's deadline for the next request.
 func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.Duration) ([]byte,
 	error) {
 	control := http.NewResponseController(w)
@@ -295,7 +283,7 @@ func CheckPage(r *http.Request, hosts []string, flag string) error {
 	return nil
 }
 
-// check returns an error if a browser requests a change without the token.
+// check refuses a change that a browser requests without the token.
 func (c *Console) check(r *http.Request) error {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
@@ -316,8 +304,7 @@ func (c *Console) check(r *http.Request) error {
 	return nil
 }
 
-// ownHost reports whether a Host header, with or without a port, contains an IP address, localhost
-// or one of hosts.
+// ownHost reports whether a Host header has an IP address, localhost or one of hosts.
 func ownHost(host string, hosts []string) bool {
 	name := host
 	if bare, _, err := net.SplitHostPort(host); err == nil {
@@ -332,7 +319,7 @@ func ownHost(host string, hosts []string) bool {
 	return err == nil
 }
 
-// order is a form's request: to the rack's API if ofAPI is true, otherwise to the admin listener.
+// order is a form's request, to the rack's API if ofAPI is true, otherwise to the admin listener.
 type order struct {
 	method, path string
 	ofAPI        bool
@@ -341,7 +328,6 @@ type order struct {
 	done string
 }
 
-// preset is a common fault that the page's form offers.
 type preset struct {
 	Name, Explanation string
 	fault             adminapi.Fault
@@ -364,7 +350,6 @@ var presets = []preset{
 
 var everyOp = []string{"read", "write", "flush"}
 
-// diskOrders maps the verb of a button on a disk's page to the fault that the button adds.
 var diskOrders = map[string]struct {
 	fault adminapi.DiskFault
 	done  string
@@ -442,8 +427,7 @@ func newFault(form url.Values) (adminapi.Fault, error) {
 	return adminapi.Fault{}, errors.New("the form does not say what is to happen")
 }
 
-// act carries out a form. The script gets the result as text. A browser without the script is
-// redirected to the form's page, which shows the result.
+// act answers the script with text. It redirects a browser without the script to the form's page.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if err := r.ParseForm(); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -461,8 +445,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.WriteHeader(status)
-		// The write fails only if the caller has gone.
-		_, _ = w.Write([]byte(plain(said)))
+		_, _ = w.Write([]byte(plain(said))) // fails only if the caller has gone
 		return
 	}
 	back, err := url.Parse(r.PostForm.Get("back"))

@@ -15,12 +15,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
-// hostile has markup, a terminal's escape sequence and a character that reverses the text's
-// direction.
+// hostile has markup, a terminal's escape sequence and a right-to-left override.
 const hostile = "<script>alert(1)</script>\x1b[31m\u202egpj.exe\"'"
 
-// testConsole returns the console of a rack whose objects have hostile texts. Its Admin handler
-// appends each request to forwarded.
+// testConsole returns a console with hostile texts. Its Admin handler appends to forwarded.
 func testConsole(forwarded *[]string) *Console {
 	c := New()
 	c.Machines = func() []adminapi.Machine { return nil }
@@ -72,8 +70,8 @@ func testConsole(forwarded *[]string) *Console {
 	return c
 }
 
-// ask sends a request such as "GET /" to a handler, with the form as its body. header has names and
-// values alternately; a header with an empty value is not sent.
+// ask sends a request such as "GET /". header has names and values alternately; only Host is set to
+// an empty value.
 func ask(h http.Handler, request string, form url.Values, header ...string) (
 	w *httptest.ResponseRecorder) {
 	method, path, _ := strings.Cut(request, " ")

@@ -20,11 +20,11 @@ type card struct {
 	CanStart, CanStop  bool
 	Slots              []slot
 	Attached, AllSlots int
-	// Machine is the instance's virtual machine. It is nil if the instance does not run in one.
+	// Machine is nil if the instance does not run in a virtual machine.
 	Machine *adminapi.Machine
 }
 
-// slot is one of an instance's slots for disks. If Disk is "", the slot is empty.
+// slot is one of an instance's slots for disks. It is empty if Disk is "".
 type slot struct {
 	Disk, Label, Title string
 	Boot               bool
@@ -44,7 +44,6 @@ type toggle struct {
 	Change string
 }
 
-// rackBody has the values for the template of the rack's page.
 type rackBody struct {
 	Cards       []card
 	Shelf       []shelved
@@ -62,7 +61,7 @@ type rackBody struct {
 
 type setting struct{ Name, Value string }
 
-// fill sets the fields that depend on the rack's objects. A card has limit or more slots.
+// fill sets the fields that depend on the rack's objects. A card has at least limit slots.
 func (b *rackBody) fill(state adminapi.State, limit int) {
 	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]adminapi.SnapshotRecord{}
 	var detached []adminapi.Disk
@@ -96,7 +95,6 @@ func (b *rackBody) fill(state adminapi.State, limit int) {
 	b.Others = sorted(b.Others, func(s adminapi.SnapshotRecord) string { return s.Name })
 }
 
-// lastLines returns the last four lines of a serial console without a terminal's escape sequences.
 func lastLines(text string) string {
 	lines := strings.Split(strings.TrimSpace(terminal.ReplaceAllString(text, "")), "\n")
 	return strings.ToValidUTF8(strings.Join(lines[max(0, len(lines)-4):], "\n"), "�")
@@ -131,15 +129,12 @@ func slotOf(d adminapi.Disk, boot bool) slot {
 	return slot{d.ID, label(d), d.Name + ", " + bytesText(d.Size), boot}
 }
 
-// label returns the most readable name of a disk: its claim, the CSI name in its tag, or the disk's
-// name on the rack.
 func label(d adminapi.Disk) string {
 	tag := readTag(d.Description)
 	return cmp.Or(tag["claim"], tag["name"], d.Name)
 }
 
-// readTag returns the fields of a driver's tag: the JSON object in a description such as
-// "csi.example {…}".
+// readTag returns the fields of a driver's tag in a description such as "csi.example {…}".
 func readTag(description string) map[string]string {
 	_, text, _ := strings.Cut(description, " ")
 	var fields map[string]json.RawMessage
@@ -157,7 +152,6 @@ func readTag(description string) map[string]string {
 	return tag
 }
 
-// softDelete is the free delay that the page's switch "Soft delete" sets.
 const softDelete = 30 * time.Second
 
 func toggles(s adminapi.Switches) []toggle {
@@ -190,7 +184,7 @@ func toggles(s adminapi.Switches) []toggle {
 	}
 }
 
-// rule returns a fault as JSON, and hides the token to which the fault may be limited.
+// rule returns a fault as JSON. It hides the token to which the fault may be limited.
 func rule(f adminapi.Fault) string {
 	if f.Bearer != "" {
 		f.Bearer = "…"
@@ -234,7 +228,6 @@ func (c *Console) routesPage(w http.ResponseWriter, r *http.Request) {
 		}{r.Host, adminapi.Routes}})
 }
 
-// diskAbout is a disk with the other data that the disk's page shows.
 type diskAbout struct {
 	adminapi.Disk
 	Instance  string
@@ -243,7 +236,6 @@ type diskAbout struct {
 	Snapshots []adminapi.SnapshotRecord
 }
 
-// tagWords maps the fields of a tag to their labels, in the order in which a page shows them.
 var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "cluster"},
 	{"origin", "birth"}, {"use", "use"}}
 
@@ -251,12 +243,11 @@ var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "
 type watched struct {
 	// Name is the disk's name, ID or label; "" means every disk.
 	Name string
-	// About describes the disk if Found is true, which means that the records contain the disk.
+	// Found means that the records contain the disk. Only then About is set.
 	About diskAbout
 	Found bool
 }
 
-// watch finds the disk with this name, ID or label in the records.
 func watch(state adminapi.State, name string) watched {
 	w := watched{Name: name}
 	i := slices.IndexFunc(state.Disks, func(d adminapi.Disk) bool {
@@ -289,8 +280,7 @@ func watch(state adminapi.State, name string) watched {
 	return w
 }
 
-// wants reports whether a request concerns the disk or one of the disk's snapshots. For a deleted
-// disk, it compares only the name or ID in the request.
+// For a deleted disk, wants compares only the name or ID of the page with the request.
 func (w watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||
@@ -356,7 +346,7 @@ type curve struct {
 	Now          int
 }
 
-// plotted is a plot of a disk's activity, 59 units wide and 40 high.
+// plotted is a plot, 59 units wide and 40 high.
 type plotted struct {
 	Most   int
 	Curves []curve
@@ -377,7 +367,6 @@ func plot(all []Activity) plotted {
 	return p
 }
 
-// row is a row in a page's list of events: either a request or an entry of a flight record.
 type row struct {
 	Request *requestRow
 	Flight  *flightRow
@@ -400,7 +389,6 @@ func newRequestRow(r adminapi.Request) *requestRow {
 	return row
 }
 
-// ended returns the time at which the rack answered a request.
 func ended(r adminapi.Request) time.Time {
 	return r.Time.Add(time.Duration(r.DurationMS * float64(time.Millisecond)))
 }
@@ -411,8 +399,7 @@ type flightRow struct {
 	Bad                bool
 }
 
-// newFlightRow returns the row for an entry. names maps the IDs of instances and disks to names.
-// For a deleted object, the row shows the name in the entry, or the ID if the entry has no name.
+// newFlightRow shows a deleted object by the name in the entry, or by its ID.
 func newFlightRow(e flightlog.Entry, names map[string]string) *flightRow {
 	e.Time = e.Time.UTC()
 	about := slices.DeleteFunc([]string{e.Device, e.Path, e.Detail},
@@ -422,11 +409,8 @@ func newFlightRow(e flightlog.Entry, names map[string]string) *flightRow {
 		Bad: e.Outcome != flightlog.Begun && e.Outcome != flightlog.Done}
 }
 
-// shownRows is the maximum number of rows on a page.
 const shownRows = 100
 
-// rows returns the requests and the entries of flight records that concern a disk, the newest
-// first.
 func (c *Console) rows(state adminapi.State, disk watched) (rows []row) {
 	names := map[string]string{}
 	for _, i := range state.Instances {

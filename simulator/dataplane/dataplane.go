@@ -1,10 +1,10 @@
 // Package dataplane has the bytes and the devices of a simulated rack: the files of disks,
-// snapshots and images, the loop devices of the disks of running instances, and for each guest a
-// directory that looks like its /sys and /dev. It knows nothing of projects, quotas or states.
+// snapshots and images, the loop devices of running instances' disks, and for each guest a
+// directory that looks like its /sys and /dev. It knows no projects, quotas or states.
 //
 // [Plane] plugs a disk into a guest and unplugs it, even while the guest uses it. It copies a disk
 // without asking the guest. [Plane.Reconcile] adopts or releases the devices of a killed simulator.
-// A plane's directory, which only one process at a time may use, contains
+// Only one process at a time may use a plane's directory, which contains
 //
 //	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
 //	identity              the identity of the rack, which its devices carry
@@ -20,8 +20,8 @@
 // process, so the guests lose them, and the next process creates new ones.
 //
 // The plane stores nothing else: the kernel keeps the file and serial of each loop device. Devices
-// need Linux and root. A plane without devices ([NoDevices]) has the same files, on any system and
-// for any user; but its guests see no disks.
+// need Linux and root. A plane without devices ([NoDevices]) runs on any system and for any user,
+// but its guests see no disks.
 package dataplane
 
 import (
@@ -45,7 +45,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
 )
 
-// Plane is a data plane in a directory. Open returns one.
+// Plane is a data plane in a directory.
 type Plane struct {
 	Config
 	// Flaky has the disks that can fail, if Config.FlakyDisks is set.
@@ -67,15 +67,14 @@ type Plane struct {
 	cancel  context.CancelFunc
 	working sync.WaitGroup
 
-	// disks locks a disk while its file or its device is created, removed or copied.
+	// disks locks a disk while its file or device is created, removed or copied.
 	disks keylock.Map
 
 	guests    guests
 	tampering tampering
 }
 
-// Firmware has the ID and the name that an instance's firmware reports. For a virtual machine it
-// also has the memory and the lines of root's authorized_keys.
+// Firmware has what the firmware reports and, for a virtual machine, memory and root's SSH keys.
 type Firmware struct {
 	InstanceID, Name string
 	MemoryBytes      int64
@@ -100,7 +99,6 @@ func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSe
 // take their loop devices for one device.
 func (d Device) loopSerial() string { return d.serial() + serialEnd + d.DiskID[:8] }
 
-// sizeOr returns the given size in whole blocks or, if the given size is 0, the disk's own size.
 func (d Device) sizeOr(wrong int64) int64 {
 	if wrong > 0 {
 		return wrong / int64(d.BlockSize) * int64(d.BlockSize)
@@ -158,7 +156,6 @@ type Config struct {
 	Removed func(id string)
 }
 
-// wrap puts a formatted text before the text of an error. It leaves nil unchanged.
 func wrap(err *error, format string, args ...any) {
 	if *err != nil {
 		*err = fmt.Errorf(format+": %w", append(args, *err)...)
@@ -172,7 +169,7 @@ func Open(c Config) (_ *Plane, err error) {
 	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
 		return nil, err
 	}
-	// The kernel reports the files of loop devices by paths without symbolic links.
+	// The kernel reports the files of loop devices without symbolic links in their paths.
 	if c.Dir, err = filepath.EvalSymlinks(c.Dir); err != nil {
 		return nil, err
 	}
@@ -211,7 +208,6 @@ func Open(c Config) (_ *Plane, err error) {
 	return p, nil
 }
 
-// findDevices verifies that disks can have devices, or records the reason why they have none.
 func (p *Plane) findDevices(want Devices) (err error) {
 	switch want {
 	case NoDevices:
@@ -249,9 +245,9 @@ func (p *Plane) Stop() {
 	}
 }
 
-// Close removes every device from its guest and releases it. A device in use stays, with its bytes,
-// until its last user closes it, so that the guest can unmount the filesystem. Close then returns
-// an error that names the device.
+// Close removes every device from its guest and releases it. A device in use keeps its bytes until
+// its last user closes it, so that the guest can unmount the filesystem. Close then returns an
+// error that names the device.
 func (p *Plane) Close() (err error) {
 	defer wrap(&err, "close the data plane")
 	errs := []error{p.Tamper(Tamper{})}
@@ -265,7 +261,7 @@ func (p *Plane) Close() (err error) {
 	for _, g := range p.guests.all() {
 		devices = append(devices, p.guests.devices(g)...)
 	}
-	// Close waits at most two seconds for all devices in use together.
+	// Close waits at most two seconds for all devices in use.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	for _, d := range devices {
@@ -282,8 +278,7 @@ func (p *Plane) Close() (err error) {
 
 const (
 	// machineTime limits how long a virtual machine may take for a change.
-	machineTime = 40 * time.Second
-	// leastMemory and mostMemory limit the memory of a virtual machine.
+	machineTime             = 40 * time.Second
 	leastMemory, mostMemory = 512 << 20, 1 << 30
 )
 
@@ -350,9 +345,7 @@ func (p *Plane) Run(f Firmware) error {
 
 var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
 
-// hasMemory returns an error if the host lacks the memory for one more virtual machine. All
-// machines together may have three quarters of the host's memory. A running machine counts with
-// mostMemory, because it takes its memory gradually.
+// hasMemory counts a running machine with mostMemory, because it takes its memory gradually.
 func (p *Plane) hasMemory(more int64) error {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -365,7 +358,7 @@ func (p *Plane) hasMemory(more int64) error {
 	return fits(string(text), used, more)
 }
 
-// fits returns ErrNoMemory if the bytes more are not available, or if used is over the limit.
+// fits returns ErrNoMemory if used is over three quarters of the memory, or more is unavailable.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
@@ -379,7 +372,7 @@ func fits(meminfo string, used, more int64) error {
 	return nil
 }
 
-// has sets the virtual machine of a guest and watches for its end. The caller holds the guest's mu.
+// has sets a guest's virtual machine and watches for its end. The caller holds the guest's mu.
 func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 	g.machine.Store(m)
 	p.working.Go(func() {
@@ -419,7 +412,6 @@ func (p *Plane) Reset(id string) (has bool, err error) {
 	return true, g.change((*machine.Machine).Reset)
 }
 
-// change passes the virtual machine of a guest, if it has one, to the function do.
 func (g *guestState) change(do func(*machine.Machine, context.Context) error) error {
 	m := g.machine.Load()
 	if m == nil {
@@ -430,7 +422,6 @@ func (g *guestState) change(do func(*machine.Machine, context.Context) error) er
 	return do(m, ctx)
 }
 
-// changeDisk passes a disk and the virtual machine of its guest, if it has one, to the function do.
 func (p *Plane) changeDisk(d *plugged,
 	do func(*machine.Machine, context.Context, machine.Disk) error) error {
 	return d.guest.change(func(m *machine.Machine, ctx context.Context) error {
@@ -460,8 +451,8 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 }
 
 // Adopt takes over the virtual machines that an earlier plane has started, and stops those of
-// instances that are not running. gone has the running instances without a virtual machine. again
-// has those in gone whose virtual machine was stopped by Close of the earlier plane.
+// instances that are not running. gone has the running instances without a virtual machine, and
+// again those of them that Close of the earlier plane stopped.
 func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(filepath.Join(p.Dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -502,7 +493,7 @@ func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	return gone, again, errors.Join(errs...)
 }
 
-// keep unplugs from each virtual machine the disks that are not attached to its instance.
+// keep unplugs from each virtual machine the disks that its instance does not have.
 func (p *Plane) keep(ctx context.Context, attached []Device) error {
 	var errs []error
 	for id, g := range p.guests.all() {
@@ -519,7 +510,7 @@ func (p *Plane) keep(ctx context.Context, attached []Device) error {
 	return errors.Join(errs...)
 }
 
-// SSH returns the local address of the sshd of each virtual machine, by the instance's ID.
+// SSH maps the ID of each instance with a virtual machine to the local address of its sshd.
 func (p *Plane) SSH() map[string]string {
 	addresses := map[string]string{}
 	for id, g := range p.guests.all() {

@@ -32,7 +32,6 @@ func TestMain(m *testing.M) { namespace.Main(m) }
 
 const testDiskSize = 64 << 20
 
-// newPlane opens a data plane, and closes it when the test ends.
 func newPlane(t *testing.T) *Plane { return newPlaneIn(t, Config{Dir: t.TempDir()}) }
 
 func newPlaneIn(t *testing.T, c Config) *Plane {
@@ -95,7 +94,6 @@ func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 	return spec
 }
 
-// plugDisk creates a disk and plugs it into a guest.
 func plugDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 	t.Helper()
 	spec := newDisk(t, p, instanceID, name)
@@ -112,7 +110,6 @@ func seen(t *testing.T, p *Plane, instanceID string) []string {
 	return names
 }
 
-// nodeOf returns the path of the guest's device node. The guest must have only one.
 func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	t.Helper()
 	names := seen(t, p, instanceID)
@@ -122,7 +119,6 @@ func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	return p.view(instanceID).nodePath(names[0])
 }
 
-// TestMkfsDistinguishesDisksWithTheSameSerial formats disks with the same name of two racks.
 func TestMkfsDistinguishesDisksWithTheSameSerial(t *testing.T) {
 	for _, mounted := range []bool{true, false} {
 		p := newPlane(t)
@@ -201,7 +197,6 @@ func TestDeviceNumbersDoNotFollowTheOrderOfAttachment(t *testing.T) {
 	}
 }
 
-// The test detaches a disk that guest A has mounted, and attaches it to guest B.
 func TestForceDetachCutsTheGuestOffFromTheDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
@@ -403,8 +398,7 @@ func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
 	looptest.Must(t, writeTo(nodeOf(t, p, guest), 'l'))
 }
 
-// killed opens the directory of p again without closing p, as after a kill of the simulator. It
-// returns the new plane after reconciling it with the attached disks.
+// killed opens the directory of p again, as after a kill, with the given disks attached.
 func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 	t.Helper()
 	p.cancel()
@@ -445,7 +439,7 @@ func TestReconcileKeepsTheDevicesOfAnotherRack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			theirs := newPlane(t)
 			spec := plugDisk(t, theirs, newGuest(t, theirs), "theirs")
-			// Mount a directory over that of theirs: racks in two containers may have the same path.
+			// Mount another directory over theirs: racks in two containers may have the same path.
 			kept := t.TempDir()
 			looptest.Command(t, "mount", "--bind", theirs.Dir, kept)
 			if name == "on another filesystem" {
@@ -523,7 +517,7 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	if names := seen(t, p, id); len(names) != 0 {
 		t.Errorf("after the first went, the guest sees %v, want none", names)
 	}
-	// Unplug and plug the disk, as a restart of the guest does.
+	// Plug the disk in again, as a restart of the guest does.
 	looptest.Must(t, p.Unplug(id, second.DiskID))
 	looptest.Must(t, p.Plug(second, Fault{}))
 	nodeOf(t, p, id)
@@ -566,7 +560,6 @@ func TestReconcileRemovesFilesWithoutARecord(t *testing.T) {
 	}
 }
 
-// TestAPlaneKeepsForeignMountsInItsDirectory mounts a directory at each path that a plane removes.
 func TestAPlaneKeepsForeignMountsInItsDirectory(t *testing.T) {
 	p := newPlane(t)
 	theirs := filepath.Join(t.TempDir(), "theirs")
@@ -614,7 +607,6 @@ func TestReconcileContinuesAfterADiskWithoutAFile(t *testing.T) {
 	nodeOf(t, p, id)
 }
 
-// TestNextNonZeroFindsTheBlocksThatWereWritten tests the search for data without SEEK_DATA.
 func TestNextNonZeroFindsTheBlocksThatWereWritten(t *testing.T) {
 	f := looptest.Got(os.Create(filepath.Join(t.TempDir(), "disk")))(t)
 	defer f.Close()
@@ -684,10 +676,10 @@ func TestAPlaneRefusesPipesAndImagesLargerThanTheDisk(t *testing.T) {
 	}
 }
 
-// TestASnapshotOfADiskInUseShowsOneMoment writes increasing numbers, each durably to the first
-// block of a disk and then to the last block. In a snapshot the first block must have the number of
-// the last block, or the next number. The last block must have the number that was durable before
-// the snapshot, or a later one. xfs and btrfs have reflinks.
+// A writer writes increasing numbers, each durably to the first block of a disk and then to the
+// last block. In a snapshot the first block must have the last block's number or the next one. The
+// last block must have the number that was durable before the snapshot, or a later one. xfs and
+// btrfs have reflinks.
 func TestASnapshotOfADiskInUseShowsOneMoment(t *testing.T) {
 	places := []int64{0, testDiskSize - 4096}
 	for _, host := range []string{"xfs", "btrfs", "ext4"} {
@@ -696,7 +688,7 @@ func TestASnapshotOfADiskInUseShowsOneMoment(t *testing.T) {
 			spec := plugDisk(t, p, newGuest(t, p), "busy")
 			disk := looptest.Got(os.OpenFile(nodeOf(t, p, spec.InstanceID), os.O_WRONLY|unix.O_DSYNC, 0))(t)
 			defer disk.Close()
-			// These bytes between the two blocks make the copy last longer, so that writes happen meanwhile.
+			// These bytes make the copy last longer, so that writes happen meanwhile.
 			looptest.Got(disk.WriteAt(bytes.Repeat([]byte("x"), testDiskSize/2), 4096))(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			var synced atomic.Uint64

@@ -26,7 +26,6 @@ var Kinds = []string{"disks", "snapshots", "images"}
 // IdentityFile is the name of the file with the rack's identity.
 const IdentityFile = "identity"
 
-// identify returns the identity of the rack in the directory, and creates one if it is missing.
 func (p *Plane) identify() (string, error) {
 	path := filepath.Join(p.Dir, IdentityFile)
 	err := p.makeBacking(path, func(f *os.File) error {
@@ -142,7 +141,6 @@ func (p *Plane) RemoveImage(id string) (err error) {
 	return nil
 }
 
-// unfinished is the suffix of the names of files that are being written.
 const unfinished = ".tmp"
 
 // makeBacking creates a complete and durable file, or no file. It keeps a file that exists.
@@ -186,7 +184,6 @@ func (p *Plane) removeBacking(path string) error {
 	return p.flushDir(filepath.Dir(path))
 }
 
-// flushDir makes the entries of a directory durable, unless the plane is volatile.
 func (p *Plane) flushDir(dir string) error {
 	if p.Volatile {
 		return nil
@@ -218,7 +215,6 @@ func fill(ctx context.Context, f *os.File, source string, size int64) error {
 	return f.Truncate(size)
 }
 
-// errNoData means that the rest of the file is a hole.
 var errNoData = errors.New("no data")
 
 // nextNonZero finds the next block that is not zero. Systems that report no holes need it.
@@ -259,7 +255,7 @@ func copyKeepingHoles(ctx context.Context, dst, src *os.File) error {
 		if err := errors.Join(inSrc, inDst, ctx.Err()); err != nil {
 			return fmt.Errorf("copy %s: %w", src.Name(), err)
 		}
-		// CopyN lets the kernel copy the bytes from file to file, if the kernel can.
+		// CopyN lets the kernel copy the bytes, if it can.
 		if _, err := io.CopyN(dst, src, offset-start); err != nil {
 			return fmt.Errorf("copy %s: %w", src.Name(), err)
 		}
@@ -285,7 +281,6 @@ func (p *Plane) resize(diskID string, size int64) error {
 	return os.Truncate(p.DiskPath(diskID), size)
 }
 
-// trim truncates a disk's file to size, if the file exists and is larger.
 func (p *Plane) trim(diskID string, size int64) error {
 	st, err := os.Stat(p.DiskPath(diskID))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -297,8 +292,8 @@ func (p *Plane) trim(diskID string, size int64) error {
 	return os.Truncate(p.DiskPath(diskID), size)
 }
 
-// diskInodes returns the inodes of the disks' files, by file name. An inode identifies the file of
-// a loop device. A path does not, because it is valid only in the mount namespace of the attach.
+// diskInodes maps the names of the disks' files to their inodes. An inode identifies the file of a
+// loop device. Its path is valid only in the mount namespace of the attach.
 func (p *Plane) diskInodes() (map[string]uint64, error) {
 	entries, err := os.ReadDir(filepath.Join(p.Dir, "disks"))
 	if err != nil {
@@ -320,7 +315,6 @@ func (p *Plane) diskInodes() (map[string]uint64, error) {
 	return inodes, nil
 }
 
-// backing matches the names of finished and unfinished files of disks, snapshots and images.
 var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.img(\.tmp)?$`)
 
 // removeOrphans removes the files of objects in left, which have no record, and the unfinished
@@ -357,7 +351,6 @@ func exists(path string) bool {
 // has no reflinks, and a guest wrote to the disk during every attempt to copy it.
 var ErrWrittenMeanwhile = errors.New("the disk was written while it was copied")
 
-// snapshotAttempts is the number of copies after which SnapshotDisk returns ErrWrittenMeanwhile.
 const snapshotAttempts = 20
 
 // SnapshotDisk copies a disk's bytes as they are at one moment during the call. It does not change
@@ -402,9 +395,8 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (er
 		event{what: snapshotTaken, disk: diskID, snapshot: p.SnapshotPath(snapshotID)}, err)
 }
 
-// copyStill copies a disk in use, and repeats the copy if the guest wrote during it.
 func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) error {
-	// At normal priority, a copy on a busy host takes longer than the pauses between two writes.
+	// At normal priority, a copy on a busy host takes longer than a pause between two writes.
 	defer hurry()()
 	for attempt := range snapshotAttempts {
 		if err := pause(ctx, time.Duration(attempt)*10*time.Millisecond); err != nil {
@@ -423,9 +415,9 @@ func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) er
 	return ErrWrittenMeanwhile
 }
 
-// copyOnce copies a disk once, and reports whether no write happened meanwhile. It counts first the
-// completed writes and then those in flight, copies, and counts first those in flight and then the
-// completed writes. So it notices every write that began or ended during the copy.
+// copyOnce copies a disk, and reports whether no write happened meanwhile. Before the copy it
+// counts the completed writes and then those in flight; after it, first those in flight. So it
+// notices every write that began or ended during the copy.
 func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, err error) {
 	before, err := countWrites(*d.loop)
 	if err != nil {
@@ -468,7 +460,6 @@ func noWriteInFlight(loop loopdev.Device) (bool, error) {
 	return err == nil && n[1] == 0, err
 }
 
-// loopNumbers reads the numbers in an attribute of a loop device. It fails if there are too few.
 func loopNumbers(loop loopdev.Device, attribute string, least int) ([]uint64, error) {
 	path := fmt.Sprintf("/sys/block/loop%d/%s", loop.Number, attribute)
 	text, err := os.ReadFile(path)
@@ -489,7 +480,6 @@ func loopNumbers(loop loopdev.Device, attribute string, least int) ([]uint64, er
 	return numbers, nil
 }
 
-// pause waits for d, or returns ctx's error if ctx ends before.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):

@@ -86,12 +86,12 @@ func (p *Plane) Empty() error {
 }
 
 type guestState struct {
-	// plugged has the guest's disks, by ID. The mu of Plane.guests guards it.
+	// plugged has the guest's disks, whose keys are their IDs. The mu of Plane.guests guards it.
 	plugged map[string]*plugged
 
 	mu sync.Mutex
-	// mu guards the guest view, the nodes of the devices, and the fields below. A goroutine that needs
-	// both this mu and that of Plane.guests locks this mu first.
+	// mu guards the guest view, its device nodes, and the fields below. A goroutine that needs both
+	// this mu and that of Plane.guests locks this mu first.
 	//
 	// random chooses the numbers of the devices.
 	random *rand.Rand
@@ -104,14 +104,13 @@ type guestState struct {
 	machine atomic.Pointer[machine.Machine]
 }
 
-// plugged is a disk that is plugged into a guest, visible or not.
 type plugged struct {
 	spec  Device
 	guest *guestState
 	// loop is nil if a fault hides the device for ever, or if the plane has no devices.
 	loop *loopdev.Device
-	// never means that the virtual machine of the guest does not get the disk. wrongSize is the size
-	// that a fault gives the disk in this machine, or 0.
+	// never keeps the disk from the guest's virtual machine. wrongSize is the size that a fault gives
+	// the disk in this machine, or 0.
 	never     bool
 	wrongSize int64
 	// node is the device's name in the guest. It is "" while the guest does not see the device.
@@ -151,7 +150,7 @@ func (g *guests) devices(of *guestState) []*plugged {
 	return slices.Collect(maps.Values(of.plugged))
 }
 
-// lock locks the mu of an instance's guest and returns the guest. Without a guest it returns nil.
+// lock locks the mu of an instance's guest. Without a guest it returns nil.
 func (g *guests) lock(instanceID string) *guestState {
 	guest := g.all()[instanceID]
 	if guest == nil {
@@ -177,7 +176,6 @@ func (g *guests) forget(d *plugged) {
 	delete(d.guest.plugged, d.spec.DiskID)
 }
 
-// disk returns the plugged disk with an ID, or nil if no guest has the disk.
 func (g *guests) disk(id string) *plugged {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -189,13 +187,11 @@ func (g *guests) disk(id string) *plugged {
 	return nil
 }
 
-// These fields of an NVMe controller have a fixed size.
 const (
 	nvmeSerialBytes = 20
 	nvmeModelBytes  = 40
 )
 
-// view is the directory that contains the /sys and /dev of one guest.
 type view string
 
 func (v view) blockDir() string { return filepath.Join(string(v), "sys", "block") }
@@ -207,7 +203,6 @@ func (v view) asideDir() string { return filepath.Join(string(v), "aside") }
 // hiddenPath returns the path of a file that exists while the guest does not see the disk (A54).
 func (v view) hiddenPath(diskID string) string { return filepath.Join(string(v), "hidden", diskID) }
 
-// make creates the directories of the view. It keeps the devices in them.
 func (v view) make(instanceID string) error {
 	dmi := filepath.Join(string(v), "sys", "class", "dmi", "id")
 	for _, sub := range []string{dmi, v.blockDir(), v.nodePath(""), v.hiddenPath(""), v.asideDir()} {
@@ -223,8 +218,8 @@ func (v view) make(instanceID string) error {
 		writeAttribute(dmi, "product_uuid", instanceID+"\n", 0o400))
 }
 
-// show makes the guest see a device. It first creates the node, and then renames the device's
-// directory into sysfs, so that a program that sees the directory also finds the node.
+// show creates the device node, and then renames the device's directory into sysfs, so that a
+// program that sees the directory also finds the device node.
 func (v view) show(spec Device, loop loopdev.Device, name string) error {
 	aside := filepath.Join(v.asideDir(), name)
 	if err := os.RemoveAll(aside); err != nil {
@@ -246,7 +241,6 @@ func (v view) show(spec Device, loop loopdev.Device, name string) error {
 	return os.Rename(aside, filepath.Join(v.blockDir(), name))
 }
 
-// shows reports whether the view shows loop as name, with the number and the diskseq of loop.
 func (v view) shows(name string, loop loopdev.Device) bool {
 	sequence, err := os.ReadFile(filepath.Join(v.blockDir(), name, "diskseq"))
 	return err == nil && string(sequence) == fmt.Sprintf("%d\n", loop.Sequence) &&
@@ -256,7 +250,6 @@ func (v view) shows(name string, loop loopdev.Device) bool {
 // deviceName matches the names of the rack's devices. Other files in a view are the guest's.
 var deviceName = regexp.MustCompile(`^nvme\d+n1$`)
 
-// names returns the names of all devices with a directory in sysfs or a node.
 func (v view) names() ([]string, error) {
 	var names []string
 	for _, dir := range []string{v.blockDir(), v.nodePath("")} {

@@ -80,7 +80,6 @@ func (p *Plane) Plug(spec Device, f Fault) (err error) {
 	return err
 }
 
-// attachLoop creates a loop device with the disk's size, or with wrongSize if that is not 0.
 func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error) {
 	size := spec.sizeOr(wrongSize)
 	if err := p.resize(spec.DiskID, max(size, spec.SizeBytes)); err != nil {
@@ -101,7 +100,7 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	return loop, err
 }
 
-// Trim truncates a disk's file to the disk's size. A fault may have made the file larger.
+// Trim truncates a disk's file to the disk's size, because a fault may have made the file larger.
 func (p *Plane) Trim(diskID string, size int64) error {
 	defer p.disks.Lock(diskID)()
 	return p.trim(diskID, size)
@@ -236,7 +235,7 @@ func (p *Plane) RemoveDisk(id string) (err error) {
 	return nil
 }
 
-// hide makes a device invisible to the guest. It removes the directory in sysfs before the node.
+// hide removes the device's directory in sysfs before the device node.
 func (p *Plane) hide(d *plugged) error {
 	d.guest.mu.Lock()
 	defer d.guest.mu.Unlock()
@@ -252,16 +251,16 @@ func (p *Plane) hide(d *plugged) error {
 	return nil
 }
 
-// IDs has the IDs of objects by kind. Under the key Left it has the IDs of deleted objects.
+// IDs maps a kind to the IDs of its objects, and Left to the IDs of deleted objects.
 type IDs map[string][]string
 
 // Left is the key in [IDs] for objects that have no record any more, but may have files.
 const Left = "left"
 
-// Reconcile makes the data plane match the records, even if the last simulator was killed. attached
-// has the disks of running instances, whose guests the caller has added. Reconcile keeps each
-// device that matches its disk, so that the guest notices nothing, and releases all other devices.
-// It removes the files of objects that have no record any more.
+// Reconcile makes the data plane match the records, even after a kill of the last simulator.
+// attached has the disks of running instances, whose guests the caller has added. Reconcile keeps
+// each device that matches its disk, so that the guest notices nothing, and releases all other
+// devices. It removes the files of objects that have no record any more.
 func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err error) {
 	defer wrap(&err, "reconcile the data plane")
 	devices, err := p.OwnDevices()
@@ -332,7 +331,6 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	}), nil
 }
 
-// adoptOrRelease returns the devices of attached disks by disk ID, and releases all other devices.
 func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map[string]*plugged,
 	error) {
 	adopted := map[string]*plugged{}
@@ -381,7 +379,6 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	if err != nil {
 		return err
 	}
-	// Find the name of each adopted device in the guest, and remove all other entries.
 	for _, name := range names {
 		i := slices.IndexFunc(own, func(d *plugged) bool {
 			return d.node == "" && v.shows(name, *d.loop)
@@ -397,7 +394,7 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	if err := v.clearAside(); err != nil {
 		return err
 	}
-	// Note these devices first, so that appear hides other devices with the same serial.
+	// Note these devices first, so that the method appear hides others with the same serial.
 	var others []*plugged
 	for _, d := range own {
 		if d.node == "" && !exists(v.hiddenPath(d.spec.DiskID)) {
@@ -421,27 +418,26 @@ var ErrCannotFail = errors.New("the disks of this rack cannot fail")
 // Flaky has the disks of a plane with Config.FlakyDisks. A detached disk keeps its faults, which
 // then apply in its next guest.
 type Flaky struct {
-	// path returns the path of a disk's file.
 	path func(id string) string
 	dir  string
 	// mark identifies the rack. The names of all files in dir begin with it.
 	mark string
-	// server is nil without Config.FlakyDisks. device is the st_dev of the files that server serves.
+	// server is nil without Config.FlakyDisks. device is the st_dev of the files that it serves.
 	server *flakydisk.Server
 	device uint64
 
-	// mu guards disks, which has the disks by ID.
+	// mu guards disks, whose keys are the disks' IDs.
 	mu    sync.Mutex
 	disks map[string]*flakyDisk
 }
 
-// flakyDisk has the faults of a disk and, while the disk is plugged in, its open file.
+// flakyDisk has a disk's faults. While the disk is plugged in, it also has the open file.
 type flakyDisk struct {
 	*flakydisk.Disk
 	file flakydisk.File
 }
 
-// open removes the mounts of killed simulators in dir. If serve is true, it mounts a new server.
+// open removes the mounts of killed simulators in dir. If serve is true, it mounts a FUSE server.
 func (f *Flaky) open(dir string, serve bool) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -469,7 +465,7 @@ func (f *Flaky) open(dir string, serve bool) error {
 
 const fusePrefix = "fuse-"
 
-// close makes operations that hang continue, and stops the server.
+// close lets operations that hang continue, and stops the FUSE server.
 func (f *Flaky) close() error {
 	if f.server == nil {
 		return nil
@@ -487,7 +483,7 @@ func (f *Flaky) HealAll() {
 	}
 }
 
-// disk returns the entry of a disk, and creates a missing entry. The caller holds mu.
+// disk creates a missing entry. The caller holds mu.
 func (f *Flaky) disk(id string) *flakyDisk {
 	if f.disks[id] == nil {
 		f.disks[id] = &flakyDisk{Disk: flakydisk.NewDisk(nil)}
@@ -503,7 +499,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path at which the server serves a disk's file. Without a server it returns path.
+// plug returns the path at which the FUSE server serves a disk's file, or path if there is none.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil

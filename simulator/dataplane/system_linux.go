@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// checkNodes verifies that device nodes in dir work, and returns the st_dev of files in dir.
+// checkNodes verifies that dir can have device nodes, and returns the st_dev of its files.
 func checkNodes(dir string) (device uint64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -28,7 +28,7 @@ func checkNodes(dir string) (device uint64, err error) {
 	if err := os.Remove(probe); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, fmt.Errorf("remove a node: %w", err)
 	}
-	// Try the null device, which needs the same permission as any other node.
+	// Try the null device, which needs the same permission as any other device node.
 	if err := unix.Mknod(probe, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
 		return 0, fmt.Errorf("make a device node in %s: %w; run the simulator as root, on a "+
 			"filesystem that can hold device nodes", dir, err)
@@ -107,7 +107,7 @@ func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }
 
-// hurry raises the priority of this thread, if the kernel permits it, until the caller calls end.
+// hurry raises the thread's priority until the caller calls end, if the kernel permits it.
 func hurry() (end func()) {
 	runtime.LockOSThread()
 	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)

@@ -19,7 +19,6 @@ import (
 // Tamper makes a data plane damage bytes or devices on purpose. The conformance checks of data must
 // notice the damage. A field that is nil does nothing.
 type Tamper struct {
-	// Name identifies the tamper. Says describes what it damages.
 	Name, Says string
 
 	// source returns the path of the file from which the plane copies a new disk, in place of path.
@@ -40,7 +39,7 @@ type tampering struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	now Tamper
-	// undo has, by disk ID, functions that hide a device from guests that should not see the disk. The
+	// undo maps a disk's ID to functions that hide the disk from guests that should not see it. The
 	// key "" has the functions for detached disks.
 	undo map[string][]func() error
 }
@@ -90,7 +89,6 @@ func (a *tampering) copied(ctx context.Context, snapshot *os.File, d *plugged) e
 	return nil
 }
 
-// showElsewhere shows a device to all other guests if the active tamper has set elsewhere.
 func (a *tampering) showElsewhere(d *plugged) error {
 	if !a.tamper().elsewhere {
 		return nil
@@ -114,7 +112,7 @@ func (a *tampering) showElsewhere(d *plugged) error {
 	return errors.Join(errs...)
 }
 
-// hidden removes a device from the guests in which showElsewhere has shown it.
+// hidden removes a device from the guests to which showElsewhere has shown it.
 func (a *tampering) hidden(diskID string) (err error) {
 	a.mu.Lock()
 	all := a.undo[diskID]
@@ -140,7 +138,6 @@ func (a *tampering) keeps(d *plugged) bool {
 }
 
 const (
-	// tamperBlock is the size of the blocks that tampers damage.
 	tamperBlock = 4096
 	// lateDevice is longer than any check waits for a device.
 	lateDevice = 10 * time.Minute
@@ -193,7 +190,7 @@ func faulty(change func(event)) func(*Plane, event) error {
 	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
 
-// otherDisk returns the ID of a disk for which fits returns true, or "". It skips the disk diskID.
+// otherDisk returns the ID of a disk other than diskID for which fits returns true, or "".
 func (p *Plane) otherDisk(diskID string, fits func(id string, sizeBytes int64) bool) string {
 	paths, _ := filepath.Glob(p.DiskPath("*")) // fails only for an invalid pattern
 	for _, path := range paths {
@@ -322,7 +319,6 @@ func doubleSerial(d Device, others []*plugged) Device {
 	return d
 }
 
-// dirt returns a block with bytes that no workload writes.
 func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
 // otherSource returns the path of another snapshot with at most the same size, or path.
@@ -347,7 +343,7 @@ func otherSource(p *Plane, path string) (string, error) {
 type damage struct {
 	name, effect string
 	do           func(v *victim) error
-	// unplugged means that the damage is done only after an unplug.
+	// unplugged means that the damage waits for an unplug.
 	unplugged bool
 }
 
@@ -381,10 +377,9 @@ var damages = []damage{
 	{name: "swapped", effect: "has exchanged its bytes with another block", do: (*victim).swap},
 }
 
-// moment determines when a disk or a snapshot becomes a victim.
 type moment struct {
 	name, object string
-	// At an event of the kind when, find returns the files that become victims.
+	// The function find returns the files that become victims at an event of this kind.
 	when happening
 	find func(c *corruption, p *Plane, e event) []*victim
 }
@@ -422,7 +417,7 @@ func (at place) in(from, to int64) int64 {
 
 // corruptions combines every damage with every moment, at the last block. It leaves out two
 // combinations: a snapshot with a damage that needs an unplug, because no guest has snapshots; and
-// a shared block of a large disk, because a check need not create two large disks.
+// a shared block of a large disk, which would need two large disks.
 func corruptions() (all []Tamper) {
 	for _, d := range damages {
 		for _, m := range moments {
@@ -497,7 +492,6 @@ type event struct {
 	snapshot string
 }
 
-// corruption is the state of a tamper that combines a damage, a moment and a place.
 type corruption struct {
 	damage damage
 	moment moment
@@ -508,19 +502,19 @@ type corruption struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	//
-	// names has, by ID, the names of the disks that were plugged. remains has, by name, the block of
-	// each deleted disk. last is the block of the disk that was deleted last.
+	// names maps the IDs of the disks that were plugged to their names. remains maps the names of
+	// deleted disks to their blocks. last is the block of the disk that was deleted last.
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
-	// originOf has the disk of each snapshot's path. sourceOf has the source path of each disk's ID.
+	// originOf maps a snapshot's path to its disk. sourceOf maps a disk's ID to its source's path.
 	originOf, sourceOf map[string]string
 	// held is the block of the snapshot that was deleted last.
 	held    []byte
 	victims []*victim
 }
 
-// life records an event. It damages files that become victims, and victims that are unplugged.
+// life damages files that become victims, and victims that are unplugged.
 func (c *corruption) life(p *Plane, e event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -576,7 +570,7 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 	return []*victim{v}
 }
 
-// newBehind returns a find function. It makes a new disk a victim if the block is behind an offset.
+// newBehind returns a find function for new disks whose block is behind the offset from.
 func newBehind(from int64) func(*corruption, *Plane, event) []*victim {
 	return func(c *corruption, p *Plane, e event) []*victim {
 		return c.victim(p.DiskPath(e.disk), from, e.bytes, c.last,
@@ -644,7 +638,7 @@ func (c *corruption) unbacked(p *Plane, e event) (all []*victim) {
 	return all
 }
 
-// otherMoment returns the block as it is in another snapshot of the same disk, or nil.
+// otherMoment returns the block's content in another snapshot of the same disk, or nil.
 func (c *corruption) otherMoment(snapshot string) []byte {
 	for other, origin := range c.originOf {
 		size, err := fileSize(other)
@@ -656,7 +650,6 @@ func (c *corruption) otherMoment(snapshot string) []byte {
 	return nil
 }
 
-// madeFrom returns the paths of the disks that were made from a snapshot, except one given disk.
 func (c *corruption) madeFrom(p *Plane, snapshot, not string) (paths []string) {
 	for disk, source := range c.sourceOf {
 		if source == snapshot && disk != not {
@@ -674,7 +667,6 @@ func (p *Plane) anotherFile(disk string, at int64) string {
 	return p.DiskPath(id)
 }
 
-// victim is a file with a block that a corruption damages.
 type victim struct {
 	path      string
 	at, other int64
@@ -686,7 +678,6 @@ type victim struct {
 	done   bool
 }
 
-// once calls the function do if possible is true, but only the first time.
 func (v *victim) once(possible bool, do func() error) error {
 	if v.done || !possible {
 		return nil
@@ -755,7 +746,6 @@ func readBlock(path string, at int64) ([]byte, error) {
 	return block, err
 }
 
-// writeBlock writes to a file, if it still exists.
 func writeBlock(path string, at int64, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {

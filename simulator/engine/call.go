@@ -19,19 +19,18 @@ type Call struct {
 	// Context ends when the caller has the response or closes the connection. The operation continues
 	// even after that (A18).
 	Context context.Context
-	// Named has the names and IDs in path and query, by parameter. Body is the parsed body, in the Go
-	// type that the operation expects. Window is the requested part of a list.
+	// Named maps each parameter in path and query to its name or ID. Body is the parsed body, in the
+	// Go type that the operation expects. Window is the requested part of a list.
 	Named  map[string]store.Selector
 	Body   any
 	Window Window
 	// Kind selects the table that an operation of [Resources] works on.
-	Kind *Kind
-	// ReadOnly marks a call that changes nothing.
+	Kind     *Kind
 	ReadOnly bool
 	// Unwind makes the operation fail halfway and undo its changes. Reread makes an attach or a detach
-	// fail after the rack has committed its changes (A67).
+	// fail after its changes (A67).
 	Unwind, Reread bool
-	// Resumed marks a call of the simulator itself when it starts. The call has no delays (A19).
+	// Resumed marks a call that the simulator makes when it starts. The call has no delays (A19).
 	Resumed bool
 	// Device is the fault of the devices that the call attaches; nil means no fault.
 	Device *adminapi.DeviceFault
@@ -49,8 +48,7 @@ type Window struct {
 	Limit  int
 }
 
-// deviceFault returns the fault of the devices that the call attaches. Its delay is at least the
-// delay in the switches.
+// The delay that deviceFault returns is at least the delay in the switches.
 func (c *Call) deviceFault(delay adminapi.Duration) dataplane.Fault {
 	d := cmp.Or(c.Device, &adminapi.DeviceFault{})
 	return dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
@@ -85,8 +83,7 @@ func conflict(format string, args ...any) error {
 	return refusal(http.StatusConflict, "Conflict", format, args...)
 }
 
-// notFound returns the error for an object that does not exist. The error has the name or the ID
-// that the caller used (A01).
+// notFound names the object by the name or the ID that the caller used (A01).
 func notFound(kind string, s store.Selector) error {
 	by := "name"
 	if s.ID != "" {
@@ -149,16 +146,14 @@ var selectorTexts = map[string]struct{ both, neither string }{
 		"when providing image as an ID, project should not be specified", ""},
 }
 
-// allow refuses a call that the caller's role does not permit. A viewer gets Forbidden, and a
-// caller without a role gets Not Found (A15).
+// allow answers a viewer's change with Forbidden, and a caller without a role with Not Found (A15).
 func (r *Simulation) allow(call *Call, tx *store.Tx, kind string, sel store.Selector) {
 	role := r.Switches().Role
 	tx.Refuse(role == adminapi.RoleNone, notFound(kind, sel))
 	tx.Refuse(role == adminapi.RoleViewer && !call.ReadOnly, ErrForbidden)
 }
 
-// allowInSilo refuses to change the silo's objects, unless the caller is a collaborator or a fleet
-// administrator. Every user of the silo may read them.
+// allowInSilo lets all users read, and collaborators and fleet administrators change objects.
 func (r *Simulation) allowInSilo(call *Call, tx *store.Tx) {
 	tx.Refuse(!call.ReadOnly && !r.collaborates(), ErrForbidden)
 }
@@ -168,7 +163,6 @@ func (r *Simulation) collaborates() bool {
 	return role == adminapi.RoleCollaborator || role == adminapi.RoleFleetAdmin
 }
 
-// project returns the project that the call names, if the caller's role permits the call.
 func (r *Simulation) project(call *Call, tx *store.Tx) store.Project {
 	sel := call.Named["project"]
 	p := find(tx, store.Projects, "", sel)
@@ -176,7 +170,6 @@ func (r *Simulation) project(call *Call, tx *store.Tx) store.Project {
 	return p
 }
 
-// lookup returns the object in table t that a call names, if the caller's role permits the call.
 func lookup[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.Table[T]) T {
 	return lookupIn(r, call, tx, t, call.Named["project"])
 }
@@ -206,7 +199,6 @@ func owner(tx *store.Tx, kind string, project, sel store.Selector) string {
 	return find(tx, store.Projects, "", project).ID
 }
 
-// find returns the object that a selector names. It looks up a name in parent.
 func find[T store.Record](tx *store.Tx, t store.Table[T], parent string, sel store.Selector) T {
 	object, ok := t.Find(tx, parent, sel)
 	tx.Refuse(!ok, notFound(kindOf(t, parent, sel), sel))
@@ -254,8 +246,8 @@ func view[T store.Record](r *Simulation, call *Call, t store.Table[T]) (T, error
 	return Reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t) })
 }
 
-// remove deletes the object that a call names. While it holds the object's lock, it calls drop to
-// delete the record, and then rest to remove the object's files and devices.
+// remove holds the object's lock while it calls drop to delete the record, and then rest to remove
+// the object's files and devices.
 func remove[T store.Record](r *Simulation, call *Call, t store.Table[T],
 	drop func(*store.Tx, T), rest func(T) error) error {
 	object, err := view(r, call, t)
@@ -281,7 +273,6 @@ func List[T store.Record](t store.Table[T]) func(Silo, *Call, *store.Tx) []T {
 	}
 }
 
-// scan returns the records of a parent that are in the call's Window.
 func scan[T store.Record](tx *store.Tx, call *Call, t store.Table[T], parent string) []T {
 	return t.Scan(tx, parent, call.Window.SortBy, call.Window.After, call.Window.Limit)
 }

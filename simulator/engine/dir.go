@@ -18,7 +18,6 @@ import (
 )
 
 const (
-	// dirVersion is the version of the layout of a simulator's directory.
 	dirVersion  = "2"
 	recordsFile = "rack.db"
 	// markFile is the name of a file in every directory of a simulator. It has the lines markText, the
@@ -27,7 +26,6 @@ const (
 	markText = "This directory belongs to oxide-simulator. It removes files here."
 )
 
-// mark is the content of a directory's mark file.
 type mark struct{ version, process string }
 
 // readMark reads a directory's mark file. The error is fs.ErrNotExist if the file is missing, or
@@ -50,7 +48,7 @@ func readMark(dir string) (m mark, err error) {
 	return m, nil
 }
 
-// readSmall reads a short regular file. It does not block if the file is a pipe.
+// readSmall does not block if the file is a pipe.
 func readSmall(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -68,7 +66,7 @@ func readSmall(path string) (string, error) {
 	return string(text), err
 }
 
-// write writes the mark m into a directory: to a new mark file, or to an empty one.
+// write writes a new mark file, or replaces an empty one.
 func (m mark) write(dir string) error {
 	path := filepath.Join(dir, markFile)
 	if text, err := readSmall(path); err == nil && text == "" {
@@ -87,7 +85,7 @@ func (m mark) write(dir string) error {
 }
 
 // prepareDir creates dir, or verifies that dir is empty or has the mark and the records of this
-// version. It changes nothing before that. process identifies this process if dir is temporary.
+// version, before it changes anything. process identifies this process if dir is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)
@@ -183,8 +181,7 @@ func claimDir(dir string) error {
 	return nil
 }
 
-// awaitsGuests reports whether an entry is the directory of the guest views, and contains only
-// empty views.
+// awaitsGuests reports whether entry is the directory of the guest views and all views are empty.
 func awaitsGuests(dir string, entry fs.DirEntry) (awaits bool, err error) {
 	if entry.Name() != "guests" || !entry.IsDir() {
 		return false, nil
@@ -235,8 +232,7 @@ func (r *Simulation) removeLeft(ctx context.Context) {
 	}
 }
 
-// abandoned reports whether a simulator of this user has made a directory, and its process has
-// ended.
+// abandoned reports whether a simulator of this user made a directory, and its process has ended.
 func abandoned(dir string) bool {
 	info, err := os.Lstat(dir)
 	if err != nil || !info.IsDir() || info.Mode().Perm() != 0o700 {
@@ -280,8 +276,7 @@ func thisProcess() string {
 	return machine + " " + strings.TrimSpace(string(boot)) + " " + process
 }
 
-// ended reports whether a process has certainly ended. It returns false for a process of another
-// host that shares the directory, because that process may still run.
+// ended returns false for a process of another host that shares the directory: it may still run.
 func ended(process string) bool {
 	of, now := strings.Fields(process), strings.Fields(thisProcess())
 	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {

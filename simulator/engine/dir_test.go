@@ -18,7 +18,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// content returns a hash of each file in a directory. It does not read the large .img files.
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -41,7 +40,6 @@ func openIn(t *testing.T, dir string) (*Simulation, error) {
 		Disks: []DiskSpec{{Name: "d", SizeBytes: 1 << 30}}})
 }
 
-// rackDir opens and closes a new rack. It returns the directory and the file of the only disk.
 func rackDir(t *testing.T) (dir, disk string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -161,7 +159,6 @@ func TestOpenRefusesADirectoryWithForeignFiles(t *testing.T) {
 }
 
 // TestOpenReportsDamagedRecordsAndKeepsTheDisk damages each page of the records in several ways.
-// The rack must then start or return an error about them, and must not remove the disk.
 func TestOpenReportsDamagedRecordsAndKeepsTheDisk(t *testing.T) {
 	dir, disk := rackDir(t)
 	records := filepath.Join(dir, recordsFile)

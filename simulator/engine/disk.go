@@ -35,8 +35,7 @@ type DiskSource struct {
 	ReadOnly  bool
 }
 
-// These are the kinds of a DiskSource for a distributed disk. With SourceImporting the new disk
-// becomes import_ready (A90).
+// The kinds of a DiskSource. With SourceImporting the new disk becomes import_ready (A90).
 const (
 	SourceBlank     = "blank"
 	SourceSnapshot  = "snapshot"
@@ -50,8 +49,7 @@ const (
 	maxDistributed = 1023 * gibibyte
 	// maxLocal is the usable size of a drive of 3.2 TB (A26).
 	maxLocal = 2900 * gibibyte
-	// LocalBlockSize is the block size of a local disk, which is a volume on one sled's NVMe drive
-	// (A26).
+	// LocalBlockSize is the block size of a local disk, a volume on one sled's NVMe drive (A26).
 	LocalBlockSize = 4096
 )
 
@@ -69,9 +67,9 @@ func (s Disks) Create(call *Call) (store.Disk, error) {
 	return s.create(call, owner, call.Body.(DiskCreate))
 }
 
-// create runs the rack's saga. It first creates the record, which is visible to other callers, then
-// the bytes, and then sets the state in which the disk can be used. It returns the record as it was
-// inserted: in the state creating, although the disk is detached by then (A22).
+// create runs the rack's saga: it creates the record, which other callers then see, then the bytes,
+// and then sets the state in which the disk can be used. It returns the record as it was inserted:
+// in the state creating, although the disk is detached by then (A22).
 func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
 	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()), c.Name, c.Description)}
 	defer s.creating.Lock(d.ID)()
@@ -94,8 +92,7 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	}
 	err := s.store.Update(func(tx *store.Tx) {
 		s.describe(tx, owner, c, d)
-		// A28: the quota is charged before the name is checked. If both refuse the disk, the caller gets
-		// the error about the quota.
+		// A28: the quota is charged before the name is checked, so the quota's error comes first.
 		s.chargeStorage(tx, d.Size)
 		tx.Check(checkDescription(d.Description))
 		tx.Refuse(store.Disks.Taken(tx, d.ProjectID, d.Name), alreadyExists("disk", d.Name))
@@ -108,8 +105,7 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	return s.fillBytes(*d)
 }
 
-// fillBytes creates the bytes of a disk that has a record. If this fails, it undoes the creation of
-// the disk. It keeps bytes that an earlier simulator has created.
+// fillBytes undoes the creation of the disk if it fails. It keeps bytes that exist already.
 func (s Disks) fillBytes(d store.Disk) error {
 	file := ""
 	err := s.store.View(func(tx *store.Tx) {
@@ -152,7 +148,6 @@ func (s Disks) resume(d store.Disk) error {
 	return err
 }
 
-// finish makes the disk detached, or import_ready if it imports blocks, and ends the creation.
 func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	final := d
 	final.State.State = store.StateDetached
@@ -172,8 +167,7 @@ func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	return d, nil
 }
 
-// undo removes a partly created disk. It removes the record first, so that no restart completes the
-// failed creation.
+// undo removes the record first, so that no restart completes the failed creation.
 func (s Disks) undo(d store.Disk, cause error) error {
 	err := s.store.Update(func(tx *store.Tx) { tx.UndoDisk(d) })
 	if err == nil {
@@ -182,8 +176,6 @@ func (s Disks) undo(d store.Disk, cause error) error {
 	return undone(cause, err)
 }
 
-// undone returns the cause for which an operation was undone. If the undoing has failed with err,
-// it returns both errors.
 func undone(cause, err error) error {
 	if err != nil {
 		return fmt.Errorf("%w; and undoing it: %w", cause, err)
@@ -232,8 +224,7 @@ func checkDiskSize(tx *store.Tx, d *store.Disk) {
 		invalidValue("size", "requested size is too large to fit on any physical disk"))
 }
 
-// checkDescription returns an error for a description that is too long for the rack's database
-// (A70).
+// checkDescription applies the limit of the rack's database (A70).
 func checkDescription(description string) error { return checkLength(description, 512) }
 
 func checkLength(text string, most int) error {
@@ -243,7 +234,7 @@ func checkLength(text string, most int) error {
 	return nil
 }
 
-// setPublicKey sets an SSH key, and refuses one that is too long for the rack's database (A70).
+// setPublicKey refuses a key that is too long for the rack's database (A70).
 func setPublicKey(c *Change, value any) {
 	c.record.Fields["public_key"] = value
 	c.Check(checkLength(value.(string), 1023))
@@ -299,7 +290,6 @@ const (
 // devicePath returns the device_path that a rack reports. Guests do not use this path (A03).
 func devicePath(name string) string { return fmt.Sprintf("/mnt/%s", name) }
 
-// deviceOf describes the device by which an instance's guest must see a disk.
 func deviceOf(d store.Disk, instanceID string) dataplane.Device {
 	return dataplane.Device{
 		InstanceID: instanceID, DiskID: d.ID, DiskName: d.Name,
@@ -327,8 +317,6 @@ func (s Disks) StopImport(call *Call) error {
 	return s.moveImport(call, store.StateImporting, store.StateImportReady)
 }
 
-// moveImport waits for a write that is in progress, makes the disk's bytes durable, and changes the
-// disk's state.
 func (s Disks) moveImport(call *Call, from, to string) error {
 	d, err := s.importing(call)
 	if err != nil {
@@ -343,8 +331,7 @@ func (s Disks) moveImport(call *Call, from, to string) error {
 	})
 }
 
-// importing returns the disk that a call imports into. For a local disk, the rack answers with a
-// 500 (A90).
+// importing refuses a local disk with a 500, as a rack does (A90).
 func (s Disks) importing(call *Call) (store.Disk, error) {
 	d, err := view(s.Simulation, call, store.Disks)
 	if err == nil && d.DiskType == store.TypeLocal {
@@ -353,7 +340,6 @@ func (s Disks) importing(call *Call) (store.Disk, error) {
 	return d, err
 }
 
-// moveState changes a disk's state. It refuses a disk that is not in the state from.
 func moveState(tx *store.Tx, id, from, to, refusal string) {
 	d := byID(tx, store.Disks, id)
 	tx.Refuse(d.State.State != from, invalidRequest(refusal, debugState(d.State)))
@@ -554,8 +540,7 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 		invalidRequest("cannot attach more than %d disks to instance", limit))
 }
 
-// ejectTime is how long a guest may still use a disk after the request to detach the disk, before
-// the rack removes it (adminapi.SurpriseRemoval).
+// ejectTime is how long a guest may use a disk after the request to detach it (SurpriseRemoval).
 const ejectTime = time.Second
 
 // Detach detaches the disk that the body names from an instance.
@@ -595,8 +580,7 @@ func (s Attachments) detach(instanceID, diskID string) (store.Disk, error) {
 	return d, nil
 }
 
-// detachProblem returns the reason why a disk cannot be detached, in the rack's words and order
-// (A37).
+// detachProblem makes the rack's checks before a detach, in the rack's order (A37).
 func detachProblem(i store.Instance, d store.Disk, now adminapi.Switches) error {
 	switch {
 	case d.AttachedTo(i.ID):

@@ -17,7 +17,6 @@ type Allocation struct {
 	Version string
 }
 
-// pools are the pools of external addresses that a new rack has.
 var pools = []struct {
 	name, version string
 	isDefault     bool
@@ -29,7 +28,6 @@ var pools = []struct {
 
 const unicast = "unicast"
 
-// createPools creates the pools and the address lot of a new rack, unless the records have them.
 func createPools(c *Change) {
 	const lot = "initial-infra"
 	if !AddressLot.Table().Taken(c.Tx, "", lot) {
@@ -50,13 +48,11 @@ func createPools(c *Change) {
 	}
 }
 
-// setAddress chooses the address of a floating IP or an ephemeral IP.
 func setAddress(c *Change, value any) {
 	pool, address := c.allocate(value.(Allocation))
 	c.record.Fields["ip"], c.record.Fields["ip_pool_id"] = address.String(), pool.ID
 }
 
-// allocate returns the requested address or a free one, and its pool, which is linked to the silo.
 func (c *Change) allocate(a Allocation) (pool store.Resource, address netip.Addr) {
 	used := c.usedAddresses(FloatingIP, ephemeralIP, natIP)
 	if a.IP != "" {
@@ -70,7 +66,6 @@ func (c *Change) allocate(a Allocation) (pool store.Resource, address netip.Addr
 	return pool, c.firstFree(pool, func(a netip.Addr) bool { return !used[a] })
 }
 
-// firstFree returns the lowest address of a pool for which free returns true.
 func (c *Change) firstFree(pool store.Resource, free func(netip.Addr) bool) netip.Addr {
 	for _, e := range extentsOf(c.Tx, pool) {
 		for address := e.First; e.contains(address); address = address.Next() {
@@ -110,8 +105,6 @@ func (r *Simulation) attachNAT(tx *store.Tx, i store.Instance, nics []store.Netw
 			"first_port": first, "last_port": first + ports - 1}))
 }
 
-// poolWith returns an extent for which fits returns true, and its pool. It searches the pools that
-// are linked to the silo.
 func (c *Change) poolWith(k *Kind, fits func(Extent) bool) (pool store.Resource, extent Extent) {
 	for r := range linkedPools(c.Tx, k) {
 		for _, e := range extentsOf(c.Tx, r) {
@@ -158,7 +151,6 @@ func (c *Change) choose(k *Kind, a Allocation) (pool store.Resource) {
 	return pool
 }
 
-// usedAddresses returns the external addresses in the records of these kinds.
 func (c *Change) usedAddresses(kinds ...*Kind) map[netip.Addr]bool {
 	used := map[netip.Addr]bool{}
 	for _, k := range kinds {
@@ -169,13 +161,11 @@ func (c *Change) usedAddresses(kinds ...*Kind) map[netip.Addr]bool {
 	return used
 }
 
-// user returns the ID of the instance to which a floating IP or an external subnet is attached; ""
-// means none.
+// user returns the ID of the instance to which the record is attached, or "".
 func user(c *Change) string { return c.old.Text("instance_id") }
 
 func attached(c *Change) (string, bool) { return "", user(c) != "" }
 
-// attachedTo returns the floating IPs or the external subnets that are attached to an instance.
 func attachedTo(tx *store.Tx, k *Kind, instanceID string) (all []store.Resource) {
 	for r := range k.Table().All(tx) {
 		if r.Text("instance_id") == instanceID {
@@ -185,7 +175,6 @@ func attachedTo(tx *store.Tx, k *Kind, instanceID string) (all []store.Resource)
 	return all
 }
 
-// The kinds of external addresses, as the API calls them.
 const (
 	kindFloating  = "floating"
 	kindEphemeral = "ephemeral"
@@ -193,8 +182,7 @@ const (
 
 const maxExternalIPs = 32
 
-// attachable checks whether an address may be attached to an instance. It permits this for an
-// instance in the state creating, which gets its addresses before its disks.
+// attachable permits an instance in the state creating, which gets its addresses before its disks.
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) {
 	tx.Refuse(i.RunState == store.RunFailed,
 		invalidRequest("cannot attach %s IP to instance in failed state", kind))
@@ -209,14 +197,12 @@ func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr)
 	checkSettled(tx, i)
 }
 
-// hasStack reports whether the primary interface of an instance has an address of an IP version.
 func hasStack(tx *store.Tx, i store.Instance, version string) bool {
 	return slices.ContainsFunc(tx.Interfaces(i.ID), func(nic store.NetworkInterface) bool {
 		return nic.Primary && (nic.IPStack.Type == StackDual || nic.IPStack.Type == version)
 	})
 }
 
-// checkSettled refuses a call while an instance starts or stops.
 func checkSettled(tx *store.Tx, i store.Instance) {
 	tx.Refuse(i.RunState == store.RunStarting || i.RunState == store.RunStopping, errUnavailable)
 }
@@ -240,16 +226,13 @@ func (c *Change) attachFloating(i store.Instance) {
 	c.moveTo(i.ID)
 }
 
-// moveTo attaches a floating IP or an external subnet to an instance, or to none if instanceID is
-// nil.
+// moveTo detaches the record if instanceID is nil.
 func (c *Change) moveTo(instanceID any) {
 	c.record.Fields["instance_id"] = instanceID
 	c.record.Touch()
 	c.put()
 }
 
-// attach passes the floating IP or external subnet that a call names, and the instance in the body,
-// to the function attach. It looks up the name of the instance in the same project.
 func (s Resources) attach(call *Call, tx *store.Tx, k *Kind,
 	attach func(*Change, store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
@@ -267,15 +250,13 @@ func (s Resources) AttachFloatingIP(call *Call, tx *store.Tx) store.Resource {
 	})
 }
 
-// detachable checks whether an address may be detached from an instance.
 func detachable(tx *store.Tx, kind string, i store.Instance) {
 	tx.Refuse(i.RunState == store.RunFailed || i.RunState == store.StateCreating,
 		invalidRequest("cannot detach %s IP from instance in %s state", kind, i.RunState))
 	checkSettled(tx, i)
 }
 
-// detach detaches a floating IP or an external subnet, if check permits it. If the record is not
-// attached to an instance, detach fails with the error detached, or succeeds if detached is nil.
+// If the record is not attached, detach fails with the parameter detached, unless it is nil.
 func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	check func(store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
@@ -299,8 +280,7 @@ func ephemeralOf(r store.Resource) Item {
 		"ip_pool_id": r.Text("ip_pool_id")})
 }
 
-// attachEphemeral gives an instance an ephemeral address. An instance that already has an ephemeral
-// address of this IP version keeps it.
+// An instance that already has an ephemeral address of this IP version keeps it.
 func (c *Change) attachEphemeral(i store.Instance, a Allocation) store.Resource {
 	_, address := c.allocate(a)
 	if existing, ok := ephemeralIP.Table().ByName(c.Tx, i.ID, versionOf(address)); ok {
@@ -335,8 +315,6 @@ func (s Instances) DetachEphemeralIP(call *Call, version string, tx *store.Tx) {
 	ephemeralIP.Table().Delete(tx, all[at])
 }
 
-// releaseAddresses detaches the floating IPs and external subnets of a deleted instance, and
-// removes its ephemeral and source NAT addresses.
 func (r *Simulation) releaseAddresses(tx *store.Tx, instanceID string) {
 	for _, k := range []*Kind{FloatingIP, ExternalSubnet} {
 		for _, a := range attachedTo(tx, k, instanceID) {
@@ -357,8 +335,7 @@ type ExternalIPCreate struct {
 	Ephemeral Allocation
 }
 
-// checkExternalIPs checks the addresses that a new instance asks for. The rack does this before it
-// creates any part of the instance.
+// checkExternalIPs runs before any part of an instance is created, as on a rack.
 func checkExternalIPs(tx *store.Tx, create []ExternalIPCreate) {
 	var ephemeral []Allocation
 	for _, c := range create {
@@ -419,10 +396,8 @@ func setSubnet(c *Change, value any) {
 	c.record.Fields["subnet_pool_id"], c.record.Fields["subnet_pool_member_id"] = pool.ID, member.ID
 }
 
-// allows reports whether subnets with this prefix length may be allocated from the extent.
 func (e Extent) allows(length int) bool { return e.MinPrefix <= length && length <= e.MaxPrefix }
 
-// givenSubnet finds the pool and its member that contain the subnet of the request.
 func (c *Change) givenSubnet(a SubnetAllocation, taken []Extent) (pool store.Resource,
 	member Extent, subnet netip.Prefix) {
 	want := SubnetExtent(a.Subnet)
@@ -436,7 +411,6 @@ func (c *Change) givenSubnet(a SubnetAllocation, taken []Extent) (pool store.Res
 	return pool, member, a.Subnet
 }
 
-// freeSubnet finds the first free subnet with the requested prefix length in a pool.
 func (c *Change) freeSubnet(a SubnetAllocation, taken []Extent) (pool store.Resource,
 	member Extent, subnet netip.Prefix) {
 	pool = c.choose(SubnetPool, a.Allocation)

@@ -124,15 +124,13 @@ func (s Instances) Reboot(call *Call) (store.Instance, error) {
 	})
 }
 
-// failInstance sets an instance to failed and removes its devices. The instance can be started
-// again. The caller holds the instance's lock.
+// failInstance leaves an instance that can be started again. The caller holds the instance's lock.
 func (s Instances) failInstance(i store.Instance, cause error) {
 	s.logFailure("an instance has failed", "instance", i.ID, cause)
 	i.SetRunState(store.RunFailed)
 	s.unchanged(i, errors.Join(s.halt(i), s.putInstance(i)))
 }
 
-// unchanged logs the error that has kept an instance from changing its state. It ignores nil.
 func (s Instances) unchanged(i store.Instance, err error) {
 	if err != nil {
 		s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
@@ -140,7 +138,6 @@ func (s Instances) unchanged(i store.Instance, err error) {
 	}
 }
 
-// halt stops the virtual machine of an instance, if it has one, and then unplugs its disks.
 func (s Instances) halt(i store.Instance) error {
 	if err := s.plane.Halt(i.ID); err != nil {
 		return err
@@ -167,7 +164,6 @@ func (s Instances) settleLater(i store.Instance) {
 	})
 }
 
-// run plugs in an instance's disks, and starts the instance's virtual machine, if it has one.
 func (s Instances) run(call *Call, i store.Instance) error {
 	if err := s.plugAll(call, i); err != nil {
 		return err
@@ -374,7 +370,6 @@ func (s Instances) Create(call *Call) (i store.Instance, err error) {
 	return i, err
 }
 
-// complete gives a recorded instance its disks, and calls finish. A failure undoes the creation.
 func (s Instances) complete(call *Call, owner store.Project, i store.Instance, c InstanceCreate) (
 	store.Instance, error) {
 	err := s.fill(call, owner, i, c.attachments())
@@ -402,7 +397,6 @@ func (s Instances) resume(i store.Instance) error {
 	return err
 }
 
-// insert records the instance and the request that creates it.
 func (s Instances) insert(call *Call, c InstanceCreate) (i store.Instance, owner store.Project,
 	err error) {
 	i = store.Instance{
@@ -531,7 +525,6 @@ func (s Instances) undo(i store.Instance, attachments []DiskAttachment, cause er
 	return undone(cause, err)
 }
 
-// attachments returns the disks of the new instance, beginning with its boot disk.
 func (c InstanceCreate) attachments() []DiskAttachment {
 	if c.Boot == nil {
 		return c.Disks
@@ -550,8 +543,7 @@ func checkSize(tx *store.Tx, ncpus int, memory int64) {
 	tx.Refuse(ncpus == 0, lacking("ncpus of 0"))
 }
 
-// checkCreate makes the checks that a rack makes before it checks the name, in the rack's order
-// (A66).
+// checkCreate makes the rack's checks before that of the name, in the rack's order (A66).
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) {
 	checkSize(tx, c.NCPUs, c.Memory)
 	attachments := c.attachments()
@@ -584,7 +576,6 @@ func linksOf(tx *store.Tx, projectID string, c InstanceCreate) (keys, groups []s
 	return keys, idsOf(tx, AntiAffinityGroup, projectID, c.Groups)
 }
 
-// idsOf returns the IDs of the wanted records, without repetitions. All records must be in parent.
 func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids []string) {
 	for _, sel := range wanted {
 		r := find(tx, k.Table(), parent, sel)
@@ -596,7 +587,6 @@ func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids [
 	return ids
 }
 
-// lacking returns a 501 for a part of an instance that racks have and this simulator lacks.
 func lacking(part string) error {
 	return &Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
 		"the simulator does not have an instance's %s, which the rack has", part)}

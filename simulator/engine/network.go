@@ -42,8 +42,7 @@ const (
 	maxInterfaces  = 8
 )
 
-// checkInterfaces makes the rack's checks of the interfaces of a new instance, before any part of
-// the instance is created (A64).
+// checkInterfaces runs before any part of an instance is created, as on a rack (A64).
 func checkInterfaces(tx *store.Tx, create []InterfaceCreate) {
 	tx.Refuse(len(create) > maxInterfaces,
 		invalidRequest("An instance may not have more than %d network interfaces", maxInterfaces))
@@ -153,7 +152,6 @@ func (s Instances) Interfaces(call *Call, tx *store.Tx) []store.NetworkInterface
 	return tx.Interfaces(lookup(s.Simulation, call, tx, store.Instances).ID)
 }
 
-// findInterface finds the interface that a call names by its ID, or by its name on an instance.
 func (s Instances) findInterface(call *Call, tx *store.Tx) (nic store.NetworkInterface,
 	i store.Instance) {
 	const kind = "instance-network-interface"
@@ -292,7 +290,6 @@ func setSystemRouter(c *Change, _ any) {
 	}
 }
 
-// createNetwork gives a new VPC its router with two routes, a subnet, firewall rules and a gateway.
 func createNetwork(c *Change) {
 	system := named("system",
 		"Routes are automatically added to this router as VPC subnets are created",
@@ -419,7 +416,6 @@ func setIPv4Block(c *Change, value any) {
 	c.record.Fields["ipv4_block"] = value
 }
 
-// setIPv6Block sets the given block, or a new one. It refuses a block that overlaps another subnet.
 func setIPv6Block(c *Change, value any) {
 	vpc := netip.MustParsePrefix(c.parent.Text("ipv6_prefix"))
 	if value == nil {
@@ -441,7 +437,6 @@ func setIPv6Block(c *Change, value any) {
 	}
 }
 
-// interfaceIn reports whether a network interface is in the subnet.
 func interfaceIn(c *Change) (name string, found bool) {
 	for nic := range c.AllInterfaces() {
 		found = found || nic.SubnetID == c.old.ID
@@ -460,7 +455,6 @@ func (s Resources) Interfaces(call *Call, tx *store.Tx) (nics []store.NetworkInt
 	return nics
 }
 
-// subnetRoute returns the name and the other fields of a subnet's route.
 func subnetRoute(subnet store.Resource) (name string, values map[string]any) {
 	name = subnet.Name
 	if name == "default-v4" || name == "default-v6" {
@@ -480,8 +474,7 @@ func (c *Change) systemRouter(vpcID string) store.Resource {
 	return byID(c.Tx, Router.Table(), byID(c.Tx, VPC.Table(), vpcID).Text("system_router_id"))
 }
 
-// routeToSubnet yields the system router's route to the subnet, as a Change with which the caller
-// replaces or deletes the route.
+// routeToSubnet yields the system router's route to the subnet.
 func (c *Change) routeToSubnet() iter.Seq[*Change] {
 	return func(yield func(*Change) bool) {
 		name, _ := subnetRoute(c.old)
@@ -507,7 +500,6 @@ func deleteSubnetRoute(c *Change) {
 	}
 }
 
-// The kinds of routers and routes.
 const (
 	routerSystem = "system"
 	routeCustom  = "custom"
@@ -515,7 +507,6 @@ const (
 	routeSubnet  = "vpc_subnet"
 )
 
-// routeWords has the rack's words for the kinds of routes, as in its errors.
 var routeWords = map[string]string{routeCustom: "Custom", routeDefault: "Default",
 	routeSubnet: "VpcSubnet"}
 
@@ -528,8 +519,7 @@ func setRouteKind(c *Change, value any) {
 	c.record.Fields["kind"] = value
 }
 
-// setTarget checks the target of a route together with its destination. It does not check a route
-// to a subnet, which only the rack itself creates.
+// setTarget accepts every route to a subnet, because only the rack itself creates those.
 func setTarget(c *Change, value any) {
 	kind := c.record.Text("kind")
 	from, to := c.record.Fields["destination"].(map[string]any), value.(map[string]any)

@@ -45,7 +45,6 @@ type poolWords struct {
 	field string
 }
 
-// words has the poolWords of IP pools and of subnet pools.
 var words = map[*Kind]poolWords{
 	IPPool: {id: "ip_pool_id", link: "ip-pool-resource",
 		linkID:       "ip_pool_id: %s, resource_id: %s, resource_type: Silo",
@@ -149,7 +148,6 @@ func linked(pool store.Resource) (first, ok bool) {
 	return first, ok
 }
 
-// shown returns a record without the kind's Hidden fields.
 func (k *Kind) shown(r store.Resource) store.Resource {
 	fields := maps.Clone(r.Fields)
 	for _, name := range k.Hidden {
@@ -218,7 +216,6 @@ func (s Resources) PoolLinks(call *Call, tx *store.Tx) []Item {
 	return nil
 }
 
-// defaultPool finds the default pool whose kind, IP version and type equal those of the pool like.
 func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool) {
 	for r := range c.kind.Table().All(c.Tx) {
 		if first, _ := linked(r); first && r.Text("ip_version") == like.Text("ip_version") &&
@@ -284,7 +281,6 @@ func (s Resources) UnlinkPool(call *Call, tx *store.Tx) {
 	c.put()
 }
 
-// used returns the allocated addresses or subnets of the pool, each once.
 func (c *Change) used() (all []netip.Prefix) {
 	w, seen := words[c.kind], map[string]bool{}
 	for _, k := range w.users {
@@ -298,7 +294,6 @@ func (c *Change) used() (all []netip.Prefix) {
 	return all
 }
 
-// allocated parses a subnet or an address. It returns an address as a subnet of one address.
 func allocated(text string) netip.Prefix {
 	if p, err := netip.ParsePrefix(text); err == nil {
 		return p
@@ -482,7 +477,6 @@ func (s Resources) DeletePortSettings(call *Call, tx *store.Tx) {
 	tx.Check(err)
 }
 
-// addressesOf returns the addresses of a lot that the settings of switch ports use.
 func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	for r := range PortSettings.Table().All(tx) {
 		for _, one := range r.Fields["addresses"].([]any) {
@@ -494,8 +488,7 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// parts writes a list of objects into a field of a port's settings. It adds the ID of the settings
-// to each object, and renames the keys that names contains.
+// parts writes a list of objects into a field. names maps keys of these objects to new keys.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {
@@ -540,7 +533,6 @@ func setRoutes(c *Change, value any) {
 	parts(c, "routes", flat(value, "routes"), map[string]string{"vid": "vlan_id"})
 }
 
-// setAddresses sets the addresses of a port, which must be free addresses of their lots.
 func setAddresses(c *Change, value any) {
 	list, seen := flat(value, "addresses"), map[any]bool{}
 	for _, one := range list {

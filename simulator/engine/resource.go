@@ -55,8 +55,7 @@ type Field struct {
 	// Optional means that the request of a creation may lack the field. Its value is then Default.
 	Optional bool
 	Default  any
-	// Update determines what an update does with the field.
-	Update UpdateRule
+	Update   UpdateRule
 	// Set checks the value and writes it into the record. Without Set the value becomes the record's
 	// field Name.
 	Set func(*Change, any)
@@ -142,7 +141,6 @@ type ResourceInput struct {
 	id string
 }
 
-// named returns the fields of a record that the rack creates by itself.
 func named(name, description string, values map[string]any) ResourceInput {
 	return ResourceInput{Name: &name, Description: &description, Values: values}
 }
@@ -154,18 +152,16 @@ type Change struct {
 	kind   *Kind
 	parent store.Resource
 	old    store.Resource
-	// record is the record after the change.
 	record store.Resource
 	// cascade permits the deletion of a record with its dependents.
 	cascade bool
-	// derive means that new records get IDs that follow from their names: all racks have the same IDs.
+	// derive gives new records IDs that depend only on their names, so all racks have the same IDs.
 	derive bool
 }
 
 // Resources has the operations on the records of every kind.
 type Resources struct{ *Simulation }
 
-// find finds a record by its ID, or by its name in the parent that the call names.
 func (s Resources) find(call *Call, tx *store.Tx, k *Kind, sel store.Selector) store.Resource {
 	if sel.ID != "" {
 		for _, param := range k.Ancestors() {
@@ -186,7 +182,6 @@ func (s Resources) find(call *Call, tx *store.Tx, k *Kind, sel store.Selector) s
 	return find(tx, k.Table(), owner, sel)
 }
 
-// lookup finds the record of a kind that a call names, if the caller's role permits the call.
 func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind) store.Resource {
 	sel := call.Named[k.Param]
 	r := s.find(call, tx, k, sel)
@@ -198,7 +193,6 @@ func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind) store.Resource {
 	return r
 }
 
-// parent finds the object that contains a kind's records, if the caller's role permits the call.
 func (s Resources) parent(call *Call, tx *store.Tx, k *Kind) store.Resource {
 	if k.Parent != nil {
 		return s.lookup(call, tx, k.Parent)
@@ -260,7 +254,6 @@ func (c *Change) create(k *Kind, parent store.Resource, in ResourceInput) store.
 	return n.record
 }
 
-// set writes the value of a field, or its Default, into the record.
 func (c *Change) set(f Field, values map[string]any) {
 	value, given := values[f.Name]
 	if !given {
@@ -336,7 +329,6 @@ func (s Resources) Delete(call *Call, tx *store.Tx) {
 	c.drop()
 }
 
-// drop removes the record, its links and all records in it.
 func (c *Change) drop() {
 	for _, k := range Kinds {
 		if k.Parent == c.kind {
@@ -352,8 +344,7 @@ func (c *Change) drop() {
 	}
 }
 
-// each yields a Change for every record of a kind in a parent. The caller can use it to replace or
-// delete the record.
+// each yields a Change for every record of a kind in a parent.
 func (c *Change) each(k *Kind, parent string) iter.Seq[*Change] {
 	return func(yield func(*Change) bool) {
 		for _, r := range within(c.Tx, k, parent) {
@@ -364,13 +355,11 @@ func (c *Change) each(k *Kind, parent string) iter.Seq[*Change] {
 	}
 }
 
-// within returns the records of a kind in a parent, ordered by name.
 func within(tx *store.Tx, k *Kind, parent string) []store.Resource {
 	const noLimit = 1 << 30
 	return k.Table().Scan(tx, parent, store.ByName, nil, noLimit)
 }
 
-// group returns the kind of affinity or anti-affinity groups.
 func group(policy string) Kind {
 	param := strings.ReplaceAll(policy, "-", "_") + "_group"
 	return Kind{
@@ -391,7 +380,6 @@ type Item struct {
 	fields map[string]any
 }
 
-// item returns an Item whose ID and name are key.
 func item(key string, fields map[string]any) Item {
 	return Item{store.Identity{ID: key, Name: key}, fields}
 }
@@ -402,13 +390,11 @@ func (i Item) Ident() store.Identity { return i.ident }
 // MarshalJSON writes the fields.
 func (i Item) MarshalJSON() ([]byte, error) { return json.Marshal(i.fields) }
 
-// memberOf returns an instance as a member of a group.
 func memberOf(i store.Instance) Item {
 	return Item{i.Identity, map[string]any{"type": "instance",
 		"value": map[string]any{"id": i.ID, "name": i.Name, "run_state": i.RunState}}}
 }
 
-// linkedTo returns the records in t that have a link of the kind k to the object with an ID.
 func linkedTo[T store.Record](tx *store.Tx, t store.Table[T], k *Kind, id string) (all []T) {
 	for _, id := range tx.Linked(k.Name, id) {
 		if record, ok := t.Get(tx, id); ok {
@@ -434,7 +420,6 @@ func (s Resources) membership(call *Call, tx *store.Tx) (group store.Resource, i
 	return group, i, slices.Contains(tx.Linked(call.Kind.Name, group.ID), i.ID)
 }
 
-// member finds a group and an instance, which must be in the group.
 func (s Resources) member(call *Call, tx *store.Tx) (group store.Resource, i store.Instance) {
 	group, i, in := s.membership(call, tx)
 	tx.Refuse(!in, notFound(call.Kind.Name+"-member", store.Selector{ID: i.ID}))
@@ -447,7 +432,6 @@ func (s Resources) Member(call *Call, tx *store.Tx) Item {
 	return memberOf(i)
 }
 
-// These are the rack's limits for groups.
 const (
 	maxMembers = 32
 	maxGroups  = 16
@@ -476,8 +460,7 @@ func (s Resources) RemoveMember(call *Call, tx *store.Tx) {
 	tx.Unlink(call.Kind.Name, i.ID, group.ID)
 }
 
-// OfInstance lists the records of a kind that are linked to an instance: its groups, or its SSH
-// keys.
+// OfInstance lists the records of a kind, groups or SSH keys, that are linked to an instance.
 func (s Resources) OfInstance(call *Call, tx *store.Tx) []store.Resource {
 	id := lookup(s.Simulation, call, tx, store.Instances).ID
 	return linkedTo(tx, call.Kind.Table(), call.Kind, id)

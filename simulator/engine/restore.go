@@ -17,9 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// restore repairs the records and the data plane, even if the last simulator was killed, and adds
-// the objects of the Config that the directory lacks. Its first transaction begins with the
-// functions in first.
+// restore repairs the records and the data plane after a kill of the last simulator, and adds the
+// objects of the Config that the directory lacks. Its first transaction begins with first.
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) {
@@ -103,7 +102,6 @@ func settleInstances(tx *store.Tx) {
 	}
 }
 
-// settled has the state in which each transition of an instance ends.
 var settled = map[string]string{
 	store.RunStarting: store.RunRunning, store.RunRebooting: store.RunRunning,
 	store.RunStopping: store.RunStopped,
@@ -179,7 +177,6 @@ func (r *Simulation) failed(ids []string) error {
 // seeder creates the objects of the Config that the records lack.
 type seeder struct{ *Simulation }
 
-// network creates the projects with their networks, and then the pools of external addresses.
 func (r seeder) network(tx *store.Tx) {
 	c := &Change{Simulation: r.Simulation, Tx: tx, derive: true}
 	for _, name := range r.config.Projects {

@@ -92,8 +92,7 @@ type Config struct {
 	// Machines is the directory of an image (tools/vm-image) for instances that are virtual machines.
 	// With "" an instance is only a directory that looks like the /sys and /dev of a guest.
 	Machines string
-	// MachineType is the type of the virtual machines: "pc", as a rack has them (the default), or
-	// "q35".
+	// MachineType is "pc", the type that a rack has (the default), or "q35".
 	MachineType string
 	// FlakyDisks creates disks that can fail (adminapi.DiskFault). This process serves their devices.
 	FlakyDisks bool
@@ -272,14 +271,13 @@ func (r *Simulation) release() error {
 	return errors.Join(errs...)
 }
 
-// logFailure logs an error, and what has failed for which object. It ignores nil.
 func (r *Simulation) logFailure(what, kind, id string, err error) {
 	if err != nil {
 		r.log.Error(what, slog.String(kind, id), slog.String("error", err.Error()))
 	}
 }
 
-// Begin registers a call. Close waits until the call calls end. After Close, ok is false.
+// Begin registers a call. Close waits until the caller calls end. After Close, ok is false.
 func (r *Simulation) Begin() (end func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -315,8 +313,7 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold waits as long as a switch demands. The function long gets the value of the switch. A change
-// of the switch applies at once.
+// hold waits for the duration that the function long returns. It follows a change of the switches.
 func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
 	if call.Resumed {
 		return
@@ -381,8 +378,7 @@ func (r *Simulation) DeferWork(ctx context.Context, delay time.Duration, do func
 	})
 }
 
-// RunDeferred ends the delays of the deferred work, and returns when all of it is done, including
-// work that was in progress.
+// RunDeferred ends the delays of the deferred work, and returns when all of it is done.
 func (r *Simulation) RunDeferred(ctx context.Context) error {
 	r.mu.Lock()
 	w := r.deferred

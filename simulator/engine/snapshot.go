@@ -220,7 +220,6 @@ func (s Images) Create(call *Call) (store.Image, error) {
 	return img, nil
 }
 
-// putImage writes an image, and refuses a taken name. kind is the word for an image in this error.
 func putImage(tx *store.Tx, kind string, img store.Image) {
 	tx.Refuse(store.Images.Taken(tx, store.Deref(img.ProjectID), img.Name),
 		alreadyExists(kind, img.Name))
@@ -247,8 +246,7 @@ func (s Images) Promote(call *Call) (store.Image, error) {
 	})
 }
 
-// Demote moves an image of the silo to the project in the query (A91). So it looks up a name of an
-// image in the silo, and not in this project.
+// Demote moves an image of the silo, where it looks up the name, to the query's project (A91).
 func (s Images) Demote(call *Call) (store.Image, error) {
 	return s.move(call, store.Selector{}, "project-image",
 		func(tx *store.Tx, img store.Image) *string {
@@ -258,8 +256,8 @@ func (s Images) Demote(call *Call) (store.Image, error) {
 		})
 }
 
-// move moves an image to the project whose ID the function to returns; nil means the silo. It looks
-// up the image's name in the project from.
+// move moves an image to the project whose ID the parameter to returns, or to the silo for nil. The
+// parameter from is the project in which it looks up the image's name.
 func (s Images) move(call *Call, from store.Selector, kind string,
 	to func(*store.Tx, store.Image) *string) (img store.Image, err error) {
 	err = s.store.Update(func(tx *store.Tx) {

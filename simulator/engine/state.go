@@ -107,7 +107,6 @@ type switchboard struct {
 	changed chan struct{}
 }
 
-// watch returns the present switches, and a channel that is closed when they change.
 func (b *switchboard) watch() (now adminapi.Switches, changed <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -147,8 +146,7 @@ func (r *Simulation) Switches() adminapi.Switches {
 	return now
 }
 
-// ChangeSwitches applies a change. If the switches would become invalid, it returns an error and
-// changes nothing.
+// ChangeSwitches applies a change. If the result is invalid, it fails and changes nothing.
 func (r *Simulation) ChangeSwitches(apply func(*adminapi.Switches) error) (
 	adminapi.Switches, error) {
 	b := &r.switches
@@ -264,7 +262,6 @@ func (s Silo) AllUtilization(call *Call, tx *store.Tx) []Item {
 	return s.all(call, tx, s.UtilizationOf)
 }
 
-// all lists the item that the function of returns for each silo.
 func (s Silo) all(call *Call, tx *store.Tx, of func(*Call, *store.Tx) Item) []Item {
 	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
 	call.Named["silo"] = store.Selector{ID: siloID}

@@ -102,12 +102,10 @@ func (l *Log) Clear() {
 	l.entries, l.cleared = nil, time.Now()
 }
 
-// current reports whether an entry is younger than kept and than the last Clear.
 func (l *Log) current(e Entry, now time.Time) bool {
 	return e.Time.After(now.Add(-kept)) && e.Time.After(l.cleared)
 }
 
-// follow reads the lines that were written to the files since the last call.
 func (l *Log) follow(now time.Time) {
 	if now.Sub(l.looked) < seldom {
 		return
@@ -116,8 +114,7 @@ func (l *Log) follow(now time.Time) {
 	files := map[string]*file{}
 	var fresh []Entry
 	for _, dir := range l.Dirs {
-		// Glob fails only if the pattern is invalid. Then it returns no files.
-		paths, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+		paths, _ := filepath.Glob(filepath.Join(dir, "*.jsonl")) // none for an invalid pattern
 		for _, path := range paths {
 			info, err := os.Lstat(path)
 			// If a file did not change in the last hour (kept), all of its entries are too old.
@@ -168,7 +165,6 @@ const maxRead = 256 << 10
 
 // file records how far the lines of a file were read.
 type file struct {
-	// info describes the file at the last read.
 	info os.FileInfo
 	// last is the hash of the last line that was read. By this hash, read finds the line again after
 	// the driver has dropped the oldest lines of a file that was too long, which changes all offsets.

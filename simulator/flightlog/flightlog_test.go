@@ -17,11 +17,9 @@ type record struct {
 	*Log
 	t    *testing.T
 	path string
-	// last is the highest Seq of the entries that the method next has seen.
 	last int
 }
 
-// newRecord returns a record whose directory does not exist yet.
 func newRecord(t *testing.T) *record {
 	dir := t.TempDir()
 	return &record{Log: &Log{Dirs: []string{filepath.Join(dir, "plugin-*", "flight")}}, t: t,

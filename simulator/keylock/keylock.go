@@ -4,8 +4,7 @@ package keylock
 
 import "sync"
 
-// Map contains a mutex for each key that a goroutine holds or waits for. Its zero value is ready
-// for use.
+// Map has a mutex for each key that a goroutine holds or waits for. Its zero value is empty.
 type Map struct {
 	mu sync.Mutex
 	// mu guards held.

@@ -64,7 +64,6 @@ func Open(ctx context.Context, dir string) (*Host, error) {
 // Key returns the path of the private key that each machine's root accepts.
 func (h *Host) Key() string { return filepath.Join(h.image, "key") }
 
-// bootTime limits how long kvmWorks runs a virtual machine.
 const bootTime = 5 * time.Second
 
 // kvmWorks reports whether KVM runs a program of four bytes. /dev/kvm may exist without working.
@@ -183,7 +182,6 @@ func hold(dir string) (*os.File, error) {
 	return lock, nil
 }
 
-// retry calls the function do until again is false or ctx ends, and returns the last error.
 func retry(ctx context.Context, do func() (again bool, err error)) error {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
@@ -229,7 +227,6 @@ func (h *Host) root(ctx context.Context, dir string) (string, error) {
 	return h.image, os.Rename(root+".new", root)
 }
 
-// writeKeys writes the file of the keys that root accepts: keys, and the key of the image of h.
 func (h *Host) writeKeys(dir string, keys []string) error {
 	own, err := os.ReadFile(h.Key() + ".pub")
 	if err != nil {
@@ -367,7 +364,6 @@ func peer(conn *net.UnixConn) (pidfd int, err error) {
 // keptText is the least number of bytes at the end of the console text that shorten keeps.
 const keptText = 1 << 20
 
-// shorten limits the text of the console, every second, until the machine ends or is released.
 func (m *Machine) shorten(dir string) {
 	every := time.NewTicker(time.Second)
 	defer every.Stop()

@@ -21,9 +21,8 @@ import (
 // Machine is the running virtual machine of an instance. It ends when its guest powers it off, or
 // when its QEMU process is killed.
 type Machine struct {
-	ID  string
-	qmp *monitor
-	// sshPort is the port of 127.0.0.1 that QEMU forwards to the guest's sshd.
+	ID      string
+	qmp     *monitor
 	sshPort int
 
 	// mu lets one call at a time change the disks. It guards ports, which means that the machine has
@@ -65,7 +64,6 @@ func (m *Machine) Release() error {
 // rootSlot is the PCI slot of the machine's root disk, which is not a disk of the rack.
 const rootSlot = 0x9
 
-// slots are the PCI slots of the rack's disks.
 var slots = []int{0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1c, 0x1d}
 
 // ejectTime is how long the guest has to release a disk. Unplug repeats the request after each
@@ -83,7 +81,6 @@ func node(kind, id string) string {
 	return kind[:1] + kind[len(kind)-1:] + id[:min(len(id), 29)]
 }
 
-// block describes the block device of a disk to QEMU. It passes requests on to the device file.
 func (d Disk) block(file string) map[string]any {
 	return map[string]any{"driver": "raw", "node-name": node("disk", d.ID), "read-only": d.ReadOnly,
 		"size": d.SizeBytes, "file": file}
@@ -109,7 +106,7 @@ type pciBus struct {
 	}
 }
 
-// plugged returns the slots with disks, by disk ID.
+// plugged maps the IDs of disks to their slots.
 func (m *Machine) plugged(ctx context.Context) (map[string]int, error) {
 	var buses []pciBus
 	if err := m.qmp.do(ctx, "query-pci", nil, &buses); err != nil {
@@ -265,7 +262,7 @@ func (m *Machine) Keep(ctx context.Context, ids ...string) error {
 	return errors.Join(errs...)
 }
 
-// cut puts a block device that fails every request in place of the file below a guest's disk.
+// cut replaces the file below a guest's disk with a block device that fails every request.
 func (m *Machine) cut(ctx context.Context, d Disk) error {
 	nodes, err := m.nodes(ctx)
 	if err != nil || !nodes[node("file", d.ID)] {
@@ -286,7 +283,6 @@ func (m *Machine) cut(ctx context.Context, d Disk) error {
 	return m.qmp.do(ctx, "blockdev-del", map[string]any{"node-name": node("file", d.ID)}, nil)
 }
 
-// forget removes the block devices of a disk that were left when the disk was unplugged.
 func (m *Machine) forget(ctx context.Context, id string) error {
 	nodes, err := m.nodes(ctx)
 	for _, name := range []string{node("disk", id), node("dead", id), node("file", id)} {
@@ -344,7 +340,6 @@ func (m *Machine) kill() error {
 
 var forwarded = regexp.MustCompile(`HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s+\S+\s+22\s`)
 
-// findPort asks QEMU for the port of 127.0.0.1 that it forwards to the guest's sshd.
 func (m *Machine) findPort(ctx context.Context) error {
 	var text string
 	err := m.qmp.do(ctx, "human-monitor-command",

@@ -20,7 +20,7 @@
 //	qemu.log     QEMU's error output
 //
 // QEMU lacks some things that a rack's machine has: a serial number padded with NULs (QEMU uses
-// spaces), an empty model, CMIC, and a read-only namespace (QEMU only fails the writes).
+// spaces), an empty model, CMIC, and a read-only NVMe namespace (QEMU only fails the writes).
 package machine
 
 import (
@@ -90,7 +90,6 @@ type event struct {
 	Guest          bool
 }
 
-// connect opens a QMP session on a connection.
 func connect(ctx context.Context, conn net.Conn) (*monitor, error) {
 	m := &monitor{conn: conn, ended: make(chan struct{}), waiting: map[int]chan answer{},
 		watches: map[chan event]bool{}}
@@ -102,7 +101,6 @@ func connect(ctx context.Context, conn net.Conn) (*monitor, error) {
 	return m, nil
 }
 
-// read passes QEMU's answers and events on, until the connection ends.
 func (m *monitor) read() {
 	lines := bufio.NewScanner(m.conn)
 	lines.Buffer(nil, 1<<20)
@@ -133,7 +131,6 @@ func (m *monitor) read() {
 	close(m.ended)
 }
 
-// do sends a command to QEMU, waits for the answer, and decodes it into result unless that is nil.
 func (m *monitor) do(ctx context.Context, command string, arguments, result any) error {
 	got := make(chan answer, 1)
 	m.mu.Lock()
@@ -177,7 +174,6 @@ func (m *monitor) do(ctx context.Context, command string, arguments, result any)
 	}
 }
 
-// watch returns a channel with all events until stop is called.
 func (m *monitor) watch() (events <-chan event, stop func()) {
 	w := make(chan event, 64)
 	m.mu.Lock()

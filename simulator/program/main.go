@@ -38,7 +38,6 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// run serves a rack until ctx ends, and then closes it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) == 1 && strings.TrimLeft(args[0], "-") == "version" {
 		_, err := fmt.Fprintln(stdout, cmp.Or(Release, "devel"))
@@ -124,7 +123,6 @@ type seed struct {
 	} `yaml:"disks"`
 }
 
-// size is a number of bytes in a seed file.
 type size int64
 
 // UnmarshalYAML parses a size such as 1073741824, 1GiB or 1 GiB.

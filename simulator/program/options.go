@@ -36,7 +36,6 @@ OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT.
 
 `
 
-// The values of --disks.
 const (
 	diskFiles = "file"
 	diskFUSE  = "fuse"
@@ -45,7 +44,6 @@ const (
 	guestVM = "vm"
 )
 
-// options are the values of the command line.
 type options struct {
 	rack            simulator.Config
 	listen, admin   string
@@ -63,8 +61,7 @@ type options struct {
 	logFormat string
 }
 
-// parse parses the command line. For help it prints the help to stdout, and returns nil options and
-// no error.
+// parse returns nil options and no error after it has printed the help to stdout.
 func parse(args []string, stdout, stderr io.Writer) (*options, error) {
 	o := &options{tlsHosts: []string{"localhost", "127.0.0.1", "::1"}}
 	flags := o.flags()
@@ -151,7 +148,6 @@ func (o *options) flags() *flag.FlagSet {
 	return f
 }
 
-// each returns the function of a repeatable flag: it appends each value to the list.
 func each(list *[]string) func(string) error {
 	return func(s string) error {
 		*list = append(*list, s)
@@ -159,7 +155,6 @@ func each(list *[]string) func(string) error {
 	}
 }
 
-// limits adds the flags for the rack's limits, delays and devices.
 func (o *options) limits(f *flag.FlagSet) {
 	r := &o.rack
 	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse, which can fail "+
@@ -270,7 +265,6 @@ func (o *options) check(rest []string) error {
 	return nil
 }
 
-// fuseProblem returns why this process cannot serve disks over FUSE, or nil if it can.
 func fuseProblem() error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("the user %d is not root", os.Geteuid())
@@ -308,7 +302,6 @@ func (o *options) rehearse(ctx context.Context) error {
 	return errors.Join(rack.Mutate(o.mutation), rack.Close())
 }
 
-// choose sets the options that the command line does not set.
 func (o *options) choose() {
 	o.rack.FlakyDisks = o.disks == diskFUSE
 	if o.guests == guestVM {
@@ -391,8 +384,6 @@ type instance struct {
 	SSH string `json:"ssh,omitempty"`
 }
 
-// reachable returns an address at which this machine reaches the listener, even if the listener
-// listens on all addresses.
 func reachable(listener net.Addr) string {
 	tcp, ok := listener.(*net.TCPAddr)
 	if !ok || !tcp.IP.IsUnspecified() {
@@ -435,7 +426,6 @@ func (o *options) print(a about, w io.Writer) error {
 	return err
 }
 
-// exports returns the addresses of the rack as commands for a shell, with comments.
 func (o *options) exports(a about) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# A simulated rack is ready. It is gone when it ends; --dir DIR keeps it.\n"+

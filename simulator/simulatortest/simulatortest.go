@@ -29,8 +29,7 @@ type Rack struct {
 	// program under test.
 	URL, Token, Project string
 	// Admin reads the rack's state and request log, and changes its switches and faults.
-	Admin adminapi.Client
-	// Server is the simulated rack in this process.
+	Admin  adminapi.Client
 	Server *simulator.Server
 
 	t testing.TB
@@ -39,8 +38,7 @@ type Rack struct {
 // Option changes the configuration of a rack before it starts.
 type Option func(*simulator.Config)
 
-// Start serves a rack until the test ends. It fails the test if the rack cannot be started or
-// closed.
+// Start serves a rack until the test ends. It fails the test if the rack cannot start or close.
 func Start(t testing.TB, options ...Option) *Rack {
 	t.Helper()
 	c := simulator.Config{
@@ -77,8 +75,7 @@ func Start(t testing.TB, options ...Option) *Rack {
 	return r
 }
 
-// Fault adds a fault. The returned function returns how often the fault has fired. Fault fails the
-// test if the fault is invalid.
+// Fault adds a fault. fired returns how often it has fired. An invalid fault fails the test.
 func (r *Rack) Fault(f adminapi.Fault) (fired func() int) {
 	r.t.Helper()
 	id, err := r.Server.Faults.Add(f)

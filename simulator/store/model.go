@@ -108,8 +108,7 @@ type Selector struct{ ID, Name string }
 // InvalidNameOrID is the rack's error for a text that is neither a name nor an ID (A05).
 const InvalidNameOrID = "data did not match any variant of untagged enum NameOrId"
 
-// ParseSelector parses a name or an ID. For any other text it returns the problem in the rack's
-// words.
+// ParseSelector parses a name or an ID. problem is the rack's error for any other text.
 func ParseSelector(s string) (sel Selector, problem string) {
 	if id, err := uuid.Parse(s); err == nil {
 		return Selector{ID: id.String()}, ""
@@ -136,7 +135,6 @@ func DerivedID(words ...string) string {
 	return uuid.NewSHA1(namespace, []byte(strings.Join(words, "/"))).String()
 }
 
-// namespace is the UUID namespace of derived IDs.
 var namespace = uuid.MustParse("e1a6c2d4-5c0b-4d0e-9a7b-6f1d2f6c0de5")
 
 // DeleteInstance removes the record of an instance and detaches its disks.

@@ -64,8 +64,7 @@ func createStore(path string, volatile bool) error {
 		err = db.Close()
 	}
 	if err == nil {
-		// Unlike a rename, a link never replaces a file that another simulator has created in the
-		// meantime.
+		// Unlike a rename, a link never replaces a file that another simulator has created meanwhile.
 		err = os.Link(temp, path)
 	}
 	if errors.Is(err, fs.ErrExist) {
@@ -145,7 +144,6 @@ func (tx *Tx) Try(fn func(*Tx)) (err error) {
 	return nil
 }
 
-// put writes a value as JSON.
 func (tx *Tx) put(bucket []byte, key string, value any) {
 	data, err := json.Marshal(value)
 	if err == nil {
@@ -154,7 +152,6 @@ func (tx *Tx) put(bucket []byte, key string, value any) {
 	tx.Check(err)
 }
 
-// get reads a value that put has written, and reports whether there is one.
 func (tx *Tx) get(bucket []byte, key string, into any) bool {
 	data := tx.Bucket(bucket).Get([]byte(key))
 	if data != nil {
@@ -171,7 +168,6 @@ func (tx *Tx) decode(kind, id string, data []byte, into any) {
 
 func (tx *Tx) drop(bucket []byte, key string) { tx.Check(tx.Bucket(bucket).Delete([]byte(key))) }
 
-// keys returns those keys of a bucket that begin with a prefix, and cuts the prefix off.
 func (tx *Tx) keys(bucket []byte, prefix string) []string {
 	if b := tx.Bucket(bucket); b != nil {
 		return keysOf(b, prefix)
@@ -223,7 +219,6 @@ func (tx *Tx) Leave(ids ...string) {
 // because a file whose ID never had a record is not the rack's.
 func (tx *Tx) Left() []string { return tx.keys(bucketLeft, "") }
 
-// forget deletes IDs that Leave has recorded.
 func (tx *Tx) forget(ids ...string) {
 	if tx.Bucket(bucketLeft) != nil {
 		for _, id := range ids {
@@ -450,7 +445,6 @@ func (tx *Tx) OtherNames(parent, subject string) []string {
 	)
 }
 
-// aliases returns the ID of the object named subject, or the name of the object with that ID.
 func aliases[T Record](tx *Tx, t Table[T], parent, subject string) []string {
 	if id := t.names(tx).Get(key(parent, subject)); id != nil {
 		return []string{string(id)}
@@ -517,8 +511,7 @@ func (tx *Tx) UndoDisk(d Disk) {
 	tx.AddStorage(-d.Size)
 }
 
-// UndoInstance deletes the record of an instance that could not be created, and the records of the
-// disks made for it.
+// UndoInstance deletes the records of an instance whose creation failed, and of its new disks.
 func (tx *Tx) UndoInstance(i Instance, made []string) {
 	tx.DeleteInstance(i)
 	for _, id := range made {

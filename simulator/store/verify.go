@@ -74,7 +74,6 @@ func guarded(path string, open func() error) (err error) {
 type pages struct {
 	f    io.ReaderAt
 	size int64
-	// end is the number of pages.
 	end  uint64
 	seen map[uint64]bool
 }
@@ -86,7 +85,6 @@ const (
 	aBucket = 1
 )
 
-// walk checks a page and all pages below it in the tree.
 func (p *pages) walk(id uint64) error {
 	if id >= p.end {
 		return fmt.Errorf("page %d is behind the last one", id)
