@@ -117,7 +117,6 @@ func at(host string) string {
 	return " at " + host
 }
 
-// answerTime is the time in which a working engine reports its version.
 const answerTime = 20 * time.Second
 
 func (e *Engine) answers(ctx context.Context) bool {
@@ -236,7 +235,6 @@ func Install(ctx context.Context, log io.Writer, packages ...string) error {
 	return nil
 }
 
-// tail returns the last 2000 bytes of a program's output.
 func tail(output []byte) string {
 	const enough = 2000
 	output = bytes.TrimSpace(output)
