@@ -199,8 +199,7 @@ type machine struct {
 	docker        bool
 	dockerProblem error
 	dockerHost    string
-	// programs contains, by name, whether a program exists.
-	programs map[string]bool
+	programs      map[string]bool
 	// memory and disk are free bytes. loop reports whether /dev/loop-control exists.
 	memory, disk int64
 	loop         bool
@@ -277,7 +276,6 @@ func inspect(ctx context.Context, o options) (machine, error) {
 	return m, err
 }
 
-// available returns MemAvailable from the text of /proc/meminfo, in bytes.
 func available(meminfo string) (int64, error) {
 	for line := range strings.Lines(meminfo) {
 		var kib int64
