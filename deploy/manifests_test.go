@@ -103,7 +103,7 @@ func sidecarPatch(t *testing.T, controller string) string {
 }
 
 // components lists the components of deploy/kustomize with the chart's values that have the same
-// effect. Of the components with one option, a kustomization can use only one.
+// effect. Of the components with the same option, a kustomization can use only one.
 var components = []struct {
 	name, option string
 	values       []string

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// extras is the beginning of a JSON object, which everywhere completes.
+// extras is the beginning of a JSON object. The function everywhere completes it.
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
@@ -69,8 +69,8 @@ const (
 	theWhole = "with everything there are these fields (B-34, D-45, D-54, D-63, D-66, E-31)"
 )
 
-// change compares what Helm renders with the arguments from and to. Instead of Helm's arguments,
-// there can be "kustomize DIR..." for plain manifests, or "nothing" for no objects.
+// change compares two renderings of the chart. The fields from and to contain Helm's arguments,
+// "kustomize DIR..." for plain manifests, or "nothing" for no objects.
 type change struct {
 	name     string
 	from, to []string
@@ -175,7 +175,8 @@ func changes(t *testing.T) []change {
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
 		// On a node that shuts down, kubelet can unmount only while the registrar runs. So the container
-		// leave ends first, then the driver's preStop hook, one minute before the grace period ends.
+		// named leave ends first, then the driver's preStop hook, one minute before the grace period
+		// ends.
 		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",

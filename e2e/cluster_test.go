@@ -66,7 +66,6 @@ const claimPeriod = 5 * time.Second
 
 const kubernetesReady = 3 * time.Minute
 
-// newCluster creates the kind cluster. rackDir is the simulated rack's directory on this machine.
 func newCluster(provider *cluster.Provider, set settings, rackDir, kubeconfig string) {
 	for _, id := range instanceIDs {
 		// kind mounts the instance's guest view into the node, so the directory has to exist before.

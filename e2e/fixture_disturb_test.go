@@ -132,7 +132,6 @@ func scale(ctx context.Context, name string, replicas int) {
 		fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{}))
 }
 
-// Present waits until a pod with this name exists and is not being deleted.
 func (p *pod) Present(ctx context.Context) *pod {
 	Eventually(func(g Gomega) {
 		got := read(ctx, g, api.CoreV1().Pods(p.s.ns), p.name)
@@ -183,7 +182,6 @@ func containerID(p corev1.Pod, container string) string {
 	return id
 }
 
-// restarted waits until a container is ready and has been restarted more often than in p.
 func restarted(ctx context.Context, p corev1.Pod, container string) {
 	before := containerStatus(p, container).RestartCount
 	Eventually(func(g Gomega) {
@@ -244,8 +242,8 @@ func patchNode(ctx context.Context, name, patch string) {
 // faults. A reboot of an instance does not restart its container. If two instances are stopped at
 // the same moment, the second may lose its disks shortly before its container ends.
 type hypervisor struct {
-	// holds maps a worker to the ID of the fault that delays its stop, and stops to the number of
-	// times that this fault has fired.
+	// holds maps a worker to the ID of the fault that delays its stop. The map stops contains how
+	// often this fault has fired.
 	holds map[string]string
 	stops map[string]int
 	off   map[string]bool
@@ -253,8 +251,8 @@ type hypervisor struct {
 
 const hypervisorPeriod = 200 * time.Millisecond
 
-// guestsFollow runs a hypervisor until the spec ends. Then it starts all instances and waits until
-// all workers are ready.
+// guestsFollow runs a hypervisor until the spec or the Ginkgo container ends. Then it starts all
+// instances and waits until all workers are ready.
 func guestsFollow(ctx context.Context) {
 	h := &hypervisor{holds: map[string]string{}, stops: map[string]int{}, off: map[string]bool{}}
 	for _, worker := range workers {

@@ -179,7 +179,6 @@ func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string)
 // stopGrace is the grace period of pods in seconds. It is short, because their shell ends at once.
 const stopGrace = int64(5)
 
-// idle is a script that waits until the shell gets SIGTERM.
 const idle = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 
 // Pod describes a pod. The claim with index I is mounted at /data/I, or as a device at /dev/data-I

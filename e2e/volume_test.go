@@ -315,7 +315,6 @@ func servesOneNode(ctx SpecContext) {
 	disk := s.Bound(ctx, shared).Spec.CSI.VolumeHandle
 	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[0]))
 
-	// After the first pods are deleted, the waiting pods start.
 	deletePods(ctx, writer, reader, only)
 	Expect(far.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("shared"))
 	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))

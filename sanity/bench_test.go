@@ -54,7 +54,8 @@ func openBench(b *testing.B) *bench {
 	return bn
 }
 
-// buildShipped builds the programs as a release is built, and makes the harness use them.
+// buildShipped builds the programs like a release, but with symbols, and makes the harness use
+// them.
 func buildShipped(b *testing.B, run *harness.Run) {
 	b.Helper()
 	dir := filepath.Join(run.Dir, "shipped")

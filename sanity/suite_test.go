@@ -108,7 +108,8 @@ func describeCSISanity() {
 
 var theRun *harness.Run
 
-// startRack starts a rack. The rack's cleanup fails if the rack leaves anything behind.
+// startRack stops the rack at the end of the spec or container, and fails if the rack leaves
+// anything behind.
 func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 	GinkgoHelper()
 	rack := got(theRun.StartRack(ctx, options))

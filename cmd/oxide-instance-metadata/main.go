@@ -125,7 +125,6 @@ const (
 	askInterval  = 2 * time.Second
 )
 
-// node reads one Node object from the cluster's API server.
 type node struct {
 	Name     string
 	URL      string

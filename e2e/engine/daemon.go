@@ -309,7 +309,7 @@ func unmount(ctx context.Context, path string) error {
 // The functions below undo both after our dockerd has ended, if no other engine runs.
 
 type network struct {
-	// Rules contains, for each of tables, the lines that iptables prints.
+	// Rules maps an entry of tables to the lines that iptables prints for it.
 	Rules map[string][]string
 	// Forward is the value of net.ipv4.ip_forward.
 	Forward string

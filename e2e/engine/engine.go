@@ -205,7 +205,6 @@ func missing(programs ...string) bool {
 	})
 }
 
-// installDocker installs Docker's engine, and also its client if the engine's package lacks one.
 func installDocker(ctx context.Context, log io.Writer) error {
 	if err := Install(ctx, log, "docker.io"); err != nil {
 		return err

@@ -291,7 +291,7 @@ func (b *Builder) goBuild(ctx context.Context, module, dir, ldflags string,
 	return err
 }
 
-// system describes this machine's Debian or Ubuntu, from whose packages the root file systems are
+// system describes this machine's Debian or Ubuntu, from whose packages the root filesystems are
 // made.
 type system struct {
 	codename string
@@ -409,7 +409,7 @@ type rootfs struct {
 	packages []string
 }
 
-// nodeRootfs is the root file system of the node image. Its first lines are the packages of kind's
+// nodeRootfs is the root filesystem of the node image. Its first lines are the packages of kind's
 // base image.
 var nodeRootfs = rootfs{name: "node", packages: []string{
 	"systemd", "systemd-sysv", "conntrack", "iptables", "nftables", "iproute2", "ethtool",
@@ -423,7 +423,6 @@ var productRootfs = rootfs{name: "product", packages: []string{
 	"e2fsprogs", "xfsprogs", "btrfs-progs", "mount", "util-linux", "openssh-client", "procps",
 }}
 
-// workloadRootfs contains the programs of the images busybox and postgres.
 var workloadRootfs = rootfs{name: "workloads", packages: []string{"busybox-static", "postgresql"}}
 
 // dpkgOptions are options of dpkg. They omit manuals, but keep copyright files, and flush nothing
@@ -480,7 +479,7 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	var said strings.Builder
 	pack := exec.CommandContext(ctx, "mmdebstrap", args...)
 	pack.Stdout, pack.Stderr = write, &said
-	// An interrupted mmdebstrap has to unmount the file systems in its directory.
+	// An interrupted mmdebstrap has to unmount the filesystems in its directory.
 	interruptible(pack)
 	keep := b.Engine.Command(ctx, "import", "-", image+"-partial")
 	keep.Stdin, keep.Stderr = read, &said

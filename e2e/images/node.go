@@ -20,7 +20,7 @@ import (
 type parts struct {
 	// programs maps a module's name to the directory of its programs.
 	programs map[string]string
-	// node and workloads are images with the root file systems of Debian's packages.
+	// node and workloads are images with the root filesystems of Debian's packages.
 	node, workloads string
 }
 
@@ -334,8 +334,8 @@ const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small p
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
 	"other sidecars are compiled from their modules"
 
-// Kubernetes publishes its images under registry, and CSI's sidecars under storage. The offline
-// images get the same names, so nodes find them.
+// Kubernetes publishes its images under registry, and those of CSI's sidecars under storage. The
+// offline images get the same names, so nodes find them.
 const (
 	registry = "registry.k8s.io/"
 	storage  = registry + "sig-storage/"
@@ -387,7 +387,7 @@ func (b *Builder) buildSingle(ctx context.Context, s single, programs string) (e
 }
 
 // collected maps the name of a Dockerfile to the names of its image, whose programs come from a
-// root file system.
+// root filesystem.
 var collected = map[string][]string{
 	"kubernetes": {
 		registry + "kube-apiserver:" + Kubernetes, registry + "kube-controller-manager:" + Kubernetes,
@@ -397,11 +397,11 @@ var collected = map[string][]string{
 	"postgres": {"postgres:17.6"},
 }
 
-// smallBase is the base image of the simulator's image. buildCollected builds it.
+// smallBase is the base image of the simulator's image.
 const smallBase = "oxide-e2e/base:latest"
 
-// buildCollected builds an image from a root file system's programs and the files in more, and
-// gives it all the names in images.
+// buildCollected builds an image from a root filesystem's programs and the files in more, and gives
+// it all the names in images.
 func (b *Builder) buildCollected(ctx context.Context, name string, images []string, rootfs string,
 	more ...string) (err error) {
 	defer harness.Catch(&err)
