@@ -21,7 +21,7 @@ import (
 const systemUID = "9f3f1c52-0d1c-4b1e-8a41-6c7f4d1a2b3c"
 
 // answering starts an API server that has the namespace kube-system and the given objects, by path.
-// It returns arguments with which Helm sends the chart's lookups to this server.
+// It returns Helm arguments that send the chart's lookups to this server.
 func answering(t *testing.T, objects map[string]any) []string {
 	t.Helper()
 	all := map[string]any{}
@@ -67,8 +67,8 @@ const (
 	deploymentPath = "/apis/apps/v1/namespaces/oxide-csi/deployments"
 )
 
-// secretWith returns a Secret in whose data each key has the value "x". For "other KEY" the Secret
-// has KEY with the value "other".
+// secretWith returns a Secret whose keys have the value "x". The argument "other KEY" gives KEY the
+// value "other".
 func secretWith(keys ...string) any {
 	data := map[string]any{"host": "eA==", "token": "eA==", "project": "eA=="}
 	for _, key := range keys {
@@ -182,7 +182,6 @@ func TestAnUpgradeKeepsTheClusterID(t *testing.T) { // A2.1
 	}
 }
 
-// clusterIDOf returns the controller's OXIDE_CLUSTER_ID, or "of the Secret" if it is a reference.
 func clusterIDOf(t *testing.T, all manifests) string {
 	t.Helper()
 	_, driver := controllersPod(t, all)
@@ -273,8 +272,8 @@ func TestInstallationNotesListTheUsersNextSteps(t *testing.T) {
 	}
 }
 
-// The driver reads host, project and certificates only when it starts, but a new token without a
-// restart.
+// The driver reads host, project and certificates only when it starts. It reads a new token without
+// a restart.
 func TestAChangedHostInTheSecretReplacesThePods(t *testing.T) {
 	mark := func(set ...string) map[string]string {
 		pod, _ := controllersPod(t, objects(t, with(append([]string{"secret.create=true",

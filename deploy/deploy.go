@@ -23,7 +23,7 @@ import (
 var Files embed.FS
 
 // Build returns the objects that `kubectl apply -k` applies for a directory of a tree, such as
-// Files. The texts in files, by path, replace files of the tree or are added to it.
+// Files. The argument files maps paths to texts that replace files of the tree or are added to it.
 func Build(tree fs.FS, dir string, files map[string]string) ([]*unstructured.Unstructured, error) {
 	memory := filesys.MakeFsInMemory()
 	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {

@@ -17,13 +17,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// update makes tests write files instead of comparing them; `make manifests` sets it.
 var update = flag.Bool("update", false, "write the rendered manifests instead of comparing them")
 
 const renderedHead = "# Rendered from deploy/chart; change that, and run `make manifests`.\n"
 
-// carried maps a file to the name of its subtest: the file's content, and the requirements that it
-// fulfills. So a failed subtest names the requirements that a change of the file may break.
+// carried maps a file to the name of its subtest, which contains the requirements that the file
+// fulfills.
 var carried = map[string]string{
 	"base/controller.yaml": "the controller " +
 		"(D-8, D-10, D-11, D-41, D-43, D-44, D-46, D-47, D-48, D-49, B-46)",
@@ -85,8 +84,8 @@ func TestTheChartRendersThePlainManifests(t *testing.T) { // D-57
 	}
 }
 
-// sidecarPatch returns a JSON patch that adds the snapshotter's container. It copies the container
-// from the chart's Deployment, where this has to be the last container.
+// sidecarPatch returns a JSON patch that adds the snapshotter's container, which has to be the last
+// container of the chart's Deployment.
 func sidecarPatch(t *testing.T, controller string) string {
 	t.Helper()
 	_, rest, ok := strings.Cut(controller, "        - name: csi-snapshotter\n")
@@ -104,7 +103,7 @@ func sidecarPatch(t *testing.T, controller string) string {
 }
 
 // components lists the components of deploy/kustomize with the chart's values that have the same
-// effect. A kustomization can use only one of the components that share an option.
+// effect. Of the components with the same option, a kustomization can use only one.
 var components = []struct {
 	name, option string
 	values       []string
@@ -220,7 +219,6 @@ claimName: oxide-postgres-data
 	}
 }
 
-// TestNomadJobsHaveTheRequiredSettings decodes the files with hcldec, which refuses unknown fields.
 func TestNomadJobsHaveTheRequiredSettings(t *testing.T) { // D-3
 	for _, c := range []struct {
 		file, spec string

@@ -27,7 +27,6 @@ import (
 // kubernetes is the version for which the plain manifests are rendered and checked.
 const kubernetes = "1.35.4"
 
-// with returns a --set argument of Helm for each value.
 func with(values ...string) []string {
 	var args []string
 	for _, v := range values {
@@ -43,7 +42,6 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// values writes text to a file of Helm values, and returns Helm's arguments for this file.
 func values(t *testing.T, text string) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
@@ -75,7 +73,7 @@ func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 
 var source = regexp.MustCompile(`^# Source: [^/]+/templates/(.+)\n`)
 
-// render returns the rendered text of each template, by the template's file name.
+// render returns the rendered templates by file name.
 func render(t *testing.T, args ...string) map[string]string {
 	t.Helper()
 	text, complaints, err := helm(t, args...)
@@ -109,8 +107,6 @@ func objects(t *testing.T, args ...string) manifests {
 	return all
 }
 
-// build returns the objects that `kubectl apply -k` applies for an embedded directory, with files
-// that are added to it, such as a user's own kustomization.
 func build(t *testing.T, dir string, files map[string]string) manifests {
 	t.Helper()
 	all, err := deploy.Build(deploy.Files, dir, files)
@@ -222,7 +218,6 @@ func readFile(t *testing.T, name string) []byte {
 // driver's go.mod does not need them.
 const toolsModule = "-modfile=../tools/go.mod"
 
-// tool returns the path of a program of tools/go.mod. It builds the program if make has not.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	if made := madeBeside(name); made != "" {
@@ -237,7 +232,6 @@ func tool(t *testing.T, name string) string {
 	return strings.TrimSpace(out)
 }
 
-// program returns the path of one of our programs. It builds the program if make has not.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	if made := madeBeside(name); made != "" {
@@ -280,7 +274,6 @@ const (
 	pluginName     = "oxide-plugin"
 )
 
-// controllersPod returns the controller's pod, and the driver's container in it.
 func controllersPod(t *testing.T, all manifests) (corev1.PodTemplateSpec, corev1.Container) {
 	t.Helper()
 	pod := find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template
@@ -316,7 +309,6 @@ func TestKubeconformRefusesAnUnknownField(t *testing.T) {
 	}
 }
 
-// conforms runs kubeconform on the objects and returns its findings.
 func conforms(t *testing.T, schemas string, all manifests) (complaints string, ok bool) {
 	t.Helper()
 	var stream strings.Builder
@@ -334,7 +326,6 @@ func conforms(t *testing.T, schemas string, all manifests) (complaints string, o
 	return out + complaints, err == nil
 }
 
-// module downloads a module that is not in go.mod, and returns its directory.
 func module(t *testing.T, name string) string {
 	t.Helper()
 	// Go reads no go.sum in an empty directory, so it accepts a module that our go.sum does not list.

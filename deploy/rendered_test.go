@@ -14,11 +14,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// extras begins the JSON of the function everywhere: labels and annotations for all objects.
+// extras is the beginning of a JSON object. The function everywhere completes it.
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside returns JSON with an argument, a variable, a mount and more for each Helm value in names.
+// beside returns JSON that gives each Helm value in names an argument, a variable, a mount and
+// more.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {
@@ -46,7 +47,7 @@ func everywhere(t *testing.T) []string {
 }
 
 // everything returns Helm arguments that switch on every feature of the chart, except its own
-// Secret, and set the values in more.
+// Secret.
 func everything(more ...string) []string {
 	return with(append([]string{"snapshots.enabled=true", "instanceMetadata.enabled=true",
 		"nodeKeeper.enabled=true", "metrics.enabled=true", "metrics.podMonitor=true", "ownCA=true",
@@ -57,10 +58,8 @@ func everything(more ...string) []string {
 		"networkPolicy.apiServer.cidrs={198.51.100.0/24}"}, more...)...)
 }
 
-// kept returns Helm arguments that switch on the node keeper and set the values in more.
 func kept(more ...string) []string { return with(append(more, "nodeKeeper.enabled=true")...) }
 
-// on returns Helm arguments that name a version of Kubernetes and set the values in more.
 func on(version string, more ...string) []string {
 	return append(with(more...), "--kube-version", version)
 }
@@ -70,8 +69,8 @@ const (
 	theWhole = "with everything there are these fields (B-34, D-45, D-54, D-63, D-66, E-31)"
 )
 
-// change compares what Helm renders with the arguments from and to. Instead of Helm's arguments,
-// there can be "kustomize DIR..." for plain manifests, or "nothing" for no objects.
+// change compares two renderings of the chart. The fields from and to contain Helm's arguments,
+// "kustomize DIR..." for plain manifests, or "nothing" for no objects.
 type change struct {
 	name     string
 	from, to []string
@@ -176,7 +175,8 @@ func changes(t *testing.T) []change {
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
 		// On a node that shuts down, kubelet can unmount only while the registrar runs. So the container
-		// leave ends first, then the driver's preStop hook, one minute before the grace period ends.
+		// named leave ends first, then the driver's preStop hook, one minute before the grace period
+		// ends.
 		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",
@@ -221,7 +221,6 @@ func resources(t *testing.T, value string) []string {
 	return values(t, text)
 }
 
-// golden is the file with the fields that each comparison removes and adds.
 const golden = "testdata/rendered.txt"
 
 // accepted returns the sections of the golden file by name.
@@ -311,9 +310,8 @@ const (
 	// These patterns match the path of a pod, or of a container, at the beginning of a line.
 	aPod       = `(\S+\.template\.spec)\.`
 	aContainer = `(\S+\.template\.spec\.(?:initC|c)ontainers\[[^]]+\])\.`
-	// nodes is the path of the node driver's pod, driver the path of its privileged container.
-	nodes  = "DaemonSet/oxide-csi-node.spec.template.spec"
-	driver = nodes + ".containers[oxide-plugin]"
+	nodes      = "DaemonSet/oxide-csi-node.spec.template.spec"
+	driver     = nodes + ".containers[oxide-plugin]"
 )
 
 func TestEachRuleOfARoleHasOneResourceAndNoWildcard(t *testing.T) { // D-54

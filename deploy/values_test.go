@@ -213,8 +213,7 @@ func TestTheChartRefusesAnInvalidColdAttachWindow(t *testing.T) {
 	}
 }
 
-// defaults returns the values in the chart's values.yaml by path. It omits mappings that have keys:
-// their values have paths of their own.
+// defaults returns the leaves of the chart's values.yaml by path.
 func defaults(t *testing.T) map[string]any {
 	t.Helper()
 	var all map[string]any
@@ -322,15 +321,14 @@ secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
 	}
 }
 
-// unchecked lists the values for which the chart accepts any text, with the reason.
 var unchecked = map[string]string{
 	"secret.token":    "only the rack knows its tokens",
 	"secret.project":  "only the rack knows its projects",
 	"secret.caBundle": "the driver reads the certificates",
 }
 
-// TestAWrongValueOfEachSettingIsReported sets wrong values. Helm renders templates only if the
-// schema accepts all values, so a second run has only those values that the schema accepted.
+// Helm renders templates only if the schema accepts all values, so a second run has only those that
+// the schema accepted.
 func TestAWrongValueOfEachSettingIsReported(t *testing.T) {
 	wrong := func(path string, value any) any {
 		switch value.(type) {

@@ -84,14 +84,12 @@ func Pages(root string) ([]Page, error) {
 	return pages, err
 }
 
-// WithCommands reports whether every block of the page needs a class: in docs and in the two README
-// files from which people start.
+// WithCommands reports whether every block of the page needs a class.
 func (p Page) WithCommands() bool {
 	return strings.HasPrefix(p.Path, "docs/") ||
 		slices.Contains([]string{"README.md", "deploy/README.md"}, p.Path)
 }
 
-// at returns PAGE:LINE for an offset in the page.
 func (p Page) at(offset int) string {
 	return fmt.Sprintf("%s:%d", p.Path, 1+strings.Count(string(p.source[:offset]), "\n"))
 }
@@ -124,8 +122,7 @@ const (
 // Block is a block of code in a page.
 type Block struct {
 	// At is PAGE:LINE of the block.
-	At string
-	// Text is the content of the block.
+	At   string
 	Text string
 	// Run is the block's runner, such as Here. If nothing runs the block, Run is empty, and Reason is
 	// the reason.
@@ -220,7 +217,7 @@ func (p Page) Anchors() []string {
 	return anchors
 }
 
-// plain returns the text of a node of the syntax tree, without markup.
+// plain returns the text of a node without markup.
 func (p Page) plain(n ast.Node) string {
 	var words strings.Builder
 	for child := n.FirstChild(); child != nil; child = child.NextSibling() {
@@ -331,7 +328,6 @@ func (s Session) Run(ctx context.Context, blocks []Block) (err error) {
 	return errors.Join(left, s.printed(blocks))
 }
 
-// script returns a bash script that runs all blocks, and writes the output of each to a file.
 func (s Session) script(blocks []Block) string {
 	var script strings.Builder
 	for i, b := range blocks {
@@ -344,7 +340,6 @@ func (s Session) output(block int) string {
 	return filepath.Join(s.Dir, fmt.Sprintf("block-%d.out", block))
 }
 
-// printed checks that each block has printed the text that its class demands.
 func (s Session) printed(blocks []Block) error {
 	var errs []error
 	for i, b := range blocks {
@@ -375,7 +370,6 @@ func (s Session) end(blocks []Block) string {
 
 func lastBytes(data []byte) string { return string(data[max(0, len(data)-4<<10):]) }
 
-// endGroup ends the processes of a process group, and returns an error if any was left.
 func endGroup(group int) error {
 	gone := func() bool { return errors.Is(syscall.Kill(-group, 0), syscall.ESRCH) }
 	if gone() {

@@ -130,7 +130,6 @@ func parameters(t *testing.T) []string {
 	return rows
 }
 
-// adminListener returns the names of routes, fields and phases of the simulator's admin listener.
 func adminListener(t *testing.T) []string {
 	t.Helper()
 	var words []string
@@ -150,7 +149,6 @@ func adminListener(t *testing.T) []string {
 	return words
 }
 
-// tags returns the JSON names of a type's fields.
 func tags(known reflect.Type) []string {
 	var names []string
 	for i := range known.NumField() {
@@ -164,7 +162,6 @@ func tags(known reflect.Type) []string {
 
 var update = flag.Bool("update", false, "write the generated parts of the pages")
 
-// generated matches a table that `go test ./docs -run Tables -update` writes.
 var generated = regexp.MustCompile("<!-- written by go test ./docs -run Tables -update -->\n" +
 	"((?:\\|.*\n)*)<!-- end of the table -->\n")
 

@@ -69,7 +69,6 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 	}
 }
 
-// link creates links in the directory path, which is on the commands' PATH, to the programs.
 func link(t *testing.T, run *harness.Run, path string) {
 	t.Helper()
 	must(t, os.MkdirAll(path, 0o755))
@@ -193,7 +192,7 @@ func TestCommandsPrintTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 				must(t, exec.CommandContext(t.Context(), "install", "-m", "755",
 					try(run.Binary(t.Context(), program))(t), filepath.Join(bin, "true-"+program)).Run())
 			}
-			// The program go would compile for minutes, so this script copies the programs instead.
+			// The command go would compile for minutes. A script in its place copies the programs.
 			script := func(name, text string) {
 				text = strings.ReplaceAll("#!/bin/bash\n"+text+"\n", "SIMULATOR",
 					filepath.Join(bin, "true-oxide-simulator"))

@@ -44,7 +44,6 @@ var (
 	namedByID = regexp.MustCompile(`^func Test([A-Z])(\d+)[A-Z]\w`)
 )
 
-// filesByID maps the ID of a requirement to files.
 type filesByID map[string][]string
 
 func (f filesByID) add(file string, ids ...string) {
@@ -90,7 +89,7 @@ func citations(t *testing.T) (cited, tested filesByID) {
 	return cited, tested
 }
 
-// withTests writes the names of the test files into the rows of a page.
+// withTests returns the page with the names of the test files in its rows.
 func withTests(page string, tested filesByID) string {
 	return requirementRow.ReplaceAllStringFunc(page, func(line string) string {
 		row := requirementRow.FindStringSubmatch(line)
@@ -104,7 +103,6 @@ func withTests(page string, tested filesByID) string {
 	})
 }
 
-// faultsOfRows returns the errors in the rows of all pages.
 func faultsOfRows(rows [][]string, cited filesByID, csiSanity string) (faults []string) {
 	cells, sections := map[string]string{}, map[string]bool{}
 	section := func(id string) string { return strings.Split(id, "-")[0] }
@@ -276,7 +274,6 @@ var (
 		`Error)$`)
 )
 
-// TestProvenPageListsEveryFunctionThatChangesState compares docs/proven.md with the source.
 func TestProvenPageListsEveryFunctionThatChangesState(t *testing.T) {
 	page := try(os.ReadFile("proven.md"))(t)
 	tests := testNames(t)
@@ -375,7 +372,6 @@ func placeOf(d ast.Decl) (name string) {
 	return name
 }
 
-// isOpening reports whether a node names a function that openings matches and looks does not match.
 func isOpening(n ast.Node, info types.Info) bool {
 	id, ok := n.(*ast.Ident)
 	if !ok {
@@ -414,7 +410,6 @@ func isChange(n ast.Node, _ types.Info) bool {
 	return is
 }
 
-// testNames returns the names of all tests in the directories of the tools.
 func testNames(t *testing.T) []string {
 	t.Helper()
 	grep := exec.CommandContext(t.Context(), "grep", "-rhoE", `^func Test\w+`, "--include=*_test.go",

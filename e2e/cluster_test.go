@@ -66,7 +66,6 @@ const claimPeriod = 5 * time.Second
 
 const kubernetesReady = 3 * time.Minute
 
-// newCluster creates the kind cluster. rackDir is the simulated rack's directory on this machine.
 func newCluster(provider *cluster.Provider, set settings, rackDir, kubeconfig string) {
 	for _, id := range instanceIDs {
 		// kind mounts the instance's guest view into the node, so the directory has to exist before.
@@ -165,7 +164,6 @@ func findNodes(provider *cluster.Provider) map[string]node {
 	return found
 }
 
-// run runs a shell script in the node and returns its standard output.
 func (n node) run(ctx context.Context, script string) (string, error) {
 	var out, complaints bytes.Buffer
 	err := n.CommandContext(ctx, "sh", "-c", script).SetStdout(&out).SetStderr(&complaints).Run()
@@ -183,10 +181,10 @@ while [ $n -lt 256 ]; do
 	n=$((n+1))
 done`
 
-// prepare creates the device nodes in loopNodes. It has to run after each start of the node.
+// prepare has to run after each start of the node.
 func (n node) prepare(ctx context.Context) { must(n.run(ctx, loopNodes)) }
 
-// load loads images from a file into the node, because no registry has these images.
+// load loads images that no registry has.
 func (n node) load(archive string) (err error) {
 	file, err := os.Open(archive)
 	if err != nil {
@@ -241,7 +239,6 @@ func applyAll(ctx context.Context, objects []*unstructured.Unstructured) {
 	}
 }
 
-// removeAll deletes objects in reverse order and waits until they are gone.
 func removeAll(ctx context.Context, objects []*unstructured.Unstructured) {
 	for _, object := range slices.Backward(objects) {
 		api.remove(ctx, object)
@@ -260,7 +257,6 @@ func removeAll(ctx context.Context, objects []*unstructured.Unstructured) {
 	}
 }
 
-// rollOut applies objects and then waits until their pods serve.
 func rollOut(ctx context.Context, objects []*unstructured.Unstructured) {
 	applyAll(ctx, objects)
 	rolledOut(ctx, objects)
@@ -277,20 +273,17 @@ func rolledOut(ctx context.Context, objects []*unstructured.Unstructured) {
 	registered(ctx)
 }
 
-// ready waits until a Deployment or a DaemonSet has all of its pods.
 func ready(ctx context.Context, kind, namespace, name string) {
 	kubectl(ctx, fmt.Sprintf("rollout status %s/%s --namespace=%s --timeout=%s", kind, name, namespace,
 		rolloutTimeout))
 }
 
-// kubectlCommand begins a command line on the control plane, for the cluster's administrator.
 const kubectlCommand = "kubectl --kubeconfig=/etc/kubernetes/admin.conf "
 
 func kubectl(ctx context.Context, arguments string) {
 	must(machines[controlPlane].run(ctx, kubectlCommand+arguments))
 }
 
-// registered waits until the kubelets of both workers have registered the driver.
 func registered(ctx context.Context) {
 	for _, worker := range workers {
 		Eventually(func() (string, error) {
@@ -318,7 +311,6 @@ func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) 
 	return err
 }
 
-// fieldManager is the name under which the API server records the suite's changes.
 const fieldManager = "oxide-csi-e2e"
 
 type kube struct {
@@ -356,7 +348,6 @@ func (k *kube) resource(gvk schema.GroupVersionKind, namespace string) (
 	return k.dynamic.Resource(mapping.Resource), nil
 }
 
-// apply creates or updates an object, like `kubectl apply --server-side`.
 func (k *kube) apply(ctx context.Context, object *unstructured.Unstructured) {
 	client := must(k.resource(object.GroupVersionKind(), object.GetNamespace()))
 	_, err := client.Apply(ctx, object.GetName(), object,
@@ -364,7 +355,6 @@ func (k *kube) apply(ctx context.Context, object *unstructured.Unstructured) {
 	Expect(err).NotTo(HaveOccurred(), "apply %s %s", object.GetKind(), object.GetName())
 }
 
-// remove deletes an object. It succeeds if the object or its kind does not exist.
 func (k *kube) remove(ctx context.Context, object *unstructured.Unstructured) {
 	client, err := k.resource(object.GroupVersionKind(), object.GetNamespace())
 	if meta.IsNoMatchError(err) {
@@ -397,8 +387,6 @@ func (k *kube) exec(ctx context.Context, namespace, pod, container string, comma
 	return out.String(), nil
 }
 
-// list returns the objects of a kind in all namespaces, and no object if the cluster does not have
-// the kind.
 func (k *kube) list(ctx context.Context, gvk schema.GroupVersionKind) (
 	[]unstructured.Unstructured, error) {
 	client, err := k.resource(gvk, metav1.NamespaceAll)

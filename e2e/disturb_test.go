@@ -22,7 +22,6 @@ import (
 // to delete the node's pods.
 const nodeLostTimeout = 3 * time.Minute
 
-// onlyOn cordons all workers except the given one, until the spec ends.
 func onlyOn(ctx context.Context, worker string) {
 	DeferCleanup(func(ctx SpecContext) {
 		for _, worker := range workers {
@@ -34,7 +33,6 @@ func onlyOn(ctx context.Context, worker string) {
 	}
 }
 
-// spreadControllers makes the controller's two pods run on different workers.
 func spreadControllers(ctx context.Context) {
 	serving(ctx)
 	all := installedPods(ctx, ofController, "")
@@ -128,8 +126,7 @@ var _ = Describe("a running pod", func() {
 // provisionerLease is the Lease of the provisioner, which calls only the driver in its own pod.
 const provisionerLease = "csi-oxide-computer"
 
-// leader waits until a pod that matches the selector, in the driver's namespace, holds the Lease
-// with this name. It returns the pod.
+// leader waits until a pod that matches the selector holds the Lease with this name.
 func leader(ctx context.Context, name, selector string) corev1.Pod {
 	var leads corev1.Pod
 	Eventually(func(g Gomega) {
@@ -151,7 +148,6 @@ func leader(ctx context.Context, name, selector string) corev1.Pod {
 // running instance: the code, the reason, and the advice.
 var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
 
-// detachErrors returns the errors in the VolumeAttachments whose detach fails.
 func detachErrors(ctx context.Context) (string, error) {
 	return machines[controlPlane].run(ctx, kubectlCommand+
 		"get volumeattachments --output=jsonpath='{.items[*].status.detachError.message}'")

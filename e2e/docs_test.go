@@ -100,13 +100,12 @@ func followOnColdRack(ctx context.Context, path string) {
 	reader.follow(ctx, path)
 }
 
-// installPage has commands that make and install a release, keeperPage those for the node keeper.
 const (
 	installPage = "docs/howto/install.md"
 	keeperPage  = "docs/howto/node-keeper.md"
 )
 
-// releasedVersion and releasedChart are the version and the chart of the release that a page makes.
+// The page installPage makes a release with this version and chart.
 const (
 	releasedVersion = "0.1.0-rc.1"
 	releasedChart   = "dist/oxide-csi-driver-" + releasedVersion + ".tgz"
@@ -123,8 +122,7 @@ git -C "$1" checkout --quiet --detach "${commit:-$(git rev-parse HEAD)}"`, "sh",
 	return dir
 }
 
-// serveRegistry starts a registry without TLS on this machine, allows the nodes to use it, and
-// returns its address.
+// serveRegistry starts a registry without TLS on this machine, and allows the nodes to use it.
 func serveRegistry(ctx context.Context) string {
 	gateway := must(machines[controlPlane].run(ctx, "ip -4 route show default | cut -d ' ' -f 3"))
 	listener := must(new(net.ListenConfig).Listen(ctx, "tcp", strings.TrimSpace(gateway)+":0"))
@@ -155,7 +153,6 @@ func decisions() int {
 	return strings.Count(table, "\n|") - head
 }
 
-// expectRelease checks that the driver's pods run the release's images.
 func expectRelease(ctx context.Context) {
 	ours := "app in (" + controllerName + "," + nodeName + "," + keeperName + ")"
 	pods := installedPods(ctx, ours, "")
@@ -184,7 +181,7 @@ func expectNames(ctx context.Context, dist string) {
 // because charts of older releases lack values for that.
 var guestPatches = []string{"node-paths.yaml", "node-workers.yaml"}
 
-// helmForGuests replaces helm: it runs Helm, and applies guestPatches to the rendered chart.
+// helmForGuests is a script in place of helm. It applies guestPatches to the rendered chart.
 const helmForGuests = `#!/bin/sh
 case $1 in
 install | upgrade) exec '%[1]s' "$@" --post-renderer patch-guests ;;
@@ -234,7 +231,6 @@ func newReader(ctx context.Context, variables ...string) reader {
 		"KUBECONFIG="+filepath.Join(dir, "kubeconfig"), "OXIDE_TOKEN_FILE="+token)}
 }
 
-// tool builds a program of tools/go.mod, and returns its path.
 func tool(ctx context.Context, name string) string {
 	path, err := exec.CommandContext(ctx, "go", "tool", "-modfile=../tools/go.mod", "-n",
 		name).Output()
@@ -242,7 +238,6 @@ func tool(ctx context.Context, name string) string {
 	return strings.TrimSpace(string(path))
 }
 
-// follow runs the blocks of a page with the runner Cluster, and returns their number.
 func (r reader) follow(ctx context.Context, path string) int {
 	blocks := must(must(docs.Read("..", path)).Blocks())
 	blocks = docs.RunBy(docs.Cluster, blocks)
@@ -282,7 +277,6 @@ func newDoctor(ctx context.Context) doctor {
 		"KUBECONFIG="+filepath.Join(config.Work, "kubeconfig"))}
 }
 
-// copyFrom runs a script in a node, and writes its output to an executable file.
 func copyFrom(ctx context.Context, node, script, path string) {
 	file := must(os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755))
 	Expect(machines[node].CommandContext(ctx, "sh", "-c", script).SetStdout(file).Run()).To(Succeed())
@@ -295,7 +289,6 @@ func (d doctor) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// firstFinding returns link, reason and text of the first finding, or empty strings.
 func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 	for _, c := range d.Chains {
 		if c.Finding.Link != "" {
@@ -305,7 +298,7 @@ func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 	return "", "", ""
 }
 
-// ask runs doctor with a question, such as "pvc NAMESPACE/NAME", and returns its diagnosis.
+// ask runs doctor with a question, such as "pvc NAMESPACE/NAME".
 func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagnosis, err error) {
 	// The exit status of doctor is not zero if it has findings.
 	out, failed := d.command(ctx, append([]string{"doctor", "--output=json"}, question...)...).Output()
@@ -327,13 +320,11 @@ func (d doctor) finds(ctx context.Context, link, reason string, question ...stri
 	}).WithContext(ctx).Should(Succeed(), "the doctor asked about %v", question)
 }
 
-// findsNothing checks that doctor has no finding.
 func (d doctor) findsNothing(ctx context.Context, question ...string) {
 	link, reason, wrong := firstFinding(must(d.ask(ctx, question)))
 	Expect(link).To(BeEmpty(), "the doctor asked about %v finds %s: %s", question, reason, wrong)
 }
 
-// path returns NAMESPACE/NAME of an object in the spec's namespace.
 func (f *fixture) path(name string) string { return f.ns + "/" + name }
 
 var _ = Describe("the examples", func() {

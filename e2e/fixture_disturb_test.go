@@ -44,7 +44,6 @@ const beating = `
 	done
 ) &`
 
-// Beating creates a pod that runs the script beating, and waits until the pod has written a number.
 func (f *fixture) Beating(ctx context.Context, node string, claims ...string) *pod {
 	p := f.Pod(ctx, Pod{Claims: claims, Node: node, Script: beating}).Running(ctx)
 	p.Beats(ctx)
@@ -68,13 +67,11 @@ func (p *pod) Beats(ctx context.Context) int {
 	return now
 }
 
-// Fill writes 16 MiB of random bytes to the pod's first volume, and returns their checksum.
 func (p *pod) Fill(ctx context.Context) string {
 	p.Sh(ctx, "dd if=/dev/urandom of=/data/0/random bs=1M count=16 conv=fsync 2>/dev/null")
 	return p.Sum(ctx)
 }
 
-// Sum reads the file that Fill has written from the volume, and returns its checksum.
 func (p *pod) Sum(ctx context.Context) string {
 	return p.Sh(ctx, "sha256sum < /data/0/random")
 }
@@ -102,8 +99,8 @@ func (p *pod) beat(ctx context.Context) int {
 	return n
 }
 
-// Keepers creates a StatefulSet whose pods run the script beating, each with a volume of the given
-// class. It waits until all pods write.
+// Keepers creates a StatefulSet whose pods run the script beating, and waits until all of them
+// write.
 func (f *fixture) Keepers(ctx context.Context, class, name string, replicas int32) []*pod {
 	template := f.podObject(ctx, &Pod{Script: beating}).Spec
 	template.Containers[0].VolumeMounts = []corev1.VolumeMount{
@@ -135,7 +132,6 @@ func scale(ctx context.Context, name string, replicas int) {
 		fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{}))
 }
 
-// Present waits until a pod with this name exists and is not being deleted.
 func (p *pod) Present(ctx context.Context) *pod {
 	Eventually(func(g Gomega) {
 		got := read(ctx, g, api.CoreV1().Pods(p.s.ns), p.name)
@@ -144,8 +140,7 @@ func (p *pod) Present(ctx context.Context) *pod {
 	return p
 }
 
-// installedPods returns the pods in the driver's namespace that match a selector, are not being
-// deleted and run on the given node, or on any node if node is "".
+// installedPods omits pods that are being deleted. If node is "", it returns those of all nodes.
 func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 	options := metav1.ListOptions{LabelSelector: selector}
 	if node != "" {
@@ -157,14 +152,12 @@ func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 	})
 }
 
-// installedPod returns the only pod that installedPods finds. If it finds more or none, it fails.
 func installedPod(ctx context.Context, selector, node string) corev1.Pod {
 	all := installedPods(ctx, selector, node)
 	Expect(all).To(HaveLen(1), "pods with %s on %q", selector, node)
 	return all[0]
 }
 
-// driverRestarts returns a line for each container of the driver: its restarts and its readiness.
 func driverRestarts(ctx context.Context) []string {
 	var lives []string
 	for _, p := range installedPods(ctx, "app in ("+controllerName+","+nodeName+")", "") {
@@ -189,7 +182,6 @@ func containerID(p corev1.Pod, container string) string {
 	return id
 }
 
-// restarted waits until a container is ready and has been restarted more often than in p.
 func restarted(ctx context.Context, p corev1.Pod, container string) {
 	before := containerStatus(p, container).RestartCount
 	Eventually(func(g Gomega) {
@@ -210,7 +202,6 @@ func containerStatus(p corev1.Pod, container string) corev1.ContainerStatus {
 	return corev1.ContainerStatus{}
 }
 
-// removePod deletes a pod of the driver's namespace, and waits until it does not exist any more.
 func removePod(ctx context.Context, p corev1.Pod, options metav1.DeleteOptions) {
 	all := api.CoreV1().Pods(p.Namespace)
 	Expect(all.Delete(ctx, p.Name, options)).To(Succeed())
@@ -220,10 +211,8 @@ func removePod(ctx context.Context, p corev1.Pod, options metav1.DeleteOptions) 
 	}).WithContext(ctx).Should(BeTrue(), "pod %s should be gone", p.Name)
 }
 
-// serving waits until the driver and the rack serve again.
 func serving(ctx context.Context) { rolledOut(ctx, installed) }
 
-// mountsOf returns the lines of /proc/mounts in a worker that belong to volumes of CSI drivers.
 func mountsOf(ctx context.Context, worker string) []string {
 	out := must(machines[worker].run(ctx, "grep kubernetes.io.csi /proc/mounts || true"))
 	lines := strings.Split(strings.TrimSpace(out), "\n")
@@ -231,7 +220,6 @@ func mountsOf(ctx context.Context, worker string) []string {
 	return lines
 }
 
-// docker runs a command of the container engine that runs the cluster's nodes.
 func docker(ctx context.Context, arguments ...string) {
 	out, err := exec.CommandContext(ctx, "docker", arguments...).CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), "docker %v: %s", arguments, out)
@@ -254,18 +242,17 @@ func patchNode(ctx context.Context, name, patch string) {
 // faults. A reboot of an instance does not restart its container. If two instances are stopped at
 // the same moment, the second may lose its disks shortly before its container ends.
 type hypervisor struct {
-	// holds contains, by worker, the ID of the fault that delays a stop. stops contains how often this
-	// fault has fired.
+	// holds maps a worker to the ID of the fault that delays its stop. The map stops contains how
+	// often this fault has fired.
 	holds map[string]string
 	stops map[string]int
 	off   map[string]bool
 }
 
-// hypervisorPeriod is the time between two calls of follow.
 const hypervisorPeriod = 200 * time.Millisecond
 
-// guestsFollow runs a hypervisor until the spec ends. Then it starts all instances and waits until
-// all workers are ready.
+// guestsFollow runs a hypervisor until the spec or the Ginkgo container ends. Then it starts all
+// instances and waits until all workers are ready.
 func guestsFollow(ctx context.Context) {
 	h := &hypervisor{holds: map[string]string{}, stops: map[string]int{}, off: map[string]bool{}}
 	for _, worker := range workers {
@@ -371,7 +358,6 @@ func servesSinceBoot(ctx context.Context, worker string) {
 		"%s should be ready again", worker)
 }
 
-// RunningSinceBoot waits until the pod's containers are ready and were started after its node.
 func (p *pod) RunningSinceBoot(ctx context.Context) *pod {
 	boot := bootTime(ctx, p.Node(ctx))
 	Eventually(func(g Gomega) { runsSince(g, *p.get(ctx), boot) }).WithContext(ctx).

@@ -78,7 +78,6 @@ type Claim struct {
 	Clone   string // the claim to clone, in the same namespace
 }
 
-// Claim creates a PersistentVolumeClaim and returns its name.
 func (f *fixture) Claim(ctx context.Context, c Claim) string {
 	must(api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, c.object(),
 		metav1.CreateOptions{}))
@@ -125,7 +124,6 @@ func (c *Claim) object() *corev1.PersistentVolumeClaim {
 
 func gib(n int) resource.Quantity { return *resource.NewQuantity(int64(n)<<30, resource.BinarySI) }
 
-// Bound waits until a claim is bound and returns its PersistentVolume.
 func (f *fixture) Bound(ctx context.Context, claim string) *corev1.PersistentVolume {
 	var volume string
 	Eventually(func(g Gomega) {
@@ -136,13 +134,11 @@ func (f *fixture) Bound(ctx context.Context, claim string) *corev1.PersistentVol
 	return must(api.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{}))
 }
 
-// Unbound checks that a claim is pending.
 func (f *fixture) Unbound(ctx context.Context, claim string) {
 	c := must(api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{}))
 	Expect(c.Status.Phase).To(Equal(corev1.ClaimPending))
 }
 
-// DeleteClaim deletes a claim and waits until it is gone.
 func (f *fixture) DeleteClaim(ctx context.Context, claim string) {
 	all := api.CoreV1().PersistentVolumeClaims(f.ns)
 	Expect(all.Delete(ctx, claim, metav1.DeleteOptions{})).To(Succeed())
@@ -152,13 +148,12 @@ func (f *fixture) DeleteClaim(ctx context.Context, claim string) {
 	})
 }
 
-// gone waits until get returns NotFound.
 func gone(ctx context.Context, what string, get func() error) {
 	Eventually(get).WithContext(ctx).Should(Satisfy(apierrors.IsNotFound), "%s should be gone", what)
 }
 
 // Event waits for an event about an object in the spec's namespace, whose message contains all
-// texts, and returns this message. kind is, for example, "Pod" or "PersistentVolumeClaim".
+// texts, and returns this message.
 func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string) string {
 	var message string
 	Eventually(func() []string {
@@ -184,7 +179,6 @@ func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string)
 // stopGrace is the grace period of pods in seconds. It is short, because their shell ends at once.
 const stopGrace = int64(5)
 
-// idle is a script that waits until the shell gets SIGTERM.
 const idle = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 
 // Pod describes a pod. The claim with index I is mounted at /data/I, or as a device at /dev/data-I
@@ -198,8 +192,7 @@ type Pod struct {
 	ReadOnly      bool
 	// Script runs before the pod idles. If it fails, the pod fails.
 	Script string
-	// Edit can change the pod before the fixture creates it.
-	Edit func(*corev1.Pod)
+	Edit   func(*corev1.Pod)
 }
 
 type pod struct {
@@ -207,7 +200,7 @@ type pod struct {
 	name string
 }
 
-// Pod creates a pod that uses the claims. It does not wait until the pod runs.
+// Pod does not wait until the pod runs.
 func (f *fixture) Pod(ctx context.Context, p Pod) *pod {
 	must(api.CoreV1().Pods(f.ns).Create(ctx, f.podObject(ctx, &p), metav1.CreateOptions{}))
 	return &pod{s: f, name: p.Name}
@@ -260,7 +253,6 @@ func (f *fixture) addVolume(ctx context.Context, spec *corev1.PodSpec, i int, cl
 		corev1.VolumeMount{Name: name, MountPath: fmt.Sprintf("/data/%d", i)})
 }
 
-// Running waits until the pod's container runs.
 func (p *pod) Running(ctx context.Context) *pod {
 	Eventually(func(g Gomega) {
 		got := p.get(ctx)
@@ -273,7 +265,6 @@ func (p *pod) Running(ctx context.Context) *pod {
 	return p
 }
 
-// Pending waits for an event with the texts about the pod, and checks that the pod is pending.
 func (p *pod) Pending(ctx context.Context, texts ...string) string {
 	message := p.s.Event(ctx, "Pod", p.name, texts...)
 	Expect(p.get(ctx).Status.Phase).To(Equal(corev1.PodPending))
@@ -288,23 +279,19 @@ func (p *pod) Node(ctx context.Context) string {
 	return p.get(ctx).Spec.NodeName
 }
 
-// Sh runs a script in the pod and returns its output without surrounding white space.
 func (p *pod) Sh(ctx context.Context, script string) string {
 	return must(p.Try(ctx, script))
 }
 
-// Try does the same as Sh, but returns the script's error instead of failing the spec.
 func (p *pod) Try(ctx context.Context, script string) (string, error) {
 	out, err := api.exec(ctx, p.s.ns, p.name, "main", "sh", "-ec", script)
 	return strings.TrimSpace(out), err
 }
 
-// Delete deletes the pod and waits until it does not exist any more.
 func (p *pod) Delete(ctx context.Context) {
 	deletePods(ctx, p)
 }
 
-// deletePods deletes all pods at once, and then waits until none exists any more.
 func deletePods(ctx context.Context, all ...*pod) {
 	for _, p := range all {
 		Expect(api.CoreV1().Pods(p.s.ns).Delete(ctx, p.name, metav1.DeleteOptions{})).To(Succeed())
@@ -334,7 +321,6 @@ type Class struct {
 
 const fsTypeKey = "csi.storage.k8s.io/fstype"
 
-// Class creates a StorageClass and returns its name. The class is deleted when the spec ends.
 func (f *fixture) Class(ctx context.Context, c Class) string {
 	class := &storagev1.StorageClass{
 		ObjectMeta:   metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", f.ns, serial.Add(1))},
@@ -399,7 +385,7 @@ type snapshot struct {
 	content, handle string
 }
 
-// Snapshot creates a VolumeSnapshot of a claim. Ready waits until the snapshot exists on the rack.
+// Snapshot does not wait. Ready waits until the snapshot exists on the rack.
 func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 	made := &snapshot{name: fmt.Sprintf("snapshot-%d", serial.Add(1))}
 	made.object = &unstructured.Unstructured{Object: map[string]any{
@@ -414,7 +400,6 @@ func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 	return made
 }
 
-// Ready waits until the snapshot can be restored, and reads its content and handle.
 func (n *snapshot) Ready(ctx context.Context) *snapshot {
 	all := must(api.resource(snapshotKind, n.object.GetNamespace()))
 	Eventually(func(g Gomega) {
@@ -442,8 +427,6 @@ func (n *snapshot) Delete(ctx context.Context) {
 	})
 }
 
-// applyExample applies a file of deploy/examples in the spec's namespace. If edit is not nil, it
-// changes each object first.
 func (f *fixture) applyExample(ctx context.Context, name string,
 	edit func(*unstructured.Unstructured)) {
 	for _, object := range must(deploy.Parse(must(deploy.Files.ReadFile("examples/" + name)))) {
@@ -455,7 +438,6 @@ func (f *fixture) applyExample(ctx context.Context, name string,
 	}
 }
 
-// Filesystem returns the type and the size in bytes of the filesystem at a mount point in the pod.
 func (p *pod) Filesystem(ctx context.Context, path string) (kind string, sizeBytes int64) {
 	out := p.Sh(ctx, fmt.Sprintf(
 		`awk '$2 == "%[1]s" {print $3}' /proc/mounts; stat -f -c '%%b %%S' %[1]s`, path))
@@ -479,8 +461,6 @@ const (
 	rackToken     = "oxide-token-e2e"
 )
 
-// rackClients calls the simulated rack from outside the cluster: its Oxide API and its admin
-// listener.
 type rackClients struct {
 	harness.Administrator
 	Admin adminapi.Client
@@ -501,7 +481,7 @@ func newRackClients(n node) *rackClients {
 	return &rackClients{harness.Administrator{Client: client}, admin}
 }
 
-// attachedTo returns the worker to whose instance the disk is attached, or "".
+// attachedTo returns the worker to whose instance the disk is attached, or "" for a detached disk.
 func (r *rackClients) attachedTo(ctx context.Context, diskID string) (string, error) {
 	state, err := r.Admin.State(ctx)
 	if err != nil {
@@ -521,14 +501,12 @@ func (r *rackClients) attachedTo(ctx context.Context, diskID string) (string, er
 	return "", nil
 }
 
-// diskByHand creates a blank disk without Kubernetes, and deletes it when the spec ends.
 func (f *fixture) diskByHand(ctx context.Context, name string, giB int) string {
 	disk := must(theRack.CreateDisk(ctx, rackProject, name, int64(giB)<<30))
 	f.diskRemovedLater(disk.Id)
 	return disk.Id
 }
 
-// diskRemovedLater detaches and deletes a disk when the spec ends.
 func (f *fixture) diskRemovedLater(id string) {
 	f.atEnd(func(ctx context.Context) {
 		worker := must(theRack.attachedTo(ctx, id))
@@ -566,7 +544,6 @@ func detachByHand(ctx context.Context, disk, worker string) {
 	Expect(theRack.DetachDisk(ctx, disk, instanceIDs[worker])).To(Succeed())
 }
 
-// switchRack sets a switch of the simulator, and sets it to the value back when the spec ends.
 func switchRack(ctx context.Context, name string, to, back any) {
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(theRack.Admin.Switch(ctx, map[string]any{name: back})).To(Succeed())
@@ -574,7 +551,6 @@ func switchRack(ctx context.Context, name string, to, back any) {
 	Expect(theRack.Admin.Switch(ctx, map[string]any{name: to})).To(Succeed())
 }
 
-// fault adds a fault to the rack and returns its ID. It removes the fault when the spec ends.
 func fault(ctx context.Context, rule adminapi.Fault) (id string) {
 	DeferCleanup(func(ctx SpecContext) {
 		if slices.ContainsFunc(must(theRack.Admin.Faults(ctx)),
@@ -586,8 +562,6 @@ func fault(ctx context.Context, rule adminapi.Fault) (id string) {
 	return id
 }
 
-// withoutHotplug makes the rack refuse an attach or detach at a running instance, until the spec
-// ends.
 func withoutHotplug(ctx context.Context) { switchRack(ctx, "hotplug", "none", "full") }
 
 // requestsOf returns the requests of one operation in the rack's log, after entry number since.
@@ -596,7 +570,6 @@ func requestsOf(ctx context.Context, operation string, since int) []adminapi.Req
 	return slices.DeleteFunc(all, func(r adminapi.Request) bool { return r.Operation != operation })
 }
 
-// lastRequest returns the number of the newest entry in the rack's request log.
 func lastRequest(ctx context.Context) int {
 	all := must(theRack.Admin.Requests(ctx, 0))
 	if len(all) == 0 {
@@ -605,14 +578,12 @@ func lastRequest(ctx context.Context) int {
 	return all[len(all)-1].Seq
 }
 
-// newDisks returns the IDs of the disks that the rack did not have in an earlier state.
 func newDisks(ctx context.Context, before adminapi.State) []string {
 	return slices.DeleteFunc(theRack.diskIDs(ctx), func(id string) bool {
 		return slices.ContainsFunc(before.Disks, func(d adminapi.Disk) bool { return d.ID == id })
 	})
 }
 
-// OneDiskEach checks that the rack has one new disk for each claim, and no other new disk.
 func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
 	handles := make([]string, len(claims))
 	for i, claim := range claims {

@@ -154,7 +154,6 @@ func moveVolume(ctx context.Context, volume, node string) {
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 }
 
-// fences stops the instance of the node on which the leading keeper runs.
 func fences(ctx SpecContext) {
 	off := leader(ctx, keeperLease, ofKeeper).Spec.NodeName
 	onlyOn(ctx, off)
@@ -184,7 +183,6 @@ func fences(ctx SpecContext) {
 	s.Beating(ctx, off, s.Claim(ctx, Claim{}))
 }
 
-// keepsTheDriver deletes a node's driver and the node's pods with volumes at the same moment.
 func keepsTheDriver(ctx SpecContext) {
 	stays, goes := workers[0], workers[1]
 	onlyOn(ctx, goes)
@@ -228,9 +226,8 @@ func keepsTheDriver(ctx SpecContext) {
 	serving(ctx)
 }
 
-// deleted waits until a watch reports the deletion of an expected object, and returns the resource
-// version of this deletion. One etcd stores all kinds, so versions of different kinds are
-// comparable.
+// deleted returns the resource version of the first deletion of an expected object. One etcd stores
+// all kinds, so versions of different kinds are comparable.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
 	limit := time.After(nodeLostTimeout)
 	for {
@@ -263,13 +260,11 @@ func freesNewNodes(ctx SpecContext) {
 	serving(ctx)
 }
 
-// taintStartup sets the startup taint on a node, as if it had just joined the cluster.
 func taintStartup(ctx context.Context, worker string) {
 	patchNode(ctx, worker, fmt.Sprintf(`{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`,
 		startupTaint))
 }
 
-// freed waits until a node does not have the startup taint any more.
 func freed(ctx context.Context, worker string) {
 	Eventually(func(g Gomega) {
 		n := read(ctx, g, api.CoreV1().Nodes(), worker)
@@ -354,7 +349,6 @@ func removeRecords(ctx context.Context) {
 		To(Or(Succeed(), Satisfy(apierrors.IsNotFound)))
 }
 
-// among reports whether an object is in a list, by its kind, namespace and name.
 func among(all []*unstructured.Unstructured, one *unstructured.Unstructured) bool {
 	return slices.ContainsFunc(all, func(o *unstructured.Unstructured) bool {
 		return o.GetKind() == one.GetKind() && o.GetName() == one.GetName() &&
@@ -398,7 +392,6 @@ func stopsSince(ctx context.Context, since int) map[string]int {
 	return stops
 }
 
-// inStep waits until a worker's operation is in one of the given steps, and returns the worker.
 func inStep(ctx context.Context, steps ...string) string {
 	var found string
 	Eventually(func(g Gomega) {
@@ -423,7 +416,6 @@ type keeperRecord struct {
 	Fenced    string
 }
 
-// recorded returns the keeper's record of a node, or an empty one if the ConfigMap has none.
 func recorded(ctx context.Context, name string) (keeperRecord, error) {
 	m, err := api.CoreV1().ConfigMaps(driverNamespace).Get(ctx, keeperLease, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -447,7 +439,6 @@ func (p *pod) lostBeats(ctx context.Context) int {
 	return max(0, before[len(before)-1]-(now[0]-1))
 }
 
-// logged returns the numbers in the log of the pod's current container, or of the previous one.
 func (p *pod) logged(ctx context.Context, previous bool) []int {
 	text := must(api.CoreV1().Pods(p.s.ns).GetLogs(p.name, &corev1.PodLogOptions{
 		Container: "main", Previous: previous}).DoRaw(ctx))

@@ -84,7 +84,6 @@ find /var/lib/kubelet/plugins_registry /var/lib/kubelet/plugins/kubernetes.io -n
 grep -e kubernetes.io.csi -e csi.oxide /proc/mounts
 true`
 
-// withoutSnapshots returns the suite's installation for a cluster without the snapshot CRDs.
 func withoutSnapshots() []*unstructured.Unstructured {
 	text := must(deploy.Files.ReadFile(overlay + "/kustomization.yaml"))
 	return kustomized(deploy.Files, overlay, strings.NewReplacer("  - ../snapshots\n", "  - ../base\n",
@@ -109,14 +108,12 @@ func removeLeases(ctx context.Context, namespace, part string) {
 	}
 }
 
-// withoutRack returns the objects except the simulated rack and its namespace.
 func withoutRack(objects []*unstructured.Unstructured) []*unstructured.Unstructured {
 	return slices.DeleteFunc(slices.Clone(objects), func(o *unstructured.Unstructured) bool {
 		return o.GetKind() == "Namespace" || o.GetName() == simulatorName
 	})
 }
 
-// unregistered waits until no pod of the driver exists and no kubelet has the driver registered.
 func unregistered(ctx context.Context) {
 	Eventually(func(g Gomega) {
 		list, err := api.CoreV1().Pods(driverNamespace).List(ctx,
@@ -130,7 +127,6 @@ func unregistered(ctx context.Context) {
 	}).WithContext(ctx).Should(Succeed(), "nothing of the driver should be left in the cluster")
 }
 
-// noVolumes waits until the cluster has no PersistentVolume, VolumeAttachment or snapshot content.
 func noVolumes(ctx context.Context) {
 	for _, kind := range clusterKinds {
 		Eventually(func() (int, error) {
@@ -140,7 +136,6 @@ func noVolumes(ctx context.Context) {
 	}
 }
 
-// defined creates CRDs and waits until the API server serves their kinds.
 func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
 	applyAll(ctx, definitions)
 	kubectl(ctx, "wait crd --all --for=condition=Established --timeout="+rolloutTimeout.String())
@@ -175,7 +170,6 @@ var _ = Describe("an upgrade or downgrade", func() {
 		"release's volumes (D-57, B-10)", upgrades, NodeTimeout(8*time.Minute))
 })
 
-// upgrades installs the previous release, upgrades it and downgrades it again, while pods write.
 func upgrades(ctx SpecContext) {
 	if config.Previous == "" {
 		Skip("this tree has no history, and so no release before it")
@@ -212,7 +206,6 @@ func upgrades(ctx SpecContext) {
 		config.PreviousName, up.Seconds(), back.Seconds())
 }
 
-// writeReleases writes the plain manifests of both releases, without the rack.
 func writeReleases(dir string) {
 	older := kustomized(os.DirFS(filepath.Join(config.Previous, "deploy")), "kustomize/older", `
 resources: [../e2e]
@@ -253,14 +246,13 @@ func csiDriver(ctx context.Context) types.UID {
 	return must(api.StorageV1().CSIDrivers().Get(ctx, driverName, metav1.GetOptions{})).UID
 }
 
-// has reports whether a ConfigMap exists in the driver's namespace.
 func has(ctx context.Context, name string) bool {
 	return len(must(api.CoreV1().ConfigMaps(driverNamespace).List(ctx,
 		metav1.ListOptions{FieldSelector: "metadata.name=" + name})).Items) > 0
 }
 
-// users are two pods with filesystems, on different workers, that write while the driver's release
-// changes. The first pod also has a raw block volume.
+// users contains two pods with filesystems, on different workers, that write while the driver's
+// release changes. The first pod also has a raw block volume.
 type users struct {
 	claims [2][]string
 	pods   [2]*pod
@@ -272,7 +264,6 @@ type users struct {
 
 const rawDevice = "/dev/data-1"
 
-// begin creates the claims and the pods, and writes the data that check compares.
 func (u *users) begin(ctx context.Context) {
 	u.claims = [2][]string{
 		{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{Block: true})}, {s.Claim(ctx, Claim{})}}
@@ -283,8 +274,6 @@ func (u *users) begin(ctx context.Context) {
 	u.raw = u.pods[0].Sh(ctx, writeNoise(rawDevice))
 }
 
-// start creates the two pods, the first on the worker with the index u.on, and a third pod with a
-// new volume.
 func (u *users) start(ctx context.Context) {
 	for i := range u.pods {
 		u.pods[i] = s.Pod(ctx, Pod{Claims: u.claims[i], Node: workers[(u.on+i)%len(workers)],
@@ -354,8 +343,6 @@ func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-c
 	return done
 }
 
-// check checks that both pods still write and that their data is unchanged, and returns the numbers
-// of their last writes.
 func (u *users) check(ctx context.Context) (last [2]int) {
 	for i, p := range u.pods {
 		last[i] = p.Beats(ctx)

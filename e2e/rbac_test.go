@@ -37,7 +37,6 @@ func (r right) String() string {
 		r.resource, r.group)
 }
 
-// refusal matches the API server's error for a request without the right.
 func (r right) refusal() *regexp.Regexp {
 	return regexp.MustCompile(fmt.Sprintf("cannot (%s) resource %q in API group %q",
 		strings.Join(r.verbs, "|"), r.resource, r.group))
@@ -70,8 +69,8 @@ type proof struct {
 	settle func(context.Context)
 }
 
-// live calls life until ctx ends, and returns its first failure. It does not wait until the
-// fixture's namespace is deleted.
+// live calls life once, and returns its first failure. It does not wait until the fixture's
+// namespace is deleted.
 func (p proof) live(ctx context.Context) error {
 	return InterceptGomegaFailure(func() {
 		f := newFixture(ctx)
@@ -165,7 +164,6 @@ func apart(verbs []string) [][]string {
 	return all
 }
 
-// findInstalled returns a copy of an object of the suite's installation, as it was applied.
 func findInstalled(kind, name string) *unstructured.Unstructured {
 	i := slices.IndexFunc(installed, func(o *unstructured.Unstructured) bool {
 		return o.GetKind() == kind && o.GetName() == name
@@ -181,7 +179,6 @@ func roleOf(o *unstructured.Unstructured) *rbacv1.ClusterRole {
 	return role
 }
 
-// reduced returns the role without the right.
 func (r right) reduced() *unstructured.Unstructured {
 	o := findInstalled(r.kind, r.role)
 	role := roleOf(o)
@@ -249,7 +246,6 @@ func refused(ctx context.Context, r right) error {
 	return fmt.Errorf("%w: no request was refused for the right %s", errNotYet, r)
 }
 
-// restartControllers deletes the pods and leases of the controller and the snapshot controller.
 func restartControllers(ctx context.Context) {
 	now := int64(0)
 	options := metav1.DeleteOptions{GracePeriodSeconds: &now}
@@ -276,8 +272,6 @@ var _ = Describe("every right of the node keeper", Label("long"), func() {
 	}, NodeTimeout(90*time.Minute))
 })
 
-// rolesOfKeeper returns the roles of the node keeper and of its container leave in the drivers'
-// pods.
 func rolesOfKeeper() []*unstructured.Unstructured {
 	var roles []*unstructured.Unstructured
 	for _, o := range installed {
@@ -288,7 +282,6 @@ func rolesOfKeeper() []*unstructured.Unstructured {
 	return roles
 }
 
-// restartKeepers kills the keepers' pods, and deletes their Lease and their records.
 func restartKeepers(ctx context.Context) {
 	now := int64(0)
 	Expect(api.CoreV1().Pods(driverNamespace).DeleteCollection(ctx,

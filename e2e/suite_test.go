@@ -59,13 +59,11 @@ func TestEndToEnd(t *testing.T) { // E-2
 	RunSpecs(t, "the driver on a Kubernetes cluster", suite, reporter)
 }
 
-// must returns the value of a call, and fails the spec if the call returned an error.
 func must[T any](value T, err error) T {
 	Expect(err).NotTo(HaveOccurred())
 	return value
 }
 
-// read gets the object with this name through a client of the API, and fails g on an error.
 func read[T any](ctx context.Context, g Gomega, all interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 }, name string) T {
@@ -97,7 +95,6 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	By("installing the driver", func() { install(ctx) })
 }, NodeTimeout(15*time.Minute))
 
-// create creates the cluster. When the suite ends, it removes the cluster, except with Keep.
 func create(ctx context.Context, kubeconfig string) {
 	rackDir := filepath.Join(config.Work, "rack")
 	// A killed run may have left a cluster of this name.
@@ -128,7 +125,6 @@ func create(ctx context.Context, kubeconfig string) {
 	})
 }
 
-// install installs the driver and the simulated rack, and waits until both serve.
 func install(ctx context.Context) {
 	installed = kustomized(deploy.Files, overlay, "")
 	rollOut(ctx, installed)
@@ -168,12 +164,10 @@ type settings struct {
 // repeats a refused detach or delete after pauses that grow.
 const settleTimeout = 2 * time.Minute
 
-// evidenceTimeout is the time in which collectEvidence has to end.
 const evidenceTimeout = 2 * time.Minute
 
-// nodeInventory is a shell script. It prints a line for each mounted volume, each of kubelet's
-// directories for a volume, each disk in the guest view, and each of the driver's records. It omits
-// the flight recorder's files, which outlive volumes.
+// nodeInventory is a shell script that prints what volumes have on a node. It omits the flight
+// recorder's files, which outlive volumes.
 const nodeInventory = `
 awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' \
 	/proc/mounts
@@ -196,9 +190,6 @@ var clusterKinds = []schema.GroupVersionKind{
 	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"},
 }
 
-// takeInventory counts the rack's disks, snapshots and attachments; this machine's loop devices;
-// the mounts, directories, devices and records on every worker; the cluster's volumes; and the
-// taints and cordons of its nodes.
 func takeInventory(ctx context.Context) (found harness.Ledger, err error) {
 	defer harness.Catch(&err)
 	found = harness.Ledger{}
@@ -264,7 +255,6 @@ func addWorkers(ctx context.Context, found harness.Ledger) error {
 	return nil
 }
 
-// sameInventory waits until the inventory is the same as at the start of the spec.
 func sameInventory(ctx context.Context, start harness.Ledger) error {
 	err := poll(ctx, settleTimeout, func(ctx context.Context) error {
 		now, err := takeInventory(ctx)
@@ -285,12 +275,11 @@ func sameInventory(ctx context.Context, start harness.Ledger) error {
 	return nil
 }
 
-// evidenceKinds lists the kinds of objects that collectEvidence saves.
 const evidenceKinds = "pods events nodes persistentvolumes persistentvolumeclaims " +
 	"volumeattachments csinodes volumesnapshots volumesnapshotcontents"
 
-// nodeEvidence contains scripts that run on every node, by the name of the file for their output.
-// They replace kind's export of logs, which continues after an interrupt.
+// nodeEvidence maps the name of a file to the script whose output it contains. The scripts run on
+// every node. They replace kind's export of logs, which continues after an interrupt.
 var nodeEvidence = map[string]string{
 	"mounts.txt":  "cat /proc/mounts; losetup --list --output-all",
 	"guest.txt":   "ls -lR /oxide 2>/dev/null | head -200; ls -lR /run/csi.oxide.computer 2>/dev/null",
@@ -301,9 +290,8 @@ var nodeEvidence = map[string]string{
 
 var notInFileNames = regexp.MustCompile(`[^A-Za-z0-9-]+`)
 
-// collectEvidence saves objects, the rack's state and logs after a failure, and prints the
-// directory. A file also contains the error if its content is incomplete. After an interrupt
-// collectEvidence does nothing, so that the run ends soon.
+// collectEvidence saves objects, logs and the rack's state after a failure. After an interrupt it
+// does nothing, so that the run ends soon.
 func collectEvidence(ctx context.Context, suffix string) {
 	spec := CurrentSpecReport()
 	if config.Evidence == "" || spec.State == ginkgo.SpecStateInterrupted {

@@ -32,7 +32,6 @@ dd if=/tmp/noise of=` + device + ` bs=1048576 seek=1020 conv=fsync 2>/dev/null
 sha256sum </tmp/noise`
 }
 
-// readNoise returns a script that reads the range that writeNoise writes, and prints its checksum.
 func readNoise(device string) string {
 	return `dd if=` + device + ` bs=1048576 skip=1020 count=4 2>/dev/null | sha256sum`
 }
@@ -253,7 +252,6 @@ func belongToGroup(ctx SpecContext) {
 	Expect(theRack.hasDisk(ctx, kept)).To(BeTrue())
 }
 
-// ephemeral returns a volume whose claim Kubernetes creates and deletes with the pod.
 func ephemeral(name string) corev1.Volume {
 	claim := Claim{}
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
@@ -317,7 +315,6 @@ func servesOneNode(ctx SpecContext) {
 	disk := s.Bound(ctx, shared).Spec.CSI.VolumeHandle
 	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[0]))
 
-	// After the first pods are deleted, the waiting pods start.
 	deletePods(ctx, writer, reader, only)
 	Expect(far.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("shared"))
 	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))
@@ -388,7 +385,6 @@ func limitsVolumes(ctx SpecContext) {
 	Expect(allocatable(ctx, worker)).To(Equal(mostDisks))
 }
 
-// fillByHand attaches n disks that belong to no volume of the cluster to the worker's instance.
 func fillByHand(ctx context.Context, worker string, n int) []string {
 	disks := []string{}
 	for i := range n {
@@ -399,7 +395,6 @@ func fillByHand(ctx context.Context, worker string, n int) []string {
 	return disks
 }
 
-// allocatable returns how many of the driver's volumes the scheduler may place on a worker.
 func allocatable(ctx context.Context, worker string) int {
 	if d := must(driverOn(ctx, worker)); d.Allocatable != nil && d.Allocatable.Count != nil {
 		return int(*d.Allocatable.Count)
@@ -407,12 +402,10 @@ func allocatable(ctx context.Context, worker string) int {
 	return 0
 }
 
-// instanceOf returns the node ID of the driver on a worker, which is its instance's ID.
 func instanceOf(ctx context.Context, worker string) string {
 	return must(driverOn(ctx, worker)).NodeID
 }
 
-// driverOn returns the driver's entry in the worker's CSINode, or the zero value.
 func driverOn(ctx context.Context, worker string) (storagev1.CSINodeDriver, error) {
 	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
 	if err != nil {

@@ -28,7 +28,6 @@ import (
 // Lists are measured alternately with and without the driver, so that other load on the machine
 // affects both.
 
-// bench is a running rack and driver, whose programs are built as a release is.
 type bench struct {
 	run    *harness.Run
 	rack   *harness.Rack
@@ -55,7 +54,8 @@ func openBench(b *testing.B) *bench {
 	return bn
 }
 
-// buildShipped builds the programs as a release is built, and makes the harness use them.
+// buildShipped builds the programs like a release, but with symbols, and makes the harness use
+// them.
 func buildShipped(b *testing.B, run *harness.Run) {
 	b.Helper()
 	dir := filepath.Join(run.Dir, "shipped")
@@ -87,8 +87,6 @@ func timed(b *testing.B, do func(context.Context) error) time.Duration {
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// BenchmarkProcess measures the driver's processes: their start-up time and idle memory, and the
-// size of the program files.
 func BenchmarkProcess(b *testing.B) {
 	bn := openBench(b)
 	for _, mode := range []string{harness.ModeController, harness.ModeNode, harness.ModeAll} {
@@ -117,8 +115,6 @@ func BenchmarkProcess(b *testing.B) {
 	}
 }
 
-// BenchmarkListVolumes lists 100, 1,000 and 10,000 volumes, through the driver and with Oxide's
-// client alone, and measures the driver's memory afterwards.
 func BenchmarkListVolumes(b *testing.B) {
 	bn := openBench(b)
 	for have, size := range []int{100, 1000, 10000} {

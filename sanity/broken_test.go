@@ -40,12 +40,10 @@ type brokenRack struct {
 
 type brokenFixture struct {
 	*fixture
-	broken brokenRack
-	// refused counts the calls that the driver refused with the expected reason.
+	broken  brokenRack
 	refused int
 }
 
-// breaks activates the mutation until its caller calls mend or the spec ends.
 func (r *brokenFixture) breaks(ctx context.Context) (mend func()) {
 	GinkgoHelper()
 	Expect(r.rack.Admin.Mutate(ctx, r.broken.mutation)).To(Succeed())
@@ -100,11 +98,11 @@ func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 	}
 }
 
-// patient sets the late limit to 2 s: for that time the effect of an unanswered request is unknown.
-// A call takes less, even on a busy machine.
-var patient = harness.PluginOptions{Env: map[string]string{"OXIDE_LATE_LIMIT": "2s"}}
+// longLateLimit is longer than a call takes, even on a busy machine. Until the limit has passed,
+// the driver returns EffectUnknown for a change that the rack has not answered.
+var longLateLimit = harness.PluginOptions{Env: map[string]string{"OXIDE_LATE_LIMIT": "2s"}}
 
-var _ = describeController("on a broken rack the driver", patient, func(f *fixture) {
+var _ = describeController("on a broken rack the driver", longLateLimit, func(f *fixture) {
 	all := slices.Concat(brokenWire, brokenDisks, brokenSnapshots, brokenAttachments)
 	r := &brokenFixture{fixture: f}
 	for _, broken := range all {
@@ -230,7 +228,6 @@ func provokeEarlyRestore(ctx SpecContext, r *brokenFixture) {
 	r.snapshotDeletedLater(taken.GetSnapshot().GetSnapshotId())
 }
 
-// provokeNoAttach publishes a volume, whose disk must stay detached.
 func provokeNoAttach(ctx SpecContext, r *brokenFixture) {
 	volume := r.volume(ctx)
 	r.refuses(ctx, func() error { return r.publish(ctx, volume, "a") })
@@ -246,7 +243,6 @@ func (r *brokenFixture) inUse(ctx context.Context) *placement {
 	return p
 }
 
-// works fails the spec unless the instance a can read the volume's data and write to the volume.
 func (r *brokenFixture) works(ctx context.Context, p *placement) {
 	GinkgoHelper()
 	r.remains(ctx, p.Volume, "attached to "+p.Instance.ID)

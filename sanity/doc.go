@@ -1,6 +1,7 @@
 // Package sanity is the conformance suite of the driver. It runs csi-sanity and our own specs
 // against the driver and a rack on real block devices. Driver and rack are processes, reached over
-// sockets and HTTP; the package imports neither of them.
+// sockets and HTTP. The package imports no code of the driver, and only the admin listener's types
+// of the simulator.
 //
 // # What runs
 //

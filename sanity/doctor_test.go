@@ -25,8 +25,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// driverCommand returns a command that runs the driver with only env and the machine's PATH in its
-// environment.
 func driverCommand(ctx context.Context, env map[string]string, args ...string) *exec.Cmd {
 	GinkgoHelper()
 	path := got(theRun.Binary(ctx, "oxide-csi-plugin"))
@@ -45,7 +43,6 @@ type doctored struct {
 	status int
 }
 
-// inspected runs "oxide-csi-plugin inspect" on the node and returns the path of its report.
 func (n *node) inspected(ctx context.Context, volume *csi.Volume) (path string) {
 	GinkgoHelper()
 	cmd := driverCommand(ctx, map[string]string{
@@ -67,7 +64,7 @@ func fileWith(name string, text []byte) (path string) {
 type object = map[string]any
 
 // kubernetesOf writes a file with the objects that kubectl would print if a pod on the node used
-// the filesystem of the volume, and returns the path of the file.
+// the filesystem of the volume.
 func kubernetesOf(p *placement) (path string) {
 	GinkgoHelper()
 	const name, driver = "pv-1", "csi.oxide.computer"

@@ -32,14 +32,12 @@ const callTimeout = time.Minute
 // fixture is a rack and the driver's controller, which the specs of a container share. Each spec
 // uses names of its own and removes what it created, which mustBalance checks.
 type fixture struct {
-	rack *harness.Rack
-	// plugin is the controller's process, and ctl its client.
+	rack   *harness.Rack
 	plugin *harness.Plugin
 	ctl    csi.ControllerClient
 }
 
-// describeController registers a container whose specs share a fixture. A failed spec does not
-// stop the others.
+// describeController registers a container whose specs share a fixture.
 func describeController(text string, options harness.PluginOptions, specs func(f *fixture)) bool {
 	return Describe(text, Offset(1), Ordered, ContinueOnFailure, Label("controller"), func() {
 		f := &fixture{}
@@ -58,15 +56,14 @@ func (f *fixture) open(ctx context.Context, rack harness.RackOptions,
 	mustBalance(ctx, f.rack, f.plugin)
 }
 
-// controller starts another controller for the fixture's rack and stops it when the spec ends. It
-// waits until the controller is ready, because a starting controller sends requests on its own.
+// controller starts another controller for the fixture's rack. It waits until this controller is
+// ready, because a starting controller sends requests on its own.
 func (f *fixture) controller(ctx context.Context, options harness.PluginOptions) *harness.Plugin {
 	GinkgoHelper()
 	options.Mode = harness.ModeController
 	return f.ready(ctx, options)
 }
 
-// ready starts a driver, waits until it is ready, and stops it at the end of the spec or container.
 func (f *fixture) ready(ctx context.Context, options harness.PluginOptions) *harness.Plugin {
 	GinkgoHelper()
 	p := startPlugin(ctx, f.rack, options)
@@ -74,7 +71,6 @@ func (f *fixture) ready(ctx context.Context, options harness.PluginOptions) *har
 	return p
 }
 
-// freshNumber counts the names that fresh has returned, so that all names of a run differ.
 var freshNumber atomic.Int64
 
 func fresh(prefix string) string {
@@ -88,8 +84,7 @@ func (f *fixture) created(ctx context.Context, req *csi.CreateVolumeRequest) *cs
 	return resp.GetVolume()
 }
 
-// volume creates a volume of 1 GiB with these capabilities (by default a mounted filesystem), and
-// deletes it when the spec ends.
+// volume creates a volume of 1 GiB, by default for a mounted filesystem.
 func (f *fixture) volume(ctx context.Context, uses ...*csi.VolumeCapability) *csi.Volume {
 	GinkgoHelper()
 	return f.created(ctx, harness.CreateRequest(fresh("volume"), uses...))
@@ -197,7 +192,6 @@ func expectOK[Req, Resp any](
 
 func errOf[T any](_ T, err error) error { return err }
 
-// got returns result, and fails the spec if err is not nil.
 func got[T any](result T, err error) T {
 	GinkgoHelper()
 	Expect(err).NotTo(HaveOccurred())
@@ -215,14 +209,12 @@ func expectRefusal(err error, code codes.Code) {
 	Expect(status.Code(err)).To(Equal(code), "the driver answered: %v", err)
 }
 
-// expectReason fails the spec unless err has the code and its message begins with the reason.
 func expectReason(err error, code codes.Code, reason string) {
 	GinkgoHelper()
 	expectRefusal(err, code)
 	Expect(harness.ReasonOf(status.Convert(err))).To(Equal(reason), "%v", err)
 }
 
-// eventually calls the function ask until it succeeds, and fails the spec after 20 seconds.
 func eventually(ctx context.Context, ask func() error) {
 	GinkgoHelper()
 	Expect(harness.Await(ctx, 20*time.Second, ask)).To(Succeed())

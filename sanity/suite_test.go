@@ -68,8 +68,8 @@ func TestSanity(t *testing.T) {
 	}
 }
 
-// describeCSISanity registers csi-sanity's suite once for each combination. Each combination has a
-// rack of its own, because csi-sanity uses the same volume names in all of them.
+// describeCSISanity gives each combination a rack of its own, because csi-sanity uses the same
+// volume names in all of them.
 func describeCSISanity() {
 	for _, c := range csisuite.Combinations() {
 		Describe("csi-sanity over "+c.String(), Ordered, ContinueOnFailure, c.Labels(), func() {
@@ -108,8 +108,8 @@ func describeCSISanity() {
 
 var theRun *harness.Run
 
-// startRack starts a simulated rack. At the end of the current spec or container it stops the rack,
-// and fails if the rack leaves anything behind.
+// startRack stops the rack at the end of the spec or container, and fails if the rack leaves
+// anything behind.
 func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 	GinkgoHelper()
 	rack := got(theRun.StartRack(ctx, options))
@@ -120,7 +120,6 @@ func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 	return rack
 }
 
-// startPlugin starts the driver, and stops it at the end of the current spec or container.
 func startPlugin(ctx context.Context, rack *harness.Rack, options harness.PluginOptions,
 ) *harness.Plugin {
 	GinkgoHelper()
@@ -205,7 +204,6 @@ func parts() []part {
 
 const runsSpecs = "OXIDE_SANITY_PART"
 
-// specsCommand returns a command that runs specs with this binary in a mount namespace of its own.
 func specsCommand(ctx context.Context, t *testing.T, run *harness.Run, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), runsSpecs+"=1")
@@ -228,7 +226,6 @@ func specsCommand(ctx context.Context, t *testing.T, run *harness.Run, args []st
 	return cmd
 }
 
-// runParts runs the whole suite: it starts this binary once for each part, up to four at a time.
 func runParts(t *testing.T, run *harness.Run) {
 	start := time.Now()
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)

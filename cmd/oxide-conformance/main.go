@@ -47,7 +47,6 @@ func run(args []string) int {
 	return p.Main(ctx)
 }
 
-// programs contains the programs that this executable runs if its first argument names one.
 var programs = map[string]func(context.Context, []string) int{
 	"oxide-csi-plugin": func(ctx context.Context, args []string) int {
 		return driver.Main(ctx, args, os.Getenv, os.Stdout, os.Stderr)
@@ -99,7 +98,7 @@ func interruptible() (context.Context, io.Writer) {
 	}}
 }
 
-// heard is a writer that calls the function closed if nobody reads the output any more.
+// heard calls the function closed if nobody reads the output any more.
 type heard struct {
 	io.Writer
 	closed func()

@@ -26,13 +26,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// nodeNameKey is the environment variable that the pod's manifest sets to spec.nodeName.
 const nodeNameKey = "K8S_NODE_NAME"
 
 // Release is set in release builds: -ldflags "-X main.Release=v1.2.3".
 var Release = ""
 
-// nodeName matches the name of a node.
 var nodeName = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
 
 func main() {
@@ -45,7 +43,6 @@ func main() {
 	}
 }
 
-// run runs the program. configure returns the configuration of a client for the API server.
 func run(ctx context.Context, args []string, getenv func(string) string,
 	configure func() (*rest.Config, error), stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("oxide-instance-metadata", flag.ContinueOnError)
@@ -101,8 +98,8 @@ func run(ctx context.Context, args []string, getenv func(string) string,
 	return err
 }
 
-// write creates the file atomically. The value is in single quotes, because the kubelet, which
-// reads the file for a fileKeyRef, accepts no other form.
+// write creates the file atomically. The value is in single quotes: the kubelet accepts no other
+// form in the file of a fileKeyRef.
 func write(path, id string) error {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
@@ -123,13 +120,11 @@ func write(path, id string) error {
 // providerPrefix precedes the instance's UUID in provider IDs of Oxide's cloud controller manager.
 const providerPrefix = "oxide://"
 
-// The timeout of one request to the API server, and the pause between two requests.
 const (
 	askTimeLimit = 10 * time.Second
 	askInterval  = 2 * time.Second
 )
 
-// node reads one Node object from the cluster's API server.
 type node struct {
 	Name     string
 	URL      string
@@ -223,7 +218,6 @@ func (n *node) providerID(ctx context.Context) (id, later string, err error) {
 	return found.Spec.ProviderID, later, err
 }
 
-// refusal describes a response without a Node: as later if a retry may succeed, otherwise as err.
 func (n *node) refusal(code int, message string) (later string, err error) {
 	switch code {
 	case http.StatusNotFound:
@@ -246,7 +240,6 @@ func (n *node) refusal(code int, message string) (later string, err error) {
 	return "", errors.New(text)
 }
 
-// instanceOf returns the instance's UUID from spec.providerID, in canonical form.
 func instanceOf(name, providerID string) (string, error) {
 	text, ours := strings.CutPrefix(providerID, providerPrefix)
 	if !ours {

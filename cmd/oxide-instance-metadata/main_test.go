@@ -26,8 +26,8 @@ const (
 	testToken = "a-service-account's-token"
 )
 
-// apiServer starts a Kubernetes API with the node testNode, and returns its client configuration.
-// If a request for the node has the token testToken, the handler answer writes the response.
+// apiServer starts a Kubernetes API with the node testNode. If a request for the node has the token
+// testToken, answer writes the response.
 func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -53,7 +53,6 @@ func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	}
 }
 
-// refuse answers with an object of kind Status, as an API server does.
 func refuse(w http.ResponseWriter, code int, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
@@ -61,7 +60,6 @@ func refuse(w http.ResponseWriter, code int, message string) {
 		message)
 }
 
-// nodeWith answers with a Node that has this spec.providerID and some other fields.
 func nodeWith(providerID string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprintf(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":%q,"labels":{
@@ -70,7 +68,7 @@ func nodeWith(providerID string) http.HandlerFunc {
 	}
 }
 
-// patience is a log that ends the command when the command writes its first line.
+// patience is a log whose first line cancels the command's context.
 type patience struct {
 	bytes.Buffer
 	end context.CancelFunc
@@ -81,8 +79,8 @@ func (p *patience) Write(b []byte) (int, error) {
 	return p.Buffer.Write(b)
 }
 
-// tell runs the command like a pod, until the command ends or begins to wait. It returns the
-// content of the written file ("" if there is none), the log and the error.
+// tell runs the command until it ends or begins to wait. It returns the content of the written file
+// ("" if there is none), the log and the error.
 func tell(t *testing.T, config *rest.Config, name string, args ...string) (string, string, error) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "config.env")

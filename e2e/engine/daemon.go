@@ -162,7 +162,6 @@ func (e *Engine) tidy(ctx context.Context) error {
 // the same directory, has at most the 107 bytes that the kernel allows.
 const socketPathMax = 107 - len("exec/containerd/containerd.sock.ttrpc") + len("docker.sock")
 
-// stop ends the dockerd that the pid file names, if it runs, and waits until it has ended.
 func (e *Engine) stop(ctx context.Context) error {
 	pid := livingPID(e.pidFile(), e.configFile())
 	if pid == 0 {
@@ -187,8 +186,8 @@ func (e *Engine) stop(ctx context.Context) error {
 	return nil
 }
 
-// livingPID returns the process ID in the pid file if the command line of that process contains
-// ours, a path. Otherwise the process has ended or is another program, and livingPID returns zero.
+// livingPID returns the process ID in the pid file. It returns zero if that process has ended, or
+// if its command line lacks ours, a path: then another program has the ID.
 func livingPID(pidFile, ours string) int {
 	text, err := os.ReadFile(pidFile)
 	if err != nil {
@@ -216,7 +215,6 @@ func (e *Engine) lastLines() string {
 	return tail(text)
 }
 
-// sayDriver warns if the engine has the storage driver vfs, which copies whole images.
 func (e *Engine) sayDriver(ctx context.Context) error {
 	driver, err := e.Output(ctx, "info", "--format", "{{.Driver}}")
 	if err != nil {
@@ -252,7 +250,6 @@ func WithoutSysResource() (bool, error) {
 // containerd, kubelet and their children use some.
 const watchersNeeded = 512
 
-// prepare raises the kernel's limit of inotify instances to watchersNeeded if it is lower.
 func (e *Engine) prepare() error {
 	const file = "/proc/sys/fs/inotify/max_user_instances"
 	text, err := os.ReadFile(file)
@@ -275,11 +272,8 @@ func (e *Engine) prepare() error {
 	return nil
 }
 
-// unmountTime is the time in which the mounts below dockerd's directory have to become idle.
 const unmountTime = 20 * time.Second
 
-// unmountBelow unmounts everything that a dockerd has left mounted below a directory, in reverse
-// order.
 func unmountBelow(ctx context.Context, dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
@@ -314,9 +308,8 @@ func unmount(ctx context.Context, path string) error {
 // A Docker engine enables packet forwarding and adds filter rules. When it ends, it undoes neither.
 // The functions below undo both after our dockerd has ended, if no other engine runs.
 
-// network contains the settings of this machine's network that an engine changes.
 type network struct {
-	// Rules contains the rules of each table, as printed by iptables.
+	// Rules maps an entry of tables to the lines that iptables prints for it.
 	Rules map[string][]string
 	// Forward is the value of net.ipv4.ip_forward.
 	Forward string
@@ -346,7 +339,6 @@ func (e *Engine) remember(ctx context.Context) error {
 	return nil
 }
 
-// giveBack restores the recorded network if no other engine runs, and removes the record.
 func (e *Engine) giveBack(ctx context.Context) error {
 	text, err := os.ReadFile(e.networkFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -383,7 +375,7 @@ func otherEngine() int {
 	return 0
 }
 
-// readNetwork reads the network's settings. It omits a table if iptables cannot print it.
+// readNetwork omits a table that iptables cannot print.
 func readNetwork(ctx context.Context) network {
 	now := network{Rules: map[string][]string{}}
 	if text, err := os.ReadFile(forwardFile); err == nil {

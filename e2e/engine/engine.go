@@ -117,7 +117,6 @@ func at(host string) string {
 	return " at " + host
 }
 
-// answerTime is the time in which a working engine reports its version.
 const answerTime = 20 * time.Second
 
 func (e *Engine) answers(ctx context.Context) bool {
@@ -206,7 +205,6 @@ func missing(programs ...string) bool {
 	})
 }
 
-// installDocker installs Docker's engine, and also its client if the engine's package lacks one.
 func installDocker(ctx context.Context, log io.Writer) error {
 	if err := Install(ctx, log, "docker.io"); err != nil {
 		return err
@@ -236,7 +234,6 @@ func Install(ctx context.Context, log io.Writer, packages ...string) error {
 	return nil
 }
 
-// tail returns the last 2000 bytes of a program's output.
 func tail(output []byte) string {
 	const enough = 2000
 	output = bytes.TrimSpace(output)

@@ -69,7 +69,6 @@ func (b *Builder) say(format string, args ...any) {
 	fmt.Fprintf(b.Log, "images: "+format+"\n", args...)
 }
 
-// step calls the function do, and logs its beginning and its duration.
 func (b *Builder) step(what string, do func() error) error {
 	began := time.Now()
 	b.say("%s …", what)
@@ -85,11 +84,8 @@ func (b *Builder) has(ctx context.Context, image string) bool {
 	return err == nil
 }
 
-// noNetwork is docker's argument for a build or a container without a network.
 const noNetwork = "--network=none"
 
-// build runs `docker build` on a directory, which docker sends to the engine, and tags the image.
-// args contains more arguments.
 func (b *Builder) build(ctx context.Context, image, dir string, args ...string) error {
 	args = slices.Concat([]string{"build", "--quiet", "--tag", image}, args, []string{dir})
 	if _, err := b.Engine.Output(ctx, args...); err != nil {
@@ -113,7 +109,6 @@ func (b *Builder) save(ctx context.Context, name string, images ...string) (stri
 		})
 }
 
-// command runs a program in a directory and returns its output. An error contains the last output.
 func command(ctx context.Context, dir string, environment []string, program string,
 	args ...string) (string, error) {
 	c := exec.CommandContext(ctx, program, args...)
@@ -142,7 +137,6 @@ func interruptible(c *exec.Cmd) {
 // architecture is this machine's architecture, as Go and Docker call it.
 const architecture = runtime.GOARCH
 
-// hash returns 12 hexadecimal digits of a hash of the inputs.
 func hash(inputs ...string) string {
 	sum := sha256.New()
 	for _, input := range inputs {
@@ -223,7 +217,6 @@ func (b *Builder) Tidy() error {
 	return nil
 }
 
-// place creates a hard link to a cached file in the directory of a build.
 func place(from, to string) error {
 	if err := os.Link(from, to); err != nil {
 		return fmt.Errorf("place a file for a build: %w", err)
@@ -234,14 +227,12 @@ func place(from, to string) error {
 // programs describes commands that are compiled from one module.
 type programs struct {
 	// name is the directory of the module in this package, and its name in the log.
-	name string
-	// packages contains the import paths of the commands.
+	name     string
 	packages []string
 	// ldflags are linker flags in addition to -s and -w.
 	ldflags string
 }
 
-// compiled lists the modules of the programs in the offline cluster.
 var compiled = []programs{
 	{name: "kubernetes", packages: []string{"."}, ldflags: kubernetesVersion(Kubernetes)},
 	{name: "etcd", packages: []string{"."}},
@@ -266,8 +257,7 @@ func kubernetesVersion(version string) string {
 		set + "gitMinor=" + minor
 }
 
-// compile builds the module's programs, unless it has built them from the same inputs before. It
-// returns their directory.
+// compile builds the module's programs, unless it has built them from the same inputs before.
 func (b *Builder) compile(ctx context.Context, p programs) (dir string, err error) {
 	defer harness.Catch(&err)
 	module := filepath.Join(b.Root, "e2e", "images", p.name)
@@ -301,16 +291,14 @@ func (b *Builder) goBuild(ctx context.Context, module, dir, ldflags string,
 	return err
 }
 
-// system describes this machine's Debian or Ubuntu, from whose packages the root file systems are
+// system describes this machine's Debian or Ubuntu, from whose packages the root filesystems are
 // made.
 type system struct {
-	// codename is the name of the release, such as bookworm.
 	codename string
 	// sources lists the machine's files with apt sources of the release. They may name mirrors.
 	sources []string
 }
 
-// readSystem reads the machine's codename, and asks apt for the sources.
 func readSystem(ctx context.Context) (system, error) {
 	codename, err := command(ctx, "/", nil, "sh", "-c",
 		`. /etc/os-release && echo "$VERSION_CODENAME"`)
@@ -359,7 +347,6 @@ func ofRelease(targets, codename string) []string {
 	return slices.Sorted(maps.Keys(files))
 }
 
-// snapshotClient is the module that contains the CRDs of snapshots.
 const snapshotClient = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"
 
 // SnapshotCRDs returns the directory that contains the CRDs of snapshots.
@@ -422,7 +409,7 @@ type rootfs struct {
 	packages []string
 }
 
-// nodeRootfs is the root file system of the node image. Its first lines are the packages of kind's
+// nodeRootfs is the root filesystem of the node image. Its first lines are the packages of kind's
 // base image.
 var nodeRootfs = rootfs{name: "node", packages: []string{
 	"systemd", "systemd-sysv", "conntrack", "iptables", "nftables", "iproute2", "ethtool",
@@ -436,7 +423,6 @@ var productRootfs = rootfs{name: "product", packages: []string{
 	"e2fsprogs", "xfsprogs", "btrfs-progs", "mount", "util-linux", "openssh-client", "procps",
 }}
 
-// workloadRootfs contains the programs of the images busybox and postgres.
 var workloadRootfs = rootfs{name: "workloads", packages: []string{"busybox-static", "postgresql"}}
 
 // dpkgOptions are options of dpkg. They omit manuals, but keep copyright files, and flush nothing
@@ -449,7 +435,6 @@ var dpkgOptions = []string{
 	"--dpkgopt=path-exclude=/usr/share/info/*",
 }
 
-// makeRootfs builds an image of Debian packages, unless it exists, and returns the image's name.
 func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (image string, err error) {
 	defer harness.Catch(&err)
 	machine := harness.Got(readSystem(ctx))
@@ -476,7 +461,6 @@ func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (image string, err e
 	})
 }
 
-// installPacker installs mmdebstrap, if it is missing.
 func (b *Builder) installPacker(ctx context.Context) error {
 	b.installing.Lock()
 	defer b.installing.Unlock()
@@ -495,7 +479,7 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	var said strings.Builder
 	pack := exec.CommandContext(ctx, "mmdebstrap", args...)
 	pack.Stdout, pack.Stderr = write, &said
-	// An interrupted mmdebstrap has to unmount the file systems in its directory.
+	// An interrupted mmdebstrap has to unmount the filesystems in its directory.
 	interruptible(pack)
 	keep := b.Engine.Command(ctx, "import", "-", image+"-partial")
 	keep.Stdin, keep.Stderr = read, &said

@@ -122,7 +122,6 @@ func TestOfflineBuildsMakeEveryImageOfTheManifests(t *testing.T) { // D-7, B-36
 	}
 }
 
-// git runs git in a directory and returns its output. It ignores the user's configuration.
 func git(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=test",

@@ -18,9 +18,9 @@ import (
 
 // parts contains the inputs of the offline images.
 type parts struct {
-	// programs contains the directory of each module's programs, by the module's name.
+	// programs maps a module's name to the directory of its programs.
 	programs map[string]string
-	// node and workloads are images with the root file systems of Debian's packages.
+	// node and workloads are images with the root filesystems of Debian's packages.
 	node, workloads string
 }
 
@@ -87,7 +87,6 @@ func (b *Builder) makeParts(ctx context.Context) (parts, error) {
 	return p, group.Wait()
 }
 
-// nodeKey returns a hash of all inputs of the node image.
 func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (key string, err error) {
 	defer harness.Catch(&err)
 	inputs := []string{p.node, p.workloads, fmt.Sprint(restricted), fmt.Sprint(singles(), collected)}
@@ -102,8 +101,6 @@ func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (key st
 	return hash(append(inputs, kind)...), err
 }
 
-// bakedImages builds the images that the node image will contain, four at a time, and saves them in
-// one archive.
 func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	var images []string
 	group, building := errgroup.WithContext(ctx)
@@ -130,7 +127,7 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 }
 
 // buildNode builds the node image in two steps. First docker builds an image from a Dockerfile.
-// Then fill loads the archive baked into it.
+// Then fill loads the images of the archive into it.
 func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
 	restricted bool) (err error) {
 	defer harness.Catch(&err)
@@ -149,7 +146,6 @@ func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked st
 	return err
 }
 
-// placeNode copies the suite's files, kind's files and the programs into the build's directory.
 func (b *Builder) placeNode(ctx context.Context, dir, programs string) error {
 	kind, err := command(ctx, b.Root, nil, "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kind")
 	if err != nil {
@@ -173,7 +169,6 @@ func (b *Builder) placeNode(ctx context.Context, dir, programs string) error {
 	return place(filepath.Join(programs, "kubernetes"), filepath.Join(dir, "bin", "kubernetes"))
 }
 
-// importer is the name of the container in which fill loads images.
 const importer = "oxide-e2e-import"
 
 // fill starts a container from the empty node image, loads the archive into the container's
@@ -281,8 +276,8 @@ func (b *Builder) Product(ctx context.Context, before Previous) (archive string,
 	return b.save(ctx, "product", images...)
 }
 
-// productBases maps a target to its build argument BASE. For all other targets the Dockerfile has a
-// default.
+// productBases returns the build argument BASE by target. For all other targets the Dockerfile has
+// a default.
 func (b *Builder) productBases(ctx context.Context) (bases map[string]string, err error) {
 	defer harness.Catch(&err)
 	if !b.Offline {
@@ -339,8 +334,8 @@ const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small p
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
 	"other sidecars are compiled from their modules"
 
-// Kubernetes publishes its images under registry, and CSI's sidecars under storage. The offline
-// images get the same names, so nodes find them.
+// Kubernetes publishes its images under registry, and those of CSI's sidecars under storage. The
+// offline images get the same names, so nodes find them.
 const (
 	registry = "registry.k8s.io/"
 	storage  = registry + "sig-storage/"
@@ -355,7 +350,6 @@ type single struct {
 	program, path string
 }
 
-// singles returns the images of etcd, pause and the sidecars.
 func singles() []single {
 	return []single{
 		{registry + "etcd:" + etcd, "etcd", "etcd", "/usr/local/bin/etcd"},
@@ -392,8 +386,8 @@ func (b *Builder) buildSingle(ctx context.Context, s single, programs string) (e
 	return b.build(ctx, s.image, dir, noNetwork)
 }
 
-// collected lists images whose programs come from a root file system, by the name of their
-// Dockerfile. An image with several names is built once.
+// collected maps the name of a Dockerfile to the names of its image, whose programs come from a
+// root filesystem.
 var collected = map[string][]string{
 	"kubernetes": {
 		registry + "kube-apiserver:" + Kubernetes, registry + "kube-controller-manager:" + Kubernetes,
@@ -403,11 +397,11 @@ var collected = map[string][]string{
 	"postgres": {"postgres:17.6"},
 }
 
-// smallBase is the base image of the simulator's image. buildCollected builds it.
+// smallBase is the base image of the simulator's image.
 const smallBase = "oxide-e2e/base:latest"
 
-// buildCollected builds an image from a root file system's programs and the files in more, and
-// gives it all the names in images.
+// buildCollected builds an image from a root filesystem's programs and the files in more, and gives
+// it all the names in images.
 func (b *Builder) buildCollected(ctx context.Context, name string, images []string, rootfs string,
 	more ...string) (err error) {
 	defer harness.Catch(&err)
@@ -427,7 +421,6 @@ func (b *Builder) buildCollected(ctx context.Context, name string, images []stri
 	return b.build(ctx, images[0], dir, args...)
 }
 
-// directory returns the path of a directory beside this file.
 func (b *Builder) directory(name string) string {
 	return filepath.Join(b.Root, "e2e", "images", name)
 }

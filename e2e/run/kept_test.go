@@ -70,7 +70,7 @@ func TestAFailedRunKeepsDiskFilesAndDetachesTheirDevices(t *testing.T) {
 	}
 }
 
-func TestRemoveKeptRemovesDiskFilesAfterTheirBusyDevices(t *testing.T) {
+func TestRemoveKeptKeepsDiskFilesWhileTheirDevicesAreBusy(t *testing.T) {
 	s, work, disk := kept(t)
 	holder, err := os.Open(disk.Path)
 	csitest.Must(t, err)
@@ -95,8 +95,7 @@ func TestRemoveKeptRemovesDiskFilesAfterTheirBusyDevices(t *testing.T) {
 	}
 }
 
-// killedRun is a variable that TestAKilledRunKillsTheSuite sets in the environment of the process
-// that it kills.
+// killedRun is set in the environment of the process that TestAKilledRunKillsTheSuite kills.
 const killedRun = "E2E_RUN_TEST_IS_KILLED"
 
 func TestAKilledRunKillsTheSuite(t *testing.T) {

@@ -166,8 +166,8 @@ func parse(args []string, output io.Writer) (options, error) {
 // mountedNoDev is the flag of mounts on which device nodes cannot be opened.
 const mountedNoDev = 0x4
 
-// workDir creates the rack's directory in the first candidate whose file system allows device
-// nodes, because guest views contain them. The file system of /tmp often forbids them.
+// workDir creates the rack's directory in the first candidate whose filesystem allows device nodes,
+// because guest views contain them. The filesystem of /tmp often forbids them.
 func workDir(candidates []string, flagsOf func(dir string) (int64, error)) (string, error) {
 	for _, dir := range candidates {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -199,14 +199,13 @@ type machine struct {
 	docker        bool
 	dockerProblem error
 	dockerHost    string
-	// programs contains, by name, whether a program exists.
-	programs map[string]bool
-	// memory and disk are free bytes. loop reports whether /dev/loop-control exists.
+	programs      map[string]bool
+	// memory is the available memory, and disk the free space of cache's filesystem, in bytes. loop
+	// reports whether /dev/loop-control exists.
 	memory, disk int64
 	loop         bool
-	// cache is the directory whose file system has disk free bytes.
-	cache   string
-	offline bool
+	cache        string
+	offline      bool
 }
 
 // missing returns a sentence for each thing that the machine lacks: what the run expected, what it
@@ -277,7 +276,6 @@ func inspect(ctx context.Context, o options) (machine, error) {
 	return m, err
 }
 
-// available returns MemAvailable from the text of /proc/meminfo, in bytes.
 func available(meminfo string) (int64, error) {
 	for line := range strings.Lines(meminfo) {
 		var kib int64

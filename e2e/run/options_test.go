@@ -90,7 +90,6 @@ func TestWorkDirSkipsFilesystemsWithoutDeviceNodes(t *testing.T) {
 	}
 }
 
-// complete returns a machine that lacks nothing.
 func complete() machine {
 	return machine{
 		root: true, docker: true, loop: true, offline: true, cache: "/cache",
@@ -156,7 +155,6 @@ func TestEachMissingPrerequisiteIsReportedInOneSentence(t *testing.T) {
 func there() (bool, error)    { return true, nil }
 func notThere() (bool, error) { return false, nil }
 
-// refused checks that err is an error that contains all the words.
 func refused(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {

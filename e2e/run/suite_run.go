@@ -24,7 +24,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// suiteRun is one run of the suite with an engine.
 type suiteRun struct {
 	options
 	root   string
@@ -33,7 +32,6 @@ type suiteRun struct {
 	stdout io.Writer
 }
 
-// buildAndTest builds the images and then runs the suite.
 func (s *suiteRun) buildAndTest(ctx context.Context) (err error) {
 	defer harness.Catch(&err)
 	builder := &images.Builder{
@@ -82,7 +80,6 @@ func (s *suiteRun) workDir(ctx context.Context) (dir string, err error) {
 // note is the file that contains the path of the current or kept cluster's work directory.
 func (s *suiteRun) note() string { return filepath.Join(s.cache, "kept-work") }
 
-// removeKept removes the cluster, the rack's loop devices and files, and the note.
 func (s *suiteRun) removeKept(ctx context.Context) error {
 	clusterErr := s.removeCluster()
 	work, err := os.ReadFile(s.note())
@@ -137,8 +134,7 @@ func (s *suiteRun) suite(ctx context.Context, environment, program string, args 
 	return suite.Run()
 }
 
-// suiteArgs returns the flags of the suite's program. The specs end before the program's timeout,
-// so that cleanups have time.
+// suiteArgs ends the specs before the program's timeout, so that cleanups have time.
 func suiteArgs(o options) []string {
 	args := []string{"-test.v", "-test.timeout=" + o.timeout.String(),
 		"-ginkgo.timeout=" + (o.timeout - suiteEnd).String()}
@@ -220,7 +216,6 @@ func down(ctx context.Context, where engine.Options, stdout io.Writer) (err erro
 	return errors.Join(err, docker.Stop(ctx))
 }
 
-// projectRoot returns the directory of this project's module.
 func projectRoot(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
@@ -245,8 +240,9 @@ func (h holder) String() string {
 		h.Since.Format(time.RFC3339), h.Cache)
 }
 
-// hold locks a file until unlock is called or this process ends, and writes a holder into it.
-// Errors call the resource what. allowed may refuse the lock because of the previous holder.
+// hold locks a file until unlock is called or this process ends, and writes a holder into it. The
+// parameter what names the resource in errors. The function allowed may refuse the lock because of
+// the previous holder.
 func hold(path, what, cache string, allowed func(before holder) error) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

@@ -19,7 +19,6 @@ func main() {
 	}
 }
 
-// reap reaps all children that have ended.
 func reap() {
 	for {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)

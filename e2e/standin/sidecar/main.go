@@ -58,7 +58,6 @@ func run(ctx context.Context, name string, args []string) error {
 	return register(ctx, d, *endpoint, *listen)
 }
 
-// answer serves HTTP probes with the result of check until ctx ends.
 func answer(ctx context.Context, listen string, check func(context.Context) error) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
@@ -77,7 +76,6 @@ func answer(ctx context.Context, listen string, check func(context.Context) erro
 	return nil
 }
 
-// driver is a client of the driver, with the timeout of its calls.
 type driver struct {
 	csi.IdentityClient
 	timeout time.Duration
