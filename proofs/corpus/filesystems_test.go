@@ -449,8 +449,7 @@ var (
 	descriptorBlocks = regexp.MustCompile(`(?m)^Block size: +(\d+)$`)
 )
 
-// descriptors returns the range of an ext filesystem's group descriptors, then those of their
-// copies.
+// descriptors returns the range of the group descriptors, and then the ranges of their copies.
 func (im *image) descriptors() (places []span) {
 	out, err := exec.Command("dumpe2fs", im.Path).Output()
 	size, found := descriptorBlocks.FindSubmatch(out), descriptorPlaces.FindAllSubmatch(out, -1)

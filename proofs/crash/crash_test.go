@@ -183,8 +183,7 @@ func without(points, others []point) []point {
 	})
 }
 
-// attempt runs a trial. After a failure it keeps the environment's files and opens a new
-// environment.
+// attempt runs a trial. After a failure it keeps the environment's files and opens a new one.
 func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	env := c.envs[i]
 	env.kills, env.overlaps = 0, 0

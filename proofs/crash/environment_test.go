@@ -41,8 +41,7 @@ type environment struct {
 	processes map[string]process
 	second    *harness.Plugin
 	watcher   *trace.Watcher
-	// files lists the files, and storage is how many bytes the rack charges, before the first
-	// lifecycle.
+	// files are the files, and storage the bytes that the rack charged, before the first lifecycle.
 	files   harness.Ledger
 	storage int64
 	// unformatted counts mounted volumes that no driver has formatted, because they were restored.
@@ -206,8 +205,7 @@ type lifecycle struct {
 	steps []step
 	// copies is how many volumes the lifecycle restores from a snapshot.
 	copies int
-	// reached is set after the kill or the pause. effects contains the effects of the step with the
-	// point.
+	// reached is set after the kill or the pause. effects are those of the point's step.
 	reached bool
 	effects []trace.Effect
 }

@@ -23,8 +23,7 @@ type call struct {
 	tid int
 }
 
-// rule gives a system call its name in effects. The function effect returns false if a call has
-// none.
+// rule contains a system call's name in effects. Its function returns false if a call has none.
 type rule struct {
 	name   string
 	effect func(c call) (e Effect, ok bool)
