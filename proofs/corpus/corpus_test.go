@@ -293,8 +293,7 @@ type fixture struct {
 	image *image
 	loop  loopdev.Device
 	// decoy is a blank disk of the same size, whose serial differs in the last byte.
-	decoy *image
-	// Device is the name under which the guest shows the disk.
+	decoy    *image
 	Device   string
 	DiskName string
 	VolumeID string
@@ -427,7 +426,6 @@ type trial struct {
 	History map[string]string
 	// Rand depends only on the seed and the trial's name.
 	Rand *rand.Rand
-	// Fill writes the disk's content to its file.
 	Fill func(*image)
 	// The driver must not change a refused disk before the offset Until; 0 means the whole disk.
 	// Behind Until, the kernel may write, or the driver may write growth records.

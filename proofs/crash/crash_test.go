@@ -204,7 +204,7 @@ func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	return c.openEnvironment(ctx, i)
 }
 
-// draw returns the path of a page about the failed trial.
+// draw writes a page about the failed trial and returns its path.
 func (c *campaign) draw(ctx context.Context, env *environment, tr trial, broken error) string {
 	return c.Draw(ctx, proof.Failure{Name: tr.String(), Seed: tr.seed, Broken: broken,
 		Repeat: fmt.Sprintf("%s=%q make crash SEED=%d", only, tr.point, tr.seed), Dir: c.run.Dir,
@@ -246,10 +246,9 @@ func (c *campaign) note(env *environment, tr trial, converged bool) {
 // point is a moment in a lifecycle: right before, during or after an effect of a process.
 type point struct {
 	lifecycle string
-	// process is the name of the process that causes the effect.
-	process string
-	step    int
-	rpc     string
+	process   string
+	step      int
+	rpc       string
 	// kind is the name of the effect without its target.
 	kind  string
 	trace trace.Point
@@ -272,7 +271,7 @@ type trial struct {
 	// second, if not nil, is a point in the first repetition of the call, at which the process is
 	// killed again.
 	second *trace.Point
-	// soon, if not 0, is how long the restarted process may take to serve. Then it is killed again.
+	// soon, if not 0, limits the restart: a process that does not serve by then is killed again.
 	soon time.Duration
 }
 

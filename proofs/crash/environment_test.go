@@ -203,7 +203,7 @@ type lifecycle struct {
 	*environment
 	*model.History
 	steps []step
-	// copies is how many volumes the lifecycle restores from a snapshot.
+	// copies counts the volumes that the lifecycle restores from a snapshot.
 	copies int
 	// reached is set after the kill or the pause. effects are those of the point's step.
 	reached bool
@@ -311,7 +311,7 @@ func mayOutlive(program string, at trace.Point) bool {
 }
 
 // killDuring makes a step, kills the watched process at a point, and starts it again. If it does
-// not serve after the time soon, killDuring kills and starts it once more; 0 means no limit.
+// not serve within the time soon, killDuring kills and starts it once more; 0 means no limit.
 func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	soon time.Duration) (killed bool) {
 	process := l.processes[st.watched]

@@ -254,8 +254,8 @@ func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 }
 
 // rackState is the complete state of the rack. The keys "disk NAME" and "snapshot NAME" have the
-// orchestrator's name of the object, if it has one. "device SERIAL" counts loop devices. "storage"
-// is how many bytes the silo uses.
+// orchestrator's name of the object, if it has one. "device SERIAL" counts loop devices, and
+// "storage" the bytes that the silo uses.
 type rackState map[string]item
 
 // item describes an object, or contains a number as Size. From is the ID of the object's source.

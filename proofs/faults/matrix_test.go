@@ -272,7 +272,7 @@ type cell struct {
 	phase     adminapi.Phase
 	answer    answer
 	scenario  scenario
-	// hotplug is how the rack attaches and detaches disks; "" means full hot-plug.
+	// hotplug is the rack's hot-plug mode; "" means adminapi.HotplugFull.
 	hotplug adminapi.Hotplug
 }
 

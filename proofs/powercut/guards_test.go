@@ -382,7 +382,7 @@ func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 		})
 }
 
-// write does not flush.
+// write writes the data of a log entry without a flush.
 func (p *placement) write(r flakydisk.LogEntry) error {
 	device, err := os.OpenFile(p.loop.Path, os.O_WRONLY, 0)
 	if err != nil {

@@ -298,7 +298,7 @@ type placement struct {
 var (
 	// inUse is locked for reading while a disk is attached.
 	inUse sync.RWMutex
-	// collected is how many bytes had been allocated at the last garbage collection.
+	// collected is the number of bytes allocated until the last garbage collection.
 	collected atomic.Uint64
 )
 
@@ -342,7 +342,7 @@ func (b *bench) cut(m image) {
 	b.Plugin.History.Mark(history.Disk, "power cut: "+m.name)
 }
 
-// draw returns the path of a page about the last image.
+// draw writes a page about the last image and returns its path.
 func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint64,
 	broken error) string {
 	return p.Draw(ctx, proof.Failure{Name: fmt.Sprintf("seed %d, volume %d of %s", seed, b.shown,

@@ -26,8 +26,7 @@ type tracing struct {
 	threads map[int]*thread
 	// known contains all threads that the tracer has ever traced.
 	known map[int]bool
-	// programs maps process IDs of tools to their names. The watched process has its name from the
-	// order.
+	// programs maps the process IDs of tools to their names.
 	programs map[int]string
 	counts   map[string]int
 	sockets  map[string]socketKind
