@@ -64,14 +64,12 @@ func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1, N
 	}
 }
 
-// shortKinds contains, for each wanted outcome, how many disks the short form tries. Disks with
-// forged records count separately. shortGuards is how many guards the short form removes.
+// shortKinds contains how many disks of each wanted outcome the short form tries.
 var shortKinds = map[string]int{string(formatted): 4, string(mounted): 8, string(refused): 32,
 	"forged records": 1}
 
 const shortGuards = 10
 
-// some returns the generators that the short form tries. PROOF_SEED determines which ones.
 func some(t *testing.T, all []generator, seed uint64) (chosen []generator) {
 	kinds := map[string][]generator{}
 	for _, g := range all {
@@ -87,7 +85,6 @@ func some(t *testing.T, all []generator, seed uint64) (chosen []generator) {
 	return chosen
 }
 
-// chosen returns the generators whose names match PROOF_ONLY. By default, all names match.
 func chosen(t *testing.T, all []generator) []generator {
 	t.Helper()
 	only, err := regexp.Compile(os.Getenv("PROOF_ONLY"))
@@ -116,8 +113,7 @@ func newLab(t *testing.T, name string) *lab {
 	return l
 }
 
-// answer logs the driver's answer to a call if the environment variable PROOF_ANSWERS is set.
-func (l *lab) answer(format string, args ...any) {
+func (l *lab) logAnswer(format string, args ...any) {
 	if os.Getenv("PROOF_ANSWERS") != "" {
 		l.p.Say(format, args...)
 	}
@@ -126,8 +122,8 @@ func (l *lab) answer(format string, args ...any) {
 // tally runs the trials in rounds, and counts their results.
 type tally struct {
 	*lab
-	// features is set for filesystems with unusual features. Their btrfs images all have one UUID, and
-	// the kernel mounts only one btrfs of a UUID at a time. So their trials lock the mutex btrfs.
+	// features is set for filesystems with unusual features. Their btrfs images share one UUID, and
+	// the kernel mounts only one btrfs of a UUID at a time, so their trials lock the mutex btrfs.
 	features bool
 	btrfs    sync.Mutex
 
@@ -142,8 +138,7 @@ type tally struct {
 // benches is the number of drivers that run at the same time. Each mostly waits for the kernel.
 const benches = 3
 
-// round tries each generator once. It stops early when the proof's time is over, except in the
-// first round of the corpus.
+// round tries each generator once. Only the corpus's first round ignores the time limit.
 func (c *tally) round(ctx context.Context, all []generator, seed uint64) {
 	c.p.Error(harness.Share(benches, all, func(i int, jobs <-chan generator) error {
 		b, err := c.newBench(ctx, "", "")
@@ -194,7 +189,7 @@ func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of 
 	if v.Wrong != nil {
 		c.t.Errorf("%q (seed %d): %v", g.name, seed, v.Wrong)
 	}
-	c.answer("%q: %v %s %v", g.name, took, v.Outcome, v.Answer)
+	c.logAnswer("%q: %v %s %v", g.name, took, v.Outcome, v.Answer)
 	c.p.SayOften("%d disks, %d in a round; the last one: %s", c.disks, of, g.name)
 }
 
@@ -206,7 +201,7 @@ func (g generator) trial(seed uint64) *trial {
 	return t
 }
 
-// mutation runs the driver without one guard at a time, and checks that the guard's trials fail.
+// mutation runs the driver without one guard at a time.
 type mutation struct {
 	*lab
 	program string
@@ -217,8 +212,8 @@ type mutation struct {
 	unnoticed map[string]bool
 }
 
-// check removes one guard of the driver at a time, and the guard's trials must then fail. They must
-// all pass on a driver that was built in the same way and keeps all guards.
+// check runs each guard's trials without the guard, where all must fail. It also runs them on a
+// driver that was built in the same way and keeps all guards, where all must pass.
 func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 	if !m.p.Long() {
 		guards = withOneTrial(guards, seed)
@@ -238,8 +233,6 @@ func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 	}))
 }
 
-// withOneTrial keeps one trial of each guard, which the seed selects. The long form runs all
-// trials.
 func withOneTrial(all []guard, seed uint64) []guard {
 	all = slices.Clone(all)
 	for i, g := range all {
@@ -258,8 +251,7 @@ func trialsOf(guards []guard) []string {
 	return slices.Compact(names)
 }
 
-// one runs a guard's trials on a driver without this guard. If the guard has no name, the driver
-// keeps all guards.
+// one runs a guard's trials without the guard. A guard without a name removes nothing.
 func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 	b, err := m.newBench(ctx, m.program, g.name)
 	if err != nil {
@@ -280,7 +272,7 @@ func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 			return fmt.Errorf("the mutant with all guards, on %q: %w", name, v.Wrong)
 		case v.Wrong != nil:
 			noticed = true
-			m.answer("without %q, %q: %v", g.name, name, v.Wrong)
+			m.logAnswer("without %q, %q: %v", g.name, name, v.Wrong)
 		case g.name != "":
 			m.t.Errorf("without %q the trial %q does not fail (seed %d): %s, %v", g.name, name, seed,
 				v.Outcome, v.Answer)
@@ -294,16 +286,14 @@ func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 	return b.close()
 }
 
-// fixture is a running trial: it has the disk, its device in the guest, and the request.
+// fixture is a running trial with its disk, the disk's device in the guest, and the request.
 type fixture struct {
 	*trial
 	bench *bench
 	image *image
 	loop  loopdev.Device
-	// decoy is a blank disk of the same size. Its serial differs from the disk's in the last byte. The
-	// driver must not change it.
-	decoy *image
-	// Device is the name under which the guest shows the disk.
+	// decoy is a blank disk of the same size, whose serial differs in the last byte.
+	decoy    *image
 	Device   string
 	DiskName string
 	VolumeID string
@@ -320,7 +310,6 @@ type fixture struct {
 	cleanup  []func() error
 }
 
-// The guest shows the disk as diskDevice, and the decoy as decoyDevice.
 const (
 	diskDevice  = "nvme2n1"
 	decoyDevice = "nvme1n1"
@@ -355,14 +344,12 @@ func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error
 	return f, nil
 }
 
-// publishContext returns the publish context that the controller would send for the disk.
 func (f *fixture) publishContext() map[string]string {
 	all := map[string]string{"diskName": f.DiskName, "sizeBytes": fmt.Sprint(f.image.Size)}
 	maps.Copy(all, f.History)
 	return all
 }
 
-// attach attaches a loop device to an image. The method end detaches it.
 func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) loopdev.Device {
 	loop := harness.Got(loopdev.Attach(ctx, loopdev.Config{
 		// The serial is random, because btrfs takes two loop devices with one serial for one device.
@@ -373,7 +360,6 @@ func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) loopdev.
 	return loop
 }
 
-// atEnd registers a function. The method end calls these functions, the last one first.
 func (f *fixture) atEnd(do func() error) { f.cleanup = append(f.cleanup, do) }
 
 func (f *fixture) end() error {
@@ -392,7 +378,6 @@ func (f *fixture) placement() *harness.Placement {
 		PublishContext: f.Publish, Capability: harness.Mounted(f.FS)}
 }
 
-// stage calls NodeStageVolume for the disk.
 func (f *fixture) stage(ctx context.Context) error {
 	return f.bench.Do(ctx, "stage", f.placement().Stage)
 }
@@ -421,7 +406,6 @@ func (l *lab) newBench(ctx context.Context, program, guard string) (*bench, erro
 	return &bench{Bench: started, lab: l}, err
 }
 
-// close stops the driver and compares the bystanders. If no trial has failed, it removes the files.
 func (b *bench) close() error {
 	err := b.Close()
 	if b.kept || err != nil {
@@ -433,7 +417,7 @@ func (b *bench) close() error {
 // trial describes a disk, a request for it, and the wanted outcome. A generator sets the fields.
 type trial struct {
 	Name string
-	// The disk has Size bytes. Its logical blocks have BlockSize bytes.
+	// Size and the logical BlockSize are in bytes.
 	Size      int64
 	BlockSize int
 	// FS is the filesystem type in the request.
@@ -442,7 +426,6 @@ type trial struct {
 	History map[string]string
 	// Rand depends only on the seed and the trial's name.
 	Rand *rand.Rand
-	// Fill writes the disk's content to its file.
 	Fill func(*image)
 	// The driver must not change a refused disk before the offset Until; 0 means the whole disk.
 	// Behind Until, the kernel may write, or the driver may write growth records.
@@ -454,7 +437,6 @@ type trial struct {
 	Want  want
 }
 
-// outcome is what a call did to a disk.
 type outcome string
 
 const (
@@ -467,7 +449,7 @@ const (
 
 type want struct {
 	Outcome outcome
-	// Reasons are the allowed reasons of a refusal.
+	// The reason of a refusal must be one of Reasons.
 	Reasons []string
 	// The evidence must contain one of Names, or an offset at which the disk is not zero.
 	Names []string
@@ -475,11 +457,10 @@ type want struct {
 	Says []string
 	// Begun is set for a blank disk that the driver may refuse after it has begun a format.
 	Begun bool
-	// Code is the wanted gRPC code. Empty means FAILED_PRECONDITION.
+	// Code is the wanted gRPC code; "" means FAILED_PRECONDITION.
 	Code string
 }
 
-// These are the reasons with which the driver refuses the disks of the trials.
 const (
 	notBlank    = "DiskNotBlank"
 	unreadable  = "DeviceUnreadable"
@@ -499,8 +480,7 @@ const (
 
 func refuse(reasons ...string) want { return want{Outcome: refused, Reasons: reasons} }
 
-// foreign wants a refusal because the disk is not blank. The evidence must contain one of names, or
-// an offset at which the disk is not zero.
+// foreign wants a refusal because the disk is not blank. See want.Names.
 func foreign(names ...string) want {
 	return want{Outcome: refused, Reasons: []string{notBlank}, Names: names}
 }
@@ -516,13 +496,11 @@ type generator struct {
 	make func(t *trial)
 }
 
-// blank returns a generator of a trial with a blank disk. set, if not nil, is the trial's Set.
 func blank(name, fs string, w want, set func(*fixture)) generator {
 	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
 }
 
-// with returns a generator of a trial with a filesystem of the kind. The function change, if not
-// nil, changes the disk's file, and set, if not nil, changes the disk in the guest.
+// with makes a disk with a filesystem. The function change, if not nil, then changes its file.
 func with(name, kind string, w want, change func(*image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		k := kindOf(kind)
@@ -537,7 +515,6 @@ func with(name, kind string, w want, change func(*image), set func(*fixture)) ge
 	}}
 }
 
-// and returns a generator that calls first g and then more.
 func (g generator) and(more func(*trial)) generator {
 	return generator{g.name, func(t *trial) {
 		g.make(t)
@@ -545,7 +522,7 @@ func (g generator) and(more func(*trial)) generator {
 	}}
 }
 
-// larger returns a generator that adds fsBytes to the size of the disk, but not to its filesystem.
+// larger adds fsBytes to the size of the disk, but not to its filesystem.
 func (g generator) larger() generator { return g.and(func(t *trial) { t.Size += fsBytes }) }
 
 func corpus() []generator {
@@ -558,7 +535,6 @@ func corpus() []generator {
 // because the driver reads many of them completely.
 const smallest = 512 * mib
 
-// defaults returns the default trial, which a generator then changes.
 func defaults(name string, r *rand.Rand) *trial {
 	return &trial{
 		Name: name, Rand: r, Size: smallest + 64*mib*r.Int64N(4), BlockSize: 512, FS: ext4,
@@ -576,7 +552,7 @@ const (
 // ours contains the filesystem types that volumes can have.
 var ours = []string{ext3, ext4, xfs, btrfs}
 
-// each returns n generators with numbered names. The trials differ only in their random numbers.
+// each returns n generators whose trials differ only in their random numbers.
 func each(n int, name string, make func(t *trial)) []generator {
 	if n == 1 {
 		return []generator{{name, make}}

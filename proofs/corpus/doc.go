@@ -4,12 +4,12 @@
 // # The corpus
 //
 // A generator makes a disk and a request, and states the right answer. The disk is a sparse file
-// behind a loop device, which a guest's sysfs and device directory show to the unmodified driver
-// process. A gRPC call asks the driver to stage the disk. The function corpus lists the generators:
-// filesystems, tables and headers that are whole, cut, wiped, nested, damaged or reduced to a copy;
-// disks that cannot be read, are in use, or have a wrong size or identity, from the start or after
-// the driver has inspected them; unfinished formats and growths of the driver or of another
-// program; and single bytes where a format could have a mark.
+// behind a loop device, which a guest view shows to the unmodified driver process. A gRPC call asks
+// the driver to stage the disk. The function corpus lists the generators: filesystems, tables and
+// headers that are whole, cut, wiped, nested, damaged or reduced to a copy; disks that cannot be
+// read, are in use, or have a wrong size or identity, from the start or after the driver has
+// inspected them; unfinished formats and growths of the driver or of another program; and single
+// bytes where a format could have a mark.
 //
 // There are three outcomes. The driver must format a blank disk, and a disk with its own unfinished
 // format. Without these disks, a driver that refuses everything would pass. The driver must mount a
@@ -30,10 +30,9 @@
 // each pair of options, each feature bit, each pair of values that refer to another disk, and
 // filesystems that use a second disk. The driver must mount each one and keep its payload, or
 // refuse it. A refusal must name a feature, must not be INTERNAL, and must change neither disk. The
-// test always tries the special values, and the seed chooses some of the others. No image has a
-// feature bit without the structures that mkfs makes for it.
+// test always tries the special values, and the seed chooses some of the others.
 //
-// # The mutation check
+// # Removed guards
 //
 // guards_test.go lists the driver's guards, each with disks that only this guard protects. The test
 // runs the driver without one guard at a time, and each of the guard's disks must then have a wrong

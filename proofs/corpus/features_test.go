@@ -20,22 +20,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// featureImage describes a filesystem with unusual features. mkfs options set the features, or fill
-// patches the superblock and corrects its checksum.
+// featureImage describes a filesystem whose features are set by mkfs options, or by a patch.
 type featureImage struct {
 	fs      string
 	options []string
 	patch   []fieldValue
 }
 
-// fieldValue is a value for a superblock field. If or is set, the field's other bits stay.
+// fieldValue is a value for a superblock field. With or = true, the field's other bits stay.
 type fieldValue struct {
 	field
 	value uint64
 	or    bool
 }
 
-// field is a superblock field that contains feature bits, or that refers to another device.
 type field struct {
 	name      string
 	at, bytes int64
@@ -87,17 +85,13 @@ func TestFilesystemsWithUnknownFeaturesAreRefused(t *testing.T) {
 	}
 }
 
-// The test tries all special images and sampledImages others, which the seed chooses. The short
-// form tries shortImages of each, and the long form tries all images.
 const (
 	sampledImages = 40
 	shortImages   = 8
 )
 
-// errNotMade means that mkfs refuses a combination of options.
 var errNotMade = errors.New("mkfs refuses the options")
 
-// generator makes a trial of the image. If the driver refuses it, the evidence must name a feature.
 func (i featureImage) generator() generator {
 	return generator{i.String(), func(t *trial) {
 		t.FS, t.Size, t.History, t.Fill = i.fs, layouts[i.fs].size, nil, i.fill
@@ -116,8 +110,7 @@ func (i featureImage) String() string {
 	return i.fs + " with " + strings.Join(words, " and ")
 }
 
-// names returns words, of which the evidence of a refusal must contain one. They are the names of
-// the patched fields or, without a patch, of all feature fields.
+// names returns words of which the evidence of a refusal must contain one.
 func (i featureImage) names() []string {
 	var names []string
 	if i.patch == nil {
@@ -167,8 +160,8 @@ func (v fieldValue) set(superblock []byte, order binary.ByteOrder) {
 	}
 }
 
-// mkfs makes a filesystem that contains the payload. If an option begins with "then", mkfs runs the
-// rest of the option as a command on the new filesystem.
+// mkfs makes a filesystem that contains the payload. If an option begins with "then", the rest of
+// it is a command that mkfs runs on the new filesystem.
 func (l layout) mkfs(bases *bases, options []string, path string) error {
 	args, then := slices.Clone(l.tool), [][]string(nil)
 	for _, option := range options {
@@ -193,9 +186,7 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 	return nil
 }
 
-// featureImages returns the special images and all others. A special image has one special value,
-// or refers to a second disk. The others have one or two options of mkfs, one additional feature
-// bit, or two special values.
+// featureImages returns the images with one special value or a second disk, and all others.
 func featureImages() (special, all []generator) {
 	special = foreignParts()
 	for _, fs := range ours {
@@ -324,7 +315,7 @@ func extLayout(fs string, groups [][]string) layout {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sumExt, sumXFS and sumBtrfs correct the checksum of a superblock.
+// sumExt, sumXFS and sumBtrfs correct a superblock's checksum.
 func sumExt(b []byte) {
 	if b[0x65]&4 != 0 { // metadata_csum
 		le.PutUint32(b[0x3FC:], ^crc32.Checksum(b[:0x3FC], castagnoli))
@@ -340,7 +331,7 @@ func sumXFS(b []byte) {
 
 func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
 
-// patch overwrites a part of a superblock, and then corrects the superblock's checksum.
+// patch overwrites bytes of the superblock of n bytes at offset, and corrects its checksum.
 func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	b := im.read(offset, n)
 	copy(b[at:], bytes)

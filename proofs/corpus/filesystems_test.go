@@ -30,7 +30,7 @@ type kind struct {
 	unmountable bool
 }
 
-// Each filesystem has fsBytes bytes. A smaller xfs with 8 groups would have no space for its log.
+// fsBytes is the size of each filesystem. A smaller xfs with 8 groups has no space for its log.
 const fsBytes = 640 * mib
 
 // kinds contains the filesystems that volumes can have, and similar ones. The offsets of their
@@ -90,14 +90,12 @@ func quarters(size int64) []int64 { return []int64{size / 4, size / 2, size / 4 
 
 func mirrors(int64) []int64 { return []int64{64 * mib} }
 
-// filesystem writes a filesystem to the start of the disk.
 func (im *image) filesystem(k kind) { im.filesystemAt(k, 0) }
 
 func (im *image) filesystemAt(k kind, offset int64) {
 	im.copyIn(im.bases.get(k.name, fsBytes, func(base *image) { base.mkfs(k) }), offset)
 }
 
-// mkfs makes a filesystem that contains the payload.
 func (im *image) mkfs(k kind) {
 	im.tool(k.tool, slices.Concat([]string{"-q"}, k.args, im.bases.options(k.tool))...)
 }
@@ -184,7 +182,6 @@ func (k kind) inUse() []generator {
 // reading makes the controller report the disk as read-only, although the guest can write to it.
 func (f *fixture) reading() { f.Publish["readOnly"] = "true" }
 
-// inUse writes a copy of a mounted filesystem to the start of the disk.
 func (im *image) inUse(k kind) {
 	im.copyIn(im.bases.get(k.name+" in use", fsBytes, func(base *image) {
 		base.tool(k.tool, append([]string{"-q"}, k.args...)...)
@@ -215,8 +212,7 @@ func (k kind) cut() []generator {
 	}
 }
 
-// only wipes the whole disk except the page at the offset.
-func (im *image) only(offset int64) {
+func (im *image) keepOnlyPage(offset int64) {
 	copied := im.read(offset, pageBytes)
 	im.wipe(0, im.Size)
 	im.write(offset, copied...)
@@ -248,7 +244,7 @@ func (k kind) wiped() []generator {
 			k.of(t)
 			t.Fill = func(im *image) {
 				im.filesystem(k)
-				im.only(offset)
+				im.keepOnlyPage(offset)
 			}
 			t.Want = foreign(k.fs, "ext4", "ext3", "ext2")
 		}})
@@ -256,7 +252,6 @@ func (k kind) wiped() []generator {
 	return all
 }
 
-// nested returns filesystems that do not begin at the start of the disk.
 func (k kind) nested() []generator {
 	inside := func(t *trial, offset int64) {
 		k.of(t)
@@ -309,12 +304,10 @@ func tails() []generator {
 			(*fixture).growthOfAnother))
 }
 
-// anywhere writes one byte at a random offset behind the filesystem.
 func anywhere(t *trial, im *image) {
 	im.write(fsBytes+t.Rand.Int64N(im.Size-fsBytes), 1)
 }
 
-// restoredFrom makes the controller report that the disk was restored from a source of sourceBytes.
 func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) {
 	return func(f *fixture) {
 		f.Publish["origin"], f.Publish["use"] = origin, use
@@ -322,7 +315,6 @@ func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) {
 	}
 }
 
-// tail returns a disk of twice the filesystem's size. fill writes data behind the filesystem.
 func tail(name, fs string, fill func(*trial, *image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		var before string
@@ -449,7 +441,6 @@ func descriptors() []generator {
 
 func (k kind) growable() bool { return !slices.Contains(k.args, "bigalloc") }
 
-// span is a range of bytes on a disk.
 type span struct{ offset, bytes int64 }
 
 var (
@@ -458,8 +449,7 @@ var (
 	descriptorBlocks = regexp.MustCompile(`(?m)^Block size: +(\d+)$`)
 )
 
-// descriptors asks dumpe2fs for the group descriptors of an ext filesystem. It returns their range
-// first, and then the ranges of their copies.
+// descriptors returns the range of the group descriptors, and then the ranges of their copies.
 func (im *image) descriptors() (places []span) {
 	out, err := exec.Command("dumpe2fs", im.Path).Output()
 	size, found := descriptorBlocks.FindSubmatch(out), descriptorPlaces.FindAllSubmatch(out, -1)
@@ -478,14 +468,12 @@ func (im *image) descriptors() (places []span) {
 // Each of these functions damages group descriptors so that a bitmap or an inode table is at a
 // block where none can be.
 var damages = []func(*trial, *image, span){
-	// Zeros replace the first sector.
 	func(_ *trial, im *image, s span) { im.wipe(s.offset, 512) },
-	// Random bytes, or one repeated byte, replace all descriptors.
 	func(t *trial, im *image, s span) { im.write(s.offset, randomBytes(t.Rand, s.bytes)...) },
 	func(t *trial, im *image, s span) {
 		im.write(s.offset, slices.Repeat([]byte{byte(0x20 + t.Rand.IntN(0x60))}, int(s.bytes))...)
 	},
-	// The bitmap or the inode table of the first group is at block 0 or behind the filesystem.
+	// The first group has a bitmap or its inode table at block 0 or behind the filesystem.
 	func(t *trial, im *image, s span) {
 		at := []uint32{0, 1 << 30, 1<<32 - 1}[t.Rand.IntN(3)]
 		im.write(s.offset+4*t.Rand.Int64N(3), le.AppendUint32(nil, at)...)

@@ -9,14 +9,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// guard is a guard of the driver, with the edits that remove it. Each of its trials must then fail.
+// guard is a check in the driver, with the edits that remove it. Each of its trials must then fail.
 type guard struct {
 	name   string
 	edits  []edit
 	trials []string
 }
 
-// edit is a short form of [proof.Edit].
 type edit struct{ place, text, with string }
 
 func mutable(guards []guard) []proof.Guard {
@@ -42,24 +41,23 @@ func guards() []guard {
 		historyGuards(), tailGuards(), repairGuards())
 }
 
-// in returns a single edit, which replaces a text in the driver's function with the name at.
-func in(at, text, with string) []edit { return []edit{{at, text, with}} }
+func in(place, text, with string) []edit { return []edit{{place, text, with}} }
 
-// The edit removes a refusal. Without the edit, the driver refuses the disk if an asked condition
-// is true, if a called function returns an error, or if a taken condition is false.
-func asked(name, at, text string, trials ...string) guard {
-	return guard{name, in(at, text, proof.NotAsked), trials}
+// asked removes a refusal that the driver makes if the condition in text is true.
+func asked(name, place, text string, trials ...string) guard {
+	return guard{name, in(place, text, proof.NotAsked), trials}
 }
 
-func called(name, at, text string, trials ...string) guard {
-	return guard{name, in(at, text, proof.NotCalled), trials}
+// called removes a refusal that the driver makes if the call in text returns an error.
+func called(name, place, text string, trials ...string) guard {
+	return guard{name, in(place, text, proof.NotCalled), trials}
 }
 
-func taken(name, at, text string, trials ...string) guard {
-	return guard{name, in(at, text, proof.Taken), trials}
+// taken removes a refusal that the driver makes if the condition in text is false.
+func taken(name, place, text string, trials ...string) guard {
+	return guard{name, in(place, text, proof.Taken), trials}
 }
 
-// identityGuards ensure that the driver uses the requested disk and no other.
 func identityGuards() []guard {
 	return []guard{
 		{"a serial is compared to its last byte", in("blockdev.Host.Lookup", "d.Serial == serial",
@@ -119,7 +117,6 @@ func identityGuards() []guard {
 	}
 }
 
-// holderGuards ensure that the driver uses no disk that is read-only or that another program uses.
 func holderGuards() []guard {
 	return []guard{
 		{"a disk is opened exclusively", []edit{
@@ -152,7 +149,6 @@ func holderGuards() []guard {
 	}
 }
 
-// blankGuards ensure that the driver formats only blank disks and mounts only filesystems.
 func blankGuards() []guard {
 	return []guard{
 		{"data in an area are not overwritten", in("filesystem.scan.checkBlank", "if dirty ||",
@@ -202,7 +198,6 @@ func blankGuards() []guard {
 	}
 }
 
-// areaGuards make the driver read each region of a disk in which a format may have a mark.
 func areaGuards() []guard {
 	call := func(name, place, text string, trials ...string) guard {
 		return guard{name, in("filesystem."+place, text, "if !REMOVED {\nTEXT\n}"), trials}
@@ -239,7 +234,6 @@ func areaGuards() []guard {
 var nothingUnexpected = edit{"filesystem.disk.readCounted", "d.traces(v, j.expected).check",
 	"func(b []byte, at int64) (int, error) {\nif REMOVED {\nreturn -1, nil\n}\nreturn TEXT(b, at)\n}"}
 
-// markGuards ensure that the driver repeats only an unfinished format of this volume.
 func markGuards() []guard {
 	return []guard{
 		{"a filesystem that was mounted is never formatted", []edit{
@@ -277,8 +271,6 @@ func markGuards() []guard {
 	}
 }
 
-// historyGuards ensure that the driver reads all of a disk whose history allows data anywhere, and
-// that no other program uses the disk.
 func historyGuards() []guard {
 	return []guard{
 		taken("a disk that was not created blank is read completely", "filesystem.Volume.madeBlank",
@@ -310,7 +302,6 @@ func historyGuards() []guard {
 	}
 }
 
-// tailGuards ensure that a filesystem does not grow over other data.
 func tailGuards() []guard {
 	return []guard{
 		called("a filesystem grows only over proven data", "filesystem.Preparation.mayGrow",
@@ -326,7 +317,6 @@ func tailGuards() []guard {
 	}
 }
 
-// repairGuards ensure that e2fsck does not increase the damage of a filesystem.
 func repairGuards() []guard {
 	var damaged, misplaced []string
 	for _, k := range described() {

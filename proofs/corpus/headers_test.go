@@ -14,7 +14,7 @@ import (
 // header describes a mark: bytes at a fixed offset, by which programs recognize a format.
 type header struct {
 	name string
-	// offset is the position of the mark. A negative offset counts from the disk's end.
+	// A negative offset counts from the disk's end.
 	offset int64
 	mark   string
 	// owners contains names of the format, separated by spaces. The evidence must contain one.
@@ -97,7 +97,6 @@ var marks = []header{
 	{"an SGI label", 0, "\x0b\xe5\xa9\x41", "sgi"},
 }
 
-// headers returns disks that are blank except for marks of one format.
 func headers() (all []generator) {
 	add := func(name, owners string, fill func(im *image)) {
 		all = append(all, marked(name, strings.Fields(owners), fill))
@@ -173,12 +172,12 @@ func mdSuperblock(version uint32, at int64) []byte {
 	}
 	le.PutUint32(b[4:], 1)
 	copy(b[16:], "the RAID's UUID.")
-	le.PutUint64(b[144:], uint64(at/512)) // the place of this superblock
+	le.PutUint64(b[144:], uint64(at/512))
 	le.PutUint32(b[216:], mdChecksum(b[:256]))
 	return b
 }
 
-// mdPlaces returns, for a RAID version, where a disk of the given size has its superblock.
+// mdPlaces maps a RAID version to its superblock's offset on a disk of the given size.
 var mdPlaces = map[string]func(size int64) int64{
 	"0.90": func(size int64) int64 { return size&^(64*kib-1) - 64*kib },
 	"1.0":  func(size int64) int64 { return (size/512 - 16) &^ 7 * 512 },
@@ -238,7 +237,6 @@ func lvmLabel(sector int64) []byte {
 
 var le = binary.LittleEndian
 
-// mbr returns a DOS partition table (MBR) with one partition.
 func mbr(kind byte, start, sectors uint32) []byte {
 	b := make([]byte, 512)
 	copy(b[446:], []byte{0, 0, 2, 0, kind, 0xff, 0xff, 0xff})
@@ -248,8 +246,8 @@ func mbr(kind byte, start, sectors uint32) []byte {
 	return b
 }
 
-// gptHeader returns a header of a GUID partition table (UEFI 2.10, 5.3.2), for block own of a disk
-// with blocks blocks. The table's other header is in block other.
+// gptHeader returns a header of a GUID partition table (UEFI 2.10, 5.3.2) for block own. The
+// table's other header is in block other.
 func gptHeader(own, other, blocks, entries uint64, array []byte) []byte {
 	b := make([]byte, 512)
 	copy(b, "EFI PART")
@@ -268,7 +266,6 @@ func gptHeader(own, other, blocks, entries uint64, array []byte) []byte {
 	return b
 }
 
-// gptArray returns the partition array of a GUID partition table, with one Linux partition.
 func gptArray() []byte {
 	b := make([]byte, 128*128)
 	copy(b, "\xaf\x3d\xc6\x0f\x83\x84\x72\x47\x8e\x79\x3d\x69\xd8\x47\x7d\xe4a partition's id")
@@ -278,7 +275,6 @@ func gptArray() []byte {
 	return b
 }
 
-// gpt writes parts of a GUID partition table: its protective MBR, its primary table, its backup.
 func (im *image) gpt(block int64, protective, primary, backup bool) {
 	blocks, array := uint64(im.Size/block), gptArray()
 	arrayBlocks := uint64(int64(len(array)) / block)
@@ -295,7 +291,6 @@ func (im *image) gpt(block int64, protective, primary, backup bool) {
 	}
 }
 
-// tables returns disks with complete or incomplete partition tables.
 func tables() []generator {
 	with := func(name string, block int, fill func(im *image), names ...string) generator {
 		return marked(name, names, fill).and(func(t *trial) { t.BlockSize = block })
@@ -366,8 +361,7 @@ var spots = []struct {
 		`{1000 << 30, sectorBytes, "a copy of the label of Ceph"}`},
 }
 
-// regions returns disks that are blank except for bytes far from both ends. Most have one byte, at
-// an offset where a format has a mark or a copy of a mark.
+// regions returns disks that are blank except for bytes far from both ends.
 func regions() []generator {
 	all := []generator{
 		singleByte("where a large xfs has its second group", 1024*gib),
@@ -410,8 +404,7 @@ func regions() []generator {
 	})...)
 }
 
-// inAHundredth writes to a hundredth of the disk where, on a disk of this size, no format has a
-// mark.
+// inAHundredth writes to a hundredth of the disk where, at this size, no format has a mark.
 func inAHundredth(t *trial) {
 	t.Size = 3*gib + 8*mib
 	start := t.Size / 1000 * 515 &^ (pageBytes - 1)
@@ -423,8 +416,7 @@ func inAHundredth(t *trial) {
 	t.Want = foreign()
 }
 
-// singleByte returns a disk with one byte at an offset. On a disk of this size, only the named
-// format has a mark there.
+// singleByte writes one byte. On a disk of this size, only the named format has a mark there.
 func singleByte(where string, at int64) generator {
 	return generator{"one byte " + where, func(t *trial) {
 		t.Size = max(3*gib, at/gib*gib+gib) + 8*mib
@@ -438,7 +430,6 @@ const (
 	provenEnd   = mib
 )
 
-// noise returns disks that are blank except for one byte in the first or the last MiB.
 func noise() []generator {
 	all := []generator{
 		oneByte("the first byte", func(*trial) int64 { return 0 }),
@@ -458,8 +449,6 @@ func oneByte(where string, at func(*trial) int64) generator {
 	return generator{"one byte: " + where, func(t *trial) { fillByte(t, at(t)) }}
 }
 
-// fillByte sets a byte of the disk to a random value other than zero. The evidence must contain its
-// offset.
 func fillByte(t *trial, at int64) {
 	t.Fill = func(im *image) { im.write(at, byte(1+t.Rand.IntN(255))) }
 	t.Want = foreign()

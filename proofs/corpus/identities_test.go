@@ -17,7 +17,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// uuid asks blkid for the UUID of the filesystem at the start of an image.
 func (im *image) uuid(fs string) string {
 	return strings.TrimSpace(string(harness.Got(exec.Command("blkid", "-p", "-n", fs, "-s", "UUID",
 		"-o", "value", im.Path).Output())))
@@ -26,11 +25,9 @@ func (im *image) uuid(fs string) string {
 // expect makes the controller report a UUID of the volume's filesystem.
 func (f *fixture) expect(uuid string) { f.Publish["filesystemUUID"] = uuid }
 
-// expectFound makes the controller report the UUID that the disk's filesystem has.
 func (f *fixture) expectFound() { f.expect(f.image.uuid(f.FS)) }
 
-// expectAt is for a filesystem that blkid does not find. It makes the controller report the UUID at
-// this offset of the disk.
+// expectAt makes the controller report the UUID at this offset, which blkid does not find.
 func expectAt(offset int64) func(*fixture) {
 	return func(f *fixture) {
 		b := f.image.read(offset, 16)
@@ -40,7 +37,6 @@ func expectAt(offset int64) func(*fixture) {
 
 func (f *fixture) expectOther() { f.expect(randomUUID(f.trial)) }
 
-// hasExpected returns an error if the filesystem has not the UUID that the controller reported.
 func (f *fixture) hasExpected() error {
 	harness.Must(f.loop.Sync())
 	if got := f.image.uuid(f.FS); got != f.Publish["filesystemUUID"] {
@@ -49,8 +45,7 @@ func (f *fixture) hasExpected() error {
 	return nil
 }
 
-// identities returns disks for which the controller reports the UUID of a filesystem: the UUID on
-// the disk, or a different one.
+// identities returns disks for which the controller reports the UUID on the disk, or another.
 func identities() []generator {
 	var all []generator
 	other, identified := (*fixture).expectOther, func(t *trial) { t.Check = (*fixture).hasExpected }
@@ -76,8 +71,6 @@ func damageExt(im *image) { im.write(1024+0x88, []byte("/a wrong checksum")...) 
 // corrects the checksum of the superblock.
 func unfinishBtrfs(im *image) { im.patch(64*kib, 4096, 0x40, []byte("!BHRfS_M"), sumBtrfs) }
 
-// unclean returns disks that the driver must refuse: damaged or unfinished filesystems of this
-// volume, one of another volume that needs a check, and a disk on which mkfs makes a wrong UUID.
 func unclean() []generator {
 	begun := refuse(wrongFilesystem)
 	begun.Begun = true
@@ -96,7 +89,6 @@ func unclean() []generator {
 	}
 }
 
-// oldTable writes a partition table before a filesystem.
 func oldTable(im *image) { im.write(0, mbr(0x83, 2048, 1<<20)...) }
 
 // disputed returns filesystems with marks of other formats before, in or behind them.
@@ -147,8 +139,7 @@ func (f *fixture) forgeGrowth() {
 	f.poke(proof.GrowthSlots(f.image.Size)[0], f.forgery().GrowthRecord(f.image.Size, 0, true)...)
 }
 
-// owners returns disks with several formats, or with a format that some of the driver's checks
-// miss.
+// owners returns disks with several formats, or with one that some of the driver's checks miss.
 func owners() []generator {
 	return []generator{
 		with("ext3 under an old partition table", ext3, foreign("partition table (dos)", "ext3"),
@@ -163,14 +154,12 @@ func owners() []generator {
 	}
 }
 
-// btrfsSuperblock writes a btrfs superblock to an image.
 func btrfsSuperblock(im *image) {
 	from := &image{Size: fsBytes, Path: im.bases.get("btrfs", fsBytes,
 		func(base *image) { base.mkfs(kindOf(btrfs)) })}
 	im.write(64*kib, from.read(64*kib, 4*kib)...)
 }
 
-// oddities returns trials with a fake blkid, a hidden multipath device, or a read-only disk.
 func oddities() []generator {
 	blkid := func(script string) func(*fixture) {
 		return func(f *fixture) { f.wrap("blkid", script) }
@@ -190,8 +179,8 @@ func oddities() []generator {
 	}
 }
 
-// Disks with some forged records have forgedBytes bytes. Disks that are full of forged records have
-// forgedFull or forgedFullBtrfs. A disk that grows gets forgedNext.
+// A disk of forgedFull or forgedFullBtrfs bytes is full of forged records. A disk that grows gets
+// forgedNext bytes.
 const (
 	forgedBytes     = 320 * mib
 	forgedFull      = 64 * mib
@@ -206,8 +195,7 @@ func ofGrowths(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return 
 func ofFormats(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, false) }
 
 // forged returns volumes in whose files a workload has forged the driver's records, at the offsets
-// where the driver writes its own. Then some disks are damaged or enlarged, and for some of these
-// the controller reports another history.
+// where the driver writes its own. Some disks are then damaged or enlarged.
 func forged() []generator {
 	var all []generator
 	pick := func(t *trial) {
@@ -290,7 +278,6 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 	}}
 }
 
-// forgery returns the data from which a workload forges records of this volume.
 func (f *fixture) forgery() proof.Forgery {
 	return proof.Forgery{Volume: f.VolumeID, Disk: f.DiskName, Filesystem: f.FS,
 		SizeBytes: f.image.Size, NextBytes: forgedNext, Device: f.loop.Path}
@@ -302,11 +289,9 @@ func (f *fixture) grow(size int64) {
 	f.replaceLoop(false)
 }
 
-// wipe writes n zeros to the disk through its device.
 func (f *fixture) wipe(offset, n int64) { f.poke(offset, make([]byte, n)...) }
 
-// forgedRecords returns a trial that compares forged records with the driver's own. The bytes and
-// the offsets must be equal.
+// forgedRecords returns a trial that compares forged records with the driver's own.
 func forgedRecords() []generator {
 	return []generator{{"an own format whose record is equal to a forged one", func(t *trial) {
 		t.FS, t.Size = xfs, forgedBytes

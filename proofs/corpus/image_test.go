@@ -46,7 +46,6 @@ func newImage(path string, size int64) *image {
 	return im
 }
 
-// resize changes the size of the file and of the disk.
 func (im *image) resize(size int64) {
 	im.Size = size
 	im.cut(size)
@@ -55,7 +54,7 @@ func (im *image) resize(size int64) {
 // cut changes only the size of the file, so a part of the disk cannot be read.
 func (im *image) cut(size int64) { harness.Must(os.Truncate(im.Path, size)) }
 
-// at returns a negative offset, which counts from the end of the disk, as an offset from the start.
+// at resolves a negative offset, which counts from the end of the disk.
 func (im *image) at(offset int64) int64 {
 	if offset < 0 {
 		return im.Size + offset
@@ -63,7 +62,6 @@ func (im *image) at(offset int64) int64 {
 	return offset
 }
 
-// write writes bytes at an offset. A negative offset counts from the end of the disk.
 func (im *image) write(offset int64, b ...byte) {
 	im.with(func(f *os.File) error {
 		_, err := f.WriteAt(b, im.at(offset))
@@ -108,8 +106,8 @@ func (im *image) read(offset, n int64) []byte {
 
 const pageBytes = 4096
 
-// digest returns a hash of the file's size and of its bytes between two offsets. to = 0 means the
-// end of the file. Holes have the same hash as zeros.
+// digest returns a hash of the file's size and of its bytes between two offsets. With to = 0 the
+// range ends with the file. A hole has the same hash as zeros.
 func (im *image) digest(from, to int64) string {
 	sum := sha256.New()
 	harness.Must(proof.EachPage(im.Path, func(at int64, page []byte) error {
@@ -124,7 +122,6 @@ func (im *image) digest(from, to int64) string {
 
 const digestFormat = "%d bytes, %x"
 
-// blank returns the digest of a blank disk of this size.
 func (im *image) blank() string {
 	return fmt.Sprintf(digestFormat, im.Size, sha256.New().Sum(nil)[:8])
 }
@@ -138,8 +135,7 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made, which contains a function for each kind of filesystem. At the first call, the
-	// function makes the filesystem's file.
+	// mu guards made.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }
@@ -179,11 +175,10 @@ func (b *bases) get(key string, size int64, fill func(*image)) (path string) {
 	return harness.Got(file())
 }
 
-// verdict is the result of a trial.
 type verdict struct {
 	Outcome outcome
 	Answer  error
-	// Wrong describes what the driver did wrong. Nil means nothing.
+	// Wrong describes what the driver did wrong, or is nil.
 	Wrong error
 	// Overwritten is set if the driver changed a disk that it must not change.
 	Overwritten bool
@@ -247,7 +242,6 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	return v, nil
 }
 
-// checked returns the result of the trial's Check.
 func (f *fixture) checked() (err error) {
 	defer harness.Catch(&err)
 	return f.Check(f)
@@ -259,7 +253,6 @@ func (f *fixture) digest() string {
 	return f.image.digest(0, f.Until)
 }
 
-// judge finds the outcome of the call, and returns an error if the trial wants another one.
 func (f *fixture) judge(before string, answer error) (outcome, error) {
 	harness.Must(f.loop.Sync())
 	if answer != nil {
@@ -280,8 +273,6 @@ func (f *fixture) judge(before string, answer error) (outcome, error) {
 	return got, err
 }
 
-// judgeMount checks the volume's mount. If its filesystem contains payloadName, the driver did not
-// format the disk.
 func (f *fixture) judgeMount() (outcome, error) {
 	mounts, err := harness.MountsAt(f.Staging)
 	if err != nil {
@@ -320,7 +311,6 @@ func (f *fixture) judgeFiles() (outcome, error) {
 	return formatted, os.WriteFile(filepath.Join(f.Staging, "new"), []byte("new"), 0o600)
 }
 
-// entries lists a directory, except the directory lost+found of mkfs.
 func entries(dir string) ([]string, error) {
 	list, err := os.ReadDir(dir)
 	var names []string

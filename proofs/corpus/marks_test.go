@@ -16,7 +16,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// piece contains bytes of a disk and their offset.
 type piece struct {
 	offset int64
 	bytes  []byte
@@ -75,7 +74,6 @@ func (f *fixture) pokeAll(pieces []piece) {
 	}
 }
 
-// formats returns disks with marks of an interrupted format or growth of this or another volume.
 func formats() []generator {
 	return slices.Concat(ownFormats(), oddPrograms(), foreignFormats(), takenFormats(),
 		copiedMarks(), growths())
@@ -86,7 +84,7 @@ func ownFormats() []generator {
 	var all []generator
 	again := func(name, fs string, set func(f *fixture)) {
 		all = append(all, blank(name, fs, isFormatted, set).and(func(t *trial) {
-			t.Check = (*fixture).markGone
+			t.Check = (*fixture).marksErased
 		}))
 	}
 	for _, fs := range ours {
@@ -94,12 +92,13 @@ func ownFormats() []generator {
 		again("an own format for "+fs+" that had ended without a record of its end", fs,
 			(*fixture).formatted)
 		for i := range 3 {
-			again(fmt.Sprintf("an own format for %s, partly written, %d", fs, i+1), fs, (*fixture).someOfIt)
+			again(fmt.Sprintf("an own format for %s, partly written, %d", fs, i+1), fs,
+				(*fixture).formattedInPart)
 		}
 	}
 	again("an own format for btrfs with little more than the superblock", btrfs,
-		(*fixture).superblocksOfIt)
-	again("an own format for xfs whose log is not written", xfs, (*fixture).logOfItLost)
+		(*fixture).formattedSuperblocks)
+	again("an own format for xfs whose log is not written", xfs, (*fixture).formattedWithoutLog)
 	again("an own format of a volume whose id is no UUID", ext4, func(f *fixture) {
 		f.VolumeID = "a-static-volume"
 		f.learnMark()
@@ -122,7 +121,6 @@ func ownFormats() []generator {
 	return all
 }
 
-// oddPrograms returns trials with a mkfs that does something wrong.
 func oddPrograms() []generator {
 	used := []byte("mkfs has written at the place of the mark")
 	return []generator{
@@ -150,9 +148,8 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 	}
 }
 
-// eachRemain formats the disk, and calls lose with each page that is not zero. If lose returns
-// true, it wipes the page. It never wipes a mark.
-func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) {
+// formatAndLose formats the disk, and wipes each page for which lose returns true, but no mark.
+func (f *fixture) formatAndLose(lose func(at int64, page []byte) bool) {
 	marks := f.learnMark()
 	f.formatted()
 	harness.Must(proof.EachPage(f.image.Path, func(at int64, page []byte) error {
@@ -163,17 +160,17 @@ func (f *fixture) eachRemain(lose func(at int64, page []byte) bool) {
 	}))
 }
 
-// someOfIt formats the disk, and wipes random pages of the filesystem, as a power cut loses writes
-// that no flush followed. The marks stay, because the driver had flushed them. It always wipes the
-// first superblock of a btrfs: the driver would mount a btrfs with both superblocks (see
-// superblocksOfIt). It wipes whole btrfs blocks, because only a block's header names its
+// formattedInPart formats the disk, and wipes random pages of the filesystem, as a power cut loses
+// writes that no flush followed. The marks stay, because the driver had flushed them. It always
+// wipes the first superblock of a btrfs, because the driver mounts a whole btrfs in which btrfs
+// check finds no damage. It wipes whole btrfs blocks, because only a block's header names its
 // filesystem.
-func (f *fixture) someOfIt() {
+func (f *fixture) formattedInPart() {
 	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
 	if f.FS == btrfs {
 		unit = 16 * kib
 	}
-	f.eachRemain(func(at int64, _ []byte) bool {
+	f.formatAndLose(func(at int64, _ []byte) bool {
 		if at/unit != last {
 			last, gone = at/unit, f.Rand.IntN(100) < lost
 		}
@@ -181,15 +178,13 @@ func (f *fixture) someOfIt() {
 	})
 }
 
-// superblocksOfIt formats the disk with btrfs, and wipes all pages except superblocks and marks.
-func (f *fixture) superblocksOfIt() {
-	f.eachRemain(func(at int64, _ []byte) bool { return at != 64*kib && at != 64<<20 })
+func (f *fixture) formattedSuperblocks() {
+	f.formatAndLose(func(at int64, _ []byte) bool { return at != 64*kib && at != 64<<20 })
 }
 
-// logOfItLost formats the disk with xfs, and wipes the log.
-func (f *fixture) logOfItLost() {
+func (f *fixture) formattedWithoutLog() {
 	lost := 0
-	f.eachRemain(func(_ int64, page []byte) bool {
+	f.formatAndLose(func(_ int64, page []byte) bool {
 		log := bytes.HasPrefix(page, []byte{0xFE, 0xED, 0xBA, 0xBE})
 		if log {
 			lost++
@@ -201,8 +196,7 @@ func (f *fixture) logOfItLost() {
 	}
 }
 
-// markGone returns an error if the driver has finished the format without erasing its marks.
-func (f *fixture) markGone() error {
+func (f *fixture) marksErased() error {
 	for _, p := range f.mark {
 		if bytes.Equal(f.image.read(p.offset, 16), p.bytes[:16]) {
 			return fmt.Errorf("the mark at offset %d still exists", p.offset)
@@ -211,8 +205,7 @@ func (f *fixture) markGone() error {
 	return nil
 }
 
-// growths returns ext filesystems of which a growth was interrupted. The driver must mount them
-// without a loss of data.
+// growths returns ext filesystems whose growth was interrupted. The driver must mount them.
 func growths() []generator {
 	var all []generator
 	for _, fs := range []string{ext3, ext4, "ext4 with 1024-byte blocks"} {
@@ -249,7 +242,6 @@ func copiedMarks() []generator {
 	return all
 }
 
-// used stages the volume, writes the payload, calls the function workload, and unstages the volume.
 func (f *fixture) used(workload func()) {
 	harness.Must(f.stage(context.Background()))
 	harness.Unforked(func() {
@@ -259,8 +251,6 @@ func (f *fixture) used(workload func()) {
 	harness.Must(errors.Join(f.unstage(context.Background()), f.loop.Sync()))
 }
 
-// marksThen returns a disk with the marks of this volume's unfinished format. Then the function set
-// changes the disk or the request.
 func marksThen(name string, w want, set func(f *fixture)) generator {
 	return situation("an unfinished format "+name, w, func(f *fixture) {
 		f.learnMark()
@@ -268,7 +258,6 @@ func marksThen(name string, w want, set func(f *fixture)) generator {
 	})
 }
 
-// foreignFormats returns disks whose marks are invalid, or are those of another volume or disk.
 func foreignFormats() (all []generator) {
 	no := func(name string, set func(f *fixture)) {
 		all = append(all, marksThen(name, foreign("unfinished", "mark"), set))
@@ -304,8 +293,8 @@ func foreignFormats() (all []generator) {
 	return all
 }
 
-// Each forgery changes one value of a mark. A mark has its version at offset 16, a checksum of the
-// bytes from 24 on at offset 20, the length of its text at 24, and then the text.
+// A mark has its version at offset 16, at 20 a checksum of the bytes from 24 on, at 24 the length
+// of its text, and then the text.
 var forgeries = []struct {
 	name  string
 	forge func(b []byte)
@@ -327,8 +316,7 @@ func sumUp(b []byte) {
 	le.PutUint32(b[20:], crc32.Checksum(b[24:512], crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// takenFormats returns disks with an unfinished format of this volume that the driver must not
-// repeat. On most of them another program has written since.
+// takenFormats returns disks with an unfinished format of this volume that must not be repeated.
 func takenFormats() []generator {
 	blkid := func(what, found string) func(*fixture) {
 		return func(f *fixture) {

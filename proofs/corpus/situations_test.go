@@ -21,28 +21,23 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// situations returns blank or healthy disks that the driver must refuse.
 func situations() []generator {
 	return slices.Concat(sizes(), holders(), names(), unreadableBlanks())
 }
 
-// situation returns a trial with a blank disk. The driver must refuse it after a call of set.
 func situation(name string, w want, set func(f *fixture)) generator {
 	return blank(name, "", w, set).and(func(t *trial) { t.FS = ours[t.Rand.IntN(len(ours))] })
 }
 
-// onHealthy returns a trial of a disk with a healthy ext4 that the driver must refuse.
 func onHealthy(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext4, w, nil, set)
 }
 
-// onProbed returns a trial of a disk with a healthy ext3 that the driver must refuse. An ext3's
-// superblock has no checksum, so the driver runs blkid on the disk.
+// onProbed is onHealthy for an ext3, whose superblock has no checksum. So the driver runs blkid.
 func onProbed(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext3, w, nil, set)
 }
 
-// sizes returns disks whose size differs from the size that the controller or sysfs reports.
 func sizes() []generator {
 	off := func(f *fixture) int64 { return 512 * (1 + f.Rand.Int64N(4096)) }
 	publish := func(add func(f *fixture) int64) func(f *fixture) {
@@ -50,7 +45,6 @@ func sizes() []generator {
 	}
 	smaller := publish(func(f *fixture) int64 { return -off(f) })
 	larger := publish(off)
-	// elsewhere makes sysfs show a size that the device does not have.
 	elsewhere := func(f *fixture, size int64) { f.attribute("size", fmt.Sprintf("%d\n", size/512)) }
 	return []generator{
 		situation("a blank disk that is larger than its volume", refuse(wrongSize), smaller),
@@ -72,15 +66,12 @@ func sizes() []generator {
 	}
 }
 
-// forgetSize removes the size from the controller's report.
 func (f *fixture) forgetSize() { delete(f.Publish, "sizeBytes") }
 
-// attribute changes a sysfs attribute of the disk's device in the guest.
 func (f *fixture) attribute(name, value string) {
 	harness.Must(f.bench.Guest.SetAttribute(f.Device, name, value))
 }
 
-// holders returns disks that are read-only, or that another program uses.
 func holders() []generator {
 	aside := refuse(held)
 	aside.Says = []string{"/aside"} // the path of its mount
@@ -129,7 +120,6 @@ func (f *fixture) loopOver() {
 	}
 }
 
-// aside makes a directory for a mount of another program.
 func (f *fixture) aside() string {
 	at := filepath.Join(f.dir, "aside")
 	harness.Must(os.Mkdir(at, 0o755))
@@ -140,10 +130,9 @@ func (f *fixture) mountAside() {
 	harness.Must(unix.Mount(f.loop.Path, f.aside(), ext4, 0, ""))
 }
 
-// mountOutOfSight starts a process with a mount namespace of its own, which mounts the disk there.
 func (f *fixture) mountOutOfSight() {
-	// The new namespace begins with copies of all mounts of this process. Without the umount, the
-	// driver could not unstage the volumes of other trials.
+	// The new mount namespace begins with copies of all mounts of this process. Without the umount,
+	// the driver could not unstage the volumes of other trials.
 	cmd := exec.Command("sh", "-ec", `mount --make-rprivate /
 while read -r _ _ _ _ point _; do
 	case $point in "$2"/*) umount -l "$point" ;; esac
@@ -159,7 +148,6 @@ read -r _`, f.loop.Path, f.aside(), f.bench.run.Dir)
 	harness.Got(out.Read(make([]byte, 1)))
 }
 
-// ignoreExit drops an error that contains only a program's exit status.
 func ignoreExit(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
@@ -174,14 +162,11 @@ func (f *fixture) remembered() {
 	f.image.write(0, []byte("LUKS\xba\xbe\x00\x02")...)
 }
 
-// replaceLoop attaches a new loop device to the disk's file, and removes the old one from the
-// guest.
 func (f *fixture) replaceLoop(readOnly bool) {
 	f.loop = f.attach(context.Background(), f.image, readOnly)
 	f.show(f.Device, f.DiskName, f.loop)
 }
 
-// show adds a loop device to the guest, or replaces the guest's device of the same name.
 func (f *fixture) show(device, diskName string, loop loopdev.Device) {
 	harness.Must(errors.Join(os.RemoveAll(f.bench.Guest.Sys("block/"+device)),
 		os.RemoveAll(f.bench.Guest.Node(device)), f.bench.Guest.Plug(device, diskName, loop)))
@@ -195,7 +180,6 @@ func twin(device string) func(*fixture) {
 	}
 }
 
-// names returns trials with a wrong disk, or with two disks that have the requested serial.
 func names() []generator {
 	both := func(twin string) want {
 		w := refuse(notUnique)
@@ -242,12 +226,10 @@ func (f *fixture) swapNode() {
 
 func bornAgain(f *fixture) { f.attribute("diskseq", fmt.Sprintln(f.loop.Sequence+1)) }
 
-// cutOffAt returns a function that makes the disk unreadable from an offset on.
 func cutOffAt(at func(*trial) int64) func(*fixture) {
 	return func(f *fixture) { f.image.cut(at(f.trial)) }
 }
 
-// unreadableBlanks returns blank disks of which a part is unreadable.
 func unreadableBlanks() []generator {
 	w := refuse(unreadable)
 	w.Says = []string{"offset "}
@@ -266,8 +248,6 @@ func unreadableBlanks() []generator {
 	}
 }
 
-// blanks returns blank disks, which the driver must format. Without these trials, a driver that
-// refuses everything would pass.
 func blanks() []generator {
 	var all []generator
 	for _, fs := range ours {
@@ -330,7 +310,7 @@ func grown() []generator {
 		add(1, "a blank disk", anyOf)
 		add(1, "an own format on a disk", func(t *trial) {
 			anyOf(t)
-			t.Set, t.Check = (*fixture).someOfIt, (*fixture).markGone
+			t.Set, t.Check = (*fixture).formattedInPart, (*fixture).marksErased
 		})
 		add(1, "data anywhere, under an own mark, on a disk", func(t *trial) {
 			b, at := randomBytes(t.Rand, 512), t.Rand.Int64N(t.Size/512)*512
@@ -344,7 +324,6 @@ func grown() []generator {
 	return append(all, uses()...)
 }
 
-// anywhere makes Fill write n bytes at a random offset. It never fills more than half of the disk.
 func (t *trial) anywhere(n int64) {
 	n = min(n, t.Size/2)
 	at := t.Rand.Int64N((t.Size-n)/512) * 512
@@ -357,7 +336,6 @@ func (t *trial) anywhere(n int64) {
 	t.Want = foreign()
 }
 
-// uses returns disks that other programs use, or that differ from the controller's report.
 func uses() []generator {
 	locked := refuse("DeviceLocked")
 	locked.Code = "Aborted"
@@ -439,8 +417,8 @@ func swapDisk(f *fixture) {
 	f.swapNode()
 }
 
-// wrap replaces a program that the driver runs with a shell script. "$real" is the program's path.
-// The program is back after a call of unwrap, or at the end of the trial.
+// wrap replaces a program that the driver runs with a shell script, in which "$real" is the
+// program's path. The function unwrap restores the program, as does the end of the trial.
 func (f *fixture) wrap(program, script string) (unwrap func() error) {
 	path := filepath.Join(f.bench.Bin, program)
 	text := fmt.Sprintf("#!/bin/sh\nreal='%s'\n%s\n", harness.Got(exec.LookPath(program)), script)
@@ -450,7 +428,6 @@ func (f *fixture) wrap(program, script string) (unwrap func() error) {
 	return unwrap
 }
 
-// failAtEnd is a script that runs the real program and then exits with 1.
 const failAtEnd = `"$real" "$@"; exit 1`
 
 // hook calls the function do before the driver's first run of the program on a disk, so the disk
@@ -458,8 +435,8 @@ const failAtEnd = `"$real" "$@"; exit 1`
 func (f *fixture) hook(program string, do func()) {
 	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
 	harness.Must(errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)))
-	// To open a FIFO for reading and writing does not wait for another process. The FIFO reports no
-	// end of file when the other process closes it.
+	// An open for reading and writing does not wait for another process. Such a reader gets no end of
+	// file when the other process closes the FIFO.
 	questions := harness.Got(os.OpenFile(ask, os.O_RDWR|unix.O_NONBLOCK, 0))
 	answers := harness.Got(os.OpenFile(answer, os.O_RDWR|unix.O_NONBLOCK, 0))
 	happened := make(chan error, 1)

@@ -24,16 +24,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/model"
 )
 
-// The least number of trials is leastTrials if the driver is killed, leastRackTrials if the rack is
-// killed, and shortTrials in the short form.
 const (
 	leastTrials     = 20
 	leastRackTrials = 15
 	shortTrials     = 4
 )
 
-// If the environment variable only is set, the proofs try only points whose names contain its
-// value. A point and a seed determine the trial.
 const only = "CRASH_ONLY"
 
 func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
@@ -54,7 +50,6 @@ func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
 	})
 }
 
-// driverProof is the name of the proof that kills the driver.
 const driverProof = "crash-points"
 
 // campaign runs the trials of a proof, which kills either the driver or the rack.
@@ -62,11 +57,9 @@ type campaign struct {
 	*proof.Proof
 	t   *testing.T
 	run *harness.Run
-	// The environments run trials at the same time, because a trial mostly waits for processes and
-	// disks. Each makes a dry run. The short form has only one environment.
+	// The environments run trials at the same time, because a trial mostly waits.
 	envs  []*environment
 	kinds []string
-	// least is the minimum number of trials.
 	least int
 
 	points []point
@@ -98,7 +91,7 @@ func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, le
 	return c
 }
 
-// runProof finds the points, runs trials at some of them, and returns the number of trials.
+// runProof returns the number of trials.
 func (c *campaign) runProof() int64 {
 	ctx := c.t.Context()
 	c.Fatal(c.each(func(i int) error { return c.openEnvironment(ctx, i) }))
@@ -153,7 +146,6 @@ func (c *campaign) count(ctx context.Context) {
 	c.points = slices.DeleteFunc(runs[1], func(p point) bool { return !slices.Contains(runs[0], p) })
 }
 
-// each calls do for all environments at the same time.
 func (c *campaign) each(do func(i int) error) error {
 	errs := make([]error, len(c.envs))
 	harness.AtOnce(len(c.envs), func(i int) { errs[i] = do(i) })
@@ -165,8 +157,6 @@ func (c *campaign) openEnvironment(ctx context.Context, i int) (err error) {
 	return err
 }
 
-// attempts runs one trial for each point. The environments share the points, and the seed
-// determines the random choices of the trials.
 func (c *campaign) attempts(ctx context.Context, points []point, seed uint64) {
 	c.Error(harness.Share(len(c.envs), points, func(i int, jobs <-chan point) error {
 		for p := range jobs {
@@ -181,22 +171,19 @@ func (c *campaign) attempts(ctx context.Context, points []point, seed uint64) {
 	}))
 }
 
-// matching returns the points whose names contain the text.
 func matching(points []point, text string) []point {
 	return slices.DeleteFunc(slices.Clone(points), func(p point) bool {
 		return !strings.Contains(p.String(), text)
 	})
 }
 
-// without returns the points that are missing in others.
 func without(points, others []point) []point {
 	return slices.DeleteFunc(slices.Clone(points), func(p point) bool {
 		return slices.Contains(others, p)
 	})
 }
 
-// attempt runs a trial in an environment. If the trial fails, it keeps the environment's files and
-// opens a new environment. It returns an error if it cannot open one.
+// attempt runs a trial. After a failure it keeps the environment's files and opens a new one.
 func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	env := c.envs[i]
 	env.kills, env.overlaps = 0, 0
@@ -217,7 +204,7 @@ func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	return c.openEnvironment(ctx, i)
 }
 
-// draw writes a page about a failed trial, and returns the page's path.
+// draw writes a page about the failed trial and returns its path.
 func (c *campaign) draw(ctx context.Context, env *environment, tr trial, broken error) string {
 	return c.Draw(ctx, proof.Failure{Name: tr.String(), Seed: tr.seed, Broken: broken,
 		Repeat: fmt.Sprintf("%s=%q make crash SEED=%d", only, tr.point, tr.seed), Dir: c.run.Dir,
@@ -232,7 +219,7 @@ func TestATrialWithALeftoverFileFailsAndGetsAFailurePage(t *testing.T) {
 	points, err := countPoints(t.Context(), env, driverLifecycles[:1])
 	c.Fatal(err)
 	points = matching(points, "NodeStage")
-	tr := trial{point: points[len(points)/2], then: again, seed: c.Seed}
+	tr := trial{point: points[len(points)/2], action: again, seed: c.Seed}
 	left := filepath.Join(env.Nodes[driverA].Dir, "volumes", "nobody-needs-this")
 	c.Fatal(os.WriteFile(left, nil, 0o600))
 	broken := env.runTrial(t.Context(), tr)
@@ -243,7 +230,6 @@ func TestATrialWithALeftoverFileFailsAndGetsAFailurePage(t *testing.T) {
 		"killed at the point", "NodeStageVolume", "Formatted", "disk_create", tr.String()))
 }
 
-// note adds a trial and its result to the counters.
 func (c *campaign) note(env *environment, tr trial, converged bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -260,11 +246,9 @@ func (c *campaign) note(env *environment, tr trial, converged bool) {
 // point is a moment in a lifecycle: right before, during or after an effect of a process.
 type point struct {
 	lifecycle string
-	// process is the name of the process that causes the effect.
-	process string
-	// step is the index of a step of the lifecycle. rpc is the step's call.
-	step int
-	rpc  string
+	process   string
+	step      int
+	rpc       string
 	// kind is the name of the effect without its target.
 	kind  string
 	trace trace.Point
@@ -279,16 +263,15 @@ const (
 	overlap = "the orchestrator calls a second process while the first one is paused"
 )
 
-// trial kills or pauses a process at a point. The field then names the orchestrator's next action.
+// trial kills or pauses a process at a point. The orchestrator then takes the action.
 type trial struct {
 	point
-	then string
-	// seed determines the trial's random choices.
-	seed uint64
+	action string
+	seed   uint64
 	// second, if not nil, is a point in the first repetition of the call, at which the process is
 	// killed again.
 	second *trace.Point
-	// soon, if not 0, is the time after which the process is killed again if it does not yet serve.
+	// soon, if not 0, limits the restart: a process that does not serve by then is killed again.
 	soon time.Duration
 }
 
@@ -297,7 +280,7 @@ func (p point) String() string {
 }
 
 func (t trial) String() string {
-	name := t.point.String() + ": " + t.then
+	name := t.point.String() + ": " + t.action
 	if t.second != nil {
 		name += ", and it is killed again " + t.second.String()
 	}
@@ -307,7 +290,7 @@ func (t trial) String() string {
 	return name
 }
 
-// countPoints runs each kind of lifecycle without a kill, and returns the steps' points.
+// countPoints makes a dry run of each kind of lifecycle, and returns its points.
 func countPoints(ctx context.Context, env *environment, kinds []string) (points []point,
 	err error) {
 	defer harness.Catch(&err)
@@ -333,7 +316,6 @@ func countPoints(ctx context.Context, env *environment, kinds []string) (points 
 	return points, nil
 }
 
-// pointsOf returns the points before, during and after a step's effects.
 func pointsOf(effects []trace.Effect, kind string, i int, st step) (points []point) {
 	for _, e := range effects {
 		if e.Failed { // a failed call has no effect, so there is no time before or after it
@@ -347,26 +329,25 @@ func pointsOf(effects []trace.Effect, kind string, i int, st step) (points []poi
 	return points
 }
 
-// trials returns all trials that are possible at a point.
 func trials(p point) []trial {
-	then := []string{again}
+	actions := []string{again}
 	if p.goingUp() {
-		then = append(then, giveUp)
+		actions = append(actions, giveUp)
 	}
 	if strings.HasPrefix(p.lifecycle, "plain") && p.rpc == "NodeStage" {
-		then = append(then, elsewhere)
+		actions = append(actions, elsewhere)
 	}
 	var all []trial
-	for _, next := range then {
+	for _, next := range actions {
 		for _, group := range []bool{false, true} {
-			t := trial{point: p, then: next}
+			t := trial{point: p, action: next}
 			t.trace.Group = group
 			all = append(all, t)
 		}
 	}
 	// While the process is paused, the orchestrator can call the second node driver in instance a.
 	if p.process == driverA && p.rpc != "NodeGetVolumeStats" {
-		t := trial{point: p, then: overlap}
+		t := trial{point: p, action: overlap}
 		t.trace.Pause = true
 		all = append(all, t)
 	}
@@ -380,7 +361,6 @@ func (p point) goingUp() bool {
 		"NodeGetVolumeStats", "CreateSnapshot", "stop instance a"}, p.rpc)
 }
 
-// choose returns a trial at the point. The seed determines its random choices.
 func choose(p point, points []point, seed uint64) trial {
 	name := fnv.New64a()
 	fmt.Fprint(name, p)
@@ -388,7 +368,7 @@ func choose(p point, points []point, seed uint64) trial {
 	all := trials(p)
 	t := all[rng.IntN(len(all))]
 	t.seed = seed
-	if t.then == overlap {
+	if t.action == overlap {
 		return t
 	}
 	switch rng.IntN(4) {
@@ -428,22 +408,17 @@ func sample(points []point, n int, rng *rand.Rand) []point {
 }
 
 // deviceless is a lifecycle on a rack that records an attach first, and then gives the instance no
-// device (docs/hot-plug.md). A run tries at least leastDeviceless of its points.
+// device (docs/hot-plug.md).
 const (
 	deviceless      = "deviceless ext4"
 	leastDeviceless = 3
 )
 
-// The driver is killed in these lifecycles. "plain" moves a volume from one node to another.
-// "restored" also makes a larger volume from a snapshot. "shared" also publishes the volume
-// read-only on node b.
 var driverLifecycles = []string{
 	"plain ext4", "plain xfs", "plain btrfs", "plain block",
 	"restored ext4", "restored xfs", "restored btrfs", "shared block", "shared ext4", deviceless,
 }
 
-// The rack is killed in these lifecycles. They take snapshots of the volume while it is attached
-// and while it is detached, and stop and start the instance.
 var rackLifecycles = []string{"rack ext4", "rack block"}
 
 // shapes contains the steps of each kind of lifecycle. VOL is a volume, SNAP a snapshot of it, and
@@ -512,7 +487,7 @@ var shapes = map[string]string{
 		* controller 1: DeleteVolume COPY
 		* controller 1: DeleteVolume VOL
 		* controller 1: DeleteSnapshot SNAP`,
-	// A trial with elsewhere detaches the volume, and then makes these steps.
+	// The action elsewhere detaches the volume, and then makes these steps.
 	elsewhere: `
 		controller 1: bring VOL to pod 1 on b, which writes block 1
 		controller 1: take VOL from pod 1 on b
@@ -520,7 +495,7 @@ var shapes = map[string]string{
 		controller 1: take VOL from pod 1 on a`,
 }
 
-// objects contains, by access type, the names in package model that replace VOL, SNAP and COPY.
+// objects replaces VOL, SNAP and COPY with names in package model, which depend on the access type.
 var objects = map[string]*strings.Replacer{
 	"ext4":  strings.NewReplacer("VOL", "v1", "SNAP", "s1", "COPY", "v5"),
 	"xfs":   strings.NewReplacer("VOL", "v2", "SNAP", "s3", "COPY", "v7"),
@@ -528,7 +503,7 @@ var objects = map[string]*strings.Replacer{
 	"block": strings.NewReplacer("VOL", "v4", "SNAP", "s2", "COPY", "v6"),
 }
 
-// step is a step of a lifecycle. rpc is its call, and on is the driver that gets the call, or "".
+// step is a step of a lifecycle. on is the driver that gets the call rpc, or "" if there is none.
 type step struct {
 	model.Step
 	rpc, on string
@@ -536,7 +511,6 @@ type step struct {
 	watched string
 }
 
-// stepsOf returns the steps of a shape, with the volumes of a kind of lifecycle.
 func stepsOf(shape, kind string) (steps []step) {
 	killed, access, _ := strings.Cut(kind, " ")
 	for _, s := range harness.Got(model.ParseHistory(objects[access].Replace(shapes[shape]))) {

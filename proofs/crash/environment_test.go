@@ -25,8 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/model"
 )
 
-// These are the processes that a trial can kill or call, besides the controller "controller 1": the
-// node drivers of two instances, and the rack.
+// A trial can kill or call these processes, and the controller "controller 1".
 const (
 	driverA     = "a"
 	driverB     = "b"
@@ -40,24 +39,20 @@ const (
 type environment struct {
 	*model.Environment
 	processes map[string]process
-	// second is the process beside.
-	second  *harness.Plugin
-	watcher *trace.Watcher
-	// files lists the files before the first lifecycle. storage is how many bytes the rack charged at
-	// this time.
+	second    *harness.Plugin
+	watcher   *trace.Watcher
+	// files are the files, and storage the bytes that the rack charged, before the first lifecycle.
 	files   harness.Ledger
 	storage int64
 	// unformatted counts mounted volumes that no driver has formatted, because they were restored.
 	unformatted int
 	// killed contains the killed process groups of this lifecycle.
 	killed map[int]bool
-	// kills counts the kills of a trial. overlaps is 1 if the trial called a second driver while the
-	// first one was paused.
+	// overlaps is 1 if the trial called a second driver while the first one was paused.
 	kills, overlaps int
 }
 
-// newEnvironment starts all processes, and records the state before the first lifecycle. The
-// bystanders are in an instance that no lifecycle of the proof stops.
+// newEnvironment puts the bystanders into an instance that no lifecycle of the proof stops.
 func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env *environment,
 	err error) {
 	instance := driverB
@@ -88,7 +83,6 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env 
 	return env, nil
 }
 
-// close stops all processes, and returns an error if a file, mount or device is left.
 func (env *environment) close() error {
 	var err error
 	if env.watcher != nil {
@@ -97,8 +91,8 @@ func (env *environment) close() error {
 	return errors.Join(err, env.Close())
 }
 
-// process is a driver or the rack. as is its name in effects, log the path of its log, and lane its
-// name in the history. Kill waits until the process has ended.
+// process is a driver or the rack, with its name in effects, the path of its log, and its name in
+// the history. The method Kill waits until the process has ended.
 type process struct {
 	killable
 	as, log, lane string
@@ -111,7 +105,7 @@ type killable interface {
 	Start(ctx context.Context) error
 }
 
-// watched calls do while a tracer watches a process. The tracer kills it at the point kill, if any.
+// watched calls do while a tracer watches a process, and kills it at the point kill, if any.
 func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
 	order := env.order(name, kill)
 	if err := env.watcher.Watch(order); err != nil {
@@ -127,7 +121,6 @@ func (env *environment) watched(name string, kill *trace.Point, do func()) (trac
 	return report, err
 }
 
-// order returns an order to watch a process and, if kill is not nil, to kill it at this point.
 func (env *environment) order(name string, kill *trace.Point) trace.Order {
 	p := env.processes[name]
 	return trace.Order{As: p.as, Root: env.Rack.Dir, Rack: env.Rack.Port(), PID: p.PID(),
@@ -171,9 +164,8 @@ func (env *environment) checkClean(ctx context.Context, copies int) (err error) 
 	return nil
 }
 
-// filesNow lists the files in the rack's directory: disks, guest views, the drivers' records, and
-// files in the orchestrator's directories. It omits logs, flight recorders and sockets. It removes
-// the numbers of devices from names, because they change when an instance stops and starts.
+// filesNow lists the files in the rack's directory except logs, flight recorders and sockets. It
+// removes the numbers of devices from names, because they change when an instance stops and starts.
 func (env *environment) filesNow() (harness.Ledger, error) {
 	files := harness.Ledger{}
 	err := filepath.WalkDir(env.Rack.Dir, func(path string, entry fs.DirEntry, err error) error {
@@ -203,20 +195,17 @@ func TestMain(m *testing.M) {
 // trialTimeout limits a trial, which takes seconds on an idle machine.
 const trialTimeout = 5 * time.Minute
 
-// A trial may need several lifecycles to reach its point, because goroutines run in different
-// orders. After this number of lifecycles the trial fails.
+// Goroutines run in different orders, so a trial may need several lifecycles to reach its point.
 const tries = 3
 
-// lifecycle runs the steps of a volume's lifecycle. Its orchestrator repeats each call until the
-// call succeeds.
+// lifecycle runs the steps of a volume's lifecycle, and repeats each call until it succeeds.
 type lifecycle struct {
 	*environment
 	*model.History
 	steps []step
-	// copies is how many volumes the lifecycle restores from a snapshot.
+	// copies counts the volumes that the lifecycle restores from a snapshot.
 	copies int
-	// reached is set if the trial killed or paused the process at the point. effects contains the
-	// effects of the step with this point.
+	// reached is set after the kill or the pause. effects are those of the point's step.
 	reached bool
 	effects []trace.Effect
 }
@@ -236,22 +225,19 @@ func (env *environment) begin(kind string) *lifecycle {
 	return l
 }
 
-// finish deletes all objects of the lifecycle, and fails if an object, file or process is left.
 func (l *lifecycle) finish(ctx context.Context) {
 	harness.Must(l.TearDown(ctx, false))
 	harness.Must(l.checkClean(ctx, l.copies))
 }
 
-// run makes the steps, one after the other.
 func (l *lifecycle) run(ctx context.Context, steps []step) {
 	for _, st := range steps {
 		harness.Must(l.Do(ctx, st.Step))
 	}
 }
 
-// runTrial runs a lifecycle, in which a process is killed or paused at the point. It returns an
-// error if the lifecycle does not converge. If the lifecycle has fewer effects of the point's name
-// than the point needs, the next try uses the last of these effects.
+// runTrial repeats the lifecycle until it reaches the point. If a lifecycle has fewer effects of
+// the point's name than the point needs, the next one uses the last of these effects.
 func (env *environment) runTrial(ctx context.Context, t trial) error {
 	for range tries {
 		l, err := env.runOnce(ctx, t)
@@ -267,7 +253,6 @@ func (env *environment) runTrial(ctx context.Context, t trial) error {
 	return fmt.Errorf("the point was not reached in %d lifecycles", tries)
 }
 
-// runOnce runs one lifecycle of a trial.
 func (env *environment) runOnce(ctx context.Context, t trial) (l *lifecycle, err error) {
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
@@ -283,15 +268,13 @@ func (env *environment) runOnce(ctx context.Context, t trial) (l *lifecycle, err
 	return l, nil
 }
 
-// runInterrupted runs the steps of a lifecycle, and kills or pauses the process in one of them.
-// Then the orchestrator takes the trial's action.
 func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	l.run(ctx, l.steps[:t.step])
 	if done := strings.Count(l.Transcript(), "\n") + 1; done < t.step {
 		harness.Must(fmt.Errorf("only %d of %d steps before the kill were possible", done, t.step))
 	}
 	st := l.steps[t.step]
-	if t.then == overlap {
+	if t.action == overlap {
 		l.overlapped(ctx, t)
 		return
 	}
@@ -301,11 +284,11 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 		l.killDuring(ctx, st, *t.second, 0)
 	}
 	switch {
-	case l.reached && t.then == giveUp && st.on == "":
+	case l.reached && t.action == giveUp && st.on == "":
 		harness.Must(l.Do(ctx, st.Step)) // stops the instance; finish starts it
-	case l.reached && t.then == giveUp:
+	case l.reached && t.action == giveUp:
 		// The method finish makes the calls by which the orchestrator gives up.
-	case l.reached && t.then == elsewhere:
+	case l.reached && t.action == elsewhere:
 		harness.Must(l.Release(ctx))
 		l.run(ctx, stepsOf(elsewhere, t.lifecycle))
 	default:
@@ -328,7 +311,7 @@ func mayOutlive(program string, at trace.Point) bool {
 }
 
 // killDuring makes a step, kills the watched process at a point, and starts it again. If it does
-// not serve after the time soon, killDuring kills and starts it once more; 0 means no limit.
+// not serve within the time soon, killDuring kills and starts it once more; 0 means no limit.
 func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	soon time.Duration) (killed bool) {
 	process := l.processes[st.watched]
@@ -370,8 +353,8 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	return killed
 }
 
-// whileRunning returns a context and a function. The context ends when the process ends or the
-// function is called. After the function has returned, the process can be started again.
+// whileRunning returns a context that ends when the process ends or the function is called. After
+// this call, the process can be started again.
 func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup
@@ -412,7 +395,6 @@ func (l *lifecycle) overlapped(ctx context.Context, t trial) {
 	l.run(ctx, l.steps[l.stageBefore(t.step):])
 }
 
-// callSecondProcess makes the next calls on the node to the second driver until one fails.
 func (l *lifecycle) callSecondProcess(ctx context.Context, from int) error {
 	for _, st := range l.steps[from:] {
 		if !st.OnNode(driverA) {

@@ -21,8 +21,7 @@ import (
 )
 
 const (
-	gib = harness.GiB
-	// The silo may use quota bytes, and an instance may have diskLimit disks.
+	gib       = harness.GiB
 	quota     = 512 * gib
 	diskLimit = 5
 	// otherProject is a project for which the driver is not configured.
@@ -43,17 +42,18 @@ type environment struct {
 	// up is an instance that runs. down and full are stopped instances, and full has the maximum
 	// number of disks.
 	up, down, full string
-	// down boots from the disk boot.
+	// The instance down boots from the disk boot.
 	boot *oxide.Disk
-	// source is a volume, and snap a snapshot of source. gone is a snapshot whose volume was deleted.
-	source     *csi.Volume
-	snap, gone *csi.Snapshot
-	// otherProject has the snapshot foreign and the disk foreignDisk. local is a disk of type local.
+	// snap is a snapshot of the volume source. The volume of the snapshot orphan was deleted.
+	source       *csi.Volume
+	snap, orphan *csi.Snapshot
+	// The project otherProject has the snapshot foreign and the disk foreignDisk. The disk local has
+	// the type local.
 	foreign     *oxide.Snapshot
 	foreignDisk *oxide.Disk
 	local       *oxide.Disk
 	image       *oxide.Image
-	// others contains, by kind, the JSON of a wrong object, which replaces the right one in answers.
+	// others maps a kind of object to the JSON of a wrong object for answers.
 	others map[string]string
 
 	// page is the path of the page about the last failed cell.
@@ -64,7 +64,6 @@ type environment struct {
 	baseState rackState
 }
 
-// newEnvironment starts an environment. The test fails if shutDown finds an object left.
 func newEnvironment(t *testing.T, p *proof.Proof, run *harness.Run) (env *environment, err error) {
 	defer harness.Catch(&err)
 	started, err := run.StartEnvironment(t.Context(), harness.RackOptions{
@@ -105,7 +104,7 @@ func (env *environment) createObjects() {
 	env.source = env.volume("source")
 	env.snap = env.snapshot("snap", env.source.GetVolumeId())
 	passing := env.volume("passing").GetVolumeId()
-	env.gone = env.snapshot("gone", passing)
+	env.orphan = env.snapshot("gone", passing)
 	harness.Must(env.Rack.DeleteDisk(env.ctx, passing))
 	env.foreign = harness.Got(env.Rack.Client.SnapshotCreate(env.ctx, oxide.SnapshotCreateParams{
 		Project: otherProject, Body: &oxide.SnapshotCreate{Name: "foreign",
@@ -114,7 +113,6 @@ func (env *environment) createObjects() {
 		oxide.ImageListParams{Project: rackProject})).Items[0]
 }
 
-// fetchOtherObjects fills env.others.
 func (env *environment) fetchOtherObjects() {
 	stranger := env.volume("stranger").GetVolumeId()
 	env.others = map[string]string{
@@ -135,7 +133,6 @@ func (env *environment) fetchOtherObjects() {
 	env.others["current"] = text(map[string]string{"silo_id": nobody})
 }
 
-// shutDown stops all processes, and returns an error if an object or a goroutine is left.
 func (env *environment) shutDown() (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(env.ctx), time.Minute)
 	defer cancel()
@@ -164,7 +161,6 @@ func (env *environment) attach(disk, instance string) {
 	harness.Must(env.Rack.AttachDisk(env.ctx, disk, instance))
 }
 
-// hotplug sets how the rack attaches disks to running instances and detaches them.
 func (env *environment) hotplug(mode adminapi.Hotplug) {
 	harness.Must(env.Rack.Admin.Switch(env.ctx, map[string]any{"hotplug": mode}))
 }
@@ -199,12 +195,10 @@ func (env *environment) bootFrom(instance, disk oxide.NameOrId) {
 	}))
 }
 
-// volume makes the driver create a volume.
 func (env *environment) volume(name string) *csi.Volume {
 	return env.made(harness.CreateRequest(name))
 }
 
-// attached makes the driver create a volume, and makes the rack attach the disk to an instance.
 func (env *environment) attached(instance string) *csi.Volume {
 	volume := env.volume(env.name("attached"))
 	env.attach(volume.GetVolumeId(), instance)
@@ -220,7 +214,6 @@ func (env *environment) snapshot(name, volume string) *csi.Snapshot {
 		volume))).GetSnapshot()
 }
 
-// cleanUp removes the objects of a cell, and fails if the rack then is not in the state baseState.
 func (env *environment) cleanUp() (err error) {
 	defer harness.Catch(&err)
 	now := env.state()
@@ -250,8 +243,8 @@ func (env *environment) deleteSnapshot(id string) {
 		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}))
 }
 
-// restoreRequest returns a request to restore a snapshot to a volume. The blockSize "" leaves the
-// choice of the block size to the driver.
+// restoreRequest returns a request to restore a snapshot. With blockSize = "" the driver chooses
+// the block size.
 func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 	req := harness.FromSnapshot(harness.CreateRequest(name), snapshot)
 	if blockSize != "" {
@@ -261,11 +254,11 @@ func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 }
 
 // rackState is the complete state of the rack. The keys "disk NAME" and "snapshot NAME" have the
-// orchestrator's name of the object, if it has one. "device SERIAL" counts loop devices. "storage"
-// is how many bytes the silo uses.
+// orchestrator's name of the object, if it has one. "device SERIAL" counts loop devices, and
+// "storage" the bytes that the silo uses.
 type rackState map[string]item
 
-// item describes an object, where From is the ID of its source, or contains a number as Size.
+// item describes an object, or contains a number as Size. From is the ID of the object's source.
 type item struct {
 	ID, Name, State, At, From string
 	Size                      int64
@@ -303,7 +296,6 @@ func (env *environment) state() rackState {
 	return all
 }
 
-// insert adds an object. If another object has the same name, insert adds a number to the name.
 func (state rackState) insert(name string, object item) {
 	free := name
 	for n := 2; state[free].ID != ""; n++ {
@@ -327,5 +319,4 @@ func (state rackState) since(earlier rackState) rackState {
 	return now
 }
 
-// differs returns the difference between the states, or "" if they are equal.
 func (state rackState) differs(from rackState) string { return gocmp.Diff(from, state) }

@@ -34,14 +34,12 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// The test uses wholeRacks racks, and shortRacks in the short form. Each rack runs one cell at a
-// time, and mostly waits.
+// Each rack runs one cell at a time, and mostly waits.
 const (
 	wholeRacks = 6
 	shortRacks = 2
 )
 
-// If the environment variable only is set, the test runs only cells whose names match its value.
 const only = "FAULTS_CELL"
 
 func TestEveryCallConvergesAfterAWrongAnswerOfTheRack(t *testing.T) { // B-9, B-10, B-43, OX-8
@@ -70,22 +68,20 @@ func TestEveryCallConvergesAfterAWrongAnswerOfTheRack(t *testing.T) { // B-9, B-
 	}
 }
 
-// matrix chooses cells, runs them and counts the results.
 type matrix struct {
 	t            *testing.T
 	proof        *proof.Proof
 	environments []*environment
 	// pairs contains a cell without phase and answer for each operation of each scenario.
 	pairs []cell
-	// all is the number of possible cells. cells are the cells of this run. The first least of them
-	// run even after the time of the long form is over.
+	// all is the number of possible cells. The first cells, as many as least, run even after the time
+	// of the long form is over.
 	all, least    int
 	cells         []cell
 	tried, passed atomic.Int64
 }
 
-// observe finds the operations that each scenario uses. They must be the same operations as those
-// that the driver's source uses.
+// observe finds the operations of each scenario, and compares them with the driver's source.
 func (m *matrix) observe(used []string) {
 	m.t.Helper()
 	var mu sync.Mutex // guards m.pairs and seen
@@ -117,7 +113,6 @@ func (m *matrix) observe(used []string) {
 	}
 }
 
-// share calls do for each job. Each environment takes one job at a time.
 func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
 	return harness.Share(len(m.environments), all, func(i int, jobs <-chan J) error {
 		var errs []error
@@ -128,12 +123,8 @@ func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
 	})
 }
 
-// The test tries each operation with each answer in sampledPhases phases, and in the long form in
-// all phases.
 const sampledPhases = 2
 
-// choose chooses the cells: for each operation and answer one call in some phases. In the long form
-// it adds the other cells, and in the short form it chooses one cell for each operation.
 func (m *matrix) choose() {
 	m.t.Helper()
 	var all []cell
@@ -237,8 +228,7 @@ func TestACallWithAWrongCodeFailsAndGetsAFailurePage(t *testing.T) {
 // The controller uses the operation background only for a metric, and in no call.
 const background = "current_user_access_token_list"
 
-// driverOperations returns the operations that the driver's source uses, with the API's names.
-// These are all methods of Oxide's client that the source mentions.
+// driverOperations returns the operations whose client methods the driver's source mentions.
 func driverOperations(t *testing.T) []string {
 	t.Helper()
 	methods := map[string]bool{}
@@ -282,7 +272,7 @@ type cell struct {
 	phase     adminapi.Phase
 	answer    answer
 	scenario  scenario
-	// hotplug is how the rack attaches and detaches disks; "" means full hot-plug.
+	// hotplug is the rack's hot-plug mode; "" means adminapi.HotplugFull.
 	hotplug adminapi.Hotplug
 }
 
@@ -294,7 +284,6 @@ func (c cell) String() string {
 	return strings.Join(parts, "/")
 }
 
-// The cells of attach and detach also run with these hot-plug modes.
 var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
 	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
 
@@ -311,7 +300,6 @@ func (c cell) on(rack adminapi.Hotplug) cell {
 	return c
 }
 
-// A call has the deadline shortLimit if the rack's answer is slow, and otherwise longLimit.
 const (
 	shortLimit = 250 * time.Millisecond
 	longLimit  = 20 * time.Second
@@ -381,7 +369,6 @@ func (c cell) runOnce(env *environment, limit time.Duration) (err error) {
 	return nil
 }
 
-// fail ends the cell with an error.
 func fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
 func (c cell) prepare(env *environment) *cellRun {
@@ -414,7 +401,6 @@ func (r *cellRun) callOnce(limit time.Duration) (proto.Message, error) {
 	return answer, err
 }
 
-// checkResult fails if the call's code is not allowed, or if the rack's state contradicts the code.
 func (r *cellRun) checkResult() {
 	code := status.Code(r.err)
 	if allowed := r.allowed(); !slices.Contains(allowed, code) {
@@ -438,8 +424,7 @@ func (r *cellRun) checkResult() {
 func (r *cellRun) now() rackState { return r.state().since(r.start) }
 
 // repeat makes the call again, as an orchestrator does, until the driver knows what the first call
-// has changed. It fails if the call's change is then missing. If the first call succeeded, both
-// answers must be equal. what names the call in errors.
+// has changed. If the first call succeeded, both answers must be equal.
 func (r *cellRun) repeat(what string) {
 	var again proto.Message
 	var err error
@@ -460,7 +445,6 @@ func (r *cellRun) repeat(what string) {
 	r.checkState(what)
 }
 
-// checkState fails if the rack has another state than a correct call leaves.
 func (r *cellRun) checkState(what string) {
 	if difference := r.now().differs(r.want); difference != "" {
 		fail("%s: the rack has (+) where it should have (-):\n%s", what, difference)
@@ -474,7 +458,6 @@ func outcome(err error) string {
 	return fmt.Sprintf("failed with %s (%s)", status.Code(err), status.Convert(err).Message())
 }
 
-// operations returns the operations that a scenario's call uses. It makes the call without fault.
 func (s scenario) operations(env *environment) (operations []string, err error) {
 	defer harness.Catch(&err)
 	r := cell{scenario: s}.prepare(env)

@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// In the phase later, the rack makes the change after it has answered the repeated call. In the
-// phase adminapi.Deferred it makes the change between the wrong answer and the repeated call.
+// later is the phase in which the rack makes the change after its answer to the repeated call. With
+// adminapi.Deferred it does so between the wrong answer and the repeated call.
 const later adminapi.Phase = "later"
 
 // phases contains the moments of an operation's change, relative to the wrong answer.
@@ -44,7 +44,6 @@ type answer struct {
 	success bool
 }
 
-// fault returns the fault with which the cell makes its call.
 func (r *cellRun) fault() adminapi.Fault {
 	a := r.cell.answer
 	fault := a.fault
@@ -74,7 +73,6 @@ func page(status int) answer {
 		Status: status, ContentType: "text/html", Body: "<html>not a rack</html>"})
 }
 
-// success returns an answer with the status of a successful operation and the given body.
 func success(name string, body func(r *cellRun) string) answer {
 	return answer{name: name, code: codes.Unavailable, success: true,
 		set: func(f *adminapi.Fault, r *cellRun) {
@@ -82,7 +80,6 @@ func success(name string, body func(r *cellRun) string) answer {
 		}}
 }
 
-// answers contains all wrong answers that the matrix tries.
 var answers = []answer{
 	refusal(400, "ObjectAlreadyExists", "already exists", codes.AlreadyExists),
 	refusal(400, "InvalidValue", "unsupported value", codes.OutOfRange),
@@ -130,7 +127,6 @@ var answers = []answer{
 	{name: "own", natural: true, phases: []adminapi.Phase{adminapi.Twice}},
 }
 
-// other returns the JSON of a wrong object of the kind that the operation returns.
 func (r *cellRun) other() string { return r.others[kindOf(r.operation)] }
 
 // setBody gives the answer a body, which the fault then damages: the rack's own body if it has made
@@ -159,7 +155,7 @@ func setOtherRelease(f *adminapi.Fault, r *cellRun) {
 		})}
 }
 
-// releaseFields contains, by kind of object, fields that only some releases have.
+// releaseFields contains, for each kind of object, fields that only some releases have.
 var releaseFields = map[string][]string{
 	"disk": {"disk_type", "read_only"}, "snapshot": {"size"}, "image": {"size", "block_size"},
 	"instance": {"run_state"}, "project": {"id"}, "utilization": {"capacity"},
@@ -174,8 +170,7 @@ func kindOf(operation string) string {
 	return kind
 }
 
-// statusOf returns the status of a successful operation. For a status without a body it returns
-// 200.
+// statusOf returns the status of a successful operation, but 200 for a status without a body.
 func statusOf(operation string) int {
 	switch {
 	case strings.HasSuffix(operation, "_create"):
@@ -186,7 +181,6 @@ func statusOf(operation string) int {
 	return http.StatusOK
 }
 
-// object is the JSON of an object of the rack.
 type object = map[string]any
 
 func altered(of string, change func(fields object)) string {
@@ -300,7 +294,7 @@ func (c cell) allowed() []codes.Code {
 // not repeat the call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
-// open reports whether the rack's answer leaves unknown if the change was made.
+// open reports whether the answer does not tell if the change was made.
 func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && c.answer.code == codes.Unavailable
 }
@@ -321,10 +315,8 @@ type effect struct {
 	apply func(rackState)
 }
 
-// call returns an effect whose request changes nothing.
 func call(request proto.Message) effect { return effect{request: request} }
 
-// always returns a prepare function for a request that changes nothing.
 func always(request proto.Message) func(*environment) effect {
 	return func(*environment) effect { return call(request) }
 }
@@ -342,7 +334,6 @@ func createEffect(s *environment, req *csi.CreateVolumeRequest, from string) eff
 // madeBlocks contains the block size of a disk from an image (true) and of other disks (false).
 var madeBlocks = map[bool]int{true: 512, false: 4096}
 
-// removes returns the effect of a request that deletes the volume or snapshot called name.
 func removes(name string, req proto.Message) effect {
 	return effect{request: req, apply: func(state rackState) {
 		delete(state, "disk "+name)
@@ -351,8 +342,8 @@ func removes(name string, req proto.Message) effect {
 	}}
 }
 
-// moves returns the effect of a request that attaches the disk called name to an instance, or
-// detaches it if to is "". A running instance gets a device.
+// moves returns the effect of attaching the disk called name to an instance, or of detaching it if
+// to = "". A running instance gets a device.
 func (s *environment) moves(name, to string, req proto.Message) effect {
 	return effect{request: req, apply: func(state rackState) {
 		d := state["disk "+name]
@@ -366,14 +357,11 @@ func (s *environment) moves(name, to string, req proto.Message) effect {
 	}}
 }
 
-// publishEffect creates a volume, and returns the effect of a request that attaches the volume.
 func publishEffect(s *environment, node string) effect {
 	name := s.name("publish")
 	return s.moves(name, node, harness.PublishRequest(s.volume(name), node))
 }
 
-// unpublishEffect creates a volume and calls attach, which attaches it to an instance. It returns
-// the effect of a request that detaches the volume.
 func unpublishEffect(s *environment, attach func(disk, instance string), from, node string) effect {
 	name := s.name("unpublish")
 	id := s.volume(name).GetVolumeId()
@@ -398,7 +386,6 @@ type scenario struct {
 
 var scenarios = slices.Concat(volumeScenarios, attachScenarios, readScenarios)
 
-// volumeScenarios create or delete a volume or a snapshot.
 var volumeScenarios = []scenario{
 	{"create", codes.OK, func(s *environment) effect {
 		return createEffect(s, harness.CreateRequest(s.name("create")), "")
@@ -429,7 +416,7 @@ var volumeScenarios = []scenario{
 		return createEffect(s, restoreRequest(s.name("blocks"), snap, "4096"), snap)
 	}},
 	{"restore-with-other-blocks", codes.InvalidArgument, func(s *environment) effect {
-		return call(restoreRequest(s.name("blocks"), s.gone.GetSnapshotId(), "512"))
+		return call(restoreRequest(s.name("blocks"), s.orphan.GetSnapshotId(), "512"))
 	}},
 	{"restore-again-without-the-snapshot", codes.OK, func(s *environment) effect {
 		snap := s.snapshot(s.name("passing"), s.source.GetVolumeId())
@@ -495,7 +482,6 @@ var volumeScenarios = []scenario{
 	{"delete-snapshot-again", codes.OK, always(&csi.DeleteSnapshotRequest{SnapshotId: nobody})},
 }
 
-// readScenarios change nothing.
 var readScenarios = []scenario{
 	{"list", codes.OK, always(&csi.ListVolumesRequest{})},
 	{"list-health", codes.OK, always(&csi.ControllerListVolumeHealthRequest{})},
@@ -522,7 +508,6 @@ var readScenarios = []scenario{
 	}},
 }
 
-// attachScenarios attach or detach a volume.
 var attachScenarios = []scenario{
 	{"publish", codes.OK, func(s *environment) effect { return publishEffect(s, s.down) }},
 	{"publish-to-a-running-node", codes.OK,

@@ -55,6 +55,5 @@
 // They are valid only for a filesystem of the size that they name.
 //
 // In the long form the test of images takes the time of the proof, and the test of sectors as much
-// again. Two cores check about 50 images in a second, or about 15 with the race detector. All
-// sectors of one seed take hours. PROOF_ONLY is the name of the flush to remove.
+// again. All sectors of one seed take hours. PROOF_ONLY is the name of the flush to remove.
 package powercut

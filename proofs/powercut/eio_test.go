@@ -22,8 +22,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// In each scenario, sampledSectors sectors fail, in the short form shortSectors. Each sector
-// belongs to a different request. In the long form, sectors of all requests fail.
 const (
 	sampledSectors = 4
 	shortSectors   = 1
@@ -66,12 +64,10 @@ func TestAStageOnAFailingSectorKeepsDataAndConverges(t *testing.T) {
 type failures struct {
 	*trials
 	sectors, of, right int
-	// notGrown counts filesystems that the driver mounted without growing them. The volume's health
-	// reported this.
+	// notGrown counts filesystems that the driver mounted without growing them.
 	notGrown int
 }
 
-// round records every scenario, and then repeats the scenarios' stages with failing sectors.
 func (c *failures) round(ctx context.Context, seed uint64) {
 	recorded, err := recordAll(ctx, c.run, seed)
 	if err != nil {
@@ -107,7 +103,6 @@ func (c *failures) round(ctx context.Context, seed uint64) {
 	c.work(ctx, jobs)
 }
 
-// note counts the result of a trial with one failing sector.
 func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,9 +119,8 @@ func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	c.p.SayOften("%d sectors; the last one: %v", c.sectors, f)
 }
 
-// sectorsOf returns the sectors of a stage that are to fail, in random order. It chooses some
-// requests and one sector of each, which fails once or always. In the long form it returns sectors
-// of all requests, and each sector twice: one time it fails once, the other time always.
+// sectorsOf returns, in random order, one sector each of some requests. In the long form it returns
+// the sectors of all requests twice: with times = 0 and with times = 1.
 func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	found := requests(of, r)
 	r.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
@@ -214,8 +208,7 @@ func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) 
 	return notGrown, err
 }
 
-// stageFailing stages and unstages a volume while a sector fails. It returns what the driver said,
-// and an error if the driver did something wrong.
+// stageFailing returns the driver's answer in said, and an error if the driver did something wrong.
 func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool, said string,
 	err error) {
 	fired := p.disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,
@@ -250,7 +243,6 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	return notGrown, said, errors.Join(err, undo(ctx))
 }
 
-// stageInOrder stages a volume after its disk works again, checks the data, and unstages it.
 func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	if err := p.stage(ctx); err != nil {
 		return fmt.Errorf("the disk is in order, and the call does not converge: %w", err)
@@ -259,8 +251,7 @@ func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	return errors.Join(p.staged(), p.checkData(ctx, promises), p.usable(f.of), p.unstage(ctx))
 }
 
-// reportsNotGrown reports whether a staged filesystem is smaller than its disk. It returns an error
-// if the volume's health reports something else.
+// reportsNotGrown returns an error if the volume's health contradicts notGrown.
 func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err error) {
 	size := harness.Got(p.filesystemBytes())
 	health := harness.Got(p.bench.Plugin.Node().NodeGetVolumeHealth(ctx,
@@ -273,7 +264,6 @@ func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err err
 	return notGrown, nil
 }
 
-// wrongReason returns an error if a failed stage did not report one of the right reasons.
 func wrongReason(f failing, answer error) error {
 	reasons := []string{"NodeToolFailed"}
 	if f.op == flakydisk.OnRead {
@@ -287,8 +277,7 @@ func wrongReason(f failing, answer error) error {
 	return fmt.Errorf("the reason is none of %q: %w", reasons, answer)
 }
 
-// onNewDisk stages and publishes a volume on a new disk, and writes and syncs a file. Then it calls
-// the function do, and at the end removes mounts and devices.
+// onNewDisk stages and publishes a volume on a new disk, writes and syncs a file, and calls do.
 func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
 	do func(*recorder)) (err error) {
 	life := lifeOf(newVolume(access))
@@ -325,8 +314,7 @@ func (r *recorder) failUnderWorkload(ctx context.Context) {
 		r.place.unstage(ctx)))
 }
 
-// writeUntilItFails writes to a failing disk until the kernel makes the filesystem read-only. It
-// returns an error if a write succeeds.
+// writeUntilItFails writes to a failing disk until the kernel makes the filesystem read-only.
 func (r *recorder) writeUntilItFails() error {
 	for n := range 50 {
 		name := fmt.Sprint("during-", n)
@@ -341,14 +329,11 @@ func (r *recorder) writeUntilItFails() error {
 	return errors.New("the filesystem is not read-only after 50 failed writes")
 }
 
-// writable reports whether a file can be created in the filesystem.
 func (r *recorder) writable() bool {
 	f, err := os.Create(filepath.Join(r.place.Target, "new"))
 	return err == nil && f.Close() == nil
 }
 
-// reportsFailure returns an error if the volume's health and statistics do not report that the
-// filesystem has failed.
 func (p *placement) reportsFailure(ctx context.Context) error {
 	health, err := p.bench.Plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.volume.id, VolumePublishPath: p.Target, StagingTargetPath: p.Staging})
@@ -365,7 +350,6 @@ func (p *placement) reportsFailure(ctx context.Context) error {
 	return nil
 }
 
-// unstageTwice unstages from a failing disk. If the first call fails, the second must succeed.
 func (p *placement) unstageTwice(ctx context.Context) error {
 	first := p.unstage(ctx)
 	if first == nil {
@@ -378,8 +362,8 @@ func TestAFailedFlushDuringUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 
-// checkReported calls fails for a volume of each access type. The function fails causes a failure,
-// and returns an error in wrong if the driver does not report it.
+// checkReported calls the function fails for a volume of each access type. This function causes a
+// failure, and returns an error in wrong if the driver does not report it.
 func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()
@@ -397,7 +381,7 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 }
 
 // flushFails makes one flush fail while the driver unpublishes and unstages a volume. It returns an
-// error in wrong if no call reports the failure. The repeated calls must succeed.
+// error in wrong if no call reports the failure.
 func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
@@ -421,7 +405,7 @@ func TestAFailedJournalCommitBeforeUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
 }
 
-// journalFails makes a journal commit fail that another program than the driver causes. It returns
+// journalFails makes a journal commit fail that the test itself causes, not the driver. It returns
 // an error in wrong if neither a call nor the volume's health reports the failure.
 func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {

@@ -31,10 +31,10 @@ type flush struct {
 	stream uint64 // of random numbers
 }
 
-// scenario makes a recording, with the driver of b, of whole, or of both.
+// scenario makes a recording with the drivers of b and whole. The driver of whole is unmodified.
 type scenario func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording
 
-// trial returns what the driver of b does wrong. whole has the unmodified driver.
+// trial returns what the driver of b does wrong.
 type trial func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error)
 
 // of returns a trial that records a scenario, and then checks images of the recording.
@@ -87,7 +87,6 @@ func flushes() []flush {
 	}
 }
 
-// aLife records how the driver of b formats a blank disk, and how a workload uses the volume.
 func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) *recording {
 	return recorded(ctx, b, lifeOf(v), r, liveOnce)
 }
@@ -105,13 +104,11 @@ var (
 	aRelease    = after(releaseRaw)
 )
 
-// The short form removes shortGuards flushes.
 const shortGuards = 3
 
-// A trial checks guardImages random images.
 const guardImages = 100
 
-// The test removes one flush of the driver at a time. It also uses disks that ignore all flushes.
+// The test also uses disks that ignore all flushes.
 func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
 	p := proof.New(t, "flush-guards")
 	g := guardTrials{t: t, p: p, run: harness.RunFor(t)}
@@ -150,7 +147,6 @@ func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
 	p.Figure("tried", len(some), "noticed", g.noticed.Load())
 }
 
-// guardTrials tries drivers that each lack one flush, several of them at the same time.
 type guardTrials struct {
 	t       *testing.T
 	p       *proof.Proof
@@ -160,7 +156,6 @@ type guardTrials struct {
 	noticed atomic.Int64
 }
 
-// remove runs a flush's trial on a driver without this flush. The test fails if the trial passes.
 func (g *guardTrials) remove(whole *bench, f flush) {
 	b, err := newBench(g.t.Context(), g.run, g.program, map[string]string{proof.RemovedGuard: f.Name})
 	if err != nil {
@@ -214,8 +209,7 @@ func fromBothEnds(images []image) (all []image) {
 	return all
 }
 
-// lie returns a trial with a disk that ignores every flush, so it must lose data. The trial writes
-// a page about the first image with a loss.
+// lie returns a trial with a disk that ignores every flush, so it must lose data.
 func (g *guardTrials) lie(access string) trial {
 	return func(ctx context.Context, _, whole *bench, r *rand.Rand) (lost, err error) {
 		defer harness.Catch(&err)
@@ -274,7 +268,6 @@ func wholeLife(v volume) *recording {
 	return life
 }
 
-// liveOnce stages a volume, writes to it as a workload does, and unstages it.
 func liveOnce(ctx context.Context, r *recorder) {
 	r.stage(ctx)
 	if r.volume.raw() {
@@ -286,7 +279,6 @@ func liveOnce(ctx context.Context, r *recorder) {
 	r.unstage(ctx)
 }
 
-// useAgain stages a volume that has a filesystem, writes files, and unstages it.
 func useAgain(ctx context.Context, r *recorder) {
 	r.stage(ctx)
 	r.work(2)
@@ -352,7 +344,6 @@ func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) *
 	}), r)
 }
 
-// resumeFrom records a repeated format, on the image that an interrupted format has left.
 func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
 	r *rand.Rand) *recording {
 	return recorded(ctx, b, &recording{name: "the resumed format of " + life.volume.access,
@@ -391,7 +382,7 @@ func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 		})
 }
 
-// write writes the data of a log entry to the disk, but does not flush.
+// write writes the data of a log entry without a flush.
 func (p *placement) write(r flakydisk.LogEntry) error {
 	device, err := os.OpenFile(p.loop.Path, os.O_WRONLY, 0)
 	if err != nil {

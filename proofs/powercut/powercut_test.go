@@ -37,18 +37,16 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// A round checks this many images in all. In each scenario, flushes images have a power cut at a
-// flush, and at least sampled images have random writes.
+// size contains the number of images in a round, and per scenario the number with a power cut at a
+// flush and the least number with random writes.
 type size struct{ images, flushes, sampled int }
 
-// Rounds have shortRound images in the short form, longRound in the long form, else wholeRound.
 var (
 	shortRound = size{images: 60, flushes: 1, sampled: 1}
 	wholeRound = size{images: 500, flushes: 12, sampled: 10}
 	longRound  = size{images: 2000, flushes: math.MaxInt, sampled: 10}
 )
 
-// size returns the size of this test's rounds.
 func (c *count) size() size {
 	switch {
 	case c.p.Long():
@@ -75,7 +73,6 @@ func TestAStageConvergesAfterAPowerCutAtAnyPoint(t *testing.T) {
 	}
 }
 
-// count checks images, and counts the results.
 type count struct {
 	*trials
 	records, writes, flushes, images int
@@ -83,7 +80,6 @@ type count struct {
 	lost, formatted                  int
 }
 
-// round records every scenario with the seed, and checks images of the recordings.
 func (c *count) round(ctx context.Context, seed uint64) {
 	recorded, err := recordAll(ctx, c.run, seed)
 	if err != nil {
@@ -138,7 +134,6 @@ var latest struct {
 	all  []*recording
 }
 
-// recordAll records the scenarios of all access types, several types at the same time.
 func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recording, err error) {
 	if latest.all != nil && latest.seed == seed {
 		return latest.all, nil
@@ -160,7 +155,6 @@ func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recor
 	return latest.all, nil
 }
 
-// check checks the images, with several drivers at the same time.
 func (c *count) check(ctx context.Context, images []image, seed uint64) {
 	var jobs []job
 	for _, m := range images {
@@ -172,7 +166,6 @@ func (c *count) check(ctx context.Context, images []image, seed uint64) {
 	c.work(ctx, jobs)
 }
 
-// note counts the result of an image. If the image is wrong, note saves it and fails the test.
 func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed error, seed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -193,7 +186,6 @@ func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed e
 	c.p.SayOften("%d images; the last one: %s", c.images, m.name)
 }
 
-// workers is the number of drivers that run at the same time.
 const workers = 5
 
 // job is a trial with a disk of the access type.
@@ -208,7 +200,7 @@ type trials struct {
 	t   *testing.T
 	run *harness.Run
 
-	// mu guards the fields below, and the counters.
+	// mu guards wrong, and the counters of the embedding types.
 	mu    sync.Mutex
 	wrong int
 }
@@ -217,15 +209,13 @@ func newTrials(t *testing.T, name string) *trials {
 	return &trials{p: proof.New(t, name), t: t, run: harness.RunFor(t)}
 }
 
-// noteHarm fails the test if a job has changed a bystander.
 func (c *trials) noteHarm(b *bench) {
 	if err := b.Harm(); err != nil {
 		c.t.Errorf("after volume %d of %s: %v", b.shown, b.Dir, err)
 	}
 }
 
-// rounds calls round once. In the long form it calls round with more seeds until the time is over.
-// It returns the process's maximum memory in MiB.
+// rounds returns the process's maximum memory in MiB.
 func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int64) {
 	for seed := range c.p.Rounds() {
 		round(c.t.Context(), seed)
@@ -235,7 +225,6 @@ func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int6
 	return peak
 }
 
-// over reports whether the time is over or 20 trials have failed.
 func (c *trials) over() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -281,7 +270,7 @@ type bench struct {
 	shown   int
 }
 
-// newBench starts a driver: the given program, or the run's driver if program is "".
+// newBench starts the program or, if program = "", the run's driver.
 func newBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
 	b *bench, err error) {
 	defer harness.Catch(&err)
@@ -293,7 +282,6 @@ func newBench(ctx context.Context, run *harness.Run, program string, env map[str
 	return b, nil
 }
 
-// close stops the driver and the server of its disks. It returns an error if the driver has failed.
 func (b *bench) close() error { return errors.Join(b.Close(), b.disks.Close()) }
 
 // placement is a volume whose disk is attached to the bench's guest.
@@ -310,7 +298,7 @@ type placement struct {
 var (
 	// inUse is locked for reading while a disk is attached.
 	inUse sync.RWMutex
-	// collected is how many bytes had been allocated at the last garbage collection.
+	// collected is the number of bytes allocated until the last garbage collection.
 	collected atomic.Uint64
 )
 
@@ -329,7 +317,6 @@ func collect() {
 	}
 }
 
-// peakMiB returns the maximum memory that this process has used.
 func peakMiB() (int64, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -355,7 +342,7 @@ func (b *bench) cut(m image) {
 	b.Plugin.History.Mark(history.Disk, "power cut: "+m.name)
 }
 
-// draw writes a page about the last image, and returns the page's path.
+// draw writes a page about the last image and returns its path.
 func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint64,
 	broken error) string {
 	return p.Draw(ctx, proof.Failure{Name: fmt.Sprintf("seed %d, volume %d of %s", seed, b.shown,
@@ -388,7 +375,6 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (p *pl
 	return p, errors.Join(b.Guest.Plug("nvme1n1", v.disk, p.loop), b.Bystanders.Show(b.Guest))
 }
 
-// hide unmounts what a failed call has left mounted, and detaches the disk.
 func (p *placement) hide() error {
 	defer inUse.RUnlock()
 	p.disk.Heal()
@@ -416,8 +402,6 @@ func (p *placement) unstage(ctx context.Context) error {
 	return p.bench.Do(ctx, "unstage", p.Unstage)
 }
 
-// staged returns an error if the volume's filesystem is not mounted at the staging path, or if
-// something is mounted there for a raw volume.
 func (p *placement) staged() error {
 	mounts, err := harness.MountsAt(p.Staging)
 	switch {
@@ -475,7 +459,6 @@ func (v volume) grownTo() int64 { return v.size / 2 * 3 }
 // size, because an xfs does not count its log of 64 MiB.
 func (v volume) grownAtLeast() int64 { return (v.size + v.grownTo()) / 2 }
 
-// context returns the publish context that the controller would send for the disk.
 func (v volume) context(size int64) map[string]string {
 	c := map[string]string{"diskName": v.disk, "sizeBytes": fmt.Sprint(size)}
 	maps.Copy(c, v.history)

@@ -26,10 +26,11 @@ type recording struct {
 	name   string
 	volume volume
 	base   *flakydisk.Image
-	// log has no reads. stage has the entries before NodeStageVolume answered OK, and has reads.
+	// log contains all entries except reads. stage contains all entries before NodeStageVolume
+	// answered OK.
 	log, stage []flakydisk.LogEntry
 	ledger     ledger
-	// final is the disk's content at the end. kept contains the promises that hold at the end.
+	// final and kept are the disk's content and the promises at the end.
 	final *flakydisk.Image
 	kept  map[string]promise
 	// grows is set if the driver must grow the filesystem.
@@ -55,8 +56,8 @@ type recorder struct {
 	loose map[string]promise
 }
 
-// record makes a disk with the content of the recording's base and with the faults. It calls the
-// function do, which uses the volume. Then it stores the disk's log in the recording.
+// record attaches a disk with the content of the recording's base, calls do, and stores the disk's
+// log in the recording.
 func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 	do func(context.Context, *recorder), faults ...flakydisk.Fault) (err error) {
 	image := r.base.Fork()
@@ -88,7 +89,6 @@ func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 	return nil
 }
 
-// happened adds an event to the ledger, and a note with the event's number to the disk's log.
 func (r *recorder) happened(e event) {
 	r.ledger.events = append(r.ledger.events, e)
 	r.disk.Note(note(len(r.ledger.events)))
@@ -99,7 +99,6 @@ func (r *recorder) promise(name string, contents ...[]byte) {
 	r.happened(event{promises: map[string]promise{name: {contents: contents}}})
 }
 
-// undecided records that a file may have any content from now on.
 func (r *recorder) undecided(name string) {
 	r.happened(event{promises: map[string]promise{name: {anything: true}}})
 }
@@ -110,14 +109,12 @@ func (r *recorder) stage(ctx context.Context) {
 	harness.Must(r.place.publish(ctx))
 }
 
-// unstage unpublishes and unstages the volume, which makes its content durable.
 func (r *recorder) unstage(ctx context.Context) {
 	harness.Must(r.place.unpublish(ctx))
 	harness.Must(r.place.unstage(ctx))
 	r.happened(event{promises: r.loose})
 }
 
-// content returns random bytes that no other file has.
 func (r *recorder) content() []byte {
 	var key [32]byte
 	for i := range key {
@@ -128,8 +125,6 @@ func (r *recorder) content() []byte {
 	return b
 }
 
-// work creates, replaces, overwrites and removes files, as a workload does. It calls fsync for most
-// of them.
 func (r *recorder) work(rounds int) {
 	for range rounds {
 		r.files++
@@ -150,7 +145,6 @@ func (r *recorder) work(rounds int) {
 
 func (r *recorder) path(name string) string { return filepath.Join(r.place.Target, name) }
 
-// write writes a file and calls fsync.
 func (r *recorder) write(name string, content []byte, flags int) error {
 	f, err := os.OpenFile(r.path(name), os.O_WRONLY|flags, 0o600)
 	if err != nil {
@@ -163,8 +157,7 @@ func (r *recorder) write(name string, content []byte, flags int) error {
 	return errors.Join(err, f.Close())
 }
 
-// writeNew creates a file. It syncs the file and the directory, because the fsync of a file does
-// not make the file's name durable.
+// writeNew also syncs the directory: the fsync of a file does not make its name durable.
 func (r *recorder) writeNew(name string) {
 	content := r.content()
 	r.undecided(name)
@@ -173,7 +166,6 @@ func (r *recorder) writeNew(name string) {
 	r.promise(name, content)
 }
 
-// forge writes files with forged records of the volume, and promises their content.
 func (r *recorder) forge() {
 	files := harness.Got(proof.Forgery{Volume: r.volume.id, Disk: r.volume.disk,
 		Filesystem: r.volume.access, SizeBytes: r.base.Size(), NextBytes: r.volume.grownTo(),
@@ -230,8 +222,7 @@ func (r *recorder) writeLoose() {
 	harness.Must(os.WriteFile(r.path(name), content, 0o600))
 }
 
-// workRaw writes to a raw device, as a workload does. Some writes, and always the last one, become
-// durable only when the driver unstages the volume.
+// workRaw leaves some writes, and always the last one, for the unstage to make durable.
 func (r *recorder) workRaw(rounds int) {
 	device := harness.Got(os.OpenFile(r.place.Target, os.O_RDWR, 0))
 	defer func() { harness.Must(device.Close()) }()
@@ -254,8 +245,7 @@ func (r *recorder) workRaw(rounds int) {
 // Each record that the driver writes to a disk begins with mark.
 var mark = []byte("oxide-csi format")
 
-// marked reports whether data begin with a record of the driver. A record that a workload has
-// forged does not count.
+// marked reports whether data begin with a record of the driver that no workload has forged.
 func marked(data []byte) bool {
 	return bytes.HasPrefix(data, mark) &&
 		!bytes.Contains(data[:min(len(data), flakydisk.SectorBytes)], []byte(proof.Trace))
@@ -313,7 +303,7 @@ type promise struct {
 
 // event changes the promises. A note with the event's number is in the disk's log.
 type event struct {
-	// promises contains, by file name or range, what may be read from now on.
+	// promises maps file names or ranges to what may be read from now on.
 	promises map[string]promise
 	// staged is set if NodeStageVolume has answered OK.
 	staged bool
@@ -321,7 +311,6 @@ type event struct {
 
 // ledger contains the promises that hold after each event.
 type ledger struct {
-	// first contains the promises before the first event.
 	first  map[string]promise
 	events []event
 }
@@ -341,8 +330,6 @@ func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 
 func note(number int) string { return strconv.Itoa(number) }
 
-// checkFiles returns an error if the files of a directory break the promises. forged counts the
-// checks of files with forged records.
 func checkFiles(dir string, promises map[string]promise, forged *proof.Invariant) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(promises)) {
@@ -375,8 +362,7 @@ func describe(content []byte) string {
 	return fmt.Sprintf("%d bytes", len(content))
 }
 
-// checkRanges returns an error if a raw volume breaks the promises. A promise's name is the offset
-// of its range.
+// In checkRanges, a promise's name is the offset of its range.
 func checkRanges(device *os.File, promises map[string]promise) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(promises)) {

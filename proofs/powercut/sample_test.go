@@ -130,14 +130,12 @@ func (s *sampler) sample(n int) []image {
 	return all
 }
 
-// allBut adds the image that has all writes of an epoch except one.
 func (s *sampler) allBut(all []image, epoch, lost int) []image {
 	e := s.epochs[epoch]
 	pieces := append(s.whole(e.First, lost), s.whole(lost+1, e.End)...)
 	return s.add(all, epoch, e.End, fmt.Sprintf("all but record %d", lost), pieces...)
 }
 
-// changes returns the indexes of an epoch's log entries that change the disk.
 func (s *sampler) changes(e flakydisk.Epoch) (indexes []int) {
 	for i := e.First; i < e.End; i++ {
 		if s.of.log[i].Changes() {
@@ -147,7 +145,6 @@ func (s *sampler) changes(e flakydisk.Epoch) (indexes []int) {
 	return indexes
 }
 
-// whole returns a whole piece for each log entry in a range that changes the disk.
 func (s *sampler) whole(from, to int) (pieces []flakydisk.Piece) {
 	for _, r := range s.of.log[from:to] {
 		if r.Changes() {
@@ -157,7 +154,6 @@ func (s *sampler) whole(from, to int) (pieces []flakydisk.Piece) {
 	return pieces
 }
 
-// some returns whole pieces for a random part of the log entries: for few, half or most of them.
 func (s *sampler) some(indexes []int) (pieces []flakydisk.Piece) {
 	part := []float64{0.1, 0.5, 0.9}[s.rand.IntN(3)]
 	for _, i := range indexes {
@@ -234,7 +230,7 @@ type verdict struct {
 	lost, formatted    bool
 	// damaged is set if the driver calls an xfs damaged and the image has a torn block.
 	damaged bool
-	// wrong describes what the driver did wrong. Nil means nothing.
+	// wrong describes what the driver did wrong, or is nil.
 	wrong error
 }
 
@@ -382,7 +378,6 @@ func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 	return int64(binary.LittleEndian.Uint64(b))
 }
 
-// checkData returns an error if the workload's data break the promises.
 func (p *placement) checkData(ctx context.Context, promises map[string]promise) (err error) {
 	defer harness.Catch(&err)
 	if !p.volume.raw() {
@@ -394,7 +389,6 @@ func (p *placement) checkData(ctx context.Context, promises map[string]promise) 
 	return errors.Join(checkRanges(device, promises), device.Close(), p.unpublish(ctx))
 }
 
-// usable returns an error if a file cannot be written, or if a growing filesystem did not grow.
 func (p *placement) usable(of *recording) error {
 	if p.volume.raw() {
 		return nil

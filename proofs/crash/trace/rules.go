@@ -23,8 +23,7 @@ type call struct {
 	tid int
 }
 
-// rule contains a system call's name in effects, and a function that returns the effect of a call.
-// The function returns false if the call has no effect.
+// rule contains a system call's name in effects. Its function returns false if a call has none.
 type rule struct {
 	name   string
 	effect func(c call) (e Effect, ok bool)
@@ -90,7 +89,7 @@ func always(target string) func(call) (Effect, bool) {
 	return func(call) (Effect, bool) { return Effect{Target: target}, true }
 }
 
-// file returns a rule's function. The target is the file of the descriptor in argument arg.
+// file is for calls that change the file of the descriptor in argument arg.
 func file(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		target, ok := c.fileTarget(int(int32(c.arg(arg))))
@@ -98,13 +97,13 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path returns a rule's function. The target is the path in argument arg.
+// path is for calls that change the path in argument arg.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt returns a rule's function. The target is the path in argument 1, below the directory in
-// argument 0. If flag is not 0, a call without this flag in argument 2 has no effect.
+// pathAt is for calls that change the path in argument 1, below the directory in argument 0. If
+// flag is not 0, a call without this flag in argument 2 has no effect.
 func pathAt(flag uint64) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if flag != 0 && c.flags(2)&flag == 0 {
@@ -129,16 +128,15 @@ func (c call) onPath(directory int, address uint64) (Effect, bool) {
 			name = filepath.Join(dir, name)
 		}
 	}
-	return Effect{Target: c.plain(name)}, !kernelFile(name)
+	return Effect{Target: c.normalize(name)}, !kernelFile(name)
 }
 
-// kernelFile reports whether a file belongs to the kernel or exists only in memory.
 func kernelFile(name string) bool {
 	return name == "/dev/null" || strings.HasPrefix(name, "/proc/") ||
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
-// opens returns a rule's function. A call that opens a file only has an effect if it may create it.
+// opens is for calls that open a file. They have an effect only if they may create the file.
 func opens(name, flags int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(flags)&unix.O_CREAT == 0 {
@@ -156,13 +154,11 @@ func opensHow(c call) (Effect, bool) {
 	return c.onPath(c.descriptor(), c.arg(1))
 }
 
-// program returns the effect of a call that starts a tool. The target is the tool's name.
 func program(c call) (Effect, bool) {
 	return Effect{Target: filepath.Base(text(c.tid, c.arg(0)))}, true
 }
 
-// configures returns an effect if fsconfig makes the kernel open or change a filesystem. Its other
-// commands only collect options.
+// configures omits the commands of fsconfig that only collect options.
 func configures(c call) (Effect, bool) {
 	switch c.flags(1) {
 	case unix.FSCONFIG_CMD_CREATE, 8: // FSCONFIG_CMD_CREATE_EXCL
@@ -178,7 +174,6 @@ func changes(c call) (Effect, bool) {
 	return Effect{Call: name, Target: "device"}, ok
 }
 
-// writes returns the effect of a call that writes to a file or sends a request or an answer.
 func writes(c call) (Effect, bool) {
 	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", c.tid, c.descriptor()))
 	if err != nil {
@@ -191,8 +186,7 @@ func writes(c call) (Effect, bool) {
 	return Effect{Target: target}, ok
 }
 
-// message returns the effect of a write to a socket: a request to the rack, the rack's answer to a
-// request, or the answer to an RPC.
+// message returns a request to the rack, the rack's answer to a request, or the answer to an RPC.
 func (c call) message(link string) (Effect, bool) {
 	address, n := c.arg(1), int(min(c.arg(2), 1<<16))
 	if c.number() == unix.SYS_WRITEV {
@@ -215,10 +209,10 @@ func (c call) message(link string) (Effect, bool) {
 		}
 		where, _, _ := strings.Cut(string(rest[:min(len(rest), 200)]), " ")
 		where, _, _ = strings.Cut(where, "?")
-		return Effect{Call: string(method), Target: c.plain("/" + where), Request: true}, true
+		return Effect{Call: string(method), Target: c.normalize("/" + where), Request: true}, true
 	case rackServer:
 		return c.answer("HTTP", bytes.HasPrefix(data, []byte("HTTP/1.")))
-	case local:
+	case unixSocket:
 		return c.answer("RPC", hasHeaders(data))
 	}
 	return Effect{}, false
@@ -248,8 +242,7 @@ func hasHeaders(data []byte) bool {
 	return false
 }
 
-// fileTarget returns the path of a descriptor's file. It returns false if the file is a log, a pipe
-// or a file of the kernel.
+// fileTarget returns false if the file is a log, a pipe or a file of the kernel.
 func (c call) fileTarget(fd int) (string, bool) {
 	link := fmt.Sprintf("/proc/%d/fd/%d", c.tid, fd)
 	name, err := os.Readlink(link)
@@ -264,7 +257,7 @@ func (c call) fileTarget(fd int) (string, bool) {
 	case unix.S_IFBLK:
 		return "disk", true
 	case unix.S_IFREG, unix.S_IFDIR:
-		return c.plain(name), true
+		return c.normalize(name), true
 	}
 	return "", false
 }
@@ -276,27 +269,23 @@ var (
 	numbers = regexp.MustCompile(`[0-9]+`)
 )
 
-// plain removes the parts from a path that differ between runs.
-func (s *tracing) plain(path string) string {
+func (s *tracing) normalize(path string) string {
 	path = strings.TrimPrefix(path, s.order.Root)
 	path = uuids.ReplaceAllString(path, "ID")
 	path = names.ReplaceAllString(path, "NAME")
 	return numbers.ReplaceAllString(path, "#")
 }
 
-// A socket is a connection to the rack, a connection of the rack's server, a Unix socket, or of
-// another kind.
 type socketKind int
 
 const (
 	other socketKind = iota
 	rackClient
 	rackServer
-	local
+	unixSocket
 )
 
-// socket returns the kind of the socket with this name in /proc/PID/fd. It caches the kind: while
-// the process is watched, the kernel hardly uses the same number for a new socket.
+// socket caches the kinds: during a watch, the kernel hardly ever reuses a socket's number.
 func (s *tracing) socket(link string) socketKind {
 	kind, known := s.sockets[link]
 	if !known {
@@ -333,7 +322,7 @@ func (s *tracing) socketKind(inode string) socketKind {
 	}
 	for line := range bytes.Lines(data) {
 		if fields := strings.Fields(string(line)); len(fields) > 6 && fields[6] == inode {
-			return local
+			return unixSocket
 		}
 	}
 	return other

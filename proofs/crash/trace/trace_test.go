@@ -47,7 +47,6 @@ func start(t *testing.T, text string) *script {
 	return s
 }
 
-// watcher starts a tracer, which watches the script.
 func (s *script) watcher(t *testing.T, kill *trace.Point) *trace.Watcher {
 	t.Helper()
 	w, err := trace.NewWatcher()
@@ -84,7 +83,6 @@ func TestAProcessIsPausedBeforeTheChosenEffect(t *testing.T) {
 	}
 }
 
-// watch lets the script run its commands under a tracer, and waits until the script has ended.
 func (s *script) watch(t *testing.T, kill *trace.Point) trace.Report {
 	t.Helper()
 	w := s.watcher(t, kill)
@@ -192,7 +190,6 @@ func TestAReleasedProcessContinues(t *testing.T) {
 	}
 }
 
-// await waits until the function met returns true.
 func await(t *testing.T, met func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

@@ -18,7 +18,7 @@ import (
 )
 
 // tracing watches one process and the programs that it starts. Only the thread that seized the
-// process may call its methods, except release.
+// process may call its methods, except release and resume.
 type tracing struct {
 	order  Order
 	report Report
@@ -26,8 +26,7 @@ type tracing struct {
 	threads map[int]*thread
 	// known contains all threads that the tracer has ever traced.
 	known map[int]bool
-	// programs contains the names of tools by process ID. The watched process has its name from the
-	// order.
+	// programs maps the process IDs of tools to their names.
 	programs map[int]string
 	counts   map[string]int
 	sockets  map[string]socketKind
@@ -82,7 +81,7 @@ func begin(order Order) (*tracing, error) {
 				return nil, fmt.Errorf("seize thread %d: %w", tid, err)
 			}
 			s.add(tid, order.PID)
-			// Only after its first stop does a thread stop at system calls.
+			// A thread stops at system calls only after its first stop.
 			if err := interrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
 				return nil, fmt.Errorf("interrupt thread %d: %w", tid, err)
 			}
@@ -93,8 +92,7 @@ func begin(order Order) (*tracing, error) {
 	}
 }
 
-// firstStops waits until every thread has stopped once. From then on, a thread stops at each of its
-// system calls.
+// firstStops waits until every thread has stopped once.
 func (s *tracing) firstStops() error {
 	waiting := map[int]bool{}
 	for tid := range s.threads {
@@ -153,7 +151,6 @@ func (s *tracing) release() {
 	_ = unix.Kill(s.order.PID, unix.SIGURG)
 }
 
-// step handles the stop or the end of a thread.
 func (s *tracing) step(tid int, status syscall.WaitStatus) error {
 	if status.Exited() || status.Signaled() {
 		s.ended(tid)
@@ -190,7 +187,7 @@ func (s *tracing) step(tid int, status syscall.WaitStatus) error {
 	case s.detached || s.report.Killed:
 		return s.leave(tid, pass)
 	}
-	return gone(resume(tid, pass))
+	return ignoreKilled(resume(tid, pass))
 }
 
 func (s *tracing) add(tid, pid int) *thread {
@@ -208,9 +205,8 @@ func (s *tracing) expect(maker int) error {
 	return err
 }
 
-// gone drops the error ESRCH of a thread that was killed in the meantime. wait reports the end of
-// this thread later.
-func gone(err error) error {
+// ignoreKilled drops ESRCH, which means that the thread was killed. wait reports its end later.
+func ignoreKilled(err error) error {
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
@@ -228,7 +224,7 @@ func (s *tracing) leave(tid int, pass unix.Signal) error {
 	if err == nil {
 		delete(s.threads, tid)
 	}
-	return gone(err)
+	return ignoreKilled(err)
 }
 
 // dying reports whether a stopped thread has ended or has a pending SIGKILL.
@@ -262,7 +258,6 @@ func (s *tracing) ended(tid int) {
 	}
 }
 
-// program returns the name that a process has in effects.
 func (s *tracing) program(pid int) string {
 	if pid == s.order.PID {
 		return s.order.As
@@ -281,7 +276,6 @@ func comm(pid int) string {
 	return strings.TrimSpace(string(name))
 }
 
-// atSyscall handles a thread that stopped at the entry or the exit of a system call.
 func (s *tracing) atSyscall(tid int, t *thread) error {
 	info, err := syscallOf(tid)
 	switch {
@@ -295,7 +289,6 @@ func (s *tracing) atSyscall(tid int, t *thread) error {
 	return nil
 }
 
-// enter handles the entry of a system call. It records the call's effect, if it has one.
 func (s *tracing) enter(c call, t *thread) error {
 	t.doing = -1
 	if s.answers >= 0 && t.pid == s.order.PID && c.descriptor() == s.answers &&
@@ -328,13 +321,11 @@ func (s *tracing) enter(c call, t *thread) error {
 	return nil
 }
 
-// readCalls are the calls that read an answer.
 var readCalls = []uint64{unix.SYS_READ, unix.SYS_READV, unix.SYS_RECVFROM}
 
 // The field thread.doing has this value while the thread reads from the descriptor tracing.answers.
 const reading = -2
 
-// leaveCall handles the exit of a system call. It records whether the call failed.
 func (s *tracing) leaveCall(t *thread, info syscallInfo) error {
 	doing := t.doing
 	t.doing = -1
@@ -362,7 +353,6 @@ func (s *tracing) here(e Effect, phase Phase) bool {
 // resume ends the pause, or prevents a later one. A second call does nothing.
 func (s *tracing) resume() { s.resumed.Do(func() { close(s.goOn) }) }
 
-// actAt is called at the point. It kills or pauses the process.
 func (s *tracing) actAt() error {
 	if !s.order.Kill.Pause {
 		s.kill()
@@ -434,14 +424,12 @@ func (i syscallInfo) arg(n int) uint64   { return i.words[1+n] }
 func (i syscallInfo) descriptor() int    { return int(int32(i.arg(0))) }
 func (i syscallInfo) flags(n int) uint64 { return i.arg(n) & 0xffffffff }
 
-// syscallOf returns the system call at whose entry or exit a thread is stopped.
 func syscallOf(tid int) (info syscallInfo, err error) {
 	err = ptrace(unix.PTRACE_GET_SYSCALL_INFO, tid, unsafe.Sizeof(info),
 		uintptr(unsafe.Pointer(&info)))
 	return info, err
 }
 
-// threads returns the IDs of a process's threads.
 func threads(pid int) ([]int, error) {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
@@ -470,7 +458,6 @@ func statusOf(tid int, field string) string {
 	return ""
 }
 
-// processOf returns the process ID of a thread.
 func processOf(tid int) int {
 	pid, err := strconv.Atoi(statusOf(tid, "Tgid"))
 	if err != nil {
@@ -498,7 +485,6 @@ func memory(tid int, address uint64, n int) []byte {
 	return buf[:read]
 }
 
-// text returns the string at an address, which ends with a NUL.
 func text(tid int, address uint64) string {
 	return unix.ByteSliceToString(memory(tid, address, unix.PathMax))
 }

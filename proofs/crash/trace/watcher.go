@@ -42,7 +42,7 @@ type Effect struct {
 	N int `json:"n"`
 	// Failed is set if the system call returned an error, and so had no effect.
 	Failed bool `json:"failed,omitempty"`
-	// Request is set if the effect is a request to the rack. Only requests have the phase Sent.
+	// Request is set if the effect is a request to the rack.
 	Request bool `json:"request,omitempty"`
 }
 
@@ -86,10 +86,8 @@ func (p Point) String() string {
 // Report contains what a process did between Watch and Release.
 type Report struct {
 	Effects []Effect `json:"effects"`
-	// Killed is set if the process was killed at the point.
-	Killed bool `json:"killed"`
-	// Paused is set if the process was paused at the point.
-	Paused bool `json:"paused,omitempty"`
+	Killed  bool     `json:"killed"`
+	Paused  bool     `json:"paused,omitempty"`
 	// Orphans are tools of the process that still ran when the process was dead.
 	Orphans []string `json:"orphans,omitempty"`
 	Error   string   `json:"error,omitempty"`
@@ -120,7 +118,7 @@ type Watcher struct {
 	said   *json.Decoder
 }
 
-// If the environment variable tracer is set, the program runs as a tracer.
+// With this environment variable, the program runs as a tracer.
 const tracer = "CRASH_TRACER"
 
 // Main runs a tracer and exits if NewWatcher has started this program. Otherwise it does nothing.
@@ -219,7 +217,6 @@ func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	return w.Release()
 }
 
-// answer is a report of the tracer, or the error with which reading the report failed.
 type answer struct {
 	report Report
 	err    error
@@ -248,7 +245,6 @@ func (w *Watcher) Close() error {
 	return errors.Join(w.stdin.Close(), w.cmd.Wait())
 }
 
-// serve runs a tracer, which reads orders from in, one at a time, and writes reports to out.
 func serve(in io.Reader, out io.Writer) error {
 	// The kernel lets only the thread that seized a process control it.
 	runtime.LockOSThread()
@@ -270,7 +266,6 @@ func serve(in io.Reader, out io.Writer) error {
 	}
 }
 
-// watch traces one process until an order releases it, and then writes a report.
 func watch(order Order, orders *json.Decoder, reports *json.Encoder) error {
 	s, err := begin(order)
 	if err != nil {
