@@ -80,7 +80,7 @@ type Config struct {
 
 type setting struct {
 	flag, env, preset, usage string
-	// set parses and stores a value without surrounding whitespace. Its error never has the value.
+	// set parses and stores a value, which is trimmed and not empty. Its error never has the value.
 	set func(value string) error
 }
 

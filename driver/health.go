@@ -38,7 +38,7 @@ import (
 
 const (
 	rackCheckInterval   = time.Minute
-	rackRecheckInterval = 5 * time.Second
+	rackRecheckInterval = 5 * time.Second // after a failed check
 	rackCheckTimeout    = 10 * time.Second
 )
 
@@ -305,7 +305,8 @@ type metrics struct {
 	apiVersion *prometheus.GaugeVec
 }
 
-// durations are the buckets of the histograms, in seconds.
+// durations are the buckets of the histograms, in seconds: from the fastest calls of a node to the
+// longest timeouts of an orchestrator.
 var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
 
 func newMetrics() *metrics {

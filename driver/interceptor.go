@@ -32,7 +32,8 @@ import (
 )
 
 // interceptors returns the interceptors of every call, outermost first. The log and the metrics see
-// the final result, even of a panic. The lock is released however the handler ends.
+// the final result, even of a panic. The lock is released however the handler ends. The deadline
+// applies to the handler only.
 func (s *csiServer) interceptors() []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		logCalls(s.Log),
@@ -67,7 +68,8 @@ func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// controllerTimeLimit is the deadline of a controller call that comes without one.
+// controllerTimeLimit is the deadline of a controller call that comes without one. So no goroutine
+// waits for a rack forever.
 const controllerTimeLimit = 2 * time.Minute
 
 // limitTime sets no deadline for node calls, because mkfs must not be interrupted.

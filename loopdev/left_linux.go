@@ -156,8 +156,8 @@ func (d Device) sourceOf(m *mountinfo.Info) bool {
 
 // DetachBelow releases every device whose file is below dir, and returns these devices. It
 // identifies files by device and inode number, because the path that the kernel reports may be
-// valid only in a container. Call it before you remove the files. As in [Device.Detach], the error
-// is [ErrBusy] if a device is still in use.
+// valid only in a container. Call it before you remove the files, because it finds no devices of
+// removed files. As in [Device.Detach], the error is [ErrBusy] if a device is still in use.
 func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	found, err := below(dir)
 	if err != nil {

@@ -83,7 +83,8 @@ func (d Device) On(other Device) bool {
 	return d.BackingNumber != 0 && d.BackingNumber == unix.Mkdev(other.Major, other.Minor)
 }
 
-// ErrBusy means that a mount, an open file or another block device still uses the device.
+// ErrBusy means that a mount, an open file or another block device still uses the device. The
+// kernel will release the device when the last user closes it.
 var ErrBusy = errors.New("the loop device is still held")
 
 // ErrGone means that the attachment of a [Device] has ended. The device may now be free, or

@@ -30,7 +30,7 @@ import (
 type schema struct {
 	*openapi3.T
 	options *openapi3filter.Options
-	seen    map[string]int
+	seen    map[string]int // successful answers, by operation
 }
 
 func loadSchema(t *testing.T) *schema {

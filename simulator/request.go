@@ -44,8 +44,8 @@ type apiRequest struct {
 	path    url.Values // the parameters in the path
 	query   url.Values
 	scan    scan
-	raw     []byte
-	rawErr  error
+	raw     []byte // the body
+	rawErr  error  // of reading the body
 	faults  []adminapi.ActiveFault
 	entry   adminapi.Request
 	call    engine.Call

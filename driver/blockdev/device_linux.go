@@ -24,6 +24,7 @@ import (
 // SysfsSectorBytes is the unit of /sys/block/*/size, which does not depend on the block size.
 const SysfsSectorBytes = 512
 
+// errNoNode means that sysfs lists a device that has no device node yet.
 var errNoNode = errors.New("no device node")
 
 // multipathLeg matches the names of the hidden devices that the kernel adds for the paths to an

@@ -49,7 +49,8 @@ func (h Host) open(path string, device Device) (*OpenDevice, error) {
 	return d, nil
 }
 
-// Reopen opens the device again, even if its path leads to another disk by now.
+// Reopen opens the device again, even if its path leads to another disk by now. The new device
+// stays open when d is closed.
 func (d *OpenDevice) Reopen() (*OpenDevice, error) {
 	return d.host.open(d.descriptorPath(), d.Device)
 }

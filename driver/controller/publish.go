@@ -85,9 +85,9 @@ func (a attachment) has(disk *oxide.Disk) bool {
 // attach attaches the disk. It lists the instance's disks before and after: if the names of two
 // disks begin with the same 20 bytes, the guest shows only one of them (CP-12). The first list
 // avoids a useless attach. The second finds a disk that was attached meanwhile: if two calls attach
-// two such disks at once, the later list contains both, so at most one call returns OK. The disk
-// then stays attached until the CO unpublishes it, because the call does not know whether it
-// attached the disk itself.
+// two such disks at once, the later of their second lists contains both, so at most one call
+// returns OK. The disk then stays attached until the CO unpublishes it: a rack also accepts the
+// attach of an attached disk, so the call does not know whether it attached the disk itself.
 //
 // Right before the attach it reads the disk, and requests no attach if another instance has it. A
 // rack refuses such a request (A34), but a faulty rack could take the disk from a running workload.
@@ -270,7 +270,8 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 	return nil, instanceRefusal("attach", disk, instance, why)
 }
 
-// stateProblem returns why a disk that is not detached cannot be attached; nil if a already has it.
+// stateProblem returns why a disk that is not detached cannot be attached; nil if it is attached to
+// a.Instance, or being attached.
 func (a attachment) stateProblem(disk *oxide.Disk) error {
 	switch state := disk.State.State(); {
 	case state == oxide.DiskStateStateDetaching:

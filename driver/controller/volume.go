@@ -319,7 +319,8 @@ const (
 	answerMargin = 500 * time.Millisecond
 )
 
-// awaitDisk returns the disk as last read, at the latest shortly before the caller's deadline.
+// awaitDisk waits until the disk leaves the transitional states, or until shortly before the
+// caller's deadline, and returns the disk as last read.
 func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 	transitional ...oxide.DiskStateState) (*oxide.Disk, error) {
 	end := time.Now().Add(longestWait)

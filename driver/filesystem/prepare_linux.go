@@ -104,8 +104,8 @@ func (p *Preparation) confirm(found state) {
 	}
 }
 
-// proveMountable proves that nothing else uses the device, and that it is still the same device, as
-// before a format. It also decides whether the filesystem may grow.
+// proveMountable proves what must hold before a format, too: nothing else uses the device, and it
+// is still the same device. It also decides whether the filesystem may grow.
 func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	covers := int64(0)
 	if err := p.Device.AwaitNoWriters(); err != nil {

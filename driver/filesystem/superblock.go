@@ -67,6 +67,7 @@ func findSuperblocks(head []byte) []Superblock {
 
 func (sb Superblock) isExt() bool { return sb.Type == volume.Ext3 || sb.Type == volume.Ext4 }
 
+// largest returns the size to which the driver grows the filesystem.
 func (sb Superblock) largest(sizeBytes int64) int64 {
 	if sb.isExt() {
 		return sizeBytes&^(sectorBytes-1) - growthReserveBytes

@@ -33,7 +33,7 @@ const (
 	recordSuffix   = ".json"
 	newSuffix      = flight.NewSuffix // of a record that is being written
 	lockName       = "lock"           // the file of the locks (blockdev.Host.Lock)
-	maxRecordBytes = 4096
+	maxRecordBytes = 4096             // far more than a record needs
 )
 
 // volumeRecord records, in memory and in a file, which disk a volume is. NodeUnstageVolume and

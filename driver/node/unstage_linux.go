@@ -328,8 +328,9 @@ type heldVolume struct {
 	flight flight.Call
 }
 
-// hold locks the volume against other processes of the driver until unlock, so that no call returns
-// OK while another process is in the middle of a change.
+// hold locks the volume against other processes of the driver until unlock. Every call that changes
+// a volume on this node has the lock from its beginning to its end, so that no call returns OK
+// while another process is in the middle of a change.
 func (n *Service) hold(ctx context.Context, volumeID string) (heldVolume, error) {
 	lock, err := n.host().Lock(ctx, "the volume "+recordKey(volumeID))
 	return heldVolume{node: n, id: volumeID, lock: lock, record: n.records().of(volumeID),

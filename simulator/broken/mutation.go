@@ -66,11 +66,11 @@ type Interception struct {
 	RequestID string
 	// Operation is the API's operationId, or "" for an unknown path.
 	Operation string
-	// Before may change the URL and the header of Request.
+	// Request is the request, whose URL and header Before may change.
 	Request *http.Request
 	// Path has the values of the parameters in the URL's path, such as instance.
 	Path url.Values
-	// Before may change Body, the request's body.
+	// Body is the request's body, which Before may change.
 	Body []byte
 	// Answer is nil when Before is called. If Before sets it, the rack does not carry out the request.
 	Answer *Answer

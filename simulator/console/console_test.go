@@ -70,8 +70,8 @@ func testConsole(forwarded *[]string) *Console {
 	return c
 }
 
-// ask sends a request such as "GET /". header has names and values alternately; only Host is set to
-// an empty value.
+// ask sends a request such as "GET /". header has names and values alternately. An empty value is
+// sent only for Host.
 func ask(h http.Handler, request string, form url.Values, header ...string) (
 	w *httptest.ResponseRecorder) {
 	method, path, _ := strings.Cut(request, " ")

@@ -261,7 +261,7 @@ func (p *Plane) Close() (err error) {
 	for _, g := range p.guests.all() {
 		devices = append(devices, p.guests.devices(g)...)
 	}
-	// Close waits at most two seconds for all devices in use.
+	// Close waits at most two seconds for all devices in use together.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	for _, d := range devices {
@@ -452,7 +452,7 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 
 // Adopt takes over the virtual machines that an earlier plane has started, and stops those of
 // instances that are not running. gone has the running instances without a virtual machine, and
-// again those of them that Close of the earlier plane stopped.
+// again those of them whose machine was stopped by Close of the earlier plane.
 func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(filepath.Join(p.Dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -28,7 +28,7 @@ type Call struct {
 	Kind     *Kind
 	ReadOnly bool
 	// Unwind makes the operation fail halfway and undo its changes. Reread makes an attach or a detach
-	// fail after its changes (A67).
+	// fail after the rack has committed its changes (A67).
 	Unwind, Reread bool
 	// Resumed marks a call that the simulator makes when it starts. The call has no delays (A19).
 	Resumed bool

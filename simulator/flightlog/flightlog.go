@@ -165,7 +165,7 @@ const maxRead = 256 << 10
 
 // file records how far the lines of a file were read.
 type file struct {
-	info os.FileInfo
+	info os.FileInfo // at the last read
 	// last is the hash of the last line that was read. By this hash, read finds the line again after
 	// the driver has dropped the oldest lines of a file that was too long, which changes all offsets.
 	last [sha256.Size]byte

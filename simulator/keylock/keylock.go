@@ -4,7 +4,7 @@ package keylock
 
 import "sync"
 
-// Map has a mutex for each key that a goroutine holds or waits for. Its zero value is empty.
+// Map has a mutex for each key that a goroutine holds or awaits. Its zero value is ready for use.
 type Map struct {
 	mu sync.Mutex
 	// mu guards held.

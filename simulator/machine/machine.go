@@ -23,7 +23,7 @@ import (
 type Machine struct {
 	ID      string
 	qmp     *monitor
-	sshPort int
+	sshPort int // of 127.0.0.1, which QEMU forwards to the guest's sshd
 
 	// mu lets one call at a time change the disks. It guards ports, which means that the machine has
 	// PCIe root ports for its disks. The method plugged sets ports.
@@ -64,6 +64,7 @@ func (m *Machine) Release() error {
 // rootSlot is the PCI slot of the machine's root disk, which is not a disk of the rack.
 const rootSlot = 0x9
 
+// slots are the PCI slots of the rack's disks.
 var slots = []int{0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1c, 0x1d}
 
 // ejectTime is how long the guest has to release a disk. Unplug repeats the request after each

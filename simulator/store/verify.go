@@ -74,7 +74,7 @@ func guarded(path string, open func() error) (err error) {
 type pages struct {
 	f    io.ReaderAt
 	size int64
-	end  uint64
+	end  uint64 // the number of pages
 	seen map[uint64]bool
 }
 
