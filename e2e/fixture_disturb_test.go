@@ -140,7 +140,7 @@ func (p *pod) Present(ctx context.Context) *pod {
 	return p
 }
 
-// installedPods omits pods that are being deleted. If node is "", it returns those of all nodes.
+// installedPods omits pods that are being deleted. If node is "", it returns pods of all nodes.
 func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 	options := metav1.ListOptions{LabelSelector: selector}
 	if node != "" {

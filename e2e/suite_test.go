@@ -166,8 +166,8 @@ const settleTimeout = 2 * time.Minute
 
 const evidenceTimeout = 2 * time.Minute
 
-// nodeInventory is a shell script that prints what volumes have on a node. It omits the flight
-// recorder's files, which outlive volumes.
+// nodeInventory is a shell script that prints the mounts, directories, devices and records of
+// volumes on a node. It omits the flight recorder's files, which outlive volumes.
 const nodeInventory = `
 awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' \
 	/proc/mounts

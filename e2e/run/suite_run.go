@@ -134,7 +134,7 @@ func (s *suiteRun) suite(ctx context.Context, environment, program string, args 
 	return suite.Run()
 }
 
-// suiteArgs ends the specs before the program's timeout, so that cleanups have time.
+// With suiteArgs, the specs end before the program's timeout, so that cleanups have time.
 func suiteArgs(o options) []string {
 	args := []string{"-test.v", "-test.timeout=" + o.timeout.String(),
 		"-ginkgo.timeout=" + (o.timeout - suiteEnd).String()}

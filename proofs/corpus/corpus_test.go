@@ -293,7 +293,8 @@ type fixture struct {
 	image *image
 	loop  loopdev.Device
 	// decoy is a blank disk of the same size, whose serial differs in the last byte.
-	decoy    *image
+	decoy *image
+	// Device is the name under which the guest shows the disk.
 	Device   string
 	DiskName string
 	VolumeID string

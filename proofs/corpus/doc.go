@@ -30,7 +30,8 @@
 // each pair of options, each feature bit, each pair of values that refer to another disk, and
 // filesystems that use a second disk. The driver must mount each one and keep its payload, or
 // refuse it. A refusal must name a feature, must not be INTERNAL, and must change neither disk. The
-// test always tries the special values, and the seed chooses some of the others.
+// test always tries the special values, and the seed chooses some of the others. No image has a
+// feature bit without the structures that mkfs makes for it.
 //
 // # Removed guards
 //

@@ -331,7 +331,8 @@ func sumXFS(b []byte) {
 
 func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
 
-// patch overwrites bytes of the superblock of n bytes at offset, and corrects its checksum.
+// patch writes bytes to index at of the superblock, which has n bytes and begins at offset. It then
+// corrects the checksum.
 func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	b := im.read(offset, n)
 	copy(b[at:], bytes)

@@ -16,6 +16,7 @@ type guard struct {
 	trials []string
 }
 
+// edit is a short form of [proof.Edit].
 type edit struct{ place, text, with string }
 
 func mutable(guards []guard) []proof.Guard {

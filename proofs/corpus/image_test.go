@@ -135,7 +135,7 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made.
+	// mu guards made, whose functions make a filesystem's file at their first call.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }

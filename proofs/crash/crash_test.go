@@ -414,6 +414,7 @@ const (
 	leastDeviceless = 3
 )
 
+// The driver is killed in driverLifecycles, and the rack in rackLifecycles.
 var driverLifecycles = []string{
 	"plain ext4", "plain xfs", "plain btrfs", "plain block",
 	"restored ext4", "restored xfs", "restored btrfs", "shared block", "shared ext4", deviceless,

@@ -39,9 +39,11 @@ const (
 type environment struct {
 	*model.Environment
 	processes map[string]process
-	second    *harness.Plugin
-	watcher   *trace.Watcher
-	// files are the files, and storage the bytes that the rack charged, before the first lifecycle.
+	// second is the process beside.
+	second  *harness.Plugin
+	watcher *trace.Watcher
+	// files lists the files before the first lifecycle. storage is what the rack charged then, in
+	// bytes.
 	files   harness.Ledger
 	storage int64
 	// unformatted counts mounted volumes that no driver has formatted, because they were restored.
@@ -353,8 +355,8 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	return killed
 }
 
-// whileRunning returns a context that ends when the process ends or the function is called. After
-// this call, the process can be started again.
+// whileRunning returns a function, and a context that ends when the process ends or the function is
+// called. After this call, the process can be started again.
 func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup

@@ -74,7 +74,7 @@ type matrix struct {
 	environments []*environment
 	// pairs contains a cell without phase and answer for each operation of each scenario.
 	pairs []cell
-	// all is the number of possible cells. The first cells, as many as least, run even after the time
+	// all is the number of possible cells. The cells before the index least run even after the time
 	// of the long form is over.
 	all, least    int
 	cells         []cell
@@ -125,6 +125,8 @@ func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
 
 const sampledPhases = 2
 
+// choose takes cells with each operation and answer in sampledPhases phases. In the long form it
+// adds the other cells, and in the short form it takes one cell for each operation.
 func (m *matrix) choose() {
 	m.t.Helper()
 	var all []cell
@@ -284,6 +286,7 @@ func (c cell) String() string {
 	return strings.Join(parts, "/")
 }
 
+// The cells of attach and detach also run with these hot-plug modes.
 var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
 	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
 

@@ -362,6 +362,8 @@ func publishEffect(s *environment, node string) effect {
 	return s.moves(name, node, harness.PublishRequest(s.volume(name), node))
 }
 
+// unpublishEffect creates a volume and calls attach, which attaches it to the instance from. It
+// returns the effect of a request that detaches the volume from node, or from any node if it is "".
 func unpublishEffect(s *environment, attach func(disk, instance string), from, node string) effect {
 	name := s.name("unpublish")
 	id := s.volume(name).GetVolumeId()

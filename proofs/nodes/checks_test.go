@@ -60,9 +60,9 @@ func (w *testCluster) records() map[string]*recorded {
 
 const namespaceOfRecords = "oxide"
 
-// operation is what the checks have seen of a node's current operation, and of its last one that
-// stopped the instance.
+// operation is what the checks have seen of a node's current and earlier operations.
 type operation struct {
+	// ended is when the last operation ended, with or without a stop.
 	began, ended time.Time
 	// asked is set if a keeper has requested the instance's stop. sets are the StatefulSets whose pods
 	// end with the stop.

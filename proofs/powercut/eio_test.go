@@ -22,6 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
+// So many sectors fail in each scenario. In the long form, sectors of all requests fail.
 const (
 	sampledSectors = 4
 	shortSectors   = 1

@@ -31,7 +31,8 @@ type flush struct {
 	stream uint64 // of random numbers
 }
 
-// scenario makes a recording with the drivers of b and whole. The driver of whole is unmodified.
+// scenario makes a recording, with the driver of b, of whole, or of both. The driver of whole is
+// unmodified.
 type scenario func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording
 
 // trial returns what the driver of b does wrong.

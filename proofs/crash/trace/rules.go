@@ -23,7 +23,8 @@ type call struct {
 	tid int
 }
 
-// rule contains a system call's name in effects. Its function returns false if a call has none.
+// rule contains a system call's name in effects. Its function returns false for a call without an
+// effect.
 type rule struct {
 	name   string
 	effect func(c call) (e Effect, ok bool)
