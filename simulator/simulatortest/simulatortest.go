@@ -6,6 +6,9 @@
 // The rack runs in the test's process and ends with the test. It has the project default with the
 // running instances a and b. It runs on any system and for any user, because its disks are files
 // without devices: the API is complete, but no instance sees its disks. An [Option] adds devices.
+//
+// The rack attaches disks to running instances, which no rack of today does. Set Config.Hotplug to
+// [adminapi.HotplugNone] to get a rack of today.
 package simulatortest
 
 import (
