@@ -15,8 +15,8 @@ import (
 
 // options returns the options of a verb, or those that "continue" the change or "undo" it.
 func (c *cluster) options(mode string) Options {
-	o := Options{Verb: mode, Namespace: "db", Claim: c.claim, Timeout: 20 * time.Second,
-		Poll: time.Nanosecond, Kubectl: c.kubectl, Continue: mode == "continue", Undo: mode == "undo"}
+	o := Options{Verb: mode, Namespace: "db", Claim: c.claim, Timeout: time.Minute,
+		Kubectl: c.kubectl, Continue: mode == "continue", Undo: mode == "undo"}
 	switch p := c.plan(); {
 	case mode == Grow:
 		o.Size = "20Gi"
@@ -28,9 +28,10 @@ func (c *cluster) options(mode string) Options {
 	return o
 }
 
-func (c *cluster) run(o Options) (string, error) {
+// run runs the command in a bubble's time, and returns what it prints.
+func (c *cluster) run(o Options) (printed string, err error) {
 	var out strings.Builder
-	err := Run(c.t.Context(), o, &out)
+	synctest.Test(c.t, func(t *testing.T) { err = Run(t.Context(), o, &out) })
 	return out.String(), err
 }
 
@@ -284,18 +285,14 @@ func TestAClaimIsCreatedAgainWithoutDeletedOwners(t *testing.T) {
 }
 
 func TestUndoStartsTheWorkloadBeforeItDeletesTheSnapshot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // a slow machine does not use up the timeout
-		s := at(t, "Deployment", made)
-		s.stuck = true
-		o := s.options("undo")
-		o.Timeout = 100 * o.Poll
-		s.refuses(o, "the end of VolumeSnap")
-		if s.passes(60); s.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
-			t.Fatal("the workload waits for the end of a snapshot")
-		}
-		s.stuck = false
-		s.undoes()
-	})
+	s := at(t, "Deployment", made)
+	s.stuck = true
+	s.refuses(s.options("undo"), "the end of VolumeSnap")
+	if s.passes(60); s.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
+		t.Fatal("the workload waits for the end of a snapshot")
+	}
+	s.stuck = false
+	s.undoes()
 }
 
 // The test changes the new PersistentVolume as a faulty driver, a webhook or a person could.

@@ -382,7 +382,6 @@ var other = map[string]string{Grow: Revert, Revert: Grow}
 
 func (h *history) options(mode string) Options {
 	o := h.c.options(cmp.Or(map[string]string{"begin": h.verb, "other": other[h.verb]}[mode], mode))
-	o.Timeout, o.Poll = time.Minute, 0
 	if o.Continue || o.Undo {
 		o.Verb = h.verb
 	}

@@ -45,8 +45,6 @@ type Options struct {
 
 	// Kubectl runs kubectl.
 	Kubectl func(ctx context.Context, stdin []byte, args ...string) ([]byte, error)
-	// Poll is the pause between two reads of the cluster; zero means a second.
-	Poll time.Duration
 }
 
 // Flags defines the flags that set the options.
@@ -126,9 +124,6 @@ func newID() string { return fmt.Sprintf("%08x", rand.Uint32()) }
 
 // Run makes, continues, undoes or forgets a change. It describes each step on out before it begins.
 func Run(ctx context.Context, o Options, out io.Writer) error {
-	if o.Poll == 0 {
-		o.Poll = time.Second
-	}
 	r := &run{Options: o, id: newID(), out: out}
 	pv, p, err := r.find(ctx)
 	if err != nil {
@@ -371,7 +366,7 @@ func (r *run) until(ctx context.Context, title string, s step) error {
 				err = fmt.Errorf("waited %s for %s", r.Timeout, said)
 			}
 			return v.repeatWith(err)
-		case <-time.After(r.Poll):
+		case <-time.After(time.Second):
 		}
 	}
 }
