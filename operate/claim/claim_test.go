@@ -44,20 +44,16 @@ func (c *cluster) plan() (p *plan) {
 	return p
 }
 
-// at starts a growth, and kills it after a request as soon as the plan meets a condition.
+// at starts a growth, and kills it before the next request when the plan meets a condition.
 func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	t.Helper()
-	s, killed := newCluster(t, kind), false
+	s := newCluster(t, kind)
 	o := s.options(Grow)
 	o.Kubectl = func(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
-		if killed {
+		if p := s.plan(); p != nil && when(p) {
 			return nil, errKilled
 		}
-		out, err := s.kubectl(ctx, stdin, args...)
-		if p := s.plan(); p != nil && when(p) {
-			killed, err = true, errKilled
-		}
-		return out, err
+		return s.kubectl(ctx, stdin, args...)
 	}
 	if _, err := s.run(o); !errors.Is(err, errKilled) {
 		t.Fatalf("the change never got there: %v", err)
