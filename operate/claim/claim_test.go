@@ -331,7 +331,7 @@ func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
 	old := s.volume(s.plan().Old)
 	text := old.annotation(planKey)
 	for name, forged := range map[string]string{
-		"a plan of another volume": strings.Replace(text, `"old":"`, `"old":"x`, 1),
+		"a plan of another volume": strings.ReplaceAll(text, old.name(), "other"),
 		"a plan of a later volume": strings.Replace(text, `"oldUID":"`, `"oldUID":"x`, 1),
 		"no plan":                  "{",
 		"the owner is a flag":      strings.Replace(text, `"name":"web"`, `"name":"--server=x"`, 1),
