@@ -390,7 +390,9 @@ func TestAChangeReportsThatTheNewDiskIsGone(t *testing.T) {
 		s := at(t, "Deployment", func(p *plan) bool { return made(p) && p.Handed == handed })
 		delete(s.objects, "persistentvolume//"+s.plan().New)
 		if handed {
-			s.refuses(s.options("undo"), "To go back to it by hand")
+			if s.refuses(s.options("undo"), "To go back to it by hand"); s.plan().Undo {
+				t.Error("an undo that is refused has changed the plan")
+			}
 			continue
 		}
 		s.refuses(s.options("continue"), "--undo")
