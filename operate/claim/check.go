@@ -24,23 +24,21 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 		return p, nil, fmt.Errorf("expected a bound PersistentVolumeClaim %s/%s, found none, or one "+
 			"that is not bound or is being deleted", r.Namespace, r.Claim)
 	}
-	if old, err = r.get(ctx, persistentVolumes, "", claim.str("spec", "volumeName")); err != nil {
+	old, err = r.get(ctx, persistentVolumes, "", claim.str("spec", "volumeName"))
+	switch f := claim.foreignFinalizer(); {
+	case err != nil:
 		return p, nil, err
-	}
-	if old.str("spec", "csi", "driver") != volume.DriverName ||
-		old.str("spec", "claimRef", "uid") != claim.uid() {
+	case old.str("spec", "csi", "driver") != volume.DriverName ||
+		old.str("spec", "claimRef", "uid") != claim.uid():
 		return p, nil, fmt.Errorf("the volume of the claim has to be one of %s that is bound to it",
 			volume.DriverName)
-	}
-	if old.annotation(planKey) != "" {
+	case old.annotation(planKey) != "":
 		return p, nil, fmt.Errorf("PersistentVolume %s has got a plan meanwhile: another run of this "+
 			"command changes the claim, or something else writes the annotation %s", old.name(), planKey)
-	}
-	if old.deleting() {
+	case old.deleting():
 		return p, nil, fmt.Errorf("PersistentVolume %s is being deleted by somebody, and goes when "+
 			"nothing is bound to it: make it again for its disk first", old.name())
-	}
-	if f := claim.foreignFinalizer(); f != "" {
+	case f != "":
 		return p, nil, fmt.Errorf("the claim has the finalizer %s: whoever set it has to let the "+
 			"claim go first (a VolumeSnapshot of it that is not ready: wait for it, or delete it)", f)
 	}
@@ -61,12 +59,8 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 		Old: old.name(), OldUID: old.uid(), Handle: old.str("spec", "csi", "volumeHandle"),
 		Policy: old.policy(),
 	}
-	meta := p.Manifest["metadata"].(map[string]any)
-	for _, key := range []string{"labels", "annotations", "ownerReferences"} {
-		if value := claim.at("metadata", key); value != nil {
-			meta[key] = value
-		}
-	}
+	claim.copyFields(p.Manifest["metadata"].(map[string]any), "metadata", "labels", "annotations",
+		"ownerReferences")
 	for _, check := range []func(context.Context, object, object, *plan) error{
 		r.checkOwner, r.checkNodes, r.checkClass, r.checkSnapshot, r.checkSize, r.rehearse,
 		r.checkQuota} {
@@ -203,10 +197,9 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error {
 	name := claim.str("spec", "storageClassName")
 	class, err := r.get(ctx, storageClasses, "", name)
-	if err != nil {
-		return err
-	}
 	switch {
+	case err != nil:
+		return err
 	case class.str("provisioner") != volume.DriverName:
 		return fmt.Errorf("the claim's StorageClass %q makes no disks of %s, so it cannot make another",
 			name, volume.DriverName)
@@ -285,13 +278,10 @@ func (r *run) findSnapshotClass(ctx context.Context, p *plan) error {
 	if err != nil {
 		return err
 	}
-	var ours []object
-	for _, class := range all {
-		if class.str("driver") == volume.DriverName && (r.SnapshotClass == "" ||
-			class.name() == r.SnapshotClass) {
-			ours = append(ours, class)
-		}
-	}
+	ours := slices.DeleteFunc(all, func(class object) bool {
+		return class.str("driver") != volume.DriverName ||
+			r.SnapshotClass != "" && class.name() != r.SnapshotClass
+	})
 	if len(ours) != 1 {
 		return fmt.Errorf("expected one VolumeSnapshotClass of %s, found %d (%s): name one with "+
 			"--snapshot-class", volume.DriverName, len(ours), names(ours))
@@ -408,14 +398,13 @@ func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 	need, parts := p.peak()
 	size, _ := parseSize(p.Size)
 	most, err := parseQuantity(best.str("maximumVolumeSize"))
-	limited := err == nil && size > most
 	var problem string
 	switch {
 	case need > left:
 		problem = fmt.Sprintf("expected room for %s in the rack's quota (%s), found %s left, by %s. Ask "+
 			"for quota, or remove snapshots and disks that nobody needs", volume.SizeText(need), parts,
 			volume.SizeText(left), object)
-	case limited:
+	case err == nil && size > most:
 		problem = fmt.Sprintf("--size: expected a disk of at most %s, by %s, and %s is asked for",
 			volume.SizeText(most), object, p.Size)
 	default:
@@ -439,11 +428,9 @@ func (r *run) published(ctx context.Context, class, node string) (best object, l
 	if err != nil {
 		return nil, 0, err
 	}
-	var near object
-	if node != "" {
-		if near, err = r.get(ctx, "nodes", "", node); err != nil {
-			return nil, 0, err
-		}
+	near, err := r.get(ctx, "nodes", "", node)
+	if err != nil {
+		return nil, 0, err
 	}
 	for _, o := range all {
 		if o.str("storageClassName") != class || near != nil && !o.reaches(near) {

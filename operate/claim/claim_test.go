@@ -1,10 +1,10 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,51 +13,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// options returns the options of a change on the cluster.
-func (c *cluster) options(verb string) Options {
-	o := Options{Verb: verb, Namespace: "db", Claim: c.claim, Timeout: 20 * time.Second,
-		Poll: time.Nanosecond, Kubectl: c.kubectl}
-	switch verb {
-	case Grow:
+// options returns the options of a verb, or those that "continue" the change or "undo" it.
+func (c *cluster) options(mode string) Options {
+	o := Options{Verb: mode, Namespace: "db", Claim: c.claim, Timeout: time.Minute,
+		Kubectl: c.kubectl, Continue: mode == "continue", Undo: mode == "undo"}
+	switch p := c.plan(); {
+	case mode == Grow:
 		o.Size = "20Gi"
-	case Revert:
+	case mode == Revert:
 		o.Snapshot = "then"
-	}
-	return o
-}
-
-func (c *cluster) run(o Options) (string, error) {
-	var out strings.Builder
-	err := Run(c.t.Context(), o, &out)
-	return out.String(), err
-}
-
-// settled makes passes until every pod runs and no disk is being made. It makes unmountsAfter more,
-// so that the nodes unmount the disks that no pod uses.
-func (c *cluster) settled() {
-	for c.pass(); !c.quiet(); {
-		c.pass()
-	}
-	for range unmountsAfter {
-		c.pass()
-	}
-}
-
-// quiet reports whether every pod runs and no disk is being made.
-func (c *cluster) quiet() bool {
-	return len(c.making) == 0 && !slices.ContainsFunc(c.of("Pod"), func(pod object) bool {
-		return pod.str("status", "phase") != "Running" || pod.deleting()
-	})
-}
-
-// resumes returns the options that continue a change, or undo it.
-func (c *cluster) resumes(undo bool) Options {
-	o := c.options(Grow)
-	if p := c.plan(); p != nil {
+	case mode != Forget && p != nil:
 		o.Verb = p.Verb
 	}
-	o.Size, o.Undo, o.Continue = "", undo, !undo
 	return o
+}
+
+// run runs the command in a bubble's time, and returns what it prints.
+func (c *cluster) run(o Options) (printed string, err error) {
+	var out strings.Builder
+	synctest.Test(c.t, func(t *testing.T) { err = Run(t.Context(), o, &out) })
+	return out.String(), err
 }
 
 func (c *cluster) plan() (p *plan) {
@@ -69,20 +44,16 @@ func (c *cluster) plan() (p *plan) {
 	return p
 }
 
-// at starts a growth, and kills it after a request as soon as the plan meets a condition.
+// at starts a growth, and kills it before the next request when the plan meets a condition.
 func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	t.Helper()
-	s, killed := newCluster(t, kind), false
+	s := newCluster(t, kind)
 	o := s.options(Grow)
 	o.Kubectl = func(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
-		if killed {
+		if p := s.plan(); p != nil && when(p) {
 			return nil, errKilled
 		}
-		out, err := s.kubectl(ctx, stdin, args...)
-		if p := s.plan(); p != nil && when(p) {
-			killed, err = true, errKilled
-		}
-		return out, err
+		return s.kubectl(ctx, stdin, args...)
 	}
 	if _, err := s.run(o); !errors.Is(err, errKilled) {
 		t.Fatalf("the change never got there: %v", err)
@@ -110,9 +81,6 @@ func (c *cluster) refuses(o Options, words string) {
 		c.t.Fatalf("got %v, want an error with %q, after:\n%s", err, words, says)
 	}
 }
-
-const capacityText = `{"kind":"CSIStorageCapacity","metadata":{"name":%q,"namespace":"oxide"},
-	"storageClassName":%q,"nodeTopology":{"matchLabels":%s},"capacity":%q,"maximumVolumeSize":%q}`
 
 func TestAChangeBeyondThePublishedCapacityIsRefused(t *testing.T) {
 	type objects = [][]any
@@ -153,26 +121,23 @@ func TestAChangeBeyondThePublishedCapacityIsRefused(t *testing.T) {
 			s := newCluster(t, "Deployment")
 			s.touch(s.named("Node", "", "n1"), "a", "metadata", "labels", "rack")
 			for _, args := range c.published {
-				s.put(capacityText, args...)
+				s.put(`{"kind":"CSIStorageCapacity","metadata":{"name":%q,"namespace":"oxide"},
+					"storageClassName":%q,"nodeTopology":{"matchLabels":%s},"capacity":%q,
+					"maximumVolumeSize":%q}`, args...)
 			}
 			o := s.options(c.verb)
-			if o.DryRun = true; c.size != "" {
-				o.Size = c.size
-			}
-			s.effects = 0
+			o.DryRun, o.Size = true, cmp.Or(c.size, o.Size)
 			says, err := s.run(o)
 			if err != nil {
 				says = err.Error()
 			}
-			if (err != nil) != c.refused || !strings.Contains(says, c.want) || s.effects != 0 ||
+			if (err != nil) != c.refused || !strings.Contains(says, c.want) || len(s.needed) > 0 ||
 				c.refused && !strings.Contains(says, "with a delay") {
-				t.Fatalf("got %v after %d changes, want %q in:\n%s", err, s.effects, c.want, says)
+				t.Fatalf("got %v after the changes %v, want %q in:\n%s", err, s.needed, c.want, says)
 			}
-			if o.DryRun, o.IgnoreCapacity = false, true; c.refused {
-				says := s.does(o)
-				if !strings.Contains(says, "Continued by --ignore-capacity: ") {
-					t.Errorf("the flag is not mentioned:\n%s", says)
-				}
+			o.DryRun, o.IgnoreCapacity = false, true
+			if c.refused && !strings.Contains(s.does(o), "Continued by --ignore-capacity: ") {
+				t.Error("the flag is not mentioned")
 			}
 		})
 	}
@@ -182,14 +147,14 @@ func TestAClaimCommandEndsWhenTheRackRefusesTheDisk(t *testing.T) {
 	for _, flat := range []bool{false, true} {
 		s := newCluster(t, "Deployment")
 		s.quota, s.flat = 15<<30, flat
-		for _, o := range []Options{s.options(Grow), s.resumes(false)} {
-			if _, err := s.run(o); err == nil || !strings.Contains(err.Error(), "RackFull: no room") ||
-				strings.Contains(err.Error(), "waited") {
+		for _, mode := range []string{Grow, "continue"} {
+			if _, err := s.run(s.options(mode)); err == nil || strings.Contains(err.Error(), "waited") ||
+				!strings.Contains(err.Error(), "RackFull: no room") {
 				t.Errorf("flat %t: got %v, want the refusal without a timeout", flat, err)
 			}
 		}
 		s.quota, s.slow = 0, 200
-		s.does(s.resumes(false)) // the earlier refusals are still there
+		s.does(s.options("continue")) // the earlier refusals are still there
 	}
 }
 
@@ -198,25 +163,18 @@ func TestAnImpossibleChangeIsRefusedBeforeItBegins(t *testing.T) {
 	set := func(kind, ns, name string, value any, path ...string) change {
 		return func(c *cluster, _ *Options) { c.touch(c.named(kind, ns, name), value, path...) }
 	}
-	admits := func(why string, refuses func(o object) bool) change { // when the claim is made again
-		return func(c *cluster, _ *Options) {
-			owner := map[string]any{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web",
-				"uid": c.named("StatefulSet", "db", "web").uid()}
-			c.touch(c.current(), []any{owner}, "metadata", "ownerReferences")
-			c.admits = func(o object) error {
-				if refuses(o) {
-					return errors.New("forbidden: " + why)
-				}
-				return nil
-			}
-		}
-	}
 	for want, edit := range map[string]change{
 		"was not taken of this claim": func(c *cluster, o *Options) {
 			c.put(claimText, "other", "10Gi")
 			c.pass()
 			c.put(shotText, "foreign", "other")
 			o.Verb, o.Size, o.Snapshot = Revert, "", "foreign"
+		},
+		// A name that looks like a flag is not passed to kubectl.
+		`"--server=x" is no name`: func(c *cluster, o *Options) {
+			o.Verb, o.Size, o.Snapshot = Revert, "", "then"
+			c.touch(c.named("VolumeSnapshot", "db", "then"), "--server=x", "status",
+				"boundVolumeSnapshotContentName")
 		},
 		"that is ready":      func(_ *cluster, o *Options) { o.Verb = Revert },
 		"no disk shrinks":    func(_ *cluster, o *Options) { o.Size = "10Gi" },
@@ -227,7 +185,7 @@ func TestAnImpossibleChangeIsRefusedBeforeItBegins(t *testing.T) {
 		"makes no disks":     set("StorageClass", "", "oxide-disk", "other", "provisioner"),
 		"start the workload": set("CSINode", "", "n1", nil, "spec", "drivers"),
 		"being scaled down": func(c *cluster, _ *Options) {
-			c.immortal = true
+			c.nodes["n1"].silent = true // the pods do not end
 			c.touch(c.named("StatefulSet", "db", "web"), 1.0, "spec", "replicas")
 		},
 		"whenScaled": set("StatefulSet", "db", "web", "Delete", "spec",
@@ -236,30 +194,31 @@ func TestAnImpossibleChangeIsRefusedBeforeItBegins(t *testing.T) {
 			c.put(`{"kind":"HorizontalPodAutoscaler","metadata":{"name":"h","namespace":"db"},"spec":{
 				"scaleTargetRef":{"kind":"StatefulSet","name":"web"}}}`)
 		},
-		"one workload that uses": func(c *cluster, _ *Options) {
-			c.put(`{"kind":"Pod","metadata":{"name":"debug","namespace":"db"},"spec":{"volumes":[{
-				"persistentVolumeClaim":{"claimName":"data-web-1"}}]}}`)
-		},
+		"one workload that uses": func(c *cluster, _ *Options) { c.pod("debug", c.claim, nil, "") },
 		"the finalizer acme.io/hold": set("PersistentVolumeClaim", "db", "data-web-1",
 			[]any{"kubernetes.io/pvc-protection", "acme.io/hold"}, "metadata", "finalizers"),
-		"no owners": admits("no owners", func(o object) bool {
-			return len(o.list("metadata", "ownerReferences")) > 0
-		}),
-		"no labels": admits("no labels", func(o object) bool {
-			return o.str("metadata", "labels", "app") != ""
-		}),
-		"no named volumes": admits("no named volumes", func(o object) bool {
-			return o.str("spec", "volumeName") != ""
-		}),
+		"is made again, would be refused: forbidden": func(c *cluster, _ *Options) {
+			owner := map[string]any{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web",
+				"uid": c.named("StatefulSet", "db", "web").uid()}
+			c.touch(c.current(), []any{owner}, "metadata", "ownerReferences")
+			// It refuses only a claim that has all that the earlier claim has.
+			c.admits = func(_ *cluster, o object) error {
+				if len(o.list("metadata", "ownerReferences")) == 0 || o.str("metadata", "labels",
+					"app") == "" || o.str("spec", "volumeName") == "" {
+					return nil
+				}
+				return errors.New("forbidden")
+			}
+		},
 		"is deleted with it": set("PersistentVolumeClaim", "db", "data-web-1", []any{map[string]any{
 			"controller": true, "kind": "Pod", "name": "web-1"}}, "metadata", "ownerReferences"),
 	} {
 		s := newCluster(t, "StatefulSet")
 		o := s.options(Grow)
 		edit(s, &o)
-		s.effects = 0
-		if _, err := s.run(o); err == nil || !strings.Contains(err.Error(), want) || s.effects != 0 {
-			t.Errorf("%s: got %v, and %d changes", want, err, s.effects)
+		_, err := s.run(o)
+		if err == nil || !strings.Contains(err.Error(), want) || len(s.needed) > 0 {
+			t.Errorf("%s: got %v, and the changes %v", want, err, s.needed)
 		}
 	}
 }
@@ -269,29 +228,26 @@ func TestADryRunShowsEveryStepAndChangesNothing(t *testing.T) {
 	s.touch(s.named("VolumeSnapshotClass", "", "oxide-snapshot"), "Retain", "deletionPolicy")
 	o := s.options(Grow)
 	o.DryRun = true
-	s.effects = 0
 	says := s.does(o)
-	for i, step := range steps {
-		if want := fmt.Sprintf("%d/%d %s: ", i+1, len(steps), step.name); !strings.Contains(says, want) {
-			t.Errorf("it does not show %q:\n%s", want, says)
-		}
-	}
-	for _, want := range []string{"10Gi (snapshot) and 20Gi", "from 3 to 1", "volumeClaimTemplates",
+	texts := []string{"10Gi (snapshot) and 20Gi", "from 3 to 1", "volumeClaimTemplates",
 		"POINT OF NO RETURN", "policy Retain (now Delete)",
-		"oxide-snapshot has the deletionPolicy Retain"} {
+		"oxide-snapshot has the deletionPolicy Retain"}
+	for i, step := range steps {
+		texts = append(texts, fmt.Sprintf("%d/%d %s: ", i+1, len(steps), step.name))
+	}
+	for _, want := range texts {
 		if !strings.Contains(says, want) {
 			t.Errorf("it does not say %q:\n%s", want, says)
 		}
 	}
-	if s.effects != 0 {
-		t.Errorf("%d changes", s.effects)
+	if len(s.needed) > 0 {
+		t.Errorf("it made the changes %v", s.needed)
 	}
 }
 
 func TestIncompleteArgumentsAreRefused(t *testing.T) {
-	for args, want := range map[string]string{"shrink a/b": "expected grow",
-		"grow b": "NAMESPACE/NAME",
-		"grow":   "expected grow", "grow a/b": "--size", "revert a/b": "--snapshot"} {
+	for args, want := range map[string]string{"shrink a/b": "expected grow", "grow": "expected grow",
+		"grow b": "NAMESPACE/NAME", "grow a/b": "--size", "revert a/b": "--snapshot"} {
 		o := Options{Timeout: time.Second}
 		if err := o.Parse(strings.Fields(args)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v", args, err)
@@ -324,28 +280,15 @@ func TestAClaimIsCreatedAgainWithoutDeletedOwners(t *testing.T) {
 	}
 }
 
-func TestANameThatLooksLikeAFlagIsNotPassedToKubectl(t *testing.T) {
-	c := newCluster(t, "")
-	o, err := (&run{Options: c.options(Grow)}).get(t.Context(), persistentVolumes, "",
-		"--server=https://elsewhere")
-	if err == nil || o != nil {
-		t.Errorf("got %v, %v", o, err)
-	}
-}
-
 func TestUndoStartsTheWorkloadBeforeItDeletesTheSnapshot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // a slow machine does not use up the timeout
-		s := at(t, "Deployment", made)
-		s.stuck = true
-		o := s.resumes(true)
-		o.Timeout = 100 * o.Poll
-		s.refuses(o, "the end of VolumeSnap")
-		if s.settled(); s.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
-			t.Fatal("the workload waits for the end of a snapshot")
-		}
-		s.stuck = false
-		s.undoes()
-	})
+	s := at(t, "Deployment", made)
+	s.stuck = true
+	s.refuses(s.options("undo"), "the end of VolumeSnap")
+	if s.passes(60); s.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
+		t.Fatal("the workload waits for the end of a snapshot")
+	}
+	s.stuck = false
+	s.undoes()
 }
 
 // The test changes the new PersistentVolume as a faulty driver, a webhook or a person could.
@@ -387,10 +330,9 @@ func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
 	s := at(t, "Deployment", made)
 	old := s.volume(s.plan().Old)
 	text := old.annotation(planKey)
-	other := s.put(pvText, "pv-other", "1Gi", "other", "other", "gone")
-	s.touch(other, "Retain", "spec", "persistentVolumeReclaimPolicy")
 	for name, forged := range map[string]string{
-		"a plan of another volume": text,
+		"a plan of another volume": strings.ReplaceAll(text, old.name(), "other"),
+		"a plan of a later volume": strings.Replace(text, `"oldUID":"`, `"oldUID":"x`, 1),
 		"no plan":                  "{",
 		"the owner is a flag":      strings.Replace(text, `"name":"web"`, `"name":"--server=x"`, 1),
 		"a snapshot that is a flag": strings.Replace(text, `"shot":{"name":"`,
@@ -398,24 +340,19 @@ func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
 		"a claim of another disk":     strings.Replace(text, s.plan().Handle, "foreign", 1),
 		"another claim of the volume": strings.Replace(text, `"claim":"data"`, `"claim":"other"`, 1),
 	} {
-		at := old
-		if name == "a plan of another volume" {
-			at = other
-		}
-		at["metadata"].(map[string]any)["annotations"] = map[string]any{planKey: forged}
-		if p, err := planOf(at); err == nil {
+		s.touch(old, forged, "metadata", "annotations", planKey)
+		if p, err := planOf(old); err == nil {
 			t.Errorf("%s is accepted: %+v", name, p)
 		}
-		at["metadata"].(map[string]any)["annotations"] = nil
-		s.touch(old, text, "metadata", "annotations", planKey)
 	}
+	s.touch(old, text, "metadata", "annotations", planKey)
 	if (owner{Kind: "--server=https://elsewhere"}).resource() != "" {
 		t.Error("a plan names a resource")
 	}
 	s.undoes()
 }
 
-func (c *cluster) undoes() { c.t.Helper(); c.does(c.resumes(true)) }
+func (c *cluster) undoes() { c.t.Helper(); c.does(c.options("undo")) }
 
 func TestASecondChangeOfAWorkloadIsRefused(t *testing.T) {
 	s := at(t, "StatefulSet", func(p *plan) bool { return p.Unmounted })
@@ -435,9 +372,7 @@ func TestRevertRefusesAReplacedSnapshot(t *testing.T) {
 		if s.plan() != nil {
 			s.before = nil
 			s.put(claimText, "foreign", "10Gi")
-			for range 6 {
-				s.pass()
-			}
+			s.passes(6)
 			s.erase(s.named("VolumeSnapshot", "db", "then"))
 			s.pass()
 			s.put(shotText, "then", "foreign")
@@ -451,31 +386,31 @@ func TestRevertRefusesAReplacedSnapshot(t *testing.T) {
 }
 
 func TestAChangeReportsThatTheNewDiskIsGone(t *testing.T) {
-	for handed, want := range map[bool]string{false: "--undo", true: "to go back to it by hand"} {
-		s := at(t, "Deployment", func(p *plan) bool {
-			return p.New != "" && p.Handed == handed
-		})
+	for _, handed := range []bool{false, true} {
+		s := at(t, "Deployment", func(p *plan) bool { return made(p) && p.Handed == handed })
 		delete(s.objects, "persistentvolume//"+s.plan().New)
-		if !handed {
-			s.refuses(s.resumes(false), want)
-			s.does(s.resumes(true))
+		if handed {
+			if s.refuses(s.options("undo"), "To go back to it by hand"); s.plan().Undo {
+				t.Error("an undo that is refused has changed the plan")
+			}
 			continue
 		}
-		s.refuses(s.resumes(true), "To go back to it by hand")
+		s.refuses(s.options("continue"), "--undo")
+		s.undoes()
 	}
 }
 
 func TestAMissingRightIsReportedBeforeAChangeBegins(t *testing.T) {
 	s := at(t, "Deployment", made)
-	s.does(s.resumes(true))
+	s.does(s.options("undo"))
 	s.does(s.options(Grow))
 	s.does(s.options(Forget))
 	for needs := range s.needed {
 		s := newCluster(t, "Deployment")
-		s.lacks = func(r right) bool { return r == needs }
+		s.lacks = func(right string) bool { return right == needs }
 		_, err := s.run(s.options(Grow))
-		if err == nil || !strings.Contains(err.Error(), "cannot "+needs.verb) || s.effects != 0 {
-			t.Errorf("without %v: got %v, and %d changes", needs, err, s.effects)
+		if err == nil || !strings.Contains(err.Error(), "cannot "+needs) || len(s.needed) > 0 {
+			t.Errorf("without %q: got %v, and the changes %v", needs, err, s.needed)
 		}
 	}
 	if len(s.needed) != 7 {
@@ -484,14 +419,14 @@ func TestAMissingRightIsReportedBeforeAChangeBegins(t *testing.T) {
 }
 
 func TestAClaimIsDeletedOnlyIfItsVolumeRetainsTheDisk(t *testing.T) {
-	for _, undo := range []bool{false, true} {
+	for _, mode := range []string{"continue", "undo"} {
 		s := at(t, "Deployment", made)
 		p := s.plan()
 		s.touch(s.volume(p.Old), "Delete", "spec", "persistentVolumeReclaimPolicy")
-		s.does(s.resumes(undo))
-		s.settled()
+		s.does(s.options(mode))
+		s.passes(60)
 		if _, there := s.disks[p.Handle]; !there {
-			t.Errorf("undone %t: the earlier disk is gone", undo)
+			t.Errorf("%s: the earlier disk is gone", mode)
 		}
 	}
 }

@@ -47,6 +47,15 @@ func (o object) list(path ...string) []object {
 	return found
 }
 
+// copyFields copies those fields of the object's metadata or spec that are not empty.
+func (o object) copyFields(into map[string]any, part string, keys ...string) {
+	for _, key := range keys {
+		if value := o.at(part, key); value != nil {
+			into[key] = value
+		}
+	}
+}
+
 // controller returns the owner reference that is marked as the controller, or nil.
 func (o object) controller() object {
 	for _, owner := range o.list("metadata", "ownerReferences") {
@@ -80,9 +89,9 @@ const (
 	volumeAttachments = "volumeattachments.storage.k8s.io"
 )
 
-// get returns an object, or nil if it does not exist.
+// get returns an object, or nil if it does not exist or has no resource or no name.
 func (r *run) get(ctx context.Context, resource, namespace, name string) (object, error) {
-	if name == "" {
+	if resource == "" || name == "" {
 		return nil, nil
 	}
 	// The name may be from a field that the API server does not check, and begin with a hyphen.

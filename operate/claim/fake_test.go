@@ -33,31 +33,30 @@ type cluster struct {
 	quota   int64               // of the rack, in bytes; zero is unlimited
 	flat    bool                // the driver has no topology: the provisioner needs no scheduler
 	serial  int64
-	passes  int
+	age     int // the passes so far
 
 	// slow is the number of passes that the provisioner needs to make a disk. It makes the disk even
 	// if the claim is deleted meanwhile.
 	slow   int
 	making []*making
 
-	effects int               // the changes that the command has made
-	before  func(verb string) // is called before each command of kubectl
+	stops   int
+	written []string // the contents that have to be on a disk that the user can reach
+	lost    int
+	foreign []string          // forbidden changes that the command has made
+	own     map[string]bool   // the UIDs of what the command has created
+	given   map[string]bool   // the UIDs of what the user wants to be changed
+	origin  map[string]string // the UID of the claim for which a disk was made
+	kept    map[string]bool   // the disks that a claim of the user has, or had
+	dropped map[string]bool   // the disks that the user has given up
+	stuck   bool              // no snapshot ends
+	lacks   func(string) bool // reports whether the user lacks a right, such as "create pods"
+	needed  map[string]bool   // the rights that the command's changes needed
 
-	stops    int
-	written  []string // the contents that have to be on a disk that the user can reach
-	lost     int
-	foreign  []string               // forbidden changes that the command has made
-	own      map[string]bool        // the UIDs of what the command has created
-	given    map[string]bool        // the UIDs of what the user wants to be changed
-	origin   map[string]string      // the UID of the claim for which a disk was made
-	kept     map[string]bool        // the disks that a claim of the user has, or had
-	dropped  map[string]bool        // the disks that the user has given up
-	immortal bool                   // no pod ends
-	admits   func(o object) error   // refuses or changes what is to be created
-	stuck    bool                   // no snapshot ends
-	denied   func(kind string) bool // reports whether a kind must not be read
-	lacks    func(right) bool       // reports whether the user lacks a right
-	needed   map[right]bool         // the rights that the changes needed
+	// before is called before each command of kubectl. admits refuses or changes a claim that is to be
+	// created, as a webhook does.
+	before func(verb string)
+	admits func(c *cluster, claim object) error
 }
 
 type making struct {
@@ -70,9 +69,8 @@ type making struct {
 type machine struct {
 	name        string
 	off, silent bool            // the instance is stopped; the API server is unreachable
-	mounted     map[string]int  // passes since a pod used the disk
+	disks       map[string]int  // 0 if listed in volumesInUse; if mounted, 1 + passes since its use
 	runs        map[string]bool // the disks to which containers write
-	listed      []any           // volumesInUse
 	age, quiet  int             // all passes; those since the last status of the Node
 }
 
@@ -102,17 +100,13 @@ func keyOf(o object) string {
 
 func (c *cluster) of(kind string) []object {
 	prefix := strings.ToLower(kind) + "/"
-	var keys []string
-	for key := range c.objects {
+	found := []object{}
+	for key, o := range c.objects {
 		if strings.HasPrefix(key, prefix) {
-			keys = append(keys, key)
+			found = append(found, o)
 		}
 	}
-	slices.Sort(keys)
-	found := make([]object, len(keys))
-	for i, key := range keys {
-		found[i] = c.objects[key]
-	}
+	slices.SortFunc(found, func(a, b object) int { return strings.Compare(keyOf(a), keyOf(b)) })
 	return found
 }
 
@@ -155,47 +149,47 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	if c.before != nil {
 		c.before(operands[0])
 	}
-	verb, namespace := operands[0], flags["--namespace"]
-	if verb == "auth" { // can-i
-		needs := right{operands[2], strings.Split(operands[3], ".")[0]}
-		if c.lacks != nil && c.lacks(needs) {
-			return nil, fmt.Errorf("exit status 1: cannot %s %s", needs.verb, needs.resource)
-		}
-		return []byte("yes"), nil
-	}
-	var resource, name string
 	var body object
-	if err := json.Unmarshal(stdin, &body); err != nil && verb != "get" {
+	if err := json.Unmarshal(stdin, &body); err != nil && stdin != nil {
 		c.t.Fatal(err)
 	}
-	switch path := strings.Split(flags["--raw"], "/"); {
-	case verb == "create":
-		resource = strings.ToLower(body.str("kind")) + "s"
-		if err := c.admit(body); err != nil {
-			return nil, err
-		}
-	case verb == "delete":
-		namespace, resource, name = path[len(path)-3], path[len(path)-2], path[len(path)-1]
-	case len(operands) == 3:
-		resource, name = operands[1], operands[2]
-	default:
-		resource = operands[1]
+	verb, namespace := operands[0], flags["--namespace"]
+	dry := flags["--dry-run"] != "" || body.at("dryRun") != nil
+	switch verb {
+	case "auth": // can-i
+		verb, operands, dry = operands[2], operands[2:], true
+	case "create":
+		operands = []string{verb, strings.ToLower(body.str("kind")) + "s", body.name()}
+		namespace = body.str("metadata", "namespace")
+	case "delete":
+		path := strings.Split(flags["--raw"], "/")
+		operands = path[len(path)-3:]
+		namespace = operands[0]
 	}
-	if verb == "get" {
+	resource, name := operands[1], strings.Join(operands[2:], "")
+	needs := verb + " " + strings.Split(resource, ".")[0]
+	switch space := c.named("Namespace", "", namespace); {
+	case c.lacks != nil && c.lacks(needs):
+		return nil, refused("Forbidden", "cannot %s", needs)
+	case verb == "get":
 		c.pass()
 		return c.read(resource, namespace, name, flags)
+	case verb == "create" && space == nil:
+		return nil, refused("NotFound", "namespaces %q not found", namespace)
+	case verb == "create" && space.deleting():
+		return nil, refused("Forbidden", "unable to create new content in namespace %s because it is "+
+			"being terminated", namespace)
+	case verb == "create" && c.admits != nil && resource == claims:
+		if err := c.admits(c, body); err != nil {
+			return nil, err
+		}
 	}
-	needs := right{verb, strings.Split(resource, ".")[0]}
-	if c.lacks != nil && c.lacks(needs) {
-		return nil, refused("Forbidden", "cannot %s %s", verb, resource)
-	}
-	if flags["--dry-run"] != "" || body.at("dryRun") != nil {
+	if dry {
 		return nil, nil
 	}
 	c.needed[needs] = true
-	c.effects++
 	err := c.change(verb, resource, namespace, name, body)
-	c.checkBytes()
+	c.lost += len(c.unreachable(true))
 	return nil, err
 }
 
@@ -205,8 +199,11 @@ func (c *cluster) change(verb, resource, namespace, name string, body object) er
 	of := map[string]string{"patch": "metadata", "delete": "preconditions"}[verb]
 	uid, version := body.str(of, "uid"), body.str(of, "resourceVersion")
 	switch {
+	case verb == "create" && o != nil:
+		return refused("AlreadyExists", "%s %q already exists", o.str("kind"), o.name())
 	case verb == "create":
-		return c.create(body)
+		c.add(body)
+		c.own[body.uid()] = true
 	case o == nil:
 		return refused("NotFound", "%s %q not found", resource, name)
 	case uid != "" && uid != o.uid():
@@ -226,59 +223,26 @@ func (c *cluster) change(verb, resource, namespace, name string, body object) er
 	return nil
 }
 
-// admit returns the error with which an API server or a webhook refuses to create an object.
-func (c *cluster) admit(o object) error {
-	if ns := o.str("metadata", "namespace"); ns != "" {
-		switch space := c.named("Namespace", "", ns); {
-		case space == nil:
-			return refused("NotFound", "namespaces %q not found", ns)
-		case space.deleting():
-			return refused("Forbidden", "unable to create new content in namespace %s because it is "+
-				"being terminated", ns)
-		}
-	}
-	if c.admits != nil {
-		return c.admits(o)
-	}
-	return nil
-}
-
-type right struct{ verb, resource string }
-
 // kindOf returns the kind of a resource in lower case and singular, as in the keys of objects.
 func kindOf(resource string) string {
 	kind, _, _ := strings.Cut(resource, ".")
-	for _, end := range [][2]string{{"ies", "y"}, {"sses", "ss"}, {"s", ""}} {
-		if stem, ok := strings.CutSuffix(kind, end[0]); ok {
-			return stem + end[1]
-		}
-	}
-	return kind
+	return strings.TrimSuffix(strings.NewReplacer("ies", "ys", "sses", "sss").Replace(kind), "s")
 }
 
-// global are the kinds without a namespace.
-var global = []string{"namespace", "node", "csinode", "storageclass", "volumesnapshotclass",
-	"persistentvolume", "volumesnapshotcontent", "volumeattachment"}
-
+// read returns an object or a list. Objects of kinds without a namespace have the namespace "".
 func (c *cluster) read(resource, namespace, name string, flags map[string]string) ([]byte, error) {
-	kind := kindOf(resource)
+	kind, fields := kindOf(resource), flags["--field-selector"]
 	_, everywhere := flags["--all-namespaces"]
-	switch o := c.named(kind, namespace, name); {
-	case (namespace != "") == slices.Contains(global, kind) && !everywhere:
-		c.t.Fatalf("get %s has the wrong namespace %v", resource, flags)
-	case c.denied != nil && c.denied(kind):
-		return nil, errors.New("exit status 1: Forbidden")
-	case o != nil:
+	if o := c.named(kind, namespace, name); o != nil {
 		return json.Marshal(o)
-	case name != "": // as with --ignore-not-found
+	} else if name != "" { // as with --ignore-not-found
 		return nil, nil
 	}
-	items := slices.DeleteFunc(c.of(kind), func(o object) bool {
-		fields := flags["--field-selector"]
-		return namespace != "" && o.str("metadata", "namespace") != namespace ||
-			fields != "" && !strings.HasSuffix(fields, "="+o.str("involvedObject", "name"))
-	})
-	return json.Marshal(object{"kind": "List", "items": append([]object{}, items...)})
+	return json.Marshal(object{"kind": "List", "items": slices.DeleteFunc(c.of(kind),
+		func(o object) bool {
+			return !everywhere && o.str("metadata", "namespace") != namespace ||
+				fields != "" && !strings.HasSuffix(fields, "="+o.str("involvedObject", "name"))
+		})})
 }
 
 func refused(reason, text string, args ...any) error {
@@ -333,18 +297,6 @@ func (c *cluster) mayChange(verb string, o object) {
 	}
 }
 
-func (c *cluster) create(o object) error {
-	if err := c.admit(o); err != nil { // the namespace may be gone when a late request comes
-		return err
-	}
-	if c.objects[keyOf(o)] != nil {
-		return refused("AlreadyExists", "%s %q already exists", o.str("kind"), o.name())
-	}
-	c.add(o)
-	c.own[o.uid()] = true
-	return nil
-}
-
 // erase deletes an object. If a controller has to complete the deletion, it only marks the object.
 func (c *cluster) erase(o object) {
 	c.touch(o, "2026-01-01T00:00:00Z", "metadata", "deletionTimestamp")
@@ -372,10 +324,17 @@ func (c *cluster) pass() {
 	}
 	each("PersistentVolume", c.syncVolume)
 	each("VolumeSnapshot", c.syncSnapshot)
-	if c.passes++; c.passes%4 == 0 {
+	if c.age++; c.age%4 == 0 {
 		c.collect()
 	}
-	c.checkBytes()
+	c.lost += len(c.unreachable(true))
+}
+
+// passes makes some passes. After 60 of them, what was to be done about pods and disks is done.
+func (c *cluster) passes(n int) {
+	for range n {
+		c.pass()
+	}
 }
 
 // collect deletes the objects in a deleted namespace, and the objects all of whose owners are gone.
@@ -401,10 +360,7 @@ func (c *cluster) collect() {
 }
 
 func claimOfPod(pod object) string {
-	for _, v := range pod.list("spec", "volumes") {
-		return v.str("persistentVolumeClaim", "claimName")
-	}
-	return ""
+	return pod.list("spec", "volumes")[0].str("persistentVolumeClaim", "claimName")
 }
 
 func ended(pod object) bool {
@@ -429,17 +385,10 @@ func (c *cluster) runWorkload(w object) {
 		if set {
 			claim = "data-" + name
 		}
-		if want[name] = true; c.named("Pod", "db", name) != nil ||
-			c.named("Namespace", "", "db").deleting() {
-			continue
-		}
-		if set && c.named("PersistentVolumeClaim", "db", claim) == nil {
+		want[name] = true
+		if c.pod(name, claim, w, "") && set && c.named("PersistentVolumeClaim", "db", claim) == nil {
 			c.put(claimText, claim, "10Gi")
 		}
-		c.put(`{"kind":"Pod","metadata":{"name":%q,"namespace":"db","ownerReferences":[{"controller":
-			true,"apiVersion":"apps/v1","kind":%q,"name":%q,"uid":%q}]},"spec":{"volumes":
-			[{"persistentVolumeClaim":{"claimName":%q}}]},"status":{"phase":"Pending"}}`, name,
-			w.str("kind"), w.name(), w.uid(), claim)
 	}
 	for _, pod := range c.of("Pod") {
 		if pod.controller().str("uid") == w.uid() {
@@ -451,11 +400,24 @@ func (c *cluster) runWorkload(w object) {
 	c.touch(w, n, "status", "replicas")
 }
 
+// pod creates a pod that uses the claim, or that uses none if claim is "". The owner controls the
+// pod unless it is nil. In a namespace that is deleted nothing is created.
+func (c *cluster) pod(name, claim string, owner object, notes string) bool {
+	space := c.named("Namespace", "", "db")
+	if c.named("Pod", "db", name) != nil || space == nil || space.deleting() {
+		return false
+	}
+	c.put(`{"kind":"Pod","metadata":{"name":%q,"namespace":"db","annotations":{%s},"ownerReferences":[
+		{"controller":%t,"apiVersion":%q,"kind":%q,"name":%q,"uid":%q}]},"spec":{"volumes":[{
+		"persistentVolumeClaim":{"claimName":%q}}]},"status":{"phase":"Pending"}}`, name, notes,
+		owner != nil, owner.str("apiVersion"), owner.str("kind"), owner.name(), owner.uid(), claim)
+	return true
+}
+
 // ready returns the Nodes whose condition Ready is true.
 func (c *cluster) ready() []object {
 	return slices.DeleteFunc(c.of("Node"), func(n object) bool {
-		return len(n.list("status", "conditions")) == 0 ||
-			n.list("status", "conditions")[0].str("status") != "True"
+		return n.list("status", "conditions")[0].str("status") != "True"
 	})
 }
 
@@ -474,20 +436,15 @@ func (c *cluster) schedule(pod object) {
 	}
 }
 
-// uses reports whether a Node lists a disk in volumesInUse.
-func uses(node object, handle string) bool {
-	used, _ := node.at("status", "volumesInUse").([]any)
-	return slices.Contains(used, inUse(handle))
-}
-
 func inUse(handle string) any { return "kubernetes.io/csi/" + volume.DriverName + "^" + handle }
 
 // syncAttachments attaches disks to the nodes of pods that use them. It detaches a disk after the
 // unmount. If a node is lost, it detaches the disk later, although the instance may still run.
 func (c *cluster) syncAttachments() {
-	wanted, attached := map[string]bool{}, map[string]bool{}
+	attached := map[string]bool{}
 	for _, va := range c.of("VolumeAttachment") {
 		attached[va.str("spec", "source", "persistentVolumeName")] = true
+		c.idle[va.name()]++
 	}
 	for _, pod := range c.of("Pod") {
 		pv, _ := c.volumeOfPod(pod)
@@ -495,28 +452,23 @@ func (c *cluster) syncAttachments() {
 		if node == "" || ended(pod) || pv.str("spec", "csi", "driver") == "" {
 			continue
 		}
-		wanted["csi-"+pv.name()+"-"+node] = true
-		if !attached[pv.name()] {
+		name := "csi-" + pv.name() + "-" + node
+		if c.idle[name] = 0; !attached[pv.name()] {
 			c.put(`{"kind":"VolumeAttachment","metadata":{"name":%q},"spec":{"attacher":%q,"nodeName":%q,
-				"source":{"persistentVolumeName":%q}},"status":{"attached":true}}`,
-				"csi-"+pv.name()+"-"+node, volume.DriverName, node, pv.name())
+				"source":{"persistentVolumeName":%q}},"status":{"attached":true}}`, name, volume.DriverName,
+				node, pv.name())
 			attached[pv.name()] = true
 		}
 	}
 	for _, va := range c.of("VolumeAttachment") {
-		if wanted[va.name()] {
-			c.idle[va.name()] = 0
-			continue
-		}
-		c.idle[va.name()]++
-		pv := c.volume(va.str("spec", "source", "persistentVolumeName"))
-		handle, name := handleOf(pv), va.str("spec", "nodeName")
-		node, m := c.named("Node", "", name), c.nodes[name]
-		_, mounted := m.mounted[handle]
+		handle := handleOf(c.volume(va.str("spec", "source", "persistentVolumeName")))
+		name, idle := va.str("spec", "nodeName"), c.idle[va.name()]
+		used, _ := c.named("Node", "", name).at("status", "volumesInUse").([]any)
+		m, listed := c.nodes[name], slices.Contains(used, inUse(handle))
 		lost := !slices.ContainsFunc(c.ready(), func(n object) bool { return n.name() == name })
-		if m.off || c.idle[va.name()] > 5 && !mounted && !uses(node, handle) ||
-			c.idle[va.name()] > takenAfter && lost {
-			delete(m.mounted, handle)
+		if idle > 0 && m.off || idle > 5 && m.disks[handle] == 0 && !listed ||
+			idle > takenAfter && lost {
+			delete(m.disks, handle)
 			delete(m.runs, handle)
 			delete(c.idle, va.name())
 			delete(c.objects, keyOf(va))
@@ -536,7 +488,7 @@ func (c *cluster) runMachine(m *machine) {
 	node := c.named("Node", "", m.name)
 	switch m.age++; {
 	case m.off:
-		m.mounted, m.runs, m.listed = map[string]int{}, map[string]bool{}, nil
+		m.disks, m.runs = map[string]int{}, map[string]bool{}
 		fallthrough
 	case m.silent || node == nil:
 		if m.quiet++; m.quiet > lostAfter && node != nil {
@@ -562,9 +514,8 @@ func (c *cluster) runPods(m *machine, node object) {
 		}
 		pv, handle := c.volumeOfPod(pod)
 		va := c.named("VolumeAttachment", "", "csi-"+pv.name()+"-"+m.name)
-		_, mounted := m.mounted[handle]
+		state, listed := m.disks[handle]
 		switch used[handle] = true; {
-		case pod.deleting() && c.immortal:
 		case pod.deleting():
 			if m.runs[handle] {
 				c.write(handle) // the container saves its state
@@ -578,10 +529,10 @@ func (c *cluster) runPods(m *machine, node object) {
 		case pod.str("status", "phase") == "Running":
 			m.runs[handle] = handle != ""
 		case pv.str("spec", "csi", "driver") != "" && va == nil: // the pod waits to be attached
-		case handle != "" && !slices.Contains(m.listed, inUse(handle)):
-			m.listed, changed = append(m.listed, inUse(handle)), true
-		case handle != "" && !mounted:
-			m.mounted[handle] = 0
+		case handle != "" && !listed:
+			m.disks[handle], changed = 0, true
+		case handle != "" && state == 0:
+			m.disks[handle] = 1
 		default:
 			c.touch(pod, "Running", "status", "phase")
 			if m.runs[handle] = handle != ""; handle != "" {
@@ -589,27 +540,26 @@ func (c *cluster) runPods(m *machine, node object) {
 			}
 		}
 	}
-	for handle := range m.mounted {
-		switch m.mounted[handle]++; {
+	for handle, state := range m.disks {
+		switch m.disks[handle]++; {
 		case used[handle]:
-			m.mounted[handle] = 0
-		case m.mounted[handle] == unmountsAfter:
-			delete(m.mounted, handle)
+			m.disks[handle] = min(state, 1)
+		case state == 0, state == unmountsAfter:
+			delete(m.disks, handle)
+			changed = true
 			fallthrough
-		case m.mounted[handle] == unmountsAfter/2:
+		case state == unmountsAfter/2:
 			// If a pod was deleted by force, the kubelet ends its containers only now.
 			delete(m.runs, handle)
 		}
 	}
-	all := len(m.listed)
-	m.listed = slices.DeleteFunc(m.listed, func(v any) bool {
-		_, handle, _ := strings.Cut(v.(string), "^")
-		_, mounted := m.mounted[handle]
-		return !mounted && !used[handle]
-	})
-	if changed || len(m.listed) != all {
+	if changed {
 		m.quiet = 0
-		c.touch(node, append([]any{}, m.listed...), "status", "volumesInUse")
+		listed := []any{}
+		for _, handle := range slices.Sorted(maps.Keys(m.disks)) {
+			listed = append(listed, inUse(handle))
+		}
+		c.touch(node, listed, "status", "volumesInUse")
 		c.touch(node, []any{map[string]any{"type": "Ready", "status": "True", "lastHeartbeatTime": time.
 			Unix(1e9+c.serial, 0).UTC().Format(time.RFC3339)}}, "status", "conditions")
 	}
@@ -652,32 +602,30 @@ func (c *cluster) temporary(claim object) bool {
 	return c.own[claim.uid()] && claim.name() != c.claim
 }
 
-// checkBytes counts acknowledged writes that are on no disk within the user's reach. Within reach
-// are the disks of PersistentVolumes that are retained, or bound to a claim of the user.
-func (c *cluster) checkBytes() {
+// unreachable returns the acknowledged writes that are on no disk within the user's reach. Within
+// reach are the disks of PersistentVolumes that are bound to a claim of the user. If retained is
+// set, those of PersistentVolumes with the reclaim policy Retain are, too.
+func (c *cluster) unreachable(retained bool) []string {
 	var reachable []string
 	for _, pv := range c.of("PersistentVolume") {
 		claim := c.bound(pv)
 		if text, exists := c.disks[handleOf(pv)]; exists && (claim != nil && !c.temporary(claim) ||
-			pv.policy() == "Retain") {
+			retained && pv.policy() == "Retain") {
 			reachable = append(reachable, text+" ")
 		}
 	}
-	for _, text := range c.written {
-		if !slices.ContainsFunc(reachable, func(disk string) bool {
+	return slices.DeleteFunc(slices.Clone(c.written), func(text string) bool {
+		return slices.ContainsFunc(reachable, func(disk string) bool {
 			return strings.HasPrefix(disk, text+" ")
-		}) {
-			c.lost++
-		}
-	}
+		})
+	})
 }
 
 // syncClaim binds a claim. It completes the deletion of a claim that no pod uses.
 func (c *cluster) syncClaim(claim object) {
 	if claim.deleting() {
 		if !slices.ContainsFunc(c.of("Pod"), func(pod object) bool {
-			return pod.str("spec", "nodeName") != "" && claimOfPod(pod) == claim.name() &&
-				pod.str("metadata", "namespace") == claim.str("metadata", "namespace")
+			return pod.str("spec", "nodeName") != "" && claimOfPod(pod) == claim.name()
 		}) && !slices.ContainsFunc(c.of("VolumeSnapshot"), func(shot object) bool {
 			// Kubernetes keeps a claim (pvc-as-source-protection) until its snapshots are ready.
 			return shot.str("spec", "source", "persistentVolumeClaimName") == claim.name() &&
@@ -721,9 +669,8 @@ func (c *cluster) bind(pv, claim object) {
 	if !c.temporary(claim) {
 		c.kept[handle] = true
 	}
-	c.touch(pv, claim.str("metadata", "namespace"), "spec", "claimRef", "namespace")
-	c.touch(pv, claim.name(), "spec", "claimRef", "name")
-	c.touch(pv, claim.uid(), "spec", "claimRef", "uid")
+	c.touch(pv, map[string]any{"namespace": claim.str("metadata", "namespace"), "name": claim.name(),
+		"uid": claim.uid()}, "spec", "claimRef")
 	c.touch(pv, "Bound", "status", "phase")
 	c.touch(claim, pv.name(), "spec", "volumeName")
 	c.touch(claim, "yes", "metadata", "annotations", "pv.kubernetes.io/bind-completed")
@@ -741,11 +688,11 @@ func (c *cluster) provision(claim object) {
 			content == nil || shot.deleting()) {
 		return
 	}
-	size, err := parseSize(claim.str("spec", "resources", "requests", "storage"))
+	size := claim.str("spec", "resources", "requests", "storage")
+	used, err := parseSize(size)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	used := size
 	for _, pv := range c.of("PersistentVolume") {
 		n, _ := parseSize(pv.str("spec", "capacity", "storage"))
 		used += n
@@ -761,7 +708,7 @@ func (c *cluster) provision(claim object) {
 	}
 	handle := content.str("status", "snapshotHandle")
 	c.making = append(c.making, &making{claim: claim, left: c.slow, shot: handle,
-		content: c.shots[handle], size: claim.str("spec", "resources", "requests", "storage")})
+		content: c.shots[handle], size: size})
 }
 
 // made counts down, and reports whether it has made the disk, whose claim may be gone by then.
@@ -772,14 +719,9 @@ func (c *cluster) made(m *making) bool {
 	uid, handle := m.claim.uid(), "disk-"+c.next()
 	c.disks[handle], c.origin[handle] = m.content, uid
 	pv := c.put(pvText, "pvc-"+uid, m.size, handle, m.claim.name(), uid)
-	c.touch(pv, m.claim.str("metadata", "namespace"), "spec", "claimRef", "namespace")
-	c.touch(pv, volume.DriverName, "metadata", "annotations", "pv.kubernetes.io/provisioned-by")
-	if m.shot != "" {
-		c.touch(pv, m.shot, "spec", "csi", "volumeAttributes", volume.CtxSnapshotID)
-	}
-	if policy := c.named("StorageClass", "", "oxide-disk").str("reclaimPolicy"); policy != "" {
-		c.touch(pv, policy, "spec", "persistentVolumeReclaimPolicy")
-	}
+	c.touch(pv, m.shot, "spec", "csi", "volumeAttributes", volume.CtxSnapshotID)
+	class := c.named("StorageClass", "", "oxide-disk")
+	c.touch(pv, class.str("reclaimPolicy"), "spec", "persistentVolumeReclaimPolicy")
 	return true
 }
 
@@ -789,10 +731,9 @@ func (c *cluster) syncVolume(pv object) {
 		return
 	}
 	c.touch(pv, "Released", "status", "phase")
-	if pv.policy() != "Delete" || slices.ContainsFunc(
-		c.of("VolumeAttachment"), func(va object) bool {
-			return va.str("spec", "source", "persistentVolumeName") == pv.name()
-		}) {
+	if pv.policy() != "Delete" || slices.ContainsFunc(c.of("VolumeAttachment"), func(va object) bool {
+		return va.str("spec", "source", "persistentVolumeName") == pv.name()
+	}) {
 		return
 	}
 	handle := handleOf(pv)
@@ -829,7 +770,7 @@ func (c *cluster) syncSnapshot(shot object) {
 	case claim.str("status", "phase") == "Bound" && !claim.deleting():
 		taken, id := c.disks[handle], "shot-"+c.next()
 		for _, m := range c.nodes {
-			if _, mounted := m.mounted[handle]; mounted && taken != "" {
+			if m.disks[handle] > 0 && taken != "" {
 				taken = taken[:strings.LastIndex(taken, " ")] // the last write is not on the disk yet
 				break
 			}
@@ -839,10 +780,8 @@ func (c *cluster) syncSnapshot(shot object) {
 			{"volumeHandle":%q},"volumeSnapshotRef":{"namespace":"db","name":%q,"uid":%q}},"status":
 			{"snapshotHandle":%q,"readyToUse":true}}`, "content-"+shot.uid(), volume.DriverName, handle,
 			shot.name(), shot.uid(), id)
-		if class := c.named("VolumeSnapshotClass", "", shot.str("spec",
-			"volumeSnapshotClassName")); class.str("deletionPolicy") != "" {
-			c.touch(o, class.str("deletionPolicy"), "spec", "deletionPolicy")
-		}
+		class := c.named("VolumeSnapshotClass", "", shot.str("spec", "volumeSnapshotClassName"))
+		c.touch(o, class.str("deletionPolicy"), "spec", "deletionPolicy")
 		c.touch(shot, o.name(), "status", "boundVolumeSnapshotContentName")
 		c.touch(shot, pv.str("spec", "capacity", "storage"), "status", "restoreSize")
 	}
@@ -859,20 +798,22 @@ const (
 		"status":{"phase":"Bound"}}`
 	shotText = `{"kind":"VolumeSnapshot","metadata":{"name":%q,"namespace":"db"},"spec":{"source":
 		{"persistentVolumeClaimName":%q}}}`
+	workloadText = `{"kind":%q,"apiVersion":"apps/v1","metadata":{"name":"web","namespace":"db"},
+		"spec":{"replicas":%d}}`
 )
 
-// newCluster returns a cluster with the running workload "web" of this kind. After a snapshot of
-// its claim there was one more write. A StatefulSet has three pods, and the second pod uses the
-// claim.
+// newCluster returns a cluster. If kind is that of a workload, the workload "web" runs there, and
+// has written once more after a snapshot of its claim. A StatefulSet has three pods, and the second
+// pod uses the claim.
 func newCluster(t *testing.T, kind string) *cluster {
-	c := &cluster{t: t, claim: "data", needed: map[right]bool{}, objects: map[string]object{},
+	c := &cluster{t: t, claim: "data", needed: map[string]bool{}, objects: map[string]object{},
 		disks: map[string]string{}, shots: map[string]string{}, nodes: map[string]*machine{},
 		idle: map[string]int{}, own: map[string]bool{}, given: map[string]bool{},
 		origin: map[string]string{}, kept: map[string]bool{}, dropped: map[string]bool{}}
 	c.put(`{"kind":"Namespace","metadata":{"name":"db"}}`)
 	c.addNode("n1")
 	c.put(`{"kind":"StorageClass","metadata":{"name":"oxide-disk"},"provisioner":"csi.oxide.computer",
-		"volumeBindingMode":"WaitForFirstConsumer"}`)
+		"reclaimPolicy":"Delete","volumeBindingMode":"WaitForFirstConsumer"}`)
 	c.put(`{"kind":"VolumeSnapshotClass","metadata":{"name":"oxide-snapshot"},"driver":
 		"csi.oxide.computer"}`)
 	replicas := 1
@@ -880,20 +821,16 @@ func newCluster(t *testing.T, kind string) *cluster {
 		c.claim, replicas = "data-web-1", 3
 	}
 	c.put(claimText, c.claim, "10Gi")
-	if kind != "" {
-		c.put(`{"kind":%q,"metadata":{"name":"web","namespace":"db"},"spec":{"replicas":%d}}`, kind,
-			replicas)
+	if kind == "Deployment" || kind == "StatefulSet" {
+		c.put(workloadText, kind, replicas)
 	}
-	for range 12 {
-		c.pass()
-	}
+	c.passes(12)
 	handle := handleOf(c.volume(c.current().str("spec", "volumeName")))
 	c.write(handle)
 	c.put(shotText, "then", c.claim)
-	c.pass()
-	c.pass()
+	c.passes(2)
 	c.write(handle)
-	c.settled()
+	c.passes(60)
 	return c
 }
 
@@ -904,6 +841,6 @@ func (c *cluster) addNode(name string) {
 	c.put(`{"kind":"CSINode","metadata":{"name":%q},"spec":{"drivers":[{"name":
 		"csi.oxide.computer"}]}}`, name)
 	if c.nodes[name] == nil {
-		c.nodes[name] = &machine{name: name, mounted: map[string]int{}, runs: map[string]bool{}}
+		c.nodes[name] = &machine{name: name, disks: map[string]int{}, runs: map[string]bool{}}
 	}
 }

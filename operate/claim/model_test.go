@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,8 +42,7 @@ type history struct {
 	scaled, paused bool   // somebody has scaled the workload, or stopped an operator
 	meddled        bool   // somebody has deleted the claim, or its namespace
 	then           string // what the snapshot of a revert held when the change began
-	last           object // the plan, as it was seen last
-	lastText       string
+	last           plan   // as it was seen last
 }
 
 func (h *history) log(format string, args ...any) {
@@ -56,24 +56,21 @@ func newHistory(t *testing.T, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, seed))
 	h := &history{rnd: rnd, kind: oneOf(rnd, "Deployment", "StatefulSet", "none", "pod", "job",
 		"operator"), verb: oneOf(rnd, Grow, Revert)}
-	workload := map[string]string{"Deployment": "Deployment", "StatefulSet": "StatefulSet"}[h.kind]
-	h.c = newCluster(t, workload)
+	h.c = newCluster(t, h.kind)
 	h.original = h.workload().num("spec", "replicas")
 	if rnd.IntN(2) == 0 {
 		h.c.addNode("n2")
 	}
 	h.c.slow = oneOf(rnd, 0, 0, 30)
-	h.c.put(`{"kind":"Job","metadata":{"name":"nightly","namespace":"db"}}`)
-	h.c.put(`{"kind":"Cluster","metadata":{"name":"pg","namespace":"db"}}`)
-	if h.policy = "Delete"; rnd.IntN(4) == 0 {
-		h.policy = "Retain"
-		h.c.touch(h.c.named("StorageClass", "", "oxide-disk"), h.policy, "reclaimPolicy")
-		for _, pv := range h.c.of("PersistentVolume") {
-			h.c.touch(pv, h.policy, "spec", "persistentVolumeReclaimPolicy")
-		}
+	h.c.put(`{"kind":"Job","apiVersion":"batch/v1","metadata":{"name":"nightly","namespace":"db"}}`)
+	h.c.put(`{"kind":"Cluster","apiVersion":"x/v1","metadata":{"name":"pg","namespace":"db"}}`)
+	h.policy = oneOf(rnd, "Retain", "Delete", "Delete", "Delete")
+	h.c.touch(h.c.named("StorageClass", "", "oxide-disk"), h.policy, "reclaimPolicy")
+	for _, pv := range h.c.of("PersistentVolume") {
+		h.c.touch(pv, h.policy, "spec", "persistentVolumeReclaimPolicy")
 	}
 	h.start()
-	h.passes(30)
+	h.c.passes(30)
 	h.left, h.killsLeft = rnd.IntN(5), rnd.IntN(4)
 	names := slices.Sorted(maps.Keys(actors))
 	if rnd.IntN(4) == 0 {
@@ -89,32 +86,8 @@ func newHistory(t *testing.T, seed uint64) *history {
 	return h
 }
 
-func (h *history) passes(n int) {
-	for range n {
-		h.c.pass()
-	}
-}
-
 func (h *history) workload() object {
 	return slices.Concat(h.c.of("Deployment"), h.c.of("StatefulSet"), []object{nil})[0]
-}
-
-// pod creates a pod, which uses the claim if claim is set. If kind is set, that owner controls it.
-func (h *history) pod(name, claim, kind, owner, notes string) bool {
-	if h.c.named("Pod", "db", name) != nil || h.c.named("Namespace", "", "db") == nil {
-		return false
-	}
-	owners, volumes := "", ""
-	if kind != "" {
-		owners = fmt.Sprintf(`{"controller":true,"kind":%q,"apiVersion":"x/v1","name":%q,"uid":%q}`, kind,
-			owner, h.c.named(kind, "db", owner).uid())
-	}
-	if claim != "" {
-		volumes = fmt.Sprintf(`{"persistentVolumeClaim":{"claimName":%q}}`, claim)
-	}
-	h.c.put(`{"kind":"Pod","metadata":{"name":%q,"namespace":"db","annotations":{%s},"ownerReferences":
-		[%s]},"spec":{"volumes":[%s]},"status":{"phase":"Pending"}}`, name, notes, owners, volumes)
-	return true
 }
 
 // start does what a person does to start the workload, or the pod that uses the claim.
@@ -122,14 +95,14 @@ func (h *history) start() bool {
 	h.paused = false
 	switch w := h.workload(); {
 	case h.kind == "job":
-		return h.pod("nightly-0", h.c.claim, "Job", "nightly", "")
+		return h.c.pod("nightly-0", h.c.claim, h.c.named("Job", "db", "nightly"), "")
 	case h.kind == "operator":
-		return h.pod("pg-1", h.c.claim, "Cluster", "pg", "")
+		return h.c.pod("pg-1", h.c.claim, h.c.named("Cluster", "db", "pg"), "")
 	case w != nil:
 		return w.num("spec", "replicas") < h.original && h.rescale(h.original)
 	}
 	// If h.kind is "none", no pod uses the claim before the change.
-	return (h.kind != "none" || h.c.before != nil) && h.pod("shell", h.c.claim, "", "", "")
+	return (h.kind != "none" || h.c.before != nil) && h.c.pod("shell", h.c.claim, nil, "")
 }
 
 func (h *history) rescale(to int64) bool {
@@ -140,31 +113,26 @@ func (h *history) rescale(to int64) bool {
 	return w != nil
 }
 
-// podsOfClaim calls a function for each pod that uses the claim. It returns false if no pod does.
-func (h *history) podsOfClaim(do func(pod object)) (found bool) {
-	for _, pod := range h.c.of("Pod") {
-		if claimOfPod(pod) == h.c.claim {
-			do(pod)
-			found = true
-		}
-	}
-	return found
-}
-
 // stops does what a person does to stop the workload: no pod uses the claim any more.
 func (h *history) stops() bool {
 	h.paused = true
 	h.rescale(0)
-	return h.podsOfClaim(func(pod object) {
+	pods := holders(h.c.of("Pod"), h.c.claim)
+	for _, pod := range pods {
 		if h.c.erase(pod); ended(pod) {
 			delete(h.c.objects, keyOf(pod))
 		}
-	})
+	}
+	return len(pods) > 0
 }
 
 // deletePods deletes the pods that use the claim by force. Their containers still run for a while.
 func (h *history) deletePods() bool {
-	return h.podsOfClaim(func(pod object) { delete(h.c.objects, keyOf(pod)) })
+	pods := holders(h.c.of("Pod"), h.c.claim)
+	for _, pod := range pods {
+		delete(h.c.objects, keyOf(pod))
+	}
+	return len(pods) > 0
 }
 
 // cutsOff makes the API server unreachable for a node's kubelet. The containers continue to run.
@@ -183,36 +151,25 @@ func (h *history) userDeletes(claim object) bool {
 	return claim != nil
 }
 
-func webhook(admits func(h *history, claim object) error) func(h *history) bool {
-	return func(h *history) bool {
-		h.c.admits = func(o object) error {
-			if o.str("kind") != "PersistentVolumeClaim" {
-				return nil
-			}
-			return admits(h, o)
-		}
-		return true
-	}
+func webhook(admits func(c *cluster, claim object) error) func(h *history) bool {
+	return func(h *history) bool { h.c.admits = admits; return true }
 }
 
-func resizes(size string) func(*history, object) error {
-	return func(_ *history, o object) error {
-		requests := map[string]any{"requests": map[string]any{"storage": size}}
-		merge(o, map[string]any{"spec": map[string]any{"resources": requests}})
-		return nil
-	}
+func sets(value any, path ...string) func(*cluster, object) error {
+	return func(c *cluster, claim object) error { c.touch(claim, value, path...); return nil }
 }
 
-func denies(_ *history, o object) error { return refused("Forbidden", "%s is denied", o.name()) }
+func denies(_ *cluster, o object) error { return refused("Forbidden", "%s is denied", o.name()) }
 
 // actors contains what may happen between two requests. Each function returns whether it happened.
 var actors = map[string]func(h *history) bool{
 	"somebody starts the workload": (*history).start,
 	"somebody stops the workload":  (*history).stops,
 	"a job runs": func(h *history) bool {
-		return h.pod(fmt.Sprint("once-", h.c.next()), h.c.claim, "Job", "nightly", `"ends-at":"soon"`)
+		return h.c.pod(fmt.Sprint("once-", h.c.next()), h.c.claim, h.c.named("Job", "db", "nightly"),
+			`"ends-at":"soon"`)
 	},
-	"a pod without the claim runs": func(h *history) bool { return h.pod("other", "", "", "", "") },
+	"a pod without the claim runs": func(h *history) bool { return h.c.pod("other", "", nil, "") },
 	"a synchronization scales the workload": func(h *history) bool {
 		return h.workload().num("spec", "replicas") != h.original && h.rescale(h.original)
 	},
@@ -224,26 +181,24 @@ var actors = map[string]func(h *history) bool{
 		w := h.workload()
 		if w != nil {
 			h.c.erase(w)
-			h.c.put(`{"kind":%q,"metadata":{"name":"web","namespace":"db"},"spec":{"replicas":0}}`,
-				w.str("kind"))
+			h.c.put(workloadText, w.str("kind"), 0)
 		}
 		return h.rescale(h.original)
 	},
-	"a webhook drops the data source": webhook(func(_ *history, o object) error {
-		merge(o, map[string]any{"spec": map[string]any{"dataSource": nil}})
-		return nil
-	}),
+	"a webhook drops the data source": webhook(sets(nil, "spec", "dataSource")),
+	"a webhook makes claims smaller": webhook(sets("5Gi", "spec", "resources", "requests",
+		"storage")),
+	"a webhook makes claims larger": webhook(sets("30Gi", "spec", "resources", "requests",
+		"storage")),
 	"a webhook refuses claims": webhook(denies),
-	"a webhook refuses the claim": webhook(func(h *history, o object) error {
-		if o.name() == h.c.claim {
-			return denies(h, o)
+	"a webhook refuses the claim": webhook(func(c *cluster, o object) error {
+		if o.name() == c.claim {
+			return denies(c, o)
 		}
 		return nil
 	}),
-	"a webhook makes claims smaller": webhook(resizes("5Gi")),
-	"a webhook makes claims larger":  webhook(resizes("30Gi")),
 	"a foreign volume is reserved for the temporary claim": func(h *history) bool {
-		return h.last != nil && h.foreignVolume(h.c.claim+"-"+h.verb+"-"+h.last.str("id"))
+		return h.last.ID != "" && h.foreignVolume(h.c.claim+"-"+h.verb+"-"+h.last.ID)
 	},
 	"a foreign volume is reserved for the claim": func(h *history) bool {
 		return h.foreignVolume(h.c.claim)
@@ -311,7 +266,7 @@ var actors = map[string]func(h *history) bool{
 	"the rack has no room": func(h *history) bool { h.c.quota = 15 << 30; return true },
 	"reads fail": func(h *history) bool {
 		n := 0
-		h.c.denied = func(string) bool { n++; return n < 4 }
+		h.c.lacks = func(right string) bool { n++; return right[:4] == "get " && n < 4 }
 		return true
 	},
 	"controllers write": func(h *history) bool {
@@ -410,34 +365,25 @@ func (h *history) excuse() {
 	}
 }
 
-// plan returns the plan in the annotation of a PersistentVolume, or nil.
-func (h *history) plan() object {
-	for _, pv := range h.c.of("PersistentVolume") {
-		if text := pv.annotation("csi.oxide.computer/claim-plan"); text != "" {
-			if text != h.lastText {
-				id := h.last.str("id")
-				h.last, h.lastText = nil, text
-				_ = json.Unmarshal([]byte(text), &h.last)
-				if h.last.str("id") != id {
-					h.then = h.c.taken("then")
-				}
-			}
-			return h.last
+// plan returns the recorded plan, or nil.
+func (h *history) plan() *plan {
+	p := h.c.plan()
+	if p != nil {
+		if p.ID != h.last.ID {
+			h.then = h.c.taken("then")
 		}
+		h.last = *p
 	}
-	return nil
+	return p
 }
 
+// other contains, for each verb that begins a change, the other one.
+var other = map[string]string{Grow: Revert, Revert: Grow}
+
 func (h *history) options(mode string) Options {
-	o := Options{Verb: h.verb, Namespace: "db", Claim: h.c.claim, Timeout: time.Minute,
-		Continue: mode == "continue", Undo: mode == "undo"}
-	switch {
-	case mode == "forget":
-		o.Verb = Forget
-	case mode == "other" && h.verb == Grow || mode == "begin" && h.verb == Revert:
-		o.Verb, o.Snapshot = Revert, "then"
-	case mode == "other" || mode == "begin":
-		o.Verb, o.Size = Grow, "20Gi"
+	o := h.c.options(cmp.Or(map[string]string{"begin": h.verb, "other": other[h.verb]}[mode], mode))
+	if o.Continue || o.Undo {
+		o.Verb = h.verb
 	}
 	return o
 }
@@ -460,28 +406,24 @@ func (h *history) calls(dies int, how string) func(context.Context, []byte, ...s
 			_ = json.Unmarshal(stdin, &o)
 			what = "create " + keyOf(o)
 		}
-		n++
-		if dead = n == dies; dead {
-			h.kills++
-			h.log("    killed %s %s", how, what)
-		}
 		act := func() error {
 			_, err := h.c.kubectl(ctx, stdin, args...)
 			h.log("    %s: %.90v", what, err)
 			return err
 		}
-		switch {
-		case dead && how == "while":
+		if n++; n != dies {
+			return nil, act()
+		}
+		dead = true
+		h.kills++
+		h.log("    killed %s %s", how, what)
+		switch how {
+		case "while":
 			h.late = append(h.late, func() { h.log("    late:"); _ = act() })
-			return nil, errKilled
-		case dead && how == "before":
-			return nil, errKilled
+		case "after":
+			_ = act()
 		}
-		err := act()
-		if dead {
-			err = errKilled
-		}
-		return nil, err
+		return nil, errKilled
 	}
 }
 
@@ -493,13 +435,13 @@ func (h *history) run(mode string) error {
 		dies = 1 + h.rnd.IntN(16)
 	}
 	o.Kubectl = h.calls(dies, oneOf(h.rnd, "before", "after", "while"))
-	if p := h.plan(); mode == "forget" && p.at("finished") == true {
-		delete(h.c.kept, p.str("handle")) // the user gives up the earlier disk
-		if p.str("verb") == Revert {
-			h.c.giveUp(p.str("handle"))
+	if p := h.plan(); mode == "forget" && p != nil && p.Finished {
+		delete(h.c.kept, p.Handle) // the user gives up the earlier disk
+		if p.Verb == Revert {
+			h.c.giveUp(p.Handle)
 		}
 		if h.policy == "Retain" {
-			delete(h.c.origin, p.str("handle")) // it stays, and is the user's
+			delete(h.c.origin, p.Handle) // it stays, and is the user's
 		}
 	}
 	h.log("run: %s", mode)
@@ -510,7 +452,7 @@ func (h *history) run(mode string) error {
 
 // calm ends all faults, as people do who repair their cluster.
 func (h *history) calm() {
-	h.left, h.c.admits, h.c.quota, h.c.denied, h.killsLeft = 0, nil, 0, nil, 0
+	h.left, h.c.admits, h.c.quota, h.c.lacks, h.killsLeft = 0, nil, 0, nil, 0
 	if h.second != nil {
 		h.stop()
 		h.second = nil
@@ -521,13 +463,13 @@ func (h *history) calm() {
 	for _, m := range h.c.nodes {
 		if m.silent || m.off || h.c.named("Node", "", m.name) == nil {
 			m.silent, m.off = false, true
-			h.passes(2)
+			h.c.passes(2)
 			if m.off = false; h.c.named("Node", "", m.name) == nil {
 				h.c.addNode(m.name)
 			}
 		}
 	}
-	h.passes(60)
+	h.c.passes(60)
 }
 
 // follow does what the text of an error demands, and returns the mode of the next run.
@@ -536,7 +478,7 @@ func (h *history) follow(text, mode string) string {
 	switch current := h.c.current(); {
 	case says("another PersistentVolumeClaim"):
 		h.stops()
-		h.passes(60)
+		h.c.passes(60)
 		h.c.giveUp(handleOf(h.c.volume(current.str("spec", "volumeName"))))
 		if current != nil {
 			h.c.erase(current)
@@ -553,11 +495,11 @@ func (h *history) follow(text, mode string) string {
 			}
 		}
 	case says("is a revert, not") || says("is a grow, not"):
-		h.verb = h.last.str("verb")
+		h.verb = h.last.Verb
 	case says("detached from node"):
 		h.c.nodes["n1"].off = true
 	}
-	h.passes(60)
+	h.c.passes(60)
 	undo, on := says("--undo"), says("--continue")
 	switch {
 	case says("claim forget") && !undo && !on:
@@ -579,10 +521,10 @@ func (h *history) play(mode string) error {
 		switch {
 		case errors.Is(err, errKilled) && h.plan() == nil && mode == "begin":
 		case errors.Is(err, errKilled):
-			if mode = oneOf(h.rnd, "continue", "undo"); h.last.at("finished") == true {
+			if mode = oneOf(h.rnd, "continue", "undo"); h.last.Finished {
 				mode = "forget"
 			}
-		case err == nil && (h.plan() == nil || h.plan().at("finished") == true && mode != "forget"):
+		case err == nil && (h.plan() == nil || h.last.Finished && mode != "forget"):
 			return h.end()
 		case err == nil:
 			mode = "undo"
@@ -612,23 +554,22 @@ func (h *history) end() error {
 	p := h.plan()
 	done := p != nil
 	if h.ended = "undone"; done {
-		h.ended, h.verb = "done", p.str("verb") // perhaps that of another run
+		h.ended, h.verb = "done", p.Verb // perhaps that of another run
 	}
-	if done && p.at("finished") != true {
+	if done && !p.Finished {
 		return h.play("undo") // a late request has overwritten the end
 	}
 	w := h.workload()
-	if mark := w.annotation("csi.oxide.computer/claim-change"); mark != "" {
+	switch mark := w.annotation("csi.oxide.computer/claim-change"); {
+	case mark != "":
 		return fmt.Errorf("the workload has the mark %q left", mark)
-	}
-	if w != nil && !h.scaled && w.num("spec", "replicas") != h.original {
+	case w != nil && !h.scaled && w.num("spec", "replicas") != h.original:
 		return fmt.Errorf("the workload is left with %d replicas", w.num("spec", "replicas"))
-	}
-	if len(h.acts) == 0 && !h.scaled && h.c.stops > 1 {
+	case len(h.acts) == 0 && !h.scaled && h.c.stops > 1:
 		return fmt.Errorf("the workload was stopped %d times", h.c.stops)
 	}
 	h.start()
-	h.passes(100)
+	h.c.passes(100)
 	if err := h.check(!done || h.verb == Grow); err != nil {
 		return err
 	}
@@ -639,13 +580,13 @@ func (h *history) end() error {
 			return h.check(false)
 		}
 		h.start()
-		if h.passes(60); try == 8 {
+		if h.c.passes(60); try == 8 {
 			return fmt.Errorf("no way out of forget: %w", err)
 		}
 	}
-	h.passes(100)
+	h.c.passes(100)
 	_ = h.run("continue") // no change is under way: it deletes what a late request has made
-	h.passes(10)
+	h.c.passes(10)
 	if err := h.check(true); err != nil {
 		return err
 	}
@@ -655,23 +596,13 @@ func (h *history) end() error {
 // check returns an error for lost writes and changed foreign objects. settled is set at the end.
 func (h *history) check(settled bool) error {
 	c := h.c
-	if c.lost > 0 {
+	switch texts := c.unreachable(false); {
+	case c.lost > 0:
 		return fmt.Errorf("lost: acknowledged writes are out of reach: %q of %v", c.written, c.disks)
-	}
-	if len(c.foreign) > 0 {
+	case len(c.foreign) > 0:
 		return fmt.Errorf("foreign: %s", strings.Join(c.foreign, "; "))
-	}
-	if !settled || h.meddled {
-		return nil
-	}
-	for _, text := range c.written {
-		if !slices.ContainsFunc(c.of("PersistentVolume"), func(pv object) bool {
-			claim := c.bound(pv)
-			return claim != nil && !c.temporary(claim) && strings.HasPrefix(c.disks[handleOf(pv)]+" ",
-				text+" ")
-		}) {
-			return fmt.Errorf("lost: no claim of the user has the writes %q, only %v", text, c.disks)
-		}
+	case settled && !h.meddled && len(texts) > 0:
+		return fmt.Errorf("lost: no claim of the user has the writes %q, only %v", texts, c.disks)
 	}
 	return nil
 }
@@ -692,8 +623,8 @@ func (h *history) nothingIsLeft(done bool) error {
 		if pv := o; pv.str("kind") == "PersistentVolume" && pv.at("spec", "csi") != nil && !h.meddled &&
 			(c.bound(pv) == nil && (h.policy == "Delete" || c.own[c.origin[handleOf(pv)]]) ||
 				pv.policy() != h.policy) {
-			return fmt.Errorf("left: %s, with the policy %s, bound to %v", key, pv.str("spec",
-				"persistentVolumeReclaimPolicy"), c.bound(pv).name())
+			return fmt.Errorf("left: %s, with the policy %s, bound to %v", key, pv.policy(),
+				c.bound(pv).name())
 		}
 	}
 	pv := c.named("PersistentVolume", "", h.c.current().str("spec", "volumeName"))
@@ -724,14 +655,14 @@ func TestAChangeLosesNoWriteAndTouchesNoForeignObject(t *testing.T) {
 		short.Left(t, most-55)
 		most = 55
 	}
-	var steps, acts, kills, lost, foreign, stuck, n int
-	happened := map[string]int{} // and how histories ended
+	var steps, acts, kills, n int
+	happened := map[string]int{} // and how histories ended or failed
 	for ; n < most && duration == 0 || time.Since(began) < duration; n++ {
 		var h *history
 		synctest.Test(t, func(t *testing.T) { // it ends the whole test if t fails here
 			h = newHistory(t, seed+uint64(n))
 			if err = h.play("begin"); err == nil && !h.meddled { // another change follows
-				h.verb = map[string]string{Grow: Revert, Revert: Grow}[h.verb]
+				h.verb = other[h.verb]
 				h.left, h.killsLeft, h.scaled = h.rnd.IntN(3), h.rnd.IntN(2), true
 				err = h.play("begin")
 			}
@@ -744,18 +675,16 @@ func TestAChangeLosesNoWriteAndTouchesNoForeignObject(t *testing.T) {
 		if err == nil {
 			continue
 		}
-		switch text := err.Error(); {
-		case strings.HasPrefix(text, "lost"):
-			lost++
-		case strings.HasPrefix(text, "foreign"):
-			foreign++
-		default:
-			stuck++
+		failure, _, _ := strings.Cut(err.Error(), ":")
+		if failure != "lost" && failure != "foreign" {
+			failure = "stuck"
 		}
+		happened[failure]++
 		t.Errorf("%v, repeat with PROOF_SEED=%d:\n%s", err, seed+uint64(n), strings.Join(h.lines, "\n"))
 	}
 	t.Logf("FIGURE claim-model histories=%d steps=%d actors=%d kills=%d lost=%d foreign=%d "+
-		"no_way_out=%d seed=%d", n, steps, acts, kills, lost, foreign, stuck, seed)
+		"no_way_out=%d seed=%d", n, steps, acts, kills, happened["lost"], happened["foreign"],
+		happened["stuck"], seed)
 	t.Log(happened)
 	for _, what := range append(slices.Collect(maps.Keys(actors)), "done", "undone") {
 		if n >= 600 && happened[what] == 0 {

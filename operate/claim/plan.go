@@ -115,9 +115,7 @@ func shorten(name string) string { return strings.TrimRight(name[:min(len(name),
 
 // earlier returns the handles of all volumes that the claim has had so far.
 func (p plan) earlier() []string {
-	meta, _ := p.Manifest.at("metadata", "annotations").(map[string]any)
-	text, _ := meta[earlierKey].(string)
-	return slices.DeleteFunc(append(strings.Split(text, ","), p.Handle),
+	return slices.DeleteFunc(append(strings.Split(p.Manifest.annotation(earlierKey), ","), p.Handle),
 		func(h string) bool { return h == "" })
 }
 
@@ -162,12 +160,9 @@ func (r *run) find(ctx context.Context) (pv object, p *plan, err error) {
 	for _, pv := range pvs {
 		p, err := planOf(pv)
 		ref := pv.str("spec", "claimRef", "namespace") + "/" + pv.str("spec", "claimRef", "name")
-		switch of := r.Namespace + "/" + r.Claim; {
-		case p == nil || p.path() != of && (err == nil || ref != of):
-		case err != nil:
-			return nil, nil, err
-		default:
-			return pv, p, nil
+		of := r.Namespace + "/" + r.Claim
+		if p != nil && (p.path() == of || err != nil && ref == of) {
+			return pv, p, err
 		}
 	}
 	return nil, nil, nil
@@ -193,11 +188,7 @@ const selectedNode = "volume.kubernetes.io/selected-node"
 // again returns a claim like the earlier one, with this spec and with more annotations.
 func (p plan) again(spec object, more map[string]any) object {
 	meta, kept := object{"name": p.Claim, "namespace": p.Namespace}, map[string]any{}
-	for _, key := range []string{"labels", "ownerReferences"} {
-		if value := p.Manifest.at("metadata", key); value != nil {
-			meta[key] = value
-		}
-	}
+	p.Manifest.copyFields(meta, "metadata", "labels", "ownerReferences")
 	all, _ := p.Manifest.at("metadata", "annotations").(map[string]any)
 	for key, value := range all {
 		if !slices.Contains(bindingKeys, key) {
@@ -214,37 +205,32 @@ func (p plan) newClaim(pv string) object {
 		map[string]any{earlierKey: strings.Join(p.earlier(), ",")})
 }
 
-func (p plan) own(name string, spec object, more map[string]any) object {
+// own returns a claim of the command's own. If node is not empty, its disk is made near that node.
+func (p plan) own(name string, spec object, node string) object {
 	marks := map[string]any{changeKey: p.mark()}
-	maps.Copy(marks, more)
+	if node != "" {
+		marks[selectedNode] = node
+	}
 	return object{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": spec,
 		"metadata": object{"name": name, "namespace": p.Namespace, "annotations": marks}}
 }
 
 func (p plan) spec(size string, more object) object {
 	s := object{"resources": object{"requests": object{"storage": size}}}
-	for _, key := range []string{"accessModes", "storageClassName", "volumeMode"} {
-		if value := p.Manifest.at("spec", key); value != nil {
-			s[key] = value
-		}
-	}
+	p.Manifest.copyFields(s, "spec", "accessModes", "storageClassName", "volumeMode")
 	maps.Copy(s, more)
 	return s
 }
 
 func (p plan) keptClaim() object {
-	return p.own(p.kept(), p.spec(p.OldSize, object{"volumeName": p.Old}), nil)
+	return p.own(p.kept(), p.spec(p.OldSize, object{"volumeName": p.Old}), "")
 }
 
 // temporaryClaim returns the claim for which the new disk is made from the snapshot.
 func (p plan) temporaryClaim() object {
-	more := map[string]any{}
-	if p.Node != "" {
-		more[selectedNode] = p.Node
-	}
 	source := object{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot",
 		"name": p.Shot.Name}
-	return p.own(p.temporary(), p.spec(p.Size, object{"dataSource": source}), more)
+	return p.own(p.temporary(), p.spec(p.Size, object{"dataSource": source}), p.Node)
 }
 
 func (p plan) ownSnapshot() object {
@@ -286,19 +272,16 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 		return v, fmt.Errorf("another run of this command has taken over the change of %s", p.path())
 	}
 	for _, o := range []struct {
-		into                      *object
-		resource, namespace, name string
+		into           *object
+		resource, name string
 	}{
-		{&v.claim, claims, p.Namespace, p.Claim},
-		{&v.kept, claims, p.Namespace, p.kept()},
-		{&v.temporary, claims, p.Namespace, p.temporary()},
-		{&v.shot, snapshots, p.Namespace, p.Shot.Name},
-		{&v.owner, p.Owner.resource(), p.Namespace, p.Owner.Name},
+		{&v.claim, claims, p.Claim},
+		{&v.kept, claims, p.kept()},
+		{&v.temporary, claims, p.temporary()},
+		{&v.shot, snapshots, p.Shot.Name},
+		{&v.owner, p.Owner.resource(), p.Owner.Name},
 	} {
-		if o.resource == "" {
-			continue
-		}
-		if *o.into, err = r.get(ctx, o.resource, o.namespace, o.name); err != nil {
+		if *o.into, err = r.get(ctx, o.resource, p.Namespace, o.name); err != nil {
 			return v, err
 		}
 	}

@@ -15,12 +15,11 @@ package claim
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -46,8 +45,6 @@ type Options struct {
 
 	// Kubectl runs kubectl.
 	Kubectl func(ctx context.Context, stdin []byte, args ...string) ([]byte, error)
-	// Poll is the pause between two reads of the cluster; zero means a second.
-	Poll time.Duration
 }
 
 // Flags defines the flags that set the options.
@@ -66,15 +63,14 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 
 // Parse sets the verb and the claim from the arguments that are not flags, and checks all options.
 func (o *Options) Parse(operands []string) error {
-	if len(operands) != 2 {
-		return errors.New("expected grow, revert or forget, and NAMESPACE/NAME")
+	if len(operands) == 2 {
+		o.Verb = operands[0]
+		o.Namespace, o.Claim, _ = strings.Cut(operands[1], "/")
 	}
-	o.Verb = operands[0]
-	o.Namespace, o.Claim, _ = strings.Cut(operands[1], "/")
 	resumes := o.Continue || o.Undo
 	given := o.Size != "" || o.Snapshot != "" || o.SnapshotClass != "" || o.IgnoreCapacity
 	switch {
-	case o.Verb != Grow && o.Verb != Revert && o.Verb != Forget:
+	case len(operands) != 2 || o.Verb != Grow && o.Verb != Revert && o.Verb != Forget:
 		return errors.New("expected grow, revert or forget, and NAMESPACE/NAME")
 	case !kube.IsName(o.Namespace) || !kube.IsName(o.Claim):
 		return errors.New("the claim has to be NAMESPACE/NAME")
@@ -124,17 +120,10 @@ func (r *run) note(format string, args ...any) {
 
 func (r *run) log(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format+"\n", args...) }
 
-func newID() string {
-	id := make([]byte, 4)
-	_, _ = rand.Read(id)
-	return hex.EncodeToString(id)
-}
+func newID() string { return fmt.Sprintf("%08x", rand.Uint32()) }
 
 // Run makes, continues, undoes or forgets a change. It describes each step on out before it begins.
 func Run(ctx context.Context, o Options, out io.Writer) error {
-	if o.Poll == 0 {
-		o.Poll = time.Second
-	}
 	r := &run{Options: o, id: newID(), out: out}
 	pv, p, err := r.find(ctx)
 	if err != nil {
@@ -213,20 +202,16 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	r.old = pv.name()
 	r.id, p.Run = p.Run, r.id // so that observe accepts the earlier run's plan
 	v, err := r.observe(ctx)
-	if err != nil {
+	switch r.id = p.Run; {
+	case err != nil:
 		return err
-	}
-	if v.plan == nil {
+	case v.plan == nil:
 		return r.planless()
-	}
-	r.id = p.Run
-	if r.Undo && v.passed() {
+	case r.Undo && v.passed():
 		return v.tooLate()
-	}
-	if p.Undo && r.Continue && !v.passed() {
+	case p.Undo && r.Continue && !v.passed():
 		return errors.New("the change is being undone: complete that with --undo")
-	}
-	if r.DryRun {
+	case r.DryRun:
 		r.show(v)
 		return nil
 	}
@@ -315,8 +300,7 @@ func (r *run) show(v view) {
 // forward does all steps that have not been done.
 func (r *run) forward(ctx context.Context) error {
 	for i, s := range steps {
-		title := fmt.Sprintf("%d/%d %s: ", i+1, len(steps), s.name)
-		if err := r.until(ctx, title, s, false); err != nil {
+		if err := r.until(ctx, fmt.Sprintf("%d/%d %s: ", i+1, len(steps), s.name), s); err != nil {
 			return fmt.Errorf("step %s: %w", s.name, err)
 		}
 	}
@@ -326,8 +310,8 @@ func (r *run) forward(ctx context.Context) error {
 }
 
 func (r *run) backward(ctx context.Context) error {
-	for i, s := range undoing {
-		if err := r.until(ctx, "undo "+s.name+": ", s, i == len(undoing)-1); err != nil {
+	for _, s := range undoing {
+		if err := r.until(ctx, "undo "+s.name+": ", s); err != nil {
 			return fmt.Errorf("undo %s: %w", s.name, err)
 		}
 	}
@@ -339,9 +323,8 @@ func (r *run) backward(ctx context.Context) error {
 // controller of Kubernetes changes the object at the same time.
 const attempts = 5
 
-// until repeats a step until it is done. If ends is set, the step is done when the plan is gone.
-// The timeout never interrupts a request.
-func (r *run) until(ctx context.Context, title string, s step, ends bool) error {
+// until repeats a step until it is done. The timeout never interrupts a request.
+func (r *run) until(ctx context.Context, title string, s step) error {
 	late := time.After(r.Timeout)
 	said, failed, announced := "", 0, false
 	for {
@@ -351,13 +334,13 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 		case err != nil && v.plan != nil && v.plan.Run != r.id: // another run has taken over
 			return err
 		case err != nil: // such as an API server that is restarted
-		case v.plan == nil && ends:
+		case v.plan == nil && s.done == nil:
 			return nil
 		case v.plan == nil:
 			return r.planless()
 		case v.plan.Undo && v.passed(): // the claim was bound when the undoing began
 			return v.tooLate()
-		case s.done(v):
+		case s.done != nil && s.done(v):
 			return nil
 		default:
 			if !announced {
@@ -383,7 +366,7 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 				err = fmt.Errorf("waited %s for %s", r.Timeout, said)
 			}
 			return v.repeatWith(err)
-		case <-time.After(r.Poll):
+		case <-time.After(time.Second):
 		}
 	}
 }
@@ -425,7 +408,7 @@ func (r *run) forget(ctx context.Context, pv object, p plan) error {
 	if r.DryRun {
 		return nil
 	}
-	return r.until(ctx, "", step{describe: func(plan) string { return "forget" }, done: never,
+	return r.until(ctx, "", step{describe: func(plan) string { return "forget" },
 		do: func(r *run, ctx context.Context, v view) (string, error) {
 			if err := v.forgettable(); err != nil {
 				return "", err
@@ -434,7 +417,7 @@ func (r *run) forget(ctx context.Context, pv object, p plan) error {
 				return "", r.patch(ctx, v.fresh, annotate(replacesKey, nil, nil))
 			}
 			return "", r.unrecord(ctx, v, v.plan.Policy)
-		}}, true)
+		}})
 }
 
 // forgettable returns why the earlier disk is still needed, or nil.

@@ -13,16 +13,13 @@ import (
 
 // step is a step of a change or of an undo. The function do sends at most one request. Until done
 // returns true, the objects are read again and do is called again. If do has to wait, it returns a
-// text about what it waits for.
+// text about what it waits for. A step without the function done is done when the plan is gone.
 type step struct {
 	name     string
 	describe func(p plan) string
 	done     func(v view) bool
 	do       func(r *run, ctx context.Context, v view) (waits string, err error)
 }
-
-// Steps that end when the plan is gone use never as their function done; see until.
-func never(view) bool { return false }
 
 var steps = []step{
 	{"record", func(p plan) string {
@@ -65,8 +62,7 @@ var steps = []step{
 		return fmt.Sprintf("delete PersistentVolumeClaim %s, whose disk stays, and make "+
 			"PersistentVolumeClaim %s again for it, of %s, with its labels, annotations and owners. POINT "+
 			"OF NO RETURN: when Kubernetes binds the two", p.temporary(), p.Claim, p.Size)
-	}, func(v view) bool { return v.plan.Bound && v.claim != nil && v.bound(v.claim, v.fresh) },
-		(*run).handOver},
+	}, func(v view) bool { return v.plan.Bound && v.bound(v.claim, v.fresh) }, (*run).handOver},
 	{"start", func(p plan) string {
 		how := "wait until you have started the workload"
 		switch {
@@ -102,9 +98,9 @@ var undoing = []step{
 		func(v view) bool { return !v.own(v.owner) }, (*run).scaleUp},
 	{"clean", func(p plan) string { return "delete the new disk, and the snapshot of this change" },
 		func(v view) bool {
-			return v.fresh == nil && v.temporary == nil && v.kept == nil && (v.shot == nil || !v.own(v.shot))
+			return v.fresh == nil && v.temporary == nil && v.kept == nil && !v.own(v.shot)
 		}, (*run).clean},
-	{"forget", func(plan) string { return "remove the plan" }, never, (*run).endUndoing},
+	{"forget", func(plan) string { return "remove the plan" }, nil, (*run).endUndoing},
 }
 
 // bound reports whether a claim and a PersistentVolume are bound to each other.
@@ -113,7 +109,7 @@ func (v view) bound(claim, pv object) bool {
 		claim.str("spec", "volumeName") == pv.name() && pv.str("spec", "claimRef", "uid") == claim.uid()
 }
 
-// own reports whether an object has the mark of this change.
+// own reports whether there is an object that has the mark of this change.
 func (v view) own(o object) bool {
 	return strings.HasPrefix(o.annotation(changeKey)+" ", v.plan.mark()+" ")
 }
@@ -431,8 +427,7 @@ func (r *run) handOver(ctx context.Context, v view) (string, error) {
 		return "", err
 	}
 	switch {
-	case v.fresh.annotation(replacesKey) == "" ||
-		v.fresh.policy() != "Retain":
+	case v.fresh.annotation(replacesKey) == "" || v.fresh.policy() != "Retain":
 		return "", r.patch(ctx, v.fresh, annotate(replacesKey, p.Old, withPolicy("Retain")))
 	case v.temporary != nil:
 		return r.release(ctx, v, v.temporary, v.fresh)
@@ -468,7 +463,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 		return "", r.patch(ctx, v.fresh, object{"spec": withPolicy(p.Policy)})
 	case v.kept != nil: // Kubernetes then deletes the snapshot, which kept owns
 		return r.release(ctx, v, v.kept, v.old)
-	case v.shot != nil && v.own(v.shot):
+	case v.own(v.shot):
 		return "the end of VolumeSnapshot " + p.Shot.Name, nil
 	}
 	p.Finished = true
@@ -508,11 +503,11 @@ func (r *run) restore(ctx context.Context, v view) (string, error) {
 		return "", v.otherClaim()
 	case v.claim.deleting():
 		return v.end(v.claim), nil
-	case v.claim != nil && v.neverBound():
+	case v.neverBound():
 		return v.end(v.claim), r.remove(ctx, v.claim)
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
-	case v.shot != nil && v.own(v.shot) && !v.shot.deleting(): // an unready snapshot keeps kept alive
+	case v.own(v.shot) && !v.shot.deleting(): // an unready snapshot keeps kept alive
 		return "", r.remove(ctx, v.shot)
 	case v.kept != nil:
 		return r.release(ctx, v, v.kept, v.old)
@@ -548,11 +543,11 @@ func (r *run) clean(ctx context.Context, v view) (string, error) {
 	switch {
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
-	case v.shot != nil && v.own(v.shot) && !v.shot.deleting():
+	case v.own(v.shot) && !v.shot.deleting():
 		return "", r.remove(ctx, v.shot)
 	case v.kept != nil: // a late request has created it
 		return r.release(ctx, v, v.kept, v.old)
-	case v.shot != nil && v.own(v.shot):
+	case v.own(v.shot):
 		return "the end of VolumeSnapshot " + v.shot.name(), nil
 	case !v.madeFor():
 		return "", fmt.Errorf("PersistentVolume %s was not made by this change, and is left alone: "+

@@ -321,11 +321,6 @@ func (e Event) First() time.Time {
 
 // Last returns when the event was last seen.
 func (e Event) Last() time.Time {
-	last := e.First()
-	for _, at := range []time.Time{e.LastTimestamp, e.Series.LastObservedTime} {
-		if at.After(last) {
-			last = at
-		}
-	}
-	return last
+	return slices.MaxFunc([]time.Time{e.First(), e.LastTimestamp, e.Series.LastObservedTime},
+		time.Time.Compare)
 }
