@@ -9,8 +9,11 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
 // The rack's names for the states of disks and instances.
@@ -24,11 +27,16 @@ const (
 	instanceFailed  = "failed"
 )
 
-const theRack = "the rack"
+const (
+	theRack     = "the rack"
+	theReport   = "the node's report"
+	theRecorder = "the node's flight recorder"
+	volumeMode  = "Block" // of a volume that pods see as a device
+)
 
 // ofRack returns a finding whose source is the rack.
-func ofRack(reason csierr.Reason, format string, args ...any) Finding {
-	return Finding{Reason: reason, Source: theRack, Wrong: fmt.Sprintf(format, args...), basis: sight}
+func ofRack(reason csierr.Reason, format string, args ...any) *Finding {
+	return &Finding{Reason: reason, Source: theRack, Wrong: fmt.Sprintf(format, args...), basis: sight}
 }
 
 func (e *Evidence) judgeRack() Step {
@@ -44,13 +52,13 @@ func (e *Evidence) judgeRack() Step {
 // judgeRackItself judges the rack if the question is about it. An error of the rack is a finding.
 func (e *Evidence) judgeRackItself() Step {
 	if e.Rack.Reason != "" {
-		return broken("the rack", Finding{Reason: csierr.Reason(e.Rack.Reason), Wrong: e.Rack.Unseen,
+		return broken("the rack", &Finding{Reason: csierr.Reason(e.Rack.Reason), Wrong: e.Rack.Unseen,
 			Source: theRack})
 	}
 	step := e.judgeRack()
 	left := e.Rack.LeftBytes
 	switch {
-	case step.State != OK || left == nil:
+	case step.State != OK || left.Missing():
 	case left.Object == nil:
 		step = unseenStep(step.What+"; what is left of the quota", left.Unseen)
 	case *left.Object < volume.GiB:
@@ -65,12 +73,9 @@ func (e *Evidence) judgeRackItself() Step {
 
 func (c *chain) judgeOwnDisks() Step {
 	owned := c.Rack.Owned
-	if owned == nil || owned.Object == nil {
-		why := c.Rack.Unseen
-		if owned != nil {
-			why = owned.Unseen
-		}
-		return unseenStep("the disks of the cluster", cmp.Or(why, "the rack was not asked"))
+	if owned.Object == nil {
+		return unseenStep("the disks of the cluster", cmp.Or(owned.Unseen, c.Rack.Unseen,
+			"the rack was not asked"))
 	}
 	count := map[string]int{}
 	var faulted []string
@@ -95,7 +100,7 @@ func (c *chain) judgeOwnDisks() Step {
 	}
 	what += ": " + cmp.Or(strings.Join(states, ", "), "none")
 	if len(faulted) > 0 {
-		return broken(what, Finding{Reason: csierr.DiskFaulted, Source: theRack,
+		return broken(what, &Finding{Reason: csierr.DiskFaulted, Source: theRack,
 			Wrong: fmt.Sprintf("%d disks are faulted: %s", len(faulted), firstOf(faulted))})
 	}
 	return Step{State: OK, What: what}
@@ -194,48 +199,41 @@ func (c *chain) judgeDisk() Step {
 			"delete it")
 	}
 	step.Finding = c.diskFinding(d)
-	switch {
-	case step.Finding != nil:
-	case d.State != diskAttached && d.State != diskDetached:
-		step.State = Waiting
-	case d.State == diskDetached:
+	if d.State == diskDetached {
 		step.State = Idle
+	} else if d.State != diskAttached {
+		step.State = Waiting
 	}
 	return step
 }
 
 func (c *chain) diskFinding(d *Disk) *Finding {
-	finding := Finding{Source: theRack}
 	importing := rack.ImportProblem(d.Name, oxide.DiskStateState(d.State))
 	switch {
 	case importing != "":
-		finding = ofRack(csierr.DiskImporting, "%s", importing)
+		return ofRack(csierr.DiskImporting, "%s", importing)
 	case d.State == diskFaulted:
-		finding = ofRack(csierr.DiskFaulted, "the rack reports the disk as faulted")
+		return ofRack(csierr.DiskFaulted, "the rack reports the disk as faulted")
 	case d.Instance != "" && c.nodeName != "" && c.instance != "" && d.Instance != c.instance &&
 		(c.attachment != nil || len(c.attachments) == 0):
-		finding.Reason = csierr.DiskAttachedElsewhere
-		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node "+
-			"%s, which is the instance %s", d.State, c.instanceText(d.Instance), c.nodeName,
-			c.instanceText(c.instance))
+		return &Finding{Reason: csierr.DiskAttachedElsewhere, Source: theRack,
+			Wrong: fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node %s, which "+
+				"is the instance %s", d.State, c.instanceText(d.Instance), c.nodeName,
+				c.instanceText(c.instance))}
 	case d.State == diskDetached && c.attachedInKubernetes():
-		finding.Reason = csierr.DeviceNotFound
-		finding.Wrong = "VolumeAttachment " + c.attachment.Metadata.Name + " says that the disk is " +
-			"attached to the node " + c.nodeName + ", and the rack says that it is detached: somebody " +
-			"detached it"
-		finding.ByItself = "The attacher compares its list with the rack's from time to time, and " +
-			"attaches the disk again; until then the node does not find it."
-		finding.Do = "Find out who detached it. Restart the pods whose filesystem failed with it."
+		return &Finding{Reason: csierr.DeviceNotFound, Source: theRack, Wrong: "VolumeAttachment " +
+			c.attachment.Metadata.Name + " says that the disk is attached to the node " + c.nodeName +
+			", and the rack says that it is detached: somebody detached it",
+			ByItself: "The attacher compares its list with the rack's from time to time, and attaches the " +
+				"disk again; until then the node does not find it.",
+			Do: "Find out who detached it. Restart the pods whose filesystem failed with it."}
 	case d.State == diskAttached && c.attachment == nil && c.attachmentWhy == "" && c.volume != nil &&
 		c.pod == nil && c.podsWhy == "":
-		finding.Reason = csierr.DiskAttached
-		finding.Wrong = "the disk is attached to the instance " + d.Instance + ", and no " +
-			"VolumeAttachment asks for it"
-		finding.ByItself = "Nothing: the driver does not detach a disk that nobody asks it to detach."
-	default:
-		return nil
+		return &Finding{Reason: csierr.DiskAttached, Source: theRack, Wrong: "the disk is attached to " +
+			"the instance " + d.Instance + ", and no VolumeAttachment asks for it",
+			ByItself: "Nothing: the driver does not detach a disk that nobody asks it to detach."}
 	}
-	return &finding
+	return nil
 }
 
 func (c *chain) judgeSerial() Step {
@@ -260,18 +258,19 @@ func (c *chain) judgeSerial() Step {
 			return step
 		}
 	}
-	if others := c.Rack.Neighbours[c.instance].Object; others != nil && c.attachedHere() {
-		i := slices.IndexFunc(*others, func(d Disk) bool {
+	switch others := c.Rack.Neighbours[c.instance]; {
+	case !c.attachedHere():
+	case others.Object != nil:
+		i := slices.IndexFunc(*others.Object, func(d Disk) bool {
 			return d.ID != c.handle && volume.Serial(d.Name) == serial
 		})
 		if i >= 0 {
-			taken := ofRack(csierr.SerialTaken, "the instance also has the disk %s, whose name begins with "+
-				"the same 20 bytes", volume.NameAndID((*others)[i].Name, (*others)[i].ID))
-			step.Finding = &taken
+			taken := (*others.Object)[i]
+			step.Finding = ofRack(csierr.SerialTaken, "the instance also has the disk %s, whose name "+
+				"begins with the same 20 bytes", volume.NameAndID(taken.Name, taken.ID))
 			return step
 		}
-	}
-	if others := c.Rack.Neighbours[c.instance]; others.Object == nil && asked && c.attachedHere() {
+	case asked:
 		step = unseenStep("the serial numbers of the instance's other disks", cmp.Or(others.Unseen,
 			"the rack did not list them"))
 	}
@@ -280,4 +279,319 @@ func (c *chain) judgeSerial() Step {
 			"disk %q", v.Record.Disk)
 	}
 	return step
+}
+
+// onNode returns the node's report of the volume. If the report lacks the part, onNode returns the
+// link's step instead: Idle if the volume need not be on a node, otherwise Unseen.
+func (c *chain) onNode(what, part string) (*inspection.Volume, *Step) {
+	r, v, why := c.report()
+	if v != nil {
+		why = cmp.Or(inspection.WhyUnseen(r.Unseen, part), inspection.WhyUnseen(v.Unseen, part))
+	}
+	step := unseenStep(what, why)
+	disk, asked := c.Rack.Disks[c.handle]
+	switch {
+	case v != nil && why == "":
+		return v, nil
+	case v != nil:
+	case c.handle == "" && c.volumeWhy == "":
+		step = Step{State: Idle, What: "none: there is no volume yet"}
+	case asked && (disk.Missing() || disk.Object != nil && disk.Object.Instance == "") &&
+		!c.attachedInKubernetes():
+		step = Step{State: Idle, What: "none: the disk is attached to no instance"}
+	case c.attachment == nil && c.attachmentWhy == "" && c.volume != nil && !asked:
+		step = Step{State: Idle, What: "none: no VolumeAttachment asks for the volume"}
+	}
+	return nil, &step
+}
+
+func (c *chain) judgeDevice() Step {
+	v, step := c.onNode("the device", inspection.PartDevices)
+	if step != nil {
+		return *step
+	}
+	r, _, _ := c.report()
+	attached := c.attachedHere()
+	switch {
+	case v.Serial == "":
+		return unseenStep("the device", "the node does not know the volume's serial number")
+	case len(v.Devices) == 0 && !attached:
+		return Step{State: Idle, What: "none: the disk is not attached here"}
+	case len(v.Devices) == 0:
+		return broken("none", shows(csierr.DeviceNotFound, "the rack has recorded the disk as "+
+			"attached, and no device of the instance has the serial %q; it has: %s", v.Serial,
+			devicesText(r.Devices)))
+	case len(v.Devices) > 1:
+		return broken(devicesText(v.Devices), shows(csierr.DeviceNotUnique,
+			"%d devices have the serial %q: %s", len(v.Devices), v.Serial, devicesText(v.Devices)))
+	}
+	d := v.Devices[0]
+	result := Step{State: OK, What: fmt.Sprintf("%s (%s), %s", d.Name, d.Number,
+		volume.SizeText(d.SizeBytes))}
+	writable := slices.IndexFunc(v.Mounts, func(m inspection.Mount) bool { return m.Writable })
+	if d.ReadOnly {
+		result.Notes = append(result.Notes, "the device is read-only")
+	}
+	if why := inspection.WhyUnseen(v.Unseen, inspection.PartDevice); why != "" {
+		result.Notes = append(result.Notes, "it could not be opened: "+why)
+	}
+	disk := c.Rack.Disks[c.handle].Object
+	switch {
+	case d.ReadOnly && writable >= 0:
+		result.Finding = shows(csierr.DeviceReadOnly, "%s is read-only, and is mounted for writing at "+
+			"%q: writes fail", d.Name, v.Mounts[writable].Path)
+	case disk == nil, disk.SizeBytes == 0:
+	case d.SizeBytes != disk.SizeBytes:
+		result.Finding = shows(csierr.DeviceWrongSize, "%s has %s, and the disk has %s", d.Name,
+			volume.SizeText(d.SizeBytes), volume.SizeText(disk.SizeBytes))
+	case d.BlockBytes != 0 && disk.BlockBytes != 0 && d.BlockBytes != disk.BlockBytes:
+		result.Finding = shows(csierr.DeviceDiffers, "%s has blocks of %d bytes, and the disk has "+
+			"blocks of %d", d.Name, d.BlockBytes, disk.BlockBytes)
+	}
+	return result
+}
+
+// shows returns a finding whose source is the node's report.
+func shows(reason csierr.Reason, format string, args ...any) *Finding {
+	return &Finding{Reason: reason, Source: theReport, Wrong: fmt.Sprintf(format, args...),
+		basis: sight}
+}
+
+// judgeDevices judges all devices of a node, for a question about the node.
+func (c *chain) judgeDevices() Step {
+	r, _, why := c.report()
+	if r == nil {
+		return unseenStep("the devices of the node", why)
+	}
+	if why := inspection.WhyUnseen(r.Unseen, inspection.PartDevices); why != "" {
+		return unseenStep("the devices of the node", why)
+	}
+	step := Step{State: OK, What: devicesText(r.Devices)}
+	seen := map[string]string{}
+	for _, d := range r.Devices {
+		if other, twice := seen[d.Serial]; twice {
+			step.Finding = shows(csierr.DeviceNotUnique, "%s and %s both have the serial %q", other,
+				d.Name, d.Serial)
+		}
+		seen[d.Serial] = d.Name
+	}
+	return step
+}
+
+func devicesText(devices []inspection.Device) string {
+	words := make([]string, 0, len(devices))
+	for _, d := range devices {
+		words = append(words, fmt.Sprintf("%s with serial %q and %s", d.Name, d.Serial,
+			volume.SizeText(d.SizeBytes)))
+	}
+	return cmp.Or(strings.Join(words, ", "), "none")
+}
+
+func (c *chain) judgeFilesystem() Step {
+	v, step := c.onNode("the filesystem", inspection.PartFilesystem)
+	if step != nil {
+		return *step
+	}
+	var result Step
+	switch {
+	case c.volume != nil && c.volume.Spec.VolumeMode == volumeMode,
+		c.volume == nil && v.Record != nil && v.Record.Block:
+		return Step{State: OK, What: "none: pods see the volume as a raw device"}
+	case len(v.Devices) != 1:
+		return Step{State: Idle, What: "none: there is not exactly one device"}
+	case len(v.Filesystems) == 0:
+		result = Step{State: Waiting, What: "none that the driver makes: the disk is blank, or holds " +
+			"something else", Finding: c.interrupted(v, LinkFilesystem)}
+		if len(openAt(v, LinkFilesystem)) == 0 {
+			result.Finding = vanished(v)
+		}
+	case len(v.Filesystems) > 1:
+		return broken(filesystemsText(v.Filesystems), shows(csierr.DiskNotBlank,
+			"the disk shows several filesystems: %s", filesystemsText(v.Filesystems)))
+	default:
+		result = Step{State: OK, What: filesystemsText(v.Filesystems), Finding: c.filesystemFinding(v)}
+	}
+	result.Notes = openNotes(v, LinkFilesystem)
+	return result
+}
+
+// vanished returns a finding if the disk shows no filesystem any more, but had one: it is still
+// mounted, or the flight recorder has recorded it.
+func vanished(v *inspection.Volume) *Finding {
+	const none = "the disk shows no filesystem that the driver makes, and "
+	for _, m := range v.Mounts {
+		if m.FSType != "" {
+			return shows(csierr.FilesystemDamaged, none+"one is mounted from it at %q: its superblock was "+
+				"overwritten", m.Path)
+		}
+	}
+	for _, e := range slices.Backward(v.Flight) {
+		if e.Outcome == flight.Done && (e.Event == flight.Formatted || e.Event == flight.Mounted) {
+			f := shows(csierr.FilesystemDamaged, none+"%s was recorded at %s: its superblock was "+
+				"overwritten since", e.Event, e.Time.Format(timeFormat))
+			f.Source, f.Since = theRecorder, e.Time
+			return f
+		}
+	}
+	return nil
+}
+
+func filesystemsText(all []inspection.Filesystem) string {
+	var words []string
+	for _, f := range all {
+		words = append(words, fmt.Sprintf("%s, UUID %s, %s", f.Type, f.UUID,
+			volume.SizeText(f.SizeBytes)))
+	}
+	return strings.Join(words, "; ")
+}
+
+func (c *chain) filesystemFinding(v *inspection.Volume) *Finding {
+	f, d := v.Filesystems[0], v.Devices[0]
+	disk := c.Rack.Disks[c.handle].Object
+	i := slices.IndexFunc(v.Mounts, func(m inspection.Mount) bool { return m.Failed != "" })
+	switch {
+	case i >= 0:
+		return shows(csierr.FilesystemFailed, "the filesystem at %q is %s", v.Mounts[i].Path,
+			v.Mounts[i].Failed)
+	case disk != nil && disk.FilesystemUUID != "" && f.UUID.String() != disk.FilesystemUUID:
+		return shows(csierr.WrongFilesystem, "the disk holds a filesystem with the UUID %s, and the "+
+			"volume's has the UUID %s", f.UUID, disk.FilesystemUUID)
+	case f.SizeBytes > d.SizeBytes:
+		return shows(csierr.FilesystemTooLarge, "the filesystem claims %s, and its device has %s",
+			volume.SizeText(f.SizeBytes), volume.SizeText(d.SizeBytes))
+	case f.Damaged && len(v.Mounts) == 0:
+		return shows(csierr.FilesystemDamaged, "the checksum of the filesystem's superblock is wrong")
+	case f.NotGrown:
+		finding := shows(csierr.FilesystemNotGrown, "the filesystem covers %s of its disk's %s",
+			volume.SizeText(f.SizeBytes), volume.SizeText(d.SizeBytes))
+		finding.basis = inference // it keeps no workload from running
+		return finding
+	}
+	return nil
+}
+
+// mountEvents contains the events of LinkMounts. All others belong to LinkFilesystem.
+var mountEvents = []flight.Event{flight.Mounted, flight.Published, flight.Unpublished,
+	flight.Unmounted}
+
+// openAt returns the open changes of a link: they have begun, and no end is recorded.
+func openAt(v *inspection.Volume, at Link) (open []flight.Entry) {
+	for _, e := range v.Open {
+		if slices.Contains(mountEvents, e.Event) == (at == LinkMounts) {
+			open = append(open, e)
+		}
+	}
+	return open
+}
+
+func openNotes(v *inspection.Volume, at Link) (notes []string) {
+	for _, e := range openAt(v, at) {
+		notes = append(notes, fmt.Sprintf("%s was begun at %s, and no end is recorded", e.Event,
+			e.Time.Format(timeFormat)))
+	}
+	return notes
+}
+
+// interrupted returns a finding if a change of the link began long ago and has no recorded end.
+func (c *chain) interrupted(v *inspection.Volume, at Link) *Finding {
+	for _, e := range openAt(v, at) {
+		if c.At.Sub(e.Time) > grace {
+			return &Finding{Wrong: fmt.Sprintf("the driver began %s and recorded no end: its process "+
+				"ended, or the change still goes on", e.Event),
+				Source: theRecorder, Since: e.Time, Next: nodeLog,
+				ByItself: "The repeated call finds what was done and goes on from there.",
+				Do:       "Check whether the driver's pod was killed, and whether its tool still runs."}
+		}
+	}
+	return nil
+}
+
+func (c *chain) judgeMounts() Step {
+	v, step := c.onNode("the mounts", inspection.PartMounts)
+	if step != nil {
+		return *step
+	}
+	own, elsewhere := mountPaths(v)
+	result := Step{State: OK, What: cmp.Or(strings.Join(own, ", "), "none"),
+		Notes: openNotes(v, LinkMounts)}
+	if len(elsewhere) > 0 {
+		result.Notes = append(result.Notes, "also in "+firstOf(elsewhere))
+	}
+	result.Finding = c.mountFinding(v, own, elsewhere)
+	if result.Finding == nil && len(own) == 0 {
+		result.State = Idle
+		if c.pod != nil && c.pod.Spec.NodeName != "" && !ended(*c.pod) {
+			result.State, result.Finding = Waiting, c.interrupted(v, LinkMounts)
+		}
+	}
+	return result
+}
+
+// mountPaths returns the volume's mounts in the driver's mount namespace, and those in others.
+func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
+	for _, m := range v.Mounts {
+		if m.Process == "" {
+			own = append(own, fmt.Sprintf("%q", m.Path))
+			continue
+		}
+		elsewhere = append(elsewhere, fmt.Sprintf("%q of process %s", m.Path, m.Process))
+	}
+	return own, elsewhere
+}
+
+func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Finding {
+	if !c.usedOnNode(v) && len(own)+len(elsewhere) > 0 && c.released(v) {
+		return &Finding{Source: theReport, Reason: csierr.StillMounted, Wrong: "no pod on the node " +
+			"uses the volume, and it is still mounted at " + firstOf(slices.Concat(own, elsewhere))}
+	}
+	for _, pod := range c.pods {
+		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != c.nodeName ||
+			!pod.Metadata.DeletionTimestamp.IsZero() || publishedTo(v, pod) {
+			continue
+		}
+		finding := &Finding{Source: theReport, Reason: csierr.NotStaged, Wrong: "the pod " +
+			pod.Metadata.Name + " runs, and the volume is mounted nowhere on its node",
+			Do: "Restart the pod, so that it gets the volume again."}
+		if len(own) > 0 {
+			finding.Reason = csierr.VolumeNotAtPath
+			finding.Wrong = fmt.Sprintf("the pod %s (%s) runs, and the volume is published to no path of "+
+				"it, only to %s", pod.Metadata.Name, pod.Metadata.UID, firstOf(own))
+		}
+		return finding
+	}
+	return nil
+}
+
+// usedOnNode reports whether a pod on the node uses the volume. If the pods could not be read, one
+// may use it. A pod that has ended counts until its unmount is overdue.
+func (c *chain) usedOnNode(v *inspection.Volume) bool {
+	return c.podsWhy != "" || slices.ContainsFunc(c.pods, func(pod kube.Object) bool {
+		stuck := ended(pod) && c.overdue(&pod) && publishedTo(v, pod)
+		return pod.Spec.NodeName == c.nodeName && !stuck
+	})
+}
+
+// released reports whether the node should have unmounted a volume that no pod uses: Kubernetes
+// wants to detach the volume, or the last change of the volume is older than grace.
+func (c *chain) released(v *inspection.Volume) bool {
+	switch {
+	case c.volume == nil, c.attachment == nil && c.attachmentWhy != "":
+		return false
+	case c.attachment == nil, !c.attachment.Metadata.DeletionTimestamp.IsZero():
+		return true
+	}
+	last := c.attachment.Metadata.CreationTimestamp
+	for _, e := range v.Flight { // a failed unmount does not count
+		if e.Outcome == flight.Done && e.Time.After(last) {
+			last = e.Time
+		}
+	}
+	return c.At.Sub(last) > grace
+}
+
+// publishedTo reports whether a mount of the volume has the pod's UID in its path.
+func publishedTo(v *inspection.Volume, pod kube.Object) bool {
+	return slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool {
+		return strings.Contains(m.Path, pod.Metadata.UID)
+	})
 }
