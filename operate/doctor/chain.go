@@ -48,8 +48,10 @@ var (
 		{LinkAttachment, (*chain).judgeAttachment}, {LinkNode, (*chain).judgeNode},
 		{LinkRack, (*chain).judgeRack}, {LinkInstance, (*chain).judgeInstance},
 		{LinkDisk, (*chain).judgeDisk}, {LinkSerial, (*chain).judgeSerial},
-		{LinkDevice, (*chain).judgeDevice}, {LinkFilesystem, (*chain).judgeFilesystem},
-		{LinkMounts, (*chain).judgeMounts}, {LinkPod, (*chain).judgePod}}
+		{LinkDevice, onNode("the device", inspection.PartDevices, (*chain).judgeDevice)},
+		{LinkFilesystem, onNode("the filesystem", inspection.PartFilesystem, (*chain).judgeFilesystem)},
+		{LinkMounts, onNode("the mounts", inspection.PartMounts, (*chain).judgeMounts)},
+		{LinkPod, (*chain).judgePod}}
 	machineLinks = volumeLinks[3:6] // node, rack and instance
 )
 

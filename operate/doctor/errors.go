@@ -46,8 +46,7 @@ func (c *chain) driverErrors() []Finding {
 	if _, v, _ := c.report(); v != nil {
 		for _, p := range v.Problems {
 			if _, known := advices[p.Reason]; known {
-				all = append(all, Finding{Reason: p.Reason, Wrong: p.Says, Source: theReport,
-					Link: LinkDevice})
+				all = append(all, Finding{Reason: p.Reason, Wrong: p.Says, Source: theReport, Link: LinkDevice})
 			}
 		}
 		all = append(all, failedUnmounts(v)...)

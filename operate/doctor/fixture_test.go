@@ -208,8 +208,7 @@ func young(kind string) edit {
 
 func attachError(message string) edit {
 	return func(w *world) {
-		w.attachment.Status.AttachError = &kube.Failure{Time: testNow.Add(-time.Minute),
-			Message: message}
+		w.attachment.Status.AttachError = &kube.Failure{Time: testNow.Add(-time.Minute), Message: message}
 	}
 }
 

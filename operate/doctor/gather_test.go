@@ -421,8 +421,7 @@ func writeFile(t testing.TB, text string) (path string) {
 
 func TestObjectsAndNodeReportsAreReadFromFiles(t *testing.T) {
 	o := Options{Question: Question{AskClaim, "default", "data"}, Kubectl: true,
-		Objects:     writeFile(t, allObjects),
-		NodeReports: []string{writeFile(t, racktest.JSON(theNode()))}}
+		Objects: writeFile(t, allObjects), NodeReports: []string{writeFile(t, racktest.JSON(theNode()))}}
 	e := gather(t, Sources{Rack: servedBy(t, usualRack(), func(string) {})}, o)
 	d, pods := Diagnose(e), e.Nodes.DriverPods
 	if d.Status() != 0 || e.Cluster.Unseen[kindEvent] == "" || e.Cluster.Unseen[kindPod] != "" ||

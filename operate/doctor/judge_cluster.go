@@ -231,8 +231,7 @@ func boundToAnother(volume, claim *kube.Object) string {
 		return fmt.Sprintf("it belongs to the claim %q, and the claim that names it is %s/%s",
 			strings.Trim(ref.Namespace+"/"+ref.Name, "/"), claim.Metadata.Namespace, claim.Metadata.Name)
 	case volume.Status.Phase != phaseBound:
-		return "its claim is bound to it, and its own phase is " + cmp.Or(volume.Status.Phase,
-			"missing")
+		return "its claim is bound to it, and its own phase is " + cmp.Or(volume.Status.Phase, "missing")
 	}
 	return ""
 }

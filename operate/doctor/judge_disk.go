@@ -281,35 +281,32 @@ func (c *chain) judgeSerial() Step {
 	return step
 }
 
-// onNode returns the node's report of the volume. If the report lacks the part, onNode returns the
-// link's step instead: Idle if the volume need not be on a node, otherwise Unseen.
-func (c *chain) onNode(what, part string) (*inspection.Volume, *Step) {
-	r, v, why := c.report()
-	if v != nil {
-		why = cmp.Or(inspection.WhyUnseen(r.Unseen, part), inspection.WhyUnseen(v.Unseen, part))
+// onNode returns a function that judges a link by the node's report of the volume. If the report
+// lacks the part, the link is Idle if the volume need not be on a node, otherwise Unseen.
+func onNode(what, part string, judge func(*chain, *inspection.Volume) Step) func(*chain) Step {
+	return func(c *chain) Step {
+		r, v, why := c.report()
+		if v != nil {
+			why = cmp.Or(inspection.WhyUnseen(r.Unseen, part), inspection.WhyUnseen(v.Unseen, part))
+		}
+		disk, asked := c.Rack.Disks[c.handle]
+		switch {
+		case v != nil && why == "":
+			return judge(c, v)
+		case v != nil:
+		case c.handle == "" && c.volumeWhy == "":
+			return Step{State: Idle, What: "none: there is no volume yet"}
+		case asked && (disk.Missing() || disk.Object != nil && disk.Object.Instance == "") &&
+			!c.attachedInKubernetes():
+			return Step{State: Idle, What: "none: the disk is attached to no instance"}
+		case c.attachment == nil && c.attachmentWhy == "" && c.volume != nil && !asked:
+			return Step{State: Idle, What: "none: no VolumeAttachment asks for the volume"}
+		}
+		return unseenStep(what, why)
 	}
-	step := unseenStep(what, why)
-	disk, asked := c.Rack.Disks[c.handle]
-	switch {
-	case v != nil && why == "":
-		return v, nil
-	case v != nil:
-	case c.handle == "" && c.volumeWhy == "":
-		step = Step{State: Idle, What: "none: there is no volume yet"}
-	case asked && (disk.Missing() || disk.Object != nil && disk.Object.Instance == "") &&
-		!c.attachedInKubernetes():
-		step = Step{State: Idle, What: "none: the disk is attached to no instance"}
-	case c.attachment == nil && c.attachmentWhy == "" && c.volume != nil && !asked:
-		step = Step{State: Idle, What: "none: no VolumeAttachment asks for the volume"}
-	}
-	return nil, &step
 }
 
-func (c *chain) judgeDevice() Step {
-	v, step := c.onNode("the device", inspection.PartDevices)
-	if step != nil {
-		return *step
-	}
+func (c *chain) judgeDevice(v *inspection.Volume) Step {
 	r, _, _ := c.report()
 	attached := c.attachedHere()
 	switch {
@@ -387,11 +384,7 @@ func devicesText(devices []inspection.Device) string {
 	return cmp.Or(strings.Join(words, ", "), "none")
 }
 
-func (c *chain) judgeFilesystem() Step {
-	v, step := c.onNode("the filesystem", inspection.PartFilesystem)
-	if step != nil {
-		return *step
-	}
+func (c *chain) judgeFilesystem(v *inspection.Volume) Step {
 	var result Step
 	switch {
 	case c.volume != nil && c.volume.Spec.VolumeMode == volumeMode,
@@ -506,11 +499,7 @@ func (c *chain) interrupted(v *inspection.Volume, at Link) *Finding {
 	return nil
 }
 
-func (c *chain) judgeMounts() Step {
-	v, step := c.onNode("the mounts", inspection.PartMounts)
-	if step != nil {
-		return *step
-	}
+func (c *chain) judgeMounts(v *inspection.Volume) Step {
 	own, elsewhere := mountPaths(v)
 	result := Step{State: OK, What: cmp.Or(strings.Join(own, ", "), "none"),
 		Notes: openNotes(v, LinkMounts)}

@@ -29,9 +29,10 @@ type place struct {
 	counts, overcome map[string]edit
 }
 
-// released removes the claim and the pods, so that the PersistentVolume is released.
 var (
-	released      = all(without(kindClaim), unused, askVolume, phase(kindVolume, phaseReleased))
+	// released removes the claim and the pods, so that the PersistentVolume is released.
+	released      = all(without(kindClaim), unused, askVolume, isReleased)
+	isReleased    = phase(kindVolume, phaseReleased)
 	failedVolume  = all(released, phase(kindVolume, phaseFailed))
 	deletedVolume = stuck(kindVolume, "external-provisioner")
 )
@@ -55,13 +56,11 @@ var places = []place{
 		return event(kindVolume, pvName, "VolumeFailedDelete", rpc(reason))
 	}, map[string]edit{"Released": released,
 		"Released and deleted": all(released, deletedVolume), "Failed": failedVolume,
-		"Failed and deleted": all(failedVolume, deletedVolume),
-		"Released, its claim made again": all(unused, askVolume, phase(kindVolume, phaseReleased),
-			pendingClaim),
-		"Released, still attached": all(askVolume, without(kindPod, kindClaim),
-			phase(kindVolume, phaseReleased)),
-		"Released, its disk attached": all(askVolume, without(kindPod, kindClaim, kindAttachment),
-			phase(kindVolume, phaseReleased))},
+		"Failed and deleted":             all(failedVolume, deletedVolume),
+		"Released, its claim made again": all(unused, askVolume, isReleased, pendingClaim),
+		"Released, still attached":       all(askVolume, without(kindPod, kindClaim), isReleased),
+		"Released, its disk attached": all(isReleased, askVolume, without(kindPod, kindClaim,
+			kindAttachment))},
 		map[string]edit{"Bound": all(), "Available": all(released, phase(kindVolume, "Available")),
 			"retained": all(released, func(w *world) { w.pv.Spec.ReclaimPolicy = "Retain" })}},
 	{"status of the PersistentVolume", LinkVolume, func(reason string) edit {
@@ -74,8 +73,7 @@ var places = []place{
 		"young":   all(notAttached(""), young(kindAttachment)),
 		"deleted": all(notAttached(""), deleted(kindAttachment, time.Hour)),
 		"after another error": all(notAttached(""), podEvent("FailedAttachVolume", pvName,
-			"RoleMissing"))},
-		map[string]edit{"attached": pending}},
+			"RoleMissing"))}, map[string]edit{"attached": pending}},
 	{"detachError", LinkAttachment, detachError, map[string]edit{
 		"deleted": all(without(kindPod), deleted(kindAttachment, time.Second)),
 		"overdue": all(without(kindPod), unmounted, deleted(kindAttachment, time.Hour)),
@@ -88,9 +86,8 @@ var places = []place{
 		"without an attachment": all(pending, detached, empty, without(kindAttachment)),
 		"deleted":               all(notAttached(""), deleted(kindPod, time.Hour)),
 		"detached again": all(notAttached(""), succeeded(kindPod, "db-0", "SuccessfulAttachVolume",
-			60))},
-		map[string]edit{"attached": pending,
-			"succeeded": all(notAttached(""), succeeded(kindPod, "db-0", "SuccessfulAttachVolume", 0))}},
+			60))}, map[string]edit{"attached": pending,
+		"succeeded": all(notAttached(""), succeeded(kindPod, "db-0", "SuccessfulAttachVolume", 0))}},
 	mountPlace("FailedMount"), mountPlace("FailedMapVolume"),
 	{"problem in the node's report", LinkDevice, func(reason string) edit {
 		return problems(inspection.Problem{Reason: csierr.Reason(reason), Says: sentence})
