@@ -120,7 +120,7 @@ func podChains(e *Evidence, namespace, name string) []*chain {
 	for _, v := range pod.Spec.Volumes {
 		if claim := claimOf(pod, v); claim != "" {
 			c := claimChain(e, namespace, claim, pod)
-			c.subject = "pod " + namespace + "/" + name + ", volume " + v.Name + ", claim " + claim
+			c.subject = alone.subject + ", volume " + v.Name + ", claim " + claim
 			chains = append(chains, c)
 		}
 	}

@@ -172,7 +172,13 @@ func (c *chain) judge() Chain {
 				f.basis = max(f.basis, quote) // the finding explains the error
 			}
 			step.State, f.Link = Broken, l.link
-			c.advise(f)
+			// Add the advice for the reason, and fill in the placeholders of the command.
+			if a, ok := advices[f.Reason]; ok {
+				e, _ := csierr.Explain(f.Reason)
+				f.ByItself, f.Do, f.Next = cmp.Or(f.ByItself, a.ByItself),
+					cmp.Or(f.Do, strings.ReplaceAll(e.Do, "`", "")), cmp.Or(f.Next, a.Next)
+			}
+			f.Next = c.commandAt(f.node, f.Next)
 			if best := result.Finding; best == nil ||
 				len(c.reported) > 0 && best.basis == inference && f.basis > inference {
 				result.Finding = f
@@ -215,16 +221,6 @@ func (e *Evidence) keeperPlan(node string) string {
 }
 
 func broken(what string, f *Finding) Step { return Step{State: Broken, What: what, Finding: f} }
-
-// advise adds the advice for a finding's reason, and fills in the placeholders of its command.
-func (c *chain) advise(f *Finding) {
-	if a, ok := advices[f.Reason]; ok {
-		e, _ := csierr.Explain(f.Reason)
-		f.ByItself, f.Do, f.Next = cmp.Or(f.ByItself, a.ByItself),
-			cmp.Or(f.Do, strings.ReplaceAll(e.Do, "`", "")), cmp.Or(f.Next, a.Next)
-	}
-	f.Next = c.commandAt(f.node, f.Next)
-}
 
 // commandWord matches names that need no quotes in a shell. Anybody may have written the objects
 // with these names, and people type the command into a shell.
@@ -286,18 +282,14 @@ var errUsage = errors.New("expected pvc NAMESPACE/NAME, pod NAMESPACE/NAME, volu
 	"NAME, cluster, or rack")
 
 // ParseQuestion parses the arguments of the doctor command.
-func ParseQuestion(args []string) (Question, error) {
-	q := Question{}
-	if len(args) > 0 {
-		q.Kind = args[0]
+func ParseQuestion(args []string) (q Question, err error) {
+	if len(args) == 1 && (args[0] == AskRack || args[0] == AskCluster) {
+		return Question{Kind: args[0]}, nil
 	}
-	switch {
-	case q.alone() && len(args) == 1:
-		return q, nil
-	case q.alone(), len(args) != 2:
+	if len(args) != 2 {
 		return q, errUsage
 	}
-	q.Name = args[1]
+	q.Kind, q.Name = args[0], args[1]
 	switch q.Kind {
 	case AskVolume:
 		id, ok := volume.ParseID(q.Name)
@@ -320,9 +312,6 @@ func ParseQuestion(args []string) (Question, error) {
 	}
 	return q, nil
 }
-
-// alone reports whether the question has no name: it is about the whole rack or cluster.
-func (q Question) alone() bool { return q.Kind == AskRack || q.Kind == AskCluster }
 
 // String returns the question as it was asked.
 func (q Question) String() string {

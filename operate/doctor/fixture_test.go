@@ -30,9 +30,6 @@ const (
 
 var diskName = volume.DiskName("blue", "pvc-1")
 
-// before returns the time d before testNow, in Kubernetes' format.
-func before(d time.Duration) string { return testNow.Add(-d).Format(time.RFC3339) }
-
 //go:embed testdata/volume.json
 var allObjects string
 
@@ -320,7 +317,11 @@ func notAttached(message string) edit {
 }
 
 func entry(event flight.Event, age time.Duration) flight.Entry {
-	return flight.Entry{Time: testNow.Add(-age), Event: event, Outcome: flight.Begun}
+	e := flight.Entry{Time: testNow.Add(-age), Event: event, Outcome: flight.Begun}
+	if e.Path = theNode().Volumes[0].Mounts[1].Path; event == flight.Unmounted {
+		e.Path = theNode().Volumes[0].Mounts[0].Path
+	}
+	return e
 }
 
 // over returns the entry of a change that was made or, with a reason, has failed.

@@ -366,7 +366,8 @@ func TestDoctorAsksOnlyPodsOfTheDriversDaemonSet(t *testing.T) {
 		"of another namespace": {`"oxide-csi","ownerReferences"`, `"x","ownerReferences"`},
 
 		"of a DaemonSet of another namespace": {`"namespace":"oxide-csi"`, `"namespace":"shop"`},
-		"of a DaemonSet without the driver":   {`[{"name":"oxide-plugin"}]`, `[]`},
+		"of a DaemonSet without the driver":   {`[{"name":"oxide-plugin"}]`, `[{"name":"other"}]`},
+		"of a DaemonSet of another name":      {`"oxide-csi-node","namespace"`, `"x","namespace"`},
 	} {
 		says := "no pod of the driver is on the node worker-1"
 		if strings.HasPrefix(name, "of a DaemonSet") {
@@ -381,7 +382,10 @@ func TestDoctorAsksOnlyPodsOfTheDriversDaemonSet(t *testing.T) {
 			}
 			e := gather(t, Sources{NoRack: "none", Kubectl: k.kubectl}, o)
 			asked := slices.ContainsFunc(k.ran, func(s string) bool { return strings.HasPrefix(s, "exec") })
-			if asked || k.own == ownJSON || len(e.driverPods(kindDaemonSet)) > 0 ||
+			known := slices.ContainsFunc(e.Nodes.DriverPods, func(pod kube.Object) bool {
+				return pod.Metadata.Name == "oxide-csi-node-x"
+			})
+			if asked || known || k.own == ownJSON ||
 				!file && !strings.Contains(text(Diagnose(e)), says) {
 				t.Errorf("%s: it was asked %v, %+v\n%s", name, asked, e.Nodes, text(Diagnose(e)))
 			}

@@ -162,10 +162,9 @@ func (e *Evidence) silence(f *Finding, sidecar string) *Finding {
 // deadContainer returns the pod's first container that is not ready and has not ended. If names are
 // given, it ignores all other containers.
 func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
-	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
-	for i, s := range all {
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		if !s.Ready && s.State.Terminated == nil && (len(names) == 0 || slices.Contains(names, s.Name)) {
-			return &all[i]
+			return &s
 		}
 	}
 	return nil

@@ -239,13 +239,13 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 func (c *chain) judgeSerial() Step {
 	name := c.diskName()
 	disk, asked := c.Rack.Disks[c.handle]
-	if name == "" {
-		switch {
-		case c.handle == "" && c.volumeWhy == "":
-			return Step{State: Idle, What: "none: there is no volume yet"}
-		case disk.Missing() && c.Rack.Unseen == "" && asked:
-			return Step{State: Idle, What: "none: there is no disk"}
-		}
+	switch {
+	case name != "":
+	case c.handle == "" && c.volumeWhy == "":
+		return Step{State: Idle, What: "none: there is no volume yet"}
+	case disk.Missing() && c.Rack.Unseen == "" && asked:
+		return Step{State: Idle, What: "none: there is no disk"}
+	default:
 		return unseenStep("the serial number", "the disk's name is not known")
 	}
 	serial := volume.Serial(name)

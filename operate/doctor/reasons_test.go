@@ -94,11 +94,8 @@ var places = []place{
 	}, map[string]edit{"in use": all(), "mounted nowhere": unmounted, "awaited": all(pending, blank)},
 		nil},
 	{"flight recorder", LinkMounts, func(reason string) edit {
-		first := over(flight.Unpublished, time.Hour, csierr.Reason(reason))
-		first.Path = theNode().Volumes[0].Mounts[1].Path
-		last := first
-		last.Time = testNow.Add(-time.Second)
-		return recorded(first, last)
+		return recorded(over(flight.Unpublished, time.Hour, csierr.Reason(reason)),
+			over(flight.Unpublished, time.Second, csierr.Reason(reason)))
 	}, map[string]edit{"its pod gone": without(kindPod), "its pod ended": goingPod},
 		map[string]edit{"unmounted": all(without(kindPod), empty)}},
 	{"status of a VolumeSnapshotContent", LinkVolume, func(reason string) edit {

@@ -148,7 +148,7 @@ func readOnly(w *world) { w.onNode.Devices[0].ReadOnly = true }
 func secondPod(w *world) {
 	second := strings.NewReplacer("db-0", "db-1", "worker-1", "worker-2", podUID, racktest.Image,
 		`"phase":"Running"`, `"phase":"Pending"`, racktest.Instance, racktest.OtherInstance,
-		before(time.Hour), before(time.Second))
+		"11:00:00Z", "11:59:59Z")
 	objects := csitest.Got(kube.Parse([]byte(second.Replace(listJSON(podJSON, csiNodeJSON, nodeJSON,
 		driverPodJSON)))))(w.t)
 	w.Cluster.Objects = append(w.Cluster.Objects, objects[:3]...)
@@ -178,7 +178,11 @@ var situations = []struct {
 	{works + ", of a pod whose init container takes long", waits("PodInitializing", restores)},
 	{works + ", with a read-only device, and mounted read-only", readOnly},
 	{works + ", with events about another volume of the pod", all(pending, young(kindPod),
-		podEvent("FailedMount", "pvc-2", "DiskNotBlank"),
+		func(w *world) {
+			other := *w.pv
+			other.Metadata.Name = "pvc-2"
+			w.Cluster.Objects = append(w.Cluster.Objects, other)
+		}, podEvent("FailedMount", "pvc-2", "DiskNotBlank"),
 		lastEvent(func(o *kube.Object) { o.InvolvedObject.UID = podUID }))},
 	{works + ", about to leave another node", all(deleted(kindAttachment, time.Second),
 		without(kindPod), secondPod)},
