@@ -364,26 +364,20 @@ func (e *Evidence) driverPod(node string) *kube.Object {
 	return nil
 }
 
+// none stands for an object that does not exist or could not be read.
+var none kube.Object
+
 // names returns the values of the placeholders that a command may contain.
 func (c *chain) names() map[string]string {
 	names := map[string]string{"claim": c.claimName.Name, "volume": c.handle,
-		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace),
-		"disk":      c.diskName(), "node": c.nodeName, "instance": c.instance,
-		"driverNamespace": c.Nodes.Namespace}
+		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace), "disk": c.diskName(),
+		"node": c.nodeName, "instance": c.instance, "driverNamespace": c.Nodes.Namespace,
+		"class": cmp.Or(c.claim, &none).Spec.StorageClassName,
+		"pv":    cmp.Or(c.volume, &none).Metadata.Name, "pod": cmp.Or(c.pod, &none).Metadata.Name,
+		"attachment": cmp.Or(c.attachment, &none).Metadata.Name,
+		"driverPod":  cmp.Or(c.driverPod(c.nodeName), &none).Metadata.Name}
 	if c.pod != nil {
-		names["namespace"], names["pod"] = c.pod.Metadata.Namespace, c.pod.Metadata.Name
-	}
-	if c.claim != nil {
-		names["class"] = c.claim.Spec.StorageClassName
-	}
-	if c.volume != nil {
-		names["pv"] = c.volume.Metadata.Name
-	}
-	if c.attachment != nil {
-		names["attachment"] = c.attachment.Metadata.Name
-	}
-	if pod := c.driverPod(c.nodeName); pod != nil {
-		names["driverPod"] = pod.Metadata.Name
+		names["namespace"] = c.pod.Metadata.Namespace
 	}
 	return names
 }

@@ -159,19 +159,14 @@ func (c *chain) place() *Place {
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {
 		return &Place{Node: c.nodeName, Instance: c.instance}
 	}
-	p := &Place{}
+	p := &Place{Volume: cmp.Or(c.volume, &none).Metadata.Name,
+		Pod: cmp.Or(c.pod, &none).Metadata.Name}
 	if d := c.Rack.Disks[c.handle].Object; d != nil {
 		p.Instance = d.Instance
 		p.Disk = fmt.Sprintf("%s (%s), %d GiB, %s", d.Name, d.ID, d.SizeBytes/volume.GiB, d.State)
 	}
-	if c.volume != nil {
-		p.Volume = c.volume.Metadata.Name
-	}
 	if c.claimName.Name != "" {
 		p.Claim = c.claimName.Namespace + "/" + c.claimName.Name
-	}
-	if c.pod != nil {
-		p.Pod = c.pod.Metadata.Name
 	}
 	if _, v, _ := c.report(); v != nil && len(v.Devices) == 1 && p.Instance == c.instance {
 		p.Device = v.Devices[0].Name
