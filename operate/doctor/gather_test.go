@@ -355,8 +355,8 @@ func TestDoctorReportsFaultedDisksAndErrorsOfTheRack(t *testing.T) {
 	}
 }
 
-// The test uses objects that every user may create: pods with any owner, and a DaemonSet in another
-// namespace. It replaces a text in the driver's usual objects.
+// The test uses objects that every user may create: pods with the driver's label and any owner, and
+// a DaemonSet in another namespace. It replaces a text in the driver's usual objects.
 func TestDoctorAsksOnlyPodsOfTheDriversDaemonSet(t *testing.T) {
 	for name, change := range map[string]struct{ old, new string }{
 		"none":                 {driverPodJSON + ",", ""},
