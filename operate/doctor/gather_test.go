@@ -223,7 +223,7 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 		{AskPod, "default", "db-1"}, {AskPod, "default", "job-0"}, {Kind: AskNode, Name: "worker-1"},
 		{Kind: AskVolume, Name: racktest.Disk}, {AskClaim, "default", "left"}, {Kind: AskRack}}
 	used, seen := map[int]bool{}, map[string]bool{}
-	places, runs, left := 0, 0, 0
+	places, runs, left, leaked := 0, 0, 0, map[string]bool{}
 	allowed := func(place string) int {
 		return slices.IndexFunc(mayShow, func(m shown) bool {
 			return regexp.MustCompile("^(" + m.places + ")$").MatchString(place)
@@ -237,6 +237,7 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 		case i >= 0 && (shape != "text" || mayShow[i].texts):
 			used[i] = true
 		default:
+			leaked[place] = true
 			t.Errorf("%s leaks its %s: %s", place, shape, written[max(0, at-80):min(len(written), at+80)])
 		}
 	}
@@ -283,7 +284,7 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 		}
 	}
 	short.Left(t, left)
-	t.Logf("FIGURE doctor-canaries places=%d runs=%d", places-left, runs)
+	t.Logf("FIGURE doctor-canaries places=%d runs=%d leaked=%d", places-left, runs, len(leaked))
 }
 
 func TestDoctorReportsWhatKubectlMayNotRead(t *testing.T) {

@@ -180,7 +180,7 @@ var forged = map[string]string{
 // finding must have the reason, its sentence and its advice. With an edit in overcome or unrelated,
 // the error must not be found.
 func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
-	pairs, history := 0, 0
+	pairs, right, history := 0, 0, 0
 	isHistory := func(what string, edits ...edit) {
 		history++
 		d := Diagnose(*healthy(t, edits...))
@@ -207,7 +207,9 @@ func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 						f.Next == "" || !strings.Contains(f.Wrong, sentence) && p.name != "flight recorder" ||
 						isEvent != strings.HasSuffix(f.Source, forgeable) {
 						t.Errorf("%s in %s, %s, %s: got %+v\n%s", reason, p.name, phase, beside, f, text(d))
+						continue
 					}
+					right++
 				}
 			}
 		}
@@ -223,7 +225,10 @@ func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 			}
 		}
 	}
-	fmt.Printf("FIGURE doctor-reasons pairs=%d history=%d\n", pairs, history)
+	fmt.Printf("FIGURE doctor-reasons pairs=%d right=%d history=%d\n", pairs, right, history)
+	if right != pairs || pairs == 0 {
+		t.Errorf("%d of %d pairs are right", right, pairs)
+	}
 }
 
 func TestAForgedErrorIsNotQuoted(t *testing.T) {
@@ -308,7 +313,7 @@ var parts = []struct {
 func TestDoctorReportsEachMissingObjectAndField(t *testing.T) {
 	var evidence map[string]any
 	csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(healthy(t))), &evidence))
-	removed := 0
+	removed, right, irrelevant := 0, 0, 0
 	used := map[int]bool{}
 	of := func(path string) Link {
 		for i, p := range parts {
@@ -342,6 +347,10 @@ func TestDoctorReportsEachMissingObjectAndField(t *testing.T) {
 		if removed++; (named == "") != (want == "") || at(named) > at(want) {
 			t.Errorf("without %s the doctor names %q, want %q or a link before it:\n%s", path, named, want,
 				text(d))
+			return
+		}
+		if right++; want == "" {
+			irrelevant++
 		}
 	})
 	for i, p := range parts {
@@ -349,9 +358,10 @@ func TestDoctorReportsEachMissingObjectAndField(t *testing.T) {
 			t.Errorf("no part of a healthy chain is %s (%s)", p.pattern, p.why)
 		}
 	}
-	fmt.Printf("FIGURE doctor-removals removed=%d\n", removed)
-	if removed < 150 {
-		t.Errorf("only %d objects and fields were removed", removed)
+	fmt.Printf("FIGURE doctor-removals removed=%d right=%d irrelevant=%d\n", removed, right,
+		irrelevant)
+	if removed < 150 || right != removed {
+		t.Errorf("%d of %d removals are right", right, removed)
 	}
 }
 
