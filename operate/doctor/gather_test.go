@@ -287,6 +287,14 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	t.Logf("FIGURE doctor-canaries places=%d runs=%d leaked=%d", places-left, runs, len(leaked))
 }
 
+// The canaries of TestTheDoctorWritesNoSecret are ASCII.
+func TestASecretIsReplacedWhole(t *testing.T) { // B-26
+	s := sifter{secrets: []string{"pässwörd", "wörd€"}}
+	if got := s.redact("ä pässwörd€ö pässwörd"); got != "ä ***ö ***" {
+		t.Errorf("got %q", got)
+	}
+}
+
 func TestDoctorReportsWhatKubectlMayNotRead(t *testing.T) {
 	for forbidden, links := range map[string][]Link{
 		"persistentvolumeclaims": {LinkClaim, LinkVolume, LinkAttachment, LinkDisk},

@@ -218,7 +218,7 @@ func (s *sifter) redact(text string) string {
 				break
 			}
 			from += at
-			for i := range word {
+			for i := range len(word) {
 				secret[from+i] = true
 			}
 		}
