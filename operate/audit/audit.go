@@ -93,17 +93,16 @@ func (o *Options) Check(clusterID string) error {
 // found is true if orphans are left, wanted objects are missing, or a named object was kept.
 func Run(ctx context.Context, client *rack.Client, clusterID string, o Options, out,
 	log io.Writer) (found bool, err error) {
-	a := &audit{options: o, rack: &ownedRack{client, clusterID}, log: log}
+	a := &audit{Client: client, clusterID: clusterID, options: o, log: log}
 	c, err := a.compare(ctx)
 	if err != nil {
 		return false, plainError(err)
 	}
-	a.report = c.report
 	if o.Delete != "" {
 		err = plainError(a.deleteNamed(ctx, c))
 	}
 	// Report the deletions even if a later one failed.
-	return a.report.found(), errors.Join(err, a.report.write(o.Output, out, log))
+	return c.report.found(), errors.Join(err, c.report.write(o.Output, out, log))
 }
 
 // plainError removes the gRPC status from an error's text.
@@ -115,10 +114,10 @@ func plainError(err error) error {
 }
 
 type audit struct {
-	options Options
-	rack    *ownedRack
-	log     io.Writer
-	report  *report
+	*rack.Client
+	clusterID string
+	options   Options
+	log       io.Writer
 }
 
 // comparison contains the objects on the rack, the wanted objects, and the report on both.
@@ -133,24 +132,24 @@ type comparison struct {
 // so that an orphan existed before and after the read. If a list is incomplete, it returns an
 // error.
 func (a *audit) compare(ctx context.Context) (*comparison, error) {
-	world, err := a.rack.World(ctx)
+	world, err := a.World(ctx)
 	if err != nil {
 		return nil, err
 	}
 	c := comparison{minAge: a.options.MinAge}
-	if c.before, err = a.rack.list(ctx); err != nil {
+	if c.before, err = a.list(ctx); err != nil {
 		return nil, err
 	}
 	if c.wanted, err = a.options.read(ctx); err != nil {
 		return nil, err
 	}
-	if c.now, err = a.rack.list(ctx); err != nil {
+	if c.now, err = a.list(ctx); err != nil {
 		return nil, err
 	}
 	c.report = &report{
-		Cluster: a.rack.ClusterID, Project: world.Project, ListedAt: c.wanted.listedAt.UTC(),
+		Cluster: a.clusterID, Project: world.Project, ListedAt: c.wanted.listedAt.UTC(),
 		Wanted:  len(c.wanted.handles),
-		Orphans: []*listed{}, Missing: []finding{}, Static: []*listed{}, Kept: []finding{},
+		Orphans: []*object{}, Missing: []finding{}, Static: []*object{}, Kept: []finding{},
 	}
 	if err := a.findMissing(ctx, &c); err != nil {
 		return nil, err
@@ -162,7 +161,7 @@ func (a *audit) compare(ctx context.Context) (*comparison, error) {
 		c.report.Owned++
 		switch c.judge(o) {
 		case isOrphan:
-			c.report.Orphans = append(c.report.Orphans, &listed{object: o})
+			c.report.Orphans = append(c.report.Orphans, &o)
 		case isYoung:
 			c.report.TooYoung++
 		}
@@ -178,14 +177,15 @@ func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 		if c.before.owns(h) || c.now.owns(h) {
 			continue
 		}
-		other, err := a.rack.find(ctx, h, c.now)
+		other, err := a.find(ctx, h, c.now)
 		switch {
 		case err != nil:
 			return err
 		case other == nil:
 			c.report.Missing = append(c.report.Missing, finding{Kind: h.Kind, ID: h.ID, WantedBy: h.By})
 		case other.Foreign != "":
-			c.report.Static = append(c.report.Static, &listed{object: *other, WantedBy: h.By})
+			other.WantedBy = h.By
+			c.report.Static = append(c.report.Static, other)
 		}
 	}
 	return nil

@@ -167,10 +167,7 @@ func TestOrphansAreWrittenAsManifests(t *testing.T) {
 	named := testDisk(7)
 	named.Claim = "shop/cache-grow-big" // by a person, not by a change
 	var out strings.Builder
-	r := report{}
-	for _, o := range []object{disk, raw, moved, snapshot, earlier, later, named} {
-		r.Orphans = append(r.Orphans, &listed{object: o})
-	}
+	r := report{Orphans: []*object{&disk, &raw, &moved, &snapshot, &earlier, &later, &named}}
 	csitest.Must(t, r.write("pv", &out, io.Discard))
 	pv := func(o object, claim, rest string) string {
 		return fmt.Sprintf(`---
@@ -286,14 +283,14 @@ func TestAnOrphanIsReadAgainBeforeItIsDeleted(t *testing.T) {
 		half + "and at an instance": {racktest.Instance, 0, disksOf(rackDisk(1))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rack, o := deleting(t, "", test.lines...).rack, testDisk(1)
+			a, o := deleting(t, "", test.lines...), testDisk(1)
 			if strings.HasPrefix(name, half) {
 				o.Name, o.State = "deleted-"+o.ID, "faulted"
 			}
 			if name == late {
-				rack.LookLimit = time.Nanosecond
+				a.LookLimit = time.Nanosecond
 			}
-			reason, err := rack.remove(t.Context(), o)
+			reason, err := a.remove(t.Context(), o)
 			if err != nil {
 				reason = err.Error()
 			}
@@ -338,14 +335,14 @@ func deleting(t *testing.T, report string, lines ...racktest.Exchange) *audit {
 		&rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token}})
 	csitest.Must(t, err)
 	t.Cleanup(closeIdle)
-	return &audit{options: Options{Kubectl: true, Delete: path, MinAge: defaultMinAge},
-		rack: &ownedRack{client, "blue"}, log: &bytes.Buffer{}}
+	return &audit{Client: client, clusterID: "blue", log: &bytes.Buffer{},
+		options: Options{Kubectl: true, Delete: path, MinAge: defaultMinAge}}
 }
 
 func (a *audit) run(t *testing.T) (report, log string, err error) {
 	t.Helper()
 	var out, deletions bytes.Buffer
-	_, err = Run(t.Context(), a.rack.Client, a.rack.ClusterID, a.options, &out, &deletions)
+	_, err = Run(t.Context(), a.Client, a.clusterID, a.options, &out, &deletions)
 	return out.String(), deletions.String(), err
 }
 
@@ -434,10 +431,9 @@ func TestAnOldListIsReadAgainBeforeADeletion(t *testing.T) { // D-69
 	csitest.Must(t, err)
 	c.wanted.readAt -= maxListAge + 1
 	kubectlThat(t, 0, own(1), own(2))
-	a.report = c.report
 	csitest.Must(t, a.deleteNamed(t.Context(), c))
-	if len(a.report.Orphans) != 1 || len(a.report.Kept) != 1 || a.report.Deleted != 0 {
-		t.Errorf("got %+v", a.report)
+	if r := c.report; len(r.Orphans) != 1 || len(r.Kept) != 1 || r.Deleted != 0 {
+		t.Errorf("got %+v", r)
 	}
 }
 

@@ -32,20 +32,12 @@ type report struct {
 	Wanted     int       `json:"wanted"`
 	Deleted    int       `json:"deleted"`
 	TooYoung   int       `json:"tooYoung"`
-	Orphans    []*listed `json:"orphans"`
+	Orphans    []*object `json:"orphans"`
 	Missing    []finding `json:"missing"`
-	Static     []*listed `json:"static"`
+	Static     []*object `json:"static"` // wanted objects that another cluster or person made
 	Kept       []finding `json:"kept"`
 	Notes      []string  `json:"notes,omitempty"`
 	noDeletion string    // why nothing may be deleted by this list, or ""
-}
-
-// listed is the entry for an orphan, or for a wanted object that another cluster or person made.
-type listed struct {
-	object
-
-	Deleted  bool   `json:"deleted,omitempty"`
-	WantedBy string `json:"wantedBy,omitempty"`
 }
 
 // finding is the entry for a missing object, or for a named object that was not deleted.
@@ -59,7 +51,7 @@ type finding struct {
 // found reports whether orphans are left, wanted objects are missing, or a named object was kept.
 func (r *report) found() bool {
 	return len(r.Missing)+len(r.Kept) > 0 ||
-		slices.ContainsFunc(r.Orphans, func(o *listed) bool { return !o.Deleted })
+		slices.ContainsFunc(r.Orphans, func(o *object) bool { return !o.Deleted })
 }
 
 // addNotes adds the notes that a person has to read before a deletion.
@@ -72,7 +64,7 @@ func (r *report) addNotes(noDeletion string) {
 			"--min-age before the list of wanted volumes, or after it; a later audit judges them",
 			r.TooYoung))
 	}
-	if slices.ContainsFunc(r.Orphans, func(o *listed) bool { return o.Kind == kindSnapshot }) {
+	if slices.ContainsFunc(r.Orphans, func(o *object) bool { return o.Kind == kindSnapshot }) {
 		r.Notes = append(r.Notes, "a snapshot that nothing in the cluster names may be a backup's: "+
 			"Velero, for example, keeps its id in the backup; look there before you delete it")
 	}
@@ -107,7 +99,7 @@ func (r *report) write(output string, out, log io.Writer) error {
 func (r *report) writeTables(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	writeTable(w, "ORPHANS: made for this cluster, not wanted", "KIND, ID, NAME, CSI NAME, CLAIM, "+
-		"SIZE, CREATED, STATE, ATTACHED TO, DELETED, NOT OURS BECAUSE", r.Orphans, func(o *listed) []any {
+		"SIZE, CREATED, STATE, ATTACHED TO, DELETED, NOT OURS BECAUSE", r.Orphans, func(o *object) []any {
 		return []any{o.Kind, o.ID, o.Name, o.CSIName, o.Claim, fmt.Sprintf("%.4g GiB",
 			float64(o.SizeBytes)/volume.GiB), o.Created.UTC().Format(time.DateTime), o.State,
 			o.AttachedTo, o.Deleted, o.Foreign}
@@ -118,7 +110,7 @@ func (r *report) writeTables(out io.Writer) error {
 		func(f finding) []any { return []any{f.Kind, f.ID, f.WantedBy} })
 	writeTable(w, "STATIC: wanted, not made by this cluster's driver, which never deletes them",
 		"KIND, ID, NAME, WANTED BY, NOT OURS BECAUSE", r.Static,
-		func(s *listed) []any { return []any{s.Kind, s.ID, s.Name, s.WantedBy, s.Foreign} })
+		func(s *object) []any { return []any{s.Kind, s.ID, s.Name, s.WantedBy, s.Foreign} })
 	for _, note := range r.Notes {
 		_, _ = fmt.Fprintf(w, "NOTE: %s\n\n", csierr.Plain(note))
 	}
@@ -179,7 +171,7 @@ func quote(s string) (string, error) {
 
 // manifest is the template's data for one orphan. Because is the comment about its claim.
 type manifest struct {
-	*listed
+	*object
 	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string
 }
 
@@ -197,7 +189,7 @@ func (r *report) writeManifests(out io.Writer) error {
 		if o.Foreign != "" || o.halfDeleted {
 			continue
 		}
-		m := manifest{listed: o, Driver: volume.DriverName, ObjectName: o.CSIName,
+		m := manifest{object: o, Driver: volume.DriverName, ObjectName: o.CSIName,
 			Size: fmt.Sprint(o.SizeBytes), Because: "for which it was made"}
 		m.Seen = strings.TrimSpace(fmt.Sprintf("made %s, %s %s", o.Created.UTC().Format(time.DateTime),
 			csierr.Plain(o.State), o.AttachedTo))
@@ -226,9 +218,11 @@ func (r *report) writeManifests(out io.Writer) error {
 // maxListAge is the largest age of a comparison for a deletion. deleteNamed repeats older ones.
 const maxListAge = rack.Look(5 * time.Second)
 
-// deleteNamed deletes the orphans that a person has named, and stops at the first failure.
+// deleteNamed deletes the orphans that a person has named, and stops at the first failure. It adds
+// what it did to the report of the comparison that it was given.
 func (a *audit) deleteNamed(ctx context.Context, c *comparison) error {
-	named, err := readNamed(a.options.Delete, a.report)
+	r := c.report
+	named, err := readNamed(a.options.Delete, r)
 	if err != nil {
 		return fmt.Errorf("--delete: nothing was deleted: %w", err)
 	}
@@ -239,25 +233,25 @@ func (a *audit) deleteNamed(ctx context.Context, c *comparison) error {
 			}
 		}
 		if c.report.noDeletion != "" {
-			return fmt.Errorf("--delete: %d of %d were deleted: %s", a.report.Deleted, len(named),
+			return fmt.Errorf("--delete: %d of %d were deleted: %s", r.Deleted, len(named),
 				c.report.noDeletion)
 		}
 		reason := c.keeps(n)
 		if reason == "" {
-			if reason, err = a.rack.remove(ctx, n); err != nil {
+			if reason, err = a.remove(ctx, n); err != nil {
 				return err
 			}
 		}
 		switch reason {
 		case "":
-			for _, o := range a.report.Orphans {
+			for _, o := range r.Orphans {
 				o.Deleted = o.Deleted || o.ID == n.ID
 			}
-			a.report.Deleted++
+			r.Deleted++
 			_, _ = fmt.Fprintf(a.log, "deleted the %s %s (%s)\n", n.Kind, n.ID, n.Name)
 		case notThere: // deleted before, perhaps by an interrupted audit
 		default:
-			a.report.Kept = append(a.report.Kept, finding{Kind: n.Kind, ID: n.ID, Reason: reason})
+			r.Kept = append(r.Kept, finding{Kind: n.Kind, ID: n.ID, Reason: reason})
 		}
 	}
 	return nil
@@ -308,17 +302,17 @@ const (
 // remove deletes an orphan on the rack, or returns the reason why not. No other function of the
 // package deletes. Right before the request, the rack has to show that the object is unchanged,
 // belongs to this cluster, and is not in use.
-func (c *ownedRack) remove(ctx context.Context, named object) (reason string, err error) {
+func (a *audit) remove(ctx context.Context, named object) (reason string, err error) {
 	id := oxide.NameOrId(named.ID)
 	if named.Name == "deleted-"+named.ID {
 		// The rack has deleted the disk only in part. Its state does not show an instance that has it, so
 		// ask all instances. Nobody can attach such a disk in the meantime.
-		if holders, err := c.Holders(ctx, named.ID); err != nil || len(holders) > 0 {
+		if holders, err := a.Holders(ctx, named.ID); err != nil || len(holders) > 0 {
 			return "it is attached to the instance " + strings.Join(holders, ", "), err
 		}
 	}
 	look := rack.Looking()
-	now, err := c.read(ctx, named.Kind, id)
+	now, err := a.read(ctx, named.Kind, id)
 	switch {
 	case err != nil:
 		return "", err
@@ -332,11 +326,11 @@ func (c *ownedRack) remove(ctx context.Context, named object) (reason string, er
 		return "it is " + strings.TrimSpace(now.State+" "+now.AttachedTo), nil
 	}
 	doing := "delete the " + string(named.Kind) + " " + named.ID
-	open, err := c.Request(ctx, doing, look, func(ctx context.Context) error {
+	open, err := a.Request(ctx, doing, look, func(ctx context.Context) error {
 		if named.Kind == kindDisk {
-			return c.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+			return a.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
 		}
-		return c.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+		return a.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
 	})
 	switch {
 	case err == nil:
@@ -344,7 +338,7 @@ func (c *ownedRack) remove(ctx context.Context, named object) (reason string, er
 	case open:
 		return "", fmt.Errorf("%w; the rack may still delete it: repeat the audit in a minute", err)
 	case rack.NotFound(err):
-		if now, err := c.read(ctx, named.Kind, id); now != nil || err != nil {
+		if now, err := a.read(ctx, named.Kind, id); now != nil || err != nil {
 			return "the rack shows it, but does not find it for deletion", err
 		}
 		return notThere, nil
@@ -379,6 +373,9 @@ type object struct {
 	// tag. For an object of this cluster it is empty.
 	Foreign string `json:"foreign,omitempty"`
 
+	Deleted  bool   `json:"deleted,omitempty"`
+	WantedBy string `json:"wantedBy,omitempty"`
+
 	// Use tells whether the driver made the disk for a filesystem or for raw use; see volume.Tag.
 	Use string `json:"-"`
 
@@ -406,52 +403,46 @@ type inventory map[string]object
 // owns reports whether a handle names an object of this cluster.
 func (s inventory) owns(h handle) bool { return s[h.ID].owned && h.mayBe(s[h.ID].Kind) }
 
-// ownedRack is the rack's client for the disks and snapshots of one cluster.
-type ownedRack struct {
-	*rack.Client
-	ClusterID string
-}
-
 // list lists all of the project's disks and snapshots, or returns an error.
-func (c *ownedRack) list(ctx context.Context) (inventory, error) {
+func (a *audit) list(ctx context.Context) (inventory, error) {
 	s := inventory{}
-	err := c.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool, err error) {
-		s[d.Id] = *c.diskObject(d)
+	err := a.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool, err error) {
+		s[d.Id] = *a.diskObject(d)
 		return false, rack.ValidateDisk("list disks", d)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return s, c.EachSnapshot(ctx, &rack.Pager{}, func(o *oxide.Snapshot) (enough bool, err error) {
-		s[o.Id] = *c.snapshotObject(o)
+	return s, a.EachSnapshot(ctx, &rack.Pager{}, func(o *oxide.Snapshot) (enough bool, err error) {
+		s[o.Id] = *a.snapshotObject(o)
 		return false, rack.ValidateSnapshot("list snapshots", o)
 	})
 }
 
-func (c *ownedRack) diskObject(d *oxide.Disk) *object {
+func (a *audit) diskObject(d *oxide.Disk) *object {
 	m, ok := volume.ParseTag(d.Description)
 	return &object{Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name, Claim: m.Claim,
 		SizeBytes: int64(d.Size), Created: *cmp.Or(d.TimeCreated, &time.Time{}),
 		State: string(d.State.State()), AttachedTo: rack.InstanceOf(d), Use: m.Use,
-		Foreign: rack.ForeignDisk(d, c.ClusterID), owned: ok && m.Cluster == c.ClusterID,
+		Foreign: rack.ForeignDisk(d, a.clusterID), owned: ok && m.Cluster == a.clusterID,
 		halfDeleted: rack.HalfDeleted(d)}
 }
 
-func (c *ownedRack) snapshotObject(s *oxide.Snapshot) *object {
+func (a *audit) snapshotObject(s *oxide.Snapshot) *object {
 	m, ok := volume.ParseTag(s.Description)
 	return &object{Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name, Claim: m.Claim,
 		SizeBytes: int64(s.Size), Created: *cmp.Or(s.TimeCreated, &time.Time{}), State: string(s.State),
-		Foreign: rack.ForeignSnapshot(s, c.ClusterID), owned: ok && m.Cluster == c.ClusterID}
+		Foreign: rack.ForeignSnapshot(s, a.clusterID), owned: ok && m.Cluster == a.clusterID}
 }
 
 // find returns the object that a handle names, from the inventory or the rack, or nil.
-func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, error) {
+func (a *audit) find(ctx context.Context, h handle, s inventory) (*object, error) {
 	if o, ok := s[h.ID]; ok && h.mayBe(o.Kind) {
 		return &o, nil
 	}
 	for _, kind := range []Kind{kindDisk, kindSnapshot} {
 		if id, ok := rack.ID(h.ID); ok && h.mayBe(kind) {
-			if o, err := c.read(ctx, kind, id); o != nil || err != nil {
+			if o, err := a.read(ctx, kind, id); o != nil || err != nil {
 				return o, err
 			}
 		}
@@ -460,17 +451,17 @@ func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, e
 }
 
 // read reads an object. It returns nil if the rack does not know it.
-func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*object, error) {
-	var disk *oxide.Disk
-	var snapshot *oxide.Snapshot
-	var err error
-	gone := c.DiskGone
+func (a *audit) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*object, error) {
 	if kind == kindDisk {
-		disk, err = c.Disk(ctx, id)
-	} else {
-		snapshot, err = c.Snapshot(ctx, id)
-		gone = c.SnapshotGone
+		return readAs(ctx, kind, id, a.Disk, a.DiskGone, a.diskObject)
 	}
+	return readAs(ctx, kind, id, a.Snapshot, a.SnapshotGone, a.snapshotObject)
+}
+
+func readAs[O any](ctx context.Context, kind Kind, id oxide.NameOrId,
+	view func(context.Context, oxide.NameOrId) (*O, error),
+	gone func(context.Context, oxide.NameOrId) error, as func(*O) *object) (*object, error) {
+	found, err := view(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, gone(ctx, id)
@@ -478,10 +469,8 @@ func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*ob
 		return &object{Kind: kind, ID: string(id), Foreign: "is in another project"}, nil
 	case err != nil:
 		return nil, err
-	case kind == kindDisk:
-		return c.diskObject(disk), nil
 	}
-	return c.snapshotObject(snapshot), nil
+	return as(found), nil
 }
 
 // sorted returns the objects: disks first, by name and id.

@@ -33,8 +33,8 @@ type chain struct {
 	nodeName string // of the node where the volume is, or is wanted
 	csiNode  *kube.Object
 	nodeWhy  string
-	instance string        // the id of the node's instance
-	reported []driverError // the driver's errors that still count
+	instance string    // the id of the node's instance
+	reported []Finding // the driver's errors that still count, each at the link where it was recorded
 }
 
 // judgement is a link of the chain, and the function that judges its state.
@@ -44,14 +44,15 @@ type judgement struct {
 }
 
 var (
-	clusterLinks = []judgement{{LinkClaim, (*chain).judgeClaim}, {LinkVolume, (*chain).judgeVolume},
-		{LinkAttachment, (*chain).judgeAttachment}}
-	machineLinks = []judgement{{LinkNode, (*chain).judgeNode}, {LinkRack, (*chain).judgeRack},
-		{LinkInstance, (*chain).judgeInstance}}
-	diskLinks = []judgement{{LinkDisk, (*chain).judgeDisk}, {LinkSerial, (*chain).judgeSerial},
-		{LinkDevice, (*chain).judgeDevice}, {LinkFilesystem, (*chain).judgeFilesystem},
-		{LinkMounts, (*chain).judgeMounts}, {LinkPod, (*chain).judgePod}}
-	volumeLinks = slices.Concat(clusterLinks, machineLinks, diskLinks)
+	volumeLinks = []judgement{{LinkClaim, (*chain).judgeClaim}, {LinkVolume, (*chain).judgeVolume},
+		{LinkAttachment, (*chain).judgeAttachment}, {LinkNode, (*chain).judgeNode},
+		{LinkRack, (*chain).judgeRack}, {LinkInstance, (*chain).judgeInstance},
+		{LinkDisk, (*chain).judgeDisk}, {LinkSerial, (*chain).judgeSerial},
+		{LinkDevice, onNode("the device", inspection.PartDevices, (*chain).judgeDevice)},
+		{LinkFilesystem, onNode("the filesystem", inspection.PartFilesystem, (*chain).judgeFilesystem)},
+		{LinkMounts, onNode("the mounts", inspection.PartMounts, (*chain).judgeMounts)},
+		{LinkPod, (*chain).judgePod}}
+	machineLinks = volumeLinks[3:6] // node, rack and instance
 )
 
 // resolve returns the chains for the question in the evidence.
@@ -119,7 +120,7 @@ func podChains(e *Evidence, namespace, name string) []*chain {
 	for _, v := range pod.Spec.Volumes {
 		if claim := claimOf(pod, v); claim != "" {
 			c := claimChain(e, namespace, claim, pod)
-			c.subject = "pod " + namespace + "/" + name + ", volume " + v.Name + ", claim " + claim
+			c.subject = alone.subject + ", volume " + v.Name + ", claim " + claim
 			chains = append(chains, c)
 		}
 	}
@@ -158,28 +159,26 @@ func persistentChain(e *Evidence, name string) *chain {
 func allChains(e *Evidence) []*chain {
 	chains := []*chain{{Evidence: e, subject: "rack", links: []judgement{{LinkRack,
 		(*chain).judgeRack}}}}
-	for _, o := range e.Cluster.Objects {
-		if o.Kind == kindCSINode && nodeDriver(&o) != nil {
-			c := &chain{Evidence: e, subject: "node " + o.Metadata.Name, nodeName: o.Metadata.Name,
-				links: []judgement{{LinkNode, (*chain).judgeNode}, {LinkInstance, (*chain).judgeInstance}}}
-			c.findNode()
-			chains = append(chains, c)
-		}
-	}
+	var nodes, volumes, claims []*chain
 	disks := map[string]bool{}
 	for _, o := range e.Cluster.Objects {
-		if o.Kind == kindVolume && o.Spec.CSI.Driver == volume.DriverName {
-			c := persistentChain(e, o.Metadata.Name)
+		name := o.Metadata.Name
+		switch {
+		case o.Kind == kindCSINode && nodeDriver(&o) != nil:
+			c := &chain{Evidence: e, subject: "node " + name, nodeName: name,
+				links: []judgement{{LinkNode, (*chain).judgeNode}, {LinkInstance, (*chain).judgeInstance}}}
+			c.findNode()
+			nodes = append(nodes, c)
+		case o.Kind == kindVolume && o.Spec.CSI.Driver == volume.DriverName:
+			c := persistentChain(e, name)
 			disks[c.handle] = true
-			chains = append(chains, c)
+			volumes = append(volumes, c)
+		case o.Kind == kindClaim && o.Spec.VolumeName == "" &&
+			o.Metadata.Annotations.Provisioner == volume.DriverName:
+			claims = append(claims, claimChain(e, o.Metadata.Namespace, name, nil))
 		}
 	}
-	for _, o := range e.Cluster.Objects {
-		if o.Kind == kindClaim && o.Spec.VolumeName == "" &&
-			o.Metadata.Annotations.Provisioner == volume.DriverName {
-			chains = append(chains, claimChain(e, o.Metadata.Namespace, o.Metadata.Name, nil))
-		}
-	}
+	chains = slices.Concat(chains, nodes, volumes, claims)
 	for _, id := range sortedKeys(e.Rack.Disks) {
 		if e.Rack.Disks[id].Object != nil && !disks[id] {
 			c := volumeChain(e, id)
@@ -365,26 +364,20 @@ func (e *Evidence) driverPod(node string) *kube.Object {
 	return nil
 }
 
+// none stands for an object that does not exist or could not be read.
+var none kube.Object
+
 // names returns the values of the placeholders that a command may contain.
 func (c *chain) names() map[string]string {
 	names := map[string]string{"claim": c.claimName.Name, "volume": c.handle,
-		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace),
-		"disk":      c.diskName(), "node": c.nodeName, "instance": c.instance,
-		"driverNamespace": c.Nodes.Namespace}
+		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace), "disk": c.diskName(),
+		"node": c.nodeName, "instance": c.instance, "driverNamespace": c.Nodes.Namespace,
+		"class": cmp.Or(c.claim, &none).Spec.StorageClassName,
+		"pv":    cmp.Or(c.volume, &none).Metadata.Name, "pod": cmp.Or(c.pod, &none).Metadata.Name,
+		"attachment": cmp.Or(c.attachment, &none).Metadata.Name,
+		"driverPod":  cmp.Or(c.driverPod(c.nodeName), &none).Metadata.Name}
 	if c.pod != nil {
-		names["namespace"], names["pod"] = c.pod.Metadata.Namespace, c.pod.Metadata.Name
-	}
-	if c.claim != nil {
-		names["class"] = c.claim.Spec.StorageClassName
-	}
-	if c.volume != nil {
-		names["pv"] = c.volume.Metadata.Name
-	}
-	if c.attachment != nil {
-		names["attachment"] = c.attachment.Metadata.Name
-	}
-	if pod := c.driverPod(c.nodeName); pod != nil {
-		names["driverPod"] = pod.Metadata.Name
+		names["namespace"] = c.pod.Metadata.Namespace
 	}
 	return names
 }

@@ -10,8 +10,8 @@
 // Files: diagnosis.go (the question, the evidence and the result), gather.go (how the evidence is
 // collected), sift.go (what may be shown of the evidence, and which pods are the driver's),
 // chain.go (which objects belong together), errors.go (the driver's errors that Kubernetes
-// recorded, and the advice for each reason), judge_cluster.go, judge_rack.go and judge_node.go (the
-// links), report.go (the result for people, and for a support case).
+// recorded, and the advice for each reason), judge_cluster.go and judge_disk.go (the links),
+// report.go (the result for people, and for a support case).
 package doctor
 
 import (
@@ -104,6 +104,7 @@ type Finding struct {
 	Next     string `json:"next"` // the next command
 
 	basis basis
+	node  string // of the failed call, if that is not the chain's node
 }
 
 // basis is the kind of evidence for a finding. A higher value is more certain.
@@ -149,28 +150,35 @@ func (c *chain) judge() Chain {
 		step := l.judge(c)
 		step.Link = l.link
 		for _, s := range c.reported {
-			if s.link() == l.link {
+			if s.brokenLink() == l.link {
 				step = c.apply(step, s)
 			}
 		}
 		if f := step.Finding; f != nil && f.basis == inference &&
-			slices.ContainsFunc(c.reported, func(s driverError) bool { return s.at == l.link }) {
-			if !slices.ContainsFunc(c.reported, func(s driverError) bool {
-				return strings.Contains(f.Wrong, s.Sentence)
-			}) {
+			c.reports(func(s Finding) bool { return s.Link == l.link }) {
+			if !c.reports(func(s Finding) bool { return strings.Contains(f.Wrong, s.Wrong) }) {
 				step.Notes = append(step.Notes, f.Wrong)
 			}
 			step.State, step.Finding = Waiting, nil // the error is about another link
 		}
 		if f := step.Finding; f != nil {
-			if f.Reason == "" && slices.ContainsFunc(c.reported, ofNoNode) {
-				f.basis = inference // the call that failed needs no node
+			// To make or to delete a disk, the driver needs no node.
+			if f.Reason == "" && c.reports(func(s Finding) bool {
+				return s.Link == LinkClaim || s.Link == LinkVolume
+			}) {
+				f.basis = inference
 			}
-			if slices.ContainsFunc(c.reported, func(s driverError) bool { return s.Reason == f.Reason }) {
+			if c.reports(func(s Finding) bool { return s.Reason == f.Reason }) {
 				f.basis = max(f.basis, quote) // the finding explains the error
 			}
 			step.State, f.Link = Broken, l.link
-			c.advise(f)
+			// Add the advice for the reason, and fill in the placeholders of the command.
+			if a, ok := advices[f.Reason]; ok {
+				e, _ := csierr.Explain(f.Reason)
+				f.ByItself, f.Do, f.Next = cmp.Or(f.ByItself, a.ByItself),
+					cmp.Or(f.Do, strings.ReplaceAll(e.Do, "`", "")), cmp.Or(f.Next, a.Next)
+			}
+			f.Next = c.commandAt(f.node, f.Next)
 			if best := result.Finding; best == nil ||
 				len(c.reported) > 0 && best.basis == inference && f.basis > inference {
 				result.Finding = f
@@ -181,24 +189,24 @@ func (c *chain) judge() Chain {
 	return result
 }
 
-// ofNoNode reports whether an error is of a call that needs no node: to make or to delete a disk.
-func ofNoNode(s driverError) bool { return s.at == LinkClaim || s.at == LinkVolume }
+func (c *chain) reports(match func(Finding) bool) bool {
+	return slices.ContainsFunc(c.reported, match)
+}
 
 // apply adds an error of the driver to a link. The error replaces a finding that is only inferred.
-func (c *chain) apply(step Step, s driverError) Step {
-	if f := step.Finding; f == nil || f.basis == inference || f.Reason == s.Reason {
-		step.Finding = &Finding{Reason: s.Reason, Wrong: s.Sentence, Source: s.Source, Since: s.First,
-			Last: s.Last, Next: c.commandAt(s.node, advices[s.Reason].Next), basis: quote}
-		if says := c.keeperPlan(cmp.Or(s.node, c.nodeName)); says != "" &&
-			s.Reason == csierr.InstanceMustBeStopped {
-			step.Finding.ByItself = says
-			step.Finding.Do = "Nothing, if that is soon enough; otherwise see what the node keeper " +
-				"waits for."
-			step.Finding.Next = c.commandAt(s.node, "kubectl describe node {node}")
-		}
+func (c *chain) apply(step Step, s Finding) Step {
+	if f := step.Finding; f != nil && f.basis != inference && f.Reason != s.Reason {
+		step.Notes = append(step.Notes, s.Source+" says "+string(s.Reason)+": "+s.Wrong)
 		return step
 	}
-	step.Notes = append(step.Notes, s.Source+" says "+string(s.Reason)+": "+s.Sentence)
+	s.basis = quote
+	if says := c.keeperPlan(cmp.Or(s.node, c.nodeName)); says != "" &&
+		s.Reason == csierr.InstanceMustBeStopped {
+		s.ByItself = says
+		s.Do = "Nothing, if that is soon enough; otherwise see what the node keeper waits for."
+		s.Next = "kubectl describe node {node}"
+	}
+	step.Finding = &s
 	return step
 }
 
@@ -212,17 +220,7 @@ func (e *Evidence) keeperPlan(node string) string {
 	return "The node keeper has a plan for the node, which is in its annotation."
 }
 
-func broken(what string, f Finding) Step { return Step{State: Broken, What: what, Finding: &f} }
-
-// advise adds the advice for a finding's reason, and fills in the placeholders of its command.
-func (c *chain) advise(f *Finding) {
-	if a, ok := advices[f.Reason]; ok {
-		e, _ := csierr.Explain(f.Reason)
-		f.ByItself, f.Do, f.Next = cmp.Or(f.ByItself, a.ByItself),
-			cmp.Or(f.Do, strings.ReplaceAll(e.Do, "`", "")), cmp.Or(f.Next, a.Next)
-	}
-	f.Next = c.commandAt("", f.Next)
-}
+func broken(what string, f *Finding) Step { return Step{State: Broken, What: what, Finding: f} }
 
 // commandWord matches names that need no quotes in a shell. Anybody may have written the objects
 // with these names, and people type the command into a shell.
@@ -284,18 +282,14 @@ var errUsage = errors.New("expected pvc NAMESPACE/NAME, pod NAMESPACE/NAME, volu
 	"NAME, cluster, or rack")
 
 // ParseQuestion parses the arguments of the doctor command.
-func ParseQuestion(args []string) (Question, error) {
-	q := Question{}
-	if len(args) > 0 {
-		q.Kind = args[0]
+func ParseQuestion(args []string) (q Question, err error) {
+	if len(args) == 1 && (args[0] == AskRack || args[0] == AskCluster) {
+		return Question{Kind: args[0]}, nil
 	}
-	switch {
-	case q.alone() && len(args) == 1:
-		return q, nil
-	case q.alone(), len(args) != 2:
+	if len(args) != 2 {
 		return q, errUsage
 	}
-	q.Name = args[1]
+	q.Kind, q.Name = args[0], args[1]
 	switch q.Kind {
 	case AskVolume:
 		id, ok := volume.ParseID(q.Name)
@@ -318,9 +312,6 @@ func ParseQuestion(args []string) (Question, error) {
 	}
 	return q, nil
 }
-
-// alone reports whether the question has no name: it is about the whole rack or cluster.
-func (q Question) alone() bool { return q.Kind == AskRack || q.Kind == AskCluster }
 
 // String returns the question as it was asked.
 func (q Question) String() string {
@@ -421,13 +412,10 @@ type RackObjects struct {
 	Instances map[string]Found[Machine] `json:"instances,omitempty"`
 	// Neighbours contains all disks of each instance, by the instance's id.
 	Neighbours map[string]Found[[]Disk] `json:"neighbours,omitempty"`
-	// Boot contains the ids of the boot disks of all instances in the project. It is set only if the
-	// question is about the cluster.
-	Boot map[string]bool `json:"boot,omitempty"`
 	// Owned contains the disks of this cluster, LeftBytes the unused part of the quota. They are set
 	// only if the question is about the rack.
-	Owned     *Found[[]Disk] `json:"owned,omitempty"`
-	LeftBytes *Found[int64]  `json:"leftBytes,omitempty"`
+	Owned     Found[[]Disk] `json:"owned,omitzero"`
+	LeftBytes Found[int64]  `json:"leftBytes,omitzero"`
 }
 
 // Found is the result of a request: an object, or nothing and the reason if it could not be read.
@@ -447,10 +435,8 @@ type Disk struct {
 	Instance   string `json:"instance,omitempty"`
 	SizeBytes  int64  `json:"sizeBytes"`
 	BlockBytes int64  `json:"blockBytes"`
-	Type       string `json:"type"`
 	// FilesystemUUID is the UUID that the volume's filesystem must have. If it is empty, any will do.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
-	CSIName        string `json:"csiName,omitempty"`
 	// Claim is the claim for which the driver made the disk, from the disk's description.
 	Claim   string `json:"claim,omitempty"`
 	Foreign string `json:"foreign,omitempty"` // why the disk is not this cluster's

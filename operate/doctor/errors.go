@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
@@ -12,58 +11,42 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// driverError is an error of the driver. It was recorded by Kubernetes, or is in the node's report.
-type driverError struct {
-	Reason   csierr.Reason
-	Sentence string
-	Source   string
-	First    time.Time
-	Last     time.Time
-	at       Link   // the link where it was recorded
-	node     string // the node of the call, if that is not the chain's node
-}
-
-func (s driverError) link() Link {
-	switch a := advices[s.Reason]; {
-	case a.Link == "", a.Link == LinkClaim && s.at != "":
-		// With LinkClaim, values in the request are wrong, so the link of the failed call is broken.
-		return s.at
-	default:
-		return a.Link
+// brokenLink returns the link that an error of the driver shows as broken.
+func (f Finding) brokenLink() Link {
+	// With LinkClaim, values in the request are wrong, so the link of the failed call is broken.
+	if link := advices[f.Reason].Link; link != "" && link != LinkClaim {
+		return link
 	}
+	return f.Link // where the error was recorded
 }
 
 // driverErrors returns the errors of the driver that still count: for each call its last error, if
-// the call has not succeeded since.
-func (c *chain) driverErrors() []driverError {
-	var all []driverError
+// the call has not succeeded since. Kubernetes has recorded them, or they are in the node's report.
+func (c *chain) driverErrors() []Finding {
+	var all []Finding
 	if c.claim != nil && c.claim.Status.Phase != phaseBound && c.claim.Status.Phase != phaseLost {
-		all = c.latest(c.claim, LinkClaim, nil, "ProvisioningFailed", "ProvisioningSucceeded")
+		all = c.latest(all, c.claim, LinkClaim, "", "ProvisioningFailed", "ProvisioningSucceeded")
 	}
 	// The provisioner deletes a volume only after its release, and only with the policy Delete.
 	if o := c.volume; o != nil && o.Spec.ReclaimPolicy != "Retain" &&
 		slices.Contains([]string{phaseReleased, phaseFailed, ""}, o.Status.Phase) {
-		all = append(all, c.latest(o, LinkVolume, nil, "VolumeFailedDelete")...)
-		if len(all) == 0 {
-			all = quoted(all, driverError{at: LinkVolume, Source: "PersistentVolume " + o.Metadata.Name},
+		if all = c.latest(all, o, LinkVolume, "", "VolumeFailedDelete"); len(all) == 0 {
+			all = quoted(all, Finding{Link: LinkVolume, Source: "PersistentVolume " + o.Metadata.Name},
 				o.Status.Message)
 		}
 	}
 	if c.pod != nil && c.volume != nil && !containersMade(c.pod) {
-		ofVolume := func(message string) bool {
-			return strings.Contains(message, `"`+c.volume.Metadata.Name+`"`)
-		}
+		ofVolume := `"` + c.volume.Metadata.Name + `"`
 		if !c.attachedInKubernetes() {
-			all = append(all, c.latest(c.pod, LinkAttachment, ofVolume, "FailedAttachVolume",
-				"SuccessfulAttachVolume")...)
+			all = c.latest(all, c.pod, LinkAttachment, ofVolume, "FailedAttachVolume",
+				"SuccessfulAttachVolume")
 		}
-		all = append(all, c.latest(c.pod, LinkMounts, ofVolume, "FailedMount", "FailedMapVolume")...)
+		all = c.latest(all, c.pod, LinkMounts, ofVolume, "FailedMount", "FailedMapVolume")
 	}
 	if _, v, _ := c.report(); v != nil {
 		for _, p := range v.Problems {
 			if _, known := advices[p.Reason]; known {
-				all = append(all, driverError{Reason: p.Reason, Sentence: p.Says, Source: theReport,
-					at: LinkDevice})
+				all = append(all, Finding{Reason: p.Reason, Wrong: p.Says, Source: theReport, Link: LinkDevice})
 			}
 		}
 		all = append(all, failedUnmounts(v)...)
@@ -75,8 +58,8 @@ func (c *chain) driverErrors() []driverError {
 	if len(all) == 0 && c.claim != nil && c.claim.Status.Phase != phaseBound {
 		for _, o := range c.snapshots() {
 			if f := o.Status.Error; f != nil {
-				all = quoted(all, driverError{Source: o.Kind + " " + o.Metadata.Name, First: f.Time,
-					Last: f.Time, at: LinkVolume}, f.Message)
+				all = quoted(all, Finding{Source: o.Kind + " " + o.Metadata.Name, Since: f.Time,
+					Last: f.Time, Link: LinkVolume}, f.Message)
 			}
 		}
 	}
@@ -84,20 +67,20 @@ func (c *chain) driverErrors() []driverError {
 }
 
 // quoted adds an error to all if the message is an error message of the driver.
-func quoted(all []driverError, s driverError, message string) []driverError {
+func quoted(all []Finding, f Finding, message string) []Finding {
 	var ok bool
-	if s.Reason, s.Sentence, ok = csierr.ParseMessage(message); !ok {
+	if f.Reason, f.Wrong, ok = csierr.ParseMessage(message); !ok {
 		return all
 	}
-	return append(all, s)
+	return append(all, f)
 }
 
 // failedUnmounts returns the failed unmounts that have not succeeded since. Only the report shows
 // them: the kubelet creates events for failed mounts, but not for failed unmounts.
-func failedUnmounts(v *inspection.Volume) []driverError {
-	failed := map[string]driverError{} // by path
+func failedUnmounts(v *inspection.Volume) (all []Finding) {
+	failed := map[string]Finding{} // by path
 	for _, e := range v.Flight {
-		s, again := failed[e.Path]
+		f, again := failed[e.Path]
 		_, known := advices[csierr.Reason(e.Reason)]
 		switch {
 		case e.Outcome == flight.Done && e.Event == flight.Published:
@@ -108,15 +91,14 @@ func failedUnmounts(v *inspection.Volume) []driverError {
 			e.Event != flight.Unpublished && e.Event != flight.Unmounted:
 		default:
 			if !again {
-				s.First = e.Time
+				f.Since = e.Time
 			}
-			s.Reason, s.Last, s.at, s.Source = csierr.Reason(e.Reason), e.Time, LinkMounts, theRecorder
-			s.Sentence = fmt.Sprintf("%q could not be unmounted: files are open below it, or the kernel "+
+			f.Reason, f.Last, f.Link, f.Source = csierr.Reason(e.Reason), e.Time, LinkMounts, theRecorder
+			f.Wrong = fmt.Sprintf("%q could not be unmounted: files are open below it, or the kernel "+
 				"refused; the log of the driver on the node has the kernel's error", e.Path)
-			failed[e.Path] = s
+			failed[e.Path] = f
 		}
 	}
-	var all []driverError
 	for _, path := range sortedKeys(failed) {
 		if slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool { return m.Path == path }) {
 			all = append(all, failed[path])
@@ -136,28 +118,27 @@ func lastFailure(a *kube.Object) *kube.Failure {
 
 // addFailure adds the error of a VolumeAttachment. It replaces the error in the pod's events about
 // the same node. If both errors have the same reason, the time of the first event stays.
-func addFailure(all []driverError, a *kube.Object) []driverError {
-	f := lastFailure(a)
-	if f == nil {
+func addFailure(all []Finding, a *kube.Object) []Finding {
+	last := lastFailure(a)
+	if last == nil {
 		return all
 	}
-	s := driverError{Source: "VolumeAttachment " + a.Metadata.Name, First: f.Time, Last: f.Time,
-		at: LinkAttachment, node: a.Spec.NodeName}
-	for _, s := range quoted(nil, s, f.Message) {
-		all = slices.DeleteFunc(all, func(e driverError) bool {
-			repeats := e.at == s.at && e.node == s.node
-			if repeats && e.Reason == s.Reason && !e.First.IsZero() && e.First.Before(s.First) {
-				s.First = e.First
+	for _, f := range quoted(nil, Finding{Source: "VolumeAttachment " + a.Metadata.Name,
+		Since: last.Time, Last: last.Time, Link: LinkAttachment, node: a.Spec.NodeName}, last.Message) {
+		all = slices.DeleteFunc(all, func(e Finding) bool {
+			repeats := e.Link == f.Link && e.node == f.node
+			if repeats && e.Reason == f.Reason && !e.Since.IsZero() && e.Since.Before(f.Since) {
+				f.Since = e.Since
 			}
 			return repeats
 		})
-		all = append(all, s)
+		all = append(all, f)
 	}
 	return all
 }
 
-// events returns the events about an object that have one of these reasons. It compares UIDs. If a
-// UID is unknown, it returns the events that are not older than the object.
+// events returns the events about an object that have one of these reasons, the latest first. It
+// compares UIDs. If a UID is unknown, it returns the events that are not older than the object.
 func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	found, _ := e.Cluster.objects(kindEvent, func(event *kube.Object) bool {
 		about := event.InvolvedObject
@@ -167,7 +148,16 @@ func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 		}
 		return same && slices.Contains(reasons, event.Reason) && reference(event) == reference(o)
 	})
+	slices.SortStableFunc(found, func(a, b kube.Object) int { return b.Last().Compare(a.Last()) })
 	return found
+}
+
+// lastEvent returns the first event that events returns, or an empty object.
+func (e *Evidence) lastEvent(o *kube.Object, reasons ...string) (last kube.Object) {
+	if all := e.events(o, reasons...); len(all) > 0 {
+		last = all[0]
+	}
+	return last
 }
 
 // forgeable is appended to the source of an error from an event, because anybody may write events.
@@ -176,33 +166,28 @@ const forgeable = " (anybody with the right to create events can write it)"
 // successes contains reasons of events. Errors of the same call before such an event do not count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest returns the driver's error in the latest event of an object that has an error or reports a
-// success. If that event reports a success, or if there is none, it returns no error.
-func (e *Evidence) latest(o *kube.Object, at Link, about func(message string) bool,
-	reasons ...string) []driverError {
-	var all []driverError
-	var last driverError
+// latest adds the driver's error in the latest event of an object that contains the text in about,
+// and an error or the report of a success. If that event reports a success, or if there is none, it
+// adds no error.
+func (e *Evidence) latest(all []Finding, o *kube.Object, at Link, about string,
+	reasons ...string) []Finding {
+	last := len(all)
 	for _, event := range e.events(o, reasons...) {
-		s := driverError{First: event.First(), Last: event.Last(), at: at, node: o.Spec.NodeName,
-			Source: "event " + event.Reason + " of " + o.Kind + " " + o.Metadata.Name + forgeable}
-		failed := quoted(nil, s, event.Message)
-		if about != nil && !about(event.Message) ||
-			len(failed) == 0 && !slices.Contains(successes, event.Reason) {
-			continue
-		}
-		if all = append(all, append(failed, s)[0]); len(all) == 1 || s.Last.After(last.Last) {
-			last = all[len(all)-1]
-		}
-	}
-	if last.Reason == "" {
-		return nil
-	}
-	for _, s := range all {
-		if s.Reason == last.Reason && s.First.Before(last.First) {
-			last.First = s.First
+		failed := quoted(nil, Finding{Since: event.First(), Last: event.Last(), Link: at,
+			node: o.Spec.NodeName, Source: "event " + event.Reason + " of " + o.Kind + " " +
+				o.Metadata.Name + forgeable}, event.Message)
+		switch {
+		case !strings.Contains(event.Message, about):
+		case len(failed) == 0 && len(all) == last && slices.Contains(successes, event.Reason):
+			return all
+		case len(failed) == 0:
+		case len(all) == last:
+			all = append(all, failed...)
+		case failed[0].Reason == all[last].Reason && failed[0].Since.Before(all[last].Since):
+			all[last].Since = failed[0].Since
 		}
 	}
-	return []driverError{last}
+	return all
 }
 
 // advice adds to the explanation of some reasons (csierr.Explain) which link is broken, what

@@ -1,11 +1,10 @@
 package doctor
 
 import (
+	"bytes"
 	_ "embed" // for volume.json
-	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -31,25 +30,21 @@ const (
 
 var diskName = volume.DiskName("blue", "pvc-1")
 
-// before returns the time d before testNow, in Kubernetes' format.
-func before(d time.Duration) string { return testNow.Add(-d).Format(time.RFC3339) }
-
 //go:embed testdata/volume.json
 var allObjects string
 
 // The objects of a volume that a pod uses, as kubectl prints them. Each line has one object.
 var (
-	objectLines       = strings.Split(strings.TrimSuffix(allObjects, "\n]}\n"), "\n")
-	objectLine        = func(n int) string { return strings.TrimSuffix(objectLines[n], ",") }
-	claimJSON         = objectLine(1)
-	pvJSON            = objectLine(2)
-	attachmentJSON    = objectLine(3)
-	csiNodeJSON       = objectLine(4)
-	nodeJSON          = objectLine(5)
-	podJSON           = objectLine(6)
-	driverPodJSON     = objectLine(7)
-	controllerPodJSON = objectLine(8)
-	workloadsJSON     = strings.Join(objectLines[9:], "\n") // the driver's DaemonSet and Deployment
+	objectLines    = strings.Split(strings.TrimSuffix(allObjects, "\n]}\n"), "\n")
+	objectLine     = func(n int) string { return strings.TrimSuffix(objectLines[n], ",") }
+	claimJSON      = objectLine(1)
+	pvJSON         = objectLine(2)
+	attachmentJSON = objectLine(3)
+	csiNodeJSON    = objectLine(4)
+	nodeJSON       = objectLine(5)
+	podJSON        = objectLine(6)
+	driverPodJSON  = objectLine(7)
+	ownJSON        = strings.Join(objectLines[7:], "\n") // in the driver's namespace
 )
 
 func listJSON(items ...string) string {
@@ -76,76 +71,85 @@ func theNode() inspection.Report {
 		}}}
 }
 
+// world is evidence with its objects, which edits change. An edit may add more objects to
+// Cluster.Objects.
+type world struct {
+	t testing.TB
+	*Evidence
+	of                               map[string]*kube.Object // by kind
+	claim, pv, attachment, node, pod *kube.Object
+	disk                             *Disk
+	machine                          *Machine
+	onNode                           *inspection.Volume // in the node's report
+	filesystem                       *inspection.Filesystem
+}
+
+type edit = func(*world)
+
 // healthy returns the evidence of a volume that works, after these edits.
 func healthy(t testing.TB, edits ...edit) *Evidence {
 	t.Helper()
-	e := &Evidence{Version: "v1", At: testNow, Question: Question{AskClaim, "default", "data"}}
-	objects, err := kube.Parse([]byte(allObjects))
-	csitest.Must(t, err)
-	e.Cluster.Objects, e.Cluster.Unseen = slices.Clip(objects[:6]), map[string]string{}
-	e.Nodes.Reports = map[string]inspection.Report{racktest.Instance: theNode()}
-	e.Nodes.Unseen, e.Nodes.Namespace = map[string]string{}, "oxide-csi"
-	e.Nodes.DriverPods = slices.Clip(objects[6:8])
-	disk := Disk{ID: racktest.Disk, Name: diskName, State: diskAttached, Instance: racktest.Instance,
-		SizeBytes: diskBytes, BlockBytes: 4096, Type: "distributed", FilesystemUUID: racktest.Disk,
-		Claim: "default/data"}
-	neighbours := []Disk{disk}
-	e.Rack = RackObjects{Cluster: "blue", Project: racktest.ProjectID,
-		Disks: map[string]Found[Disk]{racktest.Disk: {Object: &disk}},
-		Instances: map[string]Found[Machine]{racktest.Instance: {Object: &Machine{racktest.Instance,
-			"worker-1", instanceRunning}}},
-		Neighbours: map[string]Found[[]Disk]{racktest.Instance: {Object: &neighbours}}}
-	all(edits...)(t, e)
-	(&gatherer{e: *e}).sift() // it changes the objects, which e shares
-	return e
+	objects, report := csitest.Got(kube.Parse([]byte(allObjects)))(t), theNode()
+	w := &world{t: t, Evidence: &Evidence{Version: "v1", At: testNow,
+		Question: Question{AskClaim, "default", "data"}}, of: map[string]*kube.Object{},
+		disk: &Disk{ID: racktest.Disk, Name: diskName, State: diskAttached, Instance: racktest.Instance,
+			SizeBytes: diskBytes, BlockBytes: 4096, FilesystemUUID: racktest.Disk, Claim: "default/data"},
+		machine: &Machine{racktest.Instance, "worker-1", instanceRunning}, onNode: &report.Volumes[0]}
+	for i := range objects[:6] {
+		w.of[objects[i].Kind] = &objects[i]
+	}
+	w.claim, w.pv, w.attachment = w.of[kindClaim], w.of[kindVolume], w.of[kindAttachment]
+	w.node, w.pod, w.filesystem = w.of[kindNode], w.of[kindPod], &w.onNode.Filesystems[0]
+	w.Cluster.Unseen = map[string]string{}
+	w.Nodes = Nodes{Reports: map[string]inspection.Report{racktest.Instance: report},
+		Namespace: "oxide-csi", DriverPods: slices.Clip(objects[6:8]), Unseen: map[string]string{}}
+	w.Rack = RackObjects{Cluster: "blue", Project: racktest.ProjectID,
+		Disks:      map[string]Found[Disk]{racktest.Disk: {Object: w.disk}},
+		Instances:  map[string]Found[Machine]{racktest.Instance: {Object: w.machine}},
+		Neighbours: map[string]Found[[]Disk]{racktest.Instance: {Object: &[]Disk{*w.disk}}}}
+	all(edits...)(w)
+	w.Cluster.Objects = slices.Concat(slices.DeleteFunc(objects[:6], func(o kube.Object) bool {
+		return w.of[o.Kind] == nil
+	}), w.Cluster.Objects)
+	(&gatherer{e: *w.Evidence}).sift() // it changes the objects, which the evidence shares
+	return w.Evidence
 }
 
-type edit func(t testing.TB, e *Evidence)
-
 func all(edits ...edit) edit {
-	return func(t testing.TB, e *Evidence) {
+	return func(w *world) {
 		for _, change := range edits {
-			change(t, e)
+			change(w)
 		}
 	}
 }
 
-func ask(q Question) edit { return func(_ testing.TB, e *Evidence) { e.Question = q } }
+func ask(q Question) edit { return func(w *world) { w.Question = q } }
 
 func askPod(name string) edit { return ask(Question{AskPod, "default", name}) }
 
 // without removes all objects of these kinds.
 func without(kinds ...string) edit {
-	return func(_ testing.TB, e *Evidence) {
-		e.Cluster.Objects = slices.DeleteFunc(slices.Clone(e.Cluster.Objects),
-			func(o kube.Object) bool { return slices.Contains(kinds, o.Kind) })
-	}
-}
-
-func object(kind string, change func(*kube.Object)) edit {
-	return func(t testing.TB, e *Evidence) {
-		for i := range e.Cluster.Objects {
-			if e.Cluster.Objects[i].Kind == kind {
-				change(&e.Cluster.Objects[i])
-				return
-			}
+	return func(w *world) {
+		for _, kind := range kinds {
+			delete(w.of, kind)
 		}
-		t.Fatalf("there is no %s", kind)
+		w.Cluster.Objects = slices.DeleteFunc(w.Cluster.Objects,
+			func(o kube.Object) bool { return slices.Contains(kinds, o.Kind) })
 	}
 }
 
 // event adds an event about an object, first seen 20 minutes ago and last seen a minute ago.
 func event(kind, name, reason, message string) edit {
-	return func(_ testing.TB, e *Evidence) {
+	return func(w *world) {
 		o := kube.Object{Kind: kindEvent}
 		o.Metadata.Name, o.Metadata.Namespace = name+".1", "default"
 		o.Reason, o.Message = reason, message
-		o.FirstTimestamp, o.LastTimestamp = testNow.Add(-20*time.Minute), testNow.Add(-time.Minute)
 		o.InvolvedObject = kube.Reference{Kind: kind, Namespace: "default", Name: name}
 		if kind == kindVolume {
 			o.InvolvedObject.Namespace = ""
 		}
-		e.Cluster.Objects = append(e.Cluster.Objects, o)
+		w.Cluster.Objects = append(w.Cluster.Objects, o)
+		minutesAgo(20, 1)(w)
 	}
 }
 
@@ -157,9 +161,7 @@ func rpc(reason string) string {
 	return "rpc error: code = FailedPrecondition desc = " + reason + ": " + sentence
 }
 
-func phase(kind, phase string) edit {
-	return object(kind, func(o *kube.Object) { o.Status.Phase = phase })
-}
+func phase(kind, phase string) edit { return func(w *world) { w.of[kind].Status.Phase = phase } }
 
 // minutesAgo sets how long ago the last added event was first and last seen.
 func minutesAgo(first, last time.Duration) edit {
@@ -181,153 +183,102 @@ func podEvent(cause, volume, reason string) edit {
 }
 
 func lastEvent(change func(*kube.Object)) edit {
-	return func(_ testing.TB, e *Evidence) { change(&e.Cluster.Objects[len(e.Cluster.Objects)-1]) }
+	return func(w *world) { change(&w.Cluster.Objects[len(w.Cluster.Objects)-1]) }
 }
 
-// deleted marks the first object of a kind as deleted some time ago.
+// deleted marks the object of a kind as deleted some time ago.
 func deleted(kind string, ago time.Duration) edit {
-	return object(kind, func(o *kube.Object) { o.Metadata.DeletionTimestamp = testNow.Add(-ago) })
+	return func(w *world) { w.of[kind].Metadata.DeletionTimestamp = testNow.Add(-ago) }
 }
 
-// stuck marks an object as deleted 40 minutes ago, and adds a finalizer.
-func stuck(finalizer string) func(*kube.Object) {
-	return func(o *kube.Object) {
-		o.Metadata.DeletionTimestamp = testNow.Add(-40 * time.Minute)
-		o.Metadata.Finalizers = []string{finalizer}
-	}
-}
-
-func young(o *kube.Object) { o.Metadata.CreationTimestamp = testNow.Add(-time.Second) }
-
-func detachError(reason string) edit {
-	return object(kindAttachment, func(o *kube.Object) {
-		o.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc(reason)}
+// stuck marks the object of a kind as deleted 40 minutes ago, and adds a finalizer.
+func stuck(kind, finalizer string) edit {
+	return all(deleted(kind, 40*time.Minute), func(w *world) {
+		w.of[kind].Metadata.Finalizers = []string{finalizer}
 	})
 }
 
+// young makes the object of a kind one that was created a second ago.
+func young(kind string) edit {
+	return func(w *world) { w.of[kind].Metadata.CreationTimestamp = testNow.Add(-time.Second) }
+}
+
+func attachError(message string) edit {
+	return func(w *world) {
+		w.attachment.Status.AttachError = &kube.Failure{Time: testNow.Add(-time.Minute), Message: message}
+	}
+}
+
+func detachError(reason string) edit {
+	return func(w *world) {
+		w.attachment.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc(reason)}
+	}
+}
+
+func problems(found ...inspection.Problem) edit {
+	return func(w *world) { w.onNode.Problems = found }
+}
+
 func recorded(entries ...flight.Entry) edit {
-	return onNode(func(v *inspection.Volume) { v.Flight = entries })
+	return func(w *world) { w.onNode.Flight = entries }
 }
 
 // begun adds to the report changes that began an hour ago and did not end.
 func begun(events ...flight.Event) edit {
-	return onNode(func(v *inspection.Volume) {
+	return func(w *world) {
 		for _, event := range events {
-			v.Open = append(v.Open, entry(event, time.Hour))
+			w.onNode.Open = append(w.onNode.Open, entry(event, time.Hour))
 		}
-	})
-}
-
-func disk(change func(*Disk)) edit {
-	return func(_ testing.TB, e *Evidence) {
-		d := *e.Rack.Disks[racktest.Disk].Object
-		change(&d)
-		e.Rack.Disks[racktest.Disk] = Found[Disk]{Object: &d}
-	}
-}
-
-func onNode(change func(*inspection.Volume)) edit {
-	return func(_ testing.TB, e *Evidence) {
-		r, reported := e.Nodes.Reports[racktest.Instance]
-		if !reported {
-			r = theNode()
-		}
-		change(&r.Volumes[0])
-		e.Nodes.Reports[racktest.Instance] = r
 	}
 }
 
 // Edits that several tests share.
 var (
 	// pending makes the pod, which has a node, wait for its volumes.
-	pending = object(kindPod, func(o *kube.Object) {
-		o.Status.Phase = "Pending"
-		o.Status.ContainerStatuses = nil
-	})
-	notReady = object(kindNode, func(o *kube.Object) { o.Status.Conditions[0].Status = "Unknown" })
-	noDriver = object(kindCSINode, func(o *kube.Object) { o.Spec.Drivers = nil })
-	detached = disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })
-	faulted  = disk(func(d *Disk) { d.State, d.Instance = diskFaulted, "" })
+	pending = func(w *world) {
+		w.pod.Status.Phase, w.pod.Status.ContainerStatuses = "Pending", nil
+	}
+	notReady = func(w *world) { w.node.Status.Conditions[0].Status = "Unknown" }
+	noDriver = func(w *world) { w.of[kindCSINode].Spec.Drivers = nil }
+	detached = func(w *world) { w.disk.State, w.disk.Instance = diskDetached, "" }
+	faulted  = func(w *world) { w.disk.State, w.disk.Instance = diskFaulted, "" }
 	// empty removes the volume's record, device, filesystem and mounts from the node's report.
-	empty = onNode(func(v *inspection.Volume) {
-		v.Record, v.Devices, v.Filesystems, v.Mounts = nil, nil, nil, nil
-	})
-	blank     = onNode(func(v *inspection.Volume) { v.Mounts, v.Filesystems = nil, nil })
-	unmounted = onNode(func(v *inspection.Volume) { v.Mounts = nil })
-	staged    = onNode(func(v *inspection.Volume) { v.Mounts = v.Mounts[:1] })
+	empty        = all(blank, func(w *world) { w.onNode.Record, w.onNode.Devices = nil, nil })
+	blank        = all(unmounted, noFilesystem)
+	noFilesystem = func(w *world) { w.onNode.Filesystems = nil }
+	unmounted    = func(w *world) { w.onNode.Mounts = nil }
+	staged       = func(w *world) { w.onNode.Mounts = w.onNode.Mounts[:1] }
 	// unused removes the pods that use the volume, and detaches its disk.
 	unused = all(without(kindPod, kindAttachment), detached, empty)
 	// unscheduled removes the pod from its node, so that it waits for the scheduler.
-	unscheduled = all(object(kindPod, func(o *kube.Object) {
-		o.Status.Phase, o.Spec.NodeName, o.Status.ContainerStatuses = "Pending", "", nil
-	}), without(kindAttachment), empty, detached)
+	unscheduled = all(pending, func(w *world) { w.pod.Spec.NodeName = "" }, without(kindAttachment),
+		empty, detached)
+	// pendingClaim makes the claim wait for a volume.
+	pendingClaim = func(w *world) {
+		w.claim.Status.Phase, w.claim.Spec.VolumeName = "Pending", ""
+	}
 	// unbound removes the volume, so that the claim waits for one.
-	unbound = all(object(kindClaim, func(o *kube.Object) {
-		o.Status.Phase, o.Spec.VolumeName = "Pending", ""
-	}), unscheduled, without(kindVolume), func(_ testing.TB, e *Evidence) {
-		e.Rack.Disks = map[string]Found[Disk]{}
+	unbound = all(pendingClaim, unscheduled, without(kindVolume), func(w *world) {
+		w.Rack.Disks = map[string]Found[Disk]{}
 	})
 	// keptVolume leaves only a PersistentVolume that was deleted 40 minutes ago and has a finalizer.
-	keptVolume = all(without(kindPod, kindClaim), object(kindVolume,
-		stuck("external-provisioner.volume.kubernetes.io/finalizer")), askVolume)
+	keptVolume = all(without(kindPod, kindClaim), stuck(kindVolume,
+		"external-provisioner.volume.kubernetes.io/finalizer"), askVolume)
 	askVolume  = ask(Question{Kind: AskVolume, Name: racktest.Disk})
 	askNode    = ask(Question{Kind: AskNode, Name: "worker-1"})
 	askCluster = ask(Question{Kind: AskCluster})
 	// noReport removes the node's report, as if nobody had asked the node.
-	noReport = all(put("nodes/reports", nil), put("nodes/unseen/", "no node was asked"))
-	noRack   = put("rack", RackObjects{Unseen: "OXIDE_HOST is not set"})
+	noReport = func(w *world) { w.Nodes.Reports, w.Nodes.Unseen[""] = nil, "no node was asked" }
+	noRack   = func(w *world) { w.Rack = RackObjects{Unseen: "OXIDE_HOST is not set"} }
 	// noKubernetes removes every object, as if Kubernetes could not be read.
-	noKubernetes = all(askVolume, func(_ testing.TB, e *Evidence) {
-		e.Cluster = Cluster{Unseen: map[string]string{}}
+	noKubernetes = all(askVolume, func(w *world) {
+		clear(w.of)
 		for kind := range resources {
-			e.Cluster.Unseen[kind] = "there is no Kubernetes"
+			w.Cluster.Unseen[kind] = "there is no Kubernetes"
 		}
 	})
-	twoReports = put("nodes/reports/"+racktest.OtherInstance, theNode())
+	twoReports = func(w *world) { w.Nodes.Reports[racktest.OtherInstance] = theNode() }
 )
-
-// put sets the value at a path of JSON names in the evidence; nil removes it. In the path, a kind
-// is the first object of this kind, * the first field, and + a new item of a list.
-func put(path string, value any) edit {
-	return func(t testing.TB, e *Evidence) {
-		var whole any
-		csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(e)), &whole))
-		whole = with(whole, strings.Split(path, "/"), value)
-		*e = Evidence{}
-		csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(whole)), e))
-	}
-}
-
-// with sets the value at a path below a JSON value, and returns the changed JSON value.
-func with(part any, path []string, value any) any {
-	if len(path) == 0 {
-		return value
-	}
-	key, rest := path[0], path[1:]
-	if list, isList := part.([]any); isList || key == "+" {
-		if key == "+" {
-			return append(list, with(nil, rest, value))
-		}
-		i := slices.IndexFunc(list, func(item any) bool {
-			o, _ := item.(map[string]any)
-			return o["kind"] == key
-		})
-		if n, err := strconv.Atoi(key); err == nil {
-			i = n
-		}
-		list[i] = with(list[i], rest, value)
-		return list
-	}
-	fields, _ := part.(map[string]any)
-	if fields == nil {
-		fields = map[string]any{}
-	}
-	if key == "*" {
-		key = sortedKeys(fields)[0]
-	}
-	fields[key] = with(fields[key], rest, value)
-	return fields
-}
 
 // walk calls visit for each JSON value below value. visit gets its path, and functions that set and
 // remove it. Before it returns, visit has to set the old value again.
@@ -353,18 +304,24 @@ func walk(path string, value any, set func(any), visit func(path string, part an
 	}
 }
 
-// notAttached detaches the disk, and makes the pod wait for the attach. message is the last error.
+// notAttached detaches the disk, and makes the pod wait for the attach. message is the last error,
+// or empty.
 func notAttached(message string) edit {
-	return all(pending, detached, empty, object(kindAttachment, func(o *kube.Object) {
-		o.Status.Attached = false
-		if message != "" {
-			o.Status.AttachError = &kube.Failure{Time: testNow.Add(-time.Minute), Message: message}
-		}
-	}))
+	failed := all()
+	if message != "" {
+		failed = attachError(message)
+	}
+	return all(pending, detached, empty, failed, func(w *world) {
+		w.attachment.Status.Attached = false
+	})
 }
 
 func entry(event flight.Event, age time.Duration) flight.Entry {
-	return flight.Entry{Time: testNow.Add(-age), Event: event, Outcome: flight.Begun}
+	e := flight.Entry{Time: testNow.Add(-age), Event: event, Outcome: flight.Begun}
+	if e.Path = theNode().Volumes[0].Mounts[1].Path; event == flight.Unmounted {
+		e.Path = theNode().Volumes[0].Mounts[0].Path
+	}
+	return e
 }
 
 // over returns the entry of a change that was made or, with a reason, has failed.
@@ -376,4 +333,8 @@ func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.En
 	return e
 }
 
-func text(d Diagnosis) string { return string(d.text()) }
+func text(d Diagnosis) string {
+	var b bytes.Buffer
+	d.writeLinks(&b)
+	return b.String()
+}

@@ -89,33 +89,36 @@ func (g *gatherer) cluster(ctx context.Context) error {
 		}
 		return nil
 	}
-	q, namespaces := g.options.Question, []string{}
 	for _, kind := range []string{kindVolume, kindAttachment, kindContent, kindCSINode, kindNode} {
-		g.list(ctx, kind, "")
+		g.list(ctx, kind)
 	}
-	g.list(ctx, kindDriverPod, g.e.Nodes.Namespace)
+	g.list(ctx, kindDriverPod, inNamespace+g.e.Nodes.Namespace)
+	q := g.options.Question
+	scope := inNamespace + q.Namespace
 	switch q.Kind {
-	case AskClaim, AskPod:
-		namespaces = []string{q.Namespace}
 	case AskVolume:
-		if c := volumeChain(&g.e, q.Name); kube.IsName(c.claimName.Namespace) {
-			namespaces = []string{c.claimName.Namespace}
+		c := volumeChain(&g.e, q.Name)
+		if !kube.IsName(c.claimName.Namespace) {
+			return nil
 		}
+		scope = inNamespace + c.claimName.Namespace
 	case AskNode, AskCluster:
-		namespaces = []string{allNamespaces}
+		scope = allNamespaces
 	}
-	for _, namespace := range namespaces {
-		g.list(ctx, kindClaim, namespace)
-		g.list(ctx, kindPod, namespace)
-		g.list(ctx, kindEvent, namespace)
-		if namespace != allNamespaces && namespace != "default" {
-			g.list(ctx, kindEvent, "default") // the events of PersistentVolumes
-		}
+	for _, kind := range []string{kindClaim, kindPod, kindEvent} {
+		g.list(ctx, kind, scope)
+	}
+	if scope != allNamespaces && scope != inNamespace+"default" {
+		g.list(ctx, kindEvent, inNamespace+"default") // the events of PersistentVolumes
 	}
 	return nil
 }
 
-const allNamespaces = "*"
+// Flags of kubectl.
+const (
+	allNamespaces = "--all-namespaces"
+	inNamespace   = "--namespace="
+)
 
 // resources contains kubectl's names of the kinds.
 var resources = map[string]string{kindClaim: "persistentvolumeclaims",
@@ -123,22 +126,14 @@ var resources = map[string]string{kindClaim: "persistentvolumeclaims",
 	kindAttachment: "volumeattachments", kindCSINode: "csinodes", kindNode: "nodes", kindPod: "pods",
 	kindEvent: "events", kindDriverPod: "pods,daemonsets,replicasets,deployments"}
 
-func (g *gatherer) list(ctx context.Context, kind, namespace string) {
+func (g *gatherer) list(ctx context.Context, kind string, scope ...string) {
 	if g.noKubectl != "" {
 		g.e.Cluster.Unseen[kind] = g.noKubectl
 		return
 	}
 	ctx, cancel := g.limit(ctx)
 	defer cancel()
-	args := []string{"get", resources[kind], "--output=json"}
-	switch namespace {
-	case "":
-	case allNamespaces:
-		args = append(args, "--all-namespaces")
-	default:
-		args = append(args, "--namespace="+namespace)
-	}
-	data, err := g.Kubectl(ctx, args...)
+	data, err := g.Kubectl(ctx, append([]string{"get", resources[kind], "--output=json"}, scope...)...)
 	var objects []kube.Object
 	why := ""
 	if err != nil {
@@ -152,7 +147,7 @@ func (g *gatherer) list(ctx context.Context, kind, namespace string) {
 	if kind != kindDriverPod {
 		g.e.Cluster.Objects = append(g.e.Cluster.Objects, objects...)
 	} else if why == "" {
-		why = g.ownPods(objects)
+		g.ownPods(objects)
 	}
 	if why != "" {
 		g.e.Cluster.Unseen[kind] = why
@@ -201,9 +196,7 @@ func (g *gatherer) objectsFromFile() error {
 	}
 	g.e.Cluster.Objects = objects
 	delete(g.e.Cluster.Unseen, kindDriverPod)
-	if why := g.ownPods(objects); why != "" {
-		g.e.Cluster.Unseen[kindDriverPod] = why
-	}
+	g.ownPods(objects)
 	return nil
 }
 
@@ -275,8 +268,7 @@ func (g *gatherer) rack(ctx context.Context) {
 	}
 	for _, c := range resolve(&g.e) {
 		if c.handle != "" {
-			r.Disks[c.handle] = found(c.handle, csierr.VolumeNotFound,
-				func(id oxide.NameOrId) (*oxide.Disk, error) { return g.Rack.Disk(ctx, id) }, g.diskOf)
+			r.Disks[c.handle] = found(ctx, c.handle, csierr.VolumeNotFound, g.Rack.Disk, g.diskOf)
 		}
 	}
 	// Resolve again: if the node is unknown, the instance is known only now, from the disk.
@@ -284,11 +276,10 @@ func (g *gatherer) rack(ctx context.Context) {
 		if _, asked := r.Instances[c.instance]; asked || c.instance == "" {
 			continue
 		}
-		r.Instances[c.instance] = found(c.instance, csierr.InstanceNotFound,
-			func(id oxide.NameOrId) (*oxide.Instance, error) { return g.Rack.Instance(ctx, id) }, machineOf)
-		r.Neighbours[c.instance] = found(c.instance, csierr.InstanceNotFound,
-			func(id oxide.NameOrId) ([]oxide.Disk, error) { return g.Rack.InstanceDisks(ctx, id) },
-			g.disksOf)
+		r.Instances[c.instance] = found(ctx, c.instance, csierr.InstanceNotFound, g.Rack.Instance,
+			machineOf)
+		r.Neighbours[c.instance] = found(ctx, c.instance, csierr.InstanceNotFound,
+			g.Rack.InstanceDisks, g.disksOf)
 	}
 }
 
@@ -315,45 +306,35 @@ func (g *gatherer) wholeProject(ctx context.Context) {
 	}
 	delete(nodes, "")
 	machines := map[string]Machine{}
-	r.Boot = map[string]bool{}
-	err := g.Rack.EachInstance(ctx, func(i *oxide.Instance) {
-		machines[i.Id] = machineOf(i)
-		r.Boot[strings.ToLower(i.BootDiskId)] = true
-	})
+	err := g.Rack.EachInstance(ctx, func(i *oxide.Instance) { machines[i.Id] = machineOf(i) })
 	for id := range nodes {
-		found := Found[Machine]{}
 		r.Neighbours[id] = foundUnless(failed, neighbours[id])
+		r.Instances[id] = Found[Machine]{Unseen: csierr.Message(err)}
 		if machine, ok := machines[id]; ok {
-			found.Object = &machine
-		} else if err != nil {
-			found.Unseen = csierr.Message(err)
+			r.Instances[id] = Found[Machine]{Object: &machine}
 		}
-		r.Instances[id] = found
 	}
 }
 
 // eachDisk visits the project's disks. If the list fails, it returns why, and otherwise "".
 func (g *gatherer) eachDisk(ctx context.Context, visit func(*oxide.Disk)) (unseen string) {
-	err := g.Rack.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool, err error) {
-		if err = rack.ValidateDisk("list disks", d); err == nil {
-			visit(d)
-		}
-		return false, err
-	})
-	if err != nil {
-		return csierr.Message(err)
-	}
-	return ""
+	return csierr.Message(g.Rack.EachDisk(ctx, &rack.Pager{},
+		func(d *oxide.Disk) (enough bool, err error) {
+			if err = rack.ValidateDisk("list disks", d); err == nil {
+				visit(d)
+			}
+			return false, err
+		}))
 }
 
 // found asks the rack for the object with this id, and converts the answer.
-func found[O, T any](id string, notFound csierr.Reason, ask func(oxide.NameOrId) (O, error),
-	convert func(O) T) Found[T] {
+func found[O, T any](ctx context.Context, id string, notFound csierr.Reason,
+	ask func(context.Context, oxide.NameOrId) (O, error), convert func(O) T) Found[T] {
 	param, ok := rack.ID(id)
 	if !ok {
 		return Found[T]{} // no object of the rack has such an id
 	}
-	answer, err := ask(param)
+	answer, err := ask(ctx, param)
 	switch {
 	case csierr.Has(err, notFound):
 		return Found[T]{}
@@ -375,8 +356,7 @@ func (g *gatherer) diskOf(d *oxide.Disk) Disk {
 	tag, _ := volume.ParseTag(d.Description)
 	disk := Disk{ID: d.Id, Name: string(d.Name), State: string(d.State.State()),
 		Instance: rack.InstanceOf(d), SizeBytes: int64(d.Size), BlockBytes: int64(d.BlockSize),
-		Type: string(d.DiskType), CSIName: tag.Name, Claim: tag.Claim,
-		Foreign: rack.ForeignDisk(d, g.ClusterID)}
+		Claim: tag.Claim, Foreign: rack.ForeignDisk(d, g.ClusterID)}
 	switch {
 	case tag.Use != volume.UseFilesystem:
 	case tag.Origin == volume.OriginBlank:
@@ -407,8 +387,7 @@ func (g *gatherer) rackItself(ctx context.Context) {
 			owned = append(owned, g.diskOf(d))
 		}
 	})
-	all := foundUnless(failed, owned)
-	g.e.Rack.Owned = &all
+	g.e.Rack.Owned = foundUnless(failed, owned)
 	use, err := g.Rack.UtilizationView(ctx)
 	if err != nil {
 		err = rack.Error(ctx, "read utilization", err)
@@ -416,11 +395,11 @@ func (g *gatherer) rackItself(ctx context.Context) {
 		err = rack.ValidateUtilization(use)
 	}
 	if err != nil {
-		g.e.Rack.LeftBytes = &Found[int64]{Unseen: csierr.Message(err)}
+		g.e.Rack.LeftBytes = Found[int64]{Unseen: csierr.Message(err)}
 		return
 	}
 	left := int64(use.Capacity.Storage - min(use.Capacity.Storage, use.Provisioned.Storage))
-	g.e.Rack.LeftBytes = &Found[int64]{Object: &left}
+	g.e.Rack.LeftBytes = Found[int64]{Object: &left}
 }
 
 // nodes collects the reports of the nodes, from files, or from the driver's pods.
@@ -453,13 +432,10 @@ func (g *gatherer) trim(r inspection.Report) inspection.Report {
 	if g.options.Question.Kind == AskNode {
 		return r
 	}
-	asked := map[string]bool{}
-	for _, c := range resolve(&g.e) {
-		asked[c.handle] = true
-	}
 	var volumes []inspection.Volume
+	chains := resolve(&g.e)
 	for _, v := range r.Volumes {
-		if asked[v.ID] {
+		if slices.ContainsFunc(chains, func(c *chain) bool { return c.handle == v.ID }) {
 			volumes = append(volumes, v)
 		}
 	}
@@ -469,43 +445,36 @@ func (g *gatherer) trim(r inspection.Report) inspection.Report {
 
 // askNodes asks each node about the volumes on it that belong to the question's chains.
 func (g *gatherer) askNodes(ctx context.Context) {
-	type node struct {
-		chain   *chain
-		volumes []string
-	}
-	nodes := map[string]*node{}
+	nodes, volumes := map[string]*chain{}, map[string][]string{} // by the node's name
 	for _, c := range resolve(&g.e) {
 		if c.nodeName == "" {
 			continue
 		}
-		n := nodes[c.nodeName]
-		if n == nil {
-			n = &node{chain: c}
-			nodes[c.nodeName] = n
+		if nodes[c.nodeName] == nil {
+			nodes[c.nodeName] = c
 		}
-		if _, ok := volume.ParseID(c.handle); !ok {
-			continue
+		if _, ok := volume.ParseID(c.handle); ok {
+			asked := "--volume=" + c.handle
+			if name := c.diskName(); commandWord.MatchString(name) {
+				asked += "=" + name
+			}
+			volumes[c.nodeName] = append(volumes[c.nodeName], asked)
 		}
-		asked := "--volume=" + c.handle
-		if name := c.diskName(); commandWord.MatchString(name) {
-			asked += "=" + name
-		}
-		n.volumes = append(n.volumes, asked)
 	}
 	// Ask nodes concurrently: a cluster may have many, and connecting takes most of the time.
 	var mu sync.Mutex
 	var asking errgroup.Group
 	asking.SetLimit(8)
-	for _, n := range nodes {
+	for name, c := range nodes {
 		asking.Go(func() error {
-			r, err := g.askNode(ctx, n.chain, n.volumes)
+			r, err := g.askNode(ctx, c, volumes[name])
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				g.e.Nodes.Unseen[n.chain.instance] = csierr.Plain(err.Error())
+				g.e.Nodes.Unseen[c.instance] = csierr.Plain(err.Error())
 				return nil
 			}
-			g.e.Nodes.Reports[n.chain.instance] = r
+			g.e.Nodes.Reports[c.instance] = r
 			return nil
 		})
 	}
@@ -522,7 +491,7 @@ func (g *gatherer) askNode(ctx context.Context, c *chain, volumes []string) (ins
 	}
 	ctx, cancel := g.limit(ctx)
 	defer cancel()
-	args := append([]string{"exec", "--namespace=" + pod.Metadata.Namespace, pod.Metadata.Name,
+	args := append([]string{"exec", inNamespace + pod.Metadata.Namespace, pod.Metadata.Name,
 		"--container=" + driverContainer, "--", "/oxide-csi-plugin", "inspect"}, volumes...)
 	data, err := g.Kubectl(ctx, args...)
 	if err != nil {

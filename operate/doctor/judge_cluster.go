@@ -48,7 +48,7 @@ func (c *chain) judgeClaim() Step {
 		return Step{State: Idle, What: "its claim " + c.claimName.Namespace + "/" + c.claimName.Name +
 			" is gone"}
 	case c.claim == nil:
-		return broken(name, Finding{Wrong: name + " does not exist", Source: "Kubernetes",
+		return broken(name, &Finding{Wrong: name + " does not exist", Source: "Kubernetes",
 			ByItself: "Nothing, unless something makes the claim, such as a StatefulSet.",
 			Do:       "Check namespace and name.", Next: "kubectl get pvc --all-namespaces"})
 	}
@@ -66,13 +66,13 @@ func (c *chain) judgeClaim() Step {
 		return broken(what, c.stuckDeletion(o, name, "Kubernetes keeps a claim until no pod uses it",
 			showClaim))
 	case o.Status.Phase == phaseBound && o.Spec.VolumeName == "":
-		return broken(what, Finding{Wrong: "it is bound, and names no PersistentVolume", Source: name,
+		return broken(what, &Finding{Wrong: "it is bound, and names no PersistentVolume", Source: name,
 			ByItself: "Nothing: Kubernetes binds a claim once.",
 			Do:       "Make a new claim; give it the PersistentVolume by spec.volumeName.", Next: showClaim})
 	case o.Status.Phase == phaseBound:
 		return Step{State: OK, What: what}
 	case o.Status.Phase == phaseLost:
-		return broken(what, Finding{Wrong: "its PersistentVolume " + o.Spec.VolumeName + " is gone",
+		return broken(what, &Finding{Wrong: "its PersistentVolume " + o.Spec.VolumeName + " is gone",
 			Source: name, ByItself: "Nothing: the claim stays lost.",
 			Do:   "Make a PersistentVolume for the disk if it still exists on the rack, and a new claim.",
 			Next: "oxide-csi-plugin audit --kubectl"})
@@ -81,8 +81,8 @@ func (c *chain) judgeClaim() Step {
 }
 
 // stuckDeletion returns the finding for a claim or PersistentVolume whose deletion does not end.
-func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) Finding {
-	f := Finding{Source: name, Since: o.Metadata.DeletionTimestamp, Next: next,
+func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) *Finding {
+	f := &Finding{Source: name, Since: o.Metadata.DeletionTimestamp, Next: next,
 		Wrong: "it was deleted " + c.At.Sub(o.Metadata.DeletionTimestamp).Round(time.Second).String() +
 			" ago, and is still there",
 		ByItself: "It goes when nothing holds it any more: " + rule + "."}
@@ -107,11 +107,11 @@ func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) Finding {
 }
 
 func (c *chain) judgePendingClaim(what string) Step {
-	last := latestOf(c.events(c.claim, "ProvisioningFailed", "ProvisioningSucceeded", "Provisioning",
-		"ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding"))
+	last := c.lastEvent(c.claim, "ProvisioningFailed", "ProvisioningSucceeded", "Provisioning",
+		"ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding")
 	switch {
 	case last.Reason == "ProvisioningFailed", last.Reason == "FailedBinding":
-		return broken(what, Finding{Wrong: last.Message, Source: "event " + last.Reason + forgeable,
+		return broken(what, &Finding{Wrong: last.Message, Source: "event " + last.Reason + forgeable,
 			Since: last.First(), Last: last.Last(), ByItself: "The provisioner tries again.",
 			Do: "Follow the message.", Next: showClaim})
 	case strings.HasPrefix(last.Reason, "WaitFor") && (len(c.pods) == 0 && c.podsWhy == "" ||
@@ -127,16 +127,15 @@ func (c *chain) judgePendingClaim(what string) Step {
 	if why := c.Cluster.Unseen[kindEvent]; why != "" {
 		note = "the events, which may say why, could not be seen: " + why
 	}
-	silent := Finding{Wrong: "it has been pending for " + c.age(c.claim) + ", and " + note,
-		Source: "Kubernetes", Since: c.claim.Metadata.CreationTimestamp,
-		ByItself: "The provisioner tries again as long as it runs."}
-	return broken(what, c.silence(silent, "csi-provisioner"))
+	return broken(what, c.silence(&Finding{Wrong: "it has been pending for " + c.age(c.claim) +
+		", and " + note, Source: "Kubernetes", Since: c.claim.Metadata.CreationTimestamp,
+		ByItself: "The provisioner tries again as long as it runs."}, "csi-provisioner"))
 }
 
 // silence completes the finding for a call that the controller has not made, and about which there
 // is no error. The finding then refers to the log of the sidecar that makes the call, or to a
 // container of the controller's pod that is not ready.
-func (e *Evidence) silence(f Finding, sidecar string) Finding {
+func (e *Evidence) silence(f *Finding, sidecar string) *Finding {
 	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
 	f.Next = logOf(controllerLog, sidecar)
 	if e.Cluster.Unseen[kindDriverPod] != "" {
@@ -163,10 +162,9 @@ func (e *Evidence) silence(f Finding, sidecar string) Finding {
 // deadContainer returns the pod's first container that is not ready and has not ended. If names are
 // given, it ignores all other containers.
 func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
-	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
-	for i, s := range all {
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		if !s.Ready && s.State.Terminated == nil && (len(names) == 0 || slices.Contains(names, s.Name)) {
-			return &all[i]
+			return &s
 		}
 	}
 	return nil
@@ -189,7 +187,7 @@ func (c *chain) judgeVolume() Step {
 		return unseenStep("the PersistentVolume", c.volumeWhy)
 	case o == nil && c.claim != nil && c.claim.Spec.VolumeName != "":
 		name := "PersistentVolume " + c.claim.Spec.VolumeName
-		return broken(name, Finding{Wrong: "the claim names " + name + ", which does not exist",
+		return broken(name, &Finding{Wrong: "the claim names " + name + ", which does not exist",
 			Source: "Kubernetes", ByItself: "Nothing: the claim stays without a volume.",
 			Do:   "Make a PersistentVolume for the disk if it still exists on the rack.",
 			Next: "oxide-csi-plugin audit --kubectl"})
@@ -205,17 +203,17 @@ func (c *chain) judgeVolume() Step {
 	case o.Spec.CSI.Driver != volume.DriverName:
 		return unseenStep(what, "it is of the driver "+cmp.Or(o.Spec.CSI.Driver, "that is no CSI driver"))
 	case o.Status.Phase == phaseFailed:
-		return broken(what, Finding{Wrong: cmp.Or(o.Status.Message, "its deletion failed"), Source: name,
+		return broken(what, &Finding{Wrong: cmp.Or(o.Status.Message, "its deletion failed"), Source: name,
 			ByItself: "The provisioner tries again.", Do: "Follow the message.", Next: showVolume})
 	case c.handle == "":
-		return broken(what, Finding{Wrong: "it names no disk (spec.csi.volumeHandle)", Source: name,
+		return broken(what, &Finding{Wrong: "it names no disk (spec.csi.volumeHandle)", Source: name,
 			ByItself: "Nothing: the field cannot be changed.",
 			Do:       "Make the PersistentVolume again, with the disk's id.", Next: showVolume})
 	case c.overdue(o):
 		return broken(what, c.stuckDeletion(o, name, "Kubernetes keeps a PersistentVolume until it has "+
 			"no claim and is detached, and the provisioner until its disk is deleted", showVolume))
 	case another != "":
-		return broken(what, Finding{Wrong: another, Source: name,
+		return broken(what, &Finding{Wrong: another, Source: name,
 			ByItself: "Kubernetes reports such a claim as lost.", Next: showVolume,
 			Do: "Compare spec.volumeName of the claim and spec.claimRef of the PersistentVolume."})
 	}
@@ -232,8 +230,7 @@ func boundToAnother(volume, claim *kube.Object) string {
 		return fmt.Sprintf("it belongs to the claim %q, and the claim that names it is %s/%s",
 			strings.Trim(ref.Namespace+"/"+ref.Name, "/"), claim.Metadata.Namespace, claim.Metadata.Name)
 	case volume.Status.Phase != phaseBound:
-		return "its claim is bound to it, and its own phase is " + cmp.Or(volume.Status.Phase,
-			"missing")
+		return "its claim is bound to it, and its own phase is " + cmp.Or(volume.Status.Phase, "missing")
 	}
 	return ""
 }
@@ -250,11 +247,10 @@ func (c *chain) judgeAttachment() Step {
 	case a == nil && c.volume == nil:
 		return Step{State: Idle, What: "none: there is no PersistentVolume yet"}
 	case a == nil && c.old(c.pod):
-		return broken("none", Finding{Wrong: "the pod " + c.pod.Metadata.Name + " is on the node " +
+		return broken("none", &Finding{Wrong: "the pod " + c.pod.Metadata.Name + " is on the node " +
 			c.nodeName + ", and no VolumeAttachment asks for its volume there", Source: "Kubernetes",
-			ByItself: "The attach controller of Kubernetes tries again.",
-			Do:       "Check the events of the pod: another node may still have the volume.",
-			Next:     describePod})
+			ByItself: "The attach controller of Kubernetes tries again.", Next: describePod,
+			Do: "Check the events of the pod: another node may still have the volume."})
 	case a == nil:
 		return Step{State: Waiting, What: "none yet: the pod has just come to the node " + c.nodeName}
 	}
@@ -271,15 +267,14 @@ func (c *chain) judgeAttachment() Step {
 			Since: failure.Time, Last: failure.Time, ByItself: "The attacher tries again.",
 			Do: "Follow the message.", Next: "kubectl describe volumeattachment {attachment}"}
 	case c.overdue(a), deleted.IsZero() && !a.Status.Attached && c.old(a):
-		f := Finding{Wrong: "it has been deleted, and the disk is not yet detached",
+		f := &Finding{Wrong: "it has been deleted, and the disk is not yet detached",
 			Source: "VolumeAttachment " + a.Metadata.Name, Since: deleted,
 			ByItself: "The attacher tries again as long as it runs."}
 		if deleted.IsZero() {
 			f.Since = a.Metadata.CreationTimestamp
 			f.Wrong = "it has not been attached for " + c.age(a) + ", and holds no error"
 		}
-		f = c.silence(f, "csi-attacher")
-		step.Finding = &f
+		step.Finding = c.silence(f, "csi-attacher")
 	case !deleted.IsZero():
 		step.State, step.What = Waiting, what+", being detached"
 	case !a.Status.Attached:
@@ -388,8 +383,7 @@ func (c *chain) judgeReadiness(step *Step) {
 		step.Notes = append(step.Notes, wrong)
 		return
 	}
-	step.Finding = &Finding{Wrong: wrong, Source: "Node " + c.nodeName,
-		Since: since,
+	step.Finding = &Finding{Wrong: wrong, Source: "Node " + c.nodeName, Since: since,
 		ByItself: "Kubernetes deletes the node's pods after some minutes, and waits until the node " +
 			"confirms that they have ended.",
 		Do:   "Bring the node back. Its volumes move to another node only when their pods have ended.",
@@ -402,14 +396,12 @@ func (c *chain) driverPodFinding() *Finding {
 	if c.Cluster.Unseen[kindDriverPod] != "" {
 		return nil
 	}
-	f := Finding{Source: "Kubernetes", ByItself: "Volumes that are mounted stay so. None is mounted " +
-		"or unmounted on the node until the driver's pod runs.",
-		Do:   runDaemonSet,
-		Next: showDrivers}
+	f := &Finding{Source: "Kubernetes", Do: runDaemonSet, Next: showDrivers, ByItself: "Volumes " +
+		"that are mounted stay so. None is mounted or unmounted on the node until the driver's pod runs."}
 	pod := c.driverPod(c.nodeName)
 	if pod == nil {
 		f.Wrong = "no pod of the driver's DaemonSet is on the node " + c.nodeName
-		return &f
+		return f
 	}
 	s := deadContainer(*pod)
 	if pod.Status.Phase == phaseRunning && len(pod.Status.ContainerStatuses) > 0 && s == nil ||
@@ -422,7 +414,7 @@ func (c *chain) driverPodFinding() *Finding {
 		f.Do = "Follow the log of " + s.Name + "."
 		f.Next = logOf(nodeLog, s.Name)
 	}
-	return &f
+	return f
 }
 
 // nodeWithoutDriver returns the step for a node on which the driver is not registered.
@@ -445,10 +437,9 @@ func (c *chain) nodeWithoutDriver() Step {
 	default:
 		wrong += "; no pod of its DaemonSet is there"
 	}
-	return broken("node "+c.nodeName, Finding{Wrong: wrong, Source: "CSINode " + c.nodeName,
-		ByItself: "The driver registers as soon as its pod runs on the node.",
-		Do:       runDaemonSet,
-		Next:     next})
+	return broken("node "+c.nodeName, &Finding{Wrong: wrong, Source: "CSINode " + c.nodeName,
+		ByItself: "The driver registers as soon as its pod runs on the node.", Do: runDaemonSet,
+		Next: next})
 }
 
 func podWords(pod kube.Object) string {
@@ -475,7 +466,7 @@ func (c *chain) judgePod() Step {
 		return unseenStep("the pods", c.podsWhy)
 	case o == nil && c.Question.Kind == AskPod:
 		name := "pod " + c.Question.Namespace + "/" + c.Question.Name
-		return broken(name, Finding{Wrong: name + " does not exist", Source: "Kubernetes",
+		return broken(name, &Finding{Wrong: name + " does not exist", Source: "Kubernetes",
 			ByItself: "Nothing, unless something makes the pod, such as a StatefulSet.",
 			Do:       "Check namespace and name.", Next: "kubectl get pods -n {namespace}"})
 	case o == nil:
@@ -487,13 +478,12 @@ func (c *chain) judgePod() Step {
 	}
 	switch {
 	case c.overdue(o):
-		return broken(what, Finding{Wrong: "it should have been gone " + c.At.Sub(
+		return broken(what, &Finding{Wrong: "it should have been gone " + c.At.Sub(
 			o.Metadata.DeletionTimestamp).Round(time.Second).String() + " ago, and is still there",
-			Source: "Kubernetes", Since: o.Metadata.DeletionTimestamp,
+			Source: "Kubernetes", Since: o.Metadata.DeletionTimestamp, Next: nodeLog,
 			ByItself: "The kubelet tries again to end its containers and to unmount its volumes. It " +
 				"creates no event for an unmount that fails.",
-			Do:   "Look in the log of the driver on the node for calls of NodeUnpublishVolume that fail.",
-			Next: nodeLog})
+			Do: "Look in the log of the driver on the node for calls of NodeUnpublishVolume that fail."})
 	case o.Status.Phase == phaseRunning, ended(*o):
 		return Step{State: OK, What: what}
 	case o.Spec.NodeName == "":
@@ -510,10 +500,10 @@ func (c *chain) judgePod() Step {
 	if c.attachedInKubernetes() {
 		failures = failures[:2]
 	}
-	if e := latestOf(c.events(o, failures...)); e.Kind != "" {
+	if e := c.lastEvent(o, failures...); e.Kind != "" {
 		wrong, source = wrong+": "+e.Message, "event "+e.Reason+forgeable
 	}
-	return broken(what, Finding{Wrong: wrong, Source: source, Since: o.Metadata.CreationTimestamp,
+	return broken(what, &Finding{Wrong: wrong, Source: source, Since: o.Metadata.CreationTimestamp,
 		ByItself: "The kubelet tries again.", Do: "Follow the events of the pod.", Next: describePod})
 }
 
@@ -529,21 +519,11 @@ func containersMade(o *kube.Object) bool {
 		})
 }
 
-func latestOf(events []kube.Object) (last kube.Object) {
-	for _, e := range events {
-		if last.Kind == "" || e.Last().After(last.Last()) {
-			last = e
-		}
-	}
-	return last
-}
-
 func (c *chain) judgeUnscheduled(what string) Step {
-	f := Finding{Wrong: "it has been on no node for " + c.age(c.pod), Source: "Kubernetes",
-		Since:    c.pod.Metadata.CreationTimestamp,
-		ByItself: "The scheduler tries again whenever something changes.",
-		Do:       "Follow the events of the pod.", Next: describePod}
-	last := latestOf(c.events(c.pod, "FailedScheduling"))
+	f := &Finding{Wrong: "it has been on no node for " + c.age(c.pod), Source: "Kubernetes",
+		Since: c.pod.Metadata.CreationTimestamp, Do: "Follow the events of the pod.",
+		Next: describePod, ByItself: "The scheduler tries again whenever something changes."}
+	last := c.lastEvent(c.pod, "FailedScheduling")
 	switch {
 	case last.Kind != "":
 		f.Wrong, f.Source = "it is on no node: "+last.Message, "event FailedScheduling"+forgeable

@@ -29,8 +29,13 @@ type place struct {
 	counts, overcome map[string]edit
 }
 
-// released removes the claim and the pods, so that the PersistentVolume is released.
-var released = all(without(kindClaim), unused, askVolume, phase(kindVolume, phaseReleased))
+var (
+	// released removes the claim and the pods, so that the PersistentVolume is released.
+	released      = all(without(kindClaim), unused, askVolume, isReleased)
+	isReleased    = phase(kindVolume, phaseReleased)
+	failedVolume  = all(released, phase(kindVolume, phaseFailed))
+	deletedVolume = stuck(kindVolume, "external-provisioner")
+)
 
 // places contains the fields in which these components record errors: csi-provisioner
 // (controller.go of its library), csi-attacher (csi_handler.go), csi-snapshotter
@@ -40,7 +45,7 @@ var places = []place{
 		return event(kindClaim, "data", "ProvisioningFailed",
 			`failed to provision volume with StorageClass "oxide-disk": `+rpc(reason))
 	}, map[string]edit{"Pending": unbound,
-		"deleted": all(unbound, object(kindClaim, stuck("kubernetes.io/pvc-protection"))),
+		"deleted": all(unbound, stuck(kindClaim, "kubernetes.io/pvc-protection")),
 		"retried": all(unbound, succeeded(kindClaim, "data", "ProvisioningSucceeded", 60)),
 		"without a pod": all(unbound, without(kindPod), event(kindClaim, "data",
 			"WaitForFirstConsumer", "waiting for first consumer to be created before binding"))},
@@ -50,35 +55,25 @@ var places = []place{
 	{"event VolumeFailedDelete of the PersistentVolume", LinkVolume, func(reason string) edit {
 		return event(kindVolume, pvName, "VolumeFailedDelete", rpc(reason))
 	}, map[string]edit{"Released": released,
-		"Released and deleted": all(released, object(kindVolume, stuck("external-provisioner"))),
-		"Failed":               all(released, phase(kindVolume, phaseFailed)),
-		"Failed and deleted": all(released, phase(kindVolume, phaseFailed),
-			object(kindVolume, stuck("external-provisioner"))),
-		"Released, its claim made again": all(unused, askVolume, phase(kindVolume, phaseReleased),
-			object(kindClaim, func(o *kube.Object) { o.Status.Phase, o.Spec.VolumeName = "Pending", "" })),
-		"Released, still attached": all(askVolume, without(kindPod, kindClaim),
-			phase(kindVolume, phaseReleased)),
-		"Released, its disk attached": all(askVolume, without(kindPod, kindClaim, kindAttachment),
-			phase(kindVolume, phaseReleased))},
+		"Released and deleted": all(released, deletedVolume), "Failed": failedVolume,
+		"Failed and deleted":             all(failedVolume, deletedVolume),
+		"Released, its claim made again": all(unused, askVolume, isReleased, pendingClaim),
+		"Released, still attached":       all(askVolume, without(kindPod, kindClaim), isReleased),
+		"Released, its disk attached": all(isReleased, askVolume, without(kindPod, kindClaim,
+			kindAttachment))},
 		map[string]edit{"Bound": all(), "Available": all(released, phase(kindVolume, "Available")),
-			"retained": all(released, object(kindVolume, func(o *kube.Object) {
-				o.Spec.ReclaimPolicy = "Retain"
-			}))}},
+			"retained": all(released, func(w *world) { w.pv.Spec.ReclaimPolicy = "Retain" })}},
 	{"status of the PersistentVolume", LinkVolume, func(reason string) edit {
-		return object(kindVolume, func(o *kube.Object) { o.Status.Message = rpc(reason) })
-	}, map[string]edit{"Failed": all(released, phase(kindVolume, phaseFailed)),
-		"Failed and deleted": all(released, phase(kindVolume, phaseFailed),
-			object(kindVolume, stuck("external-provisioner")))}, map[string]edit{"Bound": all()}},
+		return func(w *world) { w.pv.Status.Message = rpc(reason) }
+	}, map[string]edit{"Failed": failedVolume, "Failed and deleted": all(failedVolume, deletedVolume)},
+		map[string]edit{"Bound": all()}},
 	{"attachError", LinkAttachment, func(reason string) edit {
-		return object(kindAttachment, func(o *kube.Object) {
-			o.Status.AttachError = &kube.Failure{Time: testNow.Add(-time.Minute), Message: rpc(reason)}
-		})
+		return attachError(rpc(reason))
 	}, map[string]edit{"not attached": notAttached(""),
-		"young":   all(notAttached(""), object(kindAttachment, young)),
+		"young":   all(notAttached(""), young(kindAttachment)),
 		"deleted": all(notAttached(""), deleted(kindAttachment, time.Hour)),
 		"after another error": all(notAttached(""), podEvent("FailedAttachVolume", pvName,
-			"RoleMissing"))},
-		map[string]edit{"attached": pending}},
+			"RoleMissing"))}, map[string]edit{"attached": pending}},
 	{"detachError", LinkAttachment, detachError, map[string]edit{
 		"deleted": all(without(kindPod), deleted(kindAttachment, time.Second)),
 		"overdue": all(without(kindPod), unmounted, deleted(kindAttachment, time.Hour)),
@@ -91,51 +86,44 @@ var places = []place{
 		"without an attachment": all(pending, detached, empty, without(kindAttachment)),
 		"deleted":               all(notAttached(""), deleted(kindPod, time.Hour)),
 		"detached again": all(notAttached(""), succeeded(kindPod, "db-0", "SuccessfulAttachVolume",
-			60))},
-		map[string]edit{"attached": pending,
-			"succeeded": all(notAttached(""), succeeded(kindPod, "db-0", "SuccessfulAttachVolume", 0))}},
+			60))}, map[string]edit{"attached": pending,
+		"succeeded": all(notAttached(""), succeeded(kindPod, "db-0", "SuccessfulAttachVolume", 0))}},
 	mountPlace("FailedMount"), mountPlace("FailedMapVolume"),
 	{"problem in the node's report", LinkDevice, func(reason string) edit {
-		return onNode(func(v *inspection.Volume) {
-			v.Problems = []inspection.Problem{{Reason: csierr.Reason(reason), Says: sentence}}
-		})
+		return problems(inspection.Problem{Reason: csierr.Reason(reason), Says: sentence})
 	}, map[string]edit{"in use": all(), "mounted nowhere": unmounted, "awaited": all(pending, blank)},
 		nil},
 	{"flight recorder", LinkMounts, func(reason string) edit {
-		first := over(flight.Unpublished, time.Hour, csierr.Reason(reason))
-		first.Path = theNode().Volumes[0].Mounts[1].Path
-		last := first
-		last.Time = testNow.Add(-time.Second)
-		return recorded(first, last)
+		return recorded(over(flight.Unpublished, time.Hour, csierr.Reason(reason)),
+			over(flight.Unpublished, time.Second, csierr.Reason(reason)))
 	}, map[string]edit{"its pod gone": without(kindPod), "its pod ended": goingPod},
 		map[string]edit{"unmounted": all(without(kindPod), empty)}},
 	{"status of a VolumeSnapshotContent", LinkVolume, func(reason string) edit {
-		return func(_ testing.TB, e *Evidence) {
+		return func(w *world) {
 			o := kube.Object{Kind: kindContent, Metadata: kube.Metadata{Name: "snap"}}
 			o.Spec.Driver, o.Spec.Source.VolumeHandle = volume.DriverName, racktest.Disk
 			o.Spec.VolumeSnapshotRef = kube.Reference{Namespace: "default", Name: "s"}
 			o.Status.Error = &kube.Failure{Time: testNow, Message: "Failed to check and update snapshot " +
 				"content: failed to take snapshot of the volume " + racktest.Disk + ": " +
 				fmt.Sprintf("%q", rpc(reason))}
-			e.Cluster.Objects = append(e.Cluster.Objects, o)
+			w.Cluster.Objects = append(w.Cluster.Objects, o)
 		}
-	}, map[string]edit{"awaited by a claim": all(unbound, object(kindClaim, func(o *kube.Object) {
-		o.Spec.DataSource = kube.Reference{Kind: "VolumeSnapshot", Name: "s"}
-	}))},
+	}, map[string]edit{"awaited by a claim": all(unbound, func(w *world) {
+		w.claim.Spec.DataSource = kube.Reference{Kind: "VolumeSnapshot", Name: "s"}
+	})},
 		map[string]edit{"of no volume here": unbound, "in use": all(), "used by nobody": unused,
-			"deleted": keptVolume,
-			"of another volume": object(kindVolume, func(o *kube.Object) {
-				o.Spec.CSI.VolumeHandle = racktest.Image
-			})}},
+			"deleted":           keptVolume,
+			"of another volume": func(w *world) { w.pv.Spec.CSI.VolumeHandle = racktest.Image }}},
 }
 
 // waits makes a container of the pod wait for this reason. init are the pod's init containers.
 func waits(why string, init ...kube.ContainerStatus) edit {
 	s := kube.ContainerStatus{Name: "db"}
 	s.State.Waiting.Reason = why
-	return all(pending, object(kindPod, func(o *kube.Object) {
-		o.Status.ContainerStatuses, o.Status.InitContainerStatuses = []kube.ContainerStatus{s}, init
-	}))
+	return all(pending, func(w *world) {
+		w.pod.Status.ContainerStatuses = []kube.ContainerStatus{s}
+		w.pod.Status.InitContainerStatuses = init
+	})
 }
 
 var restores = func() (s kube.ContainerStatus) {
@@ -153,7 +141,7 @@ func mountPlace(reason string) place {
 		"Unknown":            all(pending, blank, phase(kindPod, "Unknown")),
 		"Failed, as evicted": all(pending, blank, phase(kindPod, phaseFailed), askPod("db-0"))},
 		map[string]edit{"Running": all(), "Succeeded": phase(kindPod, "Succeeded"),
-			"Running without a status":   put("cluster/objects/Pod/status/containerStatuses", nil),
+			"Running without a status":   func(w *world) { w.pod.Status.ContainerStatuses = nil },
 			"its image missing":          waits("ImagePullBackOff"),
 			"its init container running": waits("PodInitializing", restores)}}
 }
@@ -173,20 +161,18 @@ var unrelated = map[string]edit{
 	}),
 }
 
-// forged contains objects with an error of the driver in a field in which only users write.
+// forged contains objects with an ERROR of the driver in a field in which only users write.
 var forged = map[string]string{
 	"a condition of a resize, though the driver expands nothing": strings.Replace(claimJSON,
-		`"phase":`, `"conditions":[{"type":"ControllerResizeError","status":"True","message":"`+
-			rpc("RackFull")+`"}],"phase":`, 1),
-	"an annotation of a claim": strings.Replace(claimJSON, `"note":"x"`, `"note":"`+rpc("RackFull")+
-		`"`, 1),
-	"the annotation with the node keeper's plan": strings.Replace(nodeJSON,
-		`"name":"worker-1"`, `"name":"worker-1","annotations":{"csi.oxide.computer/cold-attach-plan":"`+
-			rpc("RackFull")+`"}`, 1),
+		`"phase":`, `"conditions":[{"type":"ControllerResizeError","status":"True","message":"ERROR"}],`+
+			`"phase":`, 1),
+	"an annotation of a claim": strings.Replace(claimJSON, `"note":"x"`, `"note":"ERROR"`, 1),
+	"the annotation with the node keeper's plan": strings.Replace(nodeJSON, `"name":"worker-1"`,
+		`"name":"worker-1","annotations":{"csi.oxide.computer/cold-attach-plan":"ERROR"}`, 1),
 	"a message of a container": strings.Replace(podJSON, `"state":{`,
-		`"state":{"waiting":{"message":"`+rpc("RackFull")+`"},`, 1),
+		`"state":{"waiting":{"message":"ERROR"},`, 1),
 	"an event of another kind": `{"kind":"Event","metadata":{"name":"data.1","namespace":"default"},` +
-		`"reason":"Notice","message":"` + rpc("RackFull") + `","involvedObject":{"name":"data",` +
+		`"reason":"Notice","message":"ERROR","involvedObject":{"name":"data",` +
 		`"kind":"PersistentVolumeClaim","namespace":"default"}}`,
 }
 
@@ -203,23 +189,23 @@ func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 		}
 	}
 	for _, p := range places {
+		isEvent := strings.HasPrefix(p.name, "event ")
 		for _, reason := range short.Some(t, 6, csierr.Reasons()) {
 			a := advices[reason]
-			want := Finding{Link: a.Link, Reason: reason, ByItself: a.ByItself}
-			if a.Link == "" || a.Link == LinkClaim {
-				want.Link = p.at
-			}
 			explained, _ := csierr.Explain(reason)
-			want.Do = strings.ReplaceAll(explained.Do, "`", "")
+			link := a.Link
+			if link == "" || link == LinkClaim {
+				link = p.at
+			}
 			for phase, state := range p.counts {
 				for beside, inferred := range inferences {
 					pairs++
 					d := Diagnose(*healthy(t, inferred, state, p.shows(string(reason))))
 					f := d.Chains[0].Finding
-					if f == nil || f.Link != want.Link && phase != "awaited by a claim" ||
-						f.Reason != reason || f.ByItself != want.ByItself || f.Do != want.Do || f.Next == "" ||
-						!strings.Contains(f.Wrong, sentence) && p.name != "flight recorder" ||
-						strings.HasPrefix(p.name, "event ") != strings.HasSuffix(f.Source, forgeable) {
+					if f == nil || f.Link != link && phase != "awaited by a claim" || f.Reason != reason ||
+						f.ByItself != a.ByItself || f.Do != strings.ReplaceAll(explained.Do, "`", "") ||
+						f.Next == "" || !strings.Contains(f.Wrong, sentence) && p.name != "flight recorder" ||
+						isEvent != strings.HasSuffix(f.Source, forgeable) {
 						t.Errorf("%s in %s, %s, %s: got %+v\n%s", reason, p.name, phase, beside, f, text(d))
 						continue
 					}
@@ -233,7 +219,7 @@ func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 		}
 		for phase, state := range p.counts {
 			for why, change := range unrelated {
-				if strings.HasPrefix(p.name, "event ") {
+				if isEvent {
 					isHistory(p.name+", "+phase+", "+why, state, shown, change)
 				}
 			}
@@ -247,14 +233,13 @@ func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 
 func TestAForgedErrorIsNotQuoted(t *testing.T) {
 	for place, text := range forged {
-		objects, err := kube.Parse([]byte(text))
-		if err != nil || !strings.Contains(text, sentence) {
-			t.Fatal(place, err)
+		objects := csitest.Got(kube.Parse([]byte(strings.Replace(text, "ERROR", rpc("RackFull"), 1))))(t)
+		if !strings.Contains(text, "ERROR") {
+			t.Fatal(place)
 		}
-		e := healthy(t, pending, blank, without(objects[0].Kind))
-		e.Cluster.Objects = append(e.Cluster.Objects, objects...)
-		(&gatherer{e: *e}).sift()
-		if got := racktest.JSON(Diagnose(*e)); strings.Contains(got, sentence) {
+		got := racktest.JSON(Diagnose(*healthy(t, pending, blank, without(objects[0].Kind),
+			func(w *world) { w.Cluster.Objects = append(w.Cluster.Objects, objects...) })))
+		if strings.Contains(got, sentence) {
 			t.Errorf("%s is quoted: %s", place, got)
 		}
 	}
@@ -303,7 +288,7 @@ var parts = []struct {
 	{`/nodes/reports/[^/]+/volumes/0/mounts/(0|2)(/.*)?`, "",
 		"the pod has the volume by its own path"},
 	{`/rack/cluster`, "", "a cluster may have no id"},
-	{`/rack/disks/[^/]+/object/(filesystemUUID|id|type)`, "",
+	{`/rack/disks/[^/]+/object/(filesystemUUID|id)`, "",
 		"it is asked for by its id; the others may be missing"},
 	{`/rack/instances/[^/]+/object/(id|name)`, "", "it is asked for by its id"},
 	{`/rack/neighbours/[^/]+/object/0(/[^i].*|/instance)?`, "", "it is the disk itself"},
@@ -386,16 +371,12 @@ func at(l Link) int {
 
 // dead makes a container in a pod of the driver crash again and again.
 func dead(controller, container string) edit {
-	return func(t testing.TB, e *Evidence) {
-		for i, pod := range e.Nodes.DriverPods {
-			for k, s := range pod.Status.ContainerStatuses {
-				if pod.Metadata.Controller().Kind == controller && s.Name == container {
-					s.Ready, s.State.Running, s.State.Waiting.Reason = false, nil, "CrashLoopBackOff"
-					e.Nodes.DriverPods[i].Status.ContainerStatuses[k] = s
-					return
-				}
-			}
-		}
-		t.Fatalf("no pod of a %s has a container %s", controller, container)
+	return func(w *world) {
+		i := slices.IndexFunc(w.Nodes.DriverPods, func(pod kube.Object) bool {
+			return pod.Metadata.Controller().Kind == controller
+		})
+		all := w.Nodes.DriverPods[i].Status.ContainerStatuses
+		s := &all[slices.IndexFunc(all, func(s kube.ContainerStatus) bool { return s.Name == container })]
+		s.Ready, s.State.Running, s.State.Waiting.Reason = false, nil, "CrashLoopBackOff"
 	}
 }

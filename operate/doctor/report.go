@@ -18,18 +18,18 @@ import (
 
 // Write writes the diagnosis, for people or as JSON.
 func (d Diagnosis) Write(w io.Writer, o Options) error {
-	var text []byte
+	var b bytes.Buffer
 	var err error
 	switch {
 	case o.JSON:
-		text, err = indented(d)
+		err = encode(&b, d)
 	case o.Question.Kind == AskCluster:
-		text = d.treeText(o.Colour)
+		d.writeTree(&b, o.Colour)
 	default:
-		text = d.text()
+		d.writeLinks(&b)
 	}
 	if err == nil {
-		_, err = w.Write(text) // a single write, because the writer replaces secrets in each write
+		_, err = w.Write(b.Bytes()) // a single write, because the writer replaces secrets in each write
 	}
 	if err != nil {
 		return fmt.Errorf("write the diagnosis: %w", err)
@@ -37,67 +37,55 @@ func (d Diagnosis) Write(w io.Writer, o Options) error {
 	return nil
 }
 
-func indented(v any) ([]byte, error) {
-	var b bytes.Buffer
-	encoder := json.NewEncoder(&b)
+func encode(b *bytes.Buffer, v any) error {
+	encoder := json.NewEncoder(b)
 	encoder.SetEscapeHTML(false)
 	encoder.SetIndent("", "  ")
-	err := encoder.Encode(v)
-	return b.Bytes(), err
+	return encoder.Encode(v)
 }
 
-func (d Diagnosis) text() []byte {
-	var b bytes.Buffer
+func (d Diagnosis) writeLinks(b *bytes.Buffer) {
 	for _, c := range d.Chains {
-		fmt.Fprintf(&b, "%s\n\n", c.Subject)
+		fmt.Fprintf(b, "%s\n\n", c.Subject)
 		for _, s := range c.Links {
-			fmt.Fprintf(&b, "  %-11s %-8s %s\n", s.Link, s.State, s.What)
+			fmt.Fprintf(b, "  %-11s %-8s %s\n", s.Link, s.State, s.What)
 			for _, note := range s.Notes {
-				fmt.Fprintf(&b, "  %-11s %-8s   %s\n", "", "", note)
+				fmt.Fprintf(b, "  %-11s %-8s   %s\n", "", "", note)
 			}
 		}
 		b.WriteByte('\n')
-		c.writeFinding(&b)
-		b.WriteByte('\n')
+		c.writeFinding(b)
 	}
-	d.writeFigure(&b)
-	return b.Bytes()
+	d.writeFigure(b)
 }
 
 func (d Diagnosis) writeFigure(b *bytes.Buffer) {
-	fmt.Fprintf(b, "FIGURE doctor chains=%d broken=%d unseen=%d status=%d\n", len(d.Chains),
-		d.count(Broken), d.count(Unseen), d.Status())
-}
-
-func (d Diagnosis) count(state State) (n int) {
+	broken, unseen := 0, 0
 	for _, c := range d.Chains {
-		for _, s := range c.Links {
-			if s.State == state {
-				n++
-			}
-		}
+		broken, unseen = broken+len(c.linksIn(Broken)), unseen+len(c.linksIn(Unseen))
 	}
-	return n
+	fmt.Fprintf(b, "FIGURE doctor chains=%d broken=%d unseen=%d status=%d\n", len(d.Chains), broken,
+		unseen, d.Status())
 }
 
-func (c Chain) unseen() string {
-	var unseen []string
+// linksIn returns the names of the links that are in the state.
+func (c Chain) linksIn(state State) (links []string) {
 	for _, s := range c.Links {
-		if s.State == Unseen {
-			unseen = append(unseen, string(s.Link))
+		if s.State == state {
+			links = append(links, string(s.Link))
 		}
 	}
-	return strings.Join(unseen, ", ")
+	return links
 }
 
 func (c Chain) writeFinding(b *bytes.Buffer) {
 	f := c.Finding
 	if f == nil {
 		but := ""
-		if unseen := c.unseen(); unseen != "" {
-			but = ", but these links could not be seen: " + unseen
+		if unseen := c.linksIn(Unseen); unseen != nil {
+			but = ", but these links could not be seen: " + strings.Join(unseen, ", ")
 		}
-		fmt.Fprintf(b, "  Nothing broken was found%s.\n", but)
+		fmt.Fprintf(b, "  Nothing broken was found%s.\n\n", but)
 		return
 	}
 	fmt.Fprintf(b, "  BROKEN LINK: %s\n", f.Link)
@@ -120,24 +108,22 @@ func (c Chain) writeFinding(b *bytes.Buffer) {
 	line("by itself", f.ByItself)
 	line("do", f.Do)
 	line("next", f.Next)
+	b.WriteByte('\n')
 }
 
-// bundle is a file for a support case. Its evidence was sifted (sift.go), so it contains no Secret,
-// environment, mount option or token. From other programs it contains only texts of a known form.
-type bundle struct {
-	Format    int       `json:"format"`
-	Version   string    `json:"version"`
-	Diagnosis Diagnosis `json:"diagnosis"`
-	Evidence  Evidence  `json:"evidence"`
-}
-
-const bundleFormat = 1
-
-// WriteBundle writes the diagnosis and its evidence as JSON.
+// WriteBundle writes a file for a support case: the diagnosis and its evidence, as JSON. The
+// evidence was sifted (sift.go), so it contains no Secret, environment, mount option or token. From
+// other programs it contains only texts of a known form.
 func WriteBundle(w io.Writer, d Diagnosis, e Evidence) error {
-	text, err := indented(bundle{Format: bundleFormat, Version: e.Version, Diagnosis: d, Evidence: e})
+	var b bytes.Buffer
+	err := encode(&b, struct {
+		Format    int       `json:"format"`
+		Version   string    `json:"version"`
+		Diagnosis Diagnosis `json:"diagnosis"`
+		Evidence  Evidence  `json:"evidence"`
+	}{1, e.Version, d, e})
 	if err == nil {
-		_, err = w.Write(text)
+		_, err = w.Write(b.Bytes())
 	}
 	return err
 }
@@ -170,23 +156,17 @@ type Place struct {
 
 // place returns a chain's place. A disk is shown at the instance to which the rack has attached it.
 func (c *chain) place() *Place {
-	p := &Place{}
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {
-		p.Node, p.Instance = c.nodeName, c.instance
-		return p
+		return &Place{Node: c.nodeName, Instance: c.instance}
 	}
+	p := &Place{Volume: cmp.Or(c.volume, &none).Metadata.Name,
+		Pod: cmp.Or(c.pod, &none).Metadata.Name}
 	if d := c.Rack.Disks[c.handle].Object; d != nil {
 		p.Instance = d.Instance
 		p.Disk = fmt.Sprintf("%s (%s), %d GiB, %s", d.Name, d.ID, d.SizeBytes/volume.GiB, d.State)
 	}
-	if c.volume != nil {
-		p.Volume = c.volume.Metadata.Name
-	}
 	if c.claimName.Name != "" {
 		p.Claim = c.claimName.Namespace + "/" + c.claimName.Name
-	}
-	if c.pod != nil {
-		p.Pod = c.pod.Metadata.Name
 	}
 	if _, v, _ := c.report(); v != nil && len(v.Devices) == 1 && p.Instance == c.instance {
 		p.Device = v.Devices[0].Name
@@ -199,46 +179,44 @@ func (c *chain) place() *Place {
 
 // branch is an instance with its volumes, or the volumes without an instance or without a disk.
 type branch struct {
+	rank   int // of its place among others
 	Title  string
 	Own    *Chain // the chain of the node, or nil
 	Leaves []Chain
 }
 
-// tree groups the chains by the instance to which the disk is attached. The instances are sorted by
+// Tree groups the chains by the instance to which the disk is attached. The instances are sorted by
 // title. After them come the disks at no instance, and the volumes without a disk.
-func (d Diagnosis) tree() []branch {
+func (d Diagnosis) Tree() []branch {
 	at := map[string]*branch{}
-	detached, diskless := &branch{Title: "at no instance"}, &branch{Title: "without a disk"}
 	for i, c := range d.Chains {
-		b := detached
-		switch p := c.Place; {
+		p, b := c.Place, branch{rank: 1, Title: "at no instance"}
+		switch {
 		case p == nil, i == 0:
 			continue // the rack, or a question about something else
 		case p.Instance != "" || p.Node != "":
-			key := cmp.Or(p.Instance, "node "+p.Node)
-			if at[key] == nil {
-				at[key] = &branch{Title: "instance " + p.Instance}
-			}
-			b = at[key]
-			if p.Node != "" {
-				b.Own, b.Title = &d.Chains[i], cmp.Or(c.step(LinkInstance).What, "instance")+", node "+p.Node
-				continue
-			}
+			b = branch{Title: "instance " + p.Instance}
 		case p.Disk == "":
-			b = diskless
+			b = branch{rank: 2, Title: "without a disk"}
 		}
-		b.Leaves = append(b.Leaves, c)
+		key := fmt.Sprint(b.rank, cmp.Or(p.Instance, "node "+p.Node))
+		if at[key] == nil {
+			at[key] = &b
+		}
+		if p.Node != "" {
+			at[key].Own = &d.Chains[i]
+			at[key].Title = cmp.Or(c.step(LinkInstance).What, "instance") + ", node " + p.Node
+			continue
+		}
+		at[key].Leaves = append(at[key].Leaves, c)
 	}
 	var all []branch
 	for _, key := range sortedKeys(at) {
 		all = append(all, *at[key])
 	}
-	slices.SortStableFunc(all, func(a, b branch) int { return cmp.Compare(a.Title, b.Title) })
-	for _, b := range []*branch{detached, diskless} {
-		if len(b.Leaves) > 0 {
-			all = append(all, *b)
-		}
-	}
+	slices.SortStableFunc(all, func(a, b branch) int {
+		return cmp.Or(a.rank-b.rank, cmp.Compare(a.Title, b.Title))
+	})
 	return all
 }
 
@@ -262,10 +240,11 @@ func (c Chain) Line() string {
 	if p.Volume == "" && p.Claim == "" && c.step(LinkVolume).State == Idle {
 		words = append(words, "no PersistentVolume (see oxide-csi-plugin audit)")
 	}
-	for _, word := range []struct{ kind, name string }{{"claim ", p.Claim}, {"pod ", p.Pod}} {
-		if word.name != "" {
-			words = append(words, word.kind+word.name)
-		}
+	if p.Claim != "" {
+		words = append(words, "claim "+p.Claim)
+	}
+	if p.Pod != "" {
+		words = append(words, "pod "+p.Pod)
 	}
 	return strings.Join(words, " → ")
 }
@@ -276,7 +255,7 @@ func (c Chain) State() State {
 		return Broken
 	}
 	for _, state := range []State{Unseen, Waiting} {
-		if slices.ContainsFunc(c.Links, func(s Step) bool { return s.State == state }) {
+		if c.linksIn(state) != nil {
 			return state
 		}
 	}
@@ -289,8 +268,8 @@ func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)
 	}
-	if unseen := c.unseen(); unseen != "" {
-		return "not seen: " + unseen
+	if unseen := c.linksIn(Unseen); unseen != nil {
+		return "not seen: " + strings.Join(unseen, ", ")
 	}
 	return ""
 }
@@ -301,51 +280,46 @@ var colours = map[State]string{OK: "32", Waiting: "33", Unseen: "36", Broken: "1
 // mostFindings is how many findings a cluster's report explains. The tree marks all broken chains.
 const mostFindings = 10
 
-// treeText returns the tree, and below it the findings, as text for people.
-func (d Diagnosis) treeText(colour bool) []byte {
-	var b bytes.Buffer
-	mark := func(c Chain) string {
+// writeTree writes the tree, and below it the findings, as text for people.
+func (d Diagnosis) writeTree(b *bytes.Buffer, colour bool) {
+	line := func(indent string, c Chain, text string) {
 		word := fmt.Sprintf("%-8s", c.State())
 		if code := colours[c.State()]; colour && code != "" {
 			word = "\x1b[" + code + "m" + word + "\x1b[0m"
 		}
-		return word
-	}
-	line := func(indent string, c Chain, text string) {
-		fmt.Fprintf(&b, "%s %s%s\n", mark(c), indent, text)
+		fmt.Fprintf(b, "%s %s%s\n", word, indent, text)
 		if wrong := c.Wrong(); wrong != "" {
-			fmt.Fprintf(&b, "%9s%s   ↳ %s\n", "", indent, wrong)
+			fmt.Fprintf(b, "%9s%s   ↳ %s\n", "", indent, wrong)
 		}
 	}
 	if len(d.Chains) > 0 {
 		line("", d.Chains[0], d.Chains[0].step(LinkRack).What)
 	}
-	for _, branch := range d.tree() {
+	for _, branch := range d.Tree() {
 		if branch.Own != nil {
 			line("  ", *branch.Own, branch.Title)
 		} else {
-			fmt.Fprintf(&b, "%9s  %s\n", "", branch.Title)
+			fmt.Fprintf(b, "%9s  %s\n", "", branch.Title)
 		}
 		for _, leaf := range branch.Leaves {
 			line("    ", leaf, leaf.Line())
 		}
 	}
 	b.WriteByte('\n')
-	for i, c := range d.broken() {
+	for i, c := range d.Broken() {
 		if i == mostFindings {
-			fmt.Fprintf(&b, "%d more are broken; ask about one of them, such as doctor volume ID\n\n",
-				len(d.broken())-i)
+			fmt.Fprintf(b, "%d more are broken; ask about one of them, such as doctor volume ID\n\n",
+				len(d.Broken())-i)
 			break
 		}
-		fmt.Fprintf(&b, "%s\n\n", c.Subject)
-		c.writeFinding(&b)
-		b.WriteByte('\n')
+		fmt.Fprintf(b, "%s\n\n", c.Subject)
+		c.writeFinding(b)
 	}
-	d.writeFigure(&b)
-	return b.Bytes()
+	d.writeFigure(b)
 }
 
-func (d Diagnosis) broken() []Chain {
+// Broken returns the chains with a finding.
+func (d Diagnosis) Broken() []Chain {
 	return slices.DeleteFunc(slices.Clone(d.Chains), func(c Chain) bool { return c.Finding == nil })
 }
 
@@ -370,7 +344,7 @@ dd{margin:0;overflow-wrap:anywhere}
 <p>{{.At.UTC.Format "2006-01-02 15:04:05"}} UTC, version {{.Version}}</p>
 {{define "chain"}}<span class="state {{.State}}">{{.State}}</span>{{end}}
 {{define "wrong"}}{{with .Wrong}}<small>{{.}}</small>{{end}}{{end}}
-{{range .Branches}}<section>
+{{range .Tree}}<section>
 <h2>{{with .Own}}{{template "chain" .}} {{end}}{{.Title}}</h2>
 {{with .Own}}{{template "wrong" .}}{{end}}
 <ul>{{range .Leaves}}<li>{{template "chain" .}} {{.Line}}{{template "wrong" .}}</li>{{end}}</ul>
@@ -386,11 +360,7 @@ dd{margin:0;overflow-wrap:anywhere}
 // about the cluster.
 func (d Diagnosis) WriteHTML(w io.Writer) error {
 	var b bytes.Buffer
-	err := page.Execute(&b, struct {
-		Diagnosis
-		Branches []branch
-		Broken   []Chain
-	}{d, d.tree(), d.broken()})
+	err := page.Execute(&b, d)
 	if err == nil {
 		_, err = w.Write(b.Bytes()) // a single write; see Write
 	}

@@ -218,7 +218,7 @@ func (s *sifter) redact(text string) string {
 				break
 			}
 			from += at
-			for i := range word {
+			for i := range len(word) {
 				secret[from+i] = true
 			}
 		}
@@ -237,8 +237,8 @@ func (s *sifter) redact(text string) string {
 
 // ownPods adds the pods in the driver's namespace whose controller is the chart's DaemonSet, or a
 // ReplicaSet of the chart's Deployment. It compares UIDs, because every user may set labels and
-// names. If there is no DaemonSet, it returns that as the reason why no pod is known.
-func (g *gatherer) ownPods(objects []kube.Object) (why string) {
+// names. If there is no DaemonSet, that is the reason why the pods are unseen.
+func (g *gatherer) ownPods(objects []kube.Object) {
 	namespace, owners := g.e.Nodes.Namespace, map[string]string{} // kind by UID
 	for _, kind := range []string{kindDaemonSet, kindDeployment, kindReplicaSet, kindPod} {
 		for _, o := range objects {
@@ -254,11 +254,11 @@ func (g *gatherer) ownPods(objects []kube.Object) (why string) {
 			}
 		}
 		if kind == kindDaemonSet && len(owners) == 0 {
-			return "no DaemonSet of the driver is in the namespace " + namespace +
-				"; name its namespace with --driver-namespace"
+			g.e.Cluster.Unseen[kindDriverPod] = "no DaemonSet of the driver is in the namespace " +
+				namespace + "; name its namespace with --driver-namespace"
+			return
 		}
 	}
-	return ""
 }
 
 // runsDriver reports whether a workload's name ends with suffix and one container is the driver.
