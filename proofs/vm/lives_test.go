@@ -197,10 +197,8 @@ type lab struct {
 	*proof.Proof
 	rack       *harness.Rack
 	controller csi.ControllerClient
-	// controllerAddress is the controller's endpoint.
-	controllerAddress string
-	nodes             []*node
-	kernels           []string
+	nodes      []*node
+	kernels    []string
 
 	// compared is the number of records that were read again.
 	lives, pulled, killed, lost, stuck, compared int
@@ -237,7 +235,7 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 	plugin, err := rack.StartPlugin(t.Context(), harness.PluginOptions{Mode: harness.ModeController})
 	must(t, err)
 	t.Cleanup(func() { must(t, plugin.Stop()) })
-	l.controller, l.controllerAddress = plugin.Controller(), plugin.Endpoint
+	l.controller = plugin.Controller()
 	must(t, l.nodes[1].changeImage(t.Context(), filepath.Join(imageDir(t), "newer")))
 	var booted errgroup.Group
 	for _, n := range l.nodes {
