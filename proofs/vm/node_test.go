@@ -45,9 +45,7 @@ func imageDir(t *testing.T) string {
 // hostKey returns the file of the ssh key for every guest, or skips the test without an image.
 func hostKey(t *testing.T) string {
 	t.Helper()
-	h, err := machine.Open(t.Context(), imageDir(t))
-	must(t, err)
-	return h.Key()
+	return harness.Need(machine.Open(t.Context(), imageDir(t)))(t).Key()
 }
 
 // node is an instance that runs as a virtual machine, with the driver's node service in it. An ssh
@@ -221,14 +219,10 @@ func (n *node) kill(ctx context.Context) error {
 	})
 }
 
-func (n *node) pause(ctx context.Context, d time.Duration) error {
-	process, err := n.qemu()
-	if err == nil {
-		err = process.Signal(syscall.SIGSTOP)
-	}
-	if err != nil {
-		return err
-	}
+func (n *node) pause(ctx context.Context, d time.Duration) (err error) {
+	defer harness.Catch(&err)
+	process := harness.Got(n.qemu())
+	harness.Must(process.Signal(syscall.SIGSTOP))
 	after(ctx, d)
 	return process.Signal(syscall.SIGCONT)
 }
