@@ -78,12 +78,6 @@ type operation struct {
 // request of a keeper may have stopped it.
 const late = 2 * time.Minute
 
-func (w *testCluster) checkState() {
-	if busy := w.busy(); len(busy) > 1 {
-		w.breaks("the keepers work on several nodes at once: %v", busy)
-	}
-}
-
 func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
 	asked := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 	i := slices.IndexFunc(names, func(name string) bool {
@@ -185,7 +179,6 @@ func (w *testCluster) countStop(k *replica, name string, r *recorded) {
 			return w.clock.Sub(s.at) >= 24*time.Hour
 		})
 		w.causes[volume] = append(stops, stop{w.clock, name})
-		w.mostStops = max(w.mostStops, len(w.causes[volume]))
 		if len(w.causes[volume]) > k.Config.MaxStopsPerVolume {
 			w.breaks("instances were stopped for %s at %v", volume, w.causes[volume])
 		}
