@@ -16,43 +16,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
-
-// The mount table shows a btrfs's device only by the name that it had at the mount, without a
-// usable number. After a detach, a new device may get the same name.
-func TestADetachedBtrfsIsNotMistakenForANewDeviceOfTheSameName(t *testing.T) {
-	runner := newRunner(t, "model-regressions")
-	h, err := runner.replay(t, nil, `
-		controller 1: create v3, and bring it to pod 1 on a, which writes block 1`, func(h *History) {
-		h.plugUntilNamedAsBefore(t.Context())
-		h.run(t.Context(), Step{op: publish, vol: 3, node: "a", pod: 1},
-			Step{op: stage, vol: 3, node: "a"}, Step{op: unpublish, vol: 3, node: "a", pod: 1},
-			Step{op: publish, vol: 3, node: "a", pod: 1})
-	})
-	if err != nil {
-		t.Errorf("%v\n%s", err, h.Transcript())
-	}
-}
-
-// plugUntilNamedAsBefore detaches v3 from node a and attaches it again until its device has the
-// same name as before.
-func (h *History) plugUntilNamedAsBefore(ctx context.Context) {
-	nameOf := func() string {
-		device, _ := h.env.Rack.Instance("a").Device(h.serials[3]) // it may be detached
-		return device.Name
-	}
-	before := nameOf()
-	for range 300 {
-		h.run(ctx, Step{op: detach, ctl: 1, vol: 3, node: "a"},
-			Step{op: attach, ctl: 1, vol: 3, node: "a"})
-		if nameOf() == before {
-			return
-		}
-	}
-	fail("v3's device was never %s again", before)
-}
 
 // These texts are beginnings of histories. In inUse a pod writes to a filesystem, in deviceInUse to
 // a raw device. After deviceInUse, released detaches the volume, and moved publishes it on node b.
@@ -290,7 +257,9 @@ func TestEveryManipulatedHistoryFails(t *testing.T) {
 	cases := short.Some(t, 6, manipulations)
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			h, err := r.replay(t, &c.manipulation, c.steps)
+			steps := harness.Need(ParseHistory(c.steps))(t)
+			h, err := r.runHistory(t.Context(), t.Name(), r.proof.Seed, &c.manipulation,
+				func(h *History) { h.run(t.Context(), steps...) })
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("the history ended with %v, want an error with %q:\n%s", err, c.want,
 					h.Transcript())

@@ -93,19 +93,6 @@ func (r *runner) newEnvironment(ctx context.Context) (err error) {
 	return r.env.TakeBaseline(ctx)
 }
 
-// replay runs the steps of the text, and then passes the history to each function in then.
-func (r *runner) replay(t *testing.T, m *manipulation, text string,
-	then ...func(*History)) (*History, error) {
-	t.Helper()
-	steps := harness.Need(ParseHistory(text))(t)
-	return r.runHistory(t.Context(), t.Name(), r.proof.Seed, m, func(h *History) {
-		h.run(t.Context(), steps...)
-		for _, do := range then {
-			do(h)
-		}
-	})
-}
-
 func TestRandomHistoriesReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-38
 	r := newRunner(t, "model")
 	p := r.proof
