@@ -113,12 +113,11 @@ var manipulations = []struct {
 	{"an attach without a device answers OK", `
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a`,
-		manipulation{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
-			h *History) error {
-			h.addFault(ctx, noDevice)
+		after("controller 1: CreateVolume v1", func(h *History) error {
+			h.addFault(context.Background(), noDevice)
 			h.world.recordsFirst = false
 			return nil
-		}}, "answered OK, and the node has no device of it"},
+		}), "answered OK, and the node has no device of it"},
 	{"a stage without a device answers OK", bare, skipCall(stage),
 		"answered OK, the model allows [NotFound]"},
 	{"the missing device is not explained", bare,
@@ -175,14 +174,12 @@ var manipulations = []struct {
 		}), "v4 has the loop devices"},
 	{"an administrator attaches a volume's disk", `
 		controller 1: CreateVolume v1`,
-		manipulation{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
-			h *History) error {
-			return h.env.Rack.AttachDisk(ctx, h.volumes[1].GetVolumeId(),
+		after("controller 1: CreateVolume v1", func(h *History) error {
+			return h.env.Rack.AttachDisk(context.Background(), h.volumes[1].GetVolumeId(),
 				h.env.Rack.Instance("b").ID)
-		}}, `"v1 holder" is "b"`},
+		}), `"v1 holder" is "b"`},
 	{"a device is shown to a second guest", deviceInUse,
-		manipulation{when: "node a: NodePublish v4", action: showInB},
-		`its device is seen by ["a" "b"]`},
+		after("node a: NodePublish v4", showInB), `its device is seen by ["a" "b"]`},
 	{"a pod gets another volume", inUse + deviceInUse + `
 		node a: NodePublish v4 to pod 2`,
 		after("node a: NodePublish v4 to pod 2", func(h *History) error {
@@ -224,22 +221,21 @@ var manipulations = []struct {
 			return proof.WriteAt(h.env.foreign[0].path, gib/2, 1)
 		}), "the foreign disk csi-0123456789abcdef was written to"},
 	{"a foreign disk is detached", inUse,
-		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *History) error {
-			h.env.detachDisk(ctx, h.env.foreign[1].id, "a")
+		after("node a: NodeStage", func(h *History) error {
+			h.env.detachDisk(context.Background(), h.env.foreign[1].id, "a")
 			return nil
-		}}, "the foreign disk database has become"},
+		}), "the foreign disk database has become"},
 	{"a foreign disk is deleted", inUse,
-		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *History) error {
-			return h.env.Rack.DeleteDisk(ctx, h.env.foreign[0].id)
-		}}, "the foreign disk csi-0123456789abcdef"},
+		after("node a: NodeStage", func(h *History) error {
+			return h.env.Rack.DeleteDisk(context.Background(), h.env.foreign[0].id)
+		}), "the foreign disk csi-0123456789abcdef"},
 }
 
 func after(when string, action func(*History) error) manipulation {
-	return manipulation{when: when,
-		action: func(_ context.Context, h *History) error { return action(h) }}
+	return manipulation{when: when, action: action}
 }
 
-func showInB(_ context.Context, h *History) error {
+func showInB(h *History) error {
 	d, err := h.env.Rack.Instance("a").Device(h.serials[4])
 	if err != nil {
 		return err

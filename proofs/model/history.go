@@ -62,21 +62,18 @@ type counts struct {
 	steps, faults, restarts int
 	// bare counts the volumes that were attached without a device.
 	bare int
-	// holders counts the devices that a process kept open. released counts the unstages that answered
-	// OK although a process kept the device open.
-	holders, released int
+	// holders counts the devices that a process kept open.
+	holders int
 	// bytes counts acknowledged bytes, and lost the acknowledged bytes that were lost.
 	bytes, lost int64
 	// copies counts the restored volumes that were compared with their snapshot.
 	copies int
 	// calls counts all calls. aborted counts how often a call was repeated.
 	calls, aborted atomic.Int64
-	// of maps an op to the number of its calls in crowds. The next fields count their results.
-	of                                   map[op]int
-	abandoned, volumes, wrong            int
-	names, disks, ids, mounts, formatted int
+	// abandoned counts the calls of crowds that were abandoned, and volumes the volumes of crowds.
+	abandoned, volumes int
 	// formats is the number of runs of mkfs, and formatted the number of volumes that need one run.
-	formats int
+	formats, formatted int
 }
 
 // NewHistory returns a history without steps.
@@ -176,7 +173,7 @@ func (h *History) run(ctx context.Context, steps ...Step) {
 
 // observeAndCheck observes and checks the state, and adds the unfinished calls to the doubts.
 func (h *History) observeAndCheck(ctx context.Context, calls []ended) {
-	h.manipulation.apply(ctx, h)
+	h.manipulation.apply(h)
 	h.check(h.observe(ctx, calls), calls)
 	for _, c := range calls {
 		if c.how == openCall || c.how == unclear && h.world.rackDown {
@@ -505,7 +502,7 @@ type manipulation struct {
 	// action, if not nil, runs after the step whose line begins with when, before the state is
 	// observed.
 	when   string
-	action func(ctx context.Context, h *History) error
+	action func(h *History) error
 }
 
 func (m *manipulation) call(ctx context.Context, h *History, s Step) (any, error) {
@@ -516,9 +513,9 @@ func (m *manipulation) call(ctx context.Context, h *History, s Step) (any, error
 	return m.answer(h, s, real)
 }
 
-func (m *manipulation) apply(ctx context.Context, h *History) {
+func (m *manipulation) apply(h *History) {
 	if m != nil && m.action != nil && len(h.lines) > 0 &&
 		strings.HasPrefix(h.lines[len(h.lines)-1], m.when) {
-		harness.Must(m.action(ctx, h))
+		harness.Must(m.action(h))
 	}
 }
