@@ -62,8 +62,7 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 		p.Say("%d trials, %d of them void", a.trials.Load(), a.void.Load())
 	}
 	trials, void := a.trials.Load(), a.void.Load()
-	p.Figure("trials", trials, "void", void, "actors", len(actors), "acts", a.acts.Load(), "undone",
-		a.undone.Load(), "leaked", a.leaked.Load())
+	p.Figure("trials", trials, "void", void, "actors", len(actors), "acts", a.acts.Load())
 	for _, what := range a.results() {
 		t.Error(what)
 	}
@@ -110,8 +109,7 @@ func TestAControllerWithoutOneOfItsGuardsFailsATrial(t *testing.T) {
 	for _, rule := range answerRules {
 		guards = append(guards, rule.Guard)
 	}
-	program, err := proof.BuildMutant(t.Context(), t.TempDir(), guards)
-	csitest.Must(t, err)
+	program := csitest.Got(proof.BuildMutant(t.Context(), t.TempDir(), guards))(t)
 	for _, rule := range short.Some(t, 1, answerRules) {
 		t.Run(rule.Name, func(t *testing.T) {
 			a := newAnswers(t, proof.New(t, "answers-guards"), harness.PluginOptions{
@@ -135,7 +133,7 @@ type answerProof struct {
 	rack *harness.Rack
 	all  []*lane
 
-	trials, void, acts, undone, leaked atomic.Int64
+	trials, void, acts atomic.Int64
 	// mu guards wrong, which describes the trials that failed.
 	mu    sync.Mutex
 	wrong []string
@@ -144,9 +142,8 @@ type answerProof struct {
 func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *answerProof {
 	t.Helper()
 	// The rack accepts any token. Each controller has its own token, by which faults select it.
-	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{
-		Args: []string{"--token="}})
-	csitest.Must(t, err)
+	rack := csitest.Got(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{
+		Args: []string{"--token="}}))(t)
 	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
 	a := &answerProof{t: t, p: p, rack: rack}
 	for i := range lanes {
@@ -156,9 +153,8 @@ func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *an
 			env := map[string]string{"OXIDE_TOKEN": token, "OXIDE_LATE_LIMIT": lateLimit.String(),
 				"OXIDE_LOOK_LIMIT": lookLimit.String()}
 			maps.Copy(env, options.Env)
-			plugin, err := rack.StartPlugin(t.Context(), harness.PluginOptions{
-				Mode: harness.ModeController, Command: options.Command, Env: env})
-			csitest.Must(t, err)
+			plugin := csitest.Got(rack.StartPlugin(t.Context(), harness.PluginOptions{
+				Mode: harness.ModeController, Command: options.Command, Env: env}))(t)
 			t.Cleanup(func() { csitest.Must(t, plugin.Stop()) })
 			l.leaders = append(l.leaders, leader{plugin, token})
 		}
@@ -189,9 +185,8 @@ func (a *answerProof) results() []string {
 	return a.wrong
 }
 
-// report records that the trial failed, and increments count.
-func (v *life) report(count *atomic.Int64, format string, args ...any) {
-	count.Add(1)
+// report records that the trial failed.
+func (v *life) report(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.wrong = append(v.wrong, fmt.Sprintf("trial %d: %s: %s", v.seed, v.who,
@@ -347,7 +342,7 @@ func (v *life) live() {
 		err := s.call(v)
 		end()
 		if err != nil {
-			v.report(&v.leaked, "step %d does not converge: %v", i, err)
+			v.report("step %d does not converge: %v", i, err)
 			break
 		}
 	}
@@ -603,14 +598,14 @@ func (v *life) end(void bool) error {
 	}
 	for id, at := range got {
 		if where, known := want[id]; !known {
-			v.report(&v.leaked, "the orchestrator does not know %s (%q)", id, at)
+			v.report("the orchestrator does not know %s (%q)", id, at)
 		} else if at != where {
-			v.report(&v.undone, "the disk %s is at %q, acknowledged is %q", id, at, where)
+			v.report("the disk %s is at %q, acknowledged is %q", id, at, where)
 		}
 	}
 	for id, where := range want {
 		if _, exists := got[id]; !exists {
-			v.report(&v.undone, "%s (%q) was returned, but is lost", id, where)
+			v.report("%s (%q) was returned, but is lost", id, where)
 		}
 	}
 	return err
