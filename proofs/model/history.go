@@ -80,8 +80,7 @@ type counts struct {
 func NewHistory(env *Environment) *History {
 	return &History{env: env, count: &counts{}, world: newWorld(),
 		volumes: map[int]*csi.Volume{}, taken: map[int]string{}, given: map[field]bool{},
-		contents:  map[int]*content{},
-		snapshots: map[string]*content{}, serials: map[int]string{},
+		contents: map[int]*content{}, snapshots: map[string]*content{}, serials: map[int]string{},
 		faultNames: map[string]string{}, goals: map[int]string{}}
 }
 

@@ -158,15 +158,12 @@ func (w *testCluster) checkStop(k *replica, name string) {
 // checkJobs checks that a stop ends no running pod of a Job, because no controller replaces it.
 func (w *testCluster) checkJobs(name string) {
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
-		if p.Spec.NodeName == name && running(p) && !w.stale && !w.raced {
+		if p.Spec.NodeName == name && p.Spec.RestartPolicy == corev1.RestartPolicyNever &&
+			len(p.Status.InitContainerStatuses) > 0 && p.Status.Phase != corev1.PodSucceeded &&
+			!w.stale && !w.raced {
 			w.breaks("%s is stopped with the instance of %s, and does not come back", p.Name, name)
 		}
 	}
-}
-
-func running(p *corev1.Pod) bool {
-	return p.Spec.RestartPolicy == corev1.RestartPolicyNever &&
-		len(p.Status.InitContainerStatuses) > 0 && p.Status.Phase != corev1.PodSucceeded
 }
 
 // countStop counts a stop for each volume for which the instance is stopped.

@@ -361,8 +361,7 @@ func TestEveryInstanceRunsAfterKillsAndDisturbancesOfTheKeeper(t *testing.T) {
 	p.Say("%v", counts)
 	p.Figure("histories", histories, "kills", kills, "stops", stops, "volumes", attached,
 		"kinds", len(counts), "in-rounds", counts["within a round"], "late", counts["late request"],
-		"restarted", counts["started, stopped late"],
-		"fenced", counts["fenced"], "violations", 0)
+		"restarted", counts["started, stopped late"], "fenced", counts["fenced"], "violations", 0)
 }
 
 // effects contains events that a run of many histories must cause at least once.

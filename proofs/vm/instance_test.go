@@ -34,14 +34,9 @@ type instance struct {
 	*node
 }
 
-func (i instance) must(err error) {
-	i.Helper()
-	must(i.T, err)
-}
-
 func (i instance) await(state oxide.InstanceState) {
 	i.Helper()
-	i.must(harness.Await(i.Context(), bootTime, func() error {
+	must(i.T, harness.Await(i.Context(), bootTime, func() error {
 		seen, err := i.rack.Client.InstanceView(i.Context(),
 			oxide.InstanceViewParams{Instance: oxide.NameOrId(i.ID)})
 		if err == nil && seen.RunState != state {
@@ -56,7 +51,7 @@ func (i instance) in(command string) string {
 	i.Helper()
 	var out []byte
 	var failed error
-	i.must(harness.Await(i.Context(), bootTime, func() error {
+	must(i.T, harness.Await(i.Context(), bootTime, func() error {
 		err := i.reach(i.Context())
 		if err == nil {
 			out, err = i.run(i.Context(), nil, command)
@@ -67,7 +62,7 @@ func (i instance) in(command string) string {
 		}
 		return err
 	}))
-	i.must(failed)
+	must(i.T, failed)
 	return strings.TrimSpace(string(out))
 }
 
@@ -98,7 +93,7 @@ func (i instance) console() (string, error) {
 
 func (i instance) killQEMU() {
 	i.Helper()
-	i.must(harness.Need(i.qemu())(i.T).Kill())
+	must(i.T, harness.Need(i.qemu())(i.T).Kill())
 }
 
 func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
@@ -116,7 +111,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	i.must(exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
+	must(t, exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
 		i.key).Run())
 	public := harness.Need(os.ReadFile(i.key + ".pub"))(t)
 	harness.Need(rack.Client.CurrentUserSshKeyCreate(t.Context(), oxide.CurrentUserSshKeyCreateParams{
@@ -142,7 +137,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 
 	// The rack attaches and detaches disks of a running guest. A snapshot has what the guest flushed.
-	i.must(rack.AttachDisk(t.Context(), hot.Id, i.ID))
+	must(t, rack.AttachDisk(t.Context(), hot.Id, i.ID))
 	i.sees("cold hot root")
 	text := base64.StdEncoding.EncodeToString([]byte(uuid.NewString()))
 	i.in(`for d in /sys/block/nvme*n1; do grep -q hot $d/device/serial && ` +
@@ -160,7 +155,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	if _, err := f.Read(kept); err != nil || string(kept) != text {
 		t.Errorf("the snapshot begins with %q, not with %q: %v", kept, text, err)
 	}
-	i.must(rack.DetachDisk(t.Context(), hot.Id, i.ID))
+	must(t, rack.DetachDisk(t.Context(), hot.Id, i.ID))
 	i.sees("cold root")
 
 	// The machine survives when the simulator is killed. The next simulator finds it, with its disks.
@@ -169,10 +164,10 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	rack.Kill()
 	dir := filepath.Join(rack.Dir, "sim", "guests", i.ID, "machine")
 	found := harness.Need(machine.Find(t.Context(), dir, i.ID))(t)
-	i.must(found.Plug(t.Context(), machine.Disk{ID: uuid.NewString(), Serial: "unknown",
+	must(t, found.Plug(t.Context(), machine.Disk{ID: uuid.NewString(), Serial: "unknown",
 		Path: files[0], SizeBytes: size, BlockSize: 512, ReadOnly: true}))
-	i.must(errors.Join(found.Pause(t.Context()), found.Release()))
-	i.must(rack.Start(t.Context()))
+	must(t, errors.Join(found.Pause(t.Context()), found.Release()))
+	must(t, rack.Start(t.Context()))
 	i.sees("cold root") // without the disk that the records do not have
 	if again := i.in(bootID); again != boot {
 		t.Errorf("the next simulator finds boot %s, not %s", again, boot)
@@ -190,29 +185,29 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	// An instance becomes failed if its machine is killed, even if no simulator runs at that time.
 	i.killQEMU()
 	i.await(oxide.InstanceStateFailed)
-	i.must(rack.StartInstance(t.Context(), i.ID))
+	must(t, rack.StartInstance(t.Context(), i.ID))
 	rack.Kill()
 	i.killQEMU()
-	i.must(rack.Start(t.Context()))
+	must(t, rack.Start(t.Context()))
 	i.await(oxide.InstanceStateFailed)
 
 	// After a boot the guest has its old files, and a disk that was attached while it was off.
-	i.must(rack.StartInstance(t.Context(), i.ID))
+	must(t, rack.StartInstance(t.Context(), i.ID))
 	i.in("touch /kept; sync; poweroff")
 	i.await(oxide.InstanceStateStopped)
 	if _, err := i.console(); err == nil || !strings.Contains(err.Error(),
 		"has no active serial console server") {
 		t.Errorf("a stopped instance has a serial console: %v", err)
 	}
-	i.must(rack.AttachDisk(t.Context(), hot.Id, i.ID))
-	i.must(rack.StartInstance(t.Context(), i.ID))
+	must(t, rack.AttachDisk(t.Context(), hot.Id, i.ID))
+	must(t, rack.StartInstance(t.Context(), i.ID))
 	i.sees("cold hot root")
 	i.in("ls /kept")
-	i.must(rack.StopInstance(t.Context(), i.ID))
+	must(t, rack.StopInstance(t.Context(), i.ID))
 	if address, err := i.sshd(t.Context()); err == nil {
 		t.Errorf("a stopped instance has a machine: %s", address)
 	}
-	i.must(rack.Client.InstanceDelete(t.Context(),
+	must(t, rack.Client.InstanceDelete(t.Context(),
 		oxide.InstanceDeleteParams{Instance: oxide.NameOrId(i.ID)}))
 	if process, err := i.qemu(); err == nil {
 		t.Errorf("a machine is left: %d", process.Pid)
@@ -304,7 +299,7 @@ func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 	dir.attachAll()
 	// A machine's boot disk has the serial root, so the guest view gets a disk of this name, too.
 	d := harness.Need(dir.rack.CreateDisk(t.Context(), dir.rack.Project, "root", harness.GiB))(t)
-	dir.must(dir.rack.AttachDisk(t.Context(), d.Id, dir.ID))
+	must(t, dir.rack.AttachDisk(t.Context(), d.Id, dir.ID))
 	vm.attachAll()
 	vm.sees("blocks2048 blocks4096 blocks512 readonly root")
 
@@ -349,7 +344,7 @@ func (i instance) attachAll() {
 			Project: oxide.NameOrId(i.rack.Project), Body: &oxide.DiskCreate{Name: oxide.Name(name),
 				Size: oxide.ByteCount(harness.GiB), DiskBackend: oxide.DiskBackend{
 					Value: &oxide.DiskBackendDistributed{DiskSource: source}}}}))(i.T)
-		i.must(i.rack.AttachDisk(i.Context(), d.Id, i.ID))
+		must(i.T, i.rack.AttachDisk(i.Context(), d.Id, i.ID))
 		return d.Id
 	}
 	var id string
@@ -369,7 +364,7 @@ func (i instance) attachAll() {
 func (i instance) attributes() (disk, firmware []string) {
 	i.Helper()
 	of := regexp.MustCompile(`^block/nvme\d+n1/(.+)$|^class/dmi/id/(.+)$`)
-	i.must(fs.WalkDir(os.DirFS(filepath.Join(i.Guest, "sys")), ".",
+	must(i.T, fs.WalkDir(os.DirFS(filepath.Join(i.Guest, "sys")), ".",
 		func(name string, _ fs.DirEntry, err error) error {
 			if m := of.FindStringSubmatch(name); m != nil && m[1] != "" {
 				disk = append(disk, m[1])
