@@ -196,8 +196,10 @@ type lab struct {
 	*proof.Proof
 	rack       *harness.Rack
 	controller csi.ControllerClient
-	nodes      []*node
-	kernels    []string
+	// controllerAddress is the controller's endpoint.
+	controllerAddress string
+	nodes             []*node
+	kernels           []string
 
 	// compared is the number of records that were read again.
 	lives, pulled, killed, lost, stuck, compared int
@@ -232,7 +234,7 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 	plugin := harness.Need(rack.StartPlugin(t.Context(),
 		harness.PluginOptions{Mode: harness.ModeController}))(t)
 	t.Cleanup(func() { must(t, plugin.Stop()) })
-	l.controller = plugin.Controller()
+	l.controller, l.controllerAddress = plugin.Controller(), plugin.Endpoint
 	must(t, l.nodes[1].changeImage(t.Context(), filepath.Join(imageDir(t), "newer")))
 	var booted errgroup.Group
 	for _, n := range l.nodes {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -19,10 +20,23 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	csisanity "github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
+	"github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
 )
@@ -233,4 +247,168 @@ func after(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	case <-time.After(d):
 	}
+}
+
+// TestKeeperBootsAMachineForAColdAttach gives a volume to a machine of a rack without hot-plug. The
+// test acts as the attacher and the node's kubelet. The keeper stops and starts the machine.
+func TestKeeperBootsAMachineForAColdAttach(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SHORT= make vm runs it")
+	}
+	p := proof.New(t, "vm-cold-attach")
+	l, ctx := newLab(t, p), t.Context()
+	var failed error // of a step
+	defer func() { must(t, failed) }()
+	defer harness.Catch(&failed)
+	harness.Must(l.rack.Admin.Switch(ctx, map[string]any{"hotplug": "none"}))
+	n := l.nodes[0]
+	v := l.newLife(ctx, plan{kind: "ext4"}, "")
+	const bootID = "cat /proc/sys/kernel/random/boot_id"
+	before := harness.Got(n.run(ctx, nil, bootID))
+
+	api := keepertest.Serve(t, time.Now)
+	kube, _ := api.Client("keeper")
+	client := harness.Got(keeper.Connect(kube, "keeper"))
+	racks, closeIdle, err := rack.New(rack.Options{Host: l.rack.URL, Project: l.rack.Project},
+		&rack.Transport{Tokens: &rack.TokenSource{Fixed: l.rack.Token}})
+	harness.Must(err)
+	defer closeIdle()
+	k := &keeper.Keeper{Config: keeper.Defaults(), Kubernetes: client, Rack: racks,
+		Namespace: "oxide", Log: slog.New(slog.DiscardHandler), Metrics: keeper.NewMetrics()}
+	k.Config.ColdAttach, k.Config.Settle, k.Config.NodeName = true, 0, "z"
+	// Machines without KVM may take long to boot.
+	k.Config.StartTimeout, k.Config.ReturnTimeout = bootTime, bootTime
+
+	made := keepertest.Put(api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name,
+		Labels: map[string]string{keeper.ColdAttachLabel: keeper.Allowed}}})
+	keepertest.Put(api, &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: n.Name,
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name,
+			UID: made.UID}}}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
+		{Name: keeper.DriverName, NodeID: n.ID}}}})
+	data, name := "data", metav1.ObjectMeta{Namespace: "shop", Name: "data"}
+	claim := keepertest.Put(api, &corev1.PersistentVolumeClaim{ObjectMeta: name,
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: data}})
+	keepertest.Put(api, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: data},
+		Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
+			CSI: &corev1.CSIPersistentVolumeSource{Driver: keeper.DriverName,
+				VolumeHandle: v.volume.GetVolumeId()}}, ClaimRef: &corev1.ObjectReference{APIVersion: "v1",
+			Kind: "PersistentVolumeClaim", Namespace: "shop", Name: data, UID: claim.UID}}})
+	keepertest.Put(api, &corev1.Pod{ObjectMeta: name, Spec: corev1.PodSpec{NodeName: n.Name,
+		Volumes: []corev1.Volume{{Name: data, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: data}}}}}})
+	keepertest.Put(api, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: data},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: keeper.DriverName, NodeName: n.Name,
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &data}}})
+
+	attached, stops, up := false, 0, true
+	harness.Must(harness.Await(ctx, 2*bootTime, func() error {
+		instance := harness.Got(l.rack.Client.InstanceView(ctx,
+			oxide.InstanceViewParams{Instance: oxide.NameOrId(n.ID)}))
+		runs := instance.RunState == oxide.InstanceStateRunning
+		if up && !runs {
+			stops++
+			n.sever()
+		}
+		if !up && runs {
+			harness.Must(n.connect(ctx)) // kubelet reports when the guest has booted
+		}
+		up = runs
+		keepertest.Edit(api, "", n.Name, func(o *corev1.Node) {
+			ready := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}
+			if up {
+				ready.Status, ready.LastHeartbeatTime = corev1.ConditionTrue, metav1.Now()
+			}
+			o.Status.Conditions = []corev1.NodeCondition{ready}
+		})
+		if !attached {
+			once, cancel := context.WithTimeout(ctx, callTimeout)
+			err := v.call("attach", n)(once)
+			cancel()
+			attached = err == nil
+			keepertest.Edit(api, "", data, func(a *storagev1.VolumeAttachment) {
+				a.Status = storagev1.VolumeAttachmentStatus{Attached: attached}
+				if err != nil {
+					a.Status.AttachError = &storagev1.VolumeError{Time: metav1.Now(), Message: err.Error()}
+				}
+			})
+		}
+		if _, err := k.Round(ctx); err != nil {
+			return err
+		}
+		if node, _ := keepertest.Get[*corev1.Node](api, "", n.Name); !attached || !up || stops == 0 ||
+			node.Spec.Unschedulable {
+			return errors.New("the volume is not attached to a node that takes pods")
+		}
+		return nil
+	}))
+	v.makeDirs(ctx, n)
+	for _, what := range []string{"stage", "publish", "write"} {
+		harness.Must(v.call(what, n)(ctx))
+	}
+	v.verify(ctx, n)
+	after := harness.Got(n.run(ctx, nil, bootID))
+	if stops != 1 || string(after) == string(before) {
+		t.Errorf("the machine was stopped %d times, its boots are %s and %s", stops, before, after)
+	}
+	harness.Must(v.at.Remove(ctx, n.node()))
+	p.Figure("stops", stops, "blocks_compared", v.compared, "bytes_lost", v.lost)
+}
+
+// TestNodeServiceInAMachinePassesCSISanity runs csi-sanity's specs of the node service for one kind
+// of volume. csi-sanity makes its directories in the machine, where the node service runs. The
+// controller runs outside.
+func TestNodeServiceInAMachinePassesCSISanity(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SHORT= make vm runs it")
+	}
+	p := proof.New(t, "vm-csi-sanity")
+	l := newLab(t, p)
+	n := l.nodes[0]
+	combination := csisuite.Combination{Split: true, Filesystem: filesystems[p.Rand().IntN(3)]}
+	config := combination.Config()
+	csisuite.Place(config, "/var/lib")
+	config.ControllerAddress, config.Address = l.controllerAddress, "unix://"+n.path("sock")
+	in := func(command, path string) (string, error) {
+		out, err := n.run(context.WithoutCancel(t.Context()), nil, command+" "+path)
+		return string(out), err
+	}
+	create := func(path string) (string, error) {
+		_, err := in("mkdir", path)
+		return path, err
+	}
+	remove := func(path string) error {
+		_, err := in("rmdir", path)
+		if err != nil {
+			t.Error(err) // csi-sanity ignores it
+		}
+		return err
+	}
+	config.CreateTargetDir, config.CreateStagingDir = create, create
+	config.RemoveTargetPath, config.RemoveStagingPath = remove, remove
+	config.CheckPath = func(path string) (csisanity.PathKind, error) {
+		kind, err := in("f() { stat -c %F $1 2>/dev/null || echo none; }; f", path)
+		switch kind {
+		case "directory\n":
+			return csisanity.PathIsDir, err
+		case "none\n":
+			return csisanity.PathIsNotFound, err
+		}
+		return csisanity.PathIsOther, err
+	}
+	suite := csisanity.GinkgoTest(config)
+	defer suite.Finalize()
+	specs := 0
+	ginkgo.ReportAfterSuite("count", func(r ginkgo.Report) {
+		specs = r.SpecReports.WithLeafNodeType(types.NodeTypeIt).CountWithState(types.SpecStatePassed)
+	})
+	gomega.RegisterFailHandler(ginkgo.Fail)
+	csisuite.Quiet()
+	chosen, reporter := ginkgo.GinkgoConfiguration()
+	chosen.FocusStrings, reporter.NoColor, reporter.SilenceSkips = []string{"Node Service"}, true, true
+	passed := ginkgo.RunSpecs(t, "csi-sanity", chosen, reporter)
+	mounts, err := in("grep -c /var/lib/ /proc/mounts || :", "")
+	if err != nil || mounts != "0\n" || !passed || specs < 20 {
+		t.Errorf("%d specs passed: %v; mounts are left: %q, %v", specs, passed, mounts, err)
+	}
+	p.Figure("kind", combination.Access(), "specs", specs)
 }
