@@ -62,7 +62,8 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 		p.Say("%d trials, %d of them void", a.trials.Load(), a.void.Load())
 	}
 	trials, void := a.trials.Load(), a.void.Load()
-	p.Figure("trials", trials, "void", void, "actors", len(actors), "acts", a.acts.Load())
+	p.Figure("trials", trials, "void", void, "actors", len(actors), "acts", a.acts.Load(), "undone",
+		a.undone.Load(), "leaked", a.leaked.Load())
 	for _, what := range a.results() {
 		t.Error(what)
 	}
@@ -133,7 +134,7 @@ type answerProof struct {
 	rack *harness.Rack
 	all  []*lane
 
-	trials, void, acts atomic.Int64
+	trials, void, acts, undone, leaked atomic.Int64
 	// mu guards wrong, which describes the trials that failed.
 	mu    sync.Mutex
 	wrong []string
@@ -185,8 +186,9 @@ func (a *answerProof) results() []string {
 	return a.wrong
 }
 
-// report records that the trial failed.
-func (v *life) report(format string, args ...any) {
+// report records that the trial failed, and increments count.
+func (v *life) report(count *atomic.Int64, format string, args ...any) {
+	count.Add(1)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.wrong = append(v.wrong, fmt.Sprintf("trial %d: %s: %s", v.seed, v.who,
@@ -342,7 +344,7 @@ func (v *life) live() {
 		err := s.call(v)
 		end()
 		if err != nil {
-			v.report("step %d does not converge: %v", i, err)
+			v.report(&v.leaked, "step %d does not converge: %v", i, err)
 			break
 		}
 	}
@@ -598,14 +600,14 @@ func (v *life) end(void bool) error {
 	}
 	for id, at := range got {
 		if where, known := want[id]; !known {
-			v.report("the orchestrator does not know %s (%q)", id, at)
+			v.report(&v.leaked, "the orchestrator does not know %s (%q)", id, at)
 		} else if at != where {
-			v.report("the disk %s is at %q, acknowledged is %q", id, at, where)
+			v.report(&v.undone, "the disk %s is at %q, acknowledged is %q", id, at, where)
 		}
 	}
 	for id, where := range want {
 		if _, exists := got[id]; !exists {
-			v.report("%s (%q) was returned, but is lost", id, where)
+			v.report(&v.undone, "%s (%q) was returned, but is lost", id, where)
 		}
 	}
 	return err

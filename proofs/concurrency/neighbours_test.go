@@ -41,10 +41,13 @@ const (
 // in time. Repeated calls for a hanging volume must not each block a thread of the driver.
 func TestAFailingDiskDelaysOnlyItsOwnVolume(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, time.Minute)
+	n.live("first", kinds...) // fills the caches, so that the next two can be compared
+	before := n.live("before", kinds...)
 	n.inTrouble()
-	n.live(kinds...)
+	during := n.live("during", kinds...)
 	n.close()
-	n.Proof.Figure("lives", n.lives, "stuck", n.stuck, "threads_grown", n.threads)
+	n.Proof.Figure("lives", n.lives, "stuck", n.stuck, "threads_grown", n.threads, "ratio",
+		fmt.Sprintf("%.2f", during.Seconds()/before.Seconds()))
 	if n.stuck > 0 || n.threads > 0 {
 		t.Errorf("%d calls got stuck, and %d threads", n.stuck, n.threads)
 	}
@@ -59,7 +62,7 @@ func TestAHangingBtrfsCommitDelaysOnlyBtrfsVolumes(t *testing.T) {
 	n.commit(hangs)
 	n.threadsBefore = n.waiting()
 	n.ask(hangs)
-	n.live("ext4", "xfs", "block")
+	n.live("during", "ext4", "xfs", "block")
 	n.close()
 	if n.stuck > 0 || n.threads > 0 {
 		t.Errorf("%d calls got stuck, and %d threads", n.stuck, n.threads)
@@ -99,7 +102,7 @@ func TestADriverWithoutOneOfItsGuardsGetsStuck(t *testing.T) {
 			n := newNeighbours(t, harness.PluginOptions{Command: []string{program},
 				Env: map[string]string{proof.RemovedGuard: guard.Name}}, 5*time.Second)
 			n.inTrouble()
-			n.live(kinds...)
+			n.live("during", kinds...)
 			n.close()
 			if n.stuck == 0 && n.threads == 0 {
 				t.Error("no call and no thread got stuck")
@@ -220,12 +223,13 @@ func (n *neighbours) within(limit time.Duration, call nodeCall) error {
 
 var kinds = []string{"ext4", "xfs", "btrfs", "block"}
 
-// live creates, uses and deletes a volume of each kind. The last call unstages a volume that the
-// node does not know any more.
-func (n *neighbours) live(kinds ...string) {
+// live creates, uses and deletes a volume of each kind, and returns how long the node's calls took.
+// The last call unstages a volume that the node does not know any more.
+func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 	for _, fsType := range kinds {
-		p := n.attach("during-"+fsType, fsType)
+		p := n.attach(name+"-"+fsType, fsType)
 		n.lives++
+		begun := time.Now()
 		if n.call("stage", p.Stage) && n.call("publish", p.Publish) {
 			n.Proof.Error(errors.Join(p.data().Write(0, true), p.data().Verify(0)))
 			n.call("usage", p.usage)
@@ -233,11 +237,13 @@ func (n *neighbours) live(kinds ...string) {
 		}
 		if n.call("unpublish", p.Unpublish) && n.call("unstage", p.Unstage) &&
 			n.call("a repeated unstage", p.Unstage) {
+			took += time.Since(begun)
 			p.remove()
 			continue
 		}
 		n.troubled = append(n.troubled, p) // close removes it when all disks work again
 	}
+	return took
 }
 
 // inTrouble creates volumes that other volumes must not wait for: disks in use that hang or fail, a

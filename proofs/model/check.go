@@ -178,6 +178,7 @@ func (h *History) checkReleased(j *joint, calls []ended) {
 			continue
 		}
 		if h.at(c.Step).open != nil {
+			h.count.released++
 			fail("%s answered OK while the device is in use", c.brief())
 		}
 		for _, p := range pods {

@@ -7,13 +7,16 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -33,18 +36,25 @@ func TestConcurrentCallsReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-1
 		random, round := rand.New(rand.NewPCG(seed, 5)), int(seed-r.proof.Seed)
 		_, err := r.runHistory(t.Context(), fmt.Sprint("crowds ", round), r.proof.Seed, nil,
 			func(h *History) { h.crowds(t.Context(), random, round) })
-		r.proof.Error(err)
-		r.proof.Error(r.formatsAre())
+		for _, err := range []error{err, r.formatsAre()} {
+			if err != nil {
+				n.wrong++
+				t.Error(err)
+			}
+		}
 		r.proof.Say("round %d: %d calls, %d of them aborted, %d formats", round+1, n.calls.Load(),
 			n.aborted.Load(), n.formats)
 	}
-	if r.env != nil {
-		r.proof.Error(r.env.Close()) // reports a process that the race detector ended, too
-		r.env = nil
-	}
+	races, leaked := r.close(t)
 	goleak.VerifyNone(t, before)
+	r.proof.Error(proof.Print(proof.Line("one-name", "creates", n.of[createVolume],
+		"controllers", 2, "names", n.names, "disks", n.disks, "ids", n.ids, "attaches", n.of[attach],
+		"snapshots", n.of[createSnapshot], "deletes", n.of[deleteVolume])))
+	r.proof.Error(proof.Print(proof.Line("one-volume", "stages", n.of[stage],
+		"publishes", n.of[publish], "formats", n.formats, "mounts", n.mounts)))
 	r.proof.Figure("callers", callers, "calls", n.calls.Load(), "aborted", n.aborted.Load(),
-		"abandoned", n.abandoned, "volumes", n.volumes, "formats", n.formats)
+		"abandoned", n.abandoned, "volumes", n.volumes, "wrong", n.wrong, "races", races,
+		"leaked_goroutines", leaked)
 	r.proof.Bystanders.Report()
 }
 
@@ -58,6 +68,31 @@ func (r *runner) formatsAre() (err error) {
 		err = fmt.Errorf("%d volumes got their filesystem by %d formats", n.formatted, n.formats)
 	}
 	return err
+}
+
+// close ends the environment. It returns how many data races the logs report, and how many
+// goroutines leaked.
+func (r *runner) close(t *testing.T) (races, leaked int) {
+	if r.env == nil {
+		return 0, 0
+	}
+	env := r.env
+	r.env = nil
+	if err := env.Balance(t.Context()); err != nil {
+		t.Errorf("the ledger does not balance: %v", err)
+		leaked = strings.Count(err.Error(), "goroutine of")
+	}
+	r.proof.Error(env.Close()) // reports a process that the race detector ended, too
+	logs := []string{env.Rack.LogFile()}
+	for _, p := range env.Plugins {
+		logs = append(logs, p.LogFile)
+	}
+	for _, log := range logs {
+		text, err := os.ReadFile(log)
+		r.proof.Error(err)
+		races += strings.Count(string(text), "WARNING: DATA RACE")
+	}
+	return races, leaked
 }
 
 // wave describes the calls of a crowd. The callers take the ops in rotation. If disturbed is set, a
@@ -143,6 +178,7 @@ func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 			h.count.abandoned++
 			late = true
 		}
+		h.count.of[s.op]++
 		first = s
 	}
 	if w.disturbed {
@@ -166,16 +202,20 @@ func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	return Step{op: fault, fault: names[r.IntN(len(names))]}
 }
 
-// noteCrowd sets goals to the nodes that have the volumes. It fails if equal calls for a volume all
-// fail, or if a published filesystem is not staged.
+// noteCrowd counts the results of a crowd, and sets goals to the nodes that have the volumes. It
+// fails if equal calls for a volume all fail, or if a published filesystem is not staged.
 func (h *History) noteCrowd(volumes []int, w wave) {
-	ids, seen := map[string]bool{}, h.world.seen
+	ids, seen, n := map[string]bool{}, h.world.seen, h.count
+	all := op("") // what all callers have called
+	if len(w.ops) == 1 {
+		all = w.ops[0]
+	}
 	for _, c := range h.ended {
 		if c.how == succeeded {
 			ids[c.id] = true
 		}
 	}
-	if len(w.ops) == 1 && len(ids) < len(volumes) {
+	if all != "" && len(ids) < len(volumes) {
 		fail("the calls succeed for %d of %d volumes", len(ids), len(volumes))
 	}
 	for _, v := range volumes {
@@ -184,5 +224,16 @@ func (h *History) noteCrowd(volumes []int, w wave) {
 		if !kinds[v].block() && seen.published(v, node) && seen[stagedField(v, node)] == "" {
 			fail("v%d is published on %s and not staged", v, node)
 		}
+		if all == createVolume && seen[diskField(v)] != "" {
+			n.disks++
+		}
+		for _, p := range pods {
+			if all == publish && seen[publishedField(v, node, p)] != "" {
+				n.mounts++
+			}
+		}
+	}
+	if all == createVolume {
+		n.names, n.ids = n.names+len(volumes), n.ids+len(ids)
 	}
 }

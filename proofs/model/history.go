@@ -62,18 +62,21 @@ type counts struct {
 	steps, faults, restarts int
 	// bare counts the volumes that were attached without a device.
 	bare int
-	// holders counts the devices that a process kept open.
-	holders int
+	// holders counts the devices that a process kept open. released counts the unstages that answered
+	// OK although a process kept the device open.
+	holders, released int
 	// bytes counts acknowledged bytes, and lost the acknowledged bytes that were lost.
 	bytes, lost int64
 	// copies counts the restored volumes that were compared with their snapshot.
 	copies int
 	// calls counts all calls. aborted counts how often a call was repeated.
 	calls, aborted atomic.Int64
-	// abandoned counts the calls of crowds that were abandoned, and volumes the volumes of crowds.
-	abandoned, volumes int
+	// of maps an op to the number of its calls in crowds. The next fields count their results.
+	of                                   map[op]int
+	abandoned, volumes, wrong            int
+	names, disks, ids, mounts, formatted int
 	// formats is the number of runs of mkfs, and formatted the number of volumes that need one run.
-	formats, formatted int
+	formats int
 }
 
 // NewHistory returns a history without steps.

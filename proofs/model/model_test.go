@@ -46,7 +46,7 @@ type runner struct {
 
 func newRunner(t testing.TB, name string) *runner {
 	t.Helper()
-	r := &runner{proof: proof.New(t, name), run: harness.RunFor(t)}
+	r := &runner{proof: proof.New(t, name), run: harness.RunFor(t), count: counts{of: map[op]int{}}}
 	t.Cleanup(func() {
 		if r.env != nil {
 			r.proof.Error(r.env.Close())
@@ -138,8 +138,12 @@ func TestRandomHistoriesReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-3
 			sum.restarts)
 	}
 	p.Figure("histories", histories, "steps", sum.steps, "faults", sum.faults,
-		"restarts", sum.restarts, "without_device", sum.bare, "holders", sum.holders,
-		"restored_copies", sum.copies, "bytes_acknowledged", sum.bytes, "bytes_lost", sum.lost)
+		"restarts", sum.restarts, "without_device", sum.bare, "bytes_acknowledged", sum.bytes,
+		"bytes_lost", sum.lost)
+	p.Error(proof.Print(proof.Line("holders", "trials", sum.holders, "wrong_ok", sum.released,
+		"seed", p.Seed)))
+	p.Error(proof.Print(proof.Line("acknowledged", "trials", sum.copies, "missing",
+		sum.lost/blockSize)))
 	if r.env != nil {
 		p.Error(r.env.Bystanders.Compare())
 	}

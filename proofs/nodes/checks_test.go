@@ -176,6 +176,7 @@ func (w *testCluster) countStop(k *replica, name string, r *recorded) {
 			return w.clock.Sub(s.at) >= 24*time.Hour
 		})
 		w.causes[volume] = append(stops, stop{w.clock, name})
+		w.mostStops = max(w.mostStops, len(w.causes[volume]))
 		if len(w.causes[volume]) > k.Config.MaxStopsPerVolume {
 			w.breaks("instances were stopped for %s at %v", volume, w.causes[volume])
 		}

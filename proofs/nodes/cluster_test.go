@@ -90,11 +90,13 @@ type testCluster struct {
 	made       func()
 	operations map[string]*operation
 	// causes maps a volume to the stops of instances for this volume. ask empties it, because a person
-	// then permits further stops.
+	// then permits further stops. mostStops is the highest number of stops for one volume within a
+	// day.
 	causes map[string][]stop
 	// ends maps the pod of a Job to the time at which the pod ends.
-	ends   map[string]time.Time
-	counts map[string]int
+	ends      map[string]time.Time
+	mostStops int
+	counts    map[string]int
 
 	lines    []string
 	broken   []string

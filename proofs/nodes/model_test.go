@@ -322,7 +322,7 @@ func TestEveryInstanceRunsAfterKillsAndDisturbancesOfTheKeeper(t *testing.T) {
 	rack, dir := startRack(t)
 	proof.SetFlags(t, "rapid.checks", proof.OneCheck(), "rapid.nofailfile", "true",
 		"rapid.shrinktime", "0s")
-	histories, kills, stops, attached := 0, 0, 0, 0
+	histories, kills, stops, attached, most := 0, 0, 0, 0, 0
 	counts := map[string]int{}
 	many := wholeHistories
 	if p.Short() {
@@ -343,6 +343,7 @@ func TestEveryInstanceRunsAfterKillsAndDisturbancesOfTheKeeper(t *testing.T) {
 				rt.Fatal(failure)
 			}
 			kills, stops, attached = kills+w.kills, stops+w.stops, attached+w.volumes
+			most = max(most, w.mostStops)
 			for what, n := range w.counts {
 				counts[what] += n
 			}
@@ -361,7 +362,8 @@ func TestEveryInstanceRunsAfterKillsAndDisturbancesOfTheKeeper(t *testing.T) {
 	p.Say("%v", counts)
 	p.Figure("histories", histories, "kills", kills, "stops", stops, "volumes", attached,
 		"kinds", len(counts), "in-rounds", counts["within a round"], "late", counts["late request"],
-		"restarted", counts["started, stopped late"], "fenced", counts["fenced"], "violations", 0)
+		"restarted", counts["started, stopped late"],
+		"fenced", counts["fenced"], "max_stops_per_volume_day", most, "violations", 0)
 }
 
 // effects contains events that a run of many histories must cause at least once.
