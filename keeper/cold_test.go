@@ -205,20 +205,16 @@ func TestRoundsAreFrequentOnlyDuringAnOperation(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		w := waiting(t, "a")
 		w.Config.ColdAttach = on
-		again := []time.Duration{}
-		for range 2 {
-			d, err := w.Round(t.Context())
-			again = append(again, d)
-			csitest.Must(t, err)
+		want, got := slices.Repeat([]time.Duration{w.Config.Interval}, 3), []time.Duration{}
+		if on {
+			want[0], want[1] = pace, pace
+		}
+		for range want {
+			got = append(got, csitest.Got(w.Round(t.Context()))(t))
 			w.edit("a", func(n *corev1.Node) { n.Labels = nil }) // which ends the operation
 		}
-		d, err := w.Round(t.Context())
-		want := []time.Duration{pace, pace, w.Config.Interval}
-		if !on {
-			want = []time.Duration{w.Config.Interval, w.Config.Interval, w.Config.Interval}
-		}
-		if diff := cmp.Diff(want, append(again, d)); diff != "" || err != nil {
-			t.Errorf("with cold attach %v, it looks after (-want):\n%s%v", on, diff, err)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("with cold attach %v, it looks after (-want +got):\n%s", on, diff)
 		}
 	}
 }
@@ -290,7 +286,7 @@ func TestAnEventNamesOnlyVolumesOfItsNamespace(t *testing.T) {
 		p, v := podOf("a", "db-"+volume, "StatefulSet", volume), pv(volume)
 		p.Namespace, v.Spec.ClaimRef.Namespace = namespace, namespace
 		keepertest.Put(w.api, p)
-		w.bind(v)
+		keepertest.Bind(w.api, v)
 	}
 	keepertest.Remove[*corev1.Pod](w.api, "shop", "db-secret")
 	w.pass(time.Minute)
@@ -531,7 +527,7 @@ func TestAFailingAttachmentDoesNotDelayOthers(t *testing.T) { // D-61
 
 // leave creates an attached volume with a VolumeAttachment that is being deleted.
 func (w *fixture) leave(node, volume string) {
-	w.bind(pv(volume))
+	keepertest.Bind(w.api, pv(volume))
 	name := "va-" + volume
 	keepertest.Put(w.api, va(attached, func(a *storagev1.VolumeAttachment) {
 		a.Name, a.Spec.NodeName, a.Spec.Source.PersistentVolumeName = name, node, &volume

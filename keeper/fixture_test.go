@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,16 +69,14 @@ func newFixture(t *testing.T, nodes ...string) *fixture {
 		return nil
 	})
 	w.rack = &testRack{w: w, states: map[string]string{}}
-	server := httptest.NewServer(w.rack)
-	t.Cleanup(server.Close)
-	w.rackURL = server.URL
+	w.rackURL = racktest.At(t, w.rack.ServeHTTP)
 	c := Defaults()
 	c.ColdAttach, c.LeavingNodes, c.Fence, c.StartupTaint, c.NodeName = true, true, true, true, "z"
 	var client *Cluster
 	client, w.cut = w.client("keeper")
 	w.Keeper = &Keeper{Config: c, Kubernetes: client, Log: slog.New(slog.DiscardHandler),
 		Metrics: NewMetrics(), Now: w.now, Namespace: "oxide"}
-	racks, closeIdle, err := rack.New(rack.Options{Host: server.URL, Project: racktest.Project},
+	racks, closeIdle, err := rack.New(rack.Options{Host: w.rackURL, Project: racktest.Project},
 		&rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token}})
 	csitest.Must(t, err)
 	w.Rack = racks
@@ -230,30 +227,20 @@ func (w *fixture) pod(node, name, kind string, volumes ...string) {
 }
 
 func podOf(node, name, kind string, volumes ...string) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
-		Labels: map[string]string{"app": "shop"}}, Spec: corev1.PodSpec{NodeName: node},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
-			{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}
+	p := keepertest.Pod("shop", name, node, volumes...)
+	p.Labels = map[string]string{"app": "shop"}
+	p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
+		{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
 	if kind != "" {
 		owner, _, _ := strings.Cut(name, "-")
 		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: kind,
 			Name: owner, UID: "owner", Controller: ptr.To(true)}}
 	}
-	for _, v := range volumes {
-		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: v,
-			VolumeSource: corev1.VolumeSource{
-				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: v}}})
-	}
 	return p
 }
 
 func pv(name string) *corev1.PersistentVolume {
-	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PersistentVolumeSpec{
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: DriverName, VolumeHandle: racktest.Disk}},
-			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
-				Namespace: "shop", Name: name, UID: types.UID("claim-" + name)}}}
+	return keepertest.Volume("shop", name, DriverName, racktest.Disk)
 }
 
 // pvc returns a claim that has the name of a volume and is bound to it.
@@ -262,16 +249,9 @@ func pvc(name string) *corev1.PersistentVolumeClaim {
 		UID: types.UID("claim-" + name)}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name}}
 }
 
-func (w *fixture) bind(v *corev1.PersistentVolume) {
-	c := pvc(v.Spec.ClaimRef.Name)
-	c.Namespace, c.Spec.VolumeName = v.Spec.ClaimRef.Namespace, v.Name
-	v.Spec.ClaimRef.UID = keepertest.Put(w.api, c).UID
-	keepertest.Put(w.api, v)
-}
-
 // wait creates a volume, its pod on a node, and a VolumeAttachment that waits for a stop.
 func (w *fixture) wait(node, volume string) {
-	w.bind(pv(volume))
+	keepertest.Bind(w.api, pv(volume))
 	w.pod(node, "db-"+volume, "StatefulSet", volume)
 	keepertest.Edit(w.api, "shop", "db-"+volume, func(p *corev1.Pod) { p.Status.Conditions = nil })
 	keepertest.Put(w.api, va(func(a *storagev1.VolumeAttachment) {
@@ -429,13 +409,6 @@ func (r *testRack) set(node, state string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.states[instanceOf(node)] = state
-}
-
-// mend makes the rack carry out requests again.
-func (r *testRack) mend() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.stuck = false
 }
 
 func (r *testRack) state(node string) string {

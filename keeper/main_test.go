@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -27,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
@@ -185,11 +185,9 @@ func TestTheDocumentationListsEveryFlag(t *testing.T) {
 // The test derives a metric's type from its name: a registry's descriptions contain no types, and
 // its Gather does not return a vector without a sample.
 func TestTheDocumentationListsEveryMetric(t *testing.T) {
-	described := make(chan *prometheus.Desc)
-	go func() {
-		defer close(described)
-		NewMetrics().Registry.Describe(described)
-	}()
+	described := make(chan *prometheus.Desc, 100)
+	NewMetrics().Registry.Describe(described)
+	close(described)
 	want := map[string]string{}
 	parts := regexp.MustCompile(`fqName: "(\w+)".*variableLabels: \{([^}]*)\}`)
 	for desc := range described {
@@ -276,9 +274,7 @@ func TestInvalidSettingsAreRefused(t *testing.T) {
 				args = append(args, strings.Split(c.args, "|")...)
 			}
 			_, err := ParseSettings(args, env(c.env...), nil)
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("the error of %q is %v", args, err)
-			}
+			csitest.Says(t, err, c.want)
 			if err != nil && strings.Contains(err.Error(), racktest.Token) {
 				t.Error("the error shows the token")
 			}
@@ -439,17 +435,32 @@ func TestOnlyChangesOfWaitingAttachmentsStartARound(t *testing.T) {
 	}
 }
 
+func TestARequestAfterCutDoesNotReachTheServer(t *testing.T) {
+	server := keepertest.Serve(t, time.Now)
+	for range 1000 {
+		config, cut := server.Client("killed")
+		client := csitest.Got(rest.HTTPClientFor(config))(t)
+		cut()
+		if response, err := client.Get(config.Host + "/api/v1/nodes"); err == nil {
+			_ = response.Body.Close()
+			t.Fatalf("the server answered %s", response.Status)
+		}
+	}
+	if log := server.Log(); len(log) > 0 {
+		t.Fatalf("the server got %d requests: %v …", len(log), log[0])
+	}
+}
+
 func TestMetricsAndHealthAreServed(t *testing.T) {
 	w := newFixture(t)
 	w.round()
 	w.Metrics.round(nil)
 	w.Metrics.round(errBroken)
 	p := &process{Keeper: w.Keeper, settings: Settings{HTTPEndpoint: "127.0.0.1:0"}}
-	server := httptest.NewServer(p.handler())
-	t.Cleanup(server.Close)
+	url := racktest.At(t, p.handler().ServeHTTP)
 	for path, want := range map[string]string{"/healthz": "ok",
 		"/metrics": `oxide_node_keeper_rounds_total{result="error"} 1`} {
-		response, err := http.Get(server.URL + path)
+		response, err := http.Get(url + path)
 		csitest.Must(t, err)
 		text := string(csitest.Got(io.ReadAll(response.Body))(t))
 		_ = response.Body.Close()
@@ -460,7 +471,5 @@ func TestMetricsAndHealthAreServed(t *testing.T) {
 	stop := csitest.Got(p.serve())(t)
 	stop()
 	p.settings.HTTPEndpoint = "nowhere"
-	if _, err := p.serve(); err == nil || !strings.Contains(err.Error(), "--http-endpoint") {
-		t.Errorf("the error is %v", err)
-	}
+	csitest.Says(t, csitest.Err(p.serve()), "--http-endpoint")
 }

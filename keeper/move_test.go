@@ -48,22 +48,19 @@ func newMoving(t *testing.T) *moving {
 	m.mover = &Mover{Kubernetes: m.Kubernetes, Out: &m.out, Pace: time.Millisecond}
 	m.api.Intercept(m.intercept)
 	keepertest.Put(m.api, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: DriverName}})
-	claim := keepertest.Put(m.api, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "shop", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"},
-		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}})
 	v := pv("data")
 	v.Name, v.Labels, v.Annotations = "pv-1", map[string]string{"team": "shop"},
 		map[string]string{"pv.kubernetes.io/provisioned-by": DriverName}
 	v.Finalizers = finalizers
-	v.Spec.ClaimRef.UID = claim.UID
 	v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimDelete
 	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
 		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
 			{Key: "rack", Operator: corev1.NodeSelectorOpIn, Values: []string{"r1"}},
 			{Key: volume.InstanceKey, Operator: corev1.NodeSelectorOpIn,
 				Values: []string{instanceOf("a")}}}}}}}
-	v.Status.Phase = corev1.VolumeBound
-	m.old = keepertest.Put(m.api, v)
+	keepertest.Bind(m.api, v)
+	m.bind()
+	m.old, _ = keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	m.pod("a", "db-0", "StatefulSet", "data")
 	m.pod("a", "web-0", "StatefulSet", "logs")
 	return m
@@ -191,9 +188,7 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 			m := newMoving(t)
 			c.given(m.fixture)
 			before := len(m.api.Log())
-			if err := m.move("b"); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("the error is %v, want %q", err, c.want)
-			}
+			csitest.Says(t, m.move("b"), c.want)
 			for _, r := range m.api.Log()[before:] {
 				if r.Verb != "get" && r.Verb != "list" {
 					t.Errorf("the Mover changes something: %s", r)
@@ -266,10 +261,7 @@ func TestAMoveStopsWaitingForKubernetesWhenItsContextEnds(t *testing.T) {
 func TestAMoveNamesThePodWhoseEvictionIsRefused(t *testing.T) {
 	m := newMoving(t)
 	keepertest.Put(m.api, budget(1, 1, 0))
-	if err := m.move("b"); err == nil ||
-		!strings.Contains(err.Error(), "shop/db-0 does not allow its eviction") {
-		t.Errorf("the error is %v", err)
-	}
+	csitest.Says(t, m.move("b"), "shop/db-0 does not allow its eviction")
 	keepertest.Put(m.api, budget(1, 1, 1))
 	if err := m.move("b"); err != nil || !m.evicted("db-0") {
 		t.Errorf("the error is %v", err)

@@ -158,7 +158,7 @@ func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
 		}, "1 VolumeAttachments were not done within 3m0s, such as va-data", true},
 		{"Kubernetes does not ask for another volume of a pod", attaching, func(w *fixture) {
 			w.attach("data", "")
-			w.bind(pv("log"))
+			keepertest.Bind(w.api, pv("log"))
 			w.pod("a", "db-2", "StatefulSet", "log")
 			w.steps(attaching)
 			w.pass(4 * time.Minute)
@@ -183,7 +183,7 @@ func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
 				if got := w.step("a"); got != string(starting) {
 					t.Fatalf("the step is %q", got)
 				}
-				w.rack.mend()
+				w.rack.stuck = false
 				w.lose("a")
 				for w.step("a") == string(starting) {
 					w.round()
@@ -391,7 +391,7 @@ func TestACordonThatSomebodySetsDuringAnOperationStays(t *testing.T) {
 		w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false })
 		w.round()
 		w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
-		w.rack.mend()
+		w.rack.stuck = false
 		w.attach("data", "")
 		for w.step("a") != string(returning) {
 			w.round()

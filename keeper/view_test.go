@@ -274,17 +274,11 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 				b.Generation, b.Status.ObservedGeneration = 2, 1
 			}), want: "has changed, and its controller has not counted its pods since"},
 		{name: "of another namespace", evict: many(web), stay: many(db("db-0")),
-			budget: budget(9, 9, 0, least, func(b *pdb) {
-				b.Namespace = "other"
-			})},
+			budget: budget(9, 9, 0, least, func(b *pdb) { b.Namespace = "other" })},
 		{name: "of other pods", evict: many(web), stay: many(db("db-0")),
-			budget: budget(9, 9, 0, least, func(b *pdb) {
-				b.Spec.Selector.MatchLabels["app"] = "other"
-			})},
+			budget: budget(9, 9, 0, least, func(b *pdb) { b.Spec.Selector.MatchLabels["app"] = "other" })},
 		{name: "of no pods", evict: many(web), stay: many(db("db-0")),
-			budget: budget(9, 9, 0, least, func(b *pdb) {
-				b.Spec.Selector = nil
-			})},
+			budget: budget(9, 9, 0, least, func(b *pdb) { b.Spec.Selector = nil })},
 		{name: "with an invalid selector", want: "no valid selector",
 			budget: budget(9, 9, 0, least, func(b *pdb) {
 				b.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Operator: "x"}}

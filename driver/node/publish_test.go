@@ -270,11 +270,16 @@ func turnReadOnly(t *testing.T, path string) {
 		&unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
 }
 
+// forceDetach removes the disk of a mounted volume, and attaches a copy of it with the same serial
+// and device name.
 func forceDetach(t *testing.T, v testVolume) {
 	t.Helper()
-	copied := v.disk.Copy(t)
+	name, copied := v.disk.Name, v.disk.Copy(t)
 	v.guest.Unplug(v.disk)
 	*v.disk = *v.guest.AttachFile(guesttest.Serial, copied)
+	v.guest.Unplug(v.disk)
+	v.disk.Name = name
+	v.guest.Plug(v.disk)
 }
 
 // shutDown makes a mounted ext4 or xfs answer every call with EIO, as after the loss of its device.

@@ -120,13 +120,19 @@ var (
 	definition = regexp.MustCompile(`\t(\w+) +Reason = "(\w+)"`)
 )
 
-func TestReasonsPageMatchesTheTable(t *testing.T) {
-	page, err := os.ReadFile("../../docs/reasons.md")
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return string(text)
+}
+
+func TestReasonsPageMatchesTheTable(t *testing.T) {
+	page := read(t, "../../docs/reasons.md")
 	var explained []Explanation
-	for _, m := range entry.FindAllStringSubmatch(string(page), -1) {
+	for _, m := range entry.FindAllStringSubmatch(page, -1) {
 		e := Explanation{Reason: Reason(m[1]), Do: strings.Join(strings.Fields(m[3]), " ")}
 		name := strings.Replace(m[2], "CANCELED", "CANCELLED", 1) // as gRPC spells it
 		if err := e.Code.UnmarshalJSON([]byte(`"` + name + `"`)); err != nil {
@@ -134,7 +140,7 @@ func TestReasonsPageMatchesTheTable(t *testing.T) {
 		}
 		explained = append(explained, e)
 	}
-	if n := strings.Count(string(page), "\n### "); n != len(explained) {
+	if n := strings.Count(page, "\n### "); n != len(explained) {
 		t.Errorf("%d of %d entries have a code, a meaning, and what to do", len(explained), n)
 	}
 	if diff := cmp.Diff(table, explained); diff != "" {
@@ -142,26 +148,9 @@ func TestReasonsPageMatchesTheTable(t *testing.T) {
 	}
 }
 
-func TestReasonsTableHasTheOrderOfTheConstants(t *testing.T) {
-	source, err := os.ReadFile("reasons.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var defined, explained []Reason
-	for _, m := range definition.FindAllStringSubmatch(string(source), -1) {
-		defined = append(defined, Reason(m[2]))
-	}
-	for _, e := range table {
-		explained = append(explained, e.Reason)
-	}
-	if diff := cmp.Diff(defined, explained); diff != "" {
-		t.Errorf("the table is not the constants in their order (-constants +table):\n%s", diff)
-	}
-}
-
 // The test searches for each reason in the driver's tests, which contain the reason's constant, and
 // in proofs/corpus, whose tests contain the reason's text.
-func TestEveryReasonAppearsInATest(t *testing.T) {
+func TestEveryReasonIsInTheTableInItsOrderAndAppearsInATest(t *testing.T) {
 	var tests strings.Builder
 	for _, pattern := range []string{"driver/*", "driver/*/*", "internal/rack/*", "internal/volume/*",
 		"proofs/corpus/*"} {
@@ -170,21 +159,21 @@ func TestEveryReasonAppearsInATest(t *testing.T) {
 			t.Fatal(pattern, err)
 		}
 		for _, file := range files {
-			source, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			tests.Write(source)
+			tests.WriteString(read(t, file))
 		}
 	}
-	source, err := os.ReadFile("reasons.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range definition.FindAllStringSubmatch(string(source), -1) {
+	var defined, explained []Reason
+	for _, m := range definition.FindAllStringSubmatch(read(t, "reasons.go"), -1) {
+		defined = append(defined, Reason(m[2]))
 		named := regexp.MustCompile(`csierr\.` + m[1] + `\b|"` + m[2] + `"`)
 		if !named.MatchString(tests.String()) {
 			t.Errorf("no test causes %s", m[2])
 		}
+	}
+	for _, e := range table {
+		explained = append(explained, e.Reason)
+	}
+	if diff := cmp.Diff(defined, explained); diff != "" {
+		t.Errorf("the table is not the constants in their order (-constants +table):\n%s", diff)
 	}
 }

@@ -68,9 +68,7 @@ func New(o Options, t *Transport) (*Client, func(), error) {
 			Timeout:   requestTimeLimit,
 			Transport: t,
 			// A rack sends no redirects, and a request to another host would contain the token.
-			CheckRedirect: func(*http.Request, []*http.Request) error {
-				return http.ErrUseLastResponse
-			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		}),
 	)
 	if err != nil {

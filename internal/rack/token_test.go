@@ -127,11 +127,9 @@ func TestTokenSourceReportsAnUnreadableFile(t *testing.T) { // D-63
 	writeToken(t, path, "one")
 	s := tokenFile(path)
 	for name, breakFile := range map[string]func(){
-		"it is gone":  func() { must(t, os.Remove(path)) },
-		"it is empty": func() { must(t, os.WriteFile(path, nil, 0o600)) },
-		"it holds no token": func() {
-			must(t, os.WriteFile(path, []byte("tweety tweety"), 0o600))
-		},
+		"it is gone":        func() { must(t, os.Remove(path)) },
+		"it is empty":       func() { must(t, os.WriteFile(path, nil, 0o600)) },
+		"it holds no token": func() { must(t, os.WriteFile(path, []byte("tweety tweety"), 0o600)) },
 		"it is a directory": func() {
 			must(t, os.Remove(path))
 			must(t, os.Mkdir(path, 0o700))

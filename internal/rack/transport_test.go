@@ -164,8 +164,6 @@ func TestTransportClosesASilentConnection(t *testing.T) { // OX-9
 		_, _ = io.WriteString(w, racktest.ProjectOf())
 	}))
 	server.EnableHTTP2 = true
-	front := &silencer{Listener: server.Listener}
-	server.Listener = front
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	path := filepath.Join(t.TempDir(), "ca.pem")
@@ -174,6 +172,14 @@ func TestTransportClosesASilentConnection(t *testing.T) { // OX-9
 		slog.New(slog.DiscardHandler)))(t)
 	t.Cleanup(base.CloseIdleConnections)
 	base.HTTP2.SendPingTimeout, base.HTTP2.PingTimeout = 50*time.Millisecond, 50*time.Millisecond
+	var silent atomic.Bool
+	base.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err != nil || silent.Load() {
+			return conn, err
+		}
+		return &silenced{conn, &silent}, nil
+	}
 	call := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -188,33 +194,22 @@ func TestTransportClosesASilentConnection(t *testing.T) { // OX-9
 		return answer.Body.Close()
 	}
 	must(t, call())
-	front.silent.Store(true)
+	silent.Store(true)
 	csitest.Await(t, "calls take another connection", func() bool { return call() == nil })
 }
 
-// silencer accepts connections. After silent is set, it drops all that the server writes to the
-// connections accepted before. New connections work.
-type silencer struct {
-	net.Listener
-	silent atomic.Bool
-}
-
-func (l *silencer) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	return &silenced{conn, l, l.silent.Load()}, err
-}
-
+// silenced is a connection that drops all that it receives while silent is set.
 type silenced struct {
 	net.Conn
-	of    *silencer
-	works bool // because it was made after silent was set
+	silent *atomic.Bool
 }
 
-func (c *silenced) Write(p []byte) (int, error) {
-	if c.works || !c.of.silent.Load() {
-		return c.Conn.Write(p)
+func (c *silenced) Read(p []byte) (int, error) {
+	for {
+		if n, err := c.Conn.Read(p); err != nil || !c.silent.Load() {
+			return n, err
+		}
 	}
-	return len(p), nil
 }
 
 var (

@@ -33,7 +33,7 @@ type T interface {
 	Cleanup(func())
 }
 
-// Server is the API server. The functions Put, Get, Edit, Delete, Remove and List access its
+// Server is the API server. The functions Put, Bind, Get, Edit, Delete, Remove and List access its
 // objects directly: they call no interceptor, and are not in the log.
 type Server struct {
 	t      T
@@ -121,9 +121,7 @@ func (s *Server) handler() http.Handler {
 	})
 	for _, to := range resources {
 		for route, verb := range to.routes() {
-			mux.HandleFunc(route, func(w http.ResponseWriter, r *http.Request) {
-				s.serve(w, r, to, verb)
-			})
+			mux.HandleFunc(route, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, to, verb) })
 		}
 	}
 	return mux

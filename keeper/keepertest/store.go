@@ -511,6 +511,36 @@ func Remove[O Object](s *Server, namespace, name string) bool {
 	})
 }
 
+// Volume returns a PersistentVolume of a driver that is bound to the claim with the same name.
+func Volume(namespace, name, driver, handle string) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: driver, VolumeHandle: handle}},
+			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
+				Namespace: namespace, Name: name, UID: types.UID("claim-" + name)}}}
+}
+
+// Bind puts a PersistentVolume and the claim to which it is bound.
+func Bind(s *Server, v *corev1.PersistentVolume) {
+	claim := v.Spec.ClaimRef
+	claim.UID = Put(s, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name},
+		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: v.Name}}).UID
+	Put(s, v)
+}
+
+// Pod returns a pod that uses the claims.
+func Pod(namespace, name, node string, claims ...string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: corev1.PodSpec{NodeName: node}}
+	for _, c := range claims {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: c, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: c}}})
+	}
+	return p
+}
+
 // with passes the object with this name to f, or returns false if there is none. f must not fail.
 func with[O Object](s *Server, namespace, name string, f func(*resource, *stored) error) bool {
 	r := resourceOf[O]()

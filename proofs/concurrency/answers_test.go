@@ -110,8 +110,7 @@ func TestAControllerWithoutOneOfItsGuardsFailsATrial(t *testing.T) {
 	for _, rule := range answerRules {
 		guards = append(guards, rule.Guard)
 	}
-	program, err := proof.BuildMutant(t.Context(), t.TempDir(), guards)
-	csitest.Must(t, err)
+	program := csitest.Got(proof.BuildMutant(t.Context(), t.TempDir(), guards))(t)
 	for _, rule := range short.Some(t, 1, answerRules) {
 		t.Run(rule.Name, func(t *testing.T) {
 			a := newAnswers(t, proof.New(t, "answers-guards"), harness.PluginOptions{
@@ -144,9 +143,8 @@ type answerProof struct {
 func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *answerProof {
 	t.Helper()
 	// The rack accepts any token. Each controller has its own token, by which faults select it.
-	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{
-		Args: []string{"--token="}})
-	csitest.Must(t, err)
+	rack := csitest.Got(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{
+		Args: []string{"--token="}}))(t)
 	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
 	a := &answerProof{t: t, p: p, rack: rack}
 	for i := range lanes {
@@ -156,9 +154,8 @@ func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *an
 			env := map[string]string{"OXIDE_TOKEN": token, "OXIDE_LATE_LIMIT": lateLimit.String(),
 				"OXIDE_LOOK_LIMIT": lookLimit.String()}
 			maps.Copy(env, options.Env)
-			plugin, err := rack.StartPlugin(t.Context(), harness.PluginOptions{
-				Mode: harness.ModeController, Command: options.Command, Env: env})
-			csitest.Must(t, err)
+			plugin := csitest.Got(rack.StartPlugin(t.Context(), harness.PluginOptions{
+				Mode: harness.ModeController, Command: options.Command, Env: env}))(t)
 			t.Cleanup(func() { csitest.Must(t, plugin.Stop()) })
 			l.leaders = append(l.leaders, leader{plugin, token})
 		}

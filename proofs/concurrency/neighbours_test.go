@@ -96,8 +96,7 @@ var waits = []proof.Guard{
 }
 
 func TestADriverWithoutOneOfItsGuardsGetsStuck(t *testing.T) {
-	program, err := proof.BuildMutant(t.Context(), t.TempDir(), waits)
-	csitest.Must(t, err)
+	program := csitest.Got(proof.BuildMutant(t.Context(), t.TempDir(), waits))(t)
 	for _, guard := range short.Some(t, 1, waits) {
 		t.Run(guard.Name, func(t *testing.T) {
 			n := newNeighbours(t, harness.PluginOptions{Command: []string{program},
@@ -129,15 +128,12 @@ type neighbours struct {
 // newNeighbours starts a rack with disks that can hang, a controller, and one node's driver.
 func newNeighbours(t *testing.T, options harness.PluginOptions, limit time.Duration) *neighbours {
 	t.Helper()
-	env, err := proof.New(t, "hung-neighbour").StartEnvironment(t.Context(), harness.RunFor(t),
-		harness.RackOptions{Args: []string{"--disks=fuse"}}, "", proof.BtrfsMember)
-	csitest.Must(t, err)
-	controller, err := env.StartPlugin(t.Context(),
-		harness.PluginOptions{Mode: harness.ModeController})
-	csitest.Must(t, err)
+	env := csitest.Got(proof.New(t, "hung-neighbour").StartEnvironment(t.Context(), harness.RunFor(t),
+		harness.RackOptions{Args: []string{"--disks=fuse"}}, "", proof.BtrfsMember))(t)
+	controller := csitest.Got(env.StartPlugin(t.Context(),
+		harness.PluginOptions{Mode: harness.ModeController}))(t)
 	options.Mode = harness.ModeNode
-	node, err := env.StartPlugin(t.Context(), options)
-	csitest.Must(t, err)
+	node := csitest.Got(env.StartPlugin(t.Context(), options))(t)
 	csitest.Must(t, env.TakeBaseline(t.Context()))
 	return &neighbours{Environment: env, t: t, controller: controller.Controller(), node: node,
 		limit: limit}
@@ -317,10 +313,8 @@ func (n *neighbours) ask(of ...*neighbour) {
 
 // commit writes a file, starts a sync, and returns when the sync waits for the disk.
 func (n *neighbours) commit(p *neighbour) {
-	f, err := os.Create(filepath.Join(p.Target, "synced"))
-	csitest.Must(n.t, err)
-	_, err = f.WriteString("the workload's last words")
-	csitest.Must(n.t, err)
+	f := csitest.Got(os.Create(filepath.Join(p.Target, "synced")))(n.t)
+	csitest.Got(f.WriteString("the workload's last words"))(n.t)
 	thread, synced := make(chan int, 1), make(chan struct{})
 	go func() {
 		defer close(synced)
@@ -345,17 +339,14 @@ func (n *neighbours) commit(p *neighbour) {
 // nodeOf opens a raw volume through the guest's device node, as a workload does through a mount in
 // its own namespace. So the published path itself is not in use.
 func (n *neighbours) nodeOf(p *neighbour) *os.File {
-	disk, err := n.node.Instance.Device(p.Volume.GetVolumeContext()["diskName"])
-	csitest.Must(n.t, err)
-	device, err := os.Open(disk.Path)
-	csitest.Must(n.t, err)
+	disk := csitest.Got(n.node.Instance.Device(p.Volume.GetVolumeContext()["diskName"]))(n.t)
+	device := csitest.Got(os.Open(disk.Path))(n.t)
 	return device
 }
 
 // waiting counts the threads of the node's driver that wait for a disk (state D).
 func (n *neighbours) waiting() (threads int) {
-	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", n.node.PID()))
-	csitest.Must(n.t, err)
+	all := csitest.Got(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", n.node.PID())))(n.t)
 	for _, path := range all {
 		b, _ := os.ReadFile(path) // the thread may have ended
 		if at := bytes.LastIndexByte(b, ')'); at >= 0 && bytes.HasPrefix(b[at:], []byte(") D")) {

@@ -16,43 +16,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
-
-// The mount table shows a btrfs's device only by the name that it had at the mount, without a
-// usable number. After a detach, a new device may get the same name.
-func TestADetachedBtrfsIsNotMistakenForANewDeviceOfTheSameName(t *testing.T) {
-	runner := newRunner(t, "model-regressions")
-	h, err := runner.replay(t, nil, `
-		controller 1: create v3, and bring it to pod 1 on a, which writes block 1`, func(h *History) {
-		h.plugUntilNamedAsBefore(t.Context())
-		h.run(t.Context(), Step{op: publish, vol: 3, node: "a", pod: 1},
-			Step{op: stage, vol: 3, node: "a"}, Step{op: unpublish, vol: 3, node: "a", pod: 1},
-			Step{op: publish, vol: 3, node: "a", pod: 1})
-	})
-	if err != nil {
-		t.Errorf("%v\n%s", err, h.Transcript())
-	}
-}
-
-// plugUntilNamedAsBefore detaches v3 from node a and attaches it again until its device has the
-// same name as before.
-func (h *History) plugUntilNamedAsBefore(ctx context.Context) {
-	nameOf := func() string {
-		device, _ := h.env.Rack.Instance("a").Device(h.serials[3]) // it may be detached
-		return device.Name
-	}
-	before := nameOf()
-	for range 300 {
-		h.run(ctx, Step{op: detach, ctl: 1, vol: 3, node: "a"},
-			Step{op: attach, ctl: 1, vol: 3, node: "a"})
-		if nameOf() == before {
-			return
-		}
-	}
-	fail("v3's device was never %s again", before)
-}
 
 // These texts are beginnings of histories. In inUse a pod writes to a filesystem, in deviceInUse to
 // a raw device. After deviceInUse, released detaches the volume, and moved publishes it on node b.
@@ -146,12 +113,11 @@ var manipulations = []struct {
 	{"an attach without a device answers OK", `
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a`,
-		manipulation{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
-			h *History) error {
-			h.addFault(ctx, noDevice)
+		after("controller 1: CreateVolume v1", func(h *History) error {
+			h.addFault(context.Background(), noDevice)
 			h.world.recordsFirst = false
 			return nil
-		}}, "answered OK, and the node has no device of it"},
+		}), "answered OK, and the node has no device of it"},
 	{"a stage without a device answers OK", bare, skipCall(stage),
 		"answered OK, the model allows [NotFound]"},
 	{"the missing device is not explained", bare,
@@ -208,14 +174,12 @@ var manipulations = []struct {
 		}), "v4 has the loop devices"},
 	{"an administrator attaches a volume's disk", `
 		controller 1: CreateVolume v1`,
-		manipulation{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
-			h *History) error {
-			return h.env.Rack.AttachDisk(ctx, h.volumes[1].GetVolumeId(),
+		after("controller 1: CreateVolume v1", func(h *History) error {
+			return h.env.Rack.AttachDisk(context.Background(), h.volumes[1].GetVolumeId(),
 				h.env.Rack.Instance("b").ID)
-		}}, `"v1 holder" is "b"`},
+		}), `"v1 holder" is "b"`},
 	{"a device is shown to a second guest", deviceInUse,
-		manipulation{when: "node a: NodePublish v4", action: showInB},
-		`its device is seen by ["a" "b"]`},
+		after("node a: NodePublish v4", showInB), `its device is seen by ["a" "b"]`},
 	{"a pod gets another volume", inUse + deviceInUse + `
 		node a: NodePublish v4 to pod 2`,
 		after("node a: NodePublish v4 to pod 2", func(h *History) error {
@@ -257,22 +221,21 @@ var manipulations = []struct {
 			return proof.WriteAt(h.env.foreign[0].path, gib/2, 1)
 		}), "the foreign disk csi-0123456789abcdef was written to"},
 	{"a foreign disk is detached", inUse,
-		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *History) error {
-			h.env.detachDisk(ctx, h.env.foreign[1].id, "a")
+		after("node a: NodeStage", func(h *History) error {
+			h.env.detachDisk(context.Background(), h.env.foreign[1].id, "a")
 			return nil
-		}}, "the foreign disk database has become"},
+		}), "the foreign disk database has become"},
 	{"a foreign disk is deleted", inUse,
-		manipulation{when: "node a: NodeStage", action: func(ctx context.Context, h *History) error {
-			return h.env.Rack.DeleteDisk(ctx, h.env.foreign[0].id)
-		}}, "the foreign disk csi-0123456789abcdef"},
+		after("node a: NodeStage", func(h *History) error {
+			return h.env.Rack.DeleteDisk(context.Background(), h.env.foreign[0].id)
+		}), "the foreign disk csi-0123456789abcdef"},
 }
 
 func after(when string, action func(*History) error) manipulation {
-	return manipulation{when: when,
-		action: func(_ context.Context, h *History) error { return action(h) }}
+	return manipulation{when: when, action: action}
 }
 
-func showInB(_ context.Context, h *History) error {
+func showInB(h *History) error {
 	d, err := h.env.Rack.Instance("a").Device(h.serials[4])
 	if err != nil {
 		return err
@@ -290,7 +253,9 @@ func TestEveryManipulatedHistoryFails(t *testing.T) {
 	cases := short.Some(t, 6, manipulations)
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			h, err := r.replay(t, &c.manipulation, c.steps)
+			steps := harness.Need(ParseHistory(c.steps))(t)
+			h, err := r.runHistory(t.Context(), t.Name(), r.proof.Seed, &c.manipulation,
+				func(h *History) { h.run(t.Context(), steps...) })
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("the history ended with %v, want an error with %q:\n%s", err, c.want,
 					h.Transcript())

@@ -83,8 +83,7 @@ type counts struct {
 func NewHistory(env *Environment) *History {
 	return &History{env: env, count: &counts{}, world: newWorld(),
 		volumes: map[int]*csi.Volume{}, taken: map[int]string{}, given: map[field]bool{},
-		contents:  map[int]*content{},
-		snapshots: map[string]*content{}, serials: map[int]string{},
+		contents: map[int]*content{}, snapshots: map[string]*content{}, serials: map[int]string{},
 		faultNames: map[string]string{}, goals: map[int]string{}}
 }
 
@@ -176,7 +175,7 @@ func (h *History) run(ctx context.Context, steps ...Step) {
 
 // observeAndCheck observes and checks the state, and adds the unfinished calls to the doubts.
 func (h *History) observeAndCheck(ctx context.Context, calls []ended) {
-	h.manipulation.apply(ctx, h)
+	h.manipulation.apply(h)
 	h.check(h.observe(ctx, calls), calls)
 	for _, c := range calls {
 		if c.how == openCall || c.how == unclear && h.world.rackDown {
@@ -505,7 +504,7 @@ type manipulation struct {
 	// action, if not nil, runs after the step whose line begins with when, before the state is
 	// observed.
 	when   string
-	action func(ctx context.Context, h *History) error
+	action func(h *History) error
 }
 
 func (m *manipulation) call(ctx context.Context, h *History, s Step) (any, error) {
@@ -516,9 +515,9 @@ func (m *manipulation) call(ctx context.Context, h *History, s Step) (any, error
 	return m.answer(h, s, real)
 }
 
-func (m *manipulation) apply(ctx context.Context, h *History) {
+func (m *manipulation) apply(h *History) {
 	if m != nil && m.action != nil && len(h.lines) > 0 &&
 		strings.HasPrefix(h.lines[len(h.lines)-1], m.when) {
-		harness.Must(m.action(ctx, h))
+		harness.Must(m.action(h))
 	}
 }

@@ -93,19 +93,6 @@ func (r *runner) newEnvironment(ctx context.Context) (err error) {
 	return r.env.TakeBaseline(ctx)
 }
 
-// replay runs the steps of the text, and then passes the history to each function in then.
-func (r *runner) replay(t *testing.T, m *manipulation, text string,
-	then ...func(*History)) (*History, error) {
-	t.Helper()
-	steps := harness.Need(ParseHistory(text))(t)
-	return r.runHistory(t.Context(), t.Name(), r.proof.Seed, m, func(h *History) {
-		h.run(t.Context(), steps...)
-		for _, do := range then {
-			do(h)
-		}
-	})
-}
-
 func TestRandomHistoriesReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-38
 	r := newRunner(t, "model")
 	p := r.proof
@@ -129,7 +116,9 @@ func TestRandomHistoriesReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-3
 		seed := p.Seed + uint64(histories)
 		proof.SetFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
 		rapid.Check(t, func(rt *rapid.T) {
-			volumes, wishes := drawHistory(rt, longest)
+			volumes := rapid.SliceOfNDistinct(rapid.IntRange(1, len(kinds)-1), 1, 3, rapid.ID[int]).
+				Draw(rt, "volumes")
+			wishes := rapid.SliceOfN(rapid.Custom(drawWish), longest/2, longest).Draw(rt, "history")
 			name := fmt.Sprint("seed ", seed)
 			h, err := r.runHistory(t.Context(), name, seed, nil, func(h *History) {
 				for _, w := range wishes {
@@ -268,14 +257,6 @@ func mixed(u uint64) uint64 {
 	u ^= u >> 29
 	u *= 0xBF58476D1CE4E5B9
 	return u ^ u>>32
-}
-
-// drawHistory generates the volumes of a history, and its wishes.
-func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
-	volumes = rapid.SliceOfNDistinct(rapid.IntRange(1, len(kinds)-1), 1, 3, rapid.ID[int]).
-		Draw(t, "volumes")
-	wishes = rapid.SliceOfN(rapid.Custom(drawWish), most/2, most).Draw(t, "history")
-	return volumes, wishes
 }
 
 // backwards returns the next step to delete a volume or, after its deletion, to create it again.

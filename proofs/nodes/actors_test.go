@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -44,7 +43,8 @@ func (w *testCluster) attacher() {
 		if a.DeletionTimestamp == nil && a.Status.Attached {
 			continue
 		}
-		refused := w.refused[*a.Spec.Source.PersistentVolumeName]
+		volume := *a.Spec.Source.PersistentVolumeName
+		refused := w.refused[volume]
 		since := w.hotAttach
 		if a.DeletionTimestamp != nil {
 			since = w.hotplug
@@ -53,17 +53,14 @@ func (w *testCluster) attacher() {
 			!since.IsZero() && strings.Contains(refused, "InstanceMustBeStopped") {
 			refused = ""
 		}
-		path := oxide.DiskPath{Disk: oxide.NameOrId(w.disks[*a.Spec.Source.PersistentVolumeName])}
-		instance := oxide.NameOrId(w.rack.Instance(a.Spec.NodeName).ID)
 		var err error
 		switch {
 		case refused != "":
 			err = errors.New(refused)
 		case a.DeletionTimestamp == nil:
-			err = w.attachOnce(oxide.InstanceDiskAttachParams{Instance: instance, Body: &path})
+			err = w.attachOnce(a)
 		default:
-			_, err = w.rack.Client.InstanceDiskDetach(w.ctx,
-				oxide.InstanceDiskDetachParams{Instance: instance, Body: &path})
+			err = w.rack.DetachDisk(w.ctx, w.disks[volume], w.rack.Instance(a.Spec.NodeName).ID)
 		}
 		var failed *storagev1.VolumeError
 		if err != nil {
@@ -87,16 +84,14 @@ func (w *testCluster) attacher() {
 }
 
 // Like the driver, attachOnce attaches a disk only if the rack does not show it as attached.
-func (w *testCluster) attachOnce(p oxide.InstanceDiskAttachParams) error {
+func (w *testCluster) attachOnce(a *storagev1.VolumeAttachment) error {
+	disk, instance := w.disks[*a.Spec.Source.PersistentVolumeName], w.rack.Instance(a.Spec.NodeName).ID
 	attached, err := w.rack.Client.InstanceDiskListAllPages(w.ctx,
-		oxide.InstanceDiskListParams{Instance: p.Instance})
-	if err != nil || slices.ContainsFunc(attached, func(d oxide.Disk) bool {
-		return d.Id == string(p.Body.Disk)
-	}) {
+		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(instance)})
+	if err != nil || slices.ContainsFunc(attached, func(d oxide.Disk) bool { return d.Id == disk }) {
 		return err
 	}
-	_, err = w.rack.Client.InstanceDiskAttach(w.ctx, p)
-	return err
+	return w.rack.AttachDisk(w.ctx, disk, instance)
 }
 
 // explain returns the message with which the driver reports an error of the rack.
@@ -335,25 +330,6 @@ type queue struct {
 	attached chan time.Duration // the time from the instance's stop
 }
 
-// follow adds attachments to the queue when they are created or annotated.
-func (q *queue) follow(ctx context.Context, kube *keeper.Cluster) {
-	watch := harness.Got(kube.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{}))
-	defer watch.Stop()
-	seen := map[string]map[string]string{}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case event := <-watch.ResultChan():
-			a, ok := event.Object.(*storagev1.VolumeAttachment)
-			if before, known := seen[a.GetName()]; ok && (!known || !maps.Equal(before, a.Annotations)) {
-				seen[a.Name] = a.Annotations
-				q.Add(a.Name)
-			}
-		}
-	}
-}
-
 func (q *queue) work(ctx context.Context) {
 	for {
 		name, end := q.Get()
@@ -378,9 +354,7 @@ func (q *queue) try(name string) {
 	if !ok || a.Status.Attached {
 		return
 	}
-	id := oxide.NameOrId(q.w.rack.Instance(a.Spec.NodeName).ID)
-	err := q.w.attachOnce(oxide.InstanceDiskAttachParams{Instance: id, Body: &oxide.DiskPath{
-		Disk: oxide.NameOrId(q.w.disks[*a.Spec.Source.PersistentVolumeName])}})
+	err := q.w.attachOnce(a)
 	keepertest.Edit(q.w.api, "", name, func(a *storagev1.VolumeAttachment) {
 		if a.Status.Attached = err == nil; err != nil {
 			a.Status.AttachError = &storagev1.VolumeError{Time: metav1.Now(), Message: explain(err)}
@@ -390,8 +364,8 @@ func (q *queue) try(name string) {
 		q.AddRateLimited(name)
 		return
 	}
-	instance := harness.Got(q.w.rack.Client.InstanceView(q.w.ctx,
-		oxide.InstanceViewParams{Instance: id}))
+	instance := harness.Got(q.w.rack.Client.InstanceView(q.w.ctx, oxide.InstanceViewParams{
+		Instance: oxide.NameOrId(q.w.rack.Instance(a.Spec.NodeName).ID)}))
 	q.attached <- time.Since(*instance.TimeRunStateUpdated)
 }
 
@@ -414,11 +388,16 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)
-	w.api.Intercept(nil)
 	w.api.InterceptReads(nil)
 	defer func() { harness.Must(w.clear()) }()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, 30*time.Second)
 	q := &queue{workqueue.NewTypedRateLimitingQueue(limiter), w, make(chan time.Duration, 1)}
+	w.api.Intercept(func(r keepertest.KubeRequest) error {
+		if r.Applied && r.Resource == "volumeattachments" {
+			q.Add(r.Name)
+		}
+		return nil
+	})
 	transport := &rack.Transport{Tokens: &rack.TokenSource{Fixed: r.Token, Log: slog.Default()}}
 	racks, _, err := rack.New(rack.Options{Host: r.URL, Project: r.Project}, transport)
 	harness.Must(err)
@@ -433,21 +412,21 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	}}
 	config, cut := w.api.Client("keeper")
 	defer cut()
-	kube := harness.Got(keeper.Connect(config, "keeper"))
-	k := keeper.Keeper{Kubernetes: kube, Rack: racks, Log: slog.New(slog.DiscardHandler),
-		Namespace: namespaceOfRecords, Metrics: keeper.NewMetrics(), Config: keeper.Defaults()}
+	k := keeper.Keeper{Kubernetes: harness.Got(keeper.Connect(config, "keeper")), Rack: racks,
+		Log: slog.New(slog.DiscardHandler), Namespace: namespaceOfRecords,
+		Metrics: keeper.NewMetrics(), Config: keeper.Defaults()}
 	k.Config.ColdAttach, k.Config.NodeName, k.Config.Settle = true, "b", 0
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer q.ShutDown()
 	defer cancel()
-	running.Go(func() { q.follow(ctx, kube) })
 	for range threads {
 		running.Go(func() { q.work(ctx) })
 	}
 	w.addPod("a", 0)
 	w.controllers()
+	q.Add(keepertest.List[*storagev1.VolumeAttachment](w.api, "")[0].Name)
 	limit := time.After(time.Minute)
 	for {
 		if _, err := k.Round(ctx); err != nil {
@@ -498,9 +477,7 @@ func TestDeletingThePodRepairsAVolumeWithoutADevice(t *testing.T) { // D-61
 		"hotplug": adminapi.HotplugAttachOnly.With(adminapi.RecordFirst)}))
 	harness.Got(rack.Admin.AddFault(w.ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
 		Device: &adminapi.DeviceFault{Fails: true}}))
-	devices := func() int {
-		return len(harness.Got(rack.Instance("a").Devices()))
-	}
+	devices := func() int { return len(harness.Got(rack.Instance("a").Devices())) }
 
 	w.addPod("a", 0)
 	w.pass(time.Minute)

@@ -79,12 +79,6 @@ type operation struct {
 // request of a keeper may have stopped it.
 const late = 2 * time.Minute
 
-func (w *testCluster) checkState() {
-	if busy := w.busy(); len(busy) > 1 {
-		w.breaks("the keepers work on several nodes at once: %v", busy)
-	}
-}
-
 func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
 	asked := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 	i := slices.IndexFunc(names, func(name string) bool {
@@ -165,15 +159,12 @@ func (w *testCluster) checkStop(k *replica, name string) {
 // checkJobs checks that a stop ends no running pod of a Job, because no controller replaces it.
 func (w *testCluster) checkJobs(name string) {
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
-		if p.Spec.NodeName == name && running(p) && !w.stale && !w.raced {
+		if p.Spec.NodeName == name && p.Spec.RestartPolicy == corev1.RestartPolicyNever &&
+			len(p.Status.InitContainerStatuses) > 0 && p.Status.Phase != corev1.PodSucceeded &&
+			!w.stale && !w.raced {
 			w.breaks("%s is stopped with the instance of %s, and does not come back", p.Name, name)
 		}
 	}
-}
-
-func running(p *corev1.Pod) bool {
-	return p.Spec.RestartPolicy == corev1.RestartPolicyNever &&
-		len(p.Status.InitContainerStatuses) > 0 && p.Status.Phase != corev1.PodSucceeded
 }
 
 // countStop counts a stop for each volume for which the instance is stopped.

@@ -22,6 +22,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -49,8 +50,6 @@ type testCluster struct {
 	volumes int
 	pods    int
 	disks   map[string]string // the disk of each PersistentVolume
-	// configs are the configurations of the two replicas.
-	configs [2]keeper.Config
 	// byHand contains the nodes that a person has cordoned. The kubelets of dead nodes never report,
 	// and those of lying nodes report even while the instance is stopped.
 	byHand, dead, lying map[string]bool
@@ -173,8 +172,7 @@ func newTestCluster(ctx context.Context, t keepertest.T, r *harness.Rack) *testC
 	}
 	w.kubelets()
 	for i := range w.keepers {
-		w.configs[i] = config(names[i])
-		w.restart(i)
+		w.restart(i, config(names[i]))
 	}
 	return w
 }
@@ -223,8 +221,11 @@ func config(node string) keeper.Config {
 	return c
 }
 
-// restart starts a new keeper as replica i.
-func (w *testCluster) restart(i int) {
+// restart ends replica i, if it runs, and starts a new keeper in its place.
+func (w *testCluster) restart(i int, c keeper.Config) {
+	if old := w.keepers[i]; old != nil {
+		old.cut()
+	}
 	k := &replica{node: names[i]}
 	name := fmt.Sprintf("keeper-%d", i)
 	config, cut := w.api.Client(name)
@@ -237,7 +238,7 @@ func (w *testCluster) restart(i int) {
 		UserAgent: "keeper"}, transport)
 	harness.Must(err)
 	transport.Base = &gatedTransport{transport.Base, w, k, i}
-	k.Keeper = &keeper.Keeper{Config: w.configs[i], Kubernetes: client, Rack: racks, Log: log,
+	k.Keeper = &keeper.Keeper{Config: c, Kubernetes: client, Rack: racks, Log: log,
 		Namespace: namespaceOfRecords, Metrics: keeper.NewMetrics(),
 		Now: func() time.Time { return w.clock }}
 	w.keepers[i] = k
@@ -487,50 +488,35 @@ func (w *testCluster) busy() []string {
 // addPod schedules a pod to a node. kind determines the pod's owner, and whether it has a volume.
 func (w *testCluster) addPod(name string, kind int) {
 	w.pods++
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
-		Name: fmt.Sprintf("pod-%d", w.pods), Labels: map[string]string{"app": "web"}},
-		Spec: corev1.PodSpec{NodeName: name}}
-	owner := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web",
-		UID: "web", Controller: ptr.To(true)}
+	owner, app, claims := "ReplicaSet", "web", []string{}
 	if kind%2 == 0 {
-		owner.Kind, owner.Name, owner.UID = "StatefulSet", "db", "db"
-		pod.Labels = map[string]string{"app": "db"}
-		w.addVolume(pod)
+		owner, app, claims = "StatefulSet", "db", []string{w.addVolume()}
 	}
-	if kind != 5 {
-		pod.OwnerReferences = []metav1.OwnerReference{owner}
-	}
-	if kind == 3 {
-		pod.Labels = nil
+	pod := keepertest.Pod("default", fmt.Sprintf("pod-%d", w.pods), name, claims...)
+	if kind != 3 {
+		pod.Labels = map[string]string{"app": app}
 	}
 	if kind >= 6 {
-		owner.Kind, owner.Name, owner.UID = "Job", "job", "job"
-		pod.OwnerReferences[0] = owner
-		pod.Labels, pod.Spec.RestartPolicy = nil, corev1.RestartPolicyNever
-		pod.Status.Phase = corev1.PodPending
+		owner, app, pod.Labels = "Job", "job", nil
+		pod.Spec.RestartPolicy, pod.Status.Phase = corev1.RestartPolicyNever, corev1.PodPending
 		w.ends[pod.Name] = w.clock.Add(time.Duration(5+kind) * time.Minute)
+	}
+	if kind != 5 {
+		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: owner, Name: app,
+			UID: types.UID(app), Controller: ptr.To(true)}}
 	}
 	keepertest.Put(w.api, pod)
 	w.budgets()
-	w.log("%s %s is scheduled to %s", owner.Kind, pod.Name, name)
+	w.log("%s %s is scheduled to %s", owner, pod.Name, name)
 }
 
-// addVolume creates a disk, with a claim and a PersistentVolume for it, and adds the claim to the
-// pod.
-func (w *testCluster) addVolume(pod *corev1.Pod) {
+// addVolume creates a disk, with a claim and a PersistentVolume for it, and returns their name.
+func (w *testCluster) addVolume() string {
 	w.volumes++
 	volume := fmt.Sprintf("pvc-%d", w.volumes)
-	disk := harness.Got(w.rack.CreateDisk(w.ctx, w.rack.Project,
-		fmt.Sprintf("d%d-%d", time.Now().UnixNano(), w.volumes), harness.GiB))
-	w.disks[volume] = disk.Id
-	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
-		Name: volume}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}}
-	keepertest.Put(w.api, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: volume},
-		Spec: corev1.PersistentVolumeSpec{
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: keeper.DriverName, VolumeHandle: disk.Id}},
-			ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: volume,
-				UID: keepertest.Put(w.api, claim).UID}}})
-	pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
-		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: volume}}}}
+	w.disks[volume] = harness.Got(w.rack.CreateDisk(w.ctx, w.rack.Project,
+		fmt.Sprintf("d%d-%d", time.Now().UnixNano(), w.volumes), harness.GiB)).Id
+	keepertest.Bind(w.api,
+		keepertest.Volume("default", volume, keeper.DriverName, w.disks[volume]))
+	return volume
 }

@@ -57,9 +57,7 @@ var disturbances = map[string]func(w *testCluster, name string, a act){
 	"stuck pods":      func(w *testCluster, _ string, _ act) { w.stuck = !w.stuck },
 	"refused volumes": (*testCluster).refuse,
 	"no API server":   (*testCluster).cutOff,
-	"job": func(w *testCluster, name string, a act) {
-		w.addPod(name, 5+a.b)
-	},
+	"job":             func(w *testCluster, name string, a act) { w.addPod(name, 5+a.b) },
 	"starter": func(w *testCluster, name string, a act) {
 		w.starter = !w.starter
 		w.log("a program starts stopped instances: %v", w.starter)
@@ -385,9 +383,7 @@ func (w *testCluster) configure(_ string, a act) {
 		}
 		w.log("the keeper on %s: cold attach %v, dry run %v, fence %v, window %v", c.NodeName,
 			c.ColdAttach, c.DryRun, c.Fence, c.Window != nil)
-		w.configs[i] = c
-		w.keepers[i].cut()
-		w.restart(i)
+		w.restart(i, c)
 	}
 }
 
@@ -413,9 +409,7 @@ func (w *testCluster) mend() {
 	w.onWay = nil
 	w.calm()
 	for i := range w.keepers {
-		w.configs[i] = config(names[i])
-		w.keepers[i].cut()
-		w.restart(i)
+		w.restart(i, config(names[i]))
 	}
 	for _, name := range names {
 		if w.node(name).UID == "" {

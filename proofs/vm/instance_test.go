@@ -34,14 +34,9 @@ type instance struct {
 	*node
 }
 
-func (i instance) must(err error) {
-	i.Helper()
-	must(i.T, err)
-}
-
 func (i instance) await(state oxide.InstanceState) {
 	i.Helper()
-	i.must(harness.Await(i.Context(), bootTime, func() error {
+	must(i.T, harness.Await(i.Context(), bootTime, func() error {
 		seen, err := i.rack.Client.InstanceView(i.Context(),
 			oxide.InstanceViewParams{Instance: oxide.NameOrId(i.ID)})
 		if err == nil && seen.RunState != state {
@@ -56,7 +51,7 @@ func (i instance) in(command string) string {
 	i.Helper()
 	var out []byte
 	var failed error
-	i.must(harness.Await(i.Context(), bootTime, func() error {
+	must(i.T, harness.Await(i.Context(), bootTime, func() error {
 		err := i.reach(i.Context())
 		if err == nil {
 			out, err = i.run(i.Context(), nil, command)
@@ -67,7 +62,7 @@ func (i instance) in(command string) string {
 		}
 		return err
 	}))
-	i.must(failed)
+	must(i.T, failed)
 	return strings.TrimSpace(string(out))
 }
 
@@ -98,16 +93,14 @@ func (i instance) console() (string, error) {
 
 func (i instance) killQEMU() {
 	i.Helper()
-	process, err := i.qemu()
-	i.must(err)
-	i.must(process.Kill())
+	must(i.T, harness.Need(i.qemu())(i.T).Kill())
 }
 
 func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	image := imageDir(t)
-	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{Instances: []string{},
-		Args: []string{"--guests=vm", "--vm-image", image, "--keep-devices"}})
-	must(t, err)
+	rack := harness.Need(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{
+		Instances: []string{},
+		Args:      []string{"--guests=vm", "--vm-image", image, "--keep-devices"}}))(t)
 	i := instance{t, &node{rack: rack, key: filepath.Join(t.TempDir(), "key")}}
 	t.Cleanup(func() { // the rack leaves its machines running
 		i.sever()
@@ -118,28 +111,23 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	i.must(exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
+	must(t, exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
 		i.key).Run())
-	public, err := os.ReadFile(i.key + ".pub")
-	i.must(err)
-	_, err = rack.Client.CurrentUserSshKeyCreate(t.Context(), oxide.CurrentUserSshKeyCreateParams{
-		Body: &oxide.SshKeyCreate{Name: "mine", PublicKey: strings.TrimSpace(string(public))}})
-	i.must(err)
+	public := harness.Need(os.ReadFile(i.key + ".pub"))(t)
+	harness.Need(rack.Client.CurrentUserSshKeyCreate(t.Context(), oxide.CurrentUserSshKeyCreateParams{
+		Body: &oxide.SshKeyCreate{Name: "mine", PublicKey: strings.TrimSpace(string(public))}}))(t)
 	const size = 1 << 30
 	disk := func(name string) *oxide.Disk {
-		d, err := rack.CreateDisk(t.Context(), rack.Project, name, size)
-		i.must(err)
-		return d
+		return harness.Need(rack.CreateDisk(t.Context(), rack.Project, name, size))(t)
 	}
 	cold, hot := disk("cold"), disk("hot")
 
 	// The guest accepts the user's key, and has the disk that InstanceCreate attached.
-	made, err := rack.Client.InstanceCreate(t.Context(), oxide.InstanceCreateParams{
+	made := harness.Need(rack.Client.InstanceCreate(t.Context(), oxide.InstanceCreateParams{
 		Project: oxide.NameOrId(rack.Project), Body: &oxide.InstanceCreate{Name: "a", Hostname: "a",
 			Ncpus: 1, Memory: 1 << 30, Start: oxide.NewPointer(true),
 			Disks: []oxide.InstanceDiskAttachment{{Value: &oxide.InstanceDiskAttachmentAttach{
-				Name: cold.Name}}}}})
-	i.must(err)
+				Name: cold.Name}}}}}))(t)
 	i.node.Name, i.ID, i.Guest = "a", made.Id, filepath.Join(rack.Dir, "sim", "guests", made.Id)
 	i.await(oxide.InstanceStateRunning)
 	i.sees("cold root")
@@ -149,27 +137,25 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 
 	// The rack attaches and detaches disks of a running guest. A snapshot has what the guest flushed.
-	i.must(rack.AttachDisk(t.Context(), hot.Id, i.ID))
+	must(t, rack.AttachDisk(t.Context(), hot.Id, i.ID))
 	i.sees("cold hot root")
 	text := base64.StdEncoding.EncodeToString([]byte(uuid.NewString()))
 	i.in(`for d in /sys/block/nvme*n1; do grep -q hot $d/device/serial && ` +
 		`echo ` + text + ` | dd of=/dev/$(basename $d) bs=4096 conv=sync,fsync; done`)
-	_, err = rack.Client.SnapshotCreate(t.Context(), oxide.SnapshotCreateParams{
+	harness.Need(rack.Client.SnapshotCreate(t.Context(), oxide.SnapshotCreateParams{
 		Project: oxide.NameOrId(rack.Project),
-		Body:    &oxide.SnapshotCreate{Name: "s", Disk: oxide.NameOrId(hot.Id)}})
-	i.must(err)
+		Body:    &oxide.SnapshotCreate{Name: "s", Disk: oxide.NameOrId(hot.Id)}}))(t)
 	files, err := filepath.Glob(filepath.Join(rack.Dir, "sim", "snapshots", "*.img"))
 	if err != nil || len(files) != 1 {
 		t.Fatal(files, err)
 	}
 	kept := make([]byte, len(text))
-	f, err := os.Open(files[0])
-	i.must(err)
+	f := harness.Need(os.Open(files[0]))(t)
 	defer f.Close()
 	if _, err := f.Read(kept); err != nil || string(kept) != text {
 		t.Errorf("the snapshot begins with %q, not with %q: %v", kept, text, err)
 	}
-	i.must(rack.DetachDisk(t.Context(), hot.Id, i.ID))
+	must(t, rack.DetachDisk(t.Context(), hot.Id, i.ID))
 	i.sees("cold root")
 
 	// The machine survives when the simulator is killed. The next simulator finds it, with its disks.
@@ -177,12 +163,11 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	boot := i.in(bootID)
 	rack.Kill()
 	dir := filepath.Join(rack.Dir, "sim", "guests", i.ID, "machine")
-	found, err := machine.Find(t.Context(), dir, i.ID)
-	i.must(err)
-	i.must(found.Plug(t.Context(), machine.Disk{ID: uuid.NewString(), Serial: "unknown",
+	found := harness.Need(machine.Find(t.Context(), dir, i.ID))(t)
+	must(t, found.Plug(t.Context(), machine.Disk{ID: uuid.NewString(), Serial: "unknown",
 		Path: files[0], SizeBytes: size, BlockSize: 512, ReadOnly: true}))
-	i.must(errors.Join(found.Pause(t.Context()), found.Release()))
-	i.must(rack.Start(t.Context()))
+	must(t, errors.Join(found.Pause(t.Context()), found.Release()))
+	must(t, rack.Start(t.Context()))
 	i.sees("cold root") // without the disk that the records do not have
 	if again := i.in(bootID); again != boot {
 		t.Errorf("the next simulator finds boot %s, not %s", again, boot)
@@ -191,9 +176,8 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 		t.Errorf("the serial console says %q: %v", text, err)
 	}
 	// The disks also survive a reboot, after which the guest has another boot ID.
-	_, err = rack.Client.InstanceReboot(t.Context(),
-		oxide.InstanceRebootParams{Instance: oxide.NameOrId(i.ID)})
-	i.must(err)
+	harness.Need(rack.Client.InstanceReboot(t.Context(),
+		oxide.InstanceRebootParams{Instance: oxide.NameOrId(i.ID)}))(t)
 	for i.in(bootID) == boot { // until the reset, the old kernel answers
 	}
 	i.sees("cold root")
@@ -201,29 +185,29 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	// An instance becomes failed if its machine is killed, even if no simulator runs at that time.
 	i.killQEMU()
 	i.await(oxide.InstanceStateFailed)
-	i.must(rack.StartInstance(t.Context(), i.ID))
+	must(t, rack.StartInstance(t.Context(), i.ID))
 	rack.Kill()
 	i.killQEMU()
-	i.must(rack.Start(t.Context()))
+	must(t, rack.Start(t.Context()))
 	i.await(oxide.InstanceStateFailed)
 
 	// After a boot the guest has its old files, and a disk that was attached while it was off.
-	i.must(rack.StartInstance(t.Context(), i.ID))
+	must(t, rack.StartInstance(t.Context(), i.ID))
 	i.in("touch /kept; sync; poweroff")
 	i.await(oxide.InstanceStateStopped)
 	if _, err := i.console(); err == nil || !strings.Contains(err.Error(),
 		"has no active serial console server") {
 		t.Errorf("a stopped instance has a serial console: %v", err)
 	}
-	i.must(rack.AttachDisk(t.Context(), hot.Id, i.ID))
-	i.must(rack.StartInstance(t.Context(), i.ID))
+	must(t, rack.AttachDisk(t.Context(), hot.Id, i.ID))
+	must(t, rack.StartInstance(t.Context(), i.ID))
 	i.sees("cold hot root")
 	i.in("ls /kept")
-	i.must(rack.StopInstance(t.Context(), i.ID))
+	must(t, rack.StopInstance(t.Context(), i.ID))
 	if address, err := i.sshd(t.Context()); err == nil {
 		t.Errorf("a stopped instance has a machine: %s", address)
 	}
-	i.must(rack.Client.InstanceDelete(t.Context(),
+	must(t, rack.Client.InstanceDelete(t.Context(),
 		oxide.InstanceDeleteParams{Instance: oxide.NameOrId(i.ID)}))
 	if process, err := i.qemu(); err == nil {
 		t.Errorf("a machine is left: %d", process.Pid)
@@ -232,12 +216,10 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 
 func TestMachinesEndWithTheirTemporaryRack(t *testing.T) {
 	image := imageDir(t)
-	program, err := harness.RunFor(t).Binary(t.Context(), "oxide-simulator")
-	must(t, err)
+	program := harness.Need(harness.RunFor(t).Binary(t.Context(), "oxide-simulator"))(t)
 	rack := exec.CommandContext(t.Context(), program, "serve", "--guests=vm", "--vm-image", image,
 		"--instance", "a")
-	out, err := rack.StdoutPipe()
-	must(t, err)
+	out := harness.Need(rack.StdoutPipe())(t)
 	must(t, rack.Start())
 	// When the machine of the instance a runs, the simulator prints how to log in to it.
 	said := bufio.NewScanner(out)
@@ -300,10 +282,8 @@ func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 	key := hostKey(t)
 	p, run := proof.New(t, "guest-view"), harness.RunFor(t)
 	start := func(args ...string) instance {
-		rack, err := run.StartRack(t.Context(), harness.RackOptions{Instances: []string{"a"}, Args: args})
-		if err != nil {
-			t.Fatal(err)
-		}
+		rack := harness.Need(run.StartRack(t.Context(),
+			harness.RackOptions{Instances: []string{"a"}, Args: args}))(t)
 		i := instance{t, &node{Instance: rack.Instances[0], rack: rack, key: key}}
 		t.Cleanup(func() {
 			i.sever()
@@ -318,18 +298,16 @@ func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 	vm := start("--guests=vm", "--vm-image", imageDir(t))
 	dir.attachAll()
 	// A machine's boot disk has the serial root, so the guest view gets a disk of this name, too.
-	d, err := dir.rack.CreateDisk(t.Context(), dir.rack.Project, "root", harness.GiB)
-	dir.must(err)
-	dir.must(dir.rack.AttachDisk(t.Context(), d.Id, dir.ID))
+	d := harness.Need(dir.rack.CreateDisk(t.Context(), dir.rack.Project, "root", harness.GiB))(t)
+	must(t, dir.rack.AttachDisk(t.Context(), d.Id, dir.ID))
 	vm.attachAll()
 	vm.sees("blocks2048 blocks4096 blocks512 readonly root")
 
 	disk, firmware := dir.attributes()
 	wanted := []string{strings.Join(disk, ","), strings.Join(firmware, ",")}
 	guest := dir.Guest
-	out, err := exec.CommandContext(t.Context(), "perl", append([]string{"-e", reader,
-		filepath.Join(guest, "sys"), filepath.Join(guest, "dev")}, wanted...)...).Output()
-	dir.must(err)
+	out := harness.Need(exec.CommandContext(t.Context(), "perl", append([]string{"-e", reader,
+		filepath.Join(guest, "sys"), filepath.Join(guest, "dev")}, wanted...)...).Output())(t)
 	shown := dir.parse(string(out))
 	real := vm.parse(vm.in("cat >/tmp/reader <<'END'\n" + reader +
 		"\nEND\nperl /tmp/reader /sys /dev " + strings.Join(wanted, " ")))
@@ -362,12 +340,11 @@ func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 func (i instance) attachAll() {
 	i.Helper()
 	create := func(name string, source oxide.DiskSource) string {
-		d, err := i.rack.Client.DiskCreate(i.Context(), oxide.DiskCreateParams{
+		d := harness.Need(i.rack.Client.DiskCreate(i.Context(), oxide.DiskCreateParams{
 			Project: oxide.NameOrId(i.rack.Project), Body: &oxide.DiskCreate{Name: oxide.Name(name),
 				Size: oxide.ByteCount(harness.GiB), DiskBackend: oxide.DiskBackend{
-					Value: &oxide.DiskBackendDistributed{DiskSource: source}}}})
-		i.must(err)
-		i.must(i.rack.AttachDisk(i.Context(), d.Id, i.ID))
+					Value: &oxide.DiskBackendDistributed{DiskSource: source}}}}))(i.T)
+		must(i.T, i.rack.AttachDisk(i.Context(), d.Id, i.ID))
 		return d.Id
 	}
 	var id string
@@ -375,10 +352,9 @@ func (i instance) attachAll() {
 		id = create(fmt.Sprintf("blocks%d", size), oxide.DiskSource{
 			Value: &oxide.DiskSourceBlank{BlockSize: oxide.BlockSize(size)}})
 	}
-	s, err := i.rack.Client.SnapshotCreate(i.Context(), oxide.SnapshotCreateParams{
+	s := harness.Need(i.rack.Client.SnapshotCreate(i.Context(), oxide.SnapshotCreateParams{
 		Project: oxide.NameOrId(i.rack.Project),
-		Body:    &oxide.SnapshotCreate{Name: "s", Disk: oxide.NameOrId(id)}})
-	i.must(err)
+		Body:    &oxide.SnapshotCreate{Name: "s", Disk: oxide.NameOrId(id)}}))(i.T)
 	create("readonly", oxide.DiskSource{Value: &oxide.DiskSourceSnapshot{SnapshotId: s.Id,
 		ReadOnly: oxide.NewPointer(true)}})
 }
@@ -388,7 +364,7 @@ func (i instance) attachAll() {
 func (i instance) attributes() (disk, firmware []string) {
 	i.Helper()
 	of := regexp.MustCompile(`^block/nvme\d+n1/(.+)$|^class/dmi/id/(.+)$`)
-	i.must(fs.WalkDir(os.DirFS(filepath.Join(i.Guest, "sys")), ".",
+	must(i.T, fs.WalkDir(os.DirFS(filepath.Join(i.Guest, "sys")), ".",
 		func(name string, _ fs.DirEntry, err error) error {
 			if m := of.FindStringSubmatch(name); m != nil && m[1] != "" {
 				disk = append(disk, m[1])

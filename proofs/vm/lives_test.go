@@ -56,10 +56,9 @@ func TestVolumesBehindPCIeRootPortsKeepAcknowledgedData(t *testing.T) {
 	must(t, l.rack.StopInstance(ctx, instance))
 	var disks [2]string
 	for i := range disks {
-		disk, err := l.rack.CreateDisk(ctx, l.rack.Project, fmt.Sprint("behind-port-", i), 1<<30)
-		must(t, err)
-		disks[i] = disk.Id
-		must(t, l.rack.AttachDisk(ctx, disk.Id, instance))
+		disks[i] = harness.Need(l.rack.CreateDisk(ctx, l.rack.Project,
+			fmt.Sprint("behind-port-", i), 1<<30))(t).Id
+		must(t, l.rack.AttachDisk(ctx, disks[i], instance))
 	}
 	must(t, l.rack.StartInstance(ctx, instance))
 	must(t, l.nodes[0].connect(ctx))
@@ -211,12 +210,10 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 	key := hostKey(t)
 	run := harness.RunFor(t)
 	run.Plain = true
-	rack, err := run.StartRack(t.Context(), harness.RackOptions{
-		Args: append(args, "--guests=vm", "--vm-image", imageDir(t))})
-	must(t, err)
+	rack := harness.Need(run.StartRack(t.Context(), harness.RackOptions{
+		Args: append(args, "--guests=vm", "--vm-image", imageDir(t))}))(t)
 	l := &lab{Proof: p, rack: rack}
-	driver, err := run.Binary(t.Context(), "oxide-csi-plugin")
-	must(t, err)
+	driver := harness.Need(run.Binary(t.Context(), "oxide-csi-plugin"))(t)
 	for _, i := range rack.Instances {
 		l.nodes = append(l.nodes, &node{Instance: i, rack: rack, key: key, driver: driver})
 	}
@@ -234,8 +231,8 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 		}
 		must(t, rack.Stop())
 	})
-	plugin, err := rack.StartPlugin(t.Context(), harness.PluginOptions{Mode: harness.ModeController})
-	must(t, err)
+	plugin := harness.Need(rack.StartPlugin(t.Context(),
+		harness.PluginOptions{Mode: harness.ModeController}))(t)
 	t.Cleanup(func() { must(t, plugin.Stop()) })
 	l.controller, l.controllerAddress = plugin.Controller(), plugin.Endpoint
 	must(t, l.nodes[1].changeImage(t.Context(), filepath.Join(imageDir(t), "newer")))
@@ -245,8 +242,7 @@ func newLab(t *testing.T, p *proof.Proof, args ...string) *lab {
 	}
 	must(t, booted.Wait())
 	for _, n := range l.nodes {
-		kernel, err := n.run(t.Context(), nil, "uname -r")
-		must(t, err)
+		kernel := harness.Need(n.run(t.Context(), nil, "uname -r"))(t)
 		l.kernels = append(l.kernels, strings.TrimSpace(string(kernel)))
 	}
 	if l.kernels[0] == l.kernels[1] {
@@ -400,25 +396,11 @@ func (v *life) pull(ctx context.Context, n *node) error {
 	case "paused":
 		return n.pause(ctx, 3*time.Second)
 	}
-	disk := v.volume.GetVolumeContext()["diskName"]
-	id, err := v.diskID(ctx, disk)
-	if err == nil {
-		err = v.rack.DetachDisk(ctx, id, n.ID)
+	disk := v.volume.GetVolumeId()
+	if err := v.rack.DetachDisk(ctx, disk, n.ID); err != nil || v.plug != "disk put back" {
+		return err
 	}
-	if err == nil && v.plug == "disk put back" {
-		err = harness.Await(ctx, patience, func() error { return v.rack.AttachDisk(ctx, id, n.ID) })
-	}
-	return err
-}
-
-func (v *life) diskID(ctx context.Context, name string) (string, error) {
-	state, err := v.rack.Admin.State(ctx)
-	for _, d := range state.Disks {
-		if d.Name == name {
-			return d.ID, nil
-		}
-	}
-	return "", errors.Join(err, fmt.Errorf("the rack has no disk %s", name))
+	return harness.Await(ctx, patience, func() error { return v.rack.AttachDisk(ctx, disk, n.ID) })
 }
 
 // recover prepares the node for a new visit, as an orchestrator does: it waits for the node's boot,

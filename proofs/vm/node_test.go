@@ -59,9 +59,7 @@ func imageDir(t *testing.T) string {
 // hostKey returns the file of the ssh key for every guest, or skips the test without an image.
 func hostKey(t *testing.T) string {
 	t.Helper()
-	h, err := machine.Open(t.Context(), imageDir(t))
-	must(t, err)
-	return h.Key()
+	return harness.Need(machine.Open(t.Context(), imageDir(t)))(t).Key()
 }
 
 // node is an instance that runs as a virtual machine, with the driver's node service in it. An ssh
@@ -235,14 +233,10 @@ func (n *node) kill(ctx context.Context) error {
 	})
 }
 
-func (n *node) pause(ctx context.Context, d time.Duration) error {
-	process, err := n.qemu()
-	if err == nil {
-		err = process.Signal(syscall.SIGSTOP)
-	}
-	if err != nil {
-		return err
-	}
+func (n *node) pause(ctx context.Context, d time.Duration) (err error) {
+	defer harness.Catch(&err)
+	process := harness.Got(n.qemu())
+	harness.Must(process.Signal(syscall.SIGSTOP))
 	after(ctx, d)
 	return process.Signal(syscall.SIGCONT)
 }
@@ -291,17 +285,10 @@ func TestKeeperBootsAMachineForAColdAttach(t *testing.T) {
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name,
 			UID: made.UID}}}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
 		{Name: keeper.DriverName, NodeID: n.ID}}}})
-	data, name := "data", metav1.ObjectMeta{Namespace: "shop", Name: "data"}
-	claim := keepertest.Put(api, &corev1.PersistentVolumeClaim{ObjectMeta: name,
-		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: data}})
-	keepertest.Put(api, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: data},
-		Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
-			CSI: &corev1.CSIPersistentVolumeSource{Driver: keeper.DriverName,
-				VolumeHandle: v.volume.GetVolumeId()}}, ClaimRef: &corev1.ObjectReference{APIVersion: "v1",
-			Kind: "PersistentVolumeClaim", Namespace: "shop", Name: data, UID: claim.UID}}})
-	keepertest.Put(api, &corev1.Pod{ObjectMeta: name, Spec: corev1.PodSpec{NodeName: n.Name,
-		Volumes: []corev1.Volume{{Name: data, VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: data}}}}}})
+	data := "data"
+	keepertest.Bind(api,
+		keepertest.Volume("shop", data, keeper.DriverName, v.volume.GetVolumeId()))
+	keepertest.Put(api, keepertest.Pod("shop", data, n.Name, data))
 	keepertest.Put(api, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: data},
 		Spec: storagev1.VolumeAttachmentSpec{Attacher: keeper.DriverName, NodeName: n.Name,
 			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &data}}})

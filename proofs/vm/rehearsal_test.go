@@ -112,9 +112,8 @@ type operator struct {
 // operator, and root on the instance a, can log in to all of them by their names.
 func newOperator(t *testing.T, work, key, release string, hotplug adminapi.Hotplug) *operator {
 	t.Helper()
-	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{Hotplug: hotplug,
-		Instances: []string{"a", "b", "h"}, Args: []string{"--guests=vm"}})
-	must(t, err)
+	rack := harness.Need(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{Hotplug: hotplug,
+		Instances: []string{"a", "b", "h"}, Args: []string{"--guests=vm"}}))(t)
 	t.Cleanup(func() { must(t, rack.Stop()) })
 	must(t, rack.StopInstance(t.Context(), rack.Instance("h").ID))
 	o := &operator{rack: rack, work: work, release: release, block: blocksOf(t)}
@@ -127,8 +126,7 @@ func newOperator(t *testing.T, work, key, release string, hotplug adminapi.Hotpl
 		fmt.Fprintf(&here, entry, i.Name, "127.0.0.1", port, key)
 		fmt.Fprintf(&onA, entry, i.Name, gateway, port, "~/.ssh/id")
 	}
-	root, err := filepath.Abs("../..")
-	must(t, err)
+	root := harness.Need(filepath.Abs("../.."))(t)
 	ssh := "exec /usr/bin/%s -F " + filepath.Join(own, "here") + " \"$@\"\n"
 	for name, text := range map[string]string{"here": here.String(), "on-a": onA.String(),
 		"ssh": fmt.Sprintf("#!/bin/sh\n"+ssh, "ssh"), "scp": fmt.Sprintf("#!/bin/sh\n"+ssh, "scp"),
@@ -153,10 +151,7 @@ func newOperator(t *testing.T, work, key, release string, hotplug adminapi.Hotpl
 
 func blocksOf(t *testing.T) func(text string) docs.Block {
 	t.Helper()
-	page, err := docs.Read("../..", "docs/conformance.md")
-	must(t, err)
-	blocks, err := page.Blocks()
-	must(t, err)
+	blocks := harness.Need(harness.Need(docs.Read("../..", "docs/conformance.md"))(t).Blocks())(t)
 	blocks = append(docs.RunBy(docs.Rehearsal, blocks), docs.RunBy(docs.RehearsalOn, blocks)...)
 	if len(blocks) != 6 {
 		t.Fatalf("the page has %d blocks for the rehearsal, which runs 6", len(blocks))
@@ -176,8 +171,7 @@ func blocksOf(t *testing.T) func(text string) docs.Block {
 // changes with every start of the instance.
 func relay(t *testing.T, rack *harness.Rack, id string) (port int) {
 	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
+	l := harness.Need((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	var relaying sync.WaitGroup
 	t.Cleanup(relaying.Wait)
 	t.Cleanup(func() { _ = l.Close() })
@@ -302,7 +296,5 @@ func (o *operator) kill(t *testing.T, command string, attachments int) {
 
 func (o *operator) state(t *testing.T) adminapi.State {
 	t.Helper()
-	state, err := o.rack.Admin.State(t.Context())
-	must(t, err)
-	return state
+	return harness.Need(o.rack.Admin.State(t.Context()))(t)
 }

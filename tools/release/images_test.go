@@ -59,11 +59,8 @@ func imageIs(t *testing.T, dir, image, program, user string, packages []string) 
 	layout := unpack(t, dir, image)
 	must(t, validate.Index(layout))
 	entry := rootOf(t, layout, testVersion)
-	index, err := layout.ImageIndex(entry.Digest)
-	must(t, err)
-	list, err := index.IndexManifest()
-	must(t, err)
-	manifests := list.Manifests
+	index := given(layout.ImageIndex(entry.Digest))(t)
+	manifests := given(index.IndexManifest())(t).Manifests
 	if len(manifests) != 1 || manifests[0].Platform.Architecture != imageArch {
 		t.Fatalf("it is for %+v, want %s", manifests, imageArch)
 	}
@@ -76,10 +73,8 @@ func imageIs(t *testing.T, dir, image, program, user string, packages []string) 
 			t.Errorf("%s has no line %q", digests, line)
 		}
 	}
-	built, err := index.Image(manifests[0].Digest)
-	must(t, err)
-	config, err := built.ConfigFile()
-	must(t, err)
+	built := given(index.Image(manifests[0].Digest))(t)
+	config := given(built.ConfigFile())(t)
 	labels := config.Config.Labels
 	if labels[ocispec.AnnotationVersion] != testVersion ||
 		len(labels[ocispec.AnnotationRevision]) < 40 ||
@@ -98,8 +93,8 @@ func imageIs(t *testing.T, dir, image, program, user string, packages []string) 
 	if !found {
 		t.Errorf("%s in it is not the binary of the release", config.Config.Entrypoint[0])
 	}
-	doc, err := json.Read(bytes.NewReader(read(t, dir, image+"-image-linux-"+imageArch+".spdx.json")))
-	must(t, err)
+	doc := given(json.Read(bytes.NewReader(
+		read(t, dir, image+"-image-linux-"+imageArch+".spdx.json"))))(t)
 	var listed []string
 	for _, p := range doc.Packages {
 		listed = append(listed, p.PackageName)

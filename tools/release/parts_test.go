@@ -17,6 +17,15 @@ func must(t testing.TB, err error) {
 	}
 }
 
+// given returns a function that returns the result, or ends the test if err is not nil.
+func given[T any](result T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		must(t, err)
+		return result
+	}
+}
+
 func TestSectionReturnsTheChangelogOfAVersion(t *testing.T) {
 	const changelog = "# Changelog\n\n## Unreleased\n\n- new, see [the page](docs/new.md)\n\n" +
 		"## v1.2.3 – 2026-05-01\n\n- one\n- [two](https://example.com/a.md)\n\n## v1.2.2\n\n"
@@ -91,13 +100,9 @@ func TestTheBillOfMaterialsListsOnlyInstalledPackages(t *testing.T) {
 var pinned = regexp.MustCompile(`^[\w./-]+@[0-9a-f]{40} # v[0-9.]+$`)
 
 func TestWorkflowActionsAndTheBaseImageArePinned(t *testing.T) {
-	workflows, err := filepath.Glob("../../.github/workflows/*.yaml")
-	must(t, err)
 	actions := 0
-	for _, workflow := range workflows {
-		text, err := os.ReadFile(workflow)
-		must(t, err)
-		for line := range strings.SplitSeq(string(text), "\n") {
+	for _, workflow := range given(filepath.Glob("../../.github/workflows/*.yaml"))(t) {
+		for line := range strings.SplitSeq(string(given(os.ReadFile(workflow))(t)), "\n") {
 			_, action, ok := strings.Cut(line, "uses: ")
 			if !ok {
 				continue
@@ -108,8 +113,7 @@ func TestWorkflowActionsAndTheBaseImageArePinned(t *testing.T) {
 			}
 		}
 	}
-	dockerfile, err := os.ReadFile("../../Dockerfile")
-	must(t, err)
+	dockerfile := given(os.ReadFile("../../Dockerfile"))(t)
 	base := regexp.MustCompile(`(?m)^ARG BASE=[a-z]+:[a-z-]+@sha256:[0-9a-f]{64}$`)
 	if actions == 0 || !base.Match(dockerfile) {
 		t.Errorf("there are %d actions, and BASE of the Dockerfile has to have a digest", actions)

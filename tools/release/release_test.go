@@ -110,9 +110,7 @@ func TestAReleaseWithAnUncommittedFileIsRefused(t *testing.T) {
 
 func projectDir(t *testing.T) string {
 	t.Helper()
-	root, err := filepath.Abs("../..")
-	must(t, err)
-	return root
+	return given(filepath.Abs("../.."))(t)
 }
 
 // copyOf clones the repository into another directory, and copies the uncommitted changes there.
@@ -183,8 +181,7 @@ func billMatches(t *testing.T, root, dir, program string) {
 	slices.Sort(want)
 	want = slices.Compact(want)
 	var got []string
-	doc, err := json.Read(bytes.NewReader(read(t, dir, name+".spdx.json")))
-	must(t, err)
+	doc := given(json.Read(bytes.NewReader(read(t, dir, name+".spdx.json"))))(t)
 	ids := map[string]bool{}
 	for _, p := range doc.Packages {
 		if ids[string(p.PackageSPDXIdentifier)] {
@@ -237,17 +234,13 @@ func unpack(t *testing.T, dir, name string) v1.ImageIndex {
 		file := filepath.Join(to, header.Name)
 		must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, content, 0o644)))
 	})
-	index, err := layout.ImageIndexFromPath(to)
-	must(t, err)
-	return index
+	return given(layout.ImageIndexFromPath(to))(t)
 }
 
 // rootOf checks that the layout has one entry, with this tag, and returns the entry.
 func rootOf(t *testing.T, layout v1.ImageIndex, tag string) v1.Descriptor {
 	t.Helper()
-	index, err := layout.IndexManifest()
-	must(t, err)
-	entries := index.Manifests
+	entries := given(layout.IndexManifest())(t).Manifests
 	if len(entries) != 1 || entries[0].Annotations[ocispec.AnnotationRefName] != tag {
 		t.Fatalf("the layout lists %+v, want one entry with the tag %s", entries, tag)
 	}
@@ -268,11 +261,8 @@ func helmPulls(t *testing.T, root, dir string) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	defer server.Close()
 	repository := strings.TrimPrefix(server.URL, "http://") + "/oxidecomputer/" + chartName
-	chart, err := layout.Image(entry.Digest)
-	must(t, err)
-	tag, err := name.NewTag(repository + ":" + version)
-	must(t, err)
-	must(t, remote.Write(tag, chart))
+	tag := given(name.NewTag(repository + ":" + version))(t)
+	must(t, remote.Write(tag, given(layout.Image(entry.Digest))(t)))
 	pulled := t.TempDir()
 	output(t, root, "go", "tool", "-modfile=tools/go.mod", "helm", "pull", "--plain-http",
 		"--version", version, "--destination", pulled, "oci://"+repository)
@@ -308,8 +298,7 @@ var named = regexp.MustCompile(`(?:^|[^/.\w])oxidecomputer/(oxide-[a-z0-9-]+)`)
 
 func TestEveryImageNameInTheProjectIsAnImageOfTheRelease(t *testing.T) {
 	root := projectDir(t)
-	targets, err := targetsOf(filepath.Join(root, "Dockerfile"))
-	must(t, err)
+	targets := given(targetsOf(filepath.Join(root, "Dockerfile")))(t)
 	r := release{targets: targets}
 	found := map[string]bool{}
 	for name := range strings.SplitSeq(strings.TrimSpace(output(t, root, "git", "ls-files", "--",
@@ -338,10 +327,8 @@ func TestEveryImageNameInTheProjectIsAnImageOfTheRelease(t *testing.T) {
 
 func listing(t *testing.T, dir string) []string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	must(t, err)
 	var names []string
-	for _, entry := range entries {
+	for _, entry := range given(os.ReadDir(dir))(t) {
 		names = append(names, entry.Name())
 	}
 	return names
@@ -349,9 +336,7 @@ func listing(t *testing.T, dir string) []string {
 
 func read(t *testing.T, dir, name string) []byte {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(dir, name))
-	must(t, err)
-	return content
+	return given(os.ReadFile(filepath.Join(dir, name)))(t)
 }
 
 // output runs a program and returns its standard output. It fails the test if the program fails.
