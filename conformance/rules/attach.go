@@ -12,7 +12,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -126,21 +125,12 @@ var ofAttach = []tested{
 	{"A32", "instance_disk_attach", func(c *Check) { // attach while creating
 		c.needSimulated("the creation of a disk cannot be held open from outside")
 		instance, create := c.StoppedInstance(), c.blank()
+		creation := c.beginDisk(c.ctx, create)
 		c.Switch("create_hold", adminapi.Duration(hold)) // the attach waits until the creation ends
-		made := make(chan outcome[*oxide.Disk], 1)
-		go func() { made <- c.createDisk(create) }()
-		var seen *oxide.Disk
-		err := harness.Await(c.ctx, requestTimeout, func() (err error) {
-			seen, err = c.readDisk(c.ctx, string(create.Body.Name))
-			return err
-		})
-		var attached outcome[*oxide.Disk]
-		if err == nil {
-			attached = c.attach(string(create.Body.Name), instance.Id)
-		}
-		(<-made).must()
-		c.must("read the disk while it is being created", err)
-		equal(c, "the disk's state before the attach", seen.State.State(), oxide.DiskStateStateCreating)
+		attached := c.attach(string(create.Body.Name), instance.Id)
+		creation.end().must()
+		equal(c, "the disk's state before the attach", creation.seen.State.State(),
+			oxide.DiskStateStateCreating)
 		attachedTo(attached.as("the disk is being created"), instance.Id)
 		c.staysAttached(attached.value.Id, instance.Id)
 	}},
@@ -257,7 +247,7 @@ var (
 // instance is removed first.
 func (c *Check) newDisk() oxide.InstanceDiskAttachment {
 	blank := c.blank().Body
-	c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, blank.Name) })
+	c.disks().removeNamed(c, blank.Name)
 	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: blank.Name,
 		Description: blank.Description, Size: blank.Size, DiskBackend: blank.DiskBackend}}
 }

@@ -244,28 +244,24 @@ func undeletable(state oxide.DiskStateState) Refused {
 }
 
 func (c *Check) takeSnapshot(name oxide.Name, disk string) outcome[*oxide.Snapshot] {
-	snapshot, err := c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
+	return created(asked(c.sendSnapshot(name, disk))(c, "take snapshot %s of disk %s", name, disk),
+		c.snapshotsOf(disk), name)
+}
+
+func (c *Check) sendSnapshot(name oxide.Name, disk string) (*oxide.Snapshot, error) {
+	return c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
 		Body: &oxide.SnapshotCreate{Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}})
-	switch {
-	case err == nil:
-		c.cleanup(func(ctx context.Context) error { return c.removeSnapshot(ctx, snapshot) })
-	case mayBeDone(err):
-		c.cleanup(func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name, disk) })
-	}
-	return asked(snapshot, err)(c, "take snapshot %s of disk %s", name, disk)
 }
 
-func (c *Check) removeSnapshotByName(ctx context.Context, name oxide.Name, disk string) error {
-	made, err := c.readSnapshot(ctx, string(name))
-	if err != nil || made.DiskId != disk && !c.isOwn(made.Description) {
-		return gone(err)
-	}
-	return c.removeSnapshot(ctx, made)
-}
-
-func (c *Check) removeSnapshot(ctx context.Context, snapshot *oxide.Snapshot) error {
-	return gone(c.Client.SnapshotDelete(ctx,
-		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
+// snapshotsOf takes every snapshot of the disk for this run's, because that of a finalized disk has
+// no mark.
+func (r *TestedRack) snapshotsOf(disk string) kind[*oxide.Snapshot] {
+	return kind[*oxide.Snapshot]{r.readSnapshot, func(ctx context.Context, id string) error {
+		return gone(r.Client.SnapshotDelete(ctx,
+			oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}))
+	}, func(s *oxide.Snapshot) (string, bool) {
+		return s.Id, s.DiskId == disk || r.isOwn(s.Description)
+	}}
 }
 
 var (
@@ -342,24 +338,22 @@ type underway[T any] struct {
 }
 
 // begin sends a request that creates an object, and waits until a read shows the object. A
-// simulated rack completes the request only when the check calls end. At the end of the check, the
-// function remove gets the object that was seen, whether the object was created or not.
-func begin[T any](c *Check, what, hold string, send, view func() (T, error),
-	remove func(ctx context.Context, seen T) error) *underway[T] {
-	u := &underway[T]{c: c, what: what, hold: hold, done: make(chan struct{}),
-		problems: len(c.problems)}
-	started := false
-	c.cleanup(func(ctx context.Context) error {
-		if !started {
-			return nil
+// simulated rack completes the request only when the check calls end. The end of the check removes
+// the object of the name, whether its creation was confirmed or not.
+func begin[T any](c *Check, k kind[T], name oxide.Name, what, hold string,
+	send func() (T, error)) *underway[T] {
+	u := &underway[T]{c: c, what: what, hold: hold, problems: len(c.problems)}
+	k.removeNamed(c, name)
+	c.cleanup(func(context.Context) error {
+		if u.done != nil {
+			<-u.done
 		}
-		<-u.done
-		return remove(ctx, u.seen)
+		return nil
 	})
 	if c.simulated() {
 		c.Switch(hold, "1h")
 	}
-	started = true
+	u.done = make(chan struct{})
 	go func() {
 		defer close(u.done)
 		u.answer, u.err = send()
@@ -369,7 +363,7 @@ func begin[T any](c *Check, what, hold string, send, view func() (T, error),
 		if u.over() {
 			return nil
 		}
-		u.seen, err = view()
+		u.seen, err = k.read(c.ctx, string(name))
 		others = err == nil
 		return err
 	})
@@ -416,10 +410,8 @@ func (u *underway[T]) end() outcome[T] {
 // beginDisk sends a request that creates a disk. The end of ctx cancels the request.
 func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
-	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {
-		return c.Client.DiskCreate(ctx, params)
-	}, func() (*oxide.Disk, error) { return c.readDisk(c.ctx, string(params.Body.Name)) },
-		func(ctx context.Context, _ *oxide.Disk) error { return c.removeByName(ctx, params.Body.Name) })
+	return begin(c, c.disks(), params.Body.Name, "create a disk", "create_hold",
+		func() (*oxide.Disk, error) { return c.Client.DiskCreate(ctx, params) })
 }
 
 func checkAbandonedSaga(c *Check) {

@@ -315,13 +315,8 @@ func checkChangeWhileCreating(c *Check) {
 	c.needSimulated("the creation of an instance cannot be held open from outside")
 	create := c.newInstance()
 	create.Body.Disks = []oxide.InstanceDiskAttachment{c.newDisk()}
-	creation := begin(c, "create an instance", "create_hold", func() (*oxide.Instance, error) {
-		return c.Client.InstanceCreate(c.ctx, create)
-	}, func() (*oxide.Instance, error) {
-		return c.readInstance(c.ctx, string(create.Body.Name))
-	}, func(ctx context.Context, _ *oxide.Instance) error {
-		return c.removeInstanceByName(ctx, create.Body.Name)
-	})
+	creation := begin(c, c.instances(), create.Body.Name, "create an instance", "create_hold",
+		func() (*oxide.Instance, error) { return c.Client.InstanceCreate(c.ctx, create) })
 	seen := creation.seen
 	equal(c, "its state before the changes", seen.RunState, oxide.InstanceStateCreating)
 	start, stop, reboot := c.start(seen.Id), c.stop(seen.Id), c.reboot(seen.Id)

@@ -83,24 +83,54 @@ func (r *TestedRack) diskFrom(source oxide.DiskSource) oxide.DiskCreateParams {
 }
 
 func (c *Check) createDisk(params oxide.DiskCreateParams) outcome[*oxide.Disk] {
-	disk, err := c.Client.DiskCreate(c.ctx, params)
-	switch {
-	case err == nil:
-		c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
-	case mayBeDone(err):
-		c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
-	}
-	return asked(disk, err)(c, "create disk %s of %d bytes", params.Body.Name, params.Body.Size)
+	made := asked(c.Client.DiskCreate(c.ctx, params))(c, "create disk %s of %d bytes",
+		params.Body.Name, params.Body.Size)
+	return created(made, c.disks(), params.Body.Name)
 }
 
-// removeByName removes a disk that may exist although its creation was not confirmed. It leaves a
-// disk that the checks share, and one with another mark.
-func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
-	made, err := c.readDisk(ctx, string(name))
-	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
-		return gone(err)
+// kind has what the removal of an object of one kind needs.
+type kind[T any] struct {
+	// read reads an object by its name in the project.
+	read   func(ctx context.Context, name string) (T, error)
+	remove func(ctx context.Context, id string) error
+	// own returns the object's ID, and reports whether the object has the mark of this run.
+	own func(T) (id string, is bool)
+}
+
+func (r *TestedRack) disks() kind[*oxide.Disk] {
+	return kind[*oxide.Disk]{r.readDisk, r.removeDisk,
+		func(d *oxide.Disk) (string, bool) { return d.Id, r.isOwn(d.Description) }}
+}
+
+func (r *TestedRack) instances() kind[*oxide.Instance] {
+	return kind[*oxide.Instance]{r.readInstance, r.RemoveInstance,
+		func(i *oxide.Instance) (string, bool) { return i.Id, r.isOwn(i.Description) }}
+}
+
+// created removes the object that a request has created, at the end of the check.
+func created[T any](made outcome[T], k kind[T], name oxide.Name) outcome[T] {
+	if mayBeDone(made.err) {
+		k.removeNamed(made.c, name)
+	} else if made.err == nil {
+		id, _ := k.own(made.value)
+		made.c.cleanup(func(ctx context.Context) error { return k.remove(ctx, id) })
 	}
-	return c.removeDisk(ctx, made.Id)
+	return made
+}
+
+// removeNamed removes, at the end of the check, an object that may exist although its creation was
+// not confirmed. It leaves an object that the checks share, and one with another mark.
+func (k kind[T]) removeNamed(c *Check, name oxide.Name) {
+	c.cleanup(func(ctx context.Context) error {
+		made, err := k.read(ctx, string(name))
+		if err != nil {
+			return gone(err)
+		}
+		if id, own := k.own(made); own && !c.shares(id) {
+			return k.remove(ctx, id)
+		}
+		return nil
+	})
 }
 
 // isOwn reports whether an object has the description of the checks. The check of A70 extends it.
@@ -182,24 +212,9 @@ func (r *TestedRack) newInstance() oxide.InstanceCreateParams {
 // createInstance sends a request for an instance, and removes the instance at the end if it was
 // created.
 func (c *Check) createInstance(params oxide.InstanceCreateParams) outcome[*oxide.Instance] {
-	instance, err := c.Client.InstanceCreate(c.ctx, params)
-	switch {
-	case err == nil:
-		c.cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, instance.Id) })
-	case mayBeDone(err):
-		c.cleanup(func(ctx context.Context) error {
-			return c.removeInstanceByName(ctx, params.Body.Name)
-		})
-	}
-	return asked(instance, err)(c, "create instance %s", params.Body.Name)
-}
-
-func (c *Check) removeInstanceByName(ctx context.Context, name oxide.Name) error {
-	made, err := c.readInstance(ctx, string(name))
-	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
-		return gone(err)
-	}
-	return c.RemoveInstance(ctx, made.Id)
+	name := params.Body.Name
+	return created(asked(c.Client.InstanceCreate(c.ctx, params))(c, "create instance %s", name),
+		c.instances(), name)
 }
 
 // RemoveInstance deletes an instance of this check. If necessary it stops the instance first.
@@ -323,7 +338,7 @@ func (c *Check) runningInstance() (*oxide.Instance, *oxide.Disk) {
 		params := c.blank()
 		made, err := c.Client.DiskCreate(c.ctx, params)
 		if mayBeDone(err) {
-			c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
+			c.disks().removeNamed(c, params.Body.Name)
 		}
 		c.runningDisk = asked(made, err)(c, "create a disk").must()
 	}

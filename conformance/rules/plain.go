@@ -293,7 +293,7 @@ func (c *Check) sendDisk(body string) Answer {
 	plain := c.post("disks", c.named(name, body))
 	a, err := c.send(plain)
 	if err != nil || leavesOpen(a.Status) {
-		c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, name) })
+		c.disks().removeNamed(c, name)
 	}
 	c.must(plain.Method+" "+plain.Path, err)
 	var disk struct {

@@ -204,18 +204,10 @@ var ofSnapshots = []tested{
 // beginSnapshot starts to take a snapshot, and waits until the snapshot is visible.
 func (c *Check) beginSnapshot(disk string) *underway[*oxide.Snapshot] {
 	name := c.name()
-	view := func() (*oxide.Snapshot, error) { return c.readSnapshot(c.ctx, string(name)) }
-	u := begin(c, "take a snapshot", "snapshot_hold", func() (*oxide.Snapshot, error) {
-		return c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
-			Body: &oxide.SnapshotCreate{Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}})
-	}, view, func(ctx context.Context, seen *oxide.Snapshot) error {
-		if seen != nil {
-			return c.removeSnapshot(ctx, seen)
-		}
-		return c.removeSnapshotByName(ctx, name, disk)
-	})
+	u := begin(c, c.snapshotsOf(disk), name, "take a snapshot", "snapshot_hold",
+		func() (*oxide.Snapshot, error) { return c.sendSnapshot(name, disk) })
 	u.carriedOut = func() bool {
-		now, err := view()
+		now, err := c.readSnapshot(c.ctx, string(name))
 		return IsGone(err) || err == nil && now.State != oxide.SnapshotStateCreating
 	}
 	return u
@@ -296,12 +288,8 @@ func checkImport(c *Check) {
 	if c.arrange("an import that is finalized slowly") {
 		// The snapshot of a finalized disk has no mark, so clean could not find it on a real rack.
 		name := c.name()
-		u := begin(c, "finalize a disk with a snapshot", "snapshot_hold",
-			func() (*oxide.Snapshot, error) { return nil, c.finalize(c.ctx, disk.Id, name) },
-			func() (*oxide.Snapshot, error) { return c.readSnapshot(c.ctx, string(name)) },
-			func(ctx context.Context, _ *oxide.Snapshot) error {
-				return c.removeSnapshotByName(ctx, name, disk.Id)
-			})
+		u := begin(c, c.snapshotsOf(disk.Id), name, "finalize a disk with a snapshot", "snapshot_hold",
+			func() (*oxide.Snapshot, error) { return nil, c.finalize(c.ctx, disk.Id, name) })
 		equal(c, "the disk meanwhile", c.stateOf(disk.Id), oxide.DiskStateStateFinalizing)
 		u.end().must()
 		snapshot := c.viewSnapshot(string(name)).must()
@@ -325,21 +313,15 @@ func (c *Check) image(snapshot string) oxide.ImageCreateParams {
 }
 
 func (c *Check) createImage(params oxide.ImageCreateParams) outcome[*oxide.Image] {
-	image, err := c.Client.ImageCreate(c.ctx, params)
-	if err == nil || mayBeDone(err) {
-		which, project := string(params.Body.Name), params.Project
-		if err == nil {
-			which, project = image.Id, ""
-		}
-		c.cleanup(func(ctx context.Context) error {
-			made, err := c.readImage(ctx, which, project)
-			if err != nil || !c.isOwn(made.Description) {
-				return gone(err)
-			}
-			return gone(c.deleteImage(ctx, made.Id))
-		})
-	}
-	return asked(image, err)(c, "create image %s", params.Body.Name)
+	name := params.Body.Name
+	images := kind[*oxide.Image]{
+		func(ctx context.Context, name string) (*oxide.Image, error) {
+			return c.readImage(ctx, name, c.project())
+		},
+		func(ctx context.Context, id string) error { return gone(c.deleteImage(ctx, id)) },
+		func(i *oxide.Image) (string, bool) { return i.Id, c.isOwn(i.Description) }}
+	return created(asked(c.Client.ImageCreate(c.ctx, params))(c, "create image %s", name), images,
+		name)
 }
 
 // readImage reads an image by its ID, or by its name in a project. No project means the silo.
