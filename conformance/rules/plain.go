@@ -296,9 +296,7 @@ func (c *Check) sendDisk(body string) Answer {
 		c.disks().removeNamed(c, name)
 	}
 	c.must(plain.Method+" "+plain.Path, err)
-	var disk struct {
-		ID string `json:"id"`
-	}
+	var disk struct{ ID string }
 	if a.Status < 300 && json.Unmarshal(a.Body, &disk) == nil && disk.ID != "" {
 		c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.ID) })
 	}

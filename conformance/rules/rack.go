@@ -238,12 +238,13 @@ type Answer struct {
 
 // Refused reads the answer as a refusal.
 func (a Answer) Refused() Refused {
-	var body struct {
-		ErrorCode string `json:"error_code"`
-		Message   string `json:"message"`
-	}
-	_ = json.Unmarshal(a.Body, &body) // only a refusal has these fields
+	body := errorIn(a.Body)
 	return Refused{a.Status, body.ErrorCode, body.Message}
+}
+
+func errorIn(body []byte) (e oxide.ErrorResponse) {
+	_ = json.Unmarshal(body, &e) // only a refusal has these fields
+	return e
 }
 
 // RecordedCall is one request to the rack and its answer.
@@ -316,18 +317,12 @@ func (e RecordedCall) unanswered() bool {
 
 // rewind prepares a request to be sent again. It returns false if that is impossible.
 func rewind(req *http.Request) bool {
-	if req.Body == nil || req.Body == http.NoBody {
-		return true
-	}
 	if req.GetBody == nil {
-		return false
+		return req.Body == nil || req.Body == http.NoBody
 	}
 	body, err := req.GetBody()
-	if err != nil {
-		return false
-	}
 	req.Body = body
-	return true
+	return err == nil
 }
 
 // retryAfter returns the time that the rack asks to wait; 0 means that the caller may choose.
@@ -336,10 +331,10 @@ func retryAfter(resp *http.Response) time.Duration {
 		return 0
 	}
 	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
-	if err != nil || seconds < 0 {
+	if err != nil {
 		return 0
 	}
-	return time.Duration(seconds) * time.Second
+	return max(time.Duration(seconds)*time.Second, 0)
 }
 
 func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error) {
@@ -366,11 +361,8 @@ func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error)
 		// Redact before the answer is cut, because half a token would not be recognized.
 		answer := strings.ReplaceAll(string(body), r.token, "[redacted]")
 		exchange.Answer = answer[:min(len(answer), answerExcerpt)]
-		var refusal struct {
-			ErrorCode string `json:"error_code"`
-		}
-		if resp.StatusCode >= 300 && json.Unmarshal(body, &refusal) == nil {
-			exchange.ErrorCode = refusal.ErrorCode
+		if resp.StatusCode >= 300 {
+			exchange.ErrorCode = errorIn(body).ErrorCode
 		}
 	}
 	return exchange, resp, err

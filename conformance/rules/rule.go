@@ -346,14 +346,13 @@ func (o outcome[T]) must() T {
 
 // refused demands that the rack has refused the request with exactly this answer.
 func (o outcome[T]) refused(want Refused) {
-	refused := refusal(o.err)
-	switch {
+	switch found := refusedBy(o.err); {
 	case o.err == nil:
 		o.c.errorf("%s: expected %s; the rack has accepted it", o.step, want)
-	case refused == nil || refused.HTTPResponse == nil || refused.ErrorResponse == nil:
+	case found == Refused{}:
 		o.c.errorf("%s: expected %s; found %s", o.step, want, Brief(o.err))
 	default:
-		equal(o.c, o.step, refusedBy(o.err), want)
+		equal(o.c, o.step, found, want)
 	}
 }
 
