@@ -34,15 +34,8 @@ func TestEveryRuleIsCompleteAndHasAUniqueID(t *testing.T) {
 		switch {
 		case !regexp.MustCompile(`^A\d\d$`).MatchString(rule.ID) || seen[rule.ID]:
 			t.Errorf("rule %q: its ID is malformed, or given twice", rule.ID)
-		case rule.Says == "" || rule.Why == "" || rule.Source == "" || rule.Check == nil:
-			t.Errorf("%s lacks what it says, why, its source or its check", rule.ID)
-		case len(rule.Calls) == 0:
-			t.Errorf("%s names no operation that its check is about", rule.ID)
-		}
-		for _, name := range rule.Calls {
-			if !slices.ContainsFunc(operations, func(o operation) bool { return o.name == name }) {
-				t.Errorf("%s is about %s, which OperationOf does not know", rule.ID, name)
-			}
+		case rule.Says == "" || rule.Why == "" || rule.Source == "" || len(rule.Calls) == 0:
+			t.Errorf("%s lacks what it says, why, its source, or its operations and its check", rule.ID)
 		}
 		seen[rule.ID] = true
 	}
@@ -157,10 +150,7 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 				t.Logf("%s %s in %.1fs, %d requests", rule.ID, result.Status, result.Seconds,
 					len(result.Exchanges))
 			}
-			if err := r.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if err := rack.Balance(t.Context(), before); err != nil {
+			if err := errors.Join(r.Close(t.Context()), rack.Balance(t.Context(), before)); err != nil {
 				t.Errorf("the checks have left something: %s", err)
 			}
 			csitest.Must(t, proof.Print(proof.Line("rules", "rack", fmt.Sprintf("%q", name), "rules",
