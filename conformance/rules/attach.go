@@ -105,22 +105,16 @@ var ofAttach = []tested{
 		instance := c.StoppedInstance()
 		source := c.snapshot(c.disk().Id).must()
 		disk := c.createDisk(c.fromSnapshot(source.Id, false)).must()
-		for _, step := range []struct {
-			name, instance string
-			call           func(string, string) outcome[*oxide.Disk]
-		}{{"attach a disk", instance.Id, c.attach}, {"detach it", "", c.detach}} {
-			call := step.call(disk.Id, instance.Id)
-			attachedTo(call, step.instance)
-			answer := call.must()
-			c.same(step.name+", and read it", c.look(disk.Id), answer)
-			listed := c.disksOf(instance.Id)
-			if step.instance != "" {
-				c.listed(step.name+": the list of the instance's disks", listed, answer)
-			} else {
-				equal(c, step.name+": whether it is among the instance's disks", slices.ContainsFunc(listed,
-					func(d oxide.Disk) bool { return d.Id == disk.Id }), false)
-			}
-		}
+		attached := c.attach(disk.Id, instance.Id)
+		attachedTo(attached, instance.Id)
+		c.same("attach a disk, and read it", c.look(disk.Id), attached.value)
+		c.listed("attach a disk: the list of the instance's disks", c.disksOf(instance.Id),
+			attached.value)
+		detached := c.detach(disk.Id, instance.Id)
+		attachedTo(detached, "")
+		c.same("detach it, and read it", c.look(disk.Id), detached.value)
+		equal(c, "detach it: whether it is among the instance's disks", slices.ContainsFunc(
+			c.disksOf(instance.Id), func(d oxide.Disk) bool { return d.Id == disk.Id }), false)
 	}},
 	{"A32", "instance_disk_attach", func(c *Check) { // attach while creating
 		c.needSimulated("the creation of a disk cannot be held open from outside")
@@ -220,17 +214,15 @@ var ofAttach = []tested{
 		c.fault(adminapi.Fault{Operation: "instance_disk_attach", Object: there.Id,
 			Phase: adminapi.Reread})
 		c.attach(there.Id, instance.Id).refused(attachedElsewhere("attach", there))
-		for _, step := range []struct {
-			operation, instance string
-			call                func(string, string) outcome[*oxide.Disk]
-		}{
-			{"instance_disk_attach", instance.Id, c.attach}, {"instance_disk_detach", "", c.detach},
-		} {
-			for range 2 {
-				c.fault(adminapi.Fault{Operation: step.operation, Object: disk.Id, Phase: adminapi.Reread})
-				step.call(disk.Id, instance.Id).refused(unavailable)
-				c.staysAttached(disk.Id, step.instance)
+		for _, operation := range []string{"attach", "attach", "detach", "detach"} {
+			call, attached := c.attach, instance.Id
+			if operation == "detach" {
+				call, attached = c.detach, ""
 			}
+			c.fault(adminapi.Fault{Operation: "instance_disk_" + operation, Object: disk.Id,
+				Phase: adminapi.Reread})
+			call(disk.Id, instance.Id).refused(unavailable)
+			c.staysAttached(disk.Id, attached)
 		}
 	}},
 }

@@ -116,13 +116,13 @@ var ofInstances = []tested{
 	{"A49", "instance_update", func(c *Check) { // update
 		disk, instance := c.disk(), c.instance()
 		milan := oxide.NewPointer(oxide.InstanceCpuPlatformAmdMilan)
-		boot := func(u *oxide.InstanceUpdate) {
-			u.BootDisk = oxide.NewPointer(oxide.NameOrId(disk.Id))
+		boot := func(disk string) func(*oxide.InstanceUpdate) {
+			return func(u *oxide.InstanceUpdate) { u.BootDisk = oxide.NewPointer(oxide.NameOrId(disk)) }
 		}
-		c.updated(instance.Id, boot).refused(inConflict("boot disk must be attached"))
+		c.updated(instance.Id, boot(disk.Id)).refused(inConflict("boot disk must be attached"))
 		c.attach(disk.Id, instance.Id).must()
 		all := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
-			boot(u)
+			boot(disk.Id)(u)
 			u.Ncpus, u.Memory, u.CpuPlatform = 2, 2*GiB, milan
 			u.AutoRestartPolicy = oxide.NewPointer(oxide.InstanceAutoRestartPolicyNever)
 		}).must()
@@ -144,60 +144,46 @@ var ofInstances = []tested{
 
 		running, there := c.runningInstance()
 		resize := inConflict("instance must be stopped to change CPU or memory")
-		for _, test := range []struct {
-			what   string
-			change func(*oxide.InstanceUpdate)
-			want   Refused
-		}{
-			{"CPUs", func(u *oxide.InstanceUpdate) { u.Ncpus++ }, resize},
-			{"memory", func(u *oxide.InstanceUpdate) { u.Memory += GiB }, resize},
-			{"platform", func(u *oxide.InstanceUpdate) { u.CpuPlatform = milan }, resize},
-			{"boot disk", func(u *oxide.InstanceUpdate) {
-				u.BootDisk = oxide.NewPointer(oxide.NameOrId(there.Id))
-			}, inConflict("instance must be stopped to set boot disk")},
-		} {
-			c.updated(running.Id, test.change).as(test.what).refused(test.want)
+		change := func(change func(*oxide.InstanceUpdate)) outcome[*oxide.Instance] {
+			return c.updated(running.Id, change)
 		}
+		change(func(u *oxide.InstanceUpdate) { u.Ncpus++ }).as("CPUs").refused(resize)
+		change(func(u *oxide.InstanceUpdate) { u.Memory += GiB }).as("memory").refused(resize)
+		change(func(u *oxide.InstanceUpdate) { u.CpuPlatform = milan }).as("platform").refused(resize)
+		change(boot(there.Id)).as("boot disk").refused(
+			inConflict("instance must be stopped to set boot disk"))
 		missing := uuid.NewString()
-		c.updated(running.Id, func(u *oxide.InstanceUpdate) {
+		change(func(u *oxide.InstanceUpdate) {
 			u.Ncpus++
-			u.BootDisk = oxide.NewPointer(oxide.NameOrId(missing))
+			boot(missing)(u)
 		}).refused(unknownID("disk", missing))
-		c.updated(running.Id, func(*oxide.InstanceUpdate) {}).must()
+		change(func(*oxide.InstanceUpdate) {}).must()
 	}},
 	{"A50", "instance_create", func(c *Check) { // sizes and host names
 		const maxCPUs, maxMemory = 254, 1536 * GiB
-		for _, test := range []struct {
-			what   string
-			cpus   int
-			memory int64
-			want   Refused
-		}{
-			{"255 vCPUs", maxCPUs + 1, GiB, mostCPUs},
-			{"half a GiB", 1, GiB / 2, leastMemory},
-			{"a GiB and a half", 1, GiB + GiB/2, invalidValue("size", "memory must be divisible by 1 GiB")},
-			{"1537 GiB", 1, maxMemory + GiB,
-				invalidValue("size", "memory must be less than or equal to 1536 GiB")},
-		} {
-			create := c.newInstance()
-			create.Body.Ncpus = oxide.InstanceCpuCount(test.cpus)
-			create.Body.Memory = oxide.ByteCount(test.memory)
-			c.createInstance(create).as(test.what).refused(test.want)
+		create := func(cpus oxide.InstanceCpuCount, memory oxide.ByteCount) outcome[*oxide.Instance] {
+			params := c.newInstance()
+			params.Body.Ncpus, params.Body.Memory = cpus, memory
+			return c.createInstance(params)
 		}
+		create(maxCPUs+1, GiB).as("255 vCPUs").refused(mostCPUs)
+		create(1, GiB/2).as("half a GiB").refused(leastMemory)
+		create(1, GiB+GiB/2).as("a GiB and a half").refused(
+			invalidValue("size", "memory must be divisible by 1 GiB"))
+		create(1, maxMemory+GiB).as("1537 GiB").refused(
+			invalidValue("size", "memory must be less than or equal to 1536 GiB"))
 		const notRFC = "hostname: Hostnames must comply with RFC 1035"
 		for _, test := range []struct{ name, problem string }{
 			{strings.Repeat("a", 254), "hostname: Max hostname length is 253"},
 			{"an_host", notRFC}, {"-host", notRFC}, {"host.", notRFC},
 		} {
-			create := c.newInstance()
-			create.Body.Hostname = oxide.Hostname(test.name)
+			params := c.newInstance()
+			params.Body.Hostname = oxide.Hostname(test.name)
 			equal(c, "create an instance with the host name "+test.name,
-				unplaced(refusedBy(c.createInstance(create).err)), badBody(test.problem))
+				unplaced(refusedBy(c.createInstance(params).err)), badBody(test.problem))
 		}
 		// The instance stays stopped, and so uses nothing of the silo (A20).
-		create := c.newInstance()
-		create.Body.Ncpus, create.Body.Memory = maxCPUs, maxMemory
-		c.createInstance(create).must()
+		create(maxCPUs, maxMemory).must()
 	}},
 	{"A51", "instance_create disk_view", checkUndoneInstance},
 	{"A53", "instance_create instance_start instance_stop instance_reboot", checkChangeWhileCreating},
