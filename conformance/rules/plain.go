@@ -339,9 +339,7 @@ func (c *Check) send(p Plain) (Answer, error) {
 	req.URL.RawQuery = query
 	header := map[string]string{"Authorization": "Bearer " + c.Token,
 		"Content-Type": "application/json", "Api-Version": APIVersion}
-	for name, value := range p.Header {
-		header[name] = value
-	}
+	maps.Copy(header, p.Header)
 	for name, value := range header {
 		if value != "" {
 			req.Header.Set(name, value)

@@ -218,8 +218,8 @@ func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
 func (c *Check) extentOf(exchanges []RecordedCall) (all report.Extent) {
 	for _, failures := range []bool{false, true} {
 		for _, e := range exchanges {
-			failed := e.Status == http.StatusInternalServerError || MeansBusy(e.Status)
-			if slices.Contains(c.rule.Calls, e.Operation) && e.Status != 0 && failed == failures {
+			if slices.Contains(c.rule.Calls, e.Operation) && e.Status != 0 &&
+				leavesOpen(e.Status) == failures {
 				all.Answer(e.Operation, strings.TrimSpace(fmt.Sprint(e.Status, " ", e.ErrorCode)))
 			}
 		}
