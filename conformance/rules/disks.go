@@ -20,26 +20,6 @@ var ofDisks = []tested{
 		c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
 		c.createDisk(params).refused(internalError)
 		c.checkUndone(params.Body.Name, before)
-		if c.Restart == nil || len(c.problems) > 0 {
-			return
-		}
-		instance := c.createInstance(c.newInstance()).must()
-		c.Await(instance.Id, oxide.InstanceStateStopped)
-		c.Switch("instance_delay", "1h")
-		c.start(instance.Id).must()
-		cutOff := c.blank()
-		ctx, giveUp := context.WithCancel(c.ctx)
-		defer giveUp()
-		creation := c.beginDisk(ctx, cutOff)
-		giveUp() // so that the check has no request without an answer
-		<-creation.done
-		c.must("restart the rack", c.Restart(c.ctx))
-		c.closeIdle() // they lead to the rack that has died
-		disk := c.viewDisk(string(cutOff.Body.Name)).must()
-		equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
-			oxide.DiskStateStateDetached)
-		equal(c, "what is provisioned with it", c.storageUsed(), before+GiB)
-		c.Await(instance.Id, oxide.InstanceStateRunning)
 	}},
 	{"A22", "disk_create disk_view disk_delete", func(c *Check) { // a new disk
 		project, params := c.viewProject(c.Project).must(), c.blank()

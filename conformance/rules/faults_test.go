@@ -329,7 +329,7 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	f.count.Store(int64(tried.seed))
 	config, seen := configOf(rack, true), h.altered
 	if f.alters == nil {
-		config.Admin, config.Restart, seen = nil, nil, h.real
+		config.Admin, seen = nil, h.real
 	}
 	config.Through = func(next http.RoundTripper) http.RoundTripper { f.next = next; return f }
 	r, err := Open(config)
@@ -506,7 +506,7 @@ func TestEveryFaultIsToleratedOrNoticed(t *testing.T) {
 	h := &faultTest{p: proof.New(t, "faults-of-racks"), faults: faults()}
 	config := configOf(startRack(t, harness.RackOptions{}), true)
 	h.altered = survey(t, config)
-	config.Admin, config.Restart = nil, nil
+	config.Admin = nil
 	h.real = survey(t, config)
 	ignored := h.draw(t)
 	all := len(h.trials)

@@ -42,8 +42,6 @@ type Config struct {
 	Through func(http.RoundTripper) http.RoundTripper
 	// Admin is the admin listener of a simulated rack. It is nil for a real rack.
 	Admin *adminapi.Client
-	// Restart, if it is not nil, ends the rack as a power cut does and starts it again.
-	Restart func(context.Context) error
 }
 
 // GuestFiles is an instance whose /sys can be read.

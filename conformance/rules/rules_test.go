@@ -80,18 +80,7 @@ func configOf(rack *harness.Rack, hotplug bool) Config {
 	return Config{Host: rack.URL, Token: rack.Token, Project: rack.Project, CAFile: rack.CA,
 		Mark: fmt.Sprintf("t%d", marks.Add(1)), Description: "made by a test", Hotplug: hotplug,
 		Admin: &rack.Admin,
-		Restart: func(ctx context.Context) error {
-			mutations, err := rack.Admin.Mutations(ctx)
-			rack.Kill()
-			err = errors.Join(err, rack.Start(ctx))
-			for _, m := range mutations {
-				if m.Active && err == nil {
-					err = rack.Admin.Mutate(ctx, m.Name) // a broken rack stays broken
-				}
-			}
-			return err
-		},
-		Here: &GuestFiles{ID: here.ID, Sys: os.DirFS(filepath.Join(here.Guest, "sys"))}}
+		Here:  &GuestFiles{ID: here.ID, Sys: os.DirFS(filepath.Join(here.Guest, "sys"))}}
 }
 
 // startRack starts a rack. In make proofs, only racks that are started with arguments have the race
@@ -156,6 +145,22 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 			csitest.Must(t, proof.Print(proof.Line("rules", "rack", fmt.Sprintf("%q", name), "rules",
 				len(All()), "passed", count[passed], "blocked", count[blocked])))
 		})
+	}
+}
+
+func TestARestartedRackCompletesTheStartOfAnInstance(t *testing.T) {
+	t.Parallel()
+	ctx, rack := t.Context(), startRack(t, harness.RackOptions{})
+	instance := rack.Instance("").ID
+	csitest.Must(t, rack.StopInstance(ctx, instance))
+	csitest.Must(t, rack.Admin.Switch(ctx, map[string]any{"instance_delay": "1h"}))
+	csitest.Got(rack.Client.InstanceStart(ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)}))(t)
+	rack.Kill()
+	csitest.Must(t, rack.Start(ctx))
+	if i := csitest.Got(rack.Client.InstanceView(ctx, oxide.InstanceViewParams{
+		Instance: oxide.NameOrId(instance)}))(t); i.RunState != oxide.InstanceStateRunning {
+		t.Errorf("it is %s", i.RunState)
 	}
 }
 
