@@ -40,12 +40,10 @@ var ofAttach = []tested{
 			c.stop(instance.Id).must()
 			c.Await(instance.Id, oxide.InstanceStateStopped)
 		}
-		for _, other := range c.disksOf(instance.Id) {
-			if other.Id != instance.BootDiskId {
-				c.detach(other.Id, instance.Id).must()
-				break
-			}
-		}
+		others := slices.DeleteFunc(c.disksOf(instance.Id), func(d oxide.Disk) bool {
+			return d.Id == instance.BootDiskId
+		})
+		c.detach(others[0].Id, instance.Id).must()
 		c.attach(disk.Id, instance.Id).must()
 	}},
 	{"A17", "instance_disk_attach instance_disk_detach", func(c *Check) { // hot-plug

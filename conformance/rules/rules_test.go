@@ -48,8 +48,7 @@ func TestEveryRuleIsCompleteAndHasAUniqueID(t *testing.T) {
 func TestTheSimulatorCitesExactlyTheListedRules(t *testing.T) {
 	cited := map[string]bool{}
 	files := csitest.Got(filepath.Glob("../../simulator/*.go"))(t)
-	deeper := csitest.Got(filepath.Glob("../../simulator/*/*.go"))(t)
-	for _, file := range append(files, deeper...) {
+	for _, file := range append(files, csitest.Got(filepath.Glob("../../simulator/*/*.go"))(t)...) {
 		if strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/broken/") {
 			continue
 		}
@@ -413,25 +412,21 @@ func TestARecordedAnswerDoesNotContainTheToken(t *testing.T) {
 // not look like a refusal, or like an attach that failed and stayed recorded (A17).
 func TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
+	for _, test := range []struct {
 		hotplug            adminapi.Hotplug
-		fault              adminapi.Fault
+		operation          string
+		phase              adminapi.Phase
 		detaches, attaches bool
 	}{
-		"a detach without an effect on a rack with hot-plug": {adminapi.HotplugFull,
-			adminapi.Fault{Operation: "instance_disk_detach", Phase: adminapi.Before}, true, false},
-		"a detach on a rack without hot-plug": {adminapi.HotplugNone,
-			adminapi.Fault{Operation: "instance_disk_detach", Phase: adminapi.After}, false, false},
-		"an attach with its effect on a rack that only attaches": {adminapi.HotplugAttachOnly,
-			adminapi.Fault{Operation: "instance_disk_attach", Phase: adminapi.After}, false, true},
+		{adminapi.HotplugFull, "instance_disk_detach", adminapi.Before, true, false},
+		{adminapi.HotplugNone, "instance_disk_detach", adminapi.After, false, false},
+		{adminapi.HotplugAttachOnly, "instance_disk_attach", adminapi.After, false, true},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(fmt.Sprint(test.operation, " with hot-plug ", test.hotplug), func(t *testing.T) {
 			t.Parallel()
 			rack := startRack(t, harness.RackOptions{Hotplug: test.hotplug})
-			test.fault.Times, test.fault.Cut = 1, true
-			if _, err := rack.Admin.AddFault(t.Context(), test.fault); err != nil {
-				t.Fatal(err)
-			}
+			csitest.Got(rack.Admin.AddFault(t.Context(), adminapi.Fault{Operation: test.operation,
+				Phase: test.phase, Times: 1, Cut: true}))(t)
 			r := csitest.Got(Open(configOf(rack, test.detaches)))(t)
 			trial, result := r.TryHotplug(t.Context())
 			if trial.Detaches != test.detaches || trial.Attaches != test.attaches ||
