@@ -2,6 +2,9 @@ package rules
 
 import (
 	"context"
+	"errors"
+	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -9,10 +12,49 @@ import (
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 var ofInstances = []tested{
+	{"A15", "utilization_view image_list", func(c *Check) { // roles
+		everybodys := func() {
+			c.utilization()
+			asked(c.Client.ImageList(c.ctx, oxide.ImageListParams{Limit: oxide.NewPointer(1)}))(c,
+				"list the silo's images").must()
+		}
+		everybodys()
+		if !c.arrange("a token with fewer rights") {
+			return
+		}
+		disk, instance := c.disk(), c.StoppedInstance()
+		c.Switch("role", adminapi.RoleViewer)
+		c.look(disk.Id)
+		c.deleteDisk(disk.Id).refused(forbidden)
+		c.createDisk(c.blank()).refused(forbidden)
+		c.attach(disk.Id, instance.Id).refused(forbidden)
+		impossible := c.newInstance()
+		impossible.Body.Ncpus, impossible.Body.Memory = 0, 1
+		c.createInstance(impossible).refused(forbidden)
+		everybodys()
+
+		c.Switch("role", adminapi.RoleNone)
+		unseen := unknownID("disk", disk.Id)
+		c.viewDisk(disk.Id).refused(unseen)
+		c.deleteDisk(disk.Id).refused(unseen)
+		by := "name"
+		if uuid.Validate(c.Project) == nil {
+			by = "id"
+		}
+		projects := asked(c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))(c,
+			"list the projects without a role").must()
+		equal(c, "the projects that are listed without a role", len(projects), 0)
+		hidden := notFound("project", by, c.Project)
+		c.viewProject(c.Project).refused(hidden)
+		c.createDisk(c.blank()).refused(hidden)
+		c.createInstance(impossible).refused(hidden)
+		everybodys()
+	}},
 	{"A20", "utilization_view instance_start instance_stop", func(c *Check) { // what is provisioned
 		instance := c.instance()
 		c.steadily(func() {
@@ -26,6 +68,27 @@ var ofInstances = []tested{
 			own := computing{int64(instance.Ncpus), int64(instance.Memory)}
 			equal(c, "what one more started instance adds to CPUs and memory", started.less(before), own)
 			equal(c, "what is left of it when it is stopped again", stopped.less(before), computing{})
+		})
+	}},
+	{"A21", "current_user_view utilization_view", func(c *Check) {
+		me := asked(c.Client.CurrentUserView(c.ctx))(c, "read who the token belongs to").must()
+		if me.FleetViewer != nil && *me.FleetViewer {
+			c.notTested("the token's user is a fleet viewer; use the token of a project's collaborator")
+		}
+		c.expect([]expected{
+			{"the racks", get("/v1/system/hardware/racks"), forbidden},
+			{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden},
+			{"the quotas of all silos", get("/v1/system/silo-quotas"), forbidden},
+		})
+		for _, silo := range []string{me.SiloId, string(me.SiloName)} {
+			c.steadily(func() { c.checkOwnSilo(me, oxide.NameOrId(silo)) })
+		}
+		another := uuid.NewString()
+		c.expect([]expected{
+			{"the quotas of another silo", get("/v1/system/silos/" + another + "/quotas"),
+				unknownID("silo", another)},
+			{"the utilization of another silo", get("/v1/system/utilization/silos/" + another),
+				unknownID("silo", another)},
 		})
 	}},
 	{"A45", "instance_start instance_stop", func(c *Check) { // start
@@ -381,4 +444,66 @@ func (c *Check) madeWith(backend oxide.DiskBackend, size oxide.ByteCount,
 ) oxide.InstanceDiskAttachment {
 	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: c.name(),
 		Description: c.Description, Size: size, DiskBackend: backend}}
+}
+
+// checkOwnSilo checks that requests with and without the silo's name or ID show the same use.
+func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
+	use := c.utilization()
+	quotas := asked(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,
+		"read the own silo's quotas").must()
+	c.same("the own silo's quotas", quotas, oxide.SiloQuotas{SiloId: me.SiloId,
+		Cpus: use.Capacity.Cpus, Memory: use.Capacity.Memory, Storage: use.Capacity.Storage})
+	named := asked(c.Client.SiloUtilizationView(c.ctx, oxide.SiloUtilizationViewParams{Silo: silo}))(c,
+		"read the own silo's utilization by its name or ID").must()
+	c.same("the own silo's utilization", named, oxide.SiloUtilization{SiloId: me.SiloId,
+		SiloName: me.SiloName, Allocated: use.Capacity, Provisioned: use.Provisioned})
+}
+
+func (c *Check) storageUsed() int64 { return int64(c.utilization().Provisioned.Storage) }
+
+func (c *Check) utilization() *oxide.Utilization {
+	return asked(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization").must()
+}
+
+// looks is how often steadily calls look on a real rack, because others may change what the silo
+// has provisioned between two reads.
+const looks = 3
+
+// steadily calls look, which checks what the silo has provisioned. If look finds a problem on a
+// real rack, steadily calls it again, because other users may have caused the problem. A rack that
+// breaks the rule causes the same problem each time.
+func (c *Check) steadily(look func()) {
+	before := len(c.problems)
+	var found []string
+	var looked, took time.Duration
+	for len(found) < looks {
+		// Without a random pause, two runs could disturb each other in the same way each time.
+		pause := harness.Backoff{Next: rand.N(took + 1)}
+		_ = pause.Wait(c.ctx) // the next request notices an interrupt
+		c.problems = c.problems[:before]
+		began := time.Now()
+		look()
+		if len(c.problems) == before || c.simulated() {
+			return
+		}
+		found = append(found, strings.Join(c.problems[before:], "\n"))
+		took = time.Since(began)
+		looked += took
+	}
+	changes := len(slices.Compact(found)) > 1
+	if !changes { // does the amount change while the check does nothing for a time?
+		first := c.utilization()
+		changes = harness.Await(c.ctx, looked, func() error {
+			now, err := c.Client.UtilizationView(c.ctx)
+			if err == nil && reflect.DeepEqual(now.Provisioned, first.Provisioned) {
+				err = errors.New("nothing has changed")
+			}
+			return err
+		}) == nil
+	}
+	if changes {
+		c.problems = c.problems[:before]
+		c.notTested("others change what the silo has provisioned: %d looks found something else than "+
+			"the check had caused, such as: %s", looks, found[0])
+	}
 }

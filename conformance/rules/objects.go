@@ -2,6 +2,7 @@ package rules
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -420,4 +421,83 @@ func attachedTo(answer outcome[*oxide.Disk], instance string) {
 // staysAttached checks that a disk is attached to an instance; "" means that it is detached.
 func (c *Check) staysAttached(disk, instance string) {
 	attachedTo(c.viewDisk(disk), instance)
+}
+
+// Trial describes what a rack did with the disks of a running instance that the trial created. The
+// trial attaches a disk only if the rack refuses to detach one.
+type Trial struct {
+	Attaches, Detaches bool
+	// Says are findings that an operator can send to Oxide, one sentence each.
+	Says []string
+}
+
+// TryHotplug detaches and attaches disks of a running instance that it creates, because a run
+// cannot stop its own instance to get a disk back.
+func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
+	var t Trial
+	result := r.Run(ctx, Rule{ID: "hot-plug", Check: func(c *Check) {
+		t = Trial{}
+		first, second := c.disk(), c.disk()
+		instance := c.instance(first)
+		c.startAndAwait(instance.Id)
+		err := c.detach(first.Id, instance.Id).err
+		if t.Detaches = err == nil; t.Detaches {
+			return
+		}
+		if !SaysNotStopped(err) {
+			c.fatalf("detach a disk of a running instance: expected that the rack does it, or refuses "+
+				"because the instance is not stopped; found %s", Brief(err))
+		}
+		refused := Brief(err)
+		err = c.attach(second.Id, instance.Id).err
+		if IsUnanswered(err) {
+			c.must("attach a disk to a running instance", err)
+		}
+		if err == nil {
+			t.Attaches = true
+			t.Says = append(t.Says, "a running instance gains a disk, and keeps it until it is stopped: "+
+				refused)
+			t.refusal(c, first)
+		} else if says := Recorded(err, c.look(second.Id), instance.Id); says != "" {
+			t.Says = append(t.Says, says)
+		}
+	}})
+	return t, result
+}
+
+// TryRefusal tries to attach a disk that another instance has, and reports how the rack refuses.
+func (r *TestedRack) TryRefusal(ctx context.Context) (Trial, Result) {
+	var t Trial
+	result := r.Run(ctx, Rule{ID: "refusal", Check: func(c *Check) {
+		t = Trial{}
+		disk := c.disk()
+		c.instance(disk)
+		t.refusal(c, disk)
+	}})
+	return t, result
+}
+
+func (t *Trial) refusal(c *Check, attached *oxide.Disk) {
+	err := c.attach(attached.Id, c.StoppedInstance().Id).err
+	if statusOf(err) == http.StatusInternalServerError {
+		t.Says = append(t.Says, "a refused attach is a 500 without a reason: the disk "+
+			string(attached.Name)+" has another instance, and the answer is "+Brief(err))
+	}
+}
+
+// SaysNotStopped recognizes the refusal of a rack without hot-plug (A17, A34).
+func SaysNotStopped(err error) bool {
+	return errors.Is(err, oxide.ErrInvalidRequest) && errors.Is(err, oxide.ErrHTTP400) &&
+		strings.Contains(Brief(err), "instance is not fully stopped")
+}
+
+// Recorded describes an attach that the rack answered with an error although it now shows the disk
+// as attached. It returns "" for every other attach.
+func Recorded(err error, disk *oxide.Disk, instance string) string {
+	attached, is := disk.State.AsAttached()
+	if err == nil || IsUnanswered(err) || !is || attached.Instance != instance {
+		return ""
+	}
+	return fmt.Sprintf("an attach that failed stays recorded: the disk %s is attached to the "+
+		"instance %s, and the answer was %s", disk.Name, instance, Brief(err))
 }
