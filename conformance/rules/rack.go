@@ -336,34 +336,31 @@ func retryAfter(resp *http.Response) time.Duration {
 }
 
 func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error) {
-	began := time.Now()
-	operation := OperationOf(req.Method, PathOf(req))
-	exchange := RecordedCall{Operation: operation, Method: req.Method, Path: req.URL.RequestURI(),
-		Began: began}
+	exchange := RecordedCall{Operation: OperationOf(req.Method, PathOf(req)), Method: req.Method,
+		Path: req.URL.RequestURI(), Began: time.Now()}
 	resp, err := r.next.RoundTrip(req)
 	var body []byte
 	if err == nil {
 		body, err = io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		resp.Body = io.NopCloser(bytes.NewReader(body))
-		if err != nil {
-			resp = nil // a truncated answer does not count
-		} else if err = another(operation, path.Base(PathOf(req)), resp.StatusCode, body); err != nil {
-			resp = nil
-		}
 	}
-	exchange.Took, exchange.failure = time.Since(began), err
 	if err == nil {
-		exchange.Status, exchange.RequestID = resp.StatusCode, resp.Header.Get("X-Request-Id")
-		exchange.location = resp.Header.Get("Location")
-		// Redact before the answer is cut, because half a token would not be recognized.
-		answer := strings.ReplaceAll(string(body), r.token, "[redacted]")
-		exchange.Answer = answer[:min(len(answer), answerExcerpt)]
-		if resp.StatusCode >= 300 {
-			exchange.ErrorCode = errorIn(body).ErrorCode
-		}
+		err = another(exchange.Operation, path.Base(PathOf(req)), resp.StatusCode, body)
 	}
-	return exchange, resp, err
+	exchange.Took, exchange.failure = time.Since(exchange.Began), err
+	if err != nil {
+		return exchange, nil, err // a truncated answer does not count
+	}
+	exchange.Status, exchange.RequestID = resp.StatusCode, resp.Header.Get("X-Request-Id")
+	exchange.location = resp.Header.Get("Location")
+	// Redact before the answer is cut, because half a token would not be recognized.
+	answer := strings.ReplaceAll(string(body), r.token, "[redacted]")
+	exchange.Answer = answer[:min(len(answer), answerExcerpt)]
+	if resp.StatusCode >= 300 {
+		exchange.ErrorCode = errorIn(body).ErrorCode
+	}
+	return exchange, resp, nil
 }
 
 // errAnother means that the rack has shown another object than the one that was read.
