@@ -75,7 +75,32 @@ var ofDisks = []tested{
 		c.detach(there.Id, running.Id).refused(notStopped("detach"))
 		c.staysAttached(there.Id, running.Id)
 	}},
-	{"A18", "disk_view", checkAbandonedSaga},
+	{"A18", "disk_view", func(c *Check) { // an abandoned saga
+		params := c.blank()
+		ctx, giveUp := context.WithCancel(c.ctx)
+		defer giveUp()
+		creation := c.beginDisk(ctx, params)
+		giveUp()
+		<-creation.done
+		if creation.err == nil {
+			c.notTested("the rack answered before its caller could give up")
+		}
+		if c.simulated() {
+			c.must("end the hold", c.Admin.Switch(c.ctx, map[string]any{"create_hold": "0s"}))
+		}
+		var found string
+		err := harness.Await(c.ctx, patience, func() error {
+			disk, err := c.readDisk(c.ctx, string(params.Body.Name))
+			if err != nil {
+				found = Brief(err)
+			} else if found = string(disk.State.State()); found == "creating" {
+				return errors.New("the disk is still being created")
+			}
+			return nil
+		})
+		c.must("wait for a disk whose creator gave up", err)
+		equal(c, "a disk whose creator gave up", found, "detached")
+	}},
 	{"A19", "disk_create disk_view", func(c *Check) { // a saga that fails
 		c.needSimulated("a saga that fails halfway cannot be brought about from outside")
 		params, before := c.blank(), c.storageUsed()
@@ -501,33 +526,6 @@ func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
 	return begin(c, c.disks(), params.Body.Name, "create a disk", "create_hold",
 		func() (*oxide.Disk, error) { return c.Client.DiskCreate(ctx, params) })
-}
-
-func checkAbandonedSaga(c *Check) {
-	params := c.blank()
-	ctx, giveUp := context.WithCancel(c.ctx)
-	defer giveUp()
-	creation := c.beginDisk(ctx, params)
-	giveUp()
-	<-creation.done
-	if creation.err == nil {
-		c.notTested("the rack answered before its caller could give up")
-	}
-	if c.simulated() {
-		c.must("end the hold", c.Admin.Switch(c.ctx, map[string]any{"create_hold": "0s"}))
-	}
-	var found string
-	err := harness.Await(c.ctx, patience, func() error {
-		disk, err := c.readDisk(c.ctx, string(params.Body.Name))
-		if err != nil {
-			found = Brief(err)
-		} else if found = string(disk.State.State()); found == "creating" {
-			return errors.New("the disk is still being created")
-		}
-		return nil
-	})
-	c.must("wait for a disk whose creator gave up", err)
-	equal(c, "a disk whose creator gave up", found, "detached")
 }
 
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {

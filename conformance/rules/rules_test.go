@@ -255,6 +255,9 @@ func TestRunJudgesACheckByItsFindingsAndAnswers(t *testing.T) {
 		return Rule{ID: "A00", Calls: strings.Fields(calls), Check: check}
 	}
 	ping := func(c *Check) { asked(c.Client.Ping(c.ctx))(c, "ping").must() }
+	ends := func(end func(*Check)) Rule {
+		return rule("ping", func(c *Check) { ping(c); end(c) })
+	}
 	read, change := rule("ping", ping), rule("instance_start", func(c *Check) { c.start(id).must() })
 	locked := rule("snapshot_create", func(c *Check) { c.snapshot(id).must() })
 	ofTheLock := locked
@@ -297,21 +300,17 @@ func TestRunJudgesACheckByItsFindingsAndAnswers(t *testing.T) {
 	}{
 		"called its operation": {read, fine, passed, 1, ""},
 		"called nothing":       {rule("ping", func(*Check) {}), fine, failed, 1, "no answer to ping"},
-		"called another operation": {rule("disk_view", ping), fine, failed, 1,
-			"no answer to disk_view"},
-		"found a difference": {rule("ping", func(c *Check) { ping(c); c.errorf("no") }), fine, failed, 1,
-			"no"},
-		"panicked": {rule("ping", func(c *Check) { ping(c); _ = *(*oxide.Disk)(nil) }), fine, failed, 1,
+		"called another":       {rule("disk_view", ping), fine, failed, 1, "no answer to disk_view"},
+		"found a difference":   {ends(func(c *Check) { c.errorf("no") }), fine, failed, 1, "no"},
+		"panicked": {ends(func(*Check) { _ = *(*oxide.Disk)(nil) }), fine, failed, 1,
 			"could not go on"},
-		"was not tested": {rule("ping", func(c *Check) { c.notTested("why") }), fine, notTested, 1, "why"},
-		"was blocked":    {rule("ping", func(c *Check) { c.blocked("why") }), fine, blocked, 1, "why"},
-		"was blocked after a difference": {rule("ping", func(c *Check) {
-			c.errorf("no")
-			c.blocked("why")
-		}), fine, failed, 1, "no"},
+		"was not tested": {ends(func(c *Check) { c.notTested("why") }), fine, notTested, 1, "why"},
+		"was blocked":    {ends(func(c *Check) { c.blocked("why") }), fine, blocked, 1, "why"},
+		"was blocked after a difference": {ends(func(c *Check) { c.errorf("no"); c.blocked("why") }),
+			fine, failed, 1, "no"},
 
-		"a situation on a real rack": {rule("ping", func(c *Check) {
-			if ping(c); c.arrange("a failed instance") {
+		"a situation on a real rack": {ends(func(c *Check) {
+			if c.arrange("a failed instance") {
 				c.errorf("a real rack's instance fails at will")
 			}
 		}), fine, passed, 1, "[ping: 1 kinds of answers (200) a failed instance: not tested (it " +

@@ -225,20 +225,16 @@ func (r *TestedRack) finalize(ctx context.Context, disk string, snapshot oxide.N
 
 // EndImport ends the import of a disk. Before that, the disk cannot be deleted.
 func (r *TestedRack) EndImport(ctx context.Context, disk *oxide.Disk) error {
-	state := disk.State.State()
-	if state == oxide.DiskStateStateImportingFromBulkWrites {
+	switch disk.State.State() {
+	case oxide.DiskStateStateImportingFromBulkWrites:
 		if err := r.stopImport(ctx, disk.Id); err != nil {
 			return err
 		}
-	}
-	if !slices.Contains(importStates, state) {
+	case oxide.DiskStateStateImportReady:
+	default:
 		return nil
 	}
 	return r.finalize(ctx, disk.Id, "")
-}
-
-var importStates = []oxide.DiskStateState{
-	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromBulkWrites,
 }
 
 func checkImport(c *Check) {
