@@ -312,7 +312,8 @@ func (c *Check) createImage(params oxide.ImageCreateParams) outcome[*oxide.Image
 	name := params.Body.Name
 	images := kind[*oxide.Image]{
 		func(ctx context.Context, name string) (*oxide.Image, error) {
-			return c.readImage(ctx, name, c.project())
+			return c.Client.ImageView(ctx,
+				oxide.ImageViewParams{Image: oxide.NameOrId(name), Project: c.project()})
 		},
 		func(ctx context.Context, id string) error { return gone(c.deleteImage(ctx, id)) },
 		func(i *oxide.Image) (string, bool) { return i.Id, c.isOwn(i.Description) }}
@@ -320,15 +321,10 @@ func (c *Check) createImage(params oxide.ImageCreateParams) outcome[*oxide.Image
 		name)
 }
 
-// readImage reads an image by its ID, or by its name in a project. No project means the silo.
-func (r *TestedRack) readImage(ctx context.Context, which string, project oxide.NameOrId) (
-	*oxide.Image, error) {
-	return r.Client.ImageView(ctx,
-		oxide.ImageViewParams{Image: oxide.NameOrId(which), Project: project})
-}
-
+// viewImage reads an image by its ID, or by its name in a project. No project means the silo.
 func (c *Check) viewImage(which string, project oxide.NameOrId) outcome[*oxide.Image] {
-	return asked(c.readImage(c.ctx, which, project))(c, "read image %s", which)
+	return asked(c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(which),
+		Project: project}))(c, "read image %s", which)
 }
 
 func (r *TestedRack) deleteImage(ctx context.Context, id string) error {
