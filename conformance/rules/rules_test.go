@@ -242,7 +242,7 @@ func answering(t *testing.T, body string, script ...int) *TestedRack {
 	t.Cleanup(server.Close)
 	r := csitest.Got(Open(Config{Host: server.URL, Token: "oxide-token-secret", Project: "p",
 		Mark: "m"}))(t)
-	r.recorder.patience, r.cleaning = time.Second, time.Second
+	r.recorder.patience = time.Second
 	return r
 }
 
@@ -335,9 +335,11 @@ func TestRunJudgesACheckByItsFindingsAndAnswers(t *testing.T) {
 		"a silo with too little quota":                    {change, []int{507, 200}, undecided, 1, ""},
 		"a wrong answer between answers of a busy rack":   {read, []int{429, 404}, failed, 1, ""},
 		"a wrong answer after a missing one":              {change, []int{0, 200, 404}, failed, 2, ""},
-		"leaves an object behind": {rule("disk_delete", func(c *Check) {
+		"a proxy that answers 503":                        {read, []int{503}, undecided, 1, ""},
+		"a change that fails, and leaves an object behind": {rule("instance_start", func(c *Check) {
 			c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, id) })
-		}), []int{503}, undecided, 1, ""},
+			c.start(id).must()
+		}), []int{502, 400, 400, 200}, undecided, 1, unclean},
 
 		"a disk whose region is replaced": {locked, []int{409}, undecided, 1,
 			"replace a region of the disk"},
