@@ -363,7 +363,8 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 		limited, cancel := context.WithTimeout(ctx, limit)
 		result := r.Run(limited, rule)
 		cancel()
-		if result.Status == failed || result.Status == blocked {
+		if result.Status == failed || result.Status == blocked || result.Status == notTested &&
+			result.Reason == "" {
 			alarms = append(alarms, fmt.Sprintf("%s %s: %s", rule.ID, result.Status, result.Reason))
 		}
 		if f.noticed && f.struck.Load() > before && (result.Status == failed || result.Undecided ||
