@@ -315,7 +315,13 @@ func (c *Check) createImage(params oxide.ImageCreateParams) outcome[*oxide.Image
 			return c.Client.ImageView(ctx,
 				oxide.ImageViewParams{Image: oxide.NameOrId(name), Project: c.project()})
 		},
-		func(ctx context.Context, id string) error { return gone(c.deleteImage(ctx, id)) },
+		func(ctx context.Context, id string) error {
+			made, err := c.Client.ImageView(ctx, oxide.ImageViewParams{Image: oxide.NameOrId(id)})
+			if err != nil || !c.isOwn(made.Description) {
+				return gone(err)
+			}
+			return gone(c.deleteImage(ctx, id))
+		},
 		func(i *oxide.Image) (string, bool) { return i.Id, c.isOwn(i.Description) }}
 	return created(asked(c.Client.ImageCreate(c.ctx, params))(c, "create image %s", name), images,
 		name)
