@@ -309,22 +309,21 @@ func (c *Check) image(snapshot string) oxide.ImageCreateParams {
 }
 
 func (c *Check) createImage(params oxide.ImageCreateParams) outcome[*oxide.Image] {
-	name := params.Body.Name
-	images := kind[*oxide.Image]{
-		func(ctx context.Context, name string) (*oxide.Image, error) {
-			return c.Client.ImageView(ctx,
-				oxide.ImageViewParams{Image: oxide.NameOrId(name), Project: c.project()})
-		},
-		func(ctx context.Context, id string) error {
-			made, err := c.Client.ImageView(ctx, oxide.ImageViewParams{Image: oxide.NameOrId(id)})
-			if err != nil || !c.isOwn(made.Description) {
+	made := asked(c.Client.ImageCreate(c.ctx, params))(c, "create image %s", params.Body.Name)
+	if made.err == nil || mayBeDone(made.err) {
+		which := oxide.ImageViewParams{Image: oxide.NameOrId(params.Body.Name), Project: params.Project}
+		if made.err == nil {
+			which = oxide.ImageViewParams{Image: oxide.NameOrId(made.value.Id)}
+		}
+		c.cleanup(func(ctx context.Context) error {
+			image, err := c.Client.ImageView(ctx, which)
+			if err != nil || !c.isOwn(image.Description) {
 				return gone(err)
 			}
-			return gone(c.deleteImage(ctx, id))
-		},
-		func(i *oxide.Image) (string, bool) { return i.Id, c.isOwn(i.Description) }}
-	return created(asked(c.Client.ImageCreate(c.ctx, params))(c, "create image %s", name), images,
-		name)
+			return gone(c.deleteImage(ctx, image.Id))
+		})
+	}
+	return made
 }
 
 // viewImage reads an image by its ID, or by its name in a project. No project means the silo.
