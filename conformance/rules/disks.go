@@ -75,32 +75,7 @@ var ofDisks = []tested{
 		c.detach(there.Id, running.Id).refused(notStopped("detach"))
 		c.staysAttached(there.Id, running.Id)
 	}},
-	{"A18", "disk_view", func(c *Check) { // an abandoned saga
-		params := c.blank()
-		ctx, giveUp := context.WithCancel(c.ctx)
-		defer giveUp()
-		creation := c.beginDisk(ctx, params)
-		giveUp()
-		<-creation.done
-		if creation.err == nil {
-			c.notTested("the rack answered before its caller could give up")
-		}
-		if c.simulated() {
-			c.must("end the hold", c.Admin.Switch(c.ctx, map[string]any{"create_hold": "0s"}))
-		}
-		var found string
-		err := harness.Await(c.ctx, patience, func() error {
-			disk, err := c.readDisk(c.ctx, string(params.Body.Name))
-			if err != nil {
-				found = Brief(err)
-			} else if found = string(disk.State.State()); found == "creating" {
-				return errors.New("the disk is still being created")
-			}
-			return nil
-		})
-		c.must("wait for a disk whose creator gave up", err)
-		equal(c, "a disk whose creator gave up", found, "detached")
-	}},
+	{"A18", "disk_view", checkAbandonedSaga},
 	{"A19", "disk_create disk_view", func(c *Check) { // a saga that fails
 		c.needSimulated("a saga that fails halfway cannot be brought about from outside")
 		params, before := c.blank(), c.storageUsed()
@@ -463,24 +438,28 @@ func undeletable(state oxide.DiskStateState) Refused {
 }
 
 func (c *Check) takeSnapshot(name oxide.Name, disk string) outcome[*oxide.Snapshot] {
-	return created(asked(c.sendSnapshot(name, disk))(c, "take snapshot %s of disk %s", name, disk),
-		c.snapshotsOf(disk), name)
+	made := asked(c.Client.SnapshotCreate(c.ctx, c.newSnapshot(name, disk)))(c,
+		"take snapshot %s of disk %s", name, disk)
+	return created(made, c.snapshotsOf(disk), name)
 }
 
-func (c *Check) sendSnapshot(name oxide.Name, disk string) (*oxide.Snapshot, error) {
-	return c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
-		Body: &oxide.SnapshotCreate{Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}})
+func (c *Check) newSnapshot(name oxide.Name, disk string) oxide.SnapshotCreateParams {
+	return oxide.SnapshotCreateParams{Project: c.project(), Body: &oxide.SnapshotCreate{
+		Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}}
 }
 
 // snapshotsOf takes every snapshot of the disk for this run's, because that of a finalized disk has
 // no mark.
-func (r *TestedRack) snapshotsOf(disk string) kind[*oxide.Snapshot] {
-	return kind[*oxide.Snapshot]{r.readSnapshot, func(ctx context.Context, id string) error {
-		return gone(r.Client.SnapshotDelete(ctx,
-			oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}))
-	}, func(s *oxide.Snapshot) (string, bool) {
-		return s.Id, s.DiskId == disk || r.isOwn(s.Description)
-	}}
+func (c *Check) snapshotsOf(disk string) kind[*oxide.Snapshot] {
+	return kind[*oxide.Snapshot]{c.readSnapshot, c.removeSnapshot,
+		func(s *oxide.Snapshot) (string, bool) {
+			return s.Id, s.DiskId == disk || c.isOwn(s.Description)
+		}}
+}
+
+func (c *Check) removeSnapshot(ctx context.Context, id string) error {
+	return gone(c.Client.SnapshotDelete(ctx,
+		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}))
 }
 
 var (
@@ -526,6 +505,33 @@ func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
 	return begin(c, c.disks(), params.Body.Name, "create a disk", "create_hold",
 		func() (*oxide.Disk, error) { return c.Client.DiskCreate(ctx, params) })
+}
+
+func checkAbandonedSaga(c *Check) {
+	params := c.blank()
+	ctx, giveUp := context.WithCancel(c.ctx)
+	defer giveUp()
+	creation := c.beginDisk(ctx, params)
+	giveUp()
+	<-creation.done
+	if creation.err == nil {
+		c.notTested("the rack answered before its caller could give up")
+	}
+	if c.simulated() {
+		c.must("end the hold", c.Admin.Switch(c.ctx, map[string]any{"create_hold": "0s"}))
+	}
+	var found string
+	err := harness.Await(c.ctx, patience, func() error {
+		disk, err := c.readDisk(c.ctx, string(params.Body.Name))
+		if err != nil {
+			found = Brief(err)
+		} else if found = string(disk.State.State()); found == "creating" {
+			return errors.New("the disk is still being created")
+		}
+		return nil
+	})
+	c.must("wait for a disk whose creator gave up", err)
+	equal(c, "a disk whose creator gave up", found, "detached")
 }
 
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {

@@ -248,43 +248,8 @@ var ofInstances = []tested{
 		// The instance stays stopped, and so uses nothing of the silo (A20).
 		create(maxCPUs, maxMemory).must()
 	}},
-	{"A51", "instance_create disk_view", func(c *Check) { // an undone creation
-		free, taken, other := c.disk(), c.disk(), c.StoppedInstance()
-		before := c.storageUsed()
-		c.attach(taken.Id, other.Id).must()
-		create := c.newInstance()
-		made := c.newDisk()
-		create.Body.Disks = []oxide.InstanceDiskAttachment{made, with(free), with(taken)}
-		c.createInstance(create).refused(attachedElsewhere("attach", taken))
-		name := made.Value.(*oxide.InstanceDiskAttachmentCreate).Name
-		c.viewDisk(string(name)).refused(unknownName("disk", name))
-		left := c.viewInstance(string(create.Body.Name))
-		left.refused(unknownName("instance", create.Body.Name))
-		if left.err == nil {
-			c.cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, left.value.Id) })
-		}
-		c.staysAttached(free.Id, "")
-		c.staysAttached(taken.Id, other.Id)
-		if c.simulated() { // nobody else uses its silo
-			equal(c, "what is provisioned afterwards", c.storageUsed(), before)
-		}
-	}},
-	{"A53", "instance_create instance_start instance_stop instance_reboot", func(c *Check) {
-		c.needSimulated("the creation of an instance cannot be held open from outside")
-		create := c.newInstance()
-		create.Body.Disks = []oxide.InstanceDiskAttachment{c.newDisk()}
-		creation := begin(c, c.instances(), create.Body.Name, "create an instance", "create_hold",
-			func() (*oxide.Instance, error) { return c.Client.InstanceCreate(c.ctx, create) })
-		seen := creation.seen
-		equal(c, "its state before the changes", seen.RunState, oxide.InstanceStateCreating)
-		start, stop, reboot := c.start(seen.Id), c.stop(seen.Id), c.reboot(seen.Id)
-		creation.end().must()
-		early := invalidRequest("cannot change instance state while it is still being created")
-		start.refused(inConflict("instance is in state creating but it must be stopped to be started"))
-		stop.refused(early)
-		reboot.refused(early)
-		c.Await(seen.Id, oxide.InstanceStateStopped)
-	}},
+	{"A51", "instance_create disk_view", checkUndoneInstance},
+	{"A53", "instance_create instance_start instance_stop instance_reboot", checkChangeWhileCreating},
 	{"A58", "instance_create", func(c *Check) { // a start that fails
 		c.needSimulated("no request from outside keeps an instance from starting that may be made")
 		disk, create := c.disk(), c.newInstance()
@@ -395,6 +360,23 @@ func (c *Check) deleteInstance(id string) outcome[any] {
 		oxide.InstanceDeleteParams{Instance: oxide.NameOrId(id)}), "delete instance %s", id)
 }
 
+func checkChangeWhileCreating(c *Check) {
+	c.needSimulated("the creation of an instance cannot be held open from outside")
+	create := c.newInstance()
+	create.Body.Disks = []oxide.InstanceDiskAttachment{c.newDisk()}
+	creation := begin(c, c.instances(), create.Body.Name, "create an instance", "create_hold",
+		func() (*oxide.Instance, error) { return c.Client.InstanceCreate(c.ctx, create) })
+	seen := creation.seen
+	equal(c, "its state before the changes", seen.RunState, oxide.InstanceStateCreating)
+	start, stop, reboot := c.start(seen.Id), c.stop(seen.Id), c.reboot(seen.Id)
+	creation.end().must()
+	early := invalidRequest("cannot change instance state while it is still being created")
+	start.refused(inConflict("instance is in state creating but it must be stopped to be started"))
+	stop.refused(early)
+	reboot.refused(early)
+	c.Await(seen.Id, oxide.InstanceStateStopped)
+}
+
 // updated sends an instance's present values as an update, after the function change altered them.
 func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) outcome[*oxide.Instance] {
 	now := c.see(id)
@@ -435,6 +417,28 @@ var (
 	leastMemory = invalidValue("size", "memory must be at least 1 GiB")
 	mostCPUs    = invalidRequest("cannot have more than 254 vCPUs per instance")
 )
+
+func checkUndoneInstance(c *Check) {
+	free, taken, other := c.disk(), c.disk(), c.StoppedInstance()
+	before := c.storageUsed()
+	c.attach(taken.Id, other.Id).must()
+	create := c.newInstance()
+	made := c.newDisk()
+	create.Body.Disks = []oxide.InstanceDiskAttachment{made, with(free), with(taken)}
+	c.createInstance(create).refused(attachedElsewhere("attach", taken))
+	name := made.Value.(*oxide.InstanceDiskAttachmentCreate).Name
+	c.viewDisk(string(name)).refused(unknownName("disk", name))
+	left := c.viewInstance(string(create.Body.Name))
+	left.refused(unknownName("instance", create.Body.Name))
+	if left.err == nil {
+		c.cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, left.value.Id) })
+	}
+	c.staysAttached(free.Id, "")
+	c.staysAttached(taken.Id, other.Id)
+	if c.simulated() { // nobody else uses its silo
+		equal(c, "what is provisioned afterwards", c.storageUsed(), before)
+	}
+}
 
 func (c *Check) madeWith(backend oxide.DiskBackend, size oxide.ByteCount,
 ) oxide.InstanceDiskAttachment {

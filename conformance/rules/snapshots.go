@@ -205,7 +205,9 @@ var ofSnapshots = []tested{
 func (c *Check) beginSnapshot(disk string) *underway[*oxide.Snapshot] {
 	name := c.name()
 	u := begin(c, c.snapshotsOf(disk), name, "take a snapshot", "snapshot_hold",
-		func() (*oxide.Snapshot, error) { return c.sendSnapshot(name, disk) })
+		func() (*oxide.Snapshot, error) {
+			return c.Client.SnapshotCreate(c.ctx, c.newSnapshot(name, disk))
+		})
 	u.carriedOut = func() bool {
 		now, err := c.readSnapshot(c.ctx, string(name))
 		return IsGone(err) || err == nil && now.State != oxide.SnapshotStateCreating
