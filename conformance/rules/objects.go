@@ -322,13 +322,11 @@ const situations = "situations"
 // arrange reports whether the check can create a situation, which needs a simulated rack. If it
 // cannot, or if the check ends early, the extent says that the situation was not tested.
 func (c *Check) arrange(situation string) bool {
-	m := report.Measure{What: situation, Of: 1, Unit: situations}
+	why := "it cannot be brought about from outside"
 	if c.simulated() {
-		m.Words = "the check ended before"
-	} else {
-		m.Words = "it cannot be brought about from outside"
+		why = "the check ended before"
 	}
-	c.extent.Look(m)
+	c.extent.Look(report.Measure{What: situation, Of: 1, Unit: situations, Words: why})
 	return c.simulated()
 }
 
