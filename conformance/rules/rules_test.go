@@ -159,7 +159,7 @@ func TestARestartedRackCompletesTheStartOfAnInstance(t *testing.T) {
 	csitest.Must(t, rack.Start(ctx))
 	if i := csitest.Got(rack.Client.InstanceView(ctx, oxide.InstanceViewParams{
 		Instance: oxide.NameOrId(instance)}))(t); i.RunState != oxide.InstanceStateRunning {
-		t.Errorf("it is %s", i.RunState)
+		t.Errorf("it is %s, want running", i.RunState)
 	}
 }
 
@@ -290,7 +290,7 @@ func TestRunJudgesACheckByItsFindingsAndAnswers(t *testing.T) {
 			"block/nvme0n1/device/model":  {Data: []byte("QEMU NVMe Ctrl            \n")}}}
 		padding.check(c)
 	})
-	fine, unclean := []int{200}, "remove what the check made: "
+	fine, unclean, other := []int{200}, "remove what the check made: ", "the rack shows another object"
 	for name, test := range map[string]struct {
 		rule   Rule
 		script []int
@@ -347,8 +347,8 @@ func TestRunJudgesACheckByItsFindingsAndAnswers(t *testing.T) {
 		"a guest in QEMU":            {qemu, fine, notTested, 1, "QEMU's, which no rack has"},
 
 		"a read by name":                {look("mine"), fine, passed, 1, ""},
-		"a read that shows another ID":  {look(uuid.NewString()), fine, failed, 1, unclean},
-		"a read that shows another one": {look("yours"), fine, failed, 1, unclean},
+		"a read that shows another ID":  {look(uuid.NewString()), fine, failed, 1, other},
+		"a read that shows another one": {look("yours"), fine, failed, 1, other},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
