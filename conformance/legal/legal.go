@@ -16,7 +16,6 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -68,13 +67,10 @@ func Kinds() []Kind {
 			}},
 		{Name: "limited", Says: "more than 20 requests in a second are answered 429",
 			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				wait := p.pass(20)
-				if wait == 0 {
+				if p.passes() {
 					return p.forward(r)
 				}
-				seconds := int((wait + time.Second - 1) / time.Second)
-				return Answer(r, http.StatusTooManyRequests, "Too Many Requests\n", "Retry-After",
-					strconv.Itoa(seconds)), nil
+				return Answer(r, http.StatusTooManyRequests, "Too Many Requests\n", "Retry-After", "1"), nil
 			}},
 		{Name: "unavailable", Says: "one request in a hundred is answered 503",
 			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
@@ -217,20 +213,19 @@ func linger(r *http.Request, pause time.Duration) {
 
 const lateness = 100 * time.Millisecond
 
-// pass counts a request. If the last second already had the permitted number of requests, pass
-// instead returns how long the caller must wait.
-func (p *proxy) pass(most int) time.Duration {
+// passes counts a request, and returns false if the last second already had 20 requests.
+func (p *proxy) passes() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
 	for len(p.recent) > 0 && now.Sub(p.recent[0]) >= time.Second {
 		p.recent = p.recent[1:]
 	}
-	if len(p.recent) >= most {
-		return time.Second - now.Sub(p.recent[0])
+	if len(p.recent) < 20 {
+		p.recent = append(p.recent, now)
+		return true
 	}
-	p.recent = append(p.recent, now)
-	return 0
+	return false
 }
 
 func (p *proxy) strikes() bool {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -13,6 +15,66 @@ import (
 )
 
 var ofDisks = []tested{
+	{"A03", "disk_create disk_view", func(c *Check) { // the device path
+		disk := c.disk()
+		equal(c, "the device path of the disk "+string(disk.Name), disk.DevicePath,
+			"/mnt/"+string(disk.Name))
+	}},
+	{"A16", "instance_create instance_disk_attach instance_disk_detach", func(c *Check) {
+		full := c.newInstance()
+		full.Body.BootDisk = c.newDisk()
+		for range maxDisks - 1 {
+			full.Body.Disks = append(full.Body.Disks, c.newDisk())
+		}
+		crowded := c.newInstance()
+		crowded.Body.BootDisk = full.Body.BootDisk
+		crowded.Body.Disks = append(slices.Clone(full.Body.Disks), full.Body.Disks[0])
+		c.createInstance(crowded).refused(tooManyDisks)
+
+		instance := c.createInstance(full).must()
+		c.Await(instance.Id, oxide.InstanceStateStopped)
+		disk, elsewhere := c.disk(), c.StoppedInstance()
+		c.attach(disk.Id, instance.Id).refused(tooManyDisks)
+		c.attach(disk.Id, elsewhere.Id).must()
+		c.attach(disk.Id, instance.Id).refused(attachedElsewhere("attach", disk))
+		c.detach(disk.Id, elsewhere.Id).must()
+		if c.arrange("a failed instance") {
+			c.fail(instance.Id)
+			c.attach(disk.Id, instance.Id).refused(attachToFailed)
+			c.stop(instance.Id).must()
+			c.Await(instance.Id, oxide.InstanceStateStopped)
+		}
+		others := slices.DeleteFunc(c.disksOf(instance.Id), func(d oxide.Disk) bool {
+			return d.Id == instance.BootDiskId
+		})
+		c.detach(others[0].Id, instance.Id).must()
+		c.attach(disk.Id, instance.Id).must()
+	}},
+	{"A17", "instance_disk_attach instance_disk_detach", func(c *Check) { // hot-plug
+		disk, stopped := c.disk(), c.StoppedInstance()
+		running, there := c.runningInstance()
+		attachedTo(c.attach(disk.Id, stopped.Id).as("it is stopped"), stopped.Id)
+		attachedTo(c.detach(disk.Id, stopped.Id).as("it is stopped"), "")
+		switch {
+		case c.Hotplug:
+			id := running.Id
+			if c.Here != nil { // hot-plug needs an operating system, which running lacks
+				id = c.Here.ID
+			}
+			attachedTo(c.attach(disk.Id, id).as("it runs"), id)
+			attachedTo(c.detach(disk.Id, id).as("it runs"), "")
+			return
+		case c.AttachOnly:
+			own := c.instance(c.disk()) // its deletion detaches the disks
+			c.startAndAwait(own.Id)
+			attachedTo(c.attach(disk.Id, own.Id).as("it runs"), own.Id)
+		default:
+			c.attach(disk.Id, running.Id).refused(notStopped("attach"))
+			c.staysAttached(disk.Id, "")
+		}
+		c.detach(there.Id, running.Id).refused(notStopped("detach"))
+		c.staysAttached(there.Id, running.Id)
+	}},
 	{"A18", "disk_view", checkAbandonedSaga},
 	{"A19", "disk_create disk_view", func(c *Check) { // a saga that fails
 		c.needSimulated("a saga that fails halfway cannot be brought about from outside")
@@ -20,26 +82,6 @@ var ofDisks = []tested{
 		c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
 		c.createDisk(params).refused(internalError)
 		c.checkUndone(params.Body.Name, before)
-		if c.Restart == nil || len(c.problems) > 0 {
-			return
-		}
-		instance := c.createInstance(c.newInstance()).must()
-		c.Await(instance.Id, oxide.InstanceStateStopped)
-		c.Switch("instance_delay", "1h")
-		c.start(instance.Id).must()
-		cutOff := c.blank()
-		ctx, giveUp := context.WithCancel(c.ctx)
-		defer giveUp()
-		creation := c.beginDisk(ctx, cutOff)
-		giveUp() // so that the check has no request without an answer
-		<-creation.done
-		c.must("restart the rack", c.Restart(c.ctx))
-		c.closeIdle() // they lead to the rack that has died
-		disk := c.viewDisk(string(cutOff.Body.Name)).must()
-		equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
-			oxide.DiskStateStateDetached)
-		equal(c, "what is provisioned with it", c.storageUsed(), before+GiB)
-		c.Await(instance.Id, oxide.InstanceStateRunning)
 	}},
 	{"A22", "disk_create disk_view disk_delete", func(c *Check) { // a new disk
 		project, params := c.viewProject(c.Project).must(), c.blank()
@@ -185,6 +227,158 @@ var ofDisks = []tested{
 			equal(c, "the silo's quota", int64(use.Capacity.Storage), quota)
 		}
 	}},
+	{"A30", "instance_disk_attach instance_disk_detach", func(c *Check) { // what is attached
+		disk, instance := c.disk(), c.StoppedInstance()
+		nowhere, missing := uuid.NewString(), c.name()
+		for _, call := range []func(string, string) outcome[*oxide.Disk]{c.attach, c.detach} {
+			call(uuid.NewString(), nowhere).refused(unknownID("instance", nowhere))
+			call(nowhere, instance.Id).refused(unknownID("disk", nowhere))
+			call(string(missing), instance.Id).refused(unknownName("disk", missing))
+		}
+		attachedTo(c.attach(string(disk.Name), instance.Id), instance.Id)
+		attachedTo(c.detach(string(disk.Name), instance.Id), "")
+		if !c.arrange("another project") { // the token may have no rights there
+			return
+		}
+		state, err := c.Admin.State(c.ctx)
+		c.must("read the simulated rack's state", err)
+		for _, project := range state.Projects {
+			if project.ID != c.Project && project.Name != c.Project {
+				create := c.blank()
+				create.Project = oxide.NameOrId(project.ID)
+				disk := c.createDisk(create).must()
+				c.attach(disk.Id, instance.Id).refused(
+					invalidRequest("disk must be in the same project as the instance"))
+				c.attach(string(disk.Name), instance.Id).refused(unknownName("disk", disk.Name))
+				c.detach(disk.Id, instance.Id).must()
+				break
+			}
+		}
+	}},
+	{"A31", "instance_disk_attach instance_disk_detach instance_disk_list disk_view", func(c *Check) {
+		instance := c.StoppedInstance()
+		source := c.snapshot(c.disk().Id).must()
+		disk := c.createDisk(c.fromSnapshot(source.Id, false)).must()
+		attached := c.attach(disk.Id, instance.Id)
+		attachedTo(attached, instance.Id)
+		c.same("attach a disk, and read it", c.look(disk.Id), attached.value)
+		c.listed("attach a disk: the list of the instance's disks", c.disksOf(instance.Id),
+			attached.value)
+		detached := c.detach(disk.Id, instance.Id)
+		attachedTo(detached, "")
+		c.same("detach it, and read it", c.look(disk.Id), detached.value)
+		equal(c, "detach it: whether it is among the instance's disks", slices.ContainsFunc(
+			c.disksOf(instance.Id), func(d oxide.Disk) bool { return d.Id == disk.Id }), false)
+	}},
+	{"A32", "instance_disk_attach", func(c *Check) { // attach while creating
+		c.needSimulated("the creation of a disk cannot be held open from outside")
+		instance, create := c.StoppedInstance(), c.blank()
+		creation := c.beginDisk(c.ctx, create)
+		c.Switch("create_hold", adminapi.Duration(hold)) // the attach waits until the creation ends
+		attached := c.attach(string(create.Body.Name), instance.Id)
+		creation.end().must()
+		equal(c, "the disk's state before the attach", creation.seen.State.State(),
+			oxide.DiskStateStateCreating)
+		attachedTo(attached.as("the disk is being created"), instance.Id)
+		c.staysAttached(attached.value.Id, instance.Id)
+	}},
+	{"A33", "instance_disk_attach", func(c *Check) { // attach again
+		disk, instance := c.disk(), c.StoppedInstance()
+		for _, turn := range []string{"once", "again"} {
+			attachedTo(c.attach(disk.Id, instance.Id).as(turn), instance.Id)
+		}
+		running, there := c.runningInstance()
+		attachedTo(c.attach(there.Id, running.Id).as("again"), running.Id)
+	}},
+	{"A34", "instance_disk_attach", func(c *Check) { // refused attaches
+		disk, stopped := c.disk(), c.StoppedInstance()
+		running, there := c.runningInstance()
+		c.attach(there.Id, stopped.Id).refused(attachedElsewhere("attach", there))
+		c.attach(disk.Id, stopped.Id).must()
+		c.attach(disk.Id, running.Id).refused(attachedElsewhere("attach", disk))
+		c.staysAttached(disk.Id, stopped.Id)
+		if !c.Hotplug && !c.AttachOnly {
+			c.attach(c.disk().Id, running.Id).refused(notStopped("attach"))
+		}
+		if !c.arrange("a faulted disk") {
+			return
+		}
+		faulted := c.faultedDisk()
+		state := invalidRequest("cannot attach disk %q: invalid state faulted", faulted.Name)
+		c.attach(faulted.Id, running.Id).refused(state)
+		failed := c.instance(c.disk())
+		c.fail(failed.Id)
+		c.attach(faulted.Id, failed.Id).refused(state)
+		c.attach(c.disk().Id, failed.Id).refused(attachToFailed)
+	}},
+	{"A35", "instance_disk_attach instance_disk_detach", func(c *Check) { // local disks
+		create := c.blank()
+		create.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
+		disk := c.createDisk(create).must()
+		running, _ := c.runningInstance()
+		want := notStopped("attach")
+		if c.Hotplug || c.AttachOnly {
+			want = inConflict("cannot attach local storage disk: instance is starting")
+		}
+		c.attach(disk.Id, running.Id).refused(want)
+		instance := c.instance()
+		c.attach(disk.Id, instance.Id).must()
+		c.startAndAwait(instance.Id)
+		c.detach(disk.Id, instance.Id).refused(notStopped("detach"))
+		c.staysAttached(disk.Id, instance.Id)
+	}},
+	{"A36", "instance_disk_detach", func(c *Check) { // detach again
+		disk := c.disk()
+		running, _ := c.runningInstance()
+		for _, instance := range []*oxide.Instance{c.StoppedInstance(), running} {
+			attachedTo(c.detach(disk.Id, instance.Id), "") // it is detached already
+		}
+	}},
+	{"A37", "instance_disk_detach", func(c *Check) { // refused detaches
+		stopped := c.StoppedInstance()
+		running, there := c.runningInstance()
+		c.detach(there.Id, stopped.Id).refused(attachedElsewhere("detach", there))
+		c.staysAttached(there.Id, running.Id)
+		if !c.Hotplug {
+			c.detach(there.Id, running.Id).refused(notStopped("detach"))
+		}
+		boot, data := c.disk(), c.disk()
+		create := c.newInstance()
+		create.Body.BootDisk = with(boot)
+		create.Body.Disks = []oxide.InstanceDiskAttachment{with(data)}
+		instance := c.createInstance(create).must()
+		c.Await(instance.Id, oxide.InstanceStateStopped)
+		c.detach(boot.Id, instance.Id).refused(inConflict("boot disk cannot be detached"))
+		c.staysAttached(boot.Id, instance.Id)
+		if !c.arrange("a faulted disk") {
+			return
+		}
+		faulted := c.faultedDisk()
+		c.detach(faulted.Id, running.Id).refused(
+			invalidRequest("cannot detach disk %q: invalid state faulted", faulted.Name))
+		c.fail(instance.Id)
+		c.detach(boot.Id, instance.Id).refused(
+			invalidRequest("cannot detach disk from instance in failed state"))
+		attachedTo(c.detach(data.Id, instance.Id), "")
+	}},
+	{"A67", "instance_disk_attach instance_disk_detach", func(c *Check) { // unread attachments
+		c.needSimulated("no request from outside takes all connections to the rack's database")
+		disk, instance := c.disk(), c.StoppedInstance()
+		_, there := c.runningInstance()
+		c.fault(adminapi.Fault{Operation: "instance_disk_attach", Object: there.Id,
+			Phase: adminapi.Reread})
+		c.attach(there.Id, instance.Id).refused(attachedElsewhere("attach", there))
+		for _, operation := range []string{"attach", "attach", "detach", "detach"} {
+			call, attached := c.attach, instance.Id
+			if operation == "detach" {
+				call, attached = c.detach, ""
+			}
+			c.fault(adminapi.Fault{Operation: "instance_disk_" + operation, Object: disk.Id,
+				Phase: adminapi.Reread})
+			call(disk.Id, instance.Id).refused(unavailable)
+			c.staysAttached(disk.Id, attached)
+		}
+	}},
 	{"A68", "disk_create disk_delete snapshot_create snapshot_delete", func(c *Check) { // deletions
 		before := c.storageUsed()
 		if c.simulated() {
@@ -244,28 +438,28 @@ func undeletable(state oxide.DiskStateState) Refused {
 }
 
 func (c *Check) takeSnapshot(name oxide.Name, disk string) outcome[*oxide.Snapshot] {
-	snapshot, err := c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
-		Body: &oxide.SnapshotCreate{Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}})
-	switch {
-	case err == nil:
-		c.cleanup(func(ctx context.Context) error { return c.removeSnapshot(ctx, snapshot) })
-	case mayBeDone(err):
-		c.cleanup(func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name, disk) })
-	}
-	return asked(snapshot, err)(c, "take snapshot %s of disk %s", name, disk)
+	made := asked(c.Client.SnapshotCreate(c.ctx, c.newSnapshot(name, disk)))(c,
+		"take snapshot %s of disk %s", name, disk)
+	return created(made, c.snapshotsOf(disk), name)
 }
 
-func (c *Check) removeSnapshotByName(ctx context.Context, name oxide.Name, disk string) error {
-	made, err := c.readSnapshot(ctx, string(name))
-	if err != nil || made.DiskId != disk && !c.isOwn(made.Description) {
-		return gone(err)
-	}
-	return c.removeSnapshot(ctx, made)
+func (c *Check) newSnapshot(name oxide.Name, disk string) oxide.SnapshotCreateParams {
+	return oxide.SnapshotCreateParams{Project: c.project(), Body: &oxide.SnapshotCreate{
+		Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}}
 }
 
-func (c *Check) removeSnapshot(ctx context.Context, snapshot *oxide.Snapshot) error {
+// snapshotsOf takes every snapshot of the disk for this run's, because that of a finalized disk has
+// no mark.
+func (c *Check) snapshotsOf(disk string) kind[*oxide.Snapshot] {
+	return kind[*oxide.Snapshot]{c.readSnapshot, c.removeSnapshot,
+		func(s *oxide.Snapshot) (string, bool) {
+			return s.Id, s.DiskId == disk || c.isOwn(s.Description)
+		}}
+}
+
+func (c *Check) removeSnapshot(ctx context.Context, id string) error {
 	return gone(c.Client.SnapshotDelete(ctx,
-		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
+		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}))
 }
 
 var (
@@ -276,7 +470,11 @@ var (
 	// The rack looks for whole blocks before it compares the size with the limits in GiB.
 	noWholeBlock = invalidValue("size and block_size",
 		"total size must be a multiple of block size 512")
+	tooManyDisks   = invalidRequest("cannot attach more than 12 disks to instance")
+	attachToFailed = invalidRequest("cannot attach disk to instance in failed state")
 )
+
+const maxDisks = 12
 
 func (c *Check) refusesBeyondQuota(params oxide.DiskCreateParams) {
 	if creation := c.createDisk(params); !noDriveHas(creation.err) {
@@ -302,124 +500,11 @@ func noDriveHas(err error) bool {
 	return errors.Is(err, oxide.ErrInvalidValue) && refused.ErrorResponse.Message != tooSmall.Message
 }
 
-func (c *Check) fault(f adminapi.Fault) {
-	f.Times = 1
-	id, err := c.Admin.AddFault(c.ctx, f)
-	c.must("let the simulated rack fail", err)
-	c.cleanup(func(ctx context.Context) error {
-		faults, err := c.Admin.Faults(ctx)
-		for _, f := range faults {
-			if f.ID == id { // a restart may have removed it
-				err = c.Admin.RemoveFault(ctx, id)
-			}
-		}
-		return err
-	})
-}
-
-// Switch changes a switch of a simulated rack, by its JSON name, until the check ends.
-func (c *Check) Switch(name string, value any) {
-	now, err := c.Admin.Switches(c.ctx)
-	c.must("read the simulated rack's switches", err)
-	before := fieldsOf[map[string]any](c, now)
-	c.cleanup(func(ctx context.Context) error {
-		return c.Admin.Switch(ctx, map[string]any{name: before[name]})
-	})
-	c.must("change the simulated rack's "+name, c.Admin.Switch(c.ctx, map[string]any{name: value}))
-}
-
-type underway[T any] struct {
-	c          *Check
-	what, hold string
-	done       chan struct{}
-	answer     T
-	err        error
-	problems   int // that the check had found before
-	seen       T   // the object as a read shows it while the request is unanswered
-	// carriedOut, if it is not nil, reports whether the rack has carried out the request, answered
-	// or not.
-	carriedOut func() bool
-}
-
-// begin sends a request that creates an object, and waits until a read shows the object. A
-// simulated rack completes the request only when the check calls end. At the end of the check, the
-// function remove gets the object that was seen, whether the object was created or not.
-func begin[T any](c *Check, what, hold string, send, view func() (T, error),
-	remove func(ctx context.Context, seen T) error) *underway[T] {
-	u := &underway[T]{c: c, what: what, hold: hold, done: make(chan struct{}),
-		problems: len(c.problems)}
-	started := false
-	c.cleanup(func(ctx context.Context) error {
-		if !started {
-			return nil
-		}
-		<-u.done
-		return remove(ctx, u.seen)
-	})
-	if c.simulated() {
-		c.Switch(hold, "1h")
-	}
-	started = true
-	go func() {
-		defer close(u.done)
-		u.answer, u.err = send()
-	}()
-	others := false
-	err := harness.Await(c.ctx, patience, func() (err error) {
-		if u.over() {
-			return nil
-		}
-		u.seen, err = view()
-		others = err == nil
-		return err
-	})
-	switch {
-	case u.over() && u.err != nil:
-		c.must(what, u.err)
-	case u.over() && !c.simulated():
-		c.notTested("the rack ended it before anybody could look: %s", what)
-	case err == nil && !others:
-		c.fatalf("%s: expected that others see it being made; found it made before", what)
-	}
-	c.must(what+": expected that others see it being made", err)
-	return u
-}
-
-func (u *underway[T]) over() bool {
-	select {
-	case <-u.done:
-		return true
-	default:
-		return false
-	}
-}
-
-// end makes a simulated rack complete the request, and returns its outcome. If a real rack may have
-// completed the request before, the problems that the check found since begin prove nothing: end
-// drops them and ends the check as not tested.
-func (u *underway[T]) end() outcome[T] {
-	c := u.c
-	if c.simulated() {
-		c.must("end the hold of the simulated rack", c.Admin.Switch(c.ctx, map[string]any{u.hold: "0s"}))
-	} else if len(c.problems) > u.problems && (u.over() || u.carriedOut != nil && u.carriedOut()) {
-		c.problems = c.problems[:u.problems]
-		c.notTested("the rack ended it before everything could be looked at: %s", u.what)
-	}
-	select {
-	case <-u.done:
-	case <-c.ctx.Done():
-		c.must(u.what, c.ctx.Err())
-	}
-	return asked(u.answer, u.err)(c, u.what)
-}
-
 // beginDisk sends a request that creates a disk. The end of ctx cancels the request.
 func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
-	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {
-		return c.Client.DiskCreate(ctx, params)
-	}, func() (*oxide.Disk, error) { return c.readDisk(c.ctx, string(params.Body.Name)) },
-		func(ctx context.Context, _ *oxide.Disk) error { return c.removeByName(ctx, params.Body.Name) })
+	return begin(c, c.disks(), params.Body.Name, "create a disk", "create_hold",
+		func() (*oxide.Disk, error) { return c.Client.DiskCreate(ctx, params) })
 }
 
 func checkAbandonedSaga(c *Check) {
@@ -452,4 +537,36 @@ func checkAbandonedSaga(c *Check) {
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {
 	c.viewDisk(string(name)).refused(unknownName("disk", name))
 	equal(c, "what is provisioned afterwards", c.storageUsed(), provisioned)
+}
+
+// newDisk returns the request for a blank disk that is created together with an instance, and
+// removes the disk at the end of the check. Call it before the instance is created, so that the
+// instance is removed first.
+func (c *Check) newDisk() oxide.InstanceDiskAttachment {
+	blank := c.blank().Body
+	c.disks().removeNamed(c, blank.Name)
+	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: blank.Name,
+		Description: blank.Description, Size: blank.Size, DiskBackend: blank.DiskBackend}}
+}
+
+// hold is how long a simulated rack delays an operation, so that a check can act in the middle of
+// it.
+const hold = time.Second
+
+func attachedElsewhere(verb string, disk *oxide.Disk) Refused {
+	return invalidRequest("cannot %s disk %q: disk is attached to another instance", verb, disk.Name)
+}
+
+func notStopped(verb string) Refused {
+	return invalidRequest("cannot %s disk: instance is not fully stopped", verb)
+}
+
+// faultedDisk returns a faulted disk of a simulated rack: it lets the disk's deletion fail halfway.
+func (c *Check) faultedDisk() *oxide.Disk {
+	disk := c.disk()
+	c.fault(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind})
+	if c.deleteDisk(disk.Id).err == nil {
+		c.fatalf("delete disk %s, halfway: expected an error; it is deleted", disk.Name)
+	}
+	return c.look(disk.Id)
 }

@@ -276,16 +276,9 @@ func (c *Check) disksHere() []oxide.Disk {
 	if len(disks) == 0 {
 		c.blocked("the instance %s has no disk to look at, and gains one only with hot-plug", c.Here.ID)
 	}
-	if !c.Hotplug {
-		return disks
-	}
-	var own []oxide.Disk
-	for _, disk := range disks {
-		if strings.HasPrefix(string(disk.Name), "conf-"+c.Mark+"-") {
-			own = append(own, disk)
-		}
-	}
-	return own
+	return slices.DeleteFunc(disks, func(d oxide.Disk) bool {
+		return c.Hotplug && !strings.HasPrefix(string(d.Name), "conf-"+c.Mark+"-")
+	})
 }
 
 func (c *Check) plug(name oxide.Name) *oxide.Disk {
@@ -330,15 +323,13 @@ func (c *Check) device(serial string) (found device) {
 				others = append(others, d.serial)
 			}
 		}
-		switch len(with) {
-		case 0:
+		if len(with) == 0 {
 			return fmt.Errorf("a guest's device: expected one with the serial %q; found %q", serial, others)
-		case 1:
-			found = with[0]
-			return nil
 		}
-		c.fatalf("a guest's device: expected one with the serial %q; found it at %s and at %s", serial,
-			with[0].name, with[1].name)
+		if found = with[0]; len(with) > 1 {
+			c.fatalf("a guest's device: expected one with the serial %q; found it at %s and at %s", serial,
+				found.name, with[1].name)
+		}
 		return nil
 	})
 	return found
@@ -411,14 +402,13 @@ func onlyV6() oxide.InstanceNetworkInterfaceAttachment {
 // The check knows the subnet's size only in a new project.
 func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 	var texts []string
-	if v4, is := nic.IpStack.AsV4(); is {
-		texts = append(texts, v4.Value.Ip)
-	}
-	if v6, is := nic.IpStack.AsV6(); is {
-		texts = append(texts, v6.Value.Ip)
-	}
-	if both, is := nic.IpStack.AsDualStack(); is {
-		texts = append(texts, both.Value.V4.Ip, both.Value.V6.Ip)
+	switch stack := nic.IpStack.Value.(type) {
+	case *oxide.PrivateIpStackV4:
+		texts = []string{stack.Value.Ip}
+	case *oxide.PrivateIpStackV6:
+		texts = []string{stack.Value.Ip}
+	case *oxide.PrivateIpStackDualStack:
+		texts = []string{stack.Value.V4.Ip, stack.Value.V6.Ip}
 	}
 	for _, text := range texts {
 		address, err := netip.ParseAddr(text)

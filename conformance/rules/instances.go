@@ -2,6 +2,9 @@ package rules
 
 import (
 	"context"
+	"errors"
+	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -9,10 +12,49 @@ import (
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 var ofInstances = []tested{
+	{"A15", "utilization_view image_list", func(c *Check) { // roles
+		everybodys := func() {
+			c.utilization()
+			asked(c.Client.ImageList(c.ctx, oxide.ImageListParams{Limit: oxide.NewPointer(1)}))(c,
+				"list the silo's images").must()
+		}
+		everybodys()
+		if !c.arrange("a token with fewer rights") {
+			return
+		}
+		disk, instance := c.disk(), c.StoppedInstance()
+		c.Switch("role", adminapi.RoleViewer)
+		c.look(disk.Id)
+		c.deleteDisk(disk.Id).refused(forbidden)
+		c.createDisk(c.blank()).refused(forbidden)
+		c.attach(disk.Id, instance.Id).refused(forbidden)
+		impossible := c.newInstance()
+		impossible.Body.Ncpus, impossible.Body.Memory = 0, 1
+		c.createInstance(impossible).refused(forbidden)
+		everybodys()
+
+		c.Switch("role", adminapi.RoleNone)
+		unseen := unknownID("disk", disk.Id)
+		c.viewDisk(disk.Id).refused(unseen)
+		c.deleteDisk(disk.Id).refused(unseen)
+		by := "name"
+		if uuid.Validate(c.Project) == nil {
+			by = "id"
+		}
+		projects := asked(c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))(c,
+			"list the projects without a role").must()
+		equal(c, "the projects that are listed without a role", len(projects), 0)
+		hidden := notFound("project", by, c.Project)
+		c.viewProject(c.Project).refused(hidden)
+		c.createDisk(c.blank()).refused(hidden)
+		c.createInstance(impossible).refused(hidden)
+		everybodys()
+	}},
 	{"A20", "utilization_view instance_start instance_stop", func(c *Check) { // what is provisioned
 		instance := c.instance()
 		c.steadily(func() {
@@ -26,6 +68,27 @@ var ofInstances = []tested{
 			own := computing{int64(instance.Ncpus), int64(instance.Memory)}
 			equal(c, "what one more started instance adds to CPUs and memory", started.less(before), own)
 			equal(c, "what is left of it when it is stopped again", stopped.less(before), computing{})
+		})
+	}},
+	{"A21", "current_user_view utilization_view", func(c *Check) {
+		me := asked(c.Client.CurrentUserView(c.ctx))(c, "read who the token belongs to").must()
+		if me.FleetViewer != nil && *me.FleetViewer {
+			c.notTested("the token's user is a fleet viewer; use the token of a project's collaborator")
+		}
+		c.expect([]expected{
+			{"the racks", get("/v1/system/hardware/racks"), forbidden},
+			{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden},
+			{"the quotas of all silos", get("/v1/system/silo-quotas"), forbidden},
+		})
+		for _, silo := range []string{me.SiloId, string(me.SiloName)} {
+			c.steadily(func() { c.checkOwnSilo(me, oxide.NameOrId(silo)) })
+		}
+		another := uuid.NewString()
+		c.expect([]expected{
+			{"the quotas of another silo", get("/v1/system/silos/" + another + "/quotas"),
+				unknownID("silo", another)},
+			{"the utilization of another silo", get("/v1/system/utilization/silos/" + another),
+				unknownID("silo", another)},
 		})
 	}},
 	{"A45", "instance_start instance_stop", func(c *Check) { // start
@@ -116,13 +179,13 @@ var ofInstances = []tested{
 	{"A49", "instance_update", func(c *Check) { // update
 		disk, instance := c.disk(), c.instance()
 		milan := oxide.NewPointer(oxide.InstanceCpuPlatformAmdMilan)
-		boot := func(u *oxide.InstanceUpdate) {
-			u.BootDisk = oxide.NewPointer(oxide.NameOrId(disk.Id))
+		boot := func(disk string) func(*oxide.InstanceUpdate) {
+			return func(u *oxide.InstanceUpdate) { u.BootDisk = oxide.NewPointer(oxide.NameOrId(disk)) }
 		}
-		c.updated(instance.Id, boot).refused(inConflict("boot disk must be attached"))
+		c.updated(instance.Id, boot(disk.Id)).refused(inConflict("boot disk must be attached"))
 		c.attach(disk.Id, instance.Id).must()
 		all := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
-			boot(u)
+			boot(disk.Id)(u)
 			u.Ncpus, u.Memory, u.CpuPlatform = 2, 2*GiB, milan
 			u.AutoRestartPolicy = oxide.NewPointer(oxide.InstanceAutoRestartPolicyNever)
 		}).must()
@@ -144,60 +207,46 @@ var ofInstances = []tested{
 
 		running, there := c.runningInstance()
 		resize := inConflict("instance must be stopped to change CPU or memory")
-		for _, test := range []struct {
-			what   string
-			change func(*oxide.InstanceUpdate)
-			want   Refused
-		}{
-			{"CPUs", func(u *oxide.InstanceUpdate) { u.Ncpus++ }, resize},
-			{"memory", func(u *oxide.InstanceUpdate) { u.Memory += GiB }, resize},
-			{"platform", func(u *oxide.InstanceUpdate) { u.CpuPlatform = milan }, resize},
-			{"boot disk", func(u *oxide.InstanceUpdate) {
-				u.BootDisk = oxide.NewPointer(oxide.NameOrId(there.Id))
-			}, inConflict("instance must be stopped to set boot disk")},
-		} {
-			c.updated(running.Id, test.change).as(test.what).refused(test.want)
+		change := func(change func(*oxide.InstanceUpdate)) outcome[*oxide.Instance] {
+			return c.updated(running.Id, change)
 		}
+		change(func(u *oxide.InstanceUpdate) { u.Ncpus++ }).as("CPUs").refused(resize)
+		change(func(u *oxide.InstanceUpdate) { u.Memory += GiB }).as("memory").refused(resize)
+		change(func(u *oxide.InstanceUpdate) { u.CpuPlatform = milan }).as("platform").refused(resize)
+		change(boot(there.Id)).as("boot disk").refused(
+			inConflict("instance must be stopped to set boot disk"))
 		missing := uuid.NewString()
-		c.updated(running.Id, func(u *oxide.InstanceUpdate) {
+		change(func(u *oxide.InstanceUpdate) {
 			u.Ncpus++
-			u.BootDisk = oxide.NewPointer(oxide.NameOrId(missing))
+			boot(missing)(u)
 		}).refused(unknownID("disk", missing))
-		c.updated(running.Id, func(*oxide.InstanceUpdate) {}).must()
+		change(func(*oxide.InstanceUpdate) {}).must()
 	}},
 	{"A50", "instance_create", func(c *Check) { // sizes and host names
 		const maxCPUs, maxMemory = 254, 1536 * GiB
-		for _, test := range []struct {
-			what   string
-			cpus   int
-			memory int64
-			want   Refused
-		}{
-			{"255 vCPUs", maxCPUs + 1, GiB, mostCPUs},
-			{"half a GiB", 1, GiB / 2, leastMemory},
-			{"a GiB and a half", 1, GiB + GiB/2, invalidValue("size", "memory must be divisible by 1 GiB")},
-			{"1537 GiB", 1, maxMemory + GiB,
-				invalidValue("size", "memory must be less than or equal to 1536 GiB")},
-		} {
-			create := c.newInstance()
-			create.Body.Ncpus = oxide.InstanceCpuCount(test.cpus)
-			create.Body.Memory = oxide.ByteCount(test.memory)
-			c.createInstance(create).as(test.what).refused(test.want)
+		create := func(cpus oxide.InstanceCpuCount, memory oxide.ByteCount) outcome[*oxide.Instance] {
+			params := c.newInstance()
+			params.Body.Ncpus, params.Body.Memory = cpus, memory
+			return c.createInstance(params)
 		}
+		create(maxCPUs+1, GiB).as("255 vCPUs").refused(mostCPUs)
+		create(1, GiB/2).as("half a GiB").refused(leastMemory)
+		create(1, GiB+GiB/2).as("a GiB and a half").refused(
+			invalidValue("size", "memory must be divisible by 1 GiB"))
+		create(1, maxMemory+GiB).as("1537 GiB").refused(
+			invalidValue("size", "memory must be less than or equal to 1536 GiB"))
 		const notRFC = "hostname: Hostnames must comply with RFC 1035"
 		for _, test := range []struct{ name, problem string }{
 			{strings.Repeat("a", 254), "hostname: Max hostname length is 253"},
 			{"an_host", notRFC}, {"-host", notRFC}, {"host.", notRFC},
 		} {
-			create := c.newInstance()
-			create.Body.Hostname = oxide.Hostname(test.name)
+			params := c.newInstance()
+			params.Body.Hostname = oxide.Hostname(test.name)
 			equal(c, "create an instance with the host name "+test.name,
-				unplaced(refusedBy(c.createInstance(create).err)), badBody(test.problem))
+				unplaced(refusedBy(c.createInstance(params).err)), badBody(test.problem))
 		}
 		// The instance stays stopped, and so uses nothing of the silo (A20).
-		create := c.newInstance()
-		create.Body.Ncpus, create.Body.Memory = maxCPUs, maxMemory
-		c.createInstance(create).must()
+		create(maxCPUs, maxMemory).must()
 	}},
 	{"A51", "instance_create disk_view", checkUndoneInstance},
 	{"A53", "instance_create instance_start instance_stop instance_reboot", checkChangeWhileCreating},
@@ -315,13 +364,8 @@ func checkChangeWhileCreating(c *Check) {
 	c.needSimulated("the creation of an instance cannot be held open from outside")
 	create := c.newInstance()
 	create.Body.Disks = []oxide.InstanceDiskAttachment{c.newDisk()}
-	creation := begin(c, "create an instance", "create_hold", func() (*oxide.Instance, error) {
-		return c.Client.InstanceCreate(c.ctx, create)
-	}, func() (*oxide.Instance, error) {
-		return c.readInstance(c.ctx, string(create.Body.Name))
-	}, func(ctx context.Context, _ *oxide.Instance) error {
-		return c.removeInstanceByName(ctx, create.Body.Name)
-	})
+	creation := begin(c, c.instances(), create.Body.Name, "create an instance", "create_hold",
+		func() (*oxide.Instance, error) { return c.Client.InstanceCreate(c.ctx, create) })
 	seen := creation.seen
 	equal(c, "its state before the changes", seen.RunState, oxide.InstanceStateCreating)
 	start, stop, reboot := c.start(seen.Id), c.stop(seen.Id), c.reboot(seen.Id)
@@ -400,4 +444,66 @@ func (c *Check) madeWith(backend oxide.DiskBackend, size oxide.ByteCount,
 ) oxide.InstanceDiskAttachment {
 	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: c.name(),
 		Description: c.Description, Size: size, DiskBackend: backend}}
+}
+
+// checkOwnSilo checks that requests with and without the silo's name or ID show the same use.
+func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
+	use := c.utilization()
+	quotas := asked(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,
+		"read the own silo's quotas").must()
+	c.same("the own silo's quotas", quotas, oxide.SiloQuotas{SiloId: me.SiloId,
+		Cpus: use.Capacity.Cpus, Memory: use.Capacity.Memory, Storage: use.Capacity.Storage})
+	named := asked(c.Client.SiloUtilizationView(c.ctx, oxide.SiloUtilizationViewParams{Silo: silo}))(c,
+		"read the own silo's utilization by its name or ID").must()
+	c.same("the own silo's utilization", named, oxide.SiloUtilization{SiloId: me.SiloId,
+		SiloName: me.SiloName, Allocated: use.Capacity, Provisioned: use.Provisioned})
+}
+
+func (c *Check) storageUsed() int64 { return int64(c.utilization().Provisioned.Storage) }
+
+func (c *Check) utilization() *oxide.Utilization {
+	return asked(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization").must()
+}
+
+// looks is how often steadily calls look on a real rack, because others may change what the silo
+// has provisioned between two reads.
+const looks = 3
+
+// steadily calls look, which checks what the silo has provisioned. If look finds a problem on a
+// real rack, steadily calls it again, because other users may have caused the problem. A rack that
+// breaks the rule causes the same problem each time.
+func (c *Check) steadily(look func()) {
+	before := len(c.problems)
+	var found []string
+	var looked, took time.Duration
+	for len(found) < looks {
+		// Without a random pause, two runs could disturb each other in the same way each time.
+		pause := harness.Backoff{Next: rand.N(took + 1)}
+		_ = pause.Wait(c.ctx) // the next request notices an interrupt
+		c.problems = c.problems[:before]
+		began := time.Now()
+		look()
+		if len(c.problems) == before || c.simulated() {
+			return
+		}
+		found = append(found, strings.Join(c.problems[before:], "\n"))
+		took = time.Since(began)
+		looked += took
+	}
+	changes := len(slices.Compact(found)) > 1
+	if !changes { // does the amount change while the check does nothing for a time?
+		first := c.utilization()
+		changes = harness.Await(c.ctx, looked, func() error {
+			now, err := c.Client.UtilizationView(c.ctx)
+			if err == nil && reflect.DeepEqual(now.Provisioned, first.Provisioned) {
+				err = errors.New("nothing has changed")
+			}
+			return err
+		}) == nil
+	}
+	if changes {
+		c.problems = c.problems[:before]
+		c.notTested("others change what the silo has provisioned: %d looks found something else than "+
+			"the check had caused, such as: %s", looks, found[0])
+	}
 }

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -83,24 +84,54 @@ func (r *TestedRack) diskFrom(source oxide.DiskSource) oxide.DiskCreateParams {
 }
 
 func (c *Check) createDisk(params oxide.DiskCreateParams) outcome[*oxide.Disk] {
-	disk, err := c.Client.DiskCreate(c.ctx, params)
-	switch {
-	case err == nil:
-		c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
-	case mayBeDone(err):
-		c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
-	}
-	return asked(disk, err)(c, "create disk %s of %d bytes", params.Body.Name, params.Body.Size)
+	made := asked(c.Client.DiskCreate(c.ctx, params))(c, "create disk %s of %d bytes",
+		params.Body.Name, params.Body.Size)
+	return created(made, c.disks(), params.Body.Name)
 }
 
-// removeByName removes a disk that may exist although its creation was not confirmed. It leaves a
-// disk that the checks share, and one with another mark.
-func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
-	made, err := c.readDisk(ctx, string(name))
-	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
-		return gone(err)
+// kind has what the removal of an object of one kind needs.
+type kind[T any] struct {
+	// read reads an object by its name in the project.
+	read   func(ctx context.Context, name string) (T, error)
+	remove func(ctx context.Context, id string) error
+	// own returns the object's ID, and reports whether the object has the mark of this run.
+	own func(T) (id string, is bool)
+}
+
+func (r *TestedRack) disks() kind[*oxide.Disk] {
+	return kind[*oxide.Disk]{r.readDisk, r.removeDisk,
+		func(d *oxide.Disk) (string, bool) { return d.Id, r.isOwn(d.Description) }}
+}
+
+func (r *TestedRack) instances() kind[*oxide.Instance] {
+	return kind[*oxide.Instance]{r.readInstance, r.RemoveInstance,
+		func(i *oxide.Instance) (string, bool) { return i.Id, r.isOwn(i.Description) }}
+}
+
+// created removes the object that a request has created, at the end of the check.
+func created[T any](made outcome[T], k kind[T], name oxide.Name) outcome[T] {
+	if mayBeDone(made.err) {
+		k.removeNamed(made.c, name)
+	} else if made.err == nil {
+		id, _ := k.own(made.value)
+		made.c.cleanup(func(ctx context.Context) error { return k.remove(ctx, id) })
 	}
-	return c.removeDisk(ctx, made.Id)
+	return made
+}
+
+// removeNamed removes, at the end of the check, an object that may exist although its creation was
+// not confirmed. It leaves an object that the checks share, and one with another mark.
+func (k kind[T]) removeNamed(c *Check, name oxide.Name) {
+	c.cleanup(func(ctx context.Context) error {
+		made, err := k.read(ctx, string(name))
+		if err != nil {
+			return gone(err)
+		}
+		if id, own := k.own(made); own && !c.shares(id) {
+			return k.remove(ctx, id)
+		}
+		return nil
+	})
 }
 
 // isOwn reports whether an object has the description of the checks. The check of A70 extends it.
@@ -182,24 +213,9 @@ func (r *TestedRack) newInstance() oxide.InstanceCreateParams {
 // createInstance sends a request for an instance, and removes the instance at the end if it was
 // created.
 func (c *Check) createInstance(params oxide.InstanceCreateParams) outcome[*oxide.Instance] {
-	instance, err := c.Client.InstanceCreate(c.ctx, params)
-	switch {
-	case err == nil:
-		c.cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, instance.Id) })
-	case mayBeDone(err):
-		c.cleanup(func(ctx context.Context) error {
-			return c.removeInstanceByName(ctx, params.Body.Name)
-		})
-	}
-	return asked(instance, err)(c, "create instance %s", params.Body.Name)
-}
-
-func (c *Check) removeInstanceByName(ctx context.Context, name oxide.Name) error {
-	made, err := c.readInstance(ctx, string(name))
-	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
-		return gone(err)
-	}
-	return c.RemoveInstance(ctx, made.Id)
+	name := params.Body.Name
+	return created(asked(c.Client.InstanceCreate(c.ctx, params))(c, "create instance %s", name),
+		c.instances(), name)
 }
 
 // RemoveInstance deletes an instance of this check. If necessary it stops the instance first.
@@ -306,13 +322,11 @@ const situations = "situations"
 // arrange reports whether the check can create a situation, which needs a simulated rack. If it
 // cannot, or if the check ends early, the extent says that the situation was not tested.
 func (c *Check) arrange(situation string) bool {
-	m := report.Measure{What: situation, Of: 1, Unit: situations}
+	why := "it cannot be brought about from outside"
 	if c.simulated() {
-		m.Words = "the check ended before"
-	} else {
-		m.Words = "it cannot be brought about from outside"
+		why = "the check ended before"
 	}
-	c.extent.Look(m)
+	c.extent.Look(report.Measure{What: situation, Of: 1, Unit: situations, Words: why})
 	return c.simulated()
 }
 
@@ -323,7 +337,7 @@ func (c *Check) runningInstance() (*oxide.Instance, *oxide.Disk) {
 		params := c.blank()
 		made, err := c.Client.DiskCreate(c.ctx, params)
 		if mayBeDone(err) {
-			c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
+			c.disks().removeNamed(c, params.Body.Name)
 		}
 		c.runningDisk = asked(made, err)(c, "create a disk").must()
 	}
@@ -405,4 +419,83 @@ func attachedTo(answer outcome[*oxide.Disk], instance string) {
 // staysAttached checks that a disk is attached to an instance; "" means that it is detached.
 func (c *Check) staysAttached(disk, instance string) {
 	attachedTo(c.viewDisk(disk), instance)
+}
+
+// Trial describes what a rack did with the disks of a running instance that the trial created. The
+// trial attaches a disk only if the rack refuses to detach one.
+type Trial struct {
+	Attaches, Detaches bool
+	// Says are findings that an operator can send to Oxide, one sentence each.
+	Says []string
+}
+
+// TryHotplug detaches and attaches disks of a running instance that it creates, because a run
+// cannot stop its own instance to get a disk back.
+func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
+	var t Trial
+	result := r.Run(ctx, Rule{ID: "hot-plug", Check: func(c *Check) {
+		t = Trial{}
+		first, second := c.disk(), c.disk()
+		instance := c.instance(first)
+		c.startAndAwait(instance.Id)
+		err := c.detach(first.Id, instance.Id).err
+		if t.Detaches = err == nil; t.Detaches {
+			return
+		}
+		if !SaysNotStopped(err) {
+			c.fatalf("detach a disk of a running instance: expected that the rack does it, or refuses "+
+				"because the instance is not stopped; found %s", Brief(err))
+		}
+		refused := Brief(err)
+		err = c.attach(second.Id, instance.Id).err
+		if IsUnanswered(err) {
+			c.must("attach a disk to a running instance", err)
+		}
+		if err == nil {
+			t.Attaches = true
+			t.Says = append(t.Says, "a running instance gains a disk, and keeps it until it is stopped: "+
+				refused)
+			t.refusal(c, first)
+		} else if says := Recorded(err, c.look(second.Id), instance.Id); says != "" {
+			t.Says = append(t.Says, says)
+		}
+	}})
+	return t, result
+}
+
+// TryRefusal tries to attach a disk that another instance has, and reports how the rack refuses.
+func (r *TestedRack) TryRefusal(ctx context.Context) (Trial, Result) {
+	var t Trial
+	result := r.Run(ctx, Rule{ID: "refusal", Check: func(c *Check) {
+		t = Trial{}
+		disk := c.disk()
+		c.instance(disk)
+		t.refusal(c, disk)
+	}})
+	return t, result
+}
+
+func (t *Trial) refusal(c *Check, attached *oxide.Disk) {
+	err := c.attach(attached.Id, c.StoppedInstance().Id).err
+	if statusOf(err) == http.StatusInternalServerError {
+		t.Says = append(t.Says, "a refused attach is a 500 without a reason: the disk "+
+			string(attached.Name)+" has another instance, and the answer is "+Brief(err))
+	}
+}
+
+// SaysNotStopped recognizes the refusal of a rack without hot-plug (A17, A34).
+func SaysNotStopped(err error) bool {
+	return errors.Is(err, oxide.ErrInvalidRequest) && errors.Is(err, oxide.ErrHTTP400) &&
+		strings.Contains(Brief(err), "instance is not fully stopped")
+}
+
+// Recorded describes an attach that the rack answered with an error although it now shows the disk
+// as attached. It returns "" for every other attach.
+func Recorded(err error, disk *oxide.Disk, instance string) string {
+	attached, is := disk.State.AsAttached()
+	if err == nil || IsUnanswered(err) || !is || attached.Instance != instance {
+		return ""
+	}
+	return fmt.Sprintf("an attach that failed stays recorded: the disk %s is attached to the "+
+		"instance %s, and the answer was %s", disk.Name, instance, Brief(err))
 }

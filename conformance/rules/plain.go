@@ -11,13 +11,74 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 var ofPlain = []tested{
+	{"A01", "disk_create disk_view", func(c *Check) { // the form of errors
+		missing := uuid.NewString()
+		a := c.Send(get("/v1/disks/" + missing))
+		equal(c, "read a disk that is not there", a.Refused(), unknownID("disk", missing))
+		equal(c, "its body", string(a.Body), pretty(c.idOf("its answer", a), "ObjectNotFound",
+			a.Refused().Message))
+
+		name := c.disk().Name
+		again := c.blank()
+		again.Body.Name = name
+		c.createDisk(again).refused(nameTaken("disk", name))
+
+		a = c.Send(get("/v1/disk"))
+		id := c.idOf("the answer to a path that a rack does not have", a)
+		equal(c, "a path that a rack does not have", a.Status, 404)
+		equal(c, "its body", string(a.Body), pretty(id, "", "Not Found"))
+		a = c.Send(Plain{Method: "PATCH", Path: "/v1/disks/" + missing})
+		c.idOf("the answer to a method that a path does not have", a)
+		equal(c, "a method that a path does not have", a.Refused(),
+			Refused{405, "", "Method Not Allowed"})
+		equal(c, "its Allow", a.Header.Get("Allow"), "DELETE, GET")
+		c.idOf("the answer to a ping", c.Send(get("/v1/ping")))
+
+		if c.arrange("a creation that fails") {
+			c.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
+			c.createDisk(c.blank()).refused(internalError)
+		}
+		if c.withoutID {
+			c.notTested("an answer has no x-request-id: a proxy in front of the rack may have removed it")
+		}
+	}},
+	{"A02", "disk_create disk_view snapshot_create snapshot_view", func(c *Check) { // times
+		disk := c.disk()
+		snapshot := c.snapshot(disk.Id).must()
+		var before time.Time
+		for _, path := range []string{"disks/" + disk.Id, "snapshots/" + snapshot.Id,
+			"disks/" + c.disk().Id} {
+			kind, _, _ := strings.Cut(path, "s/")
+			fields := c.object("read a "+kind, c.Send(get("/v1/"+path)))
+			if kind == "disk" {
+				equal(c, "the snapshot_id of a blank disk", string(fields["snapshot_id"]), "null")
+				equal(c, "the image_id of a blank disk", string(fields["image_id"]), "null")
+			}
+			for _, field := range []string{"time_created", "time_modified"} {
+				text := string(fields[field])
+				if !rackTime.MatchString(text) {
+					c.fatalf("the %s of a %s: expected RFC 3339 in UTC with microseconds; found %q", field,
+						kind, text)
+				}
+			}
+			var created time.Time
+			c.must("read the time of a "+kind, json.Unmarshal(fields["time_created"], &created))
+			if created.Before(before) {
+				c.errorf("a %s that was made last: expected a time after %s; found %s", kind, before, created)
+			}
+			before = created
+		}
+	}},
 	{"A04", "disk_create", func(c *Check) { // names
 		longest := c.blank()
 		longest.Body.Name += oxide.Name(strings.Repeat("x", 63-len(longest.Body.Name)))
@@ -132,6 +193,19 @@ var ofPlain = []tested{
 				"disk_backend.disk_source.block_size: invalid block size 0"},
 		})
 	}},
+	{"A11", "ping current_user_view", func(c *Check) { // tokens
+		as := func(path, value string) Plain { return getWith(path, "Authorization", value) }
+		c.expect([]expected{
+			{"a ping without a token", as("/v1/ping", ""), ok},
+			{"a ping with another's token", as("/v1/ping", "Bearer oxide-token-"+uuid.NewString()), ok},
+			{"the check's own token", as("/v1/me", "Bearer "+c.Token), ok},
+			{"the scheme in lower case", as("/v1/me", "bearer "+c.Token), ok},
+			{"no token", as("/v1/me", ""), unauthorized},
+			{"a wrong token", as("/v1/me", "Bearer oxide-token-"+uuid.NewString()), unauthorized},
+			{"a bearer that is no token of Oxide's", as("/v1/me", "Bearer conformance"), unauthorized},
+			{"another scheme", as("/v1/me", "Basic b3hpZGU6dG9rZW4="), unauthorized},
+		})
+	}},
 	{"A12", "disk_create", func(c *Check) { // the size of bodies
 		const limit = 1 << 20
 		within := c.named(c.name(), diskBody(`"size":1073741824`, `"size":1,"pad":"%s"`))
@@ -148,6 +222,33 @@ var ofPlain = []tested{
 			c.errorf("a body that says it is a form: expected a refusal of its content type; found %q",
 				a.Refused().Message)
 		}
+	}},
+	{"A13", "ping current_user_view", func(c *Check) { // versions
+		const newer, next = "9999999999.0.0", "2026073101.0.0"
+		as := func(path, value string) Plain { return getWith(path, "Api-Version", value) }
+		unsupported := func(version string) Refused {
+			return bad("server does not support this API version: " + version)
+		}
+		c.expect([]expected{
+			{"no version", as("/v1/me", ""), ok},
+			{"the client's version", as("/v1/me", APIVersion), ok},
+			{"a version of the future", as("/v1/me", newer), unsupported(newer)},
+			{"a ping of the future", as("/v1/ping", newer), unsupported(newer)},
+			{"an unknown path of the future", as("/v1/nope", newer), unsupported(newer)},
+		})
+		if c.arrange("versions of other releases") {
+			c.expect([]expected{
+				{"the version of v21", as("/v1/me", "2026061000.0.0"), ok},
+				{"the version of v22", as("/v1/me", "2026073100.0.0"), ok},
+				{"the version after v22's", as("/v1/me", next), unsupported(next)},
+			})
+		}
+		const head, tail = `bad value for header "api-version": `, ": latest"
+		got := c.Send(as("/v1/ping", "latest")).Refused()
+		if len(got.Message) > len(head)+len(tail) {
+			got.Message = got.Message[:len(head)] + got.Message[len(got.Message)-len(tail):]
+		}
+		equal(c, "what is no version (with its reason left out)", got, bad(head+tail))
 	}},
 	{"A14", "disk_create disk_view disk_list", func(c *Check) { // the order of reading
 		nobodys := func(path string) Plain { return getWith(path, "Authorization", "") }
@@ -293,12 +394,10 @@ func (c *Check) sendDisk(body string) Answer {
 	plain := c.post("disks", c.named(name, body))
 	a, err := c.send(plain)
 	if err != nil || leavesOpen(a.Status) {
-		c.cleanup(func(ctx context.Context) error { return c.removeByName(ctx, name) })
+		c.disks().removeNamed(c, name)
 	}
 	c.must(plain.Method+" "+plain.Path, err)
-	var disk struct {
-		ID string `json:"id"`
-	}
+	var disk struct{ ID string }
 	if a.Status < 300 && json.Unmarshal(a.Body, &disk) == nil && disk.ID != "" {
 		c.cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.ID) })
 	}
@@ -341,9 +440,7 @@ func (c *Check) send(p Plain) (Answer, error) {
 	req.URL.RawQuery = query
 	header := map[string]string{"Authorization": "Bearer " + c.Token,
 		"Content-Type": "application/json", "Api-Version": APIVersion}
-	for name, value := range p.Header {
-		header[name] = value
-	}
+	maps.Copy(header, p.Header)
 	for name, value := range header {
 		if value != "" {
 			req.Header.Set(name, value)
@@ -390,6 +487,8 @@ func nameTaken(kind string, name oxide.Name) Refused {
 }
 
 var (
+	unauthorized  = Refused{401, "Unauthorized", "credentials missing or invalid"}
+	forbidden     = Refused{403, "Forbidden", "Forbidden"}
 	internalError = Refused{500, "Internal", "Internal Server Error"}
 	unavailable   = Refused{503, "ServiceNotAvailable", "Service Unavailable"}
 	quotaExceeded = Refused{507, "InsufficientCapacity", "Insufficient capacity: Storage Limit " +
@@ -456,3 +555,28 @@ func (c *Check) badBodies(cases [][3]string) {
 }
 
 const notAName = "data did not match any variant of untagged enum NameOrId"
+
+// idOf returns the request's ID, which the body of a refusal must contain. It is in the header or,
+// if a proxy in front of a real rack removed that, only in the body.
+func (c *Check) idOf(what string, a Answer) string {
+	id := a.Header.Get("X-Request-Id")
+	if id == "" && !c.simulated() {
+		c.withoutID = true
+		return errorIn(a.Body).RequestId
+	}
+	if uuid.Validate(id) != nil {
+		c.errorf("%s: expected a UUID in x-request-id; found %q", what, id)
+	}
+	return id
+}
+
+func pretty(requestID, code, message string) string {
+	text, _ := json.MarshalIndent(struct {
+		RequestID string `json:"request_id"`
+		Code      string `json:"error_code,omitempty"`
+		Message   string `json:"message"`
+	}{requestID, code, message}, "", "  ") // strings can always be encoded
+	return string(text)
+}
+
+var rackTime = regexp.MustCompile(`^"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}|\.\d{6})?Z"$`)

@@ -42,8 +42,6 @@ type Config struct {
 	Through func(http.RoundTripper) http.RoundTripper
 	// Admin is the admin listener of a simulated rack. It is nil for a real rack.
 	Admin *adminapi.Client
-	// Restart, if it is not nil, ends the rack as a power cut does and starts it again.
-	Restart func(context.Context) error
 }
 
 // GuestFiles is an instance whose /sys can be read.
@@ -238,12 +236,13 @@ type Answer struct {
 
 // Refused reads the answer as a refusal.
 func (a Answer) Refused() Refused {
-	var body struct {
-		ErrorCode string `json:"error_code"`
-		Message   string `json:"message"`
-	}
-	_ = json.Unmarshal(a.Body, &body) // only a refusal has these fields
+	body := errorIn(a.Body)
 	return Refused{a.Status, body.ErrorCode, body.Message}
+}
+
+func errorIn(body []byte) (e oxide.ErrorResponse) {
+	_ = json.Unmarshal(body, &e) // only a refusal has these fields
+	return e
 }
 
 // RecordedCall is one request to the rack and its answer.
@@ -316,18 +315,12 @@ func (e RecordedCall) unanswered() bool {
 
 // rewind prepares a request to be sent again. It returns false if that is impossible.
 func rewind(req *http.Request) bool {
-	if req.Body == nil || req.Body == http.NoBody {
-		return true
-	}
 	if req.GetBody == nil {
-		return false
+		return req.Body == nil || req.Body == http.NoBody
 	}
 	body, err := req.GetBody()
-	if err != nil {
-		return false
-	}
 	req.Body = body
-	return true
+	return err == nil
 }
 
 // retryAfter returns the time that the rack asks to wait; 0 means that the caller may choose.
@@ -336,44 +329,38 @@ func retryAfter(resp *http.Response) time.Duration {
 		return 0
 	}
 	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
-	if err != nil || seconds < 0 {
+	if err != nil {
 		return 0
 	}
-	return time.Duration(seconds) * time.Second
+	return max(time.Duration(seconds)*time.Second, 0)
 }
 
 func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error) {
-	began := time.Now()
-	operation := OperationOf(req.Method, PathOf(req))
-	exchange := RecordedCall{Operation: operation, Method: req.Method, Path: req.URL.RequestURI(),
-		Began: began}
+	exchange := RecordedCall{Operation: OperationOf(req.Method, PathOf(req)), Method: req.Method,
+		Path: req.URL.RequestURI(), Began: time.Now()}
 	resp, err := r.next.RoundTrip(req)
 	var body []byte
 	if err == nil {
 		body, err = io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		resp.Body = io.NopCloser(bytes.NewReader(body))
-		if err != nil {
-			resp = nil // a truncated answer does not count
-		} else if err = another(operation, path.Base(PathOf(req)), resp.StatusCode, body); err != nil {
-			resp = nil
-		}
 	}
-	exchange.Took, exchange.failure = time.Since(began), err
 	if err == nil {
-		exchange.Status, exchange.RequestID = resp.StatusCode, resp.Header.Get("X-Request-Id")
-		exchange.location = resp.Header.Get("Location")
-		// Redact before the answer is cut, because half a token would not be recognized.
-		answer := strings.ReplaceAll(string(body), r.token, "[redacted]")
-		exchange.Answer = answer[:min(len(answer), answerExcerpt)]
-		var refusal struct {
-			ErrorCode string `json:"error_code"`
-		}
-		if resp.StatusCode >= 300 && json.Unmarshal(body, &refusal) == nil {
-			exchange.ErrorCode = refusal.ErrorCode
-		}
+		err = another(exchange.Operation, path.Base(PathOf(req)), resp.StatusCode, body)
 	}
-	return exchange, resp, err
+	exchange.Took, exchange.failure = time.Since(exchange.Began), err
+	if err != nil {
+		return exchange, nil, err // a truncated answer does not count
+	}
+	exchange.Status, exchange.RequestID = resp.StatusCode, resp.Header.Get("X-Request-Id")
+	exchange.location = resp.Header.Get("Location")
+	// Redact before the answer is cut, because half a token would not be recognized.
+	answer := strings.ReplaceAll(string(body), r.token, "[redacted]")
+	exchange.Answer = answer[:min(len(answer), answerExcerpt)]
+	if resp.StatusCode >= 300 {
+		exchange.ErrorCode = errorIn(body).ErrorCode
+	}
+	return exchange, resp, nil
 }
 
 // errAnother means that the rack has shown another object than the one that was read.
@@ -404,47 +391,38 @@ func (r *recorder) take() []RecordedCall {
 
 type operation struct{ name, method, pattern string }
 
-var operations = []operation{
-	{"ping", "GET", "/v1/ping"},
-	{"current_user_view", "GET", "/v1/me"},
-	{"current_user_access_token_list", "GET", "/v1/me/access-tokens"},
-	{"utilization_view", "GET", "/v1/utilization"},
-	{"rack_list", "GET", "/v1/system/hardware/racks"},
-	{"silo_quotas_view", "GET", "/v1/system/silos/*/quotas"},
-	{"silo_utilization_list", "GET", "/v1/system/utilization/silos"},
-	{"project_list", "GET", "/v1/projects"},
-	{"project_view", "GET", "/v1/projects/*"},
-	{"disk_list", "GET", "/v1/disks"},
-	{"disk_create", "POST", "/v1/disks"},
-	{"disk_view", "GET", "/v1/disks/*"},
-	{"disk_delete", "DELETE", "/v1/disks/*"},
-	{"disk_bulk_write_import", "POST", "/v1/disks/*/bulk-write"},
-	{"disk_bulk_write_import_start", "POST", "/v1/disks/*/bulk-write-start"},
-	{"disk_bulk_write_import_stop", "POST", "/v1/disks/*/bulk-write-stop"},
-	{"disk_finalize_import", "POST", "/v1/disks/*/finalize"},
-	{"snapshot_list", "GET", "/v1/snapshots"},
-	{"snapshot_create", "POST", "/v1/snapshots"},
-	{"snapshot_view", "GET", "/v1/snapshots/*"},
-	{"snapshot_delete", "DELETE", "/v1/snapshots/*"},
-	{"image_list", "GET", "/v1/images"},
-	{"image_create", "POST", "/v1/images"},
-	{"image_view", "GET", "/v1/images/*"},
-	{"image_delete", "DELETE", "/v1/images/*"},
-	{"image_promote", "POST", "/v1/images/*/promote"},
-	{"image_demote", "POST", "/v1/images/*/demote"},
-	{"instance_list", "GET", "/v1/instances"},
-	{"instance_create", "POST", "/v1/instances"},
-	{"instance_view", "GET", "/v1/instances/*"},
-	{"instance_update", "PUT", "/v1/instances/*"},
-	{"instance_delete", "DELETE", "/v1/instances/*"},
-	{"instance_start", "POST", "/v1/instances/*/start"},
-	{"instance_stop", "POST", "/v1/instances/*/stop"},
-	{"instance_reboot", "POST", "/v1/instances/*/reboot"},
-	{"instance_disk_list", "GET", "/v1/instances/*/disks"},
-	{"instance_disk_attach", "POST", "/v1/instances/*/disks/attach"},
-	{"instance_disk_detach", "POST", "/v1/instances/*/disks/detach"},
-	{"instance_external_ip_list", "GET", "/v1/instances/*/external-ips"},
-	{"instance_network_interface_list", "GET", "/v1/network-interfaces"},
+var operations = slices.Concat(objects("disk"), objects("snapshot"), objects("image"),
+	objects("instance"), []operation{
+		{"ping", "GET", "/v1/ping"},
+		{"current_user_view", "GET", "/v1/me"},
+		{"current_user_access_token_list", "GET", "/v1/me/access-tokens"},
+		{"utilization_view", "GET", "/v1/utilization"},
+		{"rack_list", "GET", "/v1/system/hardware/racks"},
+		{"silo_quotas_view", "GET", "/v1/system/silos/*/quotas"},
+		{"silo_utilization_list", "GET", "/v1/system/utilization/silos"},
+		{"project_list", "GET", "/v1/projects"},
+		{"project_view", "GET", "/v1/projects/*"},
+		{"disk_bulk_write_import", "POST", "/v1/disks/*/bulk-write"},
+		{"disk_bulk_write_import_start", "POST", "/v1/disks/*/bulk-write-start"},
+		{"disk_bulk_write_import_stop", "POST", "/v1/disks/*/bulk-write-stop"},
+		{"disk_finalize_import", "POST", "/v1/disks/*/finalize"},
+		{"image_promote", "POST", "/v1/images/*/promote"},
+		{"image_demote", "POST", "/v1/images/*/demote"},
+		{"instance_update", "PUT", "/v1/instances/*"},
+		{"instance_start", "POST", "/v1/instances/*/start"},
+		{"instance_stop", "POST", "/v1/instances/*/stop"},
+		{"instance_reboot", "POST", "/v1/instances/*/reboot"},
+		{"instance_disk_list", "GET", "/v1/instances/*/disks"},
+		{"instance_disk_attach", "POST", "/v1/instances/*/disks/attach"},
+		{"instance_disk_detach", "POST", "/v1/instances/*/disks/detach"},
+		{"instance_external_ip_list", "GET", "/v1/instances/*/external-ips"},
+		{"instance_network_interface_list", "GET", "/v1/network-interfaces"},
+	})
+
+func objects(kind string) []operation {
+	all, one := "/v1/"+kind+"s", "/v1/"+kind+"s/*"
+	return []operation{{kind + "_list", "GET", all}, {kind + "_create", "POST", all},
+		{kind + "_view", "GET", one}, {kind + "_delete", "DELETE", one}}
 }
 
 // PathOf returns the path of a request.

@@ -204,18 +204,12 @@ var ofSnapshots = []tested{
 // beginSnapshot starts to take a snapshot, and waits until the snapshot is visible.
 func (c *Check) beginSnapshot(disk string) *underway[*oxide.Snapshot] {
 	name := c.name()
-	view := func() (*oxide.Snapshot, error) { return c.readSnapshot(c.ctx, string(name)) }
-	u := begin(c, "take a snapshot", "snapshot_hold", func() (*oxide.Snapshot, error) {
-		return c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
-			Body: &oxide.SnapshotCreate{Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}})
-	}, view, func(ctx context.Context, seen *oxide.Snapshot) error {
-		if seen != nil {
-			return c.removeSnapshot(ctx, seen)
-		}
-		return c.removeSnapshotByName(ctx, name, disk)
-	})
+	u := begin(c, c.snapshotsOf(disk), name, "take a snapshot", "snapshot_hold",
+		func() (*oxide.Snapshot, error) {
+			return c.Client.SnapshotCreate(c.ctx, c.newSnapshot(name, disk))
+		})
 	u.carriedOut = func() bool {
-		now, err := view()
+		now, err := c.readSnapshot(c.ctx, string(name))
 		return IsGone(err) || err == nil && now.State != oxide.SnapshotStateCreating
 	}
 	return u
@@ -233,20 +227,16 @@ func (r *TestedRack) finalize(ctx context.Context, disk string, snapshot oxide.N
 
 // EndImport ends the import of a disk. Before that, the disk cannot be deleted.
 func (r *TestedRack) EndImport(ctx context.Context, disk *oxide.Disk) error {
-	state := disk.State.State()
-	if state == oxide.DiskStateStateImportingFromBulkWrites {
+	switch disk.State.State() {
+	case oxide.DiskStateStateImportingFromBulkWrites:
 		if err := r.stopImport(ctx, disk.Id); err != nil {
 			return err
 		}
-	}
-	if !slices.Contains(importStates, state) {
+	case oxide.DiskStateStateImportReady:
+	default:
 		return nil
 	}
 	return r.finalize(ctx, disk.Id, "")
-}
-
-var importStates = []oxide.DiskStateState{
-	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromBulkWrites,
 }
 
 func checkImport(c *Check) {
@@ -296,12 +286,8 @@ func checkImport(c *Check) {
 	if c.arrange("an import that is finalized slowly") {
 		// The snapshot of a finalized disk has no mark, so clean could not find it on a real rack.
 		name := c.name()
-		u := begin(c, "finalize a disk with a snapshot", "snapshot_hold",
-			func() (*oxide.Snapshot, error) { return nil, c.finalize(c.ctx, disk.Id, name) },
-			func() (*oxide.Snapshot, error) { return c.readSnapshot(c.ctx, string(name)) },
-			func(ctx context.Context, _ *oxide.Snapshot) error {
-				return c.removeSnapshotByName(ctx, name, disk.Id)
-			})
+		u := begin(c, c.snapshotsOf(disk.Id), name, "finalize a disk with a snapshot", "snapshot_hold",
+			func() (*oxide.Snapshot, error) { return nil, c.finalize(c.ctx, disk.Id, name) })
 		equal(c, "the disk meanwhile", c.stateOf(disk.Id), oxide.DiskStateStateFinalizing)
 		u.end().must()
 		snapshot := c.viewSnapshot(string(name)).must()
@@ -325,32 +311,27 @@ func (c *Check) image(snapshot string) oxide.ImageCreateParams {
 }
 
 func (c *Check) createImage(params oxide.ImageCreateParams) outcome[*oxide.Image] {
-	image, err := c.Client.ImageCreate(c.ctx, params)
-	if err == nil || mayBeDone(err) {
-		which, project := string(params.Body.Name), params.Project
-		if err == nil {
-			which, project = image.Id, ""
+	made := asked(c.Client.ImageCreate(c.ctx, params))(c, "create image %s", params.Body.Name)
+	if made.err == nil || mayBeDone(made.err) {
+		which := oxide.ImageViewParams{Image: oxide.NameOrId(params.Body.Name), Project: params.Project}
+		if made.err == nil {
+			which = oxide.ImageViewParams{Image: oxide.NameOrId(made.value.Id)}
 		}
 		c.cleanup(func(ctx context.Context) error {
-			made, err := c.readImage(ctx, which, project)
-			if err != nil || !c.isOwn(made.Description) {
+			image, err := c.Client.ImageView(ctx, which)
+			if err != nil || !c.isOwn(image.Description) {
 				return gone(err)
 			}
-			return gone(c.deleteImage(ctx, made.Id))
+			return gone(c.deleteImage(ctx, image.Id))
 		})
 	}
-	return asked(image, err)(c, "create image %s", params.Body.Name)
+	return made
 }
 
-// readImage reads an image by its ID, or by its name in a project. No project means the silo.
-func (r *TestedRack) readImage(ctx context.Context, which string, project oxide.NameOrId) (
-	*oxide.Image, error) {
-	return r.Client.ImageView(ctx,
-		oxide.ImageViewParams{Image: oxide.NameOrId(which), Project: project})
-}
-
+// viewImage reads an image by its ID, or by its name in a project. No project means the silo.
 func (c *Check) viewImage(which string, project oxide.NameOrId) outcome[*oxide.Image] {
-	return asked(c.readImage(c.ctx, which, project))(c, "read image %s", which)
+	return asked(c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(which),
+		Project: project}))(c, "read image %s", which)
 }
 
 func (r *TestedRack) deleteImage(ctx context.Context, id string) error {
