@@ -174,9 +174,8 @@ func (b *Bystanders) Mount() (err error) {
 		return nil
 	}
 	device := deviceOf(b.files[MountedDisk])
-	if err := unix.Mount(device.Path, b.mountpoint, "ext4", unix.MS_NOATIME, ""); err != nil {
-		return fmt.Errorf("mount a bystander: %w", err)
-	}
+	harness.Must(harness.Wrap(unix.Mount(device.Path, b.mountpoint, "ext4", unix.MS_NOATIME, ""),
+		"mount a bystander"))
 	b.mounted = true
 	harness.Must(os.WriteFile(filepath.Join(b.mountpoint, "file"), []byte("somebody works here"),
 		0o600))
