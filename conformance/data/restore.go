@@ -244,15 +244,11 @@ func checkBlank(s *checkRun) {
 	}
 }
 
-// sampleBoundary is the size of the pieces into which a rack divides a disk.
-const sampleBoundary = 64 * harness.MiB
-
 // isBlank checks that a new raw volume is zero. It reads a sample of a volume of more than 1 GiB.
 func (u *use) isBlank() {
 	var sample *guest.Sample
 	if u.volume.GetCapacityBytes() > harness.GiB {
-		sample = &guest.Sample{Boundary: sampleBoundary, Seed: u.Seed,
-			Within: cmp.Or(u.SampleTime, 10*time.Second)}
+		sample = &guest.Sample{Seed: u.Seed, Within: cmp.Or(u.SampleTime, 10*time.Second)}
 	}
 	scan := u.scan(sample)
 	if scan.NonZero > 0 {
