@@ -207,8 +207,7 @@ func (b *bench) remove(t *testing.T, p *harness.Placement) {
 
 func (b *bench) connect(t *testing.T) *guest.AgentClient {
 	t.Helper()
-	g := harness.Need(guest.Connect(t.Context(), shell(b.env.Rack, "b"), b.config))(t)
-	return g
+	return harness.Need(guest.Connect(t.Context(), shell(b.env.Rack, "b"), b.config))(t)
 }
 
 func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {

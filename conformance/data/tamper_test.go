@@ -223,10 +223,13 @@ func drawBytes(random *rand.Rand, looks []*data.Look) byteMutant {
 	return m
 }
 
+// on reports whether the mutant's disks have the kind and size of a look.
+func (m byteMutant) on(l *data.Look) bool { return l.What("") == m.look.What("") }
+
 // noticed reports whether a check compared the mutant's block at the moment when it is wrong.
 func (m byteMutant) noticed(r recorded) bool {
 	return slices.ContainsFunc(r.looks, func(l *data.Look) bool {
-		return l.What("") == m.look.What("") && l.Seen[m.moment][m.at/guest.BlockBytes] &&
+		return m.on(l) && l.Seen[m.moment][m.at/guest.BlockBytes] &&
 			(m.wrong != "lost" || l.Written[m.at/guest.BlockBytes])
 	})
 }
@@ -314,11 +317,7 @@ func TestEveryWrongBlockIsNoticedOrReportedAsUntested(t *testing.T) {
 func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 	t.Helper()
 	if by < 0 {
-		by = slices.IndexFunc(run, func(r recorded) bool {
-			return slices.ContainsFunc(r.looks, func(l *data.Look) bool {
-				return l.What("") == m.look.What("")
-			})
-		})
+		by = slices.IndexFunc(run, func(r recorded) bool { return slices.ContainsFunc(r.looks, m.on) })
 	}
 	err := b.runTampered(t, m.tamper(), run[by].check)
 	about := fmt.Sprintf(`at byte %d\b|is another: expected the SHA-256`, m.at)

@@ -177,8 +177,10 @@ func layout(p Page) drawing {
 	for _, text := range []*string{&d.Title, &d.Seed, &d.Command, &d.Broken, &d.Evidence} {
 		*text = plain(*text)
 	}
+	lanes := map[string]*lane{}
 	for _, e := range p.Events {
 		d.Rows = append(d.Rows, &row{Event: e})
+		lanes[e.Lane] = &lane{Name: e.Lane}
 	}
 	if d.Broken != "" {
 		first, _, _ := strings.Cut(d.Broken, "\n")
@@ -186,7 +188,6 @@ func layout(p Page) drawing {
 			Event: Event{Start: p.At}})
 	}
 	slices.SortStableFunc(d.Rows, func(a, b *row) int { return a.Start.Compare(b.Start) })
-	lanes := map[string]*lane{}
 	d.End = len(d.Rows) + 2 // the first row of the grid has the names of the lanes
 	for i, r := range d.Rows {
 		if r.At, r.End = i+2, d.End; r.Mark || r.Broken {
@@ -196,14 +197,10 @@ func layout(p Page) drawing {
 		}); next >= 0 {
 			r.End = r.At + 1 + next
 		}
-		l := lanes[r.Lane]
-		switch {
-		case r.Broken:
+		if r.Broken {
 			continue
-		case l == nil:
-			l = &lane{Name: r.Lane}
-			lanes[r.Lane] = l
 		}
+		l := lanes[r.Lane]
 		r.Column = slices.IndexFunc(l.ends, func(end int) bool { return end <= r.At })
 		if r.Column < 0 {
 			r.Column = len(l.ends)

@@ -80,23 +80,22 @@ func TestPrintAddsFiguresToTheFileInTheEnvironment(t *testing.T) {
 }
 
 func TestEnvironmentVariablesSetTheSeedAndFormOfAProof(t *testing.T) {
-	t.Setenv("PROOF_SEED", "7")
-	t.Setenv("PROOF_DURATION", "1h")
-	p := proof.New(t, "some-proof")
-	if p.Seed != 7 || !p.Long() || p.Over() {
-		t.Errorf("seed %d, long %t, over %t; want 7, true, false", p.Seed, p.Long(), p.Over())
-	}
-	if a, b := p.Rand().Uint64(), proof.New(t, "other").Rand().Uint64(); a != b {
-		t.Errorf("one seed has the random numbers %d and %d", a, b)
-	}
-	t.Setenv("PROOF_SHARES", "3600000000000")
-	if p := proof.New(t, "some-proof"); !p.Long() || !p.Over() {
-		t.Errorf("a nanosecond: long %t, over %t; want true, true", p.Long(), p.Over())
-	}
-	t.Setenv("PROOF_SEED", "")
-	t.Setenv("PROOF_DURATION", "")
-	if p = proof.New(t, "some-proof"); p.Long() || p.Over() {
-		t.Errorf("without a duration: long %t, over %t; want false, false", p.Long(), p.Over())
+	const nanosecond = "3600000000000" // the shares of an hour
+	for _, c := range []struct {
+		seed, duration, shares string
+		long, over             bool
+	}{{"7", "1h", "", true, false}, {"7", "1h", nanosecond, true, true},
+		{"", "", nanosecond, false, false}} {
+		t.Setenv("PROOF_SEED", c.seed)
+		t.Setenv("PROOF_DURATION", c.duration)
+		t.Setenv("PROOF_SHARES", c.shares)
+		p := proof.New(t, "some-proof")
+		if p.Long() != c.long || p.Over() != c.over || c.seed == "7" && p.Seed != 7 {
+			t.Errorf("%+v: seed %d, long %t, over %t", c, p.Seed, p.Long(), p.Over())
+		}
+		if a, b := p.Rand().Uint64(), proof.New(t, "other").Rand().Uint64(); a != b {
+			t.Errorf("one seed has the random numbers %d and %d", a, b)
+		}
 	}
 }
 
