@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"os"
@@ -72,6 +73,18 @@ func TestProgramsDoNotInheritVariablesOfThisProject(t *testing.T) {
 		"OXIDE_HOST=http://rack")
 	if line := firstLine(t, p); line != "||http://rack|path\n" {
 		t.Errorf("the program sees %q", line)
+	}
+}
+
+func TestCatchReturnsAWrappedErrorOnce(t *testing.T) {
+	fail := func() (err error) {
+		defer Catch(&err)
+		_, err = os.Open("/missing")
+		Must(Wrap(err, "read %s", "it"))
+		return nil
+	}
+	if got := fmt.Sprint(fail()); got != "read it: open /missing: no such file or directory" {
+		t.Errorf("the function returns %s", got)
 	}
 }
 

@@ -271,12 +271,15 @@ func Opened(file *os.File, err error) (*os.File, error) {
 
 type failedStep struct{ error }
 
-// Catch recovers a panic of Must or Got, and joins its error to *err.
+// Catch recovers a panic of Must or Got, and joins its error to *err. If one of the errors wraps the
+// other, Catch sets *err to the one that wraps.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
 	case failedStep:
-		if !errors.Is(*err, r.error) {
+		if errors.Is(r.error, *err) {
+			*err = r.error
+		} else if !errors.Is(*err, r.error) {
 			*err = errors.Join(*err, r.error)
 		}
 	default:

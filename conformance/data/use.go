@@ -280,8 +280,9 @@ func checkCut(s *checkRun) {
 func (s *checkRun) stop(ctx context.Context, instance string) (err error) {
 	defer harness.Catch(&err)
 	harness.Must(s.MayStop(ctx, instance))
-	_, err = s.Oxide.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
-	harness.Must(harness.Wrap(harness.Refusal(err), "stop instance %s", instance))
+	_, refused := s.Oxide.InstanceStop(ctx,
+		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+	harness.Must(harness.Wrap(harness.Refusal(refused), "stop instance %s", instance))
 	_, err = s.awaitState(ctx, instance, oxide.InstanceStateStopped)
 	return err
 }
@@ -294,8 +295,9 @@ func (s *checkRun) start(ctx context.Context, instance string) (started bool, er
 		return false, nil
 	}
 	started = true
-	_, err = s.Oxide.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
-	harness.Must(harness.Wrap(harness.Refusal(err), "start instance %s", instance))
+	_, refused := s.Oxide.InstanceStart(ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
+	harness.Must(harness.Wrap(harness.Refusal(refused), "start instance %s", instance))
 	_, err = s.awaitState(ctx, instance, oxide.InstanceStateRunning)
 	return true, err
 }

@@ -62,11 +62,11 @@ func (a *Agent) Write(ctx context.Context, w Task) (none Nothing, err error) {
 func (a *Agent) Verify(ctx context.Context, r Task) (report Report, err error) {
 	defer harness.Catch(&err)
 	p := r.Pattern
-	file, err := a.open(r.Place, openDirect)
-	if err == nil {
+	file, missing := a.open(r.Place, openDirect)
+	if missing == nil {
 		defer func() { err = errors.Join(err, file.Close()) }()
-	} else if !errors.Is(err, fs.ErrNotExist) || r.Place.Raw() {
-		return report, err
+	} else if !errors.Is(missing, fs.ErrNotExist) || r.Place.Raw() {
+		return report, missing
 	}
 	block, free := newBuffer(BlockBytes)
 	defer free()
