@@ -321,13 +321,12 @@ func (e *Environment) Compare(ctx context.Context) error {
 }
 
 // Close stops the drivers and the rack. It fails if one of them fails or leaves something behind.
-func (e *Environment) Close() error {
-	var errs []error
+func (e *Environment) Close() (err error) {
 	for _, plugin := range e.Plugins {
-		errs = append(errs, plugin.Stop())
+		err = errors.Join(err, plugin.Stop())
 	}
 	if e.Rack != nil && e.Rack.Running() {
-		errs = append(errs, e.Rack.Stop())
+		err = errors.Join(err, e.Rack.Stop())
 	}
-	return errors.Join(errs...)
+	return err
 }

@@ -288,12 +288,11 @@ func (s *checkRun) during(step string, part func()) {
 
 // cleanUp removes what the check created, the newest first, and continues after an error. If it
 // repeats a creation, the source still exists: a volume or a snapshot.
-func (s *checkRun) cleanUp(ctx context.Context) error {
-	var errs []error
+func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
-		errs = append(errs, undo(ctx))
+		err = errors.Join(err, undo(ctx))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // mayExist reports whether a failed creation may have taken effect.

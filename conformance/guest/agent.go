@@ -87,10 +87,7 @@ type Agent struct {
 
 func newAgent() (*Agent, error) {
 	dir, err := newDirectory()
-	if err != nil {
-		return nil, err
-	}
-	return &Agent{dir: dir, writers: map[int]*writer{}, calls: semaphore.NewWeighted(allCalls)}, nil
+	return &Agent{dir: dir, writers: map[int]*writer{}, calls: semaphore.NewWeighted(allCalls)}, err
 }
 
 // allCalls is the weight of a call that excludes all others, each of which weighs 1.
@@ -131,15 +128,14 @@ func (a *Agent) MakeDirs(_ context.Context, paths []string) (none Nothing, err e
 
 // Close ends what the agent started and removes its directory. If volumes are still mounted, it
 // unmounts them and returns an error that names them. All calls must have ended.
-func (a *Agent) Close() error {
+func (a *Agent) Close() (err error) {
 	for _, w := range a.writers {
 		w.stop()
 	}
-	var errs []error
 	if a.plugin != nil {
-		errs = append(errs, a.plugin.Stop())
+		err = a.plugin.Stop()
 	}
-	return errors.Join(append(errs, a.dir.remove())...)
+	return errors.Join(err, a.dir.remove())
 }
 
 // open opens a volume's file or device with the function open, and checks the device's serial.

@@ -86,16 +86,15 @@ func NewGuestBystanders(ctx context.Context, dir string, member Member,
 }
 
 // Show attaches the disks to a guest. GuestView.Unplug detaches them.
-func (b *Bystanders) Show(guest GuestView) error {
+func (b *Bystanders) Show(guest GuestView) (err error) {
 	if b == nil {
 		return nil
 	}
-	var errs []error
 	for i, loop := range b.loops {
-		errs = append(errs, guest.Plug(fmt.Sprintf("nvme%dn1", 7+i), fmt.Sprint("bystander-", i),
-			loop))
+		err = errors.Join(err, guest.Plug(fmt.Sprintf("nvme%dn1", 7+i),
+			fmt.Sprint("bystander-", i), loop))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Loop returns the loop device of the disk with this role. Only NewGuestBystanders makes loops.

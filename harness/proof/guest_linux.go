@@ -78,16 +78,15 @@ func (g GuestView) SetAttribute(name, attribute, value string) error {
 }
 
 // Unplug removes all disks from the guest.
-func (g GuestView) Unplug() error {
-	var errs []error
+func (g GuestView) Unplug() (err error) {
 	for _, dir := range []string{g.Sys("block"), g.Node("")} {
-		entries, err := os.ReadDir(dir)
-		errs = append(errs, err)
+		entries, failed := os.ReadDir(dir)
+		err = errors.Join(err, failed)
 		for _, e := range entries {
-			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // UnmountBelow unmounts all mounts below a directory, the newest first.
@@ -342,12 +341,12 @@ func (e *Environment) Close() error {
 
 // Abandon kills all processes after a failed trial. Only files remain, until the run ends.
 func (e *Environment) Abandon(ctx context.Context) error {
-	errs := []error{e.Bystanders.Suspend()}
+	err := e.Bystanders.Suspend()
 	for _, plugin := range e.Plugins {
 		plugin.Kill()
 	}
 	e.Rack.Kill()
-	errs = append(errs, EndMountsBelow(e.Rack.Dir))
-	_, err := loopdev.DetachBelow(ctx, e.Rack.Dir)
-	return errors.Join(append(errs, err)...)
+	err = errors.Join(err, EndMountsBelow(e.Rack.Dir))
+	_, failed := loopdev.DetachBelow(ctx, e.Rack.Dir)
+	return errors.Join(err, failed)
 }
