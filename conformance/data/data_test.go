@@ -110,6 +110,8 @@ func TestARackInOrderPassesEveryCheck(t *testing.T) { // D-12
 				t.Fatal(blocked)
 			}
 			ctx, start, made := t.Context(), time.Now(), map[string]bool{}
+			mode := map[bool]string{true: "full", false: "none"}[check.Needs.Hotplug]
+			csitest.Must(t, b.env.Rack.Admin.Switch(ctx, map[string]any{"hotplug": mode}))
 			csitest.Must(t, b.env.Rack.Admin.ClearRequests(ctx))
 			b.Log = &data.Log{}
 			csitest.Must(t, check.Run(ctx, b.Bench))
