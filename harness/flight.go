@@ -1,7 +1,7 @@
 package harness
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,27 +34,21 @@ type Change struct {
 
 // Changes returns the changes in a flight recorder's file or in a log. A missing file has none.
 func Changes(path string) ([]Change, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	defer f.Close()
 	var changes []Change
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
+	for line := range bytes.Lines(text) {
 		var c Change
-		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
+		if err := json.Unmarshal(line, &c); err != nil {
 			return nil, fmt.Errorf("a line of %s: %w", path, err)
 		}
 		if c.Event != "" {
 			changes = append(changes, c)
 		}
 	}
-	return changes, lines.Err()
+	return changes, nil
 }
 
 // flightDir is the path of the flight recorder's directory below the plugin's directory.

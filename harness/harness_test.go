@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"os"
@@ -35,8 +36,7 @@ func firstLine(t *testing.T, p *process) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	line := Need(p.firstLine(ctx))(t)
-	return line
+	return Need(p.firstLine(ctx))(t)
 }
 
 func TestStopReportsTheExitCodeAndLogOfAFailedProgram(t *testing.T) {
@@ -47,22 +47,17 @@ func TestStopReportsTheExitCodeAndLogOfAFailedProgram(t *testing.T) {
 			t.Errorf("first line = %q", line)
 		}
 		err := p.stop()
-		if (err == nil) != (want == "") || p.running() || err != nil &&
+		if (err == nil) != (want == "") || p.Running() || err != nil &&
 			(!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "a race")) {
-			t.Errorf("%s: stop = %v, it runs: %t", onTERM, err, p.running())
+			t.Errorf("%s: stop = %v, it runs: %t", onTERM, err, p.Running())
 		}
 	}
 }
 
 func TestFirstLineReturnsWhenTheProgramOrTheContextEnds(t *testing.T) {
 	p := script(t, `echo cannot work >&2; exit 1`)
-	if _, err := p.firstLine(t.Context()); err == nil ||
-		!strings.Contains(err.Error(), "cannot work") {
-		t.Errorf("firstLine = %v, want the log", err)
-	}
-	if err := p.stop(); err == nil || !strings.Contains(err.Error(), "exit status 1") {
-		t.Errorf("stop = %v, want the exit code", err)
-	}
+	csitest.Says(t, csitest.Err(p.firstLine(t.Context())), "cannot work")
+	csitest.Says(t, p.stop(), "exit status 1")
 	p = script(t, `exec sleep 60`)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -78,6 +73,18 @@ func TestProgramsDoNotInheritVariablesOfThisProject(t *testing.T) {
 		"OXIDE_HOST=http://rack")
 	if line := firstLine(t, p); line != "||http://rack|path\n" {
 		t.Errorf("the program sees %q", line)
+	}
+}
+
+func TestCatchReturnsAWrappedErrorOnce(t *testing.T) {
+	fail := func() (err error) {
+		defer Catch(&err)
+		_, err = os.Open("/missing")
+		Must(Wrap(err, "read %s", "it"))
+		return nil
+	}
+	if got := fmt.Sprint(fail()); got != "read it: open /missing: no such file or directory" {
+		t.Errorf("the function returns %s", got)
 	}
 }
 
@@ -212,10 +219,8 @@ func TestNoneLeftReportsAChildThatOutlivesItsParent(t *testing.T) {
 	csitest.Must(t, shell.Run())
 	p := &process{name: "shell", cmd: shell}
 	err := p.noneLeft()
-	csitest.Must(t, syscall.Kill(-p.pid(), syscall.SIGKILL))
-	if err == nil || !strings.Contains(err.Error(), "shell left running: sleep") {
-		t.Errorf("noneLeft = %v, want the sleep named", err)
-	}
+	csitest.Must(t, syscall.Kill(-p.PID(), syscall.SIGKILL))
+	csitest.Says(t, err, "shell left running: sleep")
 }
 
 func TestGoroutinesAreNamedByTheFunctionThatStartedThem(t *testing.T) {

@@ -54,21 +54,22 @@ func (l Ledger) add(kind string, names ...string) {
 func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (ledger Ledger, err error) {
 	defer Catch(&err)
 	ledger, state := Got(KernelLedger(r.Dir)), Got(r.Admin.State(ctx))
-	Must(errors.Join(addEach(ledger, "disk", state.Disks),
-		addEach(ledger, "snapshot", state.Snapshots), addEach(ledger, "image", state.Images),
-		addEach(ledger, "attachment", state.Attachments)))
+	addEach(ledger, "disk", state.Disks)
+	addEach(ledger, "snapshot", state.Snapshots)
+	addEach(ledger, "image", state.Images)
+	addEach(ledger, "attachment", state.Attachments)
 	for _, s := range r.watched(plugins) {
-		Must(s.add(ctx, ledger))
+		s.add(ctx, ledger)
 	}
 	return ledger, nil
 }
 
 // watched returns the processes whose open files and goroutines a ledger counts.
 func (r *Rack) watched(plugins []*Plugin) []watchedProcess {
-	all := []watchedProcess{{name: "the simulator", proc: r.proc, port: r.Port(),
+	all := []watchedProcess{{name: "the simulator", proc: r.process, port: r.Port(),
 		peers: max(1, len(plugins)), console: netPort(r.Admin.URL), goroutines: r.Admin.Goroutines}}
 	for _, p := range plugins {
-		all = append(all, watchedProcess{name: "the driver in mode " + p.options.Mode, proc: p.proc,
+		all = append(all, watchedProcess{name: "the driver in mode " + p.options.Mode, proc: p.process,
 			port: r.Port(), peers: 1, goroutines: p.GoroutineProfile})
 	}
 	return all
@@ -94,80 +95,52 @@ func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) er
 // compare returns an error that names the objects of which a new ledger has more than start.
 func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) error {
 	now, err := r.Ledger(ctx, plugins...)
-	if err != nil {
-		return err
+	if more := now.More(start); err == nil && len(more) > 0 {
+		err = fmt.Errorf("more than at the start:\n  %s", strings.Join(more, "\n  "))
 	}
-	if more := now.More(start); len(more) > 0 {
-		return fmt.Errorf("more than at the start:\n  %s", strings.Join(more, "\n  "))
-	}
-	return nil
+	return err
 }
 
 // addEach counts the entries of one kind. Each entry's JSON text is its name in the ledger.
-func addEach[T any](ledger Ledger, kind string, entries []T) error {
+func addEach[T any](ledger Ledger, kind string, entries []T) {
 	for _, entry := range entries {
-		text, err := json.Marshal(entry)
-		if err != nil {
-			return err
-		}
-		ledger.add(kind, string(text))
+		ledger.add(kind, string(Got(json.Marshal(entry))))
 	}
-	return nil
 }
 
 // KernelLedger counts the mounts below a directory, and the loop devices on files below it.
 func KernelLedger(dir string) (ledger Ledger, err error) {
 	defer Catch(&err)
 	ledger = Ledger{}
-	ledger.add("loop device on", Got(loopDevices(dir))...)
-	ledger.add("mount", Got(MountsBelow(dir))...)
-	return ledger, nil
-}
-
-// loopDevices returns the files below a directory that have a loop device, once per device. It
-// omits the device's name, because a restarted simulator may use another device for a file.
-func loopDevices(dir string) ([]string, error) {
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return nil, err
-	}
-	var backed []string
-	for _, file := range files {
+	for _, file := range Got(filepath.Glob("/sys/block/loop*/loop/backing_file")) {
 		backing, _ := os.ReadFile(file) // the device may have been detached since Glob
 		if name := strings.TrimSpace(string(backing)); strings.HasPrefix(name, dir+"/") {
-			backed = append(backed, name)
+			// Omit the device's name: a restarted simulator may use another device for a file.
+			ledger.add("loop device on", name)
 		}
 	}
-	return backed, nil
+	ledger.add("mount", Got(MountsBelow(dir))...)
+	return ledger, nil
 }
 
 // MountsBelow returns the mounts below a directory in this mount namespace.
 func MountsBelow(dir string) ([]string, error) {
 	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
-	}
 	var mounts []string
 	for _, info := range infos {
 		mounts = append(mounts,
 			fmt.Sprintf("%s of %s (%s)", info.Mountpoint, info.Source, info.FSType))
 	}
-	return mounts, nil
+	return mounts, Wrap(err, "read the mount table")
 }
 
 // nothingLeft returns an error if a process, loop device or mount of a stopped rack is left.
 func (r *Rack) nothingLeft() error {
 	ledger, err := KernelLedger(r.Dir)
-	if err != nil {
-		return err
-	}
-	err = r.proc.noneLeft()
+	err = errors.Join(err, r.noneLeft())
 	if left := ledger.More(nil); len(left) > 0 {
 		err = errors.Join(err, fmt.Errorf("left after the rack was stopped:\n  %s",
 			strings.Join(left, "\n  ")))
-	}
-	if err != nil {
-		r.run.Failed()
 	}
 	return err
 }
@@ -190,25 +163,19 @@ type watchedProcess struct {
 	goroutines func(context.Context) ([]byte, error)
 }
 
-func (s watchedProcess) add(ctx context.Context, ledger Ledger) error {
+// add counts what the process has open. Like Must, it panics on an error.
+func (s watchedProcess) add(ctx context.Context, ledger Ledger) {
 	profile, err := s.goroutines(ctx)
-	if err != nil {
-		return fmt.Errorf("read the goroutines of %s: %w", s.name, err)
-	}
+	Must(Wrap(err, "read the goroutines of %s", s.name))
 	routines, err := goroutinesIn(string(profile))
-	if err != nil {
-		return fmt.Errorf("list the goroutines of %s: %w", s.name, err)
-	}
-	files, connections, err := openFiles(s.proc.pid(), s.port, s.console)
-	if err != nil {
-		return fmt.Errorf("list the open files of %s: %w", s.name, err)
-	}
+	Must(Wrap(err, "list the goroutines of %s", s.name))
+	files, connections, err := openFiles(s.proc.PID(), s.port, s.console)
+	Must(Wrap(err, "list the open files of %s", s.name))
 	ledger.add(s.goroutineEntry(), routines...)
 	ledger.add("open file of "+s.name+":", files...)
 	if connections > idleConnections*s.peers {
 		ledger["connection between driver and rack, of "+s.name] = connections
 	}
-	return nil
 }
 
 func (s watchedProcess) goroutineEntry() string { return "goroutine of " + s.name + ":" }
@@ -219,7 +186,7 @@ func openFiles(pid int, port, console uint16) (names []string, connections int, 
 	defer Catch(&err)
 	process := Got(procfs.NewProc(pid))
 	targets := Got(process.FileDescriptorTargets())
-	sockets := Got(socketsOf(pid))
+	sockets := socketsOf(pid)
 	after := Got(process.FileDescriptorTargets())
 	for _, target := range targets {
 		socket, known := sockets[target]
@@ -246,20 +213,16 @@ type socket struct {
 }
 
 // socketsOf returns the sockets in a process's network namespace, by their names in /proc/PID/fd.
-func socketsOf(pid int) (map[string]socket, error) {
-	tables, err := procfs.NewFS(fmt.Sprint("/proc/", pid))
-	if err != nil {
-		return nil, err
-	}
+// Like Must, it panics on an error.
+func socketsOf(pid int) map[string]socket {
+	tables := Got(procfs.NewFS(fmt.Sprint("/proc/", pid)))
 	tcp, err := tables.NetTCP()    //nolint:staticcheck // netlink asks only its own namespace
 	tcp6, err6 := tables.NetTCP6() //nolint:staticcheck // as above
 	if errors.Is(err6, fs.ErrNotExist) {
 		err6 = nil // a kernel without IPv6
 	}
 	local, errUnix := tables.NetUNIX()
-	if err := errors.Join(err, err6, errUnix); err != nil {
-		return nil, err
-	}
+	Must(errors.Join(err, err6, errUnix))
 	sockets := map[string]socket{}
 	for _, t := range slices.Concat(tcp, tcp6) {
 		name := fmt.Sprintf("connection %s to %s", address(t.LocalAddr, t.LocalPort),
@@ -274,7 +237,7 @@ func socketsOf(pid int) (map[string]socket, error) {
 		sockets[fmt.Sprintf("socket:[%d]", u.Inode)] = socket{
 			name: strings.TrimSpace("unix socket " + u.Path)}
 	}
-	return sockets, nil
+	return sockets
 }
 
 func address(ip net.IP, port uint64) string {
@@ -338,16 +301,13 @@ func ofPool(name string) bool {
 
 // noneLeft returns an error if a process of p's process group still runs. A mkfs or mount that
 // outlives the driver would still write to a disk.
-func (p *process) noneLeft() error { return NoneLeft(p.name, map[int]bool{p.pid(): true}) }
+func (p *process) noneLeft() error { return NoneLeft(p.name, map[int]bool{p.PID(): true}) }
 
 // NoneLeft returns an error if a process of one of these process groups still runs.
-func NoneLeft(leader string, groups map[int]bool) error {
-	all, err := procfs.AllProcs()
-	if err != nil {
-		return err
-	}
+func NoneLeft(leader string, groups map[int]bool) (err error) {
+	defer Catch(&err)
 	var left []string
-	for _, p := range all {
+	for _, p := range Got(procfs.AllProcs()) {
 		stat, err := p.Stat()
 		if err == nil && groups[stat.PGRP] && stat.State != "Z" { // after an error the process has ended
 			left = append(left, fmt.Sprint(stat.Comm, " ", p.PID))

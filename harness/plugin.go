@@ -71,7 +71,7 @@ type Plugin struct {
 
 	run     *Run
 	options PluginOptions
-	proc    *process
+	*process
 }
 
 // StartPlugin starts a driver that uses this rack.
@@ -101,11 +101,9 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (plugin *
 // StartPlugin starts a driver without a simulated rack, with only the variables in the options. If
 // the driver does not start, StartPlugin returns the plugin and an error, so that the caller can
 // read the log.
-func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
-	plugin, err := r.newPlugin(r.Dir, &r.plugs, options)
-	if err != nil {
-		return nil, err
-	}
+func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (plugin *Plugin, err error) {
+	defer Catch(&err)
+	plugin = Got(r.newPlugin(r.Dir, &r.plugs, options))
 	return plugin, plugin.Start(ctx)
 }
 
@@ -117,9 +115,6 @@ func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOpti
 	error) {
 	options.Mode = cmp.Or(options.Mode, ModeAll)
 	dir, err := r.newDir(parent, pluginPrefix, counter)
-	if err != nil {
-		return nil, err
-	}
 	env := map[string]string{}
 	if options.Mode != ModeController {
 		env["OXIDE_STATE_DIR"] = filepath.Join(dir, "volumes")
@@ -130,7 +125,7 @@ func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOpti
 		Dir: dir, Endpoint: "unix://" + filepath.Join(dir, "csi.sock"),
 		LogFile: filepath.Join(dir, options.Mode+".log"),
 		History: &history.Recorder{}, run: r, options: options,
-	}, nil
+	}, err
 }
 
 // Start starts the driver and waits until it serves. A restarted driver has the same socket.
@@ -155,9 +150,9 @@ func (p *Plugin) Start(ctx context.Context) (err error) {
 		return fmt.Errorf("remove the old socket: %w", err)
 	}
 	name := "oxide-csi-plugin " + p.options.Mode
-	p.proc = Got(startProcess(name, p.LogFile, command, env, p.options.Files...))
+	p.process = Got(startProcess(name, p.LogFile, command, env, p.options.Files...))
 	if p.Conn, err = p.Dial(ctx); err != nil {
-		p.proc.kill()
+		p.kill()
 		return err
 	}
 	p.History.Mark(p.Lane(), "started")
@@ -171,16 +166,13 @@ func (p *Plugin) Socket() string { return filepath.Join(p.Dir, "csi.sock") }
 func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 	defer cancel()
-	for {
-		if _, err := os.Stat(p.Socket()); err == nil {
-			break
-		}
+	for _, err := os.Stat(p.Socket()); err != nil; _, err = os.Stat(p.Socket()) {
 		select {
-		case <-p.proc.done:
-			return nil, p.proc.ended()
+		case <-p.done:
+			return nil, p.ended()
 		case <-ctx.Done():
 			return nil, fmt.Errorf("the driver did not make its socket %s: %w\n%s",
-				p.Socket(), ctx.Err(), p.proc.tail())
+				p.Socket(), ctx.Err(), p.tail())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -217,26 +209,20 @@ func (p *Plugin) Controller() csi.ControllerClient { return csi.NewControllerCli
 // Node returns a client of the plugin's node service.
 func (p *Plugin) Node() csi.NodeClient { return csi.NewNodeClient(p.Conn) }
 
-// PID returns the process ID of the driver.
-func (p *Plugin) PID() int { return p.proc.pid() }
-
-// Running reports whether the driver's process runs.
-func (p *Plugin) Running() bool { return p.proc.running() }
-
 // Signal sends a signal to the driver's process.
-func (p *Plugin) Signal(signal os.Signal) error { return p.proc.cmd.Process.Signal(signal) }
+func (p *Plugin) Signal(signal os.Signal) error { return p.cmd.Process.Signal(signal) }
 
 // Wait waits until the driver has ended. It returns an error if the driver failed or still runs.
 func (p *Plugin) Wait() error {
-	if !p.proc.wait(StopTimeout) {
-		return fmt.Errorf("%s still runs after %s", p.proc.name, StopTimeout)
+	if !p.wait(StopTimeout) {
+		return fmt.Errorf("%s still runs after %s", p.name, StopTimeout)
 	}
-	return p.proc.err
+	return p.err
 }
 
 // Stop ends the driver with SIGTERM. It returns an error if the driver fails or leaves a process.
 func (p *Plugin) Stop() error {
-	err := errors.Join(p.Conn.Close(), p.proc.stop(), p.proc.noneLeft())
+	err := errors.Join(p.Conn.Close(), p.stop(), p.noneLeft())
 	if err != nil {
 		p.run.Failed()
 	}
@@ -249,7 +235,7 @@ func (p *Plugin) Kill() {
 		p.History.Mark(p.Lane(), "killed")
 	}
 	_ = p.Conn.Close()
-	p.proc.kill()
+	p.kill()
 }
 
 // AwaitReady waits until the driver reports that it is ready.
@@ -280,32 +266,25 @@ func (p *Plugin) Metrics(ctx context.Context) (samples map[string]float64, err e
 			continue
 		}
 		name := line[:space]
-		if samples[name], err = strconv.ParseFloat(line[space+1:], 64); err != nil {
-			return nil, fmt.Errorf("the metric %s: %w", name, err)
-		}
+		samples[name], err = strconv.ParseFloat(line[space+1:], 64)
+		Must(Wrap(err, "the metric %s", name))
 	}
 	return samples, nil
 }
 
 // readPage reads an HTTP page at one of the driver's Unix sockets, and closes the connection.
-func (p *Plugin) readPage(ctx context.Context, socket, url string) ([]byte, error) {
+func (p *Plugin) readPage(ctx context.Context, socket, url string) (page []byte, err error) {
+	defer Catch(&err)
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(p.Dir, socket))
 	}
 	client := &http.Client{Timeout: time.Minute,
 		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, err
-	}
+	resp := Got(client.Do(Got(http.NewRequestWithContext(ctx, http.MethodGet, url, nil))))
 	defer resp.Body.Close()
-	page, err := io.ReadAll(resp.Body)
+	page, err = io.ReadAll(resp.Body)
 	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", req.URL, resp.Status, page)
+		err = fmt.Errorf("%s: %s: %s", url, resp.Status, page)
 	}
 	return page, err
 }

@@ -65,8 +65,8 @@ type Rack struct {
 	run     *Run
 	options RackOptions
 	listen  []string
-	proc    *process
-	plugs   atomic.Int64
+	*process
+	plugs atomic.Int64
 }
 
 // Instance is an instance of the rack. Guest is the directory of its guest view.
@@ -104,16 +104,16 @@ func identify(dir string) error {
 // Start starts the simulator after Stop or Kill, with the same records and at the same address.
 func (r *Rack) Start(ctx context.Context) (err error) {
 	defer Catch(&err)
-	command := Got(r.run.command(ctx, "oxide-simulator"))
-	r.proc = Got(startProcess("oxide-simulator", r.LogFile(), slices.Concat(command, r.args()), nil))
+	command := slices.Concat(Got(r.run.command(ctx, "oxide-simulator")), r.args())
+	r.process = Got(startProcess("oxide-simulator", r.LogFile(), command, nil))
 	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 	defer cancel()
-	line, err := r.proc.firstLine(ctx)
+	line, err := r.firstLine(ctx)
 	if err == nil {
 		err = r.connect(line)
 	}
 	if err != nil {
-		r.proc.kill()
+		r.kill()
 		return fmt.Errorf("start a rack: %w", err)
 	}
 	r.History.Mark(history.Rack, "started")
@@ -126,12 +126,10 @@ func (r *Rack) args() []string {
 	args := append([]string{"serve", "--dir", filepath.Join(r.Dir, "sim"), "--disks=file",
 		"--flight-records", filepath.Join(r.Dir, pluginPrefix+"*", flightDir),
 		"--project", r.Project, "--token", r.Token, "--volatile",
-		"--hotplug=" + cmp.Or(string(o.Hotplug), string(adminapi.HotplugFull))}, r.listen...)
+		"--hotplug=" + cmp.Or(string(o.Hotplug), string(adminapi.HotplugFull)),
+		fmt.Sprint("--tls=", o.TLS)}, r.listen...)
 	for _, name := range o.Instances {
 		args = append(args, "--instance", name)
-	}
-	if o.TLS {
-		args = append(args, "--tls")
 	}
 	if o.QuotaBytes != 0 {
 		args = append(args, "--quota", strconv.FormatInt(o.QuotaBytes, 10))
@@ -143,7 +141,8 @@ func (r *Rack) args() []string {
 }
 
 // connect parses the simulator's first line, and creates the clients.
-func (r *Rack) connect(line string) error {
+func (r *Rack) connect(line string) (err error) {
+	defer Catch(&err)
 	var address struct {
 		URL, Admin, CA string
 		Instances      []Instance
@@ -160,18 +159,12 @@ func (r *Rack) connect(line string) error {
 	r.listen = nil
 	for flag, text := range map[string]string{"--listen": address.URL, "--admin": address.Admin} {
 		u, err := url.Parse(text)
-		if err != nil {
-			return fmt.Errorf("the simulator's %s address: %w", flag, err)
-		}
+		Must(Wrap(err, "the simulator's %s address", flag))
 		r.listen = append(r.listen, flag, u.Host)
 	}
 	// The administrator's client closes its connections, so that ledgers count only the drivers'.
-	transport, err := Transport(r.CA)
-	if err != nil {
-		return err
-	}
 	r.Client, err = oxide.NewClient(oxide.WithHost(r.URL), oxide.WithToken(r.Token),
-		oxide.WithHTTPClient(&http.Client{Transport: transport, Timeout: time.Minute}))
+		oxide.WithHTTPClient(&http.Client{Transport: Got(Transport(r.CA)), Timeout: time.Minute}))
 	return err
 }
 
@@ -206,22 +199,16 @@ func (r *Rack) Instance(name string) Instance {
 // Port returns the port of the rack's Oxide API.
 func (r *Rack) Port() uint16 { return netPort(r.URL) }
 
-// PID returns the process ID of the simulator.
-func (r *Rack) PID() int { return r.proc.pid() }
-
-// Running reports whether the simulator runs.
-func (r *Rack) Running() bool { return r.proc != nil && r.proc.running() }
-
 // LogFile returns the path of the log of the simulator.
 func (r *Rack) LogFile() string { return filepath.Join(r.Dir, "simulator.log") }
 
 // Stop ends the simulator with SIGTERM. It fails if the simulator fails or leaves something behind.
 func (r *Rack) Stop() error {
-	err := r.proc.stop()
+	err := errors.Join(r.stop(), r.nothingLeft())
 	if err != nil {
 		r.run.Failed()
 	}
-	return errors.Join(err, r.nothingLeft())
+	return err
 }
 
 // Terminate ends the simulator with SIGTERM while guests may use disks, and returns its error,
@@ -229,7 +216,7 @@ func (r *Rack) Stop() error {
 // devices.
 func (r *Rack) Terminate() error {
 	r.History.Mark(history.Rack, "stopped")
-	return r.proc.stop()
+	return r.stop()
 }
 
 // Kill ends the simulator with SIGKILL. Its loop devices remain, and Start uses them again.
@@ -237,20 +224,16 @@ func (r *Rack) Kill() {
 	if r.Running() {
 		r.History.Mark(history.Rack, "killed")
 	}
-	r.proc.kill()
+	r.kill()
 }
 
 // GuestDevice is a disk in a guest view. Number is "major:minor", and Path the device node's path.
 type GuestDevice struct{ Name, Serial, Number, Path string }
 
 // Devices returns the disks in the guest view. It skips a disk that disappears during the call.
-func (i Instance) Devices() ([]GuestDevice, error) {
-	entries, err := os.ReadDir(filepath.Join(i.Guest, "sys/block"))
-	if err != nil {
-		return nil, err
-	}
-	var devices []GuestDevice
-	for _, e := range entries {
+func (i Instance) Devices() (devices []GuestDevice, err error) {
+	defer Catch(&err)
+	for _, e := range Got(os.ReadDir(filepath.Join(i.Guest, "sys/block"))) {
 		dir := filepath.Join(i.Guest, "sys/block", e.Name())
 		serial, err1 := os.ReadFile(filepath.Join(dir, "device/serial"))
 		number, err2 := os.ReadFile(filepath.Join(dir, "dev"))
@@ -263,15 +246,13 @@ func (i Instance) Devices() ([]GuestDevice, error) {
 }
 
 // Device returns the only disk in the guest view whose serial is the beginning of diskName.
-func (i Instance) Device(diskName string) (GuestDevice, error) {
+func (i Instance) Device(diskName string) (device GuestDevice, err error) {
+	defer Catch(&err)
 	serial := diskName[:min(len(diskName), 20)]
-	found, err := i.Devices()
-	found = slices.DeleteFunc(found, func(d GuestDevice) bool { return d.Serial != serial })
-	if err == nil && len(found) != 1 {
-		err = fmt.Errorf("instance %s has %d devices with serial %q", i.Name, len(found), serial)
-	}
-	if err != nil {
-		return GuestDevice{}, err
+	found := slices.DeleteFunc(Got(i.Devices()),
+		func(d GuestDevice) bool { return d.Serial != serial })
+	if len(found) != 1 {
+		return device, fmt.Errorf("instance %s has %d devices with serial %q", i.Name, len(found), serial)
 	}
 	_, err = os.Stat(found[0].Path)
 	return found[0], err
@@ -340,13 +321,12 @@ func (e *Environment) Compare(ctx context.Context) error {
 }
 
 // Close stops the drivers and the rack. It fails if one of them fails or leaves something behind.
-func (e *Environment) Close() error {
-	var errs []error
+func (e *Environment) Close() (err error) {
 	for _, plugin := range e.Plugins {
-		errs = append(errs, plugin.Stop())
+		err = errors.Join(err, plugin.Stop())
 	}
 	if e.Rack != nil && e.Rack.Running() {
-		errs = append(errs, e.Rack.Stop())
+		err = errors.Join(err, e.Rack.Stop())
 	}
-	return errors.Join(errs...)
+	return err
 }

@@ -11,7 +11,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -99,12 +101,7 @@ type Placement struct {
 
 // MakeDirs creates the directories that an orchestrator creates: Staging, and Target's parent.
 func (p *Placement) MakeDirs() error {
-	for _, dir := range []string{p.Staging, filepath.Dir(p.Target)} {
-		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(os.MkdirAll(p.Staging, 0o750), os.MkdirAll(filepath.Dir(p.Target), 0o750))
 }
 
 // Stage calls NodeStageVolume.
@@ -217,29 +214,49 @@ func (a Administrator) DeleteDisk(ctx context.Context, disk string) error {
 // StopInstance stops an instance, and waits until the rack reports it as stopped.
 func (a Administrator) StopInstance(ctx context.Context, id string) error {
 	_, err := a.Client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
-	return a.awaitInstance(ctx, id, oxide.InstanceStateStopped, err)
+	if err == nil {
+		_, err = a.AwaitState(ctx, StartTimeout, id, oxide.InstanceStateStopped)
+	}
+	return err
 }
 
 // StartInstance starts an instance, and waits until the rack reports it as running.
 func (a Administrator) StartInstance(ctx context.Context, id string) error {
 	_, err := a.Client.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
-	return a.awaitInstance(ctx, id, oxide.InstanceStateRunning, err)
+	if err == nil {
+		_, err = a.AwaitState(ctx, StartTimeout, id, oxide.InstanceStateRunning)
+	}
+	return err
 }
 
-// If failed is nil, awaitInstance waits until the instance has the state want.
-func (a Administrator) awaitInstance(ctx context.Context, id string, want oxide.InstanceState,
-	failed error) error {
-	if failed != nil {
-		return failed
-	}
-	return Await(ctx, StartTimeout, func() error {
-		instance, err := a.Client.InstanceView(ctx,
-			oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})
-		if err == nil && instance.RunState != want {
-			err = fmt.Errorf("instance %s is %s, not %s", id, instance.RunState, want)
+// AwaitState waits until an instance is in one of the states, and returns the state.
+func (a Administrator) AwaitState(ctx context.Context, timeout time.Duration, id string,
+	want ...oxide.InstanceState) (found oxide.InstanceState, err error) {
+	err = Await(ctx, timeout, func() error {
+		i, err := a.Client.InstanceView(ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})
+		if err != nil {
+			return Wrap(Refusal(err), "read instance %s", id)
 		}
-		return err
+		if found = i.RunState; !slices.Contains(want, found) {
+			return fmt.Errorf("instance %s is %s, expected %q", id, found, want)
+		}
+		return nil
 	})
+	return found, err
+}
+
+// Refusal returns an error with the rack's message, without the dump that the client adds.
+func Refusal(err error) error {
+	refused := (*oxide.HTTPError)(nil)
+	switch {
+	case !errors.As(err, &refused):
+		return err
+	case refused.ErrorResponse == nil:
+		return fmt.Errorf("HTTP status %d, without a message of the rack",
+			refused.HTTPResponse.StatusCode)
+	}
+	r := refused.ErrorResponse
+	return fmt.Errorf("%s (%s, request %s)", r.Message, r.ErrorCode, r.RequestId)
 }
 
 // pieceStride is the distance between the starts of two pieces on a raw block volume.
@@ -268,23 +285,16 @@ func (d Data) Piece(n int) []byte {
 }
 
 // Open opens the file of piece n, or a disk of Rack at the piece's offset, but no other device.
-func (d Data) Open(n, flags int) (*os.File, error) {
+func (d Data) Open(n, flags int) (file *os.File, err error) {
+	defer Catch(&err)
 	if !d.Raw {
 		return os.OpenFile(filepath.Join(d.Target, fmt.Sprint("piece-", n)), flags, 0o640)
 	}
-	file, err := os.OpenFile(d.Target, flags&^os.O_CREATE, 0)
-	if err != nil {
-		return nil, err
-	}
-	err = d.Rack.Owns(file)
-	if err == nil {
+	file = Got(os.OpenFile(d.Target, flags&^os.O_CREATE, 0))
+	if err = d.Rack.Owns(file); err == nil {
 		_, err = file.Seek(int64(n)*pieceStride, io.SeekStart)
 	}
-	if err != nil {
-		_ = file.Close()
-		return nil, err
-	}
-	return file, nil
+	return Opened(file, err)
 }
 
 // Write writes piece n. With sync, Write returns when the piece is on the disk.
@@ -304,9 +314,8 @@ func (d Data) Verify(n int) (err error) {
 	file := Got(d.Open(n, os.O_RDONLY))
 	defer file.Close()
 	content := make([]byte, d.PieceBytes)
-	if _, err := io.ReadFull(file, content); err != nil {
-		return fmt.Errorf("read piece %d: %w", n, err)
-	}
+	_, err = io.ReadFull(file, content)
+	Must(Wrap(err, "read piece %d", n))
 	if !bytes.Equal(content, d.Piece(n)) {
 		return fmt.Errorf("piece %d at %s is not what was written", n, d.Target)
 	}

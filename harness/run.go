@@ -72,9 +72,6 @@ type Run struct {
 	building sync.Mutex
 }
 
-// maxSocketPath is the longest path, without its NUL, that fits into the kernel's sockaddr_un.
-const maxSocketPath = 107
-
 // NewRun creates the directory of a run in the first directory of RunParents that can contain it.
 func NewRun(progress io.Writer) (*Run, error) { return newRun(progress, RunParents(), "") }
 
@@ -83,33 +80,26 @@ func NewNamedRun(progress io.Writer, name string) (*Run, error) {
 	return newRun(progress, RunParents(), name)
 }
 
-func newRun(progress io.Writer, parents []string, name string) (*Run, error) {
-	if err := checkSystem(); err != nil {
-		return nil, err
-	}
+func newRun(progress io.Writer, parents []string, name string) (r *Run, err error) {
+	defer Catch(&err)
+	Must(checkSystem())
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the suite makes and mounts loop devices, which requires root: " +
 			"run it as root")
 	}
 	// The kernel itself detaches a busy device when its last user has closed it.
-	if _, err := loopdev.DetachLeft(context.Background()); err != nil &&
-		!errors.Is(err, loopdev.ErrBusy) {
-		return nil, fmt.Errorf("release the loop devices of a killed run: %w", err)
+	if _, err := loopdev.DetachLeft(context.Background()); !errors.Is(err, loopdev.ErrBusy) {
+		Must(Wrap(err, "release the loop devices of a killed run"))
 	}
-	parent, err := runParent(parents)
-	if err != nil {
-		return nil, err
-	}
+	parent := Got(runParent(parents))
 	dir := filepath.Join(parent, name)
 	if name == "" {
 		dir, err = os.MkdirTemp(parent, "oxide-sanity-")
 	} else {
 		err = os.Mkdir(dir, 0o700)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("make the run's directory: %w", err)
-	}
-	r := &Run{Dir: dir, Progress: progress}
+	Must(Wrap(err, "make the run's directory"))
+	r = &Run{Dir: dir, Progress: progress}
 	r.lock, err = LockDir(dir)
 	return r, err
 }
@@ -128,10 +118,7 @@ type Tester interface {
 func RunFor(t Tester) *Run {
 	t.Helper()
 	removeKilled()
-	run, err := newRun(os.Stderr, append(inMemory(), RunParents()...), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	run := Need(newRun(os.Stderr, append(inMemory(), RunParents()...), ""))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			run.Failed()
@@ -167,21 +154,6 @@ func RunParents() []string {
 	return []string{os.TempDir(), "/var/tmp"}
 }
 
-func fitForRun(dir string) error {
-	// The longest path of a socket is DIR/oxide-sanity-NNNNNNNNNN/rack-N/plugin-N/metrics.sock.
-	if len(dir) > maxSocketPath-60 {
-		return fmt.Errorf("%s: the path is too long for sockets below it", dir)
-	}
-	nodev, err := mountedNodev(dir)
-	if err == nil && nodev {
-		err = errors.New("mounted nodev")
-	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w", dir, err)
-	}
-	return err
-}
-
 // failedMark is the name of a file in the directory of a failed run.
 const failedMark = "failed"
 
@@ -198,10 +170,7 @@ func (r *Run) Close() error {
 		r.Say("this run failed; its state and its logs are in %s", r.Dir)
 		return nil
 	}
-	if err := os.RemoveAll(r.Dir); err != nil {
-		return fmt.Errorf("remove the run's directory: %w", err)
-	}
-	return nil
+	return Wrap(os.RemoveAll(r.Dir), "remove the run's directory")
 }
 
 // Say writes a line to Progress.
@@ -212,10 +181,7 @@ func (r *Run) Say(format string, args ...any) {
 // newDir creates a directory. Its name is the prefix and the counter's next number.
 func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, error) {
 	dir := filepath.Join(parent, prefix+strconv.FormatInt(counter.Add(1), 10))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("make a directory of the run: %w", err)
-	}
-	return dir, nil
+	return dir, Wrap(os.MkdirAll(dir, 0o755), "make a directory of the run")
 }
 
 // Await calls ask until ask returns nil. After the timeout, Await returns the last error of ask.
@@ -223,12 +189,8 @@ func Await(ctx context.Context, timeout time.Duration, ask func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for backoff := (Backoff{Max: 100 * time.Millisecond}); ; {
-		err := ask()
-		if err == nil {
-			return nil
-		}
-		if backoff.Wait(ctx) != nil {
-			return fmt.Errorf("after %s: %w", timeout, err)
+		if err := ask(); err == nil || backoff.Wait(ctx) != nil {
+			return Wrap(err, "after %s", timeout)
 		}
 	}
 }
@@ -267,6 +229,14 @@ func Share[J any](workers int, jobs []J, work func(worker int, jobs <-chan J) er
 	return errors.Join(errs...)
 }
 
+// Wrap puts a text and a colon before an error. If err is nil, it returns nil.
+func Wrap(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf(format+": %w", append(args, err)...)
+}
+
 // Must panics if err is not nil. A function that defers [Catch] then returns err.
 func Must(err error) {
 	if err != nil {
@@ -291,14 +261,25 @@ func Need[T any](result T, err error) func(t Tester) T {
 	}
 }
 
+// Opened returns an open file. If err is not nil, it closes the file and returns err.
+func Opened(file *os.File, err error) (*os.File, error) {
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
 type failedStep struct{ error }
 
-// Catch recovers a panic of Must or Got, and joins its error to *err.
+// Catch recovers a panic of Must or Got, and joins its error to *err. If one of the errors wraps the
+// other, Catch sets *err to the one that wraps.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
 	case failedStep:
-		if !errors.Is(*err, r.error) {
+		if errors.Is(r.error, *err) {
+			*err = r.error
+		} else if !errors.Is(*err, r.error) {
 			*err = errors.Join(*err, r.error)
 		}
 	default:
@@ -411,9 +392,14 @@ func (p *process) ended() error {
 		p.name, p.cmd.ProcessState, p.log, p.tail())
 }
 
-func (p *process) pid() int { return p.cmd.Process.Pid }
+// PID returns the program's process ID.
+func (p *process) PID() int { return p.cmd.Process.Pid }
 
-func (p *process) running() bool {
+// Running reports whether the program was started and runs.
+func (p *process) Running() bool {
+	if p == nil {
+		return false
+	}
 	select {
 	case <-p.done:
 		return false
@@ -425,7 +411,7 @@ func (p *process) running() bool {
 // stop sends SIGTERM. It returns an error if the program does not end in time or its exit code is
 // not 0. The exit code after a data race is 66.
 func (p *process) stop() error {
-	if !p.running() {
+	if !p.Running() {
 		return p.ended()
 	}
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {

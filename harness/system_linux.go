@@ -25,11 +25,20 @@ func programAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 }
 
-// mountedNodev reports whether the filesystem of a directory is mounted with nodev.
-func mountedNodev(dir string) (bool, error) {
+// maxSocketPath is the longest path, without its NUL, that fits into the kernel's sockaddr_un.
+const maxSocketPath = 107
+
+func fitForRun(dir string) error {
+	// The longest path of a socket is DIR/oxide-sanity-NNNNNNNNNN/rack-N/plugin-N/metrics.sock.
+	if len(dir) > maxSocketPath-60 {
+		return fmt.Errorf("%s: the path is too long for sockets below it", dir)
+	}
 	var fs unix.Statfs_t
 	err := unix.Statfs(dir, &fs)
-	return fs.Flags&unix.ST_NODEV != 0, err
+	if err == nil && fs.Flags&unix.ST_NODEV != 0 {
+		err = errors.New("mounted nodev")
+	}
+	return Wrap(err, "%s", dir)
 }
 
 // shm is the directory of a tmpfs, whose files are in memory.
@@ -46,10 +55,7 @@ func LockDir(dir string) (*os.File, error) {
 	if err == nil {
 		_, err = os.Lstat(dir)
 	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
-	}
-	return f, nil
+	return Opened(f, Wrap(err, "lock %s", dir))
 }
 
 // removeKilled removes the directories of killed runs from shm, except those of failed runs.
@@ -84,22 +90,26 @@ func inMemory() []string {
 	return []string{shm}
 }
 
+// DeviceNumber returns the "major:minor" of an open block device.
+func DeviceNumber(device *os.File) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(device.Fd()), &st); err != nil {
+		return "", fmt.Errorf("stat %s: %w", device.Name(), err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return "", fmt.Errorf("%s is no block device", device.Name())
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), nil
+}
+
 // Owns returns an error if an open device is not a disk of this rack. A spec calls it before it
 // writes to a raw volume: the number of the device node may meanwhile belong to a disk of another
 // rack. While the device is open, the kernel does not give its number to another disk.
-func (r *Rack) Owns(device *os.File) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(device.Fd()), &st); err != nil {
-		return fmt.Errorf("stat %s: %w", device.Name(), err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return fmt.Errorf("%s is no block device", device.Name())
-	}
-	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file",
-		unix.Major(st.Rdev), unix.Minor(st.Rdev)))
-	if err != nil {
-		return fmt.Errorf("the device at %s has no disk: %w", device.Name(), err)
-	}
+func (r *Rack) Owns(device *os.File) (err error) {
+	defer Catch(&err)
+	number := Got(DeviceNumber(device))
+	text, err := os.ReadFile("/sys/dev/block/" + number + "/loop/backing_file")
+	Must(Wrap(err, "the device at %s has no disk", device.Name()))
 	file := strings.TrimSuffix(string(text), "\n")
 	if disks := filepath.Join(r.Dir, "sim") + "/"; !strings.HasPrefix(file, disks) {
 		return fmt.Errorf("the device at %s is on %s, which is no disk of the rack in %s",
@@ -111,10 +121,8 @@ func (r *Rack) Owns(device *os.File) error {
 // StopLazyInit ends the kernel's background initialization of the inode tables of an ext4, because
 // the kernel ignores errors of these writes and flushes.
 func StopLazyInit(path string) error {
-	if err := unix.Mount("", path, "", unix.MS_REMOUNT, "noinit_itable"); err != nil {
-		return fmt.Errorf("stop the initialization of inode tables at %s: %w", path, err)
-	}
-	return nil
+	return Wrap(unix.Mount("", path, "", unix.MS_REMOUNT, "noinit_itable"),
+		"stop the initialization of inode tables at %s", path)
 }
 
 // LockVolumes takes the node service's locks of all volumes and disks, like a second driver
@@ -124,11 +132,7 @@ func (p *Plugin) LockVolumes() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return Opened(f, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
 }
 
 // MountedNumber returns the "major:minor" of a mounted device node, or of a filesystem's device.

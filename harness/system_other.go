@@ -14,10 +14,11 @@ var errNotLinux = errors.New("the suite makes and mounts loop devices, which req
 
 func checkSystem() error                         { return errNotLinux }
 func programAttr() *syscall.SysProcAttr          { return nil }
-func mountedNodev(string) (bool, error)          { return false, errNotLinux }
+func fitForRun(string) error                     { return errNotLinux }
 func inMemory() []string                         { return nil }
 func removeKilled()                              {}
 func LockDir(string) (*os.File, error)           { return nil, errNotLinux }
+func DeviceNumber(*os.File) (string, error)      { return "", errNotLinux }
 func (r *Rack) Owns(*os.File) error              { return errNotLinux }
 func StopLazyInit(string) error                  { return errNotLinux }
 func (p *Plugin) LockVolumes() (*os.File, error) { return nil, errNotLinux }

@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -113,7 +112,7 @@ type Bench struct {
 	A, B *guest.AgentClient
 	// Helper is a stopped instance that checks may start, or nil.
 	Helper *Helper
-	// MayStop, if not nil, is called right before a stop. It fails if somebody else uses the instance.
+	// MayStop is called right before a stop. It fails if somebody else uses the instance.
 	MayStop func(ctx context.Context, instance string) error
 	// Oxide is the rack's client, which stops and starts instances and reads disks.
 	Oxide *oxide.Client
@@ -233,21 +232,21 @@ type checkRun struct {
 	// access is ext4, xfs, btrfs or block: the form in which the check uses its volumes.
 	access string
 	// last has functions that run when the check has ended, before cleanUp.
-	last      []func(context.Context) error
-	volumes   []*volume
-	snapshots []*snapshot
-	uses      []*use
-	writers   []*writer
+	last []func(context.Context) error
+	// undo has, in the order of creation, functions that remove what the check creates.
+	undo []func(context.Context) error
+	uses []*use
 }
 
 // volume is a volume that the check created.
 type volume struct {
 	*csi.Volume
 	name, access string
-	capability   *csi.VolumeCapability
 	// kind is Blank, Restored, Larger or Again. disk is the log's record of a raw volume.
 	kind string
 	disk *disk
+	// like is nil or, for a restored volume, the scan that its snapshot has.
+	like *guest.Scan
 	// seed is the seed of the volume's blocks.
 	seed uint64
 	// request creates the volume. While Volume is nil, the volume may or may not exist.
@@ -270,7 +269,7 @@ func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRu
 	for _, step := range s.last {
 		err = errors.Join(err, finally(step))
 	}
-	return errors.Join(err, wrap(finally(s.cleanUp), "remove what the check made"))
+	return errors.Join(err, harness.Wrap(finally(s.cleanUp), "remove what the check made"))
 }
 
 func (s *checkRun) fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
@@ -283,58 +282,23 @@ func ended(part func()) (err error) {
 }
 
 // during runs a part of a check. If the part fails, the error begins with the name of the step.
-func (s *checkRun) during(step string, part func()) { harness.Must(wrap(ended(part), "%s", step)) }
+func (s *checkRun) during(step string, part func()) {
+	harness.Must(harness.Wrap(ended(part), "%s", step))
+}
 
-// cleanUp removes what the check created, and continues after an error.
-func (s *checkRun) cleanUp(ctx context.Context) error {
-	var errs []error
-	for _, w := range s.writers {
-		_, err := w.stop(ctx)
-		errs = append(errs, err)
+// cleanUp removes what the check created, the newest first, and continues after an error. If it
+// repeats a creation, the source still exists: a volume or a snapshot.
+func (s *checkRun) cleanUp(ctx context.Context) (err error) {
+	for _, undo := range slices.Backward(s.undo) {
+		err = errors.Join(err, undo(ctx))
 	}
-	for _, u := range s.uses {
-		if u.stopped {
-			errs = append(errs, u.revive(ctx))
-		}
-	}
-	for _, u := range slices.Backward(s.uses) {
-		errs = append(errs, u.unmount(ctx))
-	}
-	for _, u := range slices.Backward(s.uses) {
-		errs = append(errs, u.unpublish(ctx))
-	}
-	// Repeat a creation that failed but may have taken effect, to learn the ID. The repeated call
-	// needs its source, a volume or a snapshot, so delete nothing before.
-	for _, v := range s.volumes {
-		if v.Volume == nil && !v.deleted {
-			errs = append(errs, s.make(ctx, v))
-		}
-	}
-	for _, snap := range s.snapshots {
-		if snap.id == "" && !snap.deleted {
-			errs = append(errs, s.take(ctx, snap))
-		}
-	}
-	for _, snap := range s.snapshots {
-		errs = append(errs, s.deleteSnapshot(ctx, snap))
-	}
-	for _, v := range s.volumes {
-		errs = append(errs, s.delete(ctx, v))
-	}
-	return errors.Join(errs...)
+	return err
 }
 
 // mayExist reports whether a failed creation may have taken effect.
 func mayExist(err error) bool {
 	return slices.Contains([]codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable,
 		codes.Aborted, codes.Unknown, codes.Internal}, status.Code(errors.Unwrap(err)))
-}
-
-func wrap(err error, format string, args ...any) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf(format+": %w", append(args, err)...)
 }
 
 // repeat repeats a call as long as its error asks for a retry, as an orchestrator does.
@@ -353,16 +317,17 @@ func repeat(ctx context.Context, call func() error) error {
 // create creates a volume of times GiB. It has the data of a snapshot if from is not nil.
 func (s *checkRun) create(times int64, from *snapshot) *volume {
 	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access,
-		capability: harness.Access(s.access), seed: s.Seed<<20 + seeds.Add(1)}
-	v.request = harness.CreateRequest(v.name, v.capability)
+		seed: s.Seed<<20 + seeds.Add(1)}
+	v.request = harness.CreateRequest(v.name, harness.Access(s.access))
 	v.request.CapacityRange.RequiredBytes = times * volumeBytes
 	if from != nil {
 		harness.FromSnapshot(v.request, from.id)
+		v.like = from.whole
 		if v.kind = Restored; times > from.times {
 			v.kind = Larger
 		}
 	}
-	s.volumes = append(s.volumes, v)
+	s.undo = append(s.undo, func(ctx context.Context) error { return s.delete(ctx, v) })
 	harness.Must(s.make(s.ctx, v))
 	return v
 }
@@ -372,7 +337,7 @@ func (s *checkRun) make(ctx context.Context, v *volume) error {
 	err := repeat(ctx, func() error {
 		resp, err := s.Controller.CreateVolume(ctx, v.request)
 		v.Volume = resp.GetVolume()
-		return wrap(err, "create volume %s", v.name)
+		return harness.Wrap(err, "create volume %s", v.name)
 	})
 	v.deleted = err != nil && !mayExist(err)
 	if err == nil && v.access == "block" && v.disk == nil {
@@ -381,14 +346,20 @@ func (s *checkRun) make(ctx context.Context, v *volume) error {
 	return err
 }
 
-func (s *checkRun) delete(ctx context.Context, v *volume) error {
-	if v.deleted || v.Volume == nil {
+// delete deletes the volume. It first repeats a creation that failed but may have taken effect, to
+// learn the ID.
+func (s *checkRun) delete(ctx context.Context, v *volume) (err error) {
+	defer harness.Catch(&err)
+	if v.Volume == nil && !v.deleted {
+		harness.Must(s.make(ctx, v))
+	}
+	if v.deleted {
 		return nil
 	}
 	return repeat(ctx, func() error {
 		_, err := s.Controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
 		v.deleted = err == nil
-		return wrap(err, "delete volume %s", v.name)
+		return harness.Wrap(err, "delete volume %s", v.name)
 	})
 }
 
@@ -414,17 +385,15 @@ func (s *checkRun) facts(g *guest.AgentClient) guest.Facts {
 
 func (s *checkRun) publish(v *volume, instance string) *use {
 	u := &use{checkRun: s, volume: v, instance: instance, attached: true}
-	u.Placement = harness.Placement{Volume: v.Volume, Capability: v.capability}
-	s.uses = append(s.uses, u)
+	u.Placement = harness.Placement{Volume: v.Volume, Capability: harness.Access(v.access)}
+	s.uses, s.undo = append(s.uses, u), append(s.undo, u.end)
 	harness.Must(u.publish(s.ctx))
 	return u
 }
 
 // Log records which blocks of raw volumes a check compared. Its zero value is ready to use.
 type Log struct {
-	mu sync.Mutex
-	// mu guards the fields below.
-	looks []*Look
+	Looks []*Look
 	more  report.Extent
 }
 
@@ -448,98 +417,54 @@ const (
 	Again    = "a disk with the name of a deleted one"
 )
 
-// touched is a set of flags of a block.
-type touched byte
-
-const (
-	// ever is set if the block was read or written, now if it was written since the disk was last
-	// attached, and holds if it was written at any time.
-	ever touched = 1 << iota
-	now
-	holds
-)
-
-// disk records the use of one raw volume's blocks.
+// disk records the use of one raw volume's blocks. Two goroutines may write to two disks.
 type disk struct {
-	log  *Log
 	look *Look
-	// log.mu guards blocks. visits counts the detaches.
-	blocks []touched
-	visits int
+	// visit counts the attachments from 1. written has, for each block, the visit in which it was last
+	// written, or 0.
+	visit   int32
+	written []int32
 }
 
 // disk adds a disk to the log.
 func (l *Log) disk(kind string, bytes int64) *disk {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	n := bytes / guest.BlockBytes
-	i := slices.IndexFunc(l.looks, func(k *Look) bool { return k.Kind == kind && k.Bytes == bytes })
+	i := slices.IndexFunc(l.Looks, func(k *Look) bool { return k.Kind == kind && k.Bytes == bytes })
 	if i < 0 {
-		i = len(l.looks)
-		l.looks = append(l.looks, &Look{Kind: kind, Bytes: bytes, Written: make([]bool, n),
+		i = len(l.Looks)
+		l.Looks = append(l.Looks, &Look{Kind: kind, Bytes: bytes, Written: make([]bool, n),
 			Seen: map[string][]bool{"new": make([]bool, n), "kept": make([]bool, n)}})
 	}
-	return &disk{log: l, look: l.looks[i], blocks: make([]touched, n)}
+	return &disk{look: l.Looks[i], visit: 1, written: make([]int32, n)}
 }
 
 // read records that bytes were compared with their expected content.
 func (d *disk) read(r guest.Range) {
 	d.each(r, func(block int64) {
-		was := d.blocks[block]
-		d.look.Seen["new"][block] = d.look.Seen["new"][block] || was&ever == 0
-		if d.visits > 0 && was&now == 0 {
+		switch last := d.written[block]; {
+		case d.visit == 1:
+			d.look.Seen["new"][block] = d.look.Seen["new"][block] || last == 0
+		case last < d.visit:
 			d.look.Seen["kept"][block] = true
-			d.look.Written[block] = d.look.Written[block] || was&holds != 0
+			d.look.Written[block] = d.look.Written[block] || last > 0
 		}
-		d.blocks[block] |= ever
 	})
 }
 
-// unjudged records that bytes were read and not compared.
-func (d *disk) unjudged(r guest.Range) {
-	d.each(r, func(block int64) { d.blocks[block] |= ever })
-}
-
 func (d *disk) write(r guest.Range) {
-	d.each(r, func(block int64) { d.blocks[block] |= ever | now | holds })
+	d.each(r, func(block int64) { d.written[block] = d.visit })
 }
 
 func (d *disk) each(r guest.Range, do func(block int64)) {
-	d.log.mu.Lock()
-	defer d.log.mu.Unlock()
-	last := min((r.To+guest.BlockBytes-1)/guest.BlockBytes, int64(len(d.blocks)))
+	last := min((r.To+guest.BlockBytes-1)/guest.BlockBytes, int64(len(d.written)))
 	for block := r.From / guest.BlockBytes; block < last; block++ {
 		do(block)
 	}
 }
 
-// detached records that the disk was detached.
-func (d *disk) detached() {
-	d.each(guest.Range{To: d.look.Bytes}, func(block int64) { d.blocks[block] &^= now })
-	d.visits++
-}
-
-// add adds a measure: how much of something the check looked at.
-func (l *Log) add(m report.Measure) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.more.Look(m)
-}
-
-// Looks returns the records about raw volumes.
-func (l *Log) Looks() []Look {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var all []Look
-	for _, look := range l.looks {
-		all = append(all, *look)
-	}
-	return all
-}
-
 // Extent returns, for the report, how much the check looked at.
 func (l *Log) Extent() (all report.Extent) {
-	for _, look := range l.Looks() {
+	for _, look := range l.Looks {
 		for _, moment := range []string{"new", "kept"} {
 			// Leave out blank disks of 1 GiB that this check did not compare: other checks compare them.
 			usual := look.Kind == Blank && look.Bytes <= harness.GiB
@@ -548,8 +473,6 @@ func (l *Log) Extent() (all report.Extent) {
 			}
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	return append(all, l.more...)
 }
 

@@ -30,16 +30,18 @@ const (
 // snapshot is a snapshot that the check takes. While id is "", the snapshot may or may not exist.
 type snapshot struct {
 	id, name string
+	// whole is nil or the scan of the snapshot's volume.
+	whole *guest.Scan
 	// times is the size of the snapshot's volume in GiB.
 	times   int64
 	request *csi.CreateSnapshotRequest
 	deleted bool
 }
 
-func (s *checkRun) snap(v *volume) *snapshot {
-	snap := &snapshot{name: s.Name("snapshot"), times: v.GetCapacityBytes() / volumeBytes}
+func (s *checkRun) snap(name string, v *volume) *snapshot {
+	snap := &snapshot{name: name, times: v.GetCapacityBytes() / volumeBytes}
 	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
-	s.snapshots = append(s.snapshots, snap)
+	s.undo = append(s.undo, func(ctx context.Context) error { return s.deleteSnapshot(ctx, snap) })
 	harness.Must(s.take(s.ctx, snap))
 	return snap
 }
@@ -52,19 +54,33 @@ func (s *checkRun) take(ctx context.Context, snap *snapshot) error {
 		if err == nil && !resp.GetSnapshot().GetReadyToUse() {
 			err = status.Error(codes.Unavailable, "it is not ready")
 		}
-		return wrap(err, "take snapshot %s", snap.name)
+		return harness.Wrap(err, "take snapshot %s", snap.name)
 	})
 	snap.deleted = err != nil && !mayExist(err)
 	return err
 }
 
-func (s *checkRun) deleteSnapshot(ctx context.Context, snap *snapshot) error {
-	if snap.deleted || snap.id == "" {
+// snapWhole scans the whole device of a raw volume, and takes a snapshot.
+func (u *use) snapWhole() *snapshot {
+	whole := u.scan(nil)
+	snap := u.snap(u.Name("snapshot"), u.volume)
+	snap.whole = &whole
+	return snap
+}
+
+// deleteSnapshot deletes the snapshot. Like delete, it first repeats a doubtful creation.
+func (s *checkRun) deleteSnapshot(ctx context.Context, snap *snapshot) (err error) {
+	defer harness.Catch(&err)
+	if snap.id == "" && !snap.deleted {
+		harness.Must(s.take(ctx, snap))
+	}
+	if snap.deleted {
 		return nil
 	}
 	return repeat(ctx, func() error {
 		_, err := s.Controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snap.id})
-		return wrap(err, "delete snapshot %s", snap.name)
+		snap.deleted = err == nil
+		return harness.Wrap(err, "delete snapshot %s", snap.name)
 	})
 }
 
@@ -78,7 +94,7 @@ func checkSnapshot(s *checkRun) {
 	}
 	w := u.record(records)
 	before := w.await(minRecords)
-	snap := s.snap(u.volume)
+	snap := s.snap(s.Name("snapshot"), u.volume)
 	after := harness.Got(guest.Acknowledged(s.ctx, u.guest, w.number))
 	w.await(min(after+minRecords, maxRecords))
 	end := harness.Got(w.stop(s.ctx))
@@ -87,8 +103,8 @@ func checkSnapshot(s *checkRun) {
 	found := harness.Got(guest.Verify(s.ctx, restored.guest,
 		guest.Task{Place: restored.place(), Pattern: records}))
 	harness.Must(judgeRecords(found, before, end.Acknowledged))
-	s.Log.add(report.Measure{What: "snapshots of a volume with a writer, on " + s.access, Looked: 1,
-		Unit: "snapshots"})
+	s.Log.more.Look(report.Measure{What: "snapshots of a volume with a writer, on " + s.access,
+		Looked: 1, Unit: "snapshots"})
 }
 
 type writer struct {
@@ -100,9 +116,12 @@ type writer struct {
 func (u *use) record(p guest.Pattern) *writer {
 	number, err := guest.StartWriter(u.ctx, u.guest, guest.Task{Place: u.place(),
 		Pattern: p, Interval: recordInterval})
-	harness.Must(wrap(err, "write records to volume %s", u.volume.name))
+	harness.Must(harness.Wrap(err, "write records to volume %s", u.volume.name))
 	w := &writer{use: u, number: number}
-	u.writers = append(u.writers, w)
+	u.undo = append(u.undo, func(ctx context.Context) error {
+		_, err := w.stop(ctx)
+		return err
+	})
 	return w
 }
 
@@ -160,7 +179,7 @@ func checkRestore(s *checkRun) {
 	var snaps [2]*snapshot
 	for i := range snaps {
 		u.write(true, u.pattern(uint64(i+1)))
-		snaps[i] = s.snap(u.volume)
+		snaps[i] = s.snap(s.Name("snapshot"), u.volume)
 	}
 	size := u.size()
 	u.write(true, u.pattern(3))
@@ -244,15 +263,11 @@ func checkBlank(s *checkRun) {
 	}
 }
 
-// sampleBoundary is the size of the pieces into which a rack divides a disk.
-const sampleBoundary = 64 * harness.MiB
-
 // isBlank checks that a new raw volume is zero. It reads a sample of a volume of more than 1 GiB.
 func (u *use) isBlank() {
 	var sample *guest.Sample
 	if u.volume.GetCapacityBytes() > harness.GiB {
-		sample = &guest.Sample{Boundary: sampleBoundary, Seed: u.Seed,
-			Within: cmp.Or(u.SampleTime, 10*time.Second)}
+		sample = &guest.Sample{Seed: u.Seed, Within: cmp.Or(u.SampleTime, 10*time.Second)}
 	}
 	scan := u.scan(sample)
 	if scan.NonZero > 0 {
@@ -278,7 +293,6 @@ func checkWhole(s *checkRun) {
 	u := s.newInUse(s.A)
 	u.write(true, u.patterns(1)...)
 	before := u.scan(nil)
-	u.volume.disk.unjudged(guest.Range{To: before.Bytes})
 	u.leave()
 	u = s.inUse(u.volume, s.A)
 	s.during("after detaching and attaching", func() { u.isLike(before) })
@@ -296,17 +310,6 @@ func (u *use) scan(sample *guest.Sample) guest.Scan {
 	return scan
 }
 
-// lineage is a raw volume, the origin, with two snapshots and the volumes restored from them. Each
-// write has a new generation, so the generation of a block shows which write the block is from.
-type lineage struct {
-	*checkRun
-	// blocks are the origin's blocks. behind are blocks after the origin's end, in a restored volume
-	// that is twice as large. All have the origin's seed.
-	blocks, behind []guest.Pattern
-	// whole has a scan of the origin for each generation that the check wrote to it.
-	whole map[uint64]guest.Scan
-}
-
 // at returns the patterns with this generation.
 func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	for _, p := range patterns {
@@ -317,14 +320,13 @@ func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 
 // visit attaches a volume, verifies the blocks want, writes the blocks write, and detaches the
 // volume. Its errors begin with the text which.
-func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
-	first := v.disk.visits == 0
-	l.during(which, func() {
-		u := l.inUse(v, l.A)
-		whole, known := l.whole[want[0].Generation]
+func (s *checkRun) visit(which string, v *volume, want, write []guest.Pattern) {
+	first := v.disk.visit == 1
+	s.during(which, func() {
+		u := s.inUse(v, s.A)
 		switch {
-		case first && known && v.kind != Blank:
-			u.isLike(whole)
+		case first && v.like != nil:
+			u.isLike(*v.like)
 		case first && want[0].Generation == 0:
 			u.isBlank()
 		}
@@ -334,107 +336,101 @@ func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
 	})
 }
 
-func (l *lineage) restored(which string, from *snapshot, times int64,
+func (s *checkRun) restored(which string, from *snapshot, times int64,
 	want, write []guest.Pattern) *volume {
-	v := l.create(times, from)
-	l.visit(which, v, want, write)
+	v := s.create(times, from)
+	s.visit(which, v, want, write)
 	return v
 }
 
 // restoredOnce restores a snapshot, verifies its blocks, and deletes the new volume.
-func (l *lineage) restoredOnce(which string, from *snapshot, generation uint64) {
-	v := l.restored(which, from, 1, at(generation, l.blocks), nil)
-	harness.Must(l.delete(l.ctx, v))
+func (s *checkRun) restoredOnce(which string, from *snapshot, want []guest.Pattern) {
+	harness.Must(s.delete(s.ctx, s.restored(which, from, 1, want, nil)))
 }
 
 // checkLineage writes a volume and the volumes that were restored from its snapshots, and deletes
-// the volume and a snapshot. No step may change another volume or snapshot.
+// the volume and a snapshot. No step may change another volume or snapshot. Each write has a new
+// generation, so the generation of a block shows which write the block is from.
 func checkLineage(s *checkRun) {
 	u := s.newInUse(s.A)
-	l, origin := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: u.patterns(1)}, u.volume
-	p := next(next(u.pattern(1)))
-	end := u.lastBlock(1)
-	end.First += volumeBytes / guest.BlockBytes
-	l.behind = []guest.Pattern{p, next(p), end}
+	origin, blocks := u.volume, u.patterns(1)
 	var snaps [2]*snapshot
 	for i := range snaps {
 		u.write(true, u.patterns(uint64(i+1))...)
-		l.whole[uint64(i+1)] = u.scan(nil)
-		snaps[i] = s.snap(origin)
+		snaps[i] = u.snapWhole()
 	}
 	u.leave()
 	first, second := snaps[0], snaps[1]
-	l.restoredOnce("restored from the second of two snapshots", second, 2)
-	one := l.restored("restored from the first of two snapshots", first, 1, at(1, l.blocks),
-		at(3, l.blocks))
-	l.checkLarger(second)
-	l.visit("the origin, after writes to what was restored from its snapshots", origin,
-		at(2, l.blocks), nil)
-	l.visit("restored from the first of two snapshots and written", one, at(3, l.blocks), nil)
-	two := l.restored("restored again, after a write to what was restored before", first, 1,
-		at(1, l.blocks), nil)
-	harness.Must(l.delete(s.ctx, origin))
-	l.visit("restored, after the origin was deleted", one, at(3, l.blocks), at(4, l.blocks))
+	s.restoredOnce("restored from the second of two snapshots", second, at(2, blocks))
+	one := s.restored("restored from the first of two snapshots", first, 1, at(1, blocks),
+		at(3, blocks))
+	u.checkLarger(second)
+	s.visit("the origin, after writes to what was restored from its snapshots", origin,
+		at(2, blocks), nil)
+	s.visit("restored from the first of two snapshots and written", one, at(3, blocks), nil)
+	two := s.restored("restored again, after a write to what was restored before", first, 1,
+		at(1, blocks), nil)
+	harness.Must(s.delete(s.ctx, origin))
+	s.visit("restored, after the origin was deleted", one, at(3, blocks), at(4, blocks))
 	for i, snap := range snaps {
-		l.restoredOnce(fmt.Sprintf("restored from snapshot %d of 2 after the origin was deleted", i+1),
-			snap, uint64(i+1))
+		s.restoredOnce(fmt.Sprintf("restored from snapshot %d of 2 after the origin was deleted", i+1),
+			snap, at(uint64(i+1), blocks))
 	}
-	harness.Must(l.deleteSnapshot(s.ctx, first))
-	first.deleted = true
-	l.visit("restored, after the snapshot was deleted", one, at(4, l.blocks), at(5, l.blocks))
-	l.visit("restored, after the snapshot was deleted and another one written", two,
-		at(1, l.blocks), at(6, l.blocks))
-	l.visit("restored, after yet another one was written", one, at(5, l.blocks), nil)
+	harness.Must(s.deleteSnapshot(s.ctx, first))
+	s.visit("restored, after the snapshot was deleted", one, at(4, blocks), at(5, blocks))
+	s.visit("restored, after the snapshot was deleted and another one written", two,
+		at(1, blocks), at(6, blocks))
+	s.visit("restored, after yet another one was written", one, at(5, blocks), nil)
 }
 
-// checkLarger restores a snapshot into two larger volumes. What the snapshot lacks must be zero.
-func (l *lineage) checkLarger(from *snapshot) {
+// checkLarger restores a snapshot of the origin u, with its second generation, into two volumes of
+// twice the size. What the snapshot lacks must be zero: the blocks behind the origin's end.
+func (u *use) checkLarger(from *snapshot) {
 	const which = "restored from the second of two snapshots into a larger volume"
+	p, end := next(next(u.pattern(0))), u.lastBlock(0)
+	end.First += volumeBytes / guest.BlockBytes
+	behind := []guest.Pattern{p, next(p), end}
 	var larger [2]*volume
-	blank := append(at(2, l.blocks), at(0, l.behind)...)
 	for i := range larger {
-		larger[i] = l.restored(which, from, 2, blank, at(uint64(10+i), l.behind))
+		larger[i] = u.restored(which, from, 2, append(u.patterns(2), behind...),
+			at(uint64(10+i), behind))
 	}
 	for i, v := range larger {
-		want := append(at(2, l.blocks), at(uint64(10+i), l.behind)...)
-		l.visit(which+", after both were written behind it", v, want, nil)
-		harness.Must(l.delete(l.ctx, v))
+		want := append(u.patterns(2), at(uint64(10+i), behind)...)
+		u.visit(which+", after both were written behind it", v, want, nil)
+		harness.Must(u.delete(u.ctx, v))
 	}
 }
 
 // checkRecreated creates a volume and a snapshot with the names of deleted ones.
 func checkRecreated(s *checkRun) {
 	u := s.newInUse(s.A)
-	l, old := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: u.patterns(1)}, u.volume
-	u.write(true, u.patterns(1)...)
-	l.whole[1] = u.scan(nil)
-	snap := s.snap(old)
+	old, blocks := u.volume, u.patterns(1)
+	u.write(true, blocks...)
+	snap := u.snapWhole()
 	u.leave()
 	harness.Must(s.delete(s.ctx, old))
-	again := &volume{name: old.name, kind: Again, access: old.access, capability: old.capability,
-		seed: old.seed, request: old.request}
-	s.volumes = append(s.volumes, again)
+	again := &volume{name: old.name, kind: Again, access: old.access, seed: old.seed,
+		request: old.request}
+	s.undo = append(s.undo, func(ctx context.Context) error { return s.delete(ctx, again) })
 	harness.Must(s.make(s.ctx, again))
 	if again.GetVolumeId() == old.GetVolumeId() {
 		s.fail("volume %s was deleted, and another one of its name has its ID %s", old.name,
 			old.GetVolumeId())
 	}
 	const which = "a volume with the name of one that was deleted"
-	l.visit(which, again, at(0, l.blocks), at(2, l.blocks))
+	s.visit(which, again, at(0, blocks), at(2, blocks))
 	u = s.inUse(again, s.A)
-	s.during(which+", and written", func() { u.verify(at(2, l.blocks)...) })
-	l.whole[2] = u.scan(nil)
+	s.during(which+", and written", func() { u.verify(at(2, blocks)...) })
+	whole := u.scan(nil)
 	u.leave()
-	l.restoredOnce("restored from the snapshot of the deleted volume", snap, 1)
+	s.restoredOnce("restored from the snapshot of the deleted volume", snap, blocks)
 	harness.Must(s.deleteSnapshot(s.ctx, snap))
-	snap.deleted = true
-	named := &snapshot{name: snap.name, times: 1,
-		request: harness.SnapshotRequest(snap.name, again.GetVolumeId())}
-	s.snapshots = append(s.snapshots, named)
-	harness.Must(s.take(s.ctx, named))
-	l.restoredOnce("restored from a snapshot with the name of a deleted one", named, 2)
-	s.Log.add(report.Measure{What: "an image with the name of a deleted one", Of: 1, Unit: "times",
-		Words: "the driver makes no image"})
+	named := s.snap(snap.name, again)
+	named.whole = &whole
+	s.restoredOnce("restored from a snapshot with the name of a deleted one", named, at(2, blocks))
+	s.Log.more.Look(report.Measure{What: "an image with the name of a deleted one", Of: 1,
+		Unit: "times", Words: "the driver makes no image"})
 }
 
 // spread returns patterns of blocks that are spread over a raw volume.
@@ -450,14 +446,13 @@ func spread(v *volume) []guest.Pattern {
 func checkRestoredLarge(s *checkRun) {
 	u := s.inUse(s.create(restoredTimes, nil), s.A)
 	u.isBlank()
-	l := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: spread(u.volume)}
-	u.write(true, at(1, l.blocks)...)
-	l.whole[1] = u.scan(nil)
-	snap := s.snap(u.volume)
+	blocks := at(1, spread(u.volume))
+	u.write(true, blocks...)
+	snap := u.snapWhole()
 	u.leave()
 	which := fmt.Sprintf("restored from a snapshot of %d GiB", u.volume.GetCapacityBytes()/harness.GiB)
-	v := l.restored(which, snap, restoredTimes, at(1, l.blocks), nil)
-	l.during(which+", detached and attached again", func() { l.inUse(v, l.A).isLike(l.whole[1]) })
+	v := s.restored(which, snap, restoredTimes, blocks, nil)
+	s.during(which+", detached and attached again", func() { s.inUse(v, s.A).isLike(*v.like) })
 }
 
 const (
@@ -474,10 +469,9 @@ func checkLarge(s *checkRun) {
 	s.writtenAndDeleted()
 	v := s.create(largeTimes, nil)
 	blocks := spread(v)
-	l := &lineage{checkRun: s, whole: map[uint64]guest.Scan{}, blocks: blocks}
 	which := fmt.Sprintf("a volume of %d GiB", v.GetCapacityBytes()/harness.GiB)
 	for generation := range uint64(2) {
-		l.visit(which, v, at(generation, blocks), at(generation+1, blocks))
+		s.visit(which, v, at(generation, blocks), at(generation+1, blocks))
 	}
-	l.visit(which, v, at(2, blocks), nil)
+	s.visit(which, v, at(2, blocks), nil)
 }

@@ -44,7 +44,7 @@ func (u *use) mount() {
 func (u *use) nodeCall(ctx context.Context, call func(context.Context, csi.NodeClient) error,
 	verb string) error {
 	return repeat(ctx, func() error {
-		return wrap(call(ctx, csi.NewNodeClient(u.guest)), "%s volume %s", verb, u.volume.name)
+		return harness.Wrap(call(ctx, csi.NewNodeClient(u.guest)), "%s volume %s", verb, u.volume.name)
 	})
 }
 
@@ -66,7 +66,7 @@ func (u *use) publish(ctx context.Context) error {
 	err := repeat(ctx, func() error {
 		resp, err := u.Controller.ControllerPublishVolume(ctx, req)
 		u.PublishContext = resp.GetPublishContext()
-		return wrap(err, "attach volume %s to instance %s", u.volume.name, u.instance)
+		return harness.Wrap(err, "attach volume %s to instance %s", u.volume.name, u.instance)
 	})
 	u.doubtful = err != nil && mayExist(err)
 	return err
@@ -85,7 +85,7 @@ func (u *use) unpublish(ctx context.Context) error {
 		_, err := u.Controller.ControllerUnpublishVolume(ctx,
 			harness.UnpublishRequest(u.volume.Volume, u.instance))
 		u.attached = err != nil
-		return wrap(err, "detach volume %s", u.volume.name)
+		return harness.Wrap(err, "detach volume %s", u.volume.name)
 	})
 }
 
@@ -94,8 +94,16 @@ func (u *use) detach() {
 	harness.Must(u.unpublish(u.ctx))
 	u.awaitDevices(0)
 	if u.volume.disk != nil {
-		u.volume.disk.detached()
+		u.volume.disk.visit++
 	}
+}
+
+// end starts the instance again if it may be stopped, unmounts the volume and detaches it.
+func (u *use) end(ctx context.Context) (err error) {
+	if u.stopped {
+		err = u.revive(ctx)
+	}
+	return errors.Join(err, u.unmount(ctx), u.unpublish(ctx))
 }
 
 func (u *use) leave() {
@@ -117,11 +125,10 @@ func (u *use) awaitDevices(want int) {
 			return err
 		}
 		var serials, names []string
-		for _, d := range facts.With(u.serial()) {
-			names = append(names, d.Name)
-		}
 		for _, d := range facts.Devices {
-			serials = append(serials, d.Serial)
+			if serials = append(serials, d.Serial); d.Serial == u.serial() {
+				names = append(names, d.Name)
+			}
 		}
 		if len(names) != want {
 			return fmt.Errorf("instance %s shows %d devices with the serial %q of volume %s, not %d: %q; "+
@@ -180,7 +187,7 @@ func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	for _, p := range patterns {
 		_, err := guest.Write(u.ctx, u.guest, guest.Task{Place: u.place(), Pattern: p, Sync: sync})
 		if err != nil {
-			return wrap(err, "write volume %s", u.volume.name)
+			return harness.Wrap(err, "write volume %s", u.volume.name)
 		}
 		for n := p.First; n < p.First+p.Count && u.volume.disk != nil; n++ {
 			u.volume.disk.write(p.Range(n))
@@ -195,9 +202,9 @@ func (u *use) verify(patterns ...guest.Pattern) {
 		if err == nil && found.Read != p.Count {
 			err = fmt.Errorf("%d blocks were read, not %d", found.Read, p.Count)
 		}
-		harness.Must(wrap(errors.Join(err, found.Err()), "verify volume %s", u.volume.name))
-		u.Log.add(report.Measure{What: "what was written, on " + u.volume.access, Looked: found.Read,
-			Unit: "blocks"})
+		harness.Must(harness.Wrap(errors.Join(err, found.Err()), "verify volume %s", u.volume.name))
+		u.Log.more.Look(report.Measure{What: "what was written, on " + u.volume.access,
+			Looked: found.Read, Unit: "blocks"})
 		for n := p.First; n < p.First+p.Count && u.volume.disk != nil; n++ {
 			u.volume.disk.read(p.Range(n))
 		}
@@ -269,63 +276,35 @@ func checkCut(s *checkRun) {
 	}
 }
 
-// rackMessage returns the rack's message of a refusal, without the dump that the client adds.
-func rackMessage(err error) string {
-	refused := (*oxide.HTTPError)(nil)
-	switch {
-	case !errors.As(err, &refused):
-		return err.Error()
-	case refused.ErrorResponse == nil:
-		return fmt.Sprintf("HTTP status %d, without a message of the rack",
-			refused.HTTPResponse.StatusCode)
-	}
-	r := refused.ErrorResponse
-	return fmt.Sprintf("%s (%s, request %s)", r.Message, r.ErrorCode, r.RequestId)
-}
-
 // stop stops an instance, unless somebody else uses it, and waits until it is stopped.
-func (s *checkRun) stop(ctx context.Context, instance string) error {
-	if s.MayStop != nil {
-		if err := s.MayStop(ctx, instance); err != nil {
-			return err
-		}
-	}
-	_, err := s.Oxide.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
-	if err != nil {
-		return fmt.Errorf("stop instance %s: %s", instance, rackMessage(err))
-	}
+func (s *checkRun) stop(ctx context.Context, instance string) (err error) {
+	defer harness.Catch(&err)
+	harness.Must(s.MayStop(ctx, instance))
+	_, refused := s.Oxide.InstanceStop(ctx,
+		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+	harness.Must(harness.Wrap(harness.Refusal(refused), "stop instance %s", instance))
 	_, err = s.awaitState(ctx, instance, oxide.InstanceStateStopped)
 	return err
 }
 
 // start starts an instance and waits until it runs. It returns false if the instance ran already.
 func (s *checkRun) start(ctx context.Context, instance string) (started bool, err error) {
-	found, err := s.awaitState(ctx, instance, oxide.InstanceStateStopped,
-		oxide.InstanceStateFailed, oxide.InstanceStateRunning)
-	if err != nil || found == oxide.InstanceStateRunning {
-		return false, err
+	defer harness.Catch(&err)
+	if harness.Got(s.awaitState(ctx, instance, oxide.InstanceStateStopped, oxide.InstanceStateFailed,
+		oxide.InstanceStateRunning)) == oxide.InstanceStateRunning {
+		return false, nil
 	}
-	if _, err := s.Oxide.InstanceStart(ctx,
-		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)}); err != nil {
-		return true, fmt.Errorf("start instance %s: %s", instance, rackMessage(err))
-	}
+	started = true
+	_, refused := s.Oxide.InstanceStart(ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
+	harness.Must(harness.Wrap(harness.Refusal(refused), "start instance %s", instance))
 	_, err = s.awaitState(ctx, instance, oxide.InstanceStateRunning)
 	return true, err
 }
 
-// awaitState waits until an instance is in one of the states, and returns the state.
 func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxide.InstanceState) (
-	found oxide.InstanceState, err error) {
-	return found, harness.Await(ctx, startTimeout, func() error {
-		i, err := s.Oxide.InstanceView(ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
-		if err != nil {
-			return fmt.Errorf("read instance %s: %s", instance, rackMessage(err))
-		}
-		if found = i.RunState; !slices.Contains(want, found) {
-			return fmt.Errorf("instance %s is %s, expected %q", instance, found, want)
-		}
-		return nil
-	})
+	oxide.InstanceState, error) {
+	return harness.Administrator{Client: s.Oxide}.AwaitState(ctx, startTimeout, instance, want...)
 }
 
 // revive starts the instance if it does not run, and connects to its agent again. The instance has
@@ -345,27 +324,25 @@ func (u *use) revive(ctx context.Context) error {
 // checkHelper attaches volumes, one for each access, to a stopped instance. It starts the instance,
 // uses the volumes, restarts the instance, reads the volumes again, and stops the instance.
 func checkHelper(s *checkRun) {
-	h := &helper{checkRun: s}
 	for _, s.access = range s.accesses() {
-		h.uses = append(h.uses, s.publish(s.create(1, nil), s.Helper.InstanceID))
+		s.publish(s.create(1, nil), s.Helper.InstanceID)
 	}
 	// The volumes can be detached only when the instance is stopped.
-	s.last = append(s.last, h.stop)
+	s.last = append(s.last, s.stopHelper)
 	for round := range 2 {
-		h.start()
+		s.startHelper()
 		disks, err := s.Oxide.InstanceDiskListAllPages(s.ctx,
 			oxide.InstanceDiskListParams{Instance: oxide.NameOrId(s.Helper.InstanceID)})
-		if err != nil {
-			s.fail("list the disks of instance %s: %s", s.Helper.InstanceID, rackMessage(err))
-		}
-		for _, u := range h.uses {
+		harness.Must(harness.Wrap(harness.Refusal(err), "list the disks of instance %s",
+			s.Helper.InstanceID))
+		for _, u := range s.uses {
 			id := u.volume.GetVolumeId()
 			if !slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == id }) {
 				s.fail("the rack does not list volume %s among the %d disks of instance %s, "+
 					"to which it is attached", u.volume.name, len(disks), s.Helper.InstanceID)
 			}
 		}
-		for _, u := range h.uses {
+		for _, u := range s.uses {
 			s.during(u.volume.access+", in the stopped instance that was started", func() {
 				u.compareDevice()
 				u.mount()
@@ -377,65 +354,55 @@ func checkHelper(s *checkRun) {
 				harness.Must(u.unmount(u.ctx))
 			})
 		}
-		harness.Must(h.stop(s.ctx))
+		harness.Must(s.stopHelper(s.ctx))
 	}
 }
 
-type helper struct {
-	*checkRun
-	uses []*use
-	// guest is nil while the instance is stopped.
-	guest *guest.AgentClient
-}
-
-// start starts the instance and connects to it.
-func (h *helper) start() {
-	started, err := h.checkRun.start(h.ctx, h.Helper.InstanceID)
-	h.Helper.Started = h.Helper.Started || started
+// startHelper starts the helper instance and connects to it.
+func (s *checkRun) startHelper() {
+	started, err := s.start(s.ctx, s.Helper.InstanceID)
+	s.Helper.Started = s.Helper.Started || started
 	if !started && err == nil {
 		err = fmt.Errorf("instance %s runs, and this check did not start it: it is somebody else's, "+
-			"and was left", h.Helper.InstanceID)
+			"and was left", s.Helper.InstanceID)
 	}
 	harness.Must(err)
 	var reached *guest.AgentClient
-	harness.Must(harness.Await(h.ctx, startTimeout, func() (err error) {
-		reached, err = h.Helper.Connect(h.ctx)
+	harness.Must(harness.Await(s.ctx, startTimeout, func() (err error) {
+		reached, err = s.Helper.Connect(s.ctx)
 		return err
 	}))
-	h.guest = reached
-	for _, u := range h.uses {
+	for _, u := range s.uses {
 		u.guest = reached
 	}
 }
 
-// stop stops the instance if the check started it. The stop also ends the instance's mounts.
-func (h *helper) stop(ctx context.Context) error {
-	if !h.Helper.Started {
+// stopHelper stops the helper if the check started it. The stop also ends the instance's mounts.
+func (s *checkRun) stopHelper(ctx context.Context) error {
+	if !s.Helper.Started {
 		return nil
 	}
-	err := h.checkRun.stop(ctx, h.Helper.InstanceID)
-	h.Helper.Started = err != nil
-	if h.guest != nil {
-		h.guest.Kill()
-		h.guest = nil
-	}
-	for _, u := range h.uses {
-		u.mounted = false
+	err := s.stop(ctx, s.Helper.InstanceID)
+	s.Helper.Started = err != nil
+	for _, u := range s.uses {
+		if u.guest != nil { // all uses have the same guest, and Kill may be called again
+			u.guest.Kill()
+		}
+		u.guest, u.mounted = nil, false
 	}
 	return err
 }
 
 // checkDevices compares the devices of two volumes with the answers of rack and driver.
 func checkDevices(s *checkRun) {
-	var uses []*use
 	for i := range 2 {
-		uses = append(uses, s.attach(s.create(int64(i+1), nil), s.A))
+		s.attach(s.create(int64(i+1), nil), s.A)
 	}
-	for _, u := range uses {
+	for _, u := range s.uses {
 		u.compareDevice()
 	}
 	s.during("after the detach", func() {
-		for _, u := range uses {
+		for _, u := range s.uses {
 			u.detach()
 		}
 	})
@@ -445,9 +412,7 @@ func checkDevices(s *checkRun) {
 func (u *use) compareDevice() {
 	disk, err := u.Oxide.DiskView(u.ctx,
 		oxide.DiskViewParams{Disk: oxide.NameOrId(u.volume.GetVolumeId())})
-	if err != nil {
-		u.fail("read the disk of volume %s: %s", u.volume.name, rackMessage(err))
-	}
+	harness.Must(harness.Wrap(harness.Refusal(err), "read the disk of volume %s", u.volume.name))
 	if name := string(disk.Name); name[:min(len(name), 20)] != u.serial() {
 		u.fail("the disk of volume %s is named %q on the rack; the driver names it %q", u.volume.name,
 			name, u.serial())
@@ -463,7 +428,7 @@ func (u *use) compareDevice() {
 		}
 	}
 	d := facts.With(u.serial())[0]
-	u.Log.add(report.Measure{What: "devices of an instance", Looked: 1, Unit: "devices"})
+	u.Log.more.Look(report.Measure{What: "devices of an instance", Looked: 1, Unit: "devices"})
 	differ("the size of the rack's disk", d.SizeBytes, int64(disk.Size))
 	differ("the block size of the rack's disk", d.BlockSize, int64(disk.BlockSize))
 	differ("the size of the driver's volume", d.SizeBytes, u.volume.GetCapacityBytes())

@@ -76,19 +76,18 @@ type Agent struct {
 	// calls lets the agent's own calls run at the same time. A call of the node service runs alone.
 	calls *semaphore.Weighted
 
+	// Start sets config and plugin before all other calls.
+	config Config
+	plugin *harness.Plugin
+
 	mu sync.Mutex
-	// mu guards the fields below.
-	config  Config
-	plugin  *harness.Plugin
+	// mu guards writers.
 	writers map[int]*writer
 }
 
 func newAgent() (*Agent, error) {
 	dir, err := newDirectory()
-	if err != nil {
-		return nil, err
-	}
-	return &Agent{dir: dir, writers: map[int]*writer{}, calls: semaphore.NewWeighted(allCalls)}, nil
+	return &Agent{dir: dir, writers: map[int]*writer{}, calls: semaphore.NewWeighted(allCalls)}, err
 }
 
 // allCalls is the weight of a call that excludes all others, each of which weighs 1.
@@ -97,13 +96,8 @@ const allCalls = 1 << 30
 // dirPrefix begins the names of the directories that an agent works in or was copied to.
 const dirPrefix = "oxide-guest-"
 
-// Start starts the driver's node service, once, and returns the agent's directory.
+// Start starts the driver's node service and returns the agent's directory. Call it once.
 func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.plugin != nil {
-		return "", errors.New("the driver runs in this instance already")
-	}
 	c.SysfsRoot = cmp.Or(c.SysfsRoot, os.Getenv("OXIDE_SYSFS_ROOT"), "/sys")
 	c.DevRoot = cmp.Or(c.DevRoot, os.Getenv("OXIDE_DEV_ROOT"), "/dev")
 	a.config = c
@@ -124,28 +118,24 @@ func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
 }
 
 // MakeDirs makes directories below the agent's own, as an orchestrator does.
-func (a *Agent) MakeDirs(_ context.Context, paths []string) (Nothing, error) {
+func (a *Agent) MakeDirs(_ context.Context, paths []string) (none Nothing, err error) {
+	defer harness.Catch(&err)
 	for _, path := range paths {
-		if err := os.MkdirAll(path, 0o750); err != nil {
-			return Nothing{}, fmt.Errorf("make a directory in the instance: %w", err)
-		}
+		harness.Must(harness.Wrap(os.MkdirAll(path, 0o750), "make a directory in the instance"))
 	}
-	return Nothing{}, nil
+	return none, nil
 }
 
 // Close ends what the agent started and removes its directory. If volumes are still mounted, it
-// unmounts them and returns an error that names them.
-func (a *Agent) Close() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// unmounts them and returns an error that names them. All calls must have ended.
+func (a *Agent) Close() (err error) {
 	for _, w := range a.writers {
 		w.stop()
 	}
-	var errs []error
 	if a.plugin != nil {
-		errs = append(errs, a.plugin.Stop())
+		err = a.plugin.Stop()
 	}
-	return errors.Join(append(errs, a.dir.remove())...)
+	return errors.Join(err, a.dir.remove())
 }
 
 // open opens a volume's file or device with the function open, and checks the device's serial.
@@ -154,19 +144,14 @@ func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File,
 	if err != nil || !place.Raw() {
 		return file, err
 	}
-	if err := a.ownDevice(file, place.Serial); err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	return file, nil
+	return harness.Opened(file, a.ownDevice(file, place.Serial))
 }
 
 // ownDevice checks that a file is a block device of the guest with this serial.
 func (a *Agent) ownDevice(file *os.File, serial string) (err error) {
 	defer harness.Catch(&err)
-	a.mu.Lock()
 	root := a.config.SysfsRoot
-	a.mu.Unlock()
-	number, devices := harness.Got(deviceNumber(file)), harness.Got(Devices(root))
+	number, devices := harness.Got(harness.DeviceNumber(file)), harness.Got(Devices(root))
 	switch i := slices.IndexFunc(devices, func(d Device) bool { return d.Number == number }); {
 	case i < 0:
 		return fmt.Errorf("the guest has no block device %s in %s", number, filepath.Join(root, "block"))
@@ -188,7 +173,7 @@ func Main(ctx context.Context) int {
 	err := func() (err error) {
 		defer harness.Catch(&err)
 		if !namespace.Entered() {
-			harness.Must(removeCopy())
+			removeCopy()
 		}
 		harness.Must(namespace.Enter())
 		agent := harness.Got(newAgent())
@@ -205,19 +190,15 @@ func Main(ctx context.Context) int {
 }
 
 // removeCopy removes this program's file if Connect copied it here. The process does not need it.
-func removeCopy() error {
-	path, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	dir := filepath.Dir(path)
+// Like harness.Must, removeCopy panics on an error.
+func removeCopy() {
+	dir := filepath.Dir(harness.Got(os.Executable()))
 	if !strings.HasPrefix(filepath.Base(dir), dirPrefix) {
-		return nil
+		return
 	}
-	if err := RemoveOwn(dir, copyMark); !errors.Is(err, ErrNotOwn) {
-		return err
+	if err := RemoveOwn(dir, copyMark); !errors.Is(err, ErrNotOwn) { // or a person has put it there
+		harness.Must(err)
 	}
-	return nil // a person has put the program there
 }
 
 // agentService begins the names of the agent's own gRPC methods.
@@ -334,18 +315,17 @@ type streams struct {
 	in       io.Reader
 	out      io.Writer
 	end      func() error
-	closed   chan struct{}
+	open     context.Context // ends when the connection is closed
 	accept   sync.Once
 }
 
 func newStreams(in io.Reader, out io.Writer, end io.Closer) *streams {
 	pipe, _ := net.Pipe()
-	s := &streams{Conn: pipe, in: in, out: out, closed: make(chan struct{})}
-	s.end = sync.OnceValue(func() error {
-		close(s.closed)
+	open, closed := context.WithCancel(context.Background())
+	return &streams{Conn: pipe, in: in, out: out, open: open, end: sync.OnceValue(func() error {
+		closed()
 		return end.Close()
-	})
-	return s
+	})}
 }
 
 func (s *streams) Read(p []byte) (int, error)  { return s.in.Read(p) }
@@ -357,19 +337,10 @@ func (s *streams) Addr() net.Addr              { return s.LocalAddr() }
 func (s *streams) Accept() (conn net.Conn, err error) {
 	s.accept.Do(func() { conn = s })
 	if conn == nil {
-		<-s.closed
+		<-s.open.Done()
 		return nil, io.EOF
 	}
 	return conn, nil
-}
-
-func (s *streams) isClosed() bool {
-	select {
-	case <-s.closed:
-		return true
-	default:
-		return false
-	}
 }
 
 // Nothing is the argument or the result of a call that has no argument or no result.
@@ -401,26 +372,20 @@ func (d Device) Open(devRoot string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	number, err := deviceNumber(file)
+	number, err := harness.DeviceNumber(file)
 	if err == nil && number != d.Number {
 		err = fmt.Errorf("%s is the device %s, expected %s", file.Name(), number, d.Number)
 	}
-	if err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	return file, nil
+	return harness.Opened(file, err)
 }
 
 // Facts reads the instance's ID from the firmware, and its devices from sysfs.
 func (a *Agent) Facts(context.Context, Nothing) (Facts, error) {
-	a.mu.Lock()
-	root := a.config.SysfsRoot
-	a.mu.Unlock()
-	id, _, errID := Firmware(root)
+	id, _, errID := Firmware(a.config.SysfsRoot)
 	if errors.Is(errID, fs.ErrNotExist) {
 		errID = nil // the machine has no SMBIOS
 	}
-	devices, err := Devices(root)
+	devices, err := Devices(a.config.SysfsRoot)
 	return Facts{id, devices}, errors.Join(errID, err)
 }
 
@@ -433,20 +398,14 @@ func Firmware(sysfsRoot string) (instanceID, vendor string, err error) {
 }
 
 // Devices returns the block devices with a serial. It skips those that disappear meanwhile.
-func Devices(sysfsRoot string) ([]Device, error) {
-	dirs, err := filepath.Glob(filepath.Join(sysfsRoot, "block", "*"))
-	if err != nil {
-		return nil, err
-	}
-	var devices []Device
-	for _, dir := range dirs {
+func Devices(sysfsRoot string) (devices []Device, err error) {
+	defer harness.Catch(&err)
+	for _, dir := range harness.Got(filepath.Glob(filepath.Join(sysfsRoot, "block", "*"))) {
 		d, err := blockDevice(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err != nil {
-			return nil, fmt.Errorf("read the block device %s: %w", filepath.Base(dir), err)
-		}
+		harness.Must(harness.Wrap(err, "read the block device %s", filepath.Base(dir)))
 		devices = append(devices, d)
 	}
 	return devices, nil
@@ -485,11 +444,9 @@ func MarkOwn(dir, purpose string) error {
 // RemoveOwn removes a directory with its content, or does nothing if it does not exist. It refuses
 // a link, a directory that another user owns or may write to, one without the mark of this purpose,
 // and one with a mount below it.
-func RemoveOwn(path, purpose string) error {
-	parent, err := os.OpenRoot(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
+func RemoveOwn(path, purpose string) (err error) {
+	defer harness.Catch(&err)
+	parent := harness.Got(os.OpenRoot(filepath.Dir(path)))
 	defer parent.Close()
 	name := filepath.Base(path)
 	named, err := parent.Lstat(name)
@@ -499,10 +456,7 @@ func RemoveOwn(path, purpose string) error {
 	if err != nil || !named.IsDir() || !IsOwn(named) {
 		return errors.Join(fmt.Errorf("%s: %w", path, ErrNotOwn), err)
 	}
-	dir, err := parent.OpenRoot(name)
-	if err != nil {
-		return err
-	}
+	dir := harness.Got(parent.OpenRoot(name))
 	defer dir.Close()
 	opened, errOpened := dir.Stat(".")
 	mark, errMark := dir.Lstat(markFile)
@@ -523,9 +477,7 @@ func RemoveOwn(path, purpose string) error {
 			err = errors.Join(err, dir.RemoveAll(entry.Name()))
 		}
 	}
-	if err != nil {
-		return err
-	}
+	harness.Must(err)
 	return errors.Join(dir.Remove(markFile), parent.Remove(name))
 }
 
@@ -539,18 +491,12 @@ func IsOwn(info fs.FileInfo) bool {
 const maxFile = 16 << 20
 
 // ReadFile reads a regular file. It never blocks on a FIFO or a device.
-func ReadFile(path string) ([]byte, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
+func ReadFile(path string) (_ []byte, err error) {
+	defer harness.Catch(&err)
+	file := harness.Got(os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0))
 	defer file.Close()
-	info, err := file.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s: expected a regular file; found %s", path, info.Mode())
-	}
-	if err != nil {
-		return nil, err
+	if info := harness.Got(file.Stat()); !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: expected a regular file; found %s", path, info.Mode())
 	}
 	return io.ReadAll(io.LimitReader(file, maxFile))
 }

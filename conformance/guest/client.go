@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -21,6 +22,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // Verb is the argument that starts a program as an agent. The program must then call Main.
@@ -219,14 +222,12 @@ type AgentClient struct {
 
 	config Config
 	open   func(context.Context) (*link, error)
-
-	mu sync.Mutex
-	// mu guards the fields below.
-	link *link
-	dir  string
+	link   atomic.Pointer[link]
 }
 
 type link struct {
+	// dir is the agent's directory.
+	dir     string
 	client  *grpc.ClientConn
 	streams *streams
 	// close ends the agent in order, and kill ends it at once. Both wait until the agent has ended.
@@ -256,16 +257,10 @@ func (g *AgentClient) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("start an agent in %s: %w", g.Name, err)
 	}
-	g.mu.Lock()
-	g.link = l
-	g.mu.Unlock()
-	dir, err := startAgent(ctx, g, g.config)
-	if err != nil {
+	g.link.Store(l)
+	if l.dir, err = startAgent(ctx, g, g.config); err != nil {
 		return errors.Join(err, l.end())
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.dir = dir
 	return nil
 }
 
@@ -275,37 +270,28 @@ func (g *AgentClient) Reconnect(ctx context.Context) error {
 	return g.connect(ctx)
 }
 
-func (g *AgentClient) current() *link {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.link
-}
-
 // Kill ends the agent and its processes at once, as the loss of the instance does.
 func (g *AgentClient) Kill() {
-	l := g.current()
+	l := g.link.Load()
 	l.kill()
 	_ = l.client.Close()
 }
 
 // Close ends the agent and its processes. It returns an error if volumes were still mounted.
 func (g *AgentClient) Close() error {
-	if err := g.current().end(); err != nil {
-		return fmt.Errorf("end the agent in %s: %w", g.Name, err)
-	}
-	return nil
+	return harness.Wrap(g.link.Load().end(), "end the agent in %s", g.Name)
 }
 
 // call calls one of the agent's own methods.
 func (g *AgentClient) call(ctx context.Context, method string, args, reply any) error {
-	l := g.current()
+	l := g.link.Load()
 	err := l.client.Invoke(ctx, method, args, reply, grpc.ForceCodec(codec{}))
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case l.streams.isClosed():
+	case l.streams.open.Err() != nil:
 		return l.lost(err)
 	}
 	return errors.New(status.Convert(err).Message())
@@ -319,9 +305,9 @@ func (l *link) lost(err error) error {
 // Invoke calls the instance's node service. With it, AgentClient is a connection for CSI clients.
 func (g *AgentClient) Invoke(ctx context.Context, method string, args, reply any,
 	options ...grpc.CallOption) error {
-	began, l := time.Now(), g.current()
+	began, l := time.Now(), g.link.Load()
 	err := l.client.Invoke(ctx, method, args, reply, options...)
-	if err != nil && ctx.Err() == nil && l.streams.isClosed() {
+	if err != nil && ctx.Err() == nil && l.streams.open.Err() != nil {
 		// The agent has ended, so Internal tells the caller not to repeat the call.
 		err = status.Errorf(codes.Internal, "in %s: %s: %s", g.Name, method, l.lost(err))
 	}
@@ -339,7 +325,5 @@ func (g *AgentClient) NewStream(context.Context, *grpc.StreamDesc, string, ...gr
 
 // Path returns a path below the agent's directory, for volumes.
 func (g *AgentClient) Path(elements ...string) string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return filepath.Join(append([]string{g.dir}, elements...)...)
+	return filepath.Join(append([]string{g.link.Load().dir}, elements...)...)
 }

@@ -22,40 +22,24 @@ func openDirect(place Place) (*os.File, error) {
 	if file, err = os.Open(place.Path); err != nil {
 		return nil, err
 	}
-	if err := unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-		return nil, errors.Join(fmt.Errorf("drop the cache of %s: %w", place.Path, err), file.Close())
-	}
-	return file, nil
+	err = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
+	return harness.Opened(file, harness.Wrap(err, "drop the cache of %s", place.Path))
 }
 
 // newBuffer allocates memory that begins at a page boundary, as O_DIRECT requires for reads.
-func newBuffer(size int) ([]byte, func(), error) {
+// Like harness.Must, it panics on an error.
+func newBuffer(size int) ([]byte, func()) {
 	buffer, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, nil, fmt.Errorf("allocate a buffer: %w", err)
-	}
-	return buffer, func() { _ = unix.Munmap(buffer) }, nil
-}
-
-func deviceNumber(file *os.File) (string, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
-		return "", fmt.Errorf("stat %s: %w", file.Name(), err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return "", fmt.Errorf("%s is no block device", file.Name())
-	}
-	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), nil
+	harness.Must(harness.Wrap(err, "allocate a buffer"))
+	return buffer, func() { _ = unix.Munmap(buffer) }
 }
 
 // FilesystemBytes returns the size of the filesystem at a path, as statfs reports it.
 func (*Agent) FilesystemBytes(_ context.Context, path string) (int64, error) {
 	var st unix.Statfs_t
-	if err := unix.Statfs(path, &st); err != nil {
-		return 0, fmt.Errorf("statfs %s: %w", path, err)
-	}
-	return int64(st.Blocks) * st.Bsize, nil
+	err := unix.Statfs(path, &st)
+	return int64(st.Blocks) * st.Bsize, harness.Wrap(err, "statfs %s", path)
 }
 
 // HasMountSetattr reports whether the kernel has mount_setattr (Linux 5.12). The driver needs it.
@@ -64,10 +48,8 @@ func HasMountSetattr() bool { return unix.MountSetattr(-1, "", 0, nil) != unix.E
 // KernelRelease returns the output of uname -r.
 func KernelRelease() (string, error) {
 	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return "", fmt.Errorf("uname: %w", err)
-	}
-	return unix.ByteSliceToString(name.Release[:]), nil
+	err := unix.Uname(&name)
+	return unix.ByteSliceToString(name.Release[:]), harness.Wrap(err, "uname")
 }
 
 // directory is a tmpfs in an agent's mount namespace. Other processes see an empty directory. The
@@ -79,16 +61,13 @@ type directory struct {
 	lock *os.File
 }
 
-func newDirectory() (*directory, error) {
+func newDirectory() (_ *directory, err error) {
+	defer harness.Catch(&err)
 	Sweep()
 	path, err := os.MkdirTemp("", dirPrefix)
-	if err != nil {
-		return nil, fmt.Errorf("make the agent's directory: %w", err)
-	}
+	harness.Must(harness.Wrap(err, "make the agent's directory"))
 	lock, err := harness.LockDir(path)
-	if err != nil {
-		return nil, fmt.Errorf("lock the agent's directory: %w", err)
-	}
+	harness.Must(harness.Wrap(err, "lock the agent's directory"))
 	// Lock the directory first: another agent would remove a directory with a mark and without a lock.
 	if err := MarkOwn(path, agentMark); err != nil {
 		return nil, errors.Join(err, lock.Close())

@@ -15,11 +15,10 @@ type directory struct {
 	lock *os.File
 }
 
-func newDirectory() (*directory, error)     { return nil, errNotLinux }
-func (*directory) remove() error            { return errNotLinux }
-func openDirect(Place) (*os.File, error)    { return nil, errNotLinux }
-func newBuffer(int) ([]byte, func(), error) { return nil, nil, errNotLinux }
-func deviceNumber(*os.File) (string, error) { return "", errNotLinux }
+func newDirectory() (*directory, error)  { return nil, errNotLinux }
+func (*directory) remove() error         { return errNotLinux }
+func newBuffer(int) ([]byte, func())     { panic(errNotLinux) }
+func openDirect(Place) (*os.File, error) { return nil, errNotLinux }
 
 func (*Agent) FilesystemBytes(context.Context, string) (int64, error) { return 0, errNotLinux }
 func HasMountSetattr() bool                                           { return false }

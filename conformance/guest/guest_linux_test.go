@@ -28,9 +28,8 @@ func TestMain(m *testing.M) {
 
 func TestKillDoesNotWaitForAnInstanceThatIsDown(t *testing.T) {
 	// This command outlives its agent, as ssh does until it notices that the instance is down.
-	g, err := Connect(t.Context(), []string{"sh", "-c",
-		`sh -c "$0"; case $0 in *" agent;"*) sleep 1000; esac`}, Config{})
-	csitest.Must(t, err)
+	g := csitest.Got(Connect(t.Context(), []string{"sh", "-c",
+		`sh -c "$0"; case $0 in *" agent;"*) sleep 1000; esac`}, Config{}))(t)
 	killed := make(chan struct{})
 	go func() {
 		defer close(killed)
@@ -52,10 +51,7 @@ func TestConnectReportsWhyACommandDoesNotReachTheInstance(t *testing.T) {
 		{[]string{"sh", "-c", "echo no route >&2; exit 255; #"}, "no route"},
 		{[]string{"sh", "-c", "cat >/dev/null; echo hello; #"}, "expected the name of a directory"},
 	} {
-		_, err := Connect(t.Context(), c.command, Config{})
-		if err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("Connect(%q) = %v, want an error with %q", c.command, err, c.says)
-		}
+		csitest.Says(t, csitest.Err(Connect(t.Context(), c.command, Config{})), c.says)
 	}
 }
 

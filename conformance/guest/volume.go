@@ -62,14 +62,13 @@ func (a *Agent) Write(ctx context.Context, w Task) (none Nothing, err error) {
 func (a *Agent) Verify(ctx context.Context, r Task) (report Report, err error) {
 	defer harness.Catch(&err)
 	p := r.Pattern
-	file, err := a.open(r.Place, openDirect)
-	if err == nil {
+	file, missing := a.open(r.Place, openDirect)
+	if missing == nil {
 		defer func() { err = errors.Join(err, file.Close()) }()
-	} else if !errors.Is(err, fs.ErrNotExist) || r.Place.Raw() {
-		return report, err
+	} else if !errors.Is(missing, fs.ErrNotExist) || r.Place.Raw() {
+		return report, missing
 	}
-	block, free, err := newBuffer(BlockBytes)
-	harness.Must(err)
+	block, free := newBuffer(BlockBytes)
 	defer free()
 	for n := p.First; n < p.First+p.Count; n++ {
 		harness.Must(ctx.Err())
@@ -99,8 +98,6 @@ type Range struct{ From, To int64 }
 // Sample chooses what Scan reads of a device: both ends, the surroundings of each boundary, a
 // random piece before each boundary, and as much of the rest as Within allows.
 type Sample struct {
-	// Boundary is the size of the pieces into which a rack divides a disk.
-	Boundary int64
 	// Seed chooses the random pieces.
 	Seed uint64
 	// Within is the time after which Scan stops reading the rest of the device.
@@ -125,6 +122,8 @@ const (
 	// sampleEnd is the sample's size at a device's ends, sampleEdge that at and between boundaries.
 	sampleEnd  = 1 << 20
 	sampleEdge = 64 << 10
+	// boundary is the size of the pieces into which a rack divides a disk.
+	boundary = 64 << 20
 )
 
 // ranges returns the ranges that are always read, and those that are read in the time left.
@@ -141,9 +140,9 @@ func (s *Sample) ranges(bytes int64) (always, rest []Range) {
 	}
 	add(0, sampleEnd)
 	add(bytes-sampleEnd, bytes)
-	for at := s.Boundary; at < bytes; at += s.Boundary {
+	for at := int64(boundary); at < bytes; at += boundary {
 		add(at-sampleEdge, at+sampleEdge)
-		between := at - s.Boundary + random.Int64N(s.Boundary/sampleEdge)*sampleEdge
+		between := at - boundary + random.Int64N(boundary/sampleEdge)*sampleEdge
 		add(between, between+sampleEdge)
 	}
 	random.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
@@ -156,8 +155,7 @@ func (a *Agent) Scan(ctx context.Context, s Task) (scan Scan, err error) {
 	began := time.Now()
 	file := harness.Got(a.open(s.Place, openDirect))
 	defer func() { err = errors.Join(err, file.Close()) }()
-	buffer, free, err := newBuffer(scanPiece)
-	harness.Must(err)
+	buffer, free := newBuffer(scanPiece)
 	defer free()
 	scan.Bytes = harness.Got(file.Seek(0, io.SeekEnd))
 	hash := sha256.New()
@@ -282,22 +280,17 @@ func (a *Agent) writer(number int) (*writer, error) {
 }
 
 // Acknowledged returns the number of a writer's records that fsync has acknowledged so far.
-func (a *Agent) Acknowledged(_ context.Context, number int) (int64, error) {
-	w, err := a.writer(number)
-	if err != nil {
-		return 0, err
-	}
-	return w.acknowledged.Load(), nil
+func (a *Agent) Acknowledged(_ context.Context, number int) (records int64, err error) {
+	defer harness.Catch(&err)
+	return harness.Got(a.writer(number)).acknowledged.Load(), nil
 }
 
 // StopWriter stops a writer and returns its result.
-func (a *Agent) StopWriter(_ context.Context, number int) (WriterEnd, error) {
-	w, err := a.writer(number)
-	if err != nil {
-		return WriterEnd{}, err
-	}
+func (a *Agent) StopWriter(_ context.Context, number int) (end WriterEnd, err error) {
+	defer harness.Catch(&err)
+	w := harness.Got(a.writer(number))
 	w.stop()
-	end := WriterEnd{Acknowledged: w.acknowledged.Load()}
+	end.Acknowledged = w.acknowledged.Load()
 	if w.err != nil {
 		end.Failed = w.err.Error()
 	}

@@ -42,7 +42,7 @@ type Event struct {
 // limit is the number of events that a Recorder keeps: a long run must not fill the memory.
 const limit = 2000
 
-// Recorder records events. A nil Recorder records nothing.
+// Recorder records events.
 type Recorder struct {
 	mu sync.Mutex
 	// mu guards these fields.
@@ -63,9 +63,6 @@ func (r *Recorder) Call(lane, name string) (answered func(outcome string, failed
 	e := &Event{Lane: lane, Name: name, Start: time.Now()}
 	r.add(e)
 	return func(outcome string, failed bool) {
-		if r == nil {
-			return
-		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		e.End, e.Outcome, e.Failed = time.Now(), outcome, failed
@@ -76,11 +73,11 @@ func (r *Recorder) Call(lane, name string) (answered func(outcome string, failed
 func (r *Recorder) Step(name string) (done func(err error)) {
 	answered := r.Call(Orchestrator, name)
 	return func(err error) {
+		outcome := "OK"
 		if err != nil {
-			answered(err.Error(), true)
-			return
+			outcome = err.Error()
 		}
-		answered("OK", false)
+		answered(outcome, err != nil)
 	}
 }
 
@@ -91,9 +88,6 @@ func (r *Recorder) Mark(lane, name string) {
 }
 
 func (r *Recorder) add(e *Event) {
-	if r == nil {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.events) == limit {
@@ -105,9 +99,6 @@ func (r *Recorder) add(e *Event) {
 
 // Events returns the recorded events, the time of the last Begin, and the number of dropped events.
 func (r *Recorder) Events() (events []Event, since time.Time, dropped int) {
-	if r == nil {
-		return nil, since, 0
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.events {
@@ -122,8 +113,8 @@ type Page struct {
 	Title string
 	// Seed and Command tell how to repeat the run. The page omits them if they are empty.
 	Seed, Command string
-	// Broken describes the promise that was broken at the time At. If At is zero, the page shows it
-	// after the last event. If Broken is empty, no promise was broken.
+	// Broken describes the promise that was broken at the time At. If Broken is empty, no promise was
+	// broken.
 	Broken string
 	At     time.Time
 	// Evidence is the directory with the logs.
@@ -186,21 +177,17 @@ func layout(p Page) drawing {
 	for _, text := range []*string{&d.Title, &d.Seed, &d.Command, &d.Broken, &d.Evidence} {
 		*text = plain(*text)
 	}
+	lanes := map[string]*lane{}
 	for _, e := range p.Events {
 		d.Rows = append(d.Rows, &row{Event: e})
+		lanes[e.Lane] = &lane{Name: e.Lane}
 	}
 	if d.Broken != "" {
 		first, _, _ := strings.Cut(d.Broken, "\n")
-		broken := &row{Broken: true, Text: first, Full: d.Broken, Event: Event{Start: p.At}}
-		for _, e := range p.Events {
-			if p.At.IsZero() && e.Start.After(broken.Start) {
-				broken.Start = e.Start
-			}
-		}
-		d.Rows = append(d.Rows, broken)
+		d.Rows = append(d.Rows, &row{Broken: true, Text: first, Full: d.Broken,
+			Event: Event{Start: p.At}})
 	}
 	slices.SortStableFunc(d.Rows, func(a, b *row) int { return a.Start.Compare(b.Start) })
-	lanes := map[string]*lane{}
 	d.End = len(d.Rows) + 2 // the first row of the grid has the names of the lanes
 	for i, r := range d.Rows {
 		if r.At, r.End = i+2, d.End; r.Mark || r.Broken {
@@ -210,14 +197,10 @@ func layout(p Page) drawing {
 		}); next >= 0 {
 			r.End = r.At + 1 + next
 		}
-		l := lanes[r.Lane]
-		switch {
-		case r.Broken:
+		if r.Broken {
 			continue
-		case l == nil:
-			l = &lane{Name: r.Lane}
-			lanes[r.Lane] = l
 		}
+		l := lanes[r.Lane]
 		r.Column = slices.IndexFunc(l.ends, func(end int) bool { return end <= r.At })
 		if r.Column < 0 {
 			r.Column = len(l.ends)

@@ -80,9 +80,6 @@ func TestAPageShowsTheBrokenPromise(t *testing.T) {
 }
 
 func TestRecorderKeepsOpenCallsAndTheLatestEvents(t *testing.T) {
-	var none *Recorder
-	none.Call("a", "b")("OK", false)
-	none.Mark("a", "b")
 	var r Recorder
 	r.Mark(Rack, "of an earlier history")
 	r.Begin()

@@ -86,16 +86,15 @@ func NewGuestBystanders(ctx context.Context, dir string, member Member,
 }
 
 // Show attaches the disks to a guest. GuestView.Unplug detaches them.
-func (b *Bystanders) Show(guest GuestView) error {
+func (b *Bystanders) Show(guest GuestView) (err error) {
 	if b == nil {
 		return nil
 	}
-	var errs []error
 	for i, loop := range b.loops {
-		errs = append(errs, guest.Plug(fmt.Sprintf("nvme%dn1", 7+i), fmt.Sprint("bystander-", i),
-			loop))
+		err = errors.Join(err, guest.Plug(fmt.Sprintf("nvme%dn1", 7+i),
+			fmt.Sprint("bystander-", i), loop))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Loop returns the loop device of the disk with this role. Only NewGuestBystanders makes loops.
@@ -174,9 +173,8 @@ func (b *Bystanders) Mount() (err error) {
 		return nil
 	}
 	device := deviceOf(b.files[MountedDisk])
-	if err := unix.Mount(device.Path, b.mountpoint, "ext4", unix.MS_NOATIME, ""); err != nil {
-		return fmt.Errorf("mount a bystander: %w", err)
-	}
+	harness.Must(harness.Wrap(unix.Mount(device.Path, b.mountpoint, "ext4", unix.MS_NOATIME, ""),
+		"mount a bystander"))
 	b.mounted = true
 	harness.Must(os.WriteFile(filepath.Join(b.mountpoint, "file"), []byte("somebody works here"),
 		0o600))

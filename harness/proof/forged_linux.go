@@ -236,12 +236,11 @@ func SyncDir(dir string) error {
 }
 
 // Check returns an error if the content of a file in the directory has changed.
-func (files ForgedFiles) Check(dir string) error {
-	var errs []error
+func (files ForgedFiles) Check(dir string) (err error) {
 	for name, want := range files {
-		errs = append(errs, CheckForged(filepath.Join(dir, name), want))
+		err = errors.Join(err, CheckForged(filepath.Join(dir, name), want))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // CheckForged returns an error if the content of a file does not have the given hash.

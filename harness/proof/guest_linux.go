@@ -74,23 +74,19 @@ func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 // SetAttribute sets an attribute of a disk in the guest's /sys, even to a wrong value.
 func (g GuestView) SetAttribute(name, attribute, value string) error {
 	path := g.Sys("block/" + name + "/" + attribute)
-	if err := os.RemoveAll(path); err != nil {
-		return err
-	}
-	return os.WriteFile(path, []byte(value), 0o444)
+	return errors.Join(os.RemoveAll(path), os.WriteFile(path, []byte(value), 0o444))
 }
 
 // Unplug removes all disks from the guest.
-func (g GuestView) Unplug() error {
-	var errs []error
+func (g GuestView) Unplug() (err error) {
 	for _, dir := range []string{g.Sys("block"), g.Node("")} {
-		entries, err := os.ReadDir(dir)
-		errs = append(errs, err)
+		entries, failed := os.ReadDir(dir)
+		err = errors.Join(err, failed)
 		for _, e := range entries {
-			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // UnmountBelow unmounts all mounts below a directory, the newest first.
@@ -111,14 +107,10 @@ func EndMountsBelow(dir string) error {
 
 func eachMountBelow(dir string, do func(path string) error) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		return err
-	}
-	var errs []error
 	for _, m := range slices.Backward(mounts) {
-		errs = append(errs, do(m.Mountpoint))
+		err = errors.Join(err, do(m.Mountpoint))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // SetFrozen freezes or thaws the filesystem at a path. To thaw one that is not frozen is no error.
@@ -138,11 +130,9 @@ func SetFrozen(path string, freeze bool) error {
 }
 
 // EachData passes the data of a file to the function do, in pieces of up to 1 MiB, without holes.
-func EachData(path string, do func(at int64, b []byte) error) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
+func EachData(path string, do func(at int64, b []byte) error) (err error) {
+	defer harness.Catch(&err)
+	f := harness.Got(os.Open(path))
 	defer f.Close()
 	room := make([]byte, 1<<20)
 	for at, end := int64(0), int64(0); ; {
@@ -154,9 +144,7 @@ func EachData(path string, do func(at int64, b []byte) error) error {
 			if err == nil {
 				end, err = unix.Seek(int(f.Fd()), at, unix.SEEK_HOLE)
 			}
-			if err != nil {
-				return fmt.Errorf("find data and holes in %s: %w", path, err)
-			}
+			harness.Must(harness.Wrap(err, "find data and holes in %s", path))
 		}
 		n, err := f.ReadAt(room[:min(int64(len(room)), end-at)], at)
 		if err != nil && !errors.Is(err, io.EOF) {
@@ -165,9 +153,7 @@ func EachData(path string, do func(at int64, b []byte) error) error {
 		if n == 0 {
 			return nil // the file became shorter
 		}
-		if err := do(at, room[:n]); err != nil {
-			return err
-		}
+		harness.Must(do(at, room[:n]))
 		at += int64(n)
 	}
 }
@@ -181,9 +167,7 @@ func EachPage(path string, do func(at int64, page []byte) error) error {
 			if bytes.Count(page, []byte{0}) == len(page) {
 				continue
 			}
-			if err := do(at+int64(i), page); err != nil {
-				return err
-			}
+			harness.Must(do(at+int64(i), page))
 		}
 		return nil
 	})
@@ -357,12 +341,12 @@ func (e *Environment) Close() error {
 
 // Abandon kills all processes after a failed trial. Only files remain, until the run ends.
 func (e *Environment) Abandon(ctx context.Context) error {
-	errs := []error{e.Bystanders.Suspend()}
+	err := e.Bystanders.Suspend()
 	for _, plugin := range e.Plugins {
 		plugin.Kill()
 	}
 	e.Rack.Kill()
-	errs = append(errs, EndMountsBelow(e.Rack.Dir))
-	_, err := loopdev.DetachBelow(ctx, e.Rack.Dir)
-	return errors.Join(append(errs, err)...)
+	err = errors.Join(err, EndMountsBelow(e.Rack.Dir))
+	_, failed := loopdev.DetachBelow(ctx, e.Rack.Dir)
+	return errors.Join(err, failed)
 }

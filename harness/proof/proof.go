@@ -169,12 +169,11 @@ func SetFlags(t testing.TB, pairs ...string) {
 
 // Line returns a FIGURE line with names and values.
 func Line(name string, pairs ...any) string {
-	var line strings.Builder
-	fmt.Fprintf(&line, "FIGURE %s", name)
+	line := "FIGURE " + name
 	for i := 0; i+1 < len(pairs); i += 2 {
-		fmt.Fprintf(&line, " %v=%v", pairs[i], pairs[i+1])
+		line += fmt.Sprintf(" %v=%v", pairs[i], pairs[i+1])
 	}
-	return line.String()
+	return line
 }
 
 // Print prints a FIGURE line, and adds it to the file that PROOF_FIGURES names.
@@ -189,10 +188,7 @@ func Print(line string) error {
 		defer f.Close()
 		_, err = fmt.Fprintln(f, line)
 	}
-	if err != nil {
-		err = fmt.Errorf("keep a figure: %w", err)
-	}
-	return err
+	return harness.Wrap(err, "keep a figure")
 }
 
 // pageBytes is the size of the pages in which files are compared and forged.
@@ -362,15 +358,9 @@ var _, _, _ = removed, unless, zeroIf[int]
 func BuildMutant(ctx context.Context, dir string, guards []Guard) (program string, err error) {
 	defer harness.Catch(&err)
 	driver := harness.Got(filepath.Abs("../../driver")) // a test runs in the directory of its package
-	changed := harness.Got(mutate(driver, guards))
-	return build(ctx, filepath.Join(dir, "mutant"), changed)
-}
-
-// build builds the driver. changed maps paths of source files, old or new, to their content.
-func build(ctx context.Context, program string, changed map[string]string) (_ string, err error) {
-	defer harness.Catch(&err)
+	program = filepath.Join(dir, "mutant")
 	replace := map[string]string{}
-	for path, text := range changed {
+	for path, text := range harness.Got(mutate(driver, guards)) {
 		replace[path] = fmt.Sprintf("%s-%d.go", program, len(replace))
 		harness.Must(os.WriteFile(replace[path], []byte(text), 0o600))
 	}
@@ -392,7 +382,7 @@ func CheckGuards(driver string, guards []Guard) error {
 	return err
 }
 
-// mutate returns the content of the source files that differ in the mutant, by path.
+// mutate returns the content of the source files, old or new, that differ in the mutant, by path.
 func mutate(driver string, guards []Guard) (changed map[string]string, err error) {
 	defer harness.Catch(&err)
 	source := harness.Got(readSource(driver))
@@ -432,10 +422,9 @@ var declarations = regexp.MustCompile(`(?ms)^func (?:\(\w+ \*?(\w+)\) )?(\w+)[(\
 // readSource returns the declarations of the packages in driver and internal, by name.
 func readSource(driver string) (found map[string]*declaration, err error) {
 	defer harness.Catch(&err)
-	paths := harness.Got(filepath.Glob(filepath.Join(driver, "*", "*.go")))
-	internal := harness.Got(filepath.Glob(filepath.Join(driver, "..", "internal", "*", "*.go")))
 	found = map[string]*declaration{}
-	for _, path := range append(paths, internal...) {
+	for _, path := range append(harness.Got(filepath.Glob(filepath.Join(driver, "*", "*.go"))),
+		harness.Got(filepath.Glob(filepath.Join(driver, "..", "internal", "*", "*.go")))...) {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}

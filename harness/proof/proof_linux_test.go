@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -26,12 +25,11 @@ import (
 func TestANewRunDetachesLoopDevicesOfEndedProcesses(t *testing.T) {
 	rack := harness.Need(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{}))(t)
 	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
-	disk, err := rack.CreateDisk(t.Context(), rack.Project, "of-a-living-process", harness.GiB)
-	csitest.Must(t, err)
+	disk := harness.Need(rack.CreateDisk(t.Context(), rack.Project, "of-a-living-process",
+		harness.GiB))(t)
 	csitest.Must(t, rack.AttachDisk(t.Context(), disk.Id, rack.Instance("a").ID))
-	ended, err := loopdev.Attach(t.Context(), loopdev.Config{Path: proof.DiskFile(rack, disk.Id),
-		Serial: "of-an-ended-process", Owner: loopdev.Process() + "0"})
-	csitest.Must(t, err)
+	ended := harness.Need(loopdev.Attach(t.Context(), loopdev.Config{Path: proof.DiskFile(rack,
+		disk.Id), Serial: "of-an-ended-process", Owner: loopdev.Process() + "0"}))(t)
 	harness.RunFor(t)
 	all := harness.Need(loopdev.List())(t)
 	living := 0
@@ -50,9 +48,8 @@ func TestANewRunDetachesLoopDevicesOfEndedProcesses(t *testing.T) {
 
 func TestAbandonLeavesNoProcessMountOrLoopDevice(t *testing.T) {
 	run, ctx := harness.RunFor(t), t.Context()
-	env, err := proof.New(t, "abandoned").StartEnvironment(ctx, run, harness.RackOptions{}, "a",
-		proof.Journal)
-	csitest.Must(t, err)
+	env := harness.Need(proof.New(t, "abandoned").StartEnvironment(ctx, run, harness.RackOptions{},
+		"a", proof.Journal))(t)
 	nodes := harness.Need(env.StartNodes(ctx, harness.PluginOptions{}))(t)
 	mountpoint := nodes["b"].Kubelet("volume")
 	csitest.Must(t, os.MkdirAll(mountpoint, 0o750))
@@ -83,23 +80,22 @@ func TestPrintAddsFiguresToTheFileInTheEnvironment(t *testing.T) {
 }
 
 func TestEnvironmentVariablesSetTheSeedAndFormOfAProof(t *testing.T) {
-	t.Setenv("PROOF_SEED", "7")
-	t.Setenv("PROOF_DURATION", "1h")
-	p := proof.New(t, "some-proof")
-	if p.Seed != 7 || !p.Long() || p.Over() {
-		t.Errorf("seed %d, long %t, over %t; want 7, true, false", p.Seed, p.Long(), p.Over())
-	}
-	if a, b := p.Rand().Uint64(), proof.New(t, "other").Rand().Uint64(); a != b {
-		t.Errorf("one seed has the random numbers %d and %d", a, b)
-	}
-	t.Setenv("PROOF_SHARES", "3600000000000")
-	if p := proof.New(t, "some-proof"); !p.Long() || !p.Over() {
-		t.Errorf("a nanosecond: long %t, over %t; want true, true", p.Long(), p.Over())
-	}
-	t.Setenv("PROOF_SEED", "")
-	t.Setenv("PROOF_DURATION", "")
-	if p = proof.New(t, "some-proof"); p.Long() || p.Over() {
-		t.Errorf("without a duration: long %t, over %t; want false, false", p.Long(), p.Over())
+	const nanosecond = "3600000000000" // the shares of an hour
+	for _, c := range []struct {
+		seed, duration, shares string
+		long, over             bool
+	}{{"7", "1h", "", true, false}, {"7", "1h", nanosecond, true, true},
+		{"", "", nanosecond, false, false}} {
+		t.Setenv("PROOF_SEED", c.seed)
+		t.Setenv("PROOF_DURATION", c.duration)
+		t.Setenv("PROOF_SHARES", c.shares)
+		p := proof.New(t, "some-proof")
+		if p.Long() != c.long || p.Over() != c.over || c.seed == "7" && p.Seed != 7 {
+			t.Errorf("%+v: seed %d, long %t, over %t", c, p.Seed, p.Long(), p.Over())
+		}
+		if a, b := p.Rand().Uint64(), proof.New(t, "other").Rand().Uint64(); a != b {
+			t.Errorf("one seed has the random numbers %d and %d", a, b)
+		}
 	}
 }
 
@@ -112,41 +108,38 @@ func TestBystandersNoticeEachWrite(t *testing.T) {
 			return proof.WriteAt(b.Loop(role).Path, 77<<20, 1)
 		}
 	}
-	for name, c := range map[string]struct {
-		member proof.Member
-		do     func(b *proof.Bystanders, dir string) error
-		// silent means that the write leaves the file's modification time unchanged.
-		silent bool
-	}{
-		"a byte of the journal":           {proof.Journal, poke(proof.MemberDisk), false},
-		"a byte of the member of a btrfs": {proof.BtrfsMember, poke(proof.MemberDisk), false},
-		"a byte of the blank disk":        {proof.Journal, poke(proof.BlankDisk), false},
-		"a file of the mounted disk": {proof.Journal, func(_ *proof.Bystanders, dir string) error {
+	const btrfs, silent = "a byte of the member of a btrfs", "a byte, with the old modification time"
+	for name, write := range map[string]func(b *proof.Bystanders, dir string) error{
+		"a byte of the journal":    poke(proof.MemberDisk),
+		btrfs:                      poke(proof.MemberDisk),
+		"a byte of the blank disk": poke(proof.BlankDisk),
+		"a file of the mounted disk": func(_ *proof.Bystanders, dir string) error {
 			return proof.WriteAt(filepath.Join(dir, "mounted", "file"), 0, 1)
-		}, false},
-		"a missing mount": {proof.Journal, func(_ *proof.Bystanders, dir string) error {
+		},
+		"a missing mount": func(_ *proof.Bystanders, dir string) error {
 			return unix.Unmount(filepath.Join(dir, "mounted"), 0)
-		}, false},
-		"a byte, with the file's old modification time": {proof.Journal,
-			func(_ *proof.Bystanders, dir string) error {
-				path := filepath.Join(dir, "bystander-2")
-				info, err := os.Stat(path)
-				if err != nil {
-					return err
-				}
-				return errors.Join(proof.WriteAt(path, 9, 1), os.Chtimes(path, time.Time{}, info.ModTime()))
-			}, true},
+		},
+		silent: func(_ *proof.Bystanders, dir string) error {
+			path := filepath.Join(dir, "bystander-2")
+			info, err := os.Stat(path)
+			if err != nil {
+				return err
+			}
+			return errors.Join(proof.WriteAt(path, 9, 1), os.Chtimes(path, time.Time{}, info.ModTime()))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			b := harness.Need(proof.NewGuestBystanders(t.Context(), dir, c.member,
+			dir, member := t.TempDir(), proof.Journal
+			if name == btrfs {
+				member = proof.BtrfsMember
+			}
+			b := harness.Need(proof.NewGuestBystanders(t.Context(), dir, member,
 				&proof.Invariant{}))(t)
-			csitest.Must(t, b.Check())
-			csitest.Must(t, c.do(b, dir))
-			if err := b.Check(); (err == nil) != c.silent {
+			csitest.Must(t, errors.Join(b.Check(), write(b, dir)))
+			if err := b.Check(); (err == nil) != (name == silent) {
 				t.Errorf("after the call: %v", err)
 			}
-			if err := b.Close(); (err == nil) == c.silent {
+			if err := b.Close(); (err == nil) == (name == silent) {
 				t.Errorf("at the end: %v", err)
 			}
 		})
@@ -161,12 +154,8 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	path := filepath.Join(t.TempDir(), "disk")
 	f = proof.Forgery{Volume: "a volume", Disk: "csi-0123456789abcdef", Filesystem: fs,
 		SizeBytes: size, NextBytes: 512 * mib}
-	csitest.Must(t, os.WriteFile(path, nil, 0o600))
-	csitest.Must(t, os.Truncate(path, f.SizeBytes))
-	out, err := exec.CommandContext(t.Context(), "mkfs."+fs, "-q", path).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	csitest.Must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, f.SizeBytes),
+		proof.RunTool("mkfs."+fs, "-q", path)))
 	loop := harness.Need(loopdev.Attach(t.Context(), loopdev.Config{Path: path,
 		Serial: fmt.Sprint("forged-", os.Getpid(), fs), Owner: loopdev.Process()}))(t)
 	t.Cleanup(func() { csitest.Must(t, loop.Detach(context.Background())) })
@@ -176,53 +165,45 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	return f, dir
 }
 
-// Only ext4 and xfs report the blocks of a file, so that writeSlots can choose them.
+// Only ext4 and xfs report the blocks of a file, so that writeSlots can choose them. Fill writes
+// records to the end of the disk.
 func TestForgedRecordsAreAtTheOffsetsOfTheDriversRecords(t *testing.T) {
-	for fs, atLeast := range map[string]int{"ext4": 5, "xfs": 4} {
-		t.Run(fs, func(t *testing.T) {
-			f, dir := mountNew(t, fs, 320*mib)
-			files := harness.Need(f.Write(dir))(t)
-			csitest.Must(t, files.Check(dir))
+	fill := func(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
+	for name, c := range map[string]struct {
+		fs          string
+		size        int64
+		write       func(f proof.Forgery, dir string) (proof.ForgedFiles, error)
+		formats     bool // look at the offsets of format records, too
+		record      string
+		least, free int64
+	}{
+		"ext4":   {"ext4", 320 * mib, proof.Forgery.Write, true, "a volume", 5, 150 * mib},
+		"xfs":    {"xfs", 320 * mib, proof.Forgery.Write, true, "a volume", 4, 150 * mib},
+		"filled": {"ext4", 64 * mib, fill, false, `"growFrom":33554432,"mounted":`, 3, 4 * mib},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, dir := mountNew(t, c.fs, c.size)
+			csitest.Must(t, harness.Need(c.write(f, dir))(t).Check(dir))
 			unix.Sync()
 			device := harness.Need(os.Open(f.Device))(t)
 			defer device.Close()
-			hits, b := 0, make([]byte, 512)
-			for _, slot := range append(proof.FormatSlots(f.SizeBytes),
-				proof.GrowthSlots(f.SizeBytes)...) {
+			slots := proof.GrowthSlots(f.SizeBytes)
+			if c.formats {
+				slots = append(slots, proof.FormatSlots(f.SizeBytes)...)
+			}
+			hits, b := int64(0), make([]byte, 512)
+			for _, slot := range slots {
 				harness.Need(device.ReadAt(b, slot))(t)
-				if bytes.HasPrefix(b, []byte("oxide-csi format")) && bytes.Contains(b, []byte(f.Volume)) {
+				if bytes.HasPrefix(b, []byte("oxide-csi format")) && bytes.Contains(b, []byte(c.record)) {
 					hits++
 				}
 			}
-			if hits < atLeast {
-				t.Errorf("%d of 6 offsets have a forged record, want %d", hits, atLeast)
-			}
 			var st unix.Statfs_t
 			csitest.Must(t, unix.Statfs(dir, &st))
-			if st.Bavail < st.Blocks/2 {
-				t.Errorf("only %d of %d blocks are left for the workload", st.Bavail, st.Blocks)
+			if free := int64(st.Bavail) * st.Bsize; hits < c.least || free < c.free {
+				t.Errorf("%d of %d offsets have a forged record, want %d; %d bytes are left for the "+
+					"workload, want %d", hits, len(slots), c.least, free, c.free)
 			}
 		})
-	}
-}
-
-func TestFillWritesForgedRecordsToTheEndOfTheDisk(t *testing.T) {
-	f, dir := mountNew(t, "ext4", 64*mib)
-	files := harness.Need(f.Fill(dir, true))(t)
-	csitest.Must(t, files.Check(dir))
-	unix.Sync()
-	device := harness.Need(os.Open(f.Device))(t)
-	defer device.Close()
-	for _, slot := range proof.GrowthSlots(f.SizeBytes) {
-		b := make([]byte, 512)
-		harness.Need(device.ReadAt(b, slot))(t)
-		if !bytes.Contains(b, []byte(`"growFrom":33554432,"mounted":`)) {
-			t.Errorf("at offset %d is %q", slot, b[:200])
-		}
-	}
-	var st unix.Statfs_t
-	csitest.Must(t, unix.Statfs(dir, &st))
-	if free := int64(st.Bavail) * st.Bsize; free < 4*mib {
-		t.Errorf("%d bytes are left", free)
 	}
 }
