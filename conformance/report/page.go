@@ -250,6 +250,10 @@ func plots(all []Calls) []latencies {
 }
 
 func (a axis) row(calls Calls) latencyRow {
+	if len(calls.Milliseconds) == 0 {
+		none := quantile{Text: "–"}
+		return latencyRow{calls, none, none, none, calls.Operation + ": no call", ""}
+	}
 	of := func(share float64) quantile {
 		ms := calls.Quantile(share)
 		return quantile{inMilliseconds(ms), pixels(a.at(decade(ms)))}

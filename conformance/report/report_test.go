@@ -536,6 +536,10 @@ func TestLatenciesAreSortedAndLimitedInNumber(t *testing.T) {
 	if r.Calls[1].Quantile(0.5) != 0 || r.Calls[2].Quantile(0.95) != 7 || r.Calls[2].Quantile(0) != 7 {
 		t.Error("the quantiles of no call and of one are wrong")
 	}
+	page := string(must(renderPage(r))(t))
+	if !strings.Contains(page, "Probe: no call") || !strings.Contains(page, `data-label="max">–<`) {
+		t.Errorf("the page does not show that there was no call:\n%s", page)
+	}
 }
 
 func TestReportStatesHowMuchTheTestsLookedAt(t *testing.T) {
