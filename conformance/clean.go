@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
@@ -88,16 +89,24 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 // ask reports whether the user answers a question with "y" or "yes". An interrupt counts as a no.
 func ask(ctx context.Context, p *Program, question string) bool {
 	fmt.Fprintf(p.Stdout, "%s [yes/no] ", question)
-	answers := make(chan string, 1)
+	answer, _ := readLine(ctx, bufio.NewReader(p.Stdin)) // "" after an interrupt
+	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+}
+
+// readLine returns the next line of the input. It returns "" at the end of the input and after an
+// interrupt, then with the cause.
+func readLine(ctx context.Context, in *bufio.Reader) (string, error) {
+	lines := make(chan string, 1)
+	// A read of a terminal cannot be interrupted: after an interrupt this goroutine stays.
 	go func() {
-		answer, _ := bufio.NewReader(p.Stdin).ReadString('\n')
-		answers <- answer
+		line, _ := in.ReadString('\n')
+		lines <- line
 	}()
 	select {
-	case answer := <-answers:
-		return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+	case line := <-lines:
+		return line, nil
 	case <-ctx.Done():
-		return false
+		return "", context.Cause(ctx)
 	}
 }
 
@@ -181,7 +190,7 @@ func (w *job) removeOnce(ctx context.Context, run deadRun) error {
 			errs = append(errs, fmt.Errorf("remove %s %s: %s", one.kind, one.name, rules.Brief(err)))
 		}
 	}
-	last := slices.IndexFunc(run.left, describesRun)
+	last := slices.IndexFunc(run.left, func(one item) bool { return markOf(one.description).whole() })
 	for _, kind := range []string{"instance", "snapshot", "image", "disk"} {
 		for i, one := range run.left {
 			if one.kind == kind && i != last {
@@ -193,12 +202,6 @@ func (w *job) removeOnce(ctx context.Context, run deadRun) error {
 		remove(run.left[last])
 	}
 	return errors.Join(errs...)
-}
-
-// describesRun reports whether an object is the disk that a run creates first and deletes last.
-func describesRun(one item) bool {
-	m, is := parseMark(one.description)
-	return is && m.whole()
 }
 
 func (w *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
@@ -290,13 +293,13 @@ type deadRun struct {
 func runsIn(all inventory) []deadRun {
 	runs := map[string]deadRun{}
 	for _, one := range all {
-		id, ok := one.run()
-		if !ok {
+		id := one.run()
+		if id == "" {
 			continue
 		}
 		run := deadRun{id, runs[id].mark, all.of(id)}
-		if describesRun(one) {
-			run.mark, _ = parseMark(one.description)
+		if m := markOf(one.description); m.whole() {
+			run.mark = m
 		}
 		runs[id] = run
 	}
@@ -419,4 +422,157 @@ func bootID() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" where it is not Linux
 	namespace, _ := os.Readlink("/proc/self/ns/pid")
 	return strings.TrimSpace(string(id)) + " " + namespace
+}
+
+// inventory lists the objects of a project.
+type inventory []item
+
+// item is an instance, a disk, a snapshot or an image. Its kind is one of these words.
+type item struct {
+	kind, id           string
+	name               oxide.Name
+	description, state string
+	size               oxide.ByteCount
+	// disk is nil unless the item is a disk.
+	disk *oxide.Disk
+}
+
+func (w *job) inventory(ctx context.Context) (all inventory, err error) {
+	defer harness.Catch(&err)
+	client, project := w.client, w.projectName
+	// If the rack does not answer, each list takes long. So the first error ends the inventory.
+	must := func(kind string, err error) { harness.Must(briefly("list the project's "+kind, err)) }
+	instances, failed := client.InstanceListAllPages(ctx, oxide.InstanceListParams{Project: project})
+	for _, n := range instances {
+		all = append(all, item{"instance", n.Id, n.Name, n.Description, string(n.RunState), 0, nil})
+	}
+	must("instances", failed)
+	disks, failed := client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})
+	for _, d := range disks {
+		all = append(all, item{"disk", d.Id, d.Name, d.Description, string(d.State.State()), d.Size, &d})
+	}
+	must("disks", failed)
+	snapshots, failed := client.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: project})
+	for _, s := range snapshots {
+		all = append(all, item{"snapshot", s.Id, s.Name, s.Description, string(s.State), s.Size, nil})
+	}
+	must("snapshots", failed)
+	images, failed := client.ImageListAllPages(ctx, oxide.ImageListParams{Project: project})
+	for _, m := range images {
+		all = append(all, item{"image", m.Id, m.Name, m.Description, "", m.Size, nil})
+	}
+	must("images", failed)
+	return all, nil
+}
+
+// count returns how many objects and attachments there are, for the report's ledger.
+func (i inventory) count() map[string]int {
+	count := map[string]int{"disks": 0, "snapshots": 0, "instances": 0, "attachments": 0}
+	for _, one := range i {
+		if one.kind != "image" {
+			count[one.kind+"s"]++
+		}
+		if one.attachedTo() != "" {
+			count["attachments"]++
+		}
+	}
+	return count
+}
+
+// attachedTo returns the ID of the instance to which a disk is attached, or "".
+func (i item) attachedTo() string {
+	if i.disk != nil {
+		if attached, is := i.disk.State.AsAttached(); is {
+			return attached.Instance
+		}
+	}
+	return ""
+}
+
+// run returns the ID of the run that created an object, itself or through its driver. The driver
+// creates no instances.
+func (i item) run() string {
+	if i.kind == "instance" {
+		return markOf(i.description).Run
+	}
+	return runOf(i.description)
+}
+
+func (i inventory) of(run string) inventory {
+	return slices.DeleteFunc(slices.Clone(i), func(one item) bool {
+		return run == "" || one.run() != run
+	})
+}
+
+func (i inventory) names() (names []string) {
+	for _, one := range i {
+		about := fmt.Sprintf("%d GiB", int64(one.size)/harness.GiB)
+		switch one.kind {
+		case "instance":
+			about = one.state
+		case "disk":
+			about += ", " + one.state
+		}
+		names = append(names, fmt.Sprintf("%s %s (%s)", one.kind, one.name, about))
+	}
+	return names
+}
+
+func isUUID(s string) bool { return len(s) == 36 && uuid.Validate(s) == nil }
+
+func newRunID() string { return uuid.NewString()[:8] } // random hexadecimal digits
+
+// meet records which disks are attached to an instance that the run may stop, and returns an error
+// if somebody else uses the instance.
+func (w *job) meet(ctx context.Context, instance *oxide.Instance) error {
+	disks, err := w.disksOf(ctx, instance.Id)
+	if err != nil {
+		return err
+	}
+	for _, d := range disks {
+		w.known[d.Id] = true
+	}
+	return w.mayStop(ctx, instance.Id)
+}
+
+// mayStop returns an error if somebody else may use an instance: it is in another project, a run
+// created it, or another run names it. An attached disk is a sign, too, if it belongs to another
+// run or to a cluster, or was attached since the preflight.
+func (w *job) mayStop(ctx context.Context, id string) (err error) {
+	defer harness.Catch(&err)
+	instance := harness.Got(w.find(ctx, id))
+	left := func(format string, args ...any) error {
+		return fmt.Errorf("instance %s was left as it is: %s", instance.Name,
+			fmt.Sprintf(format, args...))
+	}
+	if markOf(instance.Description).Run != "" {
+		return left("a run has made it")
+	}
+	for _, d := range harness.Got(w.disksOf(ctx, id)) {
+		switch run := runOf(d.Description); {
+		case run != "" && (run == w.id || w.dead[run]):
+		case run != "":
+			return left("the disk %s of run %s is attached to it", d.Name, run)
+		case strings.HasPrefix(d.Description, driverWord):
+			return left("the volume %s of a cluster is attached to it", d.Name)
+		case d.Id != instance.BootDiskId && !w.known[d.Id]:
+			return left("the disk %s, which is not the run's, is attached to it", d.Name)
+		}
+	}
+	all, failed := w.client.DiskListAllPages(ctx, oxide.DiskListParams{Project: w.projectName})
+	harness.Must(briefly("list the project's disks", failed))
+	for _, d := range all {
+		if m := markOf(d.Description); m.Run != w.id && !w.dead[m.Run] &&
+			slices.Contains(m.Instances, id) {
+			return left("run %s on %s uses it; if that has ended: oxide-conformance clean --run %s",
+				m.Run, m.Host, m.Run)
+		}
+	}
+	return nil
+}
+
+func (w *job) disksOf(ctx context.Context, instance string) ([]oxide.Disk, error) {
+	disks, err := w.client.InstanceDiskListAllPages(ctx,
+		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(instance)})
+	return disks, briefly("list the disks of instance "+instance, err)
 }

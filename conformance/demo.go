@@ -38,14 +38,13 @@ func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string]
 	}()
 	d := &demo{out: out, placements: map[string]*harness.Placement{}}
 	if in != nil {
-		d.lines = bufio.NewScanner(in)
+		d.lines = bufio.NewReader(in)
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
 	if err := d.open(ctx, run); err != nil {
 		return err
 	}
-	d.run(ctx)
-	if err := d.draw(ctx, d.failed); err != nil {
+	if err := d.draw(ctx, d.run(ctx)); err != nil {
 		return err
 	}
 	if err := d.Balance(ctx); err != nil {
@@ -62,14 +61,13 @@ type demo struct {
 	*harness.Environment
 	out io.Writer
 	// lines is the input: each step waits for a line of it. If it is nil, no step waits.
-	lines      *bufio.Scanner
+	lines      *bufio.Reader
 	controller csi.ControllerClient
 	nodes      map[string]*harness.Plugin
 	volume     *csi.Volume
 	// placements has, for each node, the volume's mount points, until the demo unmounts them.
 	placements map[string]*harness.Placement
 
-	failed error // of the step that ended the demo
 	// steps and requests count the steps, and the requests to the rack, that the demo has printed.
 	// lastRequest is the sequence number of the last of these requests.
 	steps, requests, lastRequest int
@@ -114,7 +112,8 @@ func (d *demo) close() error {
 	return errors.Join(errs...)
 }
 
-func (d *demo) run(ctx context.Context) {
+func (d *demo) run(ctx context.Context) (err error) {
+	defer harness.Catch(&err)
 	d.step(ctx, "CreateVolume: a disk is created", func() string {
 		req := harness.CreateRequest("demo")
 		req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "demo",
@@ -148,6 +147,7 @@ func (d *demo) run(ctx context.Context) {
 			&csi.DeleteVolumeRequest{VolumeId: d.volume.GetVolumeId()}))
 		return ""
 	})
+	return nil
 }
 
 func (d *demo) place(ctx context.Context, instance, staged, workload string) {
@@ -194,15 +194,10 @@ func mountedAt(path string, err error) string {
 	return "mounted: " + mounts[0]
 }
 
-// step runs a step if no earlier one failed. It prints the step's duration, its requests to the
-// rack and its outcome. The function do may panic with harness.Must.
+// step runs a step. It prints the step's duration, its requests to the rack and its outcome. The
+// function do may panic with harness.Must, and so does step if the step fails.
 func (d *demo) step(ctx context.Context, title string, do func() (outcome string)) {
-	if d.failed != nil {
-		return
-	}
-	if d.failed = d.pause(ctx, title); d.failed != nil {
-		return
-	}
+	harness.Must(d.pause(ctx, title))
 	start := time.Now()
 	ended := d.Rack.History.Step(title)
 	outcome, err := func() (_ string, err error) {
@@ -218,8 +213,7 @@ func (d *demo) step(ctx context.Context, title string, do func() (outcome string
 		requests, err = d.Rack.Admin.Requests(ctx, d.lastRequest)
 	}
 	if err != nil {
-		d.failed = fmt.Errorf("%s: %w", title, err)
-		return
+		harness.Must(fmt.Errorf("%s: %w", title, err))
 	}
 	for _, r := range requests {
 		d.lastRequest = r.Seq
@@ -237,18 +231,11 @@ func (d *demo) pause(ctx context.Context, title string) error {
 		return nil
 	}
 	fmt.Fprintf(d.out, "\nNext: %s\nPress Enter to go on. ", title)
-	line := make(chan bool, 1)
-	// A read of a terminal cannot be interrupted: after an interrupt this goroutine stays.
-	go func() { line <- d.lines.Scan() }()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case more := <-line:
-		if !more {
-			d.lines = nil // the end of the input: nobody is there to wait for
-		}
-		return nil
+	line, err := readLine(ctx, d.lines)
+	if line == "" {
+		d.lines = nil // the end of the input: nobody is there to wait for
 	}
+	return err
 }
 
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }

@@ -22,14 +22,17 @@ package conformance
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
@@ -168,8 +171,8 @@ type settings struct {
 
 	// command has the verb and the flags, without their values: a shell's command may have a password.
 	command []string
-	// only has the selected parts; if it is empty, all parts run.
-	only                 []string
+	// selected are the parts that run, in their order.
+	selected             []string
 	onlyText, budgetText string
 	budget               amount
 	yes                  bool // the program runs or cleans without a question
@@ -235,18 +238,22 @@ func (s *settings) all() []setting {
 }
 
 func (s *settings) setOnly() error {
+	var only []string
 	for part := range strings.SplitSeq(s.onlyText, ",") {
 		switch part = strings.TrimSpace(part); {
 		case part == "":
 		case !slices.Contains(partNames, part):
 			return fmt.Errorf("there is no part %q; the parts are %s", part, strings.Join(partNames, ", "))
 		default:
-			s.only = append(s.only, part)
+			only = append(only, part)
 		}
 	}
-	if len(s.only) == 0 {
+	if len(only) == 0 {
 		return fmt.Errorf("it selects nothing; the parts are %s", strings.Join(partNames, ", "))
 	}
+	s.selected = slices.DeleteFunc(slices.Clone(partNames), func(part string) bool {
+		return !slices.Contains(only, part)
+	})
 	return nil
 }
 
@@ -261,14 +268,8 @@ func (s *settings) setBudget() error {
 	return nil
 }
 
-func (s *settings) selected() []string {
-	return slices.DeleteFunc(slices.Clone(partNames), func(part string) bool {
-		return len(s.only) > 0 && !slices.Contains(s.only, part)
-	})
-}
-
 func parseSettings(verb string, args []string, getenv func(string) string) (*settings, error) {
-	s := &settings{}
+	s := &settings{selected: partNames}
 	flags := flag.NewFlagSet("oxide-conformance "+verb, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	all := slices.DeleteFunc(s.all(), func(o setting) bool {
@@ -308,11 +309,11 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 			return nil, fmt.Errorf("%s: %w", one.name(), err)
 		}
 	}
-	return s, s.complete(verb)
+	return s, s.complete()
 }
 
 // complete reads the token's file, and returns an error if a setting is missing.
-func (s *settings) complete(verb string) error {
+func (s *settings) complete() error {
 	if strings.Contains(s.host, "@") { // it may be a password, and is not printed
 		return errors.New("OXIDE_HOST (--host) has an @: a rack takes a token, and no user or " +
 			"password; expected https://silo.sys.example.com")
@@ -330,14 +331,13 @@ func (s *settings) complete(verb string) error {
 		s.token = strings.TrimSpace(string(token))
 	}
 	var missing []string
-	for name, value := range map[string]string{"OXIDE_HOST": s.host, "OXIDE_TOKEN": s.token,
-		"OXIDE_PROJECT": s.project} {
-		if value == "" {
-			missing = append(missing, name)
+	for _, needed := range [][2]string{{"OXIDE_HOST", s.host}, {"OXIDE_PROJECT", s.project},
+		{"OXIDE_TOKEN", s.token}} {
+		if needed[1] == "" {
+			missing = append(missing, needed[0])
 		}
 	}
-	if len(missing) > 0 && strings.Contains(onRack, verb) {
-		slices.Sort(missing)
+	if len(missing) > 0 {
 		return fmt.Errorf("which rack? Set %s (OXIDE_CA_FILE too if its certificate is "+
 			"private), and run this as root in an instance of that project",
 			strings.Join(missing, ", "))
@@ -396,3 +396,70 @@ Exit status: 0 the rack conforms; 1 it does not (diff: something is worse); 2 a 
 command line or in the environment; 3 the rack blocks what is needed, such as hot-plug;
 130 interrupted.
 `
+
+// prefix and the run's ID form the cluster ID of the run's driver. Reports call it the run's mark.
+const prefix = "oxide-conformance-"
+
+// mark is, as JSON, the description of every object that a run creates without its driver. The disk
+// that a run creates first and deletes last has all fields, other objects only Run.
+type mark struct {
+	// Run is the run's ID: 8 hexadecimal digits.
+	Run string `json:"run"`
+	// Host is the name of the machine on which the run works, PID the program's process ID there, and
+	// Boot the machine's bootID.
+	Host string `json:"host,omitempty"`
+	PID  int    `json:"pid,omitempty"`
+	Boot string `json:"boot,omitempty"`
+	// Start is the start time of the process, because a later process may have the same ID.
+	Start string `json:"start,omitempty"`
+	// Began is the time when the run began.
+	Began *time.Time `json:"began,omitempty"`
+	// Instances are the IDs of the instances to which the run attaches disks. The first one is the
+	// instance in which it runs. Helper is the ID of the instance that it starts and stops.
+	Instances []string `json:"instances,omitempty"`
+	Helper    string   `json:"helper,omitempty"`
+}
+
+// markWord begins every description that is a mark.
+const markWord = "oxide-conformance "
+
+var isRunID = regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString
+
+// whole reports whether the mark is that of the disk which describes its run.
+func (m mark) whole() bool { return m.Host != "" && m.Began != nil }
+
+func (m mark) description() string {
+	text, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // cannot fail: strings, a number and a time
+	}
+	return markWord + string(text)
+}
+
+// markOf returns the mark in a description, or the zero value if there is none.
+func markOf(description string) (m mark) {
+	text, ok := strings.CutPrefix(description, markWord)
+	if !ok || json.Unmarshal([]byte(text), &m) != nil || !isRunID(m.Run) {
+		return mark{}
+	}
+	return m
+}
+
+// driverWord begins the description of every object that the driver creates.
+const driverWord = "csi.oxide.computer "
+
+// runOf returns the run that created an object, from the description that the run or its driver
+// wrote, or "". It ignores names, because anybody may choose them.
+func runOf(description string) string {
+	var tag struct {
+		Cluster string `json:"cluster"`
+	}
+	text, ok := strings.CutPrefix(description, driverWord)
+	if !ok || json.Unmarshal([]byte(text), &tag) != nil {
+		return markOf(description).Run
+	}
+	if run, ok := strings.CutPrefix(tag.Cluster, prefix); ok && isRunID(run) {
+		return run
+	}
+	return ""
+}

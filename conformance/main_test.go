@@ -23,7 +23,9 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/legal"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
@@ -129,8 +131,7 @@ func (p *program) await(t *testing.T, want int) {
 	end := time.AfterFunc(runTimeout, func() { _ = p.Process.Signal(syscall.SIGQUIT) })
 	defer end.Stop()
 	err := p.Wait()
-	var exited *exec.ExitError
-	if err != nil && !errors.As(err, &exited) {
+	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
 		t.Fatal(err)
 	}
 	if got := p.ProcessState.ExitCode(); got != want {
@@ -142,17 +143,11 @@ func (p *program) await(t *testing.T, want int) {
 func (p *program) report(t *testing.T) *report.Report {
 	t.Helper()
 	r := csitest.Got(report.Read(p.folder))(t)
-	if err := filepath.WalkDir(p.folder, func(path string, entry os.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		text, err := os.ReadFile(path)
+	for _, file := range csitest.Got(os.ReadDir(p.folder))(t) {
+		text := csitest.Got(os.ReadFile(filepath.Join(p.folder, file.Name())))(t)
 		if strings.Contains(string(text), p.token) {
-			t.Errorf("%s has the token", path)
+			t.Errorf("%s has the token", file.Name())
 		}
-		return err
-	}); err != nil {
-		t.Error(err)
 	}
 	if strings.Contains(p.out.String()+p.errs.String(), p.token) {
 		t.Error("the program has printed the token")
@@ -192,66 +187,58 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 	usual := csitest.Got(rack.Admin.Switches(t.Context()))(t)
 	const gib, room = harness.GiB, "|the run has at most 15 GiB at one time"
 	for name, test := range map[string]struct {
-		switched any // the role or the quota
+		switched map[string]any // the role or the quota
 		env      map[string]string
 		args     string
-		exit     int
+		passes   bool
 		// Standard error has the texts of says, and standard output those of shows; | separates texts.
 		says, shows string
 	}{
-		"a rack in order": {nil, nil, "preflight", ExitConforms, "", "pass  host |pass  simulator |" +
+		"a rack in order": {args: "preflight", passes: true, shows: "pass  host |pass  simulator |" +
 			"pass  certificate |pass  api-version |warn  token's expiry |pass  role |pass  quota |" +
 			"pass  this instance |pass  second instance |pass  helper |pass  tools |pass  kernel |" +
 			"skip  hot-plug |pass  latency |takes about "},
-		"a viewer": {"viewer", nil, "preflight", ExitUsage, "", "fail  role |limited-collaborator"},
-		"a silo without room for the rules": {14*gib + 1<<20, nil, "preflight --only rules", ExitUsage,
-			"", "fail  quota " + room},
-		"a silo with room for the rules": {15*gib + 1<<20, nil, "preflight --only rules", ExitConforms,
-			"", "pass  quota " + room},
-		"another rack's admin listener": {nil, vars{
-			"OXIDE_CONFORMANCE_SIMULATOR_ADMIN": other.Admin.URL}, "run --yes", ExitUsage, "",
-			"fail  simulator "},
-		"no such verb": {nil, nil, "purge", ExitUsage,
-			`"purge"|preflight, run, clean, diff`, ""},
-		"no such flag": {nil, nil, "run --fast", ExitUsage, "fast", ""},
-		"no such part": {nil, nil, "run --only zfs", ExitUsage,
-			`"zfs"|rules, ext4, xfs`, ""},
-		"nothing selected": {nil, nil, "run --only ,", ExitUsage,
-			"nothing|rules, ext4, xfs", ""},
-		"an argument too many":     {nil, nil, "run all", ExitUsage, `"all"`, ""},
-		"a budget without numbers": {nil, nil, "run --budget lots", ExitUsage, "20,40", ""},
-		"a budget too small": {nil, nil, "run --yes --only ext4 --budget 3,3", ExitUsage,
-			"fail", ""},
-		"one report":                {nil, nil, "diff one", ExitUsage, "two reports", ""},
-		"an argument after version": {nil, nil, "version 2", ExitUsage, `"2"`, ""},
-		"missing reports":           {nil, nil, "diff /nowhere /nowhere", ExitUsage, "/nowhere", ""},
-		"an invalid run ID": {nil, vars{"OXIDE_CA_FILE": "main.go"}, "clean --run mine", ExitUsage,
-			"8 hexadecimal digits", ""},
-		"no rack": {nil, vars{"OXIDE_HOST": "", "OXIDE_PROJECT": ""}, "run", ExitUsage,
-			"OXIDE_HOST, OXIDE_PROJECT", ""},
-		"no answer to the question": {nil, nil, "run --only rules", ExitUsage, "--yes", ""},
-		"an unknown token": {nil, vars{"OXIDE_TOKEN": canary}, "preflight", ExitUsage,
-			"fail", ""},
-		"an unknown certificate": {nil, vars{"OXIDE_CA_FILE": ""}, "preflight", ExitUsage,
-			"fail", ""},
-		"an unknown project": {nil, vars{"OXIDE_PROJECT": "elsewhere"}, "preflight", ExitUsage,
-			"fail", ""},
-		"no instance of the rack": {nil, vars{"OXIDE_SYSFS_ROOT": "/nowhere"}, "preflight", ExitUsage,
-			"fail", ""},
+		"a viewer": {switched: map[string]any{"role": "viewer"}, args: "preflight",
+			shows: "fail  role |limited-collaborator"},
+		"a silo without room for the rules": {switched: map[string]any{"quota_bytes": 14*gib + 1<<20},
+			args: "preflight --only rules", shows: "fail  quota " + room},
+		"a silo with room for the rules": {switched: map[string]any{"quota_bytes": 15*gib + 1<<20},
+			args: "preflight --only rules", passes: true, shows: "pass  quota " + room},
+		"another rack's admin listener": {env: vars{"OXIDE_CONFORMANCE_SIMULATOR_ADMIN": other.Admin.URL},
+			args: "run --yes", shows: "fail  simulator "},
+		"no such verb":              {args: "purge", says: `"purge"|preflight, run, clean, diff`},
+		"no such flag":              {args: "run --fast", says: "fast"},
+		"no such part":              {args: "run --only zfs", says: `"zfs"|rules, ext4, xfs`},
+		"nothing selected":          {args: "run --only ,", says: "nothing|rules, ext4, xfs"},
+		"an argument too many":      {args: "run all", says: `"all"`},
+		"a budget without numbers":  {args: "run --budget lots", says: "20,40"},
+		"a budget too small":        {args: "run --yes --only ext4 --budget 3,3", says: "fail"},
+		"one report":                {args: "diff one", says: "two reports"},
+		"an argument after version": {args: "version 2", says: `"2"`},
+		"missing reports":           {args: "diff /nowhere /nowhere", says: "/nowhere"},
+		"an invalid run ID": {env: vars{"OXIDE_CA_FILE": "main.go"}, args: "clean --run mine",
+			says: "8 hexadecimal digits"},
+		"no rack": {env: vars{"OXIDE_HOST": "", "OXIDE_PROJECT": ""}, args: "run",
+			says: "OXIDE_HOST, OXIDE_PROJECT"},
+		"no answer to the question": {args: "run --only rules", says: "--yes"},
+		"an unknown token":          {env: vars{"OXIDE_TOKEN": canary}, args: "preflight", says: "fail"},
+		"an unknown certificate":    {env: vars{"OXIDE_CA_FILE": ""}, args: "preflight", says: "fail"},
+		"an unknown project":        {env: vars{"OXIDE_PROJECT": "x"}, args: "preflight", says: "fail"},
+		"no instance of the rack": {env: vars{"OXIDE_SYSFS_ROOT": "/nowhere"}, args: "preflight",
+			says: "fail"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			switches := map[string]any{"role": usual.Role, "quota_bytes": usual.QuotaBytes}
-			switch test.switched.(type) {
-			case string:
-				switches["role"] = test.switched
-			case int64:
-				switches["quota_bytes"] = test.switched
+			maps.Copy(switches, test.switched)
+			exit := ExitUsage
+			if test.passes {
+				exit = ExitConforms
 			}
 			csitest.Must(t, rack.Admin.Switch(t.Context(), switches))
 			p := prepare(t, rack, test.env, strings.Fields(test.args)...)
-			p.exit(t, test.exit)
+			p.exit(t, exit)
 			out, errs := p.out.String(), p.errs.String()
-			if test.exit == ExitUsage && (!strings.HasPrefix(errs, "oxide-conformance: ") ||
+			if !test.passes && (!strings.HasPrefix(errs, "oxide-conformance: ") ||
 				strings.Count(errs, "\n") != 1) {
 				t.Errorf("expected one line on standard error; found %q", errs)
 			}
@@ -295,6 +282,110 @@ func TestHelpListsEveryVerbAndSetting(t *testing.T) {
 		for _, word := range words {
 			if !strings.Contains(out.String(), word) {
 				t.Errorf("%s: the help does not have %s", args, word)
+			}
+		}
+	}
+}
+
+// answering returns a transport that answers every request in the same way.
+func answering(status int) http.RoundTripper {
+	return legal.RoundTrip(func(r *http.Request) (*http.Response, error) {
+		return legal.Answer(r, status, ""), nil
+	})
+}
+
+// send sends a request through the budget, and reports whether the budget let it pass.
+func (b budgeted) send(t *testing.T, method, path, body string) bool {
+	t.Helper()
+	answer, err := b.RoundTrip(csitest.Got(http.NewRequestWithContext(t.Context(), method,
+		"https://rack/v1/"+path, strings.NewReader(body)))(t))
+	if err != nil && !errors.Is(err, rules.ErrNotSent) {
+		t.Fatal(err)
+	}
+	if err == nil {
+		_ = answer.Body.Close()
+	}
+	return err == nil
+}
+
+func TestTheDisksOfAnInstanceCountAgainstTheBudget(t *testing.T) {
+	for limit, want := range map[amount]bool{{3, 4}: true, {2, 4}: false, {3, 3}: false} {
+		b := budgeted{budget: newBudget(limit), next: answering(http.StatusCreated)}
+		sent := b.send(t, http.MethodPost, "instances?project=p", `{"name":"i","size":1,
+			"boot_disk":{"type":"create","name":"b","size":2147483648},"disks":[
+			{"type":"create","name":"c","size":1073741824},{"type":"attach","name":"d"},
+			{"type":"create","name":"e","size":1073741824}]}`) // without a run no mark is demanded
+		if now, _ := b.budget.held(); sent != want || sent && now != limit {
+			t.Errorf("%s: sent: %v, the budget has %s", limit, sent, now)
+		}
+		b.budget.deleted("b")
+		if now, _ := b.budget.held(); sent && now != (amount{2, 2}) {
+			t.Errorf("without the boot disk the budget has %s", now)
+		}
+	}
+}
+
+func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
+	const id = "9a1c43ee-2c7c-4a4b-8d4d-6f6f1c3d2b10"
+	for name, test := range map[string]struct {
+		path   string
+		status int
+		// created is the status that answers the creation. If early is set, the deletion ends first.
+		created int
+		early   bool
+		left    int
+	}{
+		"by its ID":                      {id, 204, 201, false, 0},
+		"by its name":                    {"made", 204, 201, false, 0},
+		"again, after a lost answer":     {id, 404, 201, false, 0},
+		"by its ID, before the answer":   {id, 204, 201, true, 0},
+		"by its name, before the answer": {"made", 204, 201, true, 0},
+		"never made":                     {"other", 404, 400, false, 0},
+		"another one":                    {"other", 204, 201, false, 1},
+		"refused":                        {id, 400, 201, false, 1},
+		"a busy rack's":                  {id, 503, 201, false, 1},
+	} {
+		b := budgeted{budget: newBudget(amount{1, 1})}
+		b.next = legal.RoundTrip(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodDelete {
+				return legal.Answer(r, test.status, ""), nil
+			}
+			if test.early {
+				b.send(t, http.MethodDelete, "snapshots/"+test.path, "")
+			}
+			return legal.Answer(r, test.created, `{"id":"`+id+`"}`), nil
+		})
+		b.send(t, http.MethodPost, "snapshots", `{"name":"made"}`)
+		if !test.early {
+			b.send(t, http.MethodDelete, "snapshots/"+test.path, "")
+		}
+		if now, _ := b.budget.held(); now.objects != test.left {
+			t.Errorf("%s: the budget has %s, not %d objects", name, now, test.left)
+		}
+	}
+}
+
+func TestNothingIsCreatedWithoutTheMarkOfTheRun(t *testing.T) {
+	const ours, others = "1a2b3c4d", "5e6f7a8b"
+	text := func(run string) string { return fmt.Sprintf("%q", mark{Run: run}.description()) }
+	for path, test := range map[string]string{
+		"disks":     `{"name":"d","description":%s,"size":-1}`,
+		"snapshots": `{"name":"d","description":%s}`,
+		"images":    `{"name":"d","description":%s,"os":1} and more`,
+		"instances": `{"name":"d","description":%s,"disks":[{"type":"create","name":"x",` +
+			`"description":` + text(ours) + `}]}`,
+		"instances?with=disk": `{"name":"d","description":` + text(ours) + `,"disks":[{"type":"create",` +
+			`"name":"x","description":%s}]}`,
+	} {
+		for description, want := range map[string]bool{text(ours): true, text(others): false,
+			`"made by hand"`: false, `null`: false,
+			strings.Replace(text(ours), "}", `,\"pad\":\"ééé\"}`, 1): true,
+			strings.Replace(text(ours), "}", "}ééé", 1):              false} {
+			b := budgeted{budget: newBudget(amount{9, 9}), run: ours,
+				next: answering(http.StatusBadRequest)}
+			sent := b.send(t, http.MethodPost, path, fmt.Sprintf(test, description))
+			if sent != want {
+				t.Errorf("%s with the description %s: sent: %t", path, description, sent)
 			}
 		}
 	}

@@ -2,6 +2,8 @@ package conformance
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +26,7 @@ import (
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
@@ -66,7 +69,7 @@ func (w *job) runCSISanity(ctx context.Context) error {
 		Describe(access, Label(access), func() { csisanity.GinkgoTest(config) })
 	}
 	if !w.rack.Hotplug {
-		suite.SkipStrings = []string{csisuite.SkipPattern(csisuite.AttachSkips)}
+		suite.SkipStrings = []string{csisuite.AttachSkip.Spec.String()}
 	}
 	RegisterFailHandler(Fail)
 	csisuite.Quiet()
@@ -75,17 +78,15 @@ func (w *job) runCSISanity(ctx context.Context) error {
 		each = r.PreRunStats.TotalSpecs / len(accesses) // the specs are the same for each access
 	})
 	ReportBeforeEach(func(r SpecReport) {
-		if access := accessOf(r); access != "" && w.progress.part != access {
+		if access := r.ContainerHierarchyTexts[0]; w.progress.part != access {
 			w.progress.enter(access, each)
 		}
 		point = len(w.calls.since(0))
 	})
 	ReportAfterEach(func(r SpecReport) {
-		if access := accessOf(r); access != "" {
-			w.result(w.unlessLost(ctx, resultOf(access, r, w.calls.since(point), w.rack.Hotplug)))
-			if err := w.lost(); err != nil {
-				AbortSuite(err.Error())
-			}
+		w.result(w.unlessLost(ctx, resultOf(r, w.calls.since(point), w.rack.Hotplug)))
+		if err := w.lost(); err != nil {
+			AbortSuite(err.Error())
 		}
 	})
 	// Ginkgo exits if the working directory is gone, and the run could not remove its objects.
@@ -117,15 +118,10 @@ func (w *job) startDriver(ctx context.Context, mode string) (*harness.Plugin, er
 	return driver, err
 }
 
-func accessOf(r SpecReport) string {
-	if r.LeafNodeType != types.NodeTypeIt || len(r.ContainerHierarchyTexts) == 0 {
-		return ""
-	}
-	return r.ContainerHierarchyTexts[0]
-}
-
-// resultOf converts Ginkgo's report of a csi-sanity spec, and the spec's calls, into a result.
-func resultOf(access string, r SpecReport, calls []rpc, hotplug bool) report.Result {
+// resultOf converts Ginkgo's report of a csi-sanity spec, and the spec's calls, into a result. The
+// outermost container of a spec is named after the access.
+func resultOf(r SpecReport, calls []rpc, hotplug bool) report.Result {
+	access := r.ContainerHierarchyTexts[0]
 	name := strings.TrimSpace(strings.TrimPrefix(r.FullText(), access))
 	result := report.Result{Group: access, Name: name, Seconds: r.RunTime.Seconds(), Tries: 1,
 		Evidence: evidence(calls)}
@@ -142,15 +138,12 @@ func resultOf(access string, r SpecReport, calls []rpc, hotplug bool) report.Res
 		result.Status, result.Reason = report.Interrupted, "the run was interrupted"
 	case r.State.Is(types.SpecStateSkipped | types.SpecStatePending):
 		result.Tries = 0
-		offered := csisuite.Explain(csisuite.Skips, r)
-		blocked := csisuite.Explain(csisuite.AttachSkips, r)
-		switch {
-		case offered >= 0:
-			skip := csisuite.Skips[offered]
+		switch i, attach := csisuite.Explain(csisuite.Skips, r), csisuite.AttachSkip; {
+		case i >= 0:
+			skip := csisuite.Skips[i]
 			result.Status, result.Reason = report.NotApplicable, skip.Capability+": "+skip.Reason
-		case blocked >= 0 && !hotplug:
-			skip := csisuite.AttachSkips[blocked]
-			result.Status, result.Reason = report.Blocked, skip.Capability+": "+skip.Reason
+		case attach.Spec.MatchString(r.FullText()) && !hotplug:
+			result.Status, result.Reason = report.Blocked, attach.Capability+": "+attach.Reason
 		case r.Failure.IsZero():
 			result.Status, result.Reason = report.Interrupted, "the run was interrupted before it"
 		default:
@@ -232,7 +225,7 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 	w.exchanges = append(w.exchanges, exchanges...)
 	result.Tries, result.Seconds = 1, time.Since(began).Seconds()
 	result.Evidence = append(evidence(calls), answers(exchanges)...)
-	switch {
+	switch missing := notMade(check, calls); {
 	case ctx.Err() != nil:
 		result.Status, result.Reason = report.Interrupted, "the run was interrupted"
 	case err != nil && slices.ContainsFunc(exchanges, func(c rules.RecordedCall) bool {
@@ -242,13 +235,12 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 		result.Reason = "not tested: others use the silo's quota meanwhile: " + err.Error()
 	case err != nil:
 		result.Status, result.Reason = report.Failed, err.Error()
+	case len(missing) > 0:
+		result.Status = report.Failed
+		result.Reason = fmt.Sprintf("the check has not called %s, which it is about",
+			strings.Join(missing, ", "))
 	default:
 		result.Status = report.Passed
-		if missing := notMade(check, calls); len(missing) > 0 {
-			result.Status = report.Failed
-			result.Reason = fmt.Sprintf("the check has not called %s, which it is about",
-				strings.Join(missing, ", "))
-		}
 	}
 	return result
 }
@@ -377,27 +369,17 @@ var parts = map[string]struct {
 const optional = 8
 
 // needOf returns the most that the selected parts need at one time, plus the disk that describes
-// the run.
-func needOf(selected []string) amount {
+// the run. lacking is how many GiB of its need partData does without.
+func needOf(selected []string, lacking int64) amount {
 	var most amount
 	for _, part := range selected {
 		need := parts[part].need
-		most.objects, most.gib = max(most.objects, need.objects), max(most.gib, need.gib)
+		if part == partData {
+			need.gib -= lacking
+		}
+		most = amount{max(most.objects, need.objects), max(most.gib, need.gib)}
 	}
 	return amount{most.objects + 1, most.gib + 1}
-}
-
-// leastOf returns what the selected parts need at one time without the largest checks of data.
-func leastOf(selected []string) amount {
-	least := needOf(slices.DeleteFunc(slices.Clone(selected), func(part string) bool {
-		return part == partData
-	}))
-	if slices.Contains(selected, partData) {
-		need := parts[partData].need
-		least.objects = max(least.objects, need.objects+1)
-		least.gib = max(least.gib, need.gib+1-optional)
-	}
-	return least
 }
 
 type budget struct {
@@ -557,4 +539,42 @@ func round(d time.Duration) string {
 		return d.Round(time.Second).String()
 	}
 	return fmt.Sprintf("%d min", int((d + 30*time.Second).Minutes()))
+}
+
+// maxNameLength is the longest name that CSI allows, which csi-sanity uses.
+const maxNameLength = 128
+
+// withMark puts the mark before the name of every volume and snapshot in a request to create one.
+// csi-sanity has fixed names, and runs in one project once for each kind of access.
+func withMark(mark string) grpc.UnaryClientInterceptor {
+	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
+		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+		// The request is copied, because csi-sanity sends some requests again.
+		switch asked := req.(type) {
+		case *csi.CreateVolumeRequest:
+			marked := proto.Clone(asked).(*csi.CreateVolumeRequest)
+			marked.Name = markedName(mark, asked.GetName())
+			req = marked
+		case *csi.CreateSnapshotRequest:
+			marked := proto.Clone(asked).(*csi.CreateSnapshotRequest)
+			marked.Name = markedName(mark, asked.GetName())
+			req = marked
+		}
+		return invoke(ctx, method, req, reply, conn, options...)
+	}
+}
+
+// markedName returns the name with the mark before it. An empty name stays empty, because
+// csi-sanity expects an error for it. A long name is cut to the limit and stays unique.
+func markedName(mark, name string) string {
+	if name == "" {
+		return ""
+	}
+	marked := mark + "-" + name
+	if len(marked) <= maxNameLength {
+		return marked
+	}
+	sum := sha256.Sum256([]byte(name))
+	tail := "-" + hex.EncodeToString(sum[:4])
+	return marked[:maxNameLength-len(tail)] + tail
 }

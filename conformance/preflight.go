@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -28,8 +29,8 @@ func preflightVerb(ctx context.Context, w *job) (int, error) {
 		return ExitUsage, errors.New("a run would fail: see the lines that say fail")
 	}
 	w.say("\nA run of %s takes about %s on this rack (a request takes %s). It has at most %s at one "+
-		"time.", strings.Join(w.selected(), ", "), round(estimate(w.selected(), w.latency)),
-		w.latency.Round(100*time.Microsecond), needOf(w.selected()))
+		"time.", strings.Join(w.selected, ", "), round(estimate(w.selected, w.latency)),
+		w.latency.Round(100*time.Microsecond), needOf(w.selected, 0))
 	return ExitConforms, nil
 }
 
@@ -187,10 +188,10 @@ var preflightLines = []struct {
 			return warn("", "the rack does not tell: %s", rules.Brief(err))
 		}
 		left := (int64(u.Capacity.Storage) - int64(u.Provisioned.Storage)) / harness.GiB
-		want := needOf(p.selected())
+		want := needOf(p.selected, 0)
 		says := fmt.Sprintf("%d GiB of storage left in the silo; the run has at most %d GiB at one time",
 			left, want.gib)
-		least, budget := leastOf(p.selected()), p.settings.budget
+		least, budget := needOf(p.selected, optional), p.settings.budget
 		if left < least.gib {
 			return fail("Free that much, have the quota raised, or leave parts out (--only).", "%s", says)
 		}
@@ -261,7 +262,7 @@ var preflightLines = []struct {
 	}},
 	{"tools", false, func(p *job, _ context.Context) report.Line {
 		var missing []string
-		for _, part := range p.selected() {
+		for _, part := range p.selected {
 			for _, tool := range parts[part].tools {
 				if _, err := exec.LookPath(tool); err != nil && !slices.Contains(missing, tool) {
 					missing = append(missing, tool)
@@ -407,4 +408,183 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 	}
 	return pass("%s (%s), reached as root; the checks of data stop it hard and start it again",
 		instance.Name, instance.Id)
+}
+
+// errAttach is the error of a rack that attaches no disks, attaches them only sometimes, or does
+// not show them to the instance.
+type errAttach struct{ error }
+
+// learnHotplug finds out whether the rack attaches a disk to this running instance. The rack has no
+// hot-plug if it refuses with the known error and then attaches the same disk to a stopped
+// instance. Any other refusal is a failure of attach.
+//
+// A rack that attaches but does not detach would leave the disk here until this instance stops. So
+// the first trial uses an instance that the run creates. The rule checks report a failed trial.
+func (w *job) learnHotplug(ctx context.Context) (err error) {
+	trial, result := w.rack.TryHotplug(ctx)
+	w.exchanges = append(w.exchanges, result.Exchanges...)
+	w.behaviours = trial.Says
+	if trial.Attaches && !trial.Detaches {
+		w.rack.AttachOnly, w.report.Rack.HotPlug = true, report.HotPlugAttachOnly
+		return nil
+	}
+	disk, err := w.createDisk(ctx, "hotplug", mark{Run: w.id})
+	if err != nil {
+		return err
+	}
+	run := deadRun{id: w.id, mark: mark{Instances: []string{w.here.Id}}}
+	defer func() {
+		ctx := context.WithoutCancel(ctx)
+		now, errLook := w.look(ctx, disk.Id)
+		if errLook == nil {
+			errLook = w.removeDisk(ctx, run, *now)
+		}
+		err = errors.Join(err, briefly("remove the disk of the trial", errLook))
+	}()
+	defer harness.Catch(&err)
+	refused := w.attach(ctx, disk.Id, w.here.Id)
+	if refused == nil {
+		w.rack.Hotplug, w.report.Rack.HotPlug = true, report.HotPlugYes
+		harness.Must(w.learnRemoval(ctx, disk))
+		trial, result := w.rack.TryRefusal(ctx)
+		w.exchanges = append(w.exchanges, result.Exchanges...)
+		w.behaviours = append(w.behaviours, trial.Says...)
+		return nil
+	}
+	if !rules.SaysNotStopped(refused) {
+		if now, err := w.look(ctx, disk.Id); err == nil {
+			if says := rules.Recorded(refused, now, w.here.Id); says != "" {
+				return errAttach{fmt.Errorf("attach: %s", strings.Join(append(w.behaviours, says), "; "))}
+			}
+		}
+		return errAttach{fmt.Errorf("attach: expected that the rack attaches a disk to this "+
+			"instance, or refuses because it is not stopped; found %s", rules.Brief(refused))}
+	}
+	var stopped *oxide.Instance
+	busy, cancel := context.WithTimeout(ctx, busyTimeout)
+	defer cancel()
+	harness.Must(briefly("make a stopped instance to attach to",
+		rules.Patiently(busy, func(ctx context.Context) (err error) {
+			stopped, err = w.rack.StoppedInstance(ctx)
+			return err
+		})))
+	run.mark.Instances = append(run.mark.Instances, stopped.Id)
+	harness.Must(w.onlyToStopped(ctx, disk.Id, stopped.Id, w.here.Id, refused))
+	w.report.Rack.HotPlug = report.HotPlugNo
+	return nil
+}
+
+// These limit how long an instance may take to show the device of an attached disk. A simulated
+// rack with an admin listener shows it at once.
+const (
+	deviceTimeout          = 30 * time.Second
+	simulatedDeviceTimeout = 5 * time.Second
+)
+
+// learnRemoval waits for the device of the trial's disk. Then it detaches the disk, and measures
+// how long a program can still read the device.
+func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
+	serial, timeout := rules.SerialOf(disk.Name), deviceTimeout
+	if w.rack.Admin != nil {
+		timeout = simulatedDeviceTimeout
+	}
+	var shown guest.Device
+	err := harness.Await(ctx, timeout, func() error {
+		devices, err := guest.Devices(w.sysfsRoot)
+		if err != nil {
+			return err
+		}
+		var found []string
+		for _, d := range devices {
+			if d.Serial == serial {
+				shown = d
+				return nil
+			}
+			found = append(found, d.Serial)
+		}
+		return fmt.Errorf("expected a device with the serial %q in this instance; found %q", serial,
+			found)
+	})
+	if err != nil { // the run ends, because every later volume would wait for its device in vain
+		return errors.Join(errAttach{fmt.Errorf("attach: the rack attached a disk, but %w", err)},
+			briefly("detach the disk of the trial from this instance",
+				w.detach(ctx, disk.Id, w.here.Id)))
+	}
+	device, err := shown.Open(w.devRoot)
+	if err != nil {
+		return errors.Join(err, w.detach(ctx, disk.Id, w.here.Id))
+	}
+	defer device.Close()
+	began, gone := time.Now(), make(chan time.Duration, 1)
+	go func() {
+		if last, is := readUntilGone(device, int64(disk.Size), began); is {
+			gone <- last
+		}
+	}()
+	if err := w.detach(ctx, disk.Id, w.here.Id); err != nil {
+		return briefly("detach the disk of the trial from this instance", err)
+	}
+	took := time.Since(began)
+	select {
+	case last := <-gone:
+		w.behaviours = append(w.behaviours, fmt.Sprintf("a detach takes a disk from a program that has "+
+			"it open: the program could read for %.1f s after the request, which took %.1f s",
+			last.Seconds(), took.Seconds()))
+	case <-time.After(deviceGrace): // it stays, which a data check reports, or was read
+	}
+	return nil
+}
+
+// deviceGrace is the time after a detach for which a device may still answer reads.
+const deviceGrace = 2 * time.Second
+
+// readUntilGone reads uncached blocks of a device until a read fails. It returns the time from
+// began to the last read that succeeded. gone is false if all blocks up to size could be read: the
+// device may have been readable for longer. A removed device may have the size 0, so EOF is a
+// failed read.
+func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.Duration,
+	gone bool) {
+	block, pace := make([]byte, 512), time.NewTicker(2*time.Millisecond)
+	defer pace.Stop()
+	for place := int64(0); place < size; place += harness.MiB / 4 {
+		if _, err := device.ReadAt(block, place); err != nil {
+			return last, true
+		}
+		last = time.Since(began)
+		<-pace.C
+	}
+	return last, false
+}
+
+// onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses
+// again to attach it to this running one. A rack that refuses only sometimes has hot-plug.
+func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
+	refused error) error {
+	if err := w.attach(ctx, disk, stopped); err != nil {
+		return errAttach{fmt.Errorf("attach: the rack does not attach a disk to this running "+
+			"instance, and not to a stopped one either: %s", rules.Brief(err))}
+	}
+	if err := w.detach(ctx, disk, stopped); err != nil {
+		return briefly("detach the disk of the trial from a stopped instance", err)
+	}
+	again := w.attach(ctx, disk, running)
+	switch {
+	case again == nil:
+		return errAttach{fmt.Errorf("attach: the rack attached a disk to this running instance only "+
+			"when it was asked again; at first: %s", rules.Brief(refused))}
+	case !rules.SaysNotStopped(again):
+		return errAttach{fmt.Errorf("attach: expected that the rack refuses again because this "+
+			"instance is not stopped; found %s", rules.Brief(again))}
+	}
+	return nil
+}
+
+func (w *job) attach(ctx context.Context, disk, instance string) error {
+	_, err := w.client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+	return err
+}
+
+func (w *job) look(ctx context.Context, disk string) (*oxide.Disk, error) {
+	return w.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
 }

@@ -31,7 +31,7 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 	host, _ := os.Hostname()
 	run := &w.report.Run
 	run.ID, run.Mark, run.Machine, run.Command = w.id, w.mark, host, w.command
-	run.Selected, run.Budget, run.Began = w.selected(), w.settings.budget.String(), time.Now().UTC()
+	run.Selected, run.Budget, run.Began = w.selected, w.settings.budget.String(), time.Now().UTC()
 	kernel, _ := guest.KernelRelease() // "" where it is not Linux
 	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
 		Go: runtime.Version(), Kernel: kernel, OS: osRelease(), Arch: runtime.GOARCH,
@@ -43,9 +43,9 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 		return ExitUsage, errors.New("nothing was made: see the lines that say fail")
 	}
 	w.say("\nRun %s of %s. It makes at most %s at one time (--budget %d,%d), all marked %s, and "+
-		"removes them; about %s.\n", w.id, strings.Join(w.selected(), ", "), needOf(w.selected()),
-		w.settings.budget.objects, w.settings.budget.gib, w.mark,
-		round(estimate(w.selected(), w.latency)))
+		"removes them; about %s.\n", w.id, strings.Join(w.selected, ", "),
+		needOf(w.selected, 0), w.settings.budget.objects, w.settings.budget.gib, w.mark,
+		round(estimate(w.selected, w.latency)))
 	if !w.yes && !ask(ctx, w.Program, "Go on?") {
 		return interruptedOr(ctx, ExitUsage), errors.New("nothing was made: say --yes, or answer yes")
 	}
@@ -63,13 +63,11 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 }
 
 func sdkVersion() string {
-	info, _ := debug.ReadBuildInfo()
-	if info == nil {
-		return ""
-	}
-	for _, module := range info.Deps {
-		if module.Path == "github.com/oxidecomputer/oxide.go" {
-			return "oxide.go " + module.Version
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, module := range info.Deps {
+			if module.Path == "github.com/oxidecomputer/oxide.go" {
+				return "oxide.go " + module.Version
+			}
 		}
 	}
 	return ""
@@ -83,7 +81,7 @@ func (w *job) carryOut(ctx context.Context) {
 	})
 	defer stop()
 	w.progress.latency, w.progress.began = w.latency, time.Now()
-	w.progress.expected = estimate(w.selected(), w.latency)
+	w.progress.expected = estimate(w.selected, w.latency)
 	before, err := w.inventory(ctx)
 	if err != nil {
 		w.incomplete(err)
@@ -132,10 +130,9 @@ func (w *job) incomplete(err error) {
 	w.stopped = errors.Join(w.stopped, err)
 }
 
-func (w *job) runParts(ctx context.Context) error {
-	if err := w.learnHotplug(ctx); err != nil {
-		return err
-	}
+func (w *job) runParts(ctx context.Context) (err error) {
+	defer harness.Catch(&err)
+	harness.Must(w.learnHotplug(ctx))
 	w.exchanges = append(w.exchanges, w.rack.Exchanges()...)
 	found := pass("yes: a disk was attached to this instance and detached")
 	switch w.report.Rack.HotPlug {
@@ -156,15 +153,9 @@ func (w *job) runParts(ctx context.Context) error {
 		}
 	}
 	w.say("\n%-5s %-16s %s", found.Status, hotplugLine, found.Found)
-	dir, err := harness.NewNamedRun(w.Stdout, workDir(w.id))
-	if err != nil {
-		return err
-	}
-	dir.Programs = w.Self
-	w.dir = dir
-	if err := guest.MarkOwn(dir.Dir, workDir(w.id)); err != nil {
-		return err
-	}
+	w.dir = harness.Got(harness.NewNamedRun(w.Stdout, workDir(w.id)))
+	w.dir.Programs = w.Self
+	harness.Must(guest.MarkOwn(w.dir.Dir, workDir(w.id)))
 	if w.selects(partRules) {
 		w.runRules(ctx)
 	}
@@ -179,7 +170,7 @@ func (w *job) runParts(ctx context.Context) error {
 }
 
 func (w *job) selects(parts ...string) bool {
-	return slices.ContainsFunc(w.selected(), func(part string) bool {
+	return slices.ContainsFunc(w.selected, func(part string) bool {
 		return slices.Contains(parts, part)
 	})
 }
@@ -191,7 +182,7 @@ func (w *job) runRules(ctx context.Context) {
 	all := allRules()
 	w.progress.enter(partRules, len(all))
 	for _, rule := range all {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || w.lost() != nil {
 			break
 		}
 		ruled := w.rack.Run(ctx, rule)
@@ -212,9 +203,6 @@ func (w *job) runRules(ctx context.Context) {
 			}
 		}
 		w.result(w.unlessLost(ctx, result))
-		if w.lost() != nil {
-			break
-		}
 	}
 }
 
@@ -247,7 +235,7 @@ func (w *job) sweep(ctx context.Context) bool {
 	}
 	mine := deadRun{id: w.id, mark: w.manifest(), left: all.of(w.id)}
 	w.report.Ledger.Left = slices.DeleteFunc(slices.Clone(mine.left), func(one item) bool {
-		return isMark(one.description) // the program's own
+		return markOf(one.description).Run != "" // the program's own
 	}).names()
 	if err := w.remove(ctx, mine); err != nil {
 		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
@@ -416,12 +404,14 @@ type job struct {
 	loss    atomic.Pointer[error]
 }
 
-func openJob(p *Program, s *settings) (*job, error) {
+func openJob(p *Program, s *settings) (w *job, err error) {
+	defer harness.Catch(&err)
 	// Remove the token from all output, because a rack may repeat it in an error.
 	secret := report.Redactor(s.token)
 	p.Stdout = report.PlainWriter{To: p.Stdout, Redact: secret}
 	p.Stderr = report.PlainWriter{To: p.Stderr, Redact: secret}
-	w := &job{Program: p, settings: s, id: newRunID(), projectName: oxide.NameOrId(s.project)}
+	w = &job{Program: p, settings: s, id: newRunID(), projectName: oxide.NameOrId(s.project),
+		known: map[string]bool{}}
 	w.mark, w.budget, w.progress = prefix+w.id, newBudget(s.budget), progress{out: p.Stdout}
 	if s.admin != "" {
 		w.admin = &adminapi.Client{URL: s.admin}
@@ -429,15 +419,11 @@ func openJob(p *Program, s *settings) (*job, error) {
 	w.report = &report.Report{Schema: report.SchemaVersion, CleanUp: w.cleanCommand(),
 		Rack: report.RackFacts{Host: s.host, Project: s.project, APIVersion: rules.APIVersion,
 			HotPlug: report.HotPlugUnknown, Release: s.release, Simulated: s.admin != ""}}
-	var err error
-	w.rack, err = rules.Open(rules.Config{Host: s.host, Token: s.token, Project: s.project,
+	w.rack = harness.Got(rules.Open(rules.Config{Host: s.host, Token: s.token, Project: s.project,
 		CAFile: s.caFile, Mark: w.id, Description: mark{Run: w.id}.description(), Admin: w.admin,
 		Through: func(next http.RoundTripper) http.RoundTripper {
 			return budgeted{next, w.budget, w.id}
-		}})
-	if err != nil {
-		return nil, err
-	}
+		}}))
 	client := *w.rack.HTTP()
 	client.Transport, client.Timeout = patient{client.Transport}, 0
 	w.client, err = oxide.NewClient(oxide.WithHost(s.host), oxide.WithToken(s.token),
@@ -538,4 +524,32 @@ func (w *job) unlessLost(ctx context.Context, r report.Result) report.Result {
 		}
 	}
 	return r
+}
+
+// createDisk creates a blank disk of 1 GiB through the rack's API, without the driver, and checks
+// that the answer contains the mark. The disk's name contains the run's ID.
+func (w *job) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
+	disk, err := w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName,
+		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
+			Description: m.description(), Size: oxide.ByteCount(harness.GiB),
+			DiskBackend: harness.BlankBackend()}})
+	if errors.Is(err, oxide.ErrObjectAlreadyExists) {
+		// A request without an answer may have created the disk.
+		disk, err = w.client.DiskView(ctx, oxide.DiskViewParams{Project: w.projectName,
+			Disk: oxide.NameOrId("conf-" + w.id + "-" + what)})
+	}
+	if err == nil && disk.Description != m.description() {
+		err = fmt.Errorf("expected the description %q; found %q: nobody could find what the run makes, "+
+			"so it makes nothing more; the disk %s is left if it was the run's", m.description(),
+			disk.Description, disk.Name)
+	}
+	return disk, briefly("create a disk", err)
+}
+
+// briefly returns an error that names the failed step and contains the rack's refusal on one line.
+func briefly(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %s", step, rules.Brief(err))
 }

@@ -55,10 +55,9 @@ func (w *job) judge(ctx context.Context) int {
 	case ctx.Err() != nil && failed == 0:
 		return end(ExitInterrupted, report.InterruptedRun, "interrupted after %d results; what the "+
 			"run had made was removed", len(r.Results))
-	case ctx.Err() != nil:
-		return end(ExitInterrupted, report.DoesNotConform, "%s", whatIsWrong(r, w.stopped))
 	case wrong > 0:
-		return end(ExitFails, report.DoesNotConform, "%s", whatIsWrong(r, w.stopped))
+		return end(interruptedOr(ctx, ExitFails), report.DoesNotConform, "%s",
+			whatIsWrong(r, w.stopped))
 	case w.stopped != nil:
 		return end(ExitUsage, report.Incomplete, "%s", oneLine(w.stopped.Error()))
 	case passed == 0:
@@ -275,10 +274,7 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 			break
 		}
 	}
-	call.took, call.code = time.Since(call.began), status.Code(err)
-	if err != nil {
-		call.reason = reasonOf(err)
-	}
+	call.took, call.code, call.reason = time.Since(call.began), status.Code(err), reasonOf(err)
 	end(reply, err)
 	w.calls.add(call)
 	return err
@@ -479,26 +475,21 @@ func created(req *http.Request, run string) (objects []*object, together bool, e
 	}
 	// Like the rack, this reads only the first JSON object. The rack refuses a malformed body.
 	_ = json.NewDecoder(bytes.NewReader(body)).Decode(&asked)
+	asked.Type, together = "create", operation == "instance_create"
 	all := slices.Concat(asked.Disks, []disk{asked.BootDisk, asked.disk})
 	for i, d := range all {
-		if of, _ := runOf(d.Description); of != run && d.Name != "" && (d.Type == "create" ||
-			i == len(all)-1) {
+		if d.Type != "create" {
+			continue
+		}
+		if d.Name != "" && runOf(d.Description) != run {
 			return nil, false, fmt.Errorf("%w: %s would be made without the mark of run %s",
 				rules.ErrNotSent, d.Name, run)
 		}
-	}
-	switch operation {
-	case "image_create":
-		return nil, false, nil
-	case "disk_create", "snapshot_create":
-		return []*object{{name: asked.Name, gib: gibOf(asked.Size)}}, false, nil
-	}
-	for _, d := range all[:len(all)-1] {
-		if d.Type == "create" {
+		if together != (i == len(all)-1) && operation != "image_create" {
 			objects = append(objects, &object{name: d.Name, gib: gibOf(d.Size)})
 		}
 	}
-	return objects, true, nil
+	return objects, together, nil
 }
 
 // gibOf returns a size in GiB, or 1 for a size that every rack refuses.

@@ -3,6 +3,8 @@
 package conformance
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +13,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,14 +28,187 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
+
+func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
+	short.Skip(t, 2)
+	t.Parallel()
+	for name, test := range map[string]struct {
+		hotplug adminapi.Hotplug
+		exit    int
+		verdict report.Verdict
+		want    report.HotPlug
+	}{
+		"on":  {"", ExitConforms, report.Conforms, report.HotPlugYes},
+		"off": {adminapi.HotplugNone, ExitBlocked, report.BlockedByRack, report.HotPlugNo},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run := harness.RunFor(t)
+			run.Plain = name == "off"
+			rack := rackIn(t, run, harness.RackOptions{Hotplug: test.hotplug})
+			check := balance(t, rack)
+			p := prepare(t, rack, nil, "run", "--yes", "--release", "simulated")
+			p.Dir = filepath.Join(t.TempDir(), "removed during the run")
+			csitest.Must(t, errors.Join(os.Mkdir(p.Dir, 0o700), p.Start(), os.Remove(p.Dir)))
+			p.await(t, test.exit)
+			r := p.report(t)
+			if r.Verdict != test.verdict || r.Rack.HotPlug != test.want || r.Count(report.Failed) != 0 ||
+				name == "on" && r.Count(report.NotTested)+r.Count(report.Blocked) != 0 {
+				t.Errorf("verdict %s, hot-plug %s, %s", r.Verdict, r.Rack.HotPlug, r.Promises())
+			}
+			groups := r.Groups()
+			if len(groups) != len(partNames) || len(groups[0].Results) != len(rules.All()) ||
+				len(groups[5].Results) != len(data.Checks()) {
+				t.Fatalf("the report does not have every rule and every check of data: %s", r.Promises())
+			}
+			for _, access := range groups[1:5] {
+				if n := len(access.Results); n != len(groups[1].Results) || n < 100 {
+					t.Errorf("%d results over %s, %d over ext4", n, access.Name, len(groups[1].Results))
+				}
+			}
+			for _, result := range r.Results {
+				if result.Status == report.Passed && result.Tries == 0 || result.ID == "D11" &&
+					result.Status != report.Passed { // D11 needs no hot-plug
+					t.Errorf("%s %s is %s after %d tries", result.Group, result.ID, result.Status, result.Tries)
+				}
+				if result.Status == report.Blocked && !strings.Contains(p.out.String(), result.ID) {
+					t.Errorf("%s %s is blocked, and not listed at the end", result.Group, result.ID)
+				}
+			}
+			if passed := groups[0].Count(report.Passed); passed < len(rules.All())-4 {
+				t.Errorf("of the rules only %d passed: most need no hot-plug", passed)
+			}
+			if r.Witness.Source != "the rack's request log" {
+				t.Errorf("the witness is %q", r.Witness.Source)
+			}
+			for _, kind := range []report.Kind{report.API, report.RPC} {
+				if !slices.ContainsFunc(r.Calls, func(c report.Calls) bool { return c.Kind == kind }) {
+					t.Errorf("the report has no latencies of kind %s", kind)
+				}
+			}
+			_, figures, _ := strings.Cut(p.out.String(), "FIGURE conformance ")
+			figures, _, _ = strings.Cut(figures, "\n")
+			csitest.Must(t, proof.Print("FIGURE conformance-run hotplug="+name+" "+figures))
+			var peak amount
+			for word := range strings.FieldsSeq(figures) {
+				_, _ = fmt.Sscanf(word, "peak_objects=%d", &peak.objects) // most words have another form
+				_, _ = fmt.Sscanf(word, "peak_gib=%d", &peak.gib)
+			}
+			if most := needOf(partNames, 0); peak.objects == 0 || peak.objects > most.objects ||
+				peak.gib > most.gib {
+				t.Errorf("the run had %s at one time; a preflight says %s", peak, most)
+			}
+			check()
+			prepare(t, rack, nil, "diff", p.folder, p.folder).exit(t, ExitConforms)
+		})
+	}
+}
+
+func refusing(operation string, status int, code, message string) adminapi.Fault {
+	return adminapi.Fault{Operation: operation, Phase: adminapi.Instead,
+		Response: &adminapi.Response{Status: status, ErrorCode: code, Message: message}}
+}
+
+func TestRunReportsHowTheRackHotPlugsDisks(t *testing.T) {
+	t.Parallel()
+	refused := func(message string) adminapi.Fault {
+		return refusing("instance_disk_attach", 400, "InvalidRequest", "cannot attach disk: "+message)
+	}
+	once := refused("instance is not fully stopped")
+	once.Times = 1
+	expired := refusing("", 401, "Unauthorized", "credentials missing or invalid")
+	expired.Skip = 200
+	fails := adminapi.Fault{Operation: "instance_disk_attach",
+		Device: &adminapi.DeviceFault{Fails: true}}
+	for name, test := range map[string]struct {
+		hotplug adminapi.Hotplug
+		fault   adminapi.Fault
+		mutant  string
+		exit    int            // 0 means ExitFails
+		want    report.HotPlug // "" means HotPlugUnknown
+		says    string         // | separates texts
+	}{
+		"not even when it is stopped": {fault: refused("instance is not fully stopped"),
+			says: "does not attach a disk to this running instance, and not to a stopped"},
+		"never":             {fault: refused("no"), says: "found HTTP 400 InvalidRequest"},
+		"at the second try": {fault: once, says: "instance only when it was asked again"},
+		"without a device": {mutant: "A54-serial-of-id", want: report.HotPlugYes,
+			says: "a device with the serial"},
+		"until the token expires": {fault: expired, exit: ExitUsage, want: report.HotPlugYes,
+			says: "INCOMPLETE|the rack does not know the token any more"},
+		"attach only, refusals as 500": {
+			hotplug: adminapi.HotplugAttachOnly.With(adminapi.RefusalsAs500),
+			want:    report.HotPlugAttachOnly,
+			says: "attach only; a running instance gains a disk, and keeps it until it is stopped|" +
+				"cannot detach disk: instance is not fully stopped (request |" +
+				"a refused attach is a 500 without a reason"},
+		"a record without a device": {hotplug: adminapi.HotplugFull.With(adminapi.RecordFirst),
+			fault: fails, says: "an attach that failed stays recorded: the disk|" +
+				"the answer was HTTP 500 Internal: Internal Server Error (request "},
+		"removal by surprise, refusals as 500": {want: report.HotPlugYes,
+			hotplug: adminapi.HotplugFull.With(adminapi.SurpriseRemoval, adminapi.RefusalsAs500),
+			says: "a refused attach is a 500 without a reason|" +
+				"a detach takes a disk from a program that has it open|which took "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.hotplug != "" {
+				short.Skip(t, 1)
+			}
+			t.Parallel()
+			rack := rackOf(t, harness.RackOptions{Hotplug: test.hotplug})
+			check := balance(t, rack)
+			if test.mutant != "" {
+				csitest.Must(t, rack.Admin.Mutate(t.Context(), test.mutant))
+			}
+			if test.fault.Operation != "" || test.fault.Skip > 0 {
+				csitest.Got(rack.Admin.AddFault(t.Context(), test.fault))(t)
+			}
+			p := prepare(t, rack, nil, "run", "--yes", "--only", partRules)
+			p.exit(t, cmp.Or(test.exit, ExitFails))
+			r := p.report(t)
+			if r.Rack.HotPlug != cmp.Or(test.want, report.HotPlugUnknown) ||
+				test.exit == ExitUsage && (r.Count(report.Passed) == 0 || r.Count(report.Failed) > 0) {
+				t.Errorf("hot-plug is %q, want %q; %s", r.Rack.HotPlug, test.want, r.Promises())
+			}
+			for says := range strings.SplitSeq(test.says, "|") {
+				if !strings.Contains(p.out.String(), says) {
+					t.Errorf("the output lacks %q:\n%s", says, p.out.String())
+				}
+			}
+			if strings.Contains(p.out.String(), "which took 0.0") {
+				t.Errorf("a removal by surprise took no time:\n%s", p.out.String())
+			}
+			csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
+			if test.exit == ExitUsage {
+				prepare(t, rack, nil, "clean", "--yes").exit(t, ExitConforms)
+			}
+			if test.hotplug == "" {
+				check()
+			}
+		})
+	}
+}
+
+func TestADeviceThatWasReadToItsEndIsNotCountedAsGone(t *testing.T) {
+	for size, want := range map[int64]bool{harness.MiB / 4: true, harness.MiB / 2: false} {
+		device := bytes.NewReader(make([]byte, size)) // reads beyond the size return EOF
+		last, gone := readUntilGone(device, harness.MiB/2, time.Now())
+		if gone != want || last == 0 {
+			t.Errorf("with %d bytes: gone is %t after %s, want %t", size, gone, last, want)
+		}
+	}
+}
 
 func TestVerdictFollowsFromTheResults(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	const conforms, incomplete, fails = report.Conforms, report.Incomplete, report.DoesNotConform
+	const ended = report.InterruptedRun
 	statuses := map[rune]report.Status{'p': report.Passed, 'f': report.Failed, 'b': report.Blocked,
 		'n': report.NotTested, 'a': report.NotApplicable, 'i': report.Interrupted}
 	for name, test := range map[string]struct {
@@ -54,11 +230,9 @@ func TestVerdictFollowsFromTheResults(t *testing.T) {
 		"a run that could not continue":        {"p", "stopped", incomplete, ExitUsage, "no space"},
 		"a spec that was not reached":          {"pi", "", incomplete, ExitUsage, "1 results"},
 		"a part that did not run":              {"p", "selected", incomplete, ExitUsage, "xfs"},
-		"an interrupted run": {"pi", "over", report.InterruptedRun, ExitInterrupted,
-			"interrupted"},
-		"interrupted, and something was left": {"p", "over left", report.InterruptedRun,
-			ExitInterrupted, ""},
-		"interrupted after a failure": {"f", "over", fails, ExitInterrupted, "D0"},
+		"an interrupted run":                   {"pi", "over", ended, ExitInterrupted, "interrupted"},
+		"interrupted, and something was left":  {"p", "over left", ended, ExitInterrupted, ""},
+		"interrupted after a failure":          {"f", "over", fails, ExitInterrupted, "D0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, r := t.Context(), &report.Report{Schema: report.SchemaVersion,
@@ -113,7 +287,7 @@ func TestDataCheckBeyondTheBudgetIsReportedAsNotTested(t *testing.T) {
 	if gib := w.room(t.Context()); gib != 12 {
 		t.Errorf("there is room for %d GiB, not for 12", gib)
 	}
-	if all, least := needOf(partNames), leastOf(partNames); least.gib >= all.gib {
+	if all, least := needOf(partNames, 0), needOf(partNames, optional); least.gib >= all.gib {
 		t.Errorf("a run needs at least %s, and has %s", least, all)
 	}
 }
@@ -124,39 +298,39 @@ func TestSpecPassesOnlyIfItCallsTheRPCInItsName(t *testing.T) {
 		timedout, skipped        = types.SpecStateTimedout, types.SpecStateSkipped
 		interrupted              = types.SpecStateInterrupted
 	)
-	spec := func(state types.SpecState, text, message string) types.SpecReport {
-		return types.SpecReport{LeafNodeType: types.NodeTypeIt, LeafNodeText: text, State: state,
-			ContainerHierarchyTexts: []string{"ext4"}, Failure: types.Failure{Message: message}}
-	}
 	const create, needsAttach = "CreateVolume", "Node Service should work"
 	const expand = "ExpandVolume [Controller Server] should work"
-	called := []rpc{{name: "CreateVolume"}}
 	for name, test := range map[string]struct {
-		spec    types.SpecReport
-		calls   []rpc
-		hotplug bool
-		want    report.Status
+		state         types.SpecState
+		text, message string
+		call          string // "" means none
+		hotplug       bool
+		want          report.Status
 	}{
-		"passed":                {spec(passed, create, ""), called, true, report.Passed},
-		"passed without a call": {spec(passed, create, ""), nil, true, report.Failed},
-		"passed with another call": {spec(passed, create, ""), []rpc{{name: "Probe"}}, true,
-			report.Failed},
-		"passed with a call of a longer name": {spec(passed, "PublishVolume NodePublishVolume", ""),
-			[]rpc{{name: "ControllerPublishVolume"}}, true, report.Failed},
-		"passed, and names no call": {spec(passed, needsAttach, ""), called, true, report.Passed},
-		"failed":                    {spec(failed, create, "no"), called, true, report.Failed},
-		"panicked":                  {spec(panicked, create, "no"), called, true, report.Failed},
-		"timed out":                 {spec(timedout, create, "no"), called, true, report.Failed},
-		"interrupted":               {spec(interrupted, create, "no"), called, true, report.Interrupted},
-		"not reached":               {spec(skipped, create, ""), nil, true, report.Interrupted},
-		"skipped by its author":     {spec(skipped, create, "not today"), nil, true, report.Failed},
-		"a feature that the driver does not offer": {spec(skipped, expand, "no"), nil, true,
-			report.NotApplicable},
-		"left out without hot-plug": {spec(skipped, needsAttach, ""), nil, false, report.Blocked},
-		"left out despite hot-plug": {spec(skipped, needsAttach, ""), nil, true,
-			report.Interrupted},
+		"passed":                   {passed, create, "", create, true, report.Passed},
+		"passed without a call":    {passed, create, "", "", true, report.Failed},
+		"passed with another call": {passed, create, "", "Probe", true, report.Failed},
+		"passed with a call of a longer name": {passed, "PublishVolume NodePublishVolume", "",
+			"ControllerPublishVolume", true, report.Failed},
+		"passed, and names no call": {passed, needsAttach, "", create, true, report.Passed},
+		"failed":                    {failed, create, "no", create, true, report.Failed},
+		"panicked":                  {panicked, create, "no", create, true, report.Failed},
+		"timed out":                 {timedout, create, "no", create, true, report.Failed},
+		"interrupted":               {interrupted, create, "no", create, true, report.Interrupted},
+		"not reached":               {skipped, create, "", "", true, report.Interrupted},
+		"skipped by its author":     {skipped, create, "not today", "", true, report.Failed},
+		"a feature not offered":     {skipped, expand, "no", "", true, report.NotApplicable},
+		"left out without hot-plug": {skipped, needsAttach, "", "", false, report.Blocked},
+		"left out despite hot-plug": {skipped, needsAttach, "", "", true, report.Interrupted},
 	} {
-		got := resultOf("ext4", test.spec, test.calls, test.hotplug)
+		spec := types.SpecReport{LeafNodeType: types.NodeTypeIt, LeafNodeText: test.text,
+			State: test.state, ContainerHierarchyTexts: []string{"ext4"},
+			Failure: types.Failure{Message: test.message}}
+		var calls []rpc
+		if test.call != "" {
+			calls = append(calls, rpc{name: test.call})
+		}
+		got := resultOf(spec, calls, test.hotplug)
 		if got.Status != test.want || (got.Reason == "") != (got.Status == report.Passed) {
 			t.Errorf("%s: %s, %q; want %s", name, got.Status, got.Reason, test.want)
 		}
@@ -167,21 +341,20 @@ func TestWitnessFindsAnAnswerThatTheRackDidNotGive(t *testing.T) {
 	log := []adminapi.Request{{RequestID: "1", Operation: "disk_view", Status: 200},
 		{RequestID: "2", Status: 400}}
 	for name, test := range map[string]struct {
-		seen rules.RecordedCall
-		says string
+		id, operation string
+		status        int
+		says          string
 	}{
-		"the rack's own": {rules.RecordedCall{RequestID: "1", Operation: "disk_view", Status: 200}, ""},
-		"the rack's refusal before it knew the operation": {rules.RecordedCall{RequestID: "2",
-			Operation: "disk_view", Status: 400}, ""},
-		"no answer":      {rules.RecordedCall{Operation: "disk_view"}, ""},
-		"not the rack's": {rules.RecordedCall{RequestID: "3", Status: 200}, "did not give"},
-		"a proxy's":      {rules.RecordedCall{Status: 429}, ""},
-		"another operation": {rules.RecordedCall{RequestID: "1", Operation: "disk_delete",
-			Status: 200}, "disk_delete"},
-		"another status": {rules.RecordedCall{RequestID: "1", Operation: "disk_view",
-			Status: 404}, "HTTP 404"},
+		"the rack's own": {"1", "disk_view", 200, ""},
+		"the rack's refusal before it knew the operation": {"2", "disk_view", 400, ""},
+		"no answer":         {"", "disk_view", 0, ""},
+		"not the rack's":    {"3", "", 200, "did not give"},
+		"a proxy's":         {"", "", 429, ""},
+		"another operation": {"1", "disk_delete", 200, "disk_delete"},
+		"another status":    {"1", "disk_view", 404, "HTTP 404"},
 	} {
-		found := strings.Join(unknownTo(log, []rules.RecordedCall{test.seen}), "\n")
+		found := strings.Join(unknownTo(log, []rules.RecordedCall{{RequestID: test.id,
+			Operation: test.operation, Status: test.status}}), "\n")
 		if (found == "") != (test.says == "") || !strings.Contains(found, test.says) {
 			t.Errorf("%s: found %q, want %q", name, found, test.says)
 		}
@@ -235,23 +408,35 @@ func TestDataCheckNamesTheCallsThatItDidNotMake(t *testing.T) {
 	}
 }
 
-func TestRunPrintsThePathOfItsReport(t *testing.T) {
-	// A run that begins in the temporary directory has its report next to its work directory.
+func TestWriteReportReplacesNoFile(t *testing.T) {
+	// The run prints the path of its report, wherever it is. A run that begins in the temporary
+	// directory has it next to its work directory.
 	t.Chdir(t.TempDir())
 	here := csitest.Got(os.Getwd())(t)
+	const taken = "name one that does not exist with --report"
 	for name, test := range map[string]struct {
-		folder string
-		damage func(w *job)
-		status int
-		says   string
+		folder, says string
+		change       func(w *job, folder string) error // made during the run
 	}{
-		"next to the run's directory": {"", func(*job) {}, ExitConforms, ""},
-		"in a folder that cannot be written": {"gone", func(w *job) {
-			csitest.Must(t, os.WriteFile(w.folder(), nil, 0o600))
-		}, ExitUsage, "folder of the report"},
-		"a report that does not add up": {"odd", func(w *job) {
+		"next to the run's directory": {"", "", func(*job, string) error { return nil }},
+		"a report that does not add up": {"odd", "add up", func(w *job, _ string) error {
 			w.report.Results = append(w.report.Results, w.report.Results[0])
-		}, ExitUsage, "add up"},
+			return nil
+		}},
+		"a folder": {"gone", taken, func(_ *job, folder string) error { return os.Mkdir(folder, 0o700) }},
+		"a site": {"site", taken, func(_ *job, folder string) error {
+			return errors.Join(os.Mkdir(folder, 0o700),
+				os.WriteFile(filepath.Join(folder, "index.html"), nil, 0o600))
+		}},
+		"a file": {"file", taken, func(_ *job, folder string) error {
+			return os.WriteFile(folder, nil, 0o600)
+		}},
+		"a FIFO": {"fifo", taken, func(_ *job, folder string) error {
+			return unix.Mkfifo(folder, 0o600)
+		}},
+		"a link to nothing": {"link", taken, func(_ *job, folder string) error {
+			return os.Symlink(folder+"-target", folder)
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
@@ -263,12 +448,15 @@ func TestRunPrintsThePathOfItsReport(t *testing.T) {
 					Rack: report.RackFacts{HotPlug: report.HotPlugUnknown}}}
 			w.report.Run.ID = w.id
 			w.dir = &harness.Run{Dir: filepath.Join(here, workDir(w.id)), Progress: &out}
-			csitest.Must(t, os.Mkdir(w.dir.Dir, 0o700))
-			csitest.Must(t, w.tryFolder())
-			test.damage(w)
+			csitest.Must(t, errors.Join(os.Mkdir(w.dir.Dir, 0o700), w.tryFolder(),
+				test.change(w, w.folder())))
+			if err := w.tryFolder(); (err == nil) != (test.says != taken) {
+				t.Errorf("before the run: %v", err)
+			}
 			status, err := w.finish(t.Context())
-			if status != test.status || (err != nil) != (test.says != "") ||
-				err != nil && !strings.Contains(err.Error(), test.says) {
+			if (status == ExitConforms) != (test.says == "") || (err == nil) != (test.says == "") ||
+				err != nil && (status != ExitUsage || !strings.Contains(err.Error(), test.says)) ||
+				errors.Is(err, report.ErrNotWritten) != (test.says == taken) {
 				t.Errorf("ended with %d, %v", status, err)
 			}
 			_, line, _ := strings.Cut(out.String(), "The report: ")
@@ -277,35 +465,11 @@ func TestRunPrintsThePathOfItsReport(t *testing.T) {
 			if err != nil || !strings.Contains(string(text), w.id) {
 				t.Errorf("it says that its report is %s: %v", page, err)
 			}
+			made, err := filepath.Glob(w.folder() + "/*")
+			if err != nil || test.says == taken && len(made) > 1 {
+				t.Errorf("there are %q, %v", made, err)
+			}
 		})
-	}
-}
-
-func TestWriteReportReplacesNoFile(t *testing.T) {
-	there := func(path string) error { return os.Mkdir(path, 0o700) }
-	for name, create := range map[string]func(path string) error{
-		"a folder": there,
-		"a site": func(path string) error {
-			return errors.Join(there(path), os.WriteFile(filepath.Join(path, "index.html"), nil, 0o600))
-		},
-		"a file":            func(path string) error { return os.WriteFile(path, nil, 0o600) },
-		"a FIFO":            func(path string) error { return unix.Mkfifo(path, 0o600) },
-		"a link to nothing": func(path string) error { return os.Symlink(path+"-target", path) },
-	} {
-		w := &job{settings: &settings{report: filepath.Join(t.TempDir(), "report")},
-			report: &report.Report{}}
-		csitest.Must(t, w.tryFolder())
-		csitest.Must(t, create(w.folder()))
-		if err := w.tryFolder(); err == nil || !strings.Contains(err.Error(), "--report") {
-			t.Errorf("%s: %v", name, err)
-		}
-		if _, err := w.writeReport(); !errors.Is(err, report.ErrNotWritten) {
-			t.Errorf("%s at the end of a run: %v", name, err)
-		}
-		if made, err := filepath.Glob(filepath.Join(filepath.Dir(w.folder()), "*", "*")); err != nil ||
-			len(made) > 1 {
-			t.Errorf("%s: there are %q, %v", name, made, err)
-		}
 	}
 }
 
@@ -352,18 +516,12 @@ func TestReportContainsNoCredentialsAndNoForeignDescriptions(t *testing.T) {
 	}
 }
 
-func TestRunSucceedsIfItsWorkingDirectoryIsRemoved(t *testing.T) {
-	t.Parallel()
-	rack := rackOf(t, harness.RackOptions{})
-	check := balance(t, rack)
-	p := prepare(t, rack, asOthersHave(rack))
-	p.Dir = filepath.Join(t.TempDir(), "here")
-	csitest.Must(t, os.Mkdir(p.Dir, 0o700))
-	c := begin(t, rack, p, death{how: killedLater, part: "ext4", at: 2})
-	<-c.made // its first disk
-	csitest.Must(t, os.Remove(p.Dir))
-	if <-c.ended; c.exit != nil {
-		t.Error(c.exit)
+func TestMarkedNamesAreShortEnoughAndUnique(t *testing.T) {
+	long := strings.Repeat("n", maxNameLength)
+	one, other := markedName("mark", long), markedName("mark", long[1:]+"o")
+	if markedName("mark", "") != "" || markedName("mark", "sanity") != "mark-sanity" ||
+		len(one) != maxNameLength || len(other) != maxNameLength || one == other {
+		t.Errorf("the names are %q, %q, %q and %q", markedName("mark", ""), markedName("mark", "sanity"),
+			one, other)
 	}
-	check()
 }

@@ -364,3 +364,181 @@ func (r Result) title() string {
 	}
 	return r.Group + " " + r.ID + " " + r.Name
 }
+
+func (s Status) words() string { return strings.ReplaceAll(string(s), "_", " ") }
+
+var headlines = map[Verdict]string{Conforms: "Conforms", BlockedByRack: "Blocked by the rack",
+	Incomplete: "Incomplete", InterruptedRun: "Interrupted", DoesNotConform: "Does not conform"}
+
+// groups are the groups of a whole run.
+var groups = []string{"rules", "ext4", "xfs", "btrfs", "block", "data"}
+
+// Headline returns the verdict as a heading. It names the groups if only some were selected.
+func (r *Report) Headline() string {
+	headline, selected := cmp.Or(headlines[r.Verdict], string(r.Verdict)), r.Run.Selected
+	if len(selected) == 0 || !slices.ContainsFunc(groups, func(group string) bool {
+		return !slices.Contains(selected, group)
+	}) {
+		return headline
+	}
+	return fmt.Sprintf("%s (only %s)", headline, strings.Join(selected, ", "))
+}
+
+// Measure states how much of something a test looked at.
+type Measure struct {
+	// What names the thing: "disk_list", "a blank disk of 17 GiB, when it is new".
+	What string `json:"what"`
+	// Looked is how much of the thing the test looked at. Of is the size of the thing, or of the part
+	// on which the driver relies; 0 means that the size is unknown.
+	Looked int64  `json:"looked"`
+	Of     int64  `json:"of"`
+	Unit   string `json:"unit"`
+	// Words explains the numbers, or why nothing was read.
+	Words string `json:"words"`
+}
+
+// Extent lists what a test looked at and how much of it, in the order of the test.
+type Extent []Measure
+
+// Look adds a measure. If the extent has one of the same thing, Look adds up their numbers.
+func (e *Extent) Look(m Measure) {
+	if i := e.index(m); i >= 0 {
+		(*e)[i].Looked += m.Looked
+		(*e)[i].Of += m.Of
+		return
+	}
+	*e = append(*e, m)
+}
+
+// Answer records an answer of an operation or an RPC. It counts each kind of answer once.
+func (e *Extent) Answer(operation, kind string) {
+	m := Measure{What: operation, Unit: "kinds of answers", Looked: 1, Words: kind}
+	i := e.index(m)
+	switch {
+	case i < 0:
+		*e = append(*e, m)
+	case !slices.Contains(strings.Split((*e)[i].Words, "; "), kind):
+		(*e)[i].Looked++
+		(*e)[i].Words += "; " + kind
+	}
+}
+
+func (e *Extent) index(m Measure) int {
+	return slices.IndexFunc(*e, func(other Measure) bool {
+		return other.What == m.What && other.Unit == m.Unit
+	})
+}
+
+// Partly returns the measures of things at which the test looked only in part.
+func (e Extent) Partly() Extent {
+	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
+}
+
+// Shrunk describes each thing whose tested share is less than half as large in the extent later.
+// Measures without a known total do not count, because they depend on time or on other users.
+func (e Extent) Shrunk(later Extent) (all []string) {
+	for _, m := range e {
+		if m.Of == 0 {
+			continue
+		}
+		i := later.index(m)
+		if i < 0 {
+			all = append(all, "no more: "+m.String())
+			continue
+		}
+		now := later[i]
+		if now.Of == 0 || 2*float64(now.Looked)/float64(now.Of) < float64(m.Looked)/float64(m.Of) {
+			all = append(all, fmt.Sprintf("less: %s -> %s", m, now))
+		}
+	}
+	return all
+}
+
+// String returns the measure as text: "disk_list: 3 of 12 objects (in pages of 1)".
+func (m Measure) String() string {
+	number, unit := func(n int64) string { return fmt.Sprint(n) }, " "+m.Unit
+	if m.Unit == "bytes" {
+		number, unit = inBytes, ""
+	}
+	text := m.What + ": " + number(m.Looked) + unit
+	switch {
+	case m.Looked == 0 && m.Of > 0:
+		text = m.What + ": not tested"
+	case m.Of > 0:
+		text = m.What + ": " + number(m.Looked) + " of " + number(m.Of) + unit
+	}
+	if m.Words != "" {
+		text += " (" + m.Words + ")"
+	}
+	return text
+}
+
+// inBytes returns a size with its unit: "64 KiB", "3.5 MiB".
+func inBytes(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.3g GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.3g MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%.3g KiB", float64(n)/(1<<10))
+}
+
+// Promises returns a sentence that counts the promises that were kept, broken and not tested. It
+// names the last two kinds, and the promises that were kept only as far as the test looked.
+func (r *Report) Promises() string {
+	var broken, partly, untested []string
+	for _, result := range r.Results {
+		switch {
+		case result.Status == Failed:
+			broken = append(broken, result.short())
+		case result.Status == Passed && len(result.Extent.Partly()) > 0:
+			partly = append(partly, result.short())
+		case result.Status != Passed && result.Status != NotApplicable:
+			untested = append(untested, result.short())
+		}
+	}
+	named := func(names []string) string {
+		if len(names) == 0 {
+			return ""
+		}
+		return " (" + strings.Join(together(names), ", ") + ")"
+	}
+	limits := ""
+	if n := len(partly); n > 0 {
+		limits = fmt.Sprintf(", %d of them as far as the test looked%s", n, named(partly))
+	}
+	return fmt.Sprintf("%d promises kept%s; %d broken%s; %d not tested%s", r.Count(Passed), limits,
+		len(broken), named(broken), len(untested), named(untested))
+}
+
+// short returns the ID of a result or, for a spec without an ID, a text such as "specs of ext4".
+func (r Result) short() string { return cmp.Or(r.ID, "specs of "+r.Group) }
+
+// together joins equal names: "specs of ext4" three times becomes "3 specs of ext4".
+func together(names []string) (all []string) {
+	count := map[string]int{}
+	for _, name := range names {
+		if count[name]++; count[name] == 1 {
+			all = append(all, name)
+		}
+	}
+	for i, name := range all {
+		if strings.HasPrefix(name, "specs of ") {
+			all[i] = fmt.Sprintf("%d %s", count[name], name)
+		}
+	}
+	return all
+}
+
+// Kept returns the status as text for people: "passed", or "kept, as far as …".
+func (r Result) Kept() string {
+	if partly := r.Extent.Partly(); r.Status == Passed && len(partly) > 0 {
+		words := make([]string, len(partly))
+		for i, m := range partly {
+			words[i] = m.String()
+		}
+		return "kept, as far as " + strings.Join(words, "; ")
+	}
+	return r.Status.words()
+}

@@ -9,6 +9,7 @@ import (
 	"html/template"
 	"maps"
 	"math"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -176,11 +177,13 @@ type latencies struct {
 // latencyRow has the numbers of one operation and their plot.
 type latencyRow struct {
 	Calls
-	P50, P95, Max    string
-	Text             string // the plot in words
-	Bars             string // a path with a bar for each interval of time in which calls ended
-	XP50, XP95, XMax string
+	P50, P95, Max quantile
+	Text          string // the plot in words
+	Bars          string // a path with a bar for each interval of time in which calls ended
 }
+
+// quantile is a latency as text, and its position on the axis.
+type quantile struct{ Text, X string }
 
 // axis is a logarithmic axis in milliseconds. Both its ends are powers of ten.
 type axis struct {
@@ -247,17 +250,17 @@ func plots(all []Calls) []latencies {
 }
 
 func (a axis) row(calls Calls) latencyRow {
-	p50, p95, slowest := calls.Quantile(0.5), calls.Quantile(0.95), calls.Quantile(1)
-	row := latencyRow{Calls: calls}
 	if len(calls.Milliseconds) == 0 {
-		row.P50, row.P95, row.Max, row.Text = "–", "–", "–", calls.Operation+": no call"
-		return row
+		none := quantile{Text: "–"}
+		return latencyRow{calls, none, none, none, calls.Operation + ": no call", ""}
 	}
-	row.P50, row.P95, row.Max = inMilliseconds(p50), inMilliseconds(p95), inMilliseconds(slowest)
-	row.XP50, row.XP95 = pixels(a.at(decade(p50))), pixels(a.at(decade(p95)))
-	row.XMax = pixels(a.at(decade(slowest)))
+	of := func(share float64) quantile {
+		ms := calls.Quantile(share)
+		return quantile{inMilliseconds(ms), pixels(a.at(decade(ms)))}
+	}
+	row := latencyRow{Calls: calls, P50: of(0.5), P95: of(0.95), Max: of(1)}
 	row.Text = fmt.Sprintf("%s: of %s half took at most %s, 95 of 100 at most %s, the slowest %s",
-		calls.Operation, plural(calls.Count, "call"), row.P50, row.P95, row.Max)
+		calls.Operation, plural(calls.Count, "call"), row.P50.Text, row.P95.Text, row.Max.Text)
 	// The height of a bar is proportional to the square root of its number of calls, so that a single
 	// slow call stays visible.
 	heights := make([]float64, int(plotWidth/barStep))
@@ -379,4 +382,76 @@ func evidenceText(evidence []LoggedCall) string {
 		}
 	}
 	return text.String()
+}
+
+// request describes the request: "disk_create POST /v1/disks", or the name of the RPC.
+func (e LoggedCall) request() string {
+	return strings.Join(strings.Fields(e.Operation+" "+e.Method+" "+e.Path), " ")
+}
+
+// outcome describes the answer: "400 Bad Request ObjectAlreadyExists", "NotFound".
+func (e LoggedCall) outcome() string {
+	var parts []string
+	if e.Status != 0 {
+		parts = append(parts, strconv.Itoa(e.Status), http.StatusText(e.Status))
+	}
+	parts = append(parts, e.Code, e.ErrorCode)
+	if text := strings.Join(strings.Fields(strings.Join(parts, " ")), " "); text != "" {
+		return text
+	}
+	return "no answer"
+}
+
+func (e LoggedCall) bad() bool {
+	return e.Status >= 400 || e.ErrorCode != "" || (e.Code != "" && e.Code != "OK") ||
+		(e.Status == 0 && e.Code == "")
+}
+
+// inMilliseconds returns a latency with its unit and three digits: "0.42 ms", "13 ms", "1.5 s".
+func inMilliseconds(ms float64) string {
+	switch {
+	case ms == 0:
+		return "0 ms"
+	case ms < 9.95:
+		return fmt.Sprintf("%.2g ms", ms)
+	case ms < 999.5:
+		return fmt.Sprintf("%.0f ms", ms)
+	}
+	return inSeconds(ms / 1000)
+}
+
+// inSeconds returns a duration with its unit: "0.8 s", "12 s", "3 min 20 s", "1 h 2 min".
+func inSeconds(seconds float64) string {
+	switch {
+	case seconds == 0:
+		return "0 s"
+	case seconds < 0.01:
+		return "< 10 ms"
+	case seconds < 0.9995:
+		return fmt.Sprintf("%.0f ms", seconds*1000)
+	case seconds < 9.95:
+		return fmt.Sprintf("%.1f s", seconds)
+	case seconds < 59.5:
+		return fmt.Sprintf("%.0f s", seconds)
+	case seconds < 3599.5:
+		whole := int(math.Round(seconds))
+		return strings.TrimSuffix(fmt.Sprintf("%d min %d s", whole/60, whole%60), " 0 s")
+	}
+	minutes := math.Round(seconds / 60)
+	return fmt.Sprintf("%.0f h %.0f min", math.Floor(minutes/60), math.Mod(minutes, 60))
+}
+
+func moment(t time.Time) string {
+	if t.IsZero() {
+		return "unknown"
+	}
+	return t.UTC().Format("2 January 2006, 15:04:05 UTC")
+}
+
+// plural returns a number with its noun: "1 call", "2 calls".
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
 }
