@@ -541,9 +541,9 @@ func asOthersHave(rack *bed, without ...string) map[string]string {
 	return env
 }
 
-// dieAndClean removes the working directory of a run, ends the run early, cleans up, and checks that
-// the rack is as before. It returns how many requests create something, and whether the run died
-// before its regular end.
+// dieAndClean removes the working directory of a run, ends the run early, cleans up, and checks
+// that the rack is as before. It returns how many requests create something, and whether the run
+// died before its regular end.
 func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	t.Helper()
 	check := balance(t, rack)

@@ -280,7 +280,10 @@ func (p *Plugin) readPage(ctx context.Context, socket, url string) (page []byte,
 	}
 	client := &http.Client{Timeout: time.Minute,
 		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
-	resp := Got(client.Do(Got(http.NewRequestWithContext(ctx, http.MethodGet, url, nil))))
+	resp, err := client.Do(Got(http.NewRequestWithContext(ctx, http.MethodGet, url, nil)))
+	if err != nil {
+		return nil, err
+	}
 	defer resp.Body.Close()
 	page, err = io.ReadAll(resp.Body)
 	if err == nil && resp.StatusCode != http.StatusOK {

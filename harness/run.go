@@ -271,8 +271,8 @@ func Opened(file *os.File, err error) (*os.File, error) {
 
 type failedStep struct{ error }
 
-// Catch recovers a panic of Must or Got, and joins its error to *err. If one of the errors wraps the
-// other, Catch sets *err to the one that wraps.
+// Catch recovers a panic of Must or Got, and joins its error to *err. If one of the errors wraps
+// the other, Catch sets *err to the one that wraps.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:

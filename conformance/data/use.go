@@ -299,7 +299,7 @@ func (s *checkRun) start(ctx context.Context, instance string) (started bool, er
 		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
 	harness.Must(harness.Wrap(harness.Refusal(refused), "start instance %s", instance))
 	_, err = s.awaitState(ctx, instance, oxide.InstanceStateRunning)
-	return true, err
+	return started, err
 }
 
 func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxide.InstanceState) (
