@@ -67,11 +67,14 @@ type (
 	//	Machines, MachineType               the image of its guests, if they are virtual machines
 	//	Log                                 its logger
 	Config = engine.Config
-	// InstanceSpec is an instance that the rack has from the start.
+	// InstanceSpec is an instance that the rack has from the start: its Name, whether it is Stopped,
+	// and optionally its ID and its Project.
 	InstanceSpec = engine.InstanceSpec
-	// ImageSpec is an image that the rack has from the start.
+	// ImageSpec is an image that the rack has from the start: its Name, its Project (or none for an
+	// image of the silo), its BlockSize, and either a File or SizeBytes of zeroes.
 	ImageSpec = engine.ImageSpec
-	// DiskSpec is a disk that the rack has from the start.
+	// DiskSpec is a disk that the rack has from the start: its Name, Project, SizeBytes and BlockSize,
+	// and optionally the Image that it is a copy of and the Instance to which it is attached.
 	DiskSpec = engine.DiskSpec
 	// Devices selects whether guests see their disks as devices; "" requires devices.
 	Devices = dataplane.Devices
