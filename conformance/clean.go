@@ -504,6 +504,25 @@ func (i inventory) of(run string) inventory {
 	})
 }
 
+func (i inventory) ids(kind string) (ids []string) {
+	for _, one := range i {
+		if one.kind == kind {
+			ids = append(ids, one.id)
+		}
+	}
+	return ids
+}
+
+// attached returns the ID of each attached disk, with that of its instance.
+func (i inventory) attached() (all []string) {
+	for _, one := range i {
+		if instance := one.attachedTo(); instance != "" {
+			all = append(all, one.id+" "+instance)
+		}
+	}
+	return all
+}
+
 func (i inventory) names() (names []string) {
 	for _, one := range i {
 		about := fmt.Sprintf("%d GiB", int64(one.size)/harness.GiB)

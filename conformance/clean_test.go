@@ -215,6 +215,7 @@ func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 	others := make(chan error, 1)
 	go func() { others <- legal.Strangers(ctx, rack.Rack) }()
 
+	from(rack, "b", alone)
 	living := prepare(t, rack, alone, "run", "--yes", "--only", partRules)
 	p := prepare(t, rack, env, "run", "--yes", "--only", partRules)
 	csitest.Must(t, errors.Join(living.Start(), p.Start()))
@@ -278,33 +279,42 @@ func stranger(t *testing.T, user uint32, args ...string) (end func() error) {
 	}
 }
 
-// As on a real rack, the runs have no admin listener. If PROOF_DURATION is not set, they check only
-// the rules.
+// As on a real rack, the runs have no admin listener. All check the rules. If the form is not short,
+// those of some kinds also run csi-sanity, with one kind of access.
 func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 	t.Parallel()
 	kinds := short.Some(t, 2, legal.Kinds())
-	p, args := proof.New(t, "legal-runs"), []string{"run", "--yes"}
-	if !p.Long() {
-		args = append(args, "--only", partRules)
-	}
+	p := proof.New(t, "legal-runs")
 	const nothingMade report.Verdict = "none" // the preflight refused the run
 	var mu sync.Mutex
 	// mu guards the counts.
-	runs, alarms, verdicts := 0, 0, map[report.Verdict]int{}
+	runs, withSanity, alarms, verdicts := 0, 0, 0, map[report.Verdict]int{}
 	for seed := range p.Rounds() {
 		var group errgroup.Group
 		group.SetLimit(4) // the runs wait most of the time
 		for i, kind := range kinds {
 			rack := rackOf(t, harness.RackOptions{})
+			only, draw := partRules, seed+uint64(i)
+			sanity := !p.Short() && (kind.Others() || draw%4 == 0)
+			if sanity {
+				only += "," + []string{"ext4", "xfs", "btrfs", "block"}[draw/4%4]
+			}
+			var started atomic.Int32
 			group.Go(func() error {
-				return legal.Try(t.Context(), rack.Rack, kind, seed+uint64(i), func(host string) error {
+				return legal.Try(t.Context(), rack.Rack, kind, draw, func(host string) error {
 					env := asOthersHave(rack, "SECOND", "SECOND_SHELL", "HELPER", "GUEST_SHELL")
 					env["OXIDE_HOST"], env["OXIDE_CA_FILE"] = host, ""
-					program := prepare(t, rack, env, args...)
+					if started.Add(1) > 1 {
+						from(rack, "b", env)
+					}
+					program := prepare(t, rack, env, "run", "--yes", "--only", only)
 					_ = program.Run() // the report has the result
 					mu.Lock()
 					defer mu.Unlock()
 					runs++
+					if sanity {
+						withSanity++
+					}
 					verdict := nothingMade
 					if r, err := report.Read(program.folder); err == nil {
 						verdict = r.Verdict
@@ -317,15 +327,16 @@ func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 						alarms++
 						t.Errorf("%s (%s): %s", kind.Name, kind.Says, tail(program.out.String()))
 					}
-					p.Say("%s: %s: %s", kind.Name, program.ProcessState, verdict)
+					p.Say("%s: %s: %s: %s", kind.Name, only, program.ProcessState, verdict)
 					return nil
 				})
 			})
 		}
 		csitest.Must(t, group.Wait())
 	}
-	p.Figure("kinds", len(kinds), "runs", runs, "conforms", verdicts[report.Conforms], "incomplete",
-		verdicts[report.Incomplete], "nothing_made", verdicts[nothingMade], "false_alarms", alarms)
+	p.Figure("kinds", len(kinds), "runs", runs, "with_csi_sanity", withSanity, "conforms",
+		verdicts[report.Conforms], "incomplete", verdicts[report.Incomplete], "nothing_made",
+		verdicts[nothingMade], "false_alarms", alarms)
 }
 
 // If the variable onlyVariable has the ID of a rule or data check, this test binary runs as
@@ -539,6 +550,39 @@ func asOthersHave(rack *bed, without ...string) map[string]string {
 		env["OXIDE_CONFORMANCE_"+name] = ""
 	}
 	return env
+}
+
+// from changes the environment to that of a run in another instance.
+func from(rack *bed, instance string, env map[string]string) {
+	guest := rack.Instance(instance).Guest
+	env["OXIDE_SYSFS_ROOT"], env["OXIDE_DEV_ROOT"] = guest+"/sys", guest+"/dev"
+}
+
+func TestRunsInOneInstanceTakeTurns(t *testing.T) {
+	t.Parallel()
+	rack := rackOf(t, harness.RackOptions{})
+	run := func() (w *job) {
+		w = jobOn(t, rack)
+		w.here = csitest.Got(w.find(t.Context(), "a"))(t)
+		return w
+	}
+	release := csitest.Got(run().claimInstance(t.Context()))(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	waits := run()
+	waits.Stdout = interruptOn{interrupt}
+	if _, err := waits.claimInstance(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("expected that the second run waits until it is interrupted; found %v", err)
+	}
+	waits.Stdout = interruptOn{release}
+	csitest.Got(waits.claimInstance(t.Context()))(t)()
+}
+
+// interruptOn calls its function when something is printed.
+type interruptOn struct{ call func() }
+
+func (i interruptOn) Write(p []byte) (int, error) {
+	i.call()
+	return len(p), nil
 }
 
 // dieAndClean removes the working directory of a run, ends the run early, cleans up, and checks

@@ -25,6 +25,7 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -74,6 +75,8 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	RegisterFailHandler(Fail)
 	csisuite.Quiet()
 	var point, each int
+	var before inventory
+	var unseen error // before could not be listed
 	ReportBeforeSuite(func(r Report) {
 		each = r.PreRunStats.TotalSpecs / len(accesses) // the specs are the same for each access
 	})
@@ -82,9 +85,26 @@ func (w *job) runCSISanity(ctx context.Context) error {
 			w.progress.enter(access, each)
 		}
 		point = len(w.calls.since(0))
+		if !r.State.Is(types.SpecStateSkipped | types.SpecStatePending) {
+			before, unseen = w.inventory(ctx)
+		}
 	})
 	ReportAfterEach(func(r SpecReport) {
-		w.result(w.unlessLost(ctx, resultOf(r, w.calls.since(point), w.rack.Hotplug)))
+		calls := w.calls.since(point)
+		result := w.unlessLost(ctx, resultOf(r, calls, w.rack.Hotplug))
+		if result.Status == report.Failed && mayMislead(calls) && ctx.Err() == nil {
+			after, err := w.inventory(ctx)
+			if err = errors.Join(unseen, err); err == nil {
+				err = w.othersChanged(before, after, calls)
+			}
+			if err != nil {
+				result.Status = report.NotTested
+				result.Reason = fmt.Sprintf("%s; what the spec found therefore says nothing: %s", err,
+					result.Reason)
+				w.incomplete(fmt.Errorf("%s %s is not tested: %w", result.Group, result.Name, err))
+			}
+		}
+		w.result(result)
 		if err := w.lost(); err != nil {
 			AbortSuite(err.Error())
 		}
@@ -159,6 +179,65 @@ func resultOf(r SpecReport, calls []rpc, hotplug bool) report.Result {
 		result.Reason = fmt.Sprintf("%s\nat %s", reason, r.Failure.Location)
 	}
 	return result
+}
+
+// mayMislead reports whether objects of other users of the project can have made a spec fail. They
+// are in lists, and they use capacity and an instance's places for disks. They have other names.
+func mayMislead(calls []rpc) bool {
+	return slices.ContainsFunc(calls, func(c rpc) bool {
+		switch c.name {
+		case "ListVolumes", "ListSnapshots", "GetCapacity", "NodeGetInfo":
+			return true
+		}
+		return c.code == codes.ResourceExhausted
+	})
+}
+
+// othersChanged returns an error if the objects of other users were not the same before a spec, in
+// each complete list that its calls got, and after it.
+func (w *job) othersChanged(before, after inventory, calls []rpc) error {
+	own := map[string]bool{}
+	for _, one := range append(before.of(w.id), after.of(w.id)...) {
+		own[one.id] = true
+	}
+	foreign := func(objects []string) string {
+		objects = slices.DeleteFunc(slices.Clone(objects), func(object string) bool {
+			id, _, _ := strings.Cut(object, " ")
+			return own[id] || w.budget.made(id)
+		})
+		slices.Sort(objects)
+		return strings.Join(objects, ", ")
+	}
+	for _, kind := range []struct{ name, of, list string }{
+		{"disks", "disk", "ListVolumes"}, {"snapshots", "snapshot", "ListSnapshots"}} {
+		want := foreign(before.ids(kind.of))
+		looks := append(lists(calls, kind.list), after.ids(kind.of))
+		if slices.ContainsFunc(looks, func(ids []string) bool { return foreign(ids) != want }) {
+			return fmt.Errorf("others have made or deleted %s in the project meanwhile", kind.name)
+		}
+	}
+	if foreign(before.attached()) != foreign(after.attached()) {
+		return errors.New("others have attached or detached disks in the project meanwhile")
+	}
+	return nil
+}
+
+// lists returns the IDs of each list that the calls got from its first to its last page.
+func lists(calls []rpc, name string) (all [][]string) {
+	var ids []string
+	begun := false
+	for _, c := range calls {
+		if c.name != name || c.code != codes.OK || c.object != "" { // the object selects entries
+			continue
+		}
+		if c.page.first {
+			ids, begun = nil, true
+		}
+		if ids = append(ids, c.page.ids...); begun && c.page.last {
+			all, begun = append(all, ids), false
+		}
+	}
+	return all
 }
 
 // rpcNames matches the names of CSI's RPCs. The name of a spec contains the RPC that it tests.
@@ -357,11 +436,11 @@ var parts = map[string]struct {
 	tools []string
 }{
 	partRules: {amount{14, 14}, 1250, 7 * time.Second, nil},
-	"ext4": {amount{14, 14}, 540, 2 * time.Second,
+	"ext4": {amount{14, 14}, 840, 3 * time.Second,
 		[]string{"mke2fs", "e2fsck", "resize2fs", "blkid"}},
-	"xfs":    {amount{14, 14}, 540, 2 * time.Second, []string{"mkfs.xfs", "blkid"}},
-	"btrfs":  {amount{14, 14}, 540, 2 * time.Second, []string{"mkfs.btrfs", "btrfs", "blkid"}},
-	"block":  {amount{14, 14}, 540, 2 * time.Second, []string{"blkid"}},
+	"xfs":    {amount{14, 14}, 840, 3 * time.Second, []string{"mkfs.xfs", "blkid"}},
+	"btrfs":  {amount{14, 14}, 840, 3 * time.Second, []string{"mkfs.btrfs", "btrfs", "blkid"}},
+	"block":  {amount{14, 14}, 840, 3 * time.Second, []string{"blkid"}},
 	partData: {amount{9, 18}, 780, 55 * time.Second, nil},
 }
 
@@ -459,6 +538,13 @@ func (b *budget) identify(name string, id func() string) {
 			o.id = known
 		}
 	}
+}
+
+// made reports whether a disk or snapshot with this ID is or was the run's.
+func (b *budget) made(id string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.gone[id] || slices.ContainsFunc(b.objects, func(o *object) bool { return o.id == id })
 }
 
 func sum(objects []*object) amount {

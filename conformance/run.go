@@ -3,8 +3,10 @@ package conformance
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -58,8 +61,44 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 		return ExitUsage, fmt.Errorf("nothing was made: %w", err)
 	}
 	w.settings.report = folder
+	release, err := w.claimInstance(ctx)
+	if err != nil {
+		return interruptedOr(ctx, ExitUsage), fmt.Errorf("nothing was made: %w", err)
+	}
+	defer release()
 	w.carryOut(ctx)
 	return w.finish(ctx)
+}
+
+// claimInstance waits until no other run is in this instance: runs attach disks to it, csi-sanity
+// until it is full. The claim is a socket without a file, so it ends with the process.
+func (w *job) claimInstance(ctx context.Context) (release func(), err error) {
+	// On simulated racks, instances with the same name have the same ID.
+	sum := sha256.Sum256([]byte(w.here.Id + w.here.TimeCreated.String()))
+	name := fmt.Sprintf("@oxide-conformance-%x", sum[:16])
+	for waits := false; ; waits = true {
+		claim, err := net.Listen("unix", name)
+		if err == nil {
+			return func() { _ = claim.Close() }, nil
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return nil, fmt.Errorf("claim this instance: %w", err)
+		}
+		if !waits {
+			w.say("Another run is in this instance: waiting until it ends.")
+		}
+		// The connection is never accepted. It ends with the claim.
+		other, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
+		if err == nil {
+			stop := context.AfterFunc(ctx, func() { _ = other.Close() })
+			_, _ = other.Read(make([]byte, 1)) // always an error
+			stop()
+			_ = other.Close()
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 func sdkVersion() string {

@@ -229,6 +229,33 @@ type rpc struct {
 	tries  int
 	began  time.Time
 	took   time.Duration
+	page   page // of an answered list
+}
+
+// page is a page of ListVolumes or ListSnapshots, with the IDs of its entries.
+type page struct {
+	first, last bool
+	ids         []string
+}
+
+func pageOf(req, reply any) (p page) {
+	if token, is := req.(interface{ GetStartingToken() string }); is {
+		p.first = token.GetStartingToken() == ""
+	}
+	if next, is := reply.(interface{ GetNextToken() string }); is {
+		p.last = next.GetNextToken() == ""
+	}
+	switch reply := reply.(type) {
+	case *csi.ListVolumesResponse:
+		for _, e := range reply.GetEntries() {
+			p.ids = append(p.ids, e.GetVolume().GetVolumeId())
+		}
+	case *csi.ListSnapshotsResponse:
+		for _, e := range reply.GetEntries() {
+			p.ids = append(p.ids, e.GetSnapshot().GetSnapshotId())
+		}
+	}
+	return p
 }
 
 // callLog records every call of the driver. Its zero value is ready to use.
@@ -269,12 +296,16 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 			break
 		}
 		err = invoke(ctx, method, req, reply, conn, options...)
-		if !asksAgain(err) || call.tries == callTries || backoff.Wait(ctx) != nil ||
+		late := reasonOf(err) == "EffectUnknown" && time.Since(call.began) < lateTimeout
+		if !asksAgain(err) || call.tries >= callTries && !late || backoff.Wait(ctx) != nil ||
 			call.tries > callTries/2 && w.askRack(ctx) != nil {
 			break
 		}
 	}
 	call.took, call.code, call.reason = time.Since(call.began), status.Code(err), reasonOf(err)
+	if err == nil {
+		call.page = pageOf(req, reply)
+	}
 	end(reply, err)
 	w.calls.add(call)
 	return err
@@ -283,6 +314,10 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 // callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A rack that
 // is only busy answers before the last try.
 const callTries = 8
+
+// lateTimeout limits how often intercept makes a call that fails with EffectUnknown. It is twice as
+// long as the driver returns that for one unanswered change (OXIDE_LATE_LIMIT).
+const lateTimeout = 2 * time.Minute
 
 func asksAgain(err error) bool {
 	switch reason := reasonOf(err); status.Code(err) {

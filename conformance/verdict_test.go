@@ -337,6 +337,58 @@ func TestSpecPassesOnlyIfItCallsTheRPCInItsName(t *testing.T) {
 	}
 }
 
+func TestOthersChangedComparesForeignObjectsBeforeDuringAndAfterASpec(t *testing.T) {
+	w := &job{id: "1a2b3c4d", budget: newBudget(amount{20, 40})}
+	own := mark{Run: w.id}.description()
+	w.budget.deleted("00000000-0000-4000-8000-000000000001") // the run's, and gone
+	disk := func(id, description, instance string) item {
+		state := oxide.DiskState{Value: &oxide.DiskStateDetached{}}
+		if instance != "" {
+			state.Value = &oxide.DiskStateAttached{Instance: instance}
+		}
+		return item{kind: "disk", id: id, description: description, disk: &oxide.Disk{State: state}}
+	}
+	snapshot := item{kind: "snapshot", id: "s"}
+	list := func(first, last bool, ids ...string) rpc {
+		return rpc{name: "ListVolumes", page: page{first, last, ids}}
+	}
+	before := inventory{disk("a", "", ""), disk("b", "mine", "i"), snapshot, disk("o", own, "")}
+	same := inventory{disk("b", "mine", "i"), snapshot, disk("a", "", ""), disk("p", own, "i")}
+	selected := list(true, true, "a")
+	selected.object = "a"
+	for name, test := range map[string]struct {
+		after inventory
+		calls []rpc
+		want  string // "" means nothing
+	}{
+		"only the run's own": {same, []rpc{list(true, true, "p", "b", "a", "o",
+			"00000000-0000-4000-8000-000000000001")}, ""},
+		"a list in two pages": {same, []rpc{list(true, false, "a"), list(false, true, "b")}, ""},
+		"a list that was not read to its end, or that was begun anew": {same,
+			[]rpc{list(true, false, "a"), list(true, false, "b"), list(true, true, "b", "a")}, ""},
+		"a selection, and another RPC": {same, []rpc{selected, {name: "Probe"}}, ""},
+		"a disk made and deleted": {same, []rpc{list(true, false, "a", "b"), list(false, true, "x")},
+			"disks"},
+		"a disk deleted": {same[1:], nil, "disks"},
+		"a snapshot made": {append(inventory{{kind: "snapshot", id: "t"}}, same...), nil,
+			"snapshots"},
+		"a snapshot made and deleted": {same, []rpc{{name: "ListSnapshots",
+			page: page{true, true, []string{"s", "t"}}}}, "snapshots"},
+		"a disk detached": {inventory{disk("a", "", ""), disk("b", "mine", ""), snapshot}, nil,
+			"attached"},
+	} {
+		err := w.othersChanged(before, test.after, test.calls)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: expected %q; found %v", name, test.want, err)
+		}
+	}
+	for name, want := range map[string]bool{"ListVolumes": true, "NodeStageVolume": false} {
+		if mayMislead([]rpc{{name: name}}) != want {
+			t.Errorf("%s may mislead: expected %v", name, want)
+		}
+	}
+}
+
 func TestWitnessFindsAnAnswerThatTheRackDidNotGive(t *testing.T) {
 	log := []adminapi.Request{{RequestID: "1", Operation: "disk_view", Status: 200},
 		{RequestID: "2", Status: 400}}

@@ -36,6 +36,9 @@ type Kind struct {
 	alter func(*proxy, *http.Request) (*http.Response, error)
 }
 
+// Others reports whether others use the rack meanwhile.
+func (k Kind) Others() bool { return k.busy || k.more > 0 }
+
 // Kinds lists every alteration.
 func Kinds() []Kind {
 	return []Kind{
