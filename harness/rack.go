@@ -33,7 +33,6 @@ const StartTimeout = 30 * time.Second
 
 // RackOptions configures a simulated rack. The zero value has hot-plug and the instances a and b.
 type RackOptions struct {
-	// Instances contains the names of the rack's instances. Nil means a and b.
 	Instances []string
 	// Hotplug selects whether the rack attaches and detaches disks of running instances. "" means
 	// adminapi.HotplugFull. Racks of today have adminapi.HotplugNone.
@@ -140,7 +139,6 @@ func (r *Rack) args() []string {
 	return append(args, o.Args...)
 }
 
-// connect parses the simulator's first line, and creates the clients.
 func (r *Rack) connect(line string) (err error) {
 	defer Catch(&err)
 	var address struct {
@@ -291,7 +289,7 @@ func (e *Environment) StartPlugin(ctx context.Context, options PluginOptions) (*
 	return plugin, plugin.AwaitReady(ctx)
 }
 
-// StartNodes starts a node driver in each instance, and returns the drivers by instance name.
+// StartNodes starts a node driver in each instance. The keys of nodes are the instances' names.
 func (e *Environment) StartNodes(ctx context.Context, options PluginOptions) (
 	nodes map[string]*Plugin, err error) {
 	defer Catch(&err)

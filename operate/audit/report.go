@@ -48,13 +48,11 @@ type finding struct {
 	Reason   string `json:"reason,omitempty"`
 }
 
-// found reports whether orphans are left, wanted objects are missing, or a named object was kept.
 func (r *report) found() bool {
 	return len(r.Missing)+len(r.Kept) > 0 ||
 		slices.ContainsFunc(r.Orphans, func(o *object) bool { return !o.Deleted })
 }
 
-// addNotes adds the notes that a person has to read before a deletion.
 func (r *report) addNotes(noDeletion string) {
 	if r.noDeletion = noDeletion; noDeletion != "" && len(r.Orphans) > 0 {
 		r.Notes = append(r.Notes, "--delete would delete nothing: "+noDeletion)
@@ -351,7 +349,7 @@ func (a *audit) remove(ctx context.Context, named object) (reason string, err er
 // Kind is the kind of an object of the rack.
 type Kind string
 
-// The kinds of objects. A handle that may name a disk or a snapshot has the kind "either".
+// A handle that may name a disk or a snapshot has the kind either.
 const (
 	kindDisk     Kind = "disk"
 	kindSnapshot Kind = "snapshot"
@@ -376,14 +374,14 @@ type object struct {
 	Deleted  bool   `json:"deleted,omitempty"`
 	WantedBy string `json:"wantedBy,omitempty"`
 
-	// Use tells whether the driver made the disk for a filesystem or for raw use; see volume.Tag.
+	// Use tells whether the driver made the disk for a filesystem or for a raw block volume; see
+	// volume.Tag.
 	Use string `json:"-"`
 
 	owned       bool // it has this cluster's ownership tag
 	halfDeleted bool
 }
 
-// same reports whether o and as describe the same unchanged object.
 func (o object) same(as object) bool {
 	return o.Kind == as.Kind && o.ID == as.ID && o.Name == as.Name && o.CSIName == as.CSIName &&
 		o.SizeBytes == as.SizeBytes && o.Created.Equal(as.Created)
@@ -397,13 +395,11 @@ func (o object) free() bool {
 	return o.State == string(oxide.SnapshotStateReady) || o.State == string(oxide.SnapshotStateFaulted)
 }
 
-// inventory contains the project's objects, by id.
+// inventory contains the project's objects. The keys are their ids.
 type inventory map[string]object
 
-// owns reports whether a handle names an object of this cluster.
 func (s inventory) owns(h handle) bool { return s[h.ID].owned && h.mayBe(s[h.ID].Kind) }
 
-// list lists all of the project's disks and snapshots, or returns an error.
 func (a *audit) list(ctx context.Context) (inventory, error) {
 	s := inventory{}
 	err := a.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool, err error) {
@@ -473,7 +469,6 @@ func readAs[O any](ctx context.Context, kind Kind, id oxide.NameOrId,
 	return as(found), nil
 }
 
-// sorted returns the objects: disks first, by name and id.
 func (s inventory) sorted() []object {
 	return slices.SortedFunc(maps.Values(s), func(a, b object) int {
 		return strings.Compare(string(a.Kind)+a.Name+a.ID, string(b.Kind)+b.Name+b.ID)

@@ -43,7 +43,6 @@ type Options struct {
 	IgnoreCapacity         bool          // begin although too little capacity is published
 	Timeout                time.Duration // of each step
 
-	// Kubectl runs kubectl.
 	Kubectl func(ctx context.Context, stdin []byte, args ...string) ([]byte, error)
 }
 
@@ -178,7 +177,6 @@ func (r *run) sweep(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// begin checks, describes, records and makes a new change.
 func (r *run) begin(ctx context.Context) error {
 	p, old, err := r.check(ctx)
 	if err != nil {
@@ -197,7 +195,6 @@ func (r *run) begin(ctx context.Context) error {
 	return r.forward(ctx)
 }
 
-// resume continues or undoes a change that an earlier run began.
 func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	r.old = pv.name()
 	r.id, p.Run = p.Run, r.id // so that observe accepts the earlier run's plan
@@ -246,7 +243,6 @@ func (v view) tooLate() error {
 		"PersistentVolume %s until claim forget", p.path(), p.Old)
 }
 
-// byHand returns a sentence that tells a person how to go back to the earlier disk.
 func (v view) byHand() string {
 	p := v.plan
 	return fmt.Sprintf("To go back to it by hand, delete the PersistentVolumeClaims %s and %s/%s if "+
@@ -286,7 +282,6 @@ func (r *run) describe(p plan) {
 	}
 }
 
-// show prints the steps, and marks those that have been done.
 func (r *run) show(v view) {
 	for i, s := range steps {
 		state := ""
@@ -297,7 +292,6 @@ func (r *run) show(v view) {
 	}
 }
 
-// forward does all steps that have not been done.
 func (r *run) forward(ctx context.Context) error {
 	for i, s := range steps {
 		if err := r.until(ctx, fmt.Sprintf("%d/%d %s: ", i+1, len(steps), s.name), s); err != nil {
@@ -429,7 +423,7 @@ func (v view) forgettable() error {
 			"that you need, give %s its reclaim policy back, and remove its annotation %s", v.old.name(),
 			planKey)
 	}
-	if p.Owner.Kind == "" && !v.mounted() {
+	if p.Owner.Kind == "" && !v.podRuns() {
 		return fmt.Errorf("the new disk of %s has not been used yet: start its workload, and repeat "+
 			"the command while it runs", p.path())
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // step is a step of a change or of an undo. The function do sends at most one request. Until done
-// returns true, the objects are read again and do is called again. If do has to wait, it returns a
-// text about what it waits for. A step without the function done is done when the plan is gone.
+// returns true, the objects are read again and do is called again. If do has to wait, it returns
+// what it waits for. A step without do is done when the plan is gone.
 type step struct {
 	name     string
 	describe func(p plan) string
@@ -103,13 +103,11 @@ var undoing = []step{
 	{"forget", func(plan) string { return "remove the plan" }, nil, (*run).endUndoing},
 }
 
-// bound reports whether a claim and a PersistentVolume are bound to each other.
 func (v view) bound(claim, pv object) bool {
 	return claim != nil && claim.str("status", "phase") == "Bound" &&
 		claim.str("spec", "volumeName") == pv.name() && pv.str("spec", "claimRef", "uid") == claim.uid()
 }
 
-// own reports whether there is an object that has the mark of this change.
 func (v view) own(o object) bool {
 	return strings.HasPrefix(o.annotation(changeKey)+" ", v.plan.mark()+" ")
 }
@@ -134,7 +132,6 @@ func (r *run) mark(ctx context.Context, v view) (string, error) {
 	return "", r.patch(ctx, v.claim, annotate(planKey, v.plan.Run, nil))
 }
 
-// takeOver marks the claim and the owner with the id of this run.
 func (r *run) takeOver(ctx context.Context, v view) (string, error) {
 	if !steps[0].done(v) {
 		return r.mark(ctx, v)
@@ -456,7 +453,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 			"the command with --continue, which makes it again after %s", p.path(), v.end(v.claim))
 	case v.own(v.owner):
 		return r.scaleUp(ctx, v)
-	case p.Owner.Kind != "" && !v.mounted():
+	case p.Owner.Kind != "" && !v.podRuns():
 		return "a pod of " + p.Owner.String() + " to run with the new disk" +
 			strings.TrimSuffix(", now "+names(v.users), ", now "), nil
 	case v.fresh.policy() != p.Policy:
@@ -495,7 +492,6 @@ func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// restore creates the user's claim again for the earlier disk.
 func (r *run) restore(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	switch {
@@ -576,7 +572,6 @@ func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
 	return "", r.unrecord(ctx, v, p.Policy)
 }
 
-// unrecord removes the plan, and sets the reclaim policy of the earlier PersistentVolume.
 func (r *run) unrecord(ctx context.Context, v view, policy string) error {
 	return r.patch(ctx, v.old, annotate(planKey, nil, withPolicy(policy)))
 }

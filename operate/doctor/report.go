@@ -68,7 +68,6 @@ func (d Diagnosis) writeFigure(b *bytes.Buffer) {
 		unseen, d.Status())
 }
 
-// linksIn returns the names of the links that are in the state.
 func (c Chain) linksIn(state State) (links []string) {
 	for _, s := range c.Links {
 		if s.State == state {
@@ -130,7 +129,6 @@ func WriteBundle(w io.Writer, d Diagnosis, e Evidence) error {
 
 const timeFormat = time.RFC3339
 
-// firstOf joins the first eight words, and adds the number of the others.
 func firstOf(words []string) string {
 	const most = 8
 	if len(words) <= most {
@@ -220,7 +218,6 @@ func (d Diagnosis) Tree() []branch {
 	return all
 }
 
-// step returns the step of a link. If the chain does not have the link, it returns an empty step.
 func (c Chain) step(link Link) (found Step) {
 	for _, s := range c.Links {
 		if s.Link == link {
@@ -274,13 +271,11 @@ func (c Chain) Wrong() string {
 	return ""
 }
 
-// colours are the escape sequences of the states on a terminal.
 var colours = map[State]string{OK: "32", Waiting: "33", Unseen: "36", Broken: "1;31"}
 
 // mostFindings is how many findings a cluster's report explains. The tree marks all broken chains.
 const mostFindings = 10
 
-// writeTree writes the tree, and below it the findings, as text for people.
 func (d Diagnosis) writeTree(b *bytes.Buffer, colour bool) {
 	line := func(indent string, c Chain, text string) {
 		word := fmt.Sprintf("%-8s", c.State())

@@ -18,7 +18,6 @@ const (
 	hiddenText  = "a text that is not shown here, because its form is not known"
 )
 
-// nameForm and idForm match names and ids of objects.
 const (
 	nameForm = `[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?`
 	idForm   = `[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}`
@@ -84,7 +83,6 @@ var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idF
 		`container not found \("NAME"\)|command terminated with exit code [0-9]{1,3}|signal: killed|` +
 		`executable file not found in \$PATH`))
 
-// known returns the known phrases of a text, or hiddenText if there are none.
 func known(text string) string {
 	return cmp.Or(strings.Join(phrases.FindAllString(text, -1), " … "), hiddenText)
 }
@@ -155,7 +153,6 @@ func (g *gatherer) sift() {
 	}
 }
 
-// keep removes from the value of a field what must not be shown.
 func (s *sifter) keep(field string, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -190,7 +187,6 @@ func (s *sifter) keep(field string, v reflect.Value) {
 	}
 }
 
-// value returns what may be shown of a field.
 func (s *sifter) value(field, text string) string {
 	form := fieldForms[field]
 	switch {
@@ -261,7 +257,6 @@ func (g *gatherer) ownPods(objects []kube.Object) {
 	}
 }
 
-// runsDriver reports whether a workload's name ends with suffix and one container is the driver.
 func runsDriver(o kube.Object, suffix string) bool {
 	for _, container := range o.Spec.Template.Spec.Containers {
 		if container.Name == driverContainer {
