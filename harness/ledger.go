@@ -175,8 +175,6 @@ func (s watchedProcess) add(ctx context.Context, ledger Ledger) {
 
 func (s watchedProcess) goroutineEntry() string { return "goroutine of " + s.name + ":" }
 
-// openFiles lists the open files of a process. It counts the connections between driver and rack
-// separately, and ignores those to the web console.
 func openFiles(pid int, port, console uint16) (names []string, connections int, err error) {
 	defer Catch(&err)
 	process := Got(procfs.NewProc(pid))
@@ -201,14 +199,13 @@ func openFiles(pid int, port, console uint16) (names []string, connections int, 
 	return names, connections, nil
 }
 
-// socket is a row of a kernel's socket table. A listening socket has the remote port 0.
+// A listening socket has the remote port 0.
 type socket struct {
 	name          string
 	local, remote uint16
 }
 
-// socketsOf returns the sockets in a process's network namespace. The keys are their names in
-// /proc/PID/fd. Like Must, it panics on an error.
+// socketsOf maps the names in /proc/PID/fd to sockets. It panics on an error, like Must.
 func socketsOf(pid int) map[string]socket {
 	tables := Got(procfs.NewFS(fmt.Sprint("/proc/", pid)))
 	tcp, err := tables.NetTCP()    //nolint:staticcheck // netlink asks only its own namespace

@@ -39,9 +39,7 @@ const (
 
 // PluginOptions configures a driver. By default it runs in mode all, in the rack's first instance.
 type PluginOptions struct {
-	// Mode is ModeAll when empty.
-	Mode string
-	// Instance is the name of the instance in which the driver runs. Empty means the first.
+	Mode     string
 	Instance string
 	// Env replaces variables that the harness sets. An empty value removes a variable.
 	Env  map[string]string
@@ -60,8 +58,7 @@ type Plugin struct {
 	Endpoint string
 	LogFile  string
 	Instance Instance
-	// Conn is the connection that Controller, Node and Identity use.
-	Conn *grpc.ClientConn
+	Conn     *grpc.ClientConn
 
 	// History records the driver's calls, starts and kills. With a rack it is Rack.History.
 	History *history.Recorder
@@ -106,8 +103,6 @@ func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (plugin *P
 
 const pluginPrefix = "plugin-"
 
-// newPlugin makes a plugin and its directory. Besides the variables in the options, its driver gets
-// at most OXIDE_STATE_DIR.
 func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOptions) (*Plugin,
 	error) {
 	options.Mode = cmp.Or(options.Mode, ModeAll)

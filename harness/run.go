@@ -16,9 +16,7 @@
 //
 // [CreateRequest] and the functions beside it build requests to the controller. A [Placement] makes
 // the node calls for a volume. [Data] writes and verifies the data of a workload in a volume.
-// [Await] and [Backoff] wait, [Share] distributes jobs to workers, and [Must] and [Catch] end a
-// function at a step that fails. [Rack.Admin] injects faults and reads the request log.
-// [Rack.Client] is Oxide's own client, for calls that the driver does not make.
+// [Rack.Admin] injects faults and reads the request log. [Rack.Client] is Oxide's own client.
 //
 // A [Ledger] counts the rack's objects, loop devices, mounts, and the processes' open files and
 // goroutines. Stop returns an error if a process fails or leaves something behind. [ErrorRules]
@@ -54,12 +52,10 @@ import (
 // Run is the directory for all files of one suite or proof, so that two runs on one machine do not
 // disturb each other.
 type Run struct {
-	// Dir contains programs, racks, sockets, mount points and logs.
 	Dir string
 	// Progress gets messages about steps that take long.
 	Progress io.Writer
-	// Programs contains commands of programs that the run does not have to build. The keys are the
-	// programs' names.
+	// Programs maps the names of programs that the run does not have to build to their commands.
 	Programs map[string][]string
 	// Plain selects programs without the race detector, which need much less time. Use it only if
 	// another run repeats the same work with the race detector.

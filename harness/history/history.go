@@ -112,8 +112,7 @@ type Page struct {
 	Title string
 	// Seed and Command tell how to repeat the run. The page omits them if they are empty.
 	Seed, Command string
-	// Broken describes the promise that was broken at the time At. If Broken is empty, no promise was
-	// broken.
+	// Broken describes the promise that was broken at the time At, or is "" if none was.
 	Broken string
 	At     time.Time
 	// Evidence is the directory with the logs.

@@ -24,7 +24,7 @@ import (
 // or repair the disk.
 type Forgery struct {
 	Volume, Disk, Filesystem string
-	// SizeBytes is the disk's size. NextBytes is the size to which a proof grows it.
+	// NextBytes is the size to which a proof grows the disk.
 	SizeBytes, NextBytes int64
 	// Device is the path of the disk's device. The forgery copies the first bytes of this device.
 	Device string
@@ -305,8 +305,7 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted returns the records to write. The keys are offsets on the disk. A single record must be a
-// format record.
+// wanted maps offsets on the disk to records. A single record must be a format record.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {

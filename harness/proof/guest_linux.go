@@ -55,9 +55,8 @@ func (g GuestView) Sys(path string) string { return filepath.Join(g.dir, "sys", 
 // Node returns the path of a device node in the guest's /dev.
 func (g GuestView) Node(name string) string { return filepath.Join(g.dir, "dev", name) }
 
-// Plug adds a disk to the guest: first its device node, so that a program that finds the disk in
-// /sys also finds the device node. The serial has 20 bytes, padded with NULs, and a newline, as in
-// sysfs.
+// Plug adds a disk to the guest, first its device node: whoever finds the disk in /sys can open it.
+// The serial has 20 bytes, padded with NULs, and a newline, as in sysfs.
 func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 	serial := make([]byte, SerialBytes)
 	copy(serial, diskName)
@@ -229,8 +228,7 @@ type Bench struct {
 	Guest  GuestView
 	Plugin *harness.Plugin
 	// Bin is the first directory in the driver's PATH. A proof may put its own programs there.
-	Bin string
-	// Bystanders are disks of the guest that no call may change. harm contains errors found in them.
+	Bin        string
 	Bystanders *Bystanders
 	harm       error
 	// Forged counts comparisons of files with forged records.

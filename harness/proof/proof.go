@@ -223,7 +223,6 @@ func (i *Invariant) Report() {
 
 // Failure describes a trial in which a promise was broken.
 type Failure struct {
-	// Name is the trial's name, also in the page's file name.
 	Name string
 	// Seed is the trial's seed. 0 means the proof's seed.
 	Seed   uint64
@@ -350,8 +349,7 @@ var _, _, _ = removed, unless, zeroIf[int]
 `
 
 // BuildMutant builds one driver that can remove each of the guards: RemovedGuard selects one when
-// the driver starts. It returns an error if a guard's text does not occur exactly once in the
-// source, so that the list of guards has to be updated.
+// the driver starts. It fails unless the source contains each guard's text exactly once.
 func BuildMutant(ctx context.Context, dir string, guards []Guard) (program string, err error) {
 	defer harness.Catch(&err)
 	driver := harness.Got(filepath.Abs("../../driver")) // a test runs in the directory of its package
@@ -379,8 +377,7 @@ func CheckGuards(driver string, guards []Guard) error {
 	return err
 }
 
-// mutate returns the source files that differ in the mutant or exist only there. The keys are
-// paths.
+// mutate returns the source files that the mutant changes or adds. The keys are paths.
 func mutate(driver string, guards []Guard) (changed map[string]string, err error) {
 	defer harness.Catch(&err)
 	source := harness.Got(readSource(driver))

@@ -304,7 +304,6 @@ func lists(disks []string, snapshots ...string) script {
 	return slices.Concat(once, once)
 }
 
-// kubectlThat puts a program kubectl on the PATH that prints a list and exits with a status.
 func kubectlThat(t *testing.T, exit int, items ...string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -167,7 +167,7 @@ func quote(s string) (string, error) {
 	return string(text), err
 }
 
-// manifest is the template's data for one orphan. Because is the comment about its claim.
+// manifest is the template's data for one orphan. The field Because is the comment on its claim.
 type manifest struct {
 	*object
 	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string
@@ -255,7 +255,6 @@ func (a *audit) deleteNamed(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// readNamed reads the orphans to delete from an edited report of this cluster and project.
 func readNamed(path string, now *report) ([]object, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -278,7 +277,6 @@ func readNamed(path string, now *report) ([]object, error) {
 	return r.Orphans, nil
 }
 
-// keeps returns why a named object is not deleted, or "".
 func (c *comparison) keeps(named object) string {
 	o, there := c.now[named.ID]
 	switch {
@@ -356,7 +354,6 @@ const (
 	either       Kind = "disk or snapshot"
 )
 
-// object is a disk or a snapshot of the inventory.
 type object struct {
 	Kind       Kind      `json:"kind"`
 	ID         string    `json:"id"`
@@ -374,8 +371,7 @@ type object struct {
 	Deleted  bool   `json:"deleted,omitempty"`
 	WantedBy string `json:"wantedBy,omitempty"`
 
-	// Use tells whether the driver made the disk for a filesystem or for a raw block volume; see
-	// volume.Tag.
+	// Use tells whether the driver made the disk for a filesystem or for raw block; see volume.Tag.
 	Use string `json:"-"`
 
 	owned       bool // it has this cluster's ownership tag
@@ -387,7 +383,6 @@ func (o object) same(as object) bool {
 		o.SizeBytes == as.SizeBytes && o.Created.Equal(as.Created)
 }
 
-// free reports whether the object is not in use according to its state.
 func (o object) free() bool {
 	if o.Kind == kindDisk {
 		return o.State == string(oxide.DiskStateStateDetached) || o.halfDeleted

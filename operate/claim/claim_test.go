@@ -288,7 +288,6 @@ func TestUndoStartsTheWorkloadBeforeItDeletesTheSnapshot(t *testing.T) {
 }
 
 // The test changes the new PersistentVolume as a faulty driver, a webhook or a person could.
-// model_test.go tests that the command checks the disk before it uses it.
 func TestANewDiskThatDiffersFromTheRequestIsRefused(t *testing.T) {
 	c := &cluster{t: t, objects: map[string]object{}}
 	set := func(value any, path ...string) func(*view) {

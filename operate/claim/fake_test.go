@@ -24,10 +24,10 @@ var errKilled = errors.New("killed")
 type cluster struct {
 	t       *testing.T
 	claim   string              // the user's claim, in namespace db
-	objects map[string]object   // by resource/namespace/name
-	disks   map[string]string   // contents, by handle
-	shots   map[string]string   // contents, by handle
-	nodes   map[string]*machine // the instances, by their Nodes' names
+	objects map[string]object   // keys: resource/namespace/name
+	disks   map[string]string   // from handles to contents
+	shots   map[string]string   // from handles to contents
+	nodes   map[string]*machine // keys: the names of their Nodes
 	idle    map[string]int      // passes since a pod needed the VolumeAttachment
 	quota   int64               // of the rack, in bytes; zero is unlimited
 	flat    bool                // the driver has no topology: the provisioner needs no scheduler
@@ -225,7 +225,7 @@ func kindOf(resource string) string {
 	return strings.TrimSuffix(strings.NewReplacer("ies", "ys", "sses", "sss").Replace(kind), "s")
 }
 
-// read returns an object or a list. Objects of kinds without a namespace have the namespace "".
+// For kinds without namespaces, namespace is "".
 func (c *cluster) read(resource, namespace, name string, flags map[string]string) ([]byte, error) {
 	kind, fields := kindOf(resource), flags["--field-selector"]
 	_, everywhere := flags["--all-namespaces"]
@@ -416,7 +416,6 @@ func (c *cluster) ready() []object {
 	})
 }
 
-// schedule assigns a pod to a node. If the pod has a claim, it waits until the claim is bound.
 func (c *cluster) schedule(pod object) {
 	node := c.named("Node", "", pod.str("spec", "nodeName"))
 	switch claim, nodes := c.claimOf(pod, claimOfPod(pod)), c.ready(); {

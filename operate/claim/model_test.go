@@ -51,7 +51,7 @@ func (h *history) log(format string, args ...any) {
 
 func oneOf[T any](rnd *rand.Rand, all ...T) T { return all[rnd.IntN(len(all))] }
 
-// newHistory creates a cluster with a workload. It chooses at random which actors may act.
+// newHistory chooses at random which actors may act.
 func newHistory(t *testing.T, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, seed))
 	h := &history{rnd: rnd, kind: oneOf(rnd, "Deployment", "StatefulSet", "none", "pod", "job",

@@ -259,7 +259,7 @@ type view struct {
 	namespaceGone                                   bool
 }
 
-// observe reads the objects of a change. It fails if another run has taken the change over.
+// observe fails if another run has taken the change over.
 func (r *run) observe(ctx context.Context) (v view, err error) {
 	if v.old, err = r.get(ctx, persistentVolumes, "", r.old); err != nil || v.old == nil {
 		return v, err

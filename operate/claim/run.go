@@ -251,8 +251,7 @@ func (v view) byHand() string {
 		p.Namespace, p.kept(), p.Old, p.Claim, planKey)
 }
 
-// planless returns the error for a change whose plan or earlier PersistentVolume somebody has
-// removed. The error names what is left of the change.
+// planless returns the error for a change whose plan or earlier PersistentVolume is gone.
 func (r *run) planless() error {
 	text := fmt.Sprintf("the plan on PersistentVolume %s is gone", r.old)
 	if p := r.last; p != nil {
@@ -380,7 +379,6 @@ func (v view) repeatWith(err error) error {
 	return fmt.Errorf("%w; repeat the command with %s", err, how)
 }
 
-// forget gives the earlier PersistentVolume its reclaim policy back, and removes the plan.
 func (r *run) forget(ctx context.Context, pv object, p plan) error {
 	if !p.Finished {
 		return fmt.Errorf("the change of %s is not complete: repeat %s with --continue or --undo",

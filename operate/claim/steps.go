@@ -342,8 +342,7 @@ func (r *run) makeDisk(ctx context.Context, v view) (string, error) {
 	return r.awaitDisk(ctx, v)
 }
 
-// askForDisk creates the temporary claim. Before that it checks that the plan's StorageClass and
-// snapshot have not been replaced.
+// askForDisk creates the temporary claim if the plan's StorageClass and snapshot were not replaced.
 func (r *run) askForDisk(ctx context.Context, v view) error {
 	p := v.plan
 	class, err := r.get(ctx, storageClasses, "", p.Manifest.str("spec", "storageClassName"))
@@ -410,7 +409,6 @@ func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error
 	return csierr.Plain(why), event, err
 }
 
-// handOver checks the new disk, and creates the user's claim again for it.
 func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if v.passed() && !p.Bound && v.fresh != nil {
@@ -473,8 +471,7 @@ func (v view) fenced() bool {
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()
 }
 
-// unreserved reports whether a PersistentVolume still has to be reserved for the user's claim,
-// which may not exist yet.
+// unreserved reports whether a PersistentVolume still has to be reserved for the user's claim.
 func (v view) unreserved(pv object) bool {
 	uid := pv.str("spec", "claimRef", "uid")
 	return pv.str("spec", "claimRef", "name") != v.plan.Claim || uid != "" && uid != v.claim.uid()
@@ -534,7 +531,6 @@ func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 	return v.end(v.temporary), r.remove(ctx, v.temporary)
 }
 
-// clean deletes what the change has created, after the user's claim has its earlier disk again.
 func (r *run) clean(ctx context.Context, v view) (string, error) {
 	switch {
 	case v.temporary != nil:

@@ -187,7 +187,6 @@ func allChains(e *Evidence) []*chain {
 	return chains
 }
 
-// claimOf returns the name of the claim of a pod's volume, or "".
 func claimOf(pod *kube.Object, v kube.PodVolume) string {
 	if v.Ephemeral != nil {
 		return pod.Metadata.Name + "-" + v.Name

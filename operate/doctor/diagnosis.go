@@ -6,12 +6,6 @@
 //
 // Gather collects the Evidence, and records what it could not see. Diagnose is a pure function of
 // the Evidence.
-//
-// Files: diagnosis.go (the question, the evidence and the result), gather.go (how the evidence is
-// collected), sift.go (what may be shown of the evidence, and which pods are the driver's),
-// chain.go (which objects belong together), errors.go (the driver's errors that Kubernetes
-// recorded, and the advice for each reason), judge_cluster.go and judge_disk.go (the links),
-// report.go (the result for people, and for a support case).
 package doctor
 
 import (
@@ -101,7 +95,7 @@ type Finding struct {
 
 	ByItself string `json:"byItself"` // what will happen without anybody
 	Do       string `json:"do"`
-	Next     string `json:"next"` // the next command
+	Next     string `json:"next"`
 
 	basis basis
 	node  string // of the failed call, if that is not the chain's node

@@ -76,7 +76,7 @@ func quoted(all []Finding, f Finding, message string) []Finding {
 // failedUnmounts returns the failed unmounts that have not succeeded since. Only the report shows
 // them: the kubelet creates events for failed mounts, but not for failed unmounts.
 func failedUnmounts(v *inspection.Volume) (all []Finding) {
-	failed := map[string]Finding{} // by path
+	failed := map[string]Finding{} // keys: paths
 	for _, e := range v.Flight {
 		f, again := failed[e.Path]
 		_, known := advices[csierr.Reason(e.Reason)]
@@ -189,8 +189,7 @@ func (e *Evidence) latest(all []Finding, o *kube.Object, at Link, about string,
 // advice adds to the explanation of some reasons (csierr.Explain) which link is broken, what
 // happens by itself, and the next command.
 type advice struct {
-	// Link is the broken link. If any call may return the reason, Link is empty: then the link of the
-	// failed call is broken.
+	// Link is the broken link. "" means the link of the failed call: any call may return the reason.
 	Link     Link
 	ByItself string
 	// Next is a command with placeholders such as {volume}; see names.
@@ -198,7 +197,7 @@ type advice struct {
 	Reasons reasons // for which the advice is given
 }
 
-// Values of ByItself: what happens without anybody's help.
+// Values of ByItself.
 const (
 	repeated = "The orchestrator repeats the call, which fails until somebody has acted."
 	succeeds = "The orchestrator repeats the call, which succeeds "

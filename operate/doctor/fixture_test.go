@@ -75,7 +75,7 @@ func theNode() inspection.Report {
 type world struct {
 	t testing.TB
 	*Evidence
-	of                               map[string]*kube.Object // by kind
+	of                               map[string]*kube.Object // keys: kinds
 	claim, pv, attachment, node, pod *kube.Object
 	disk                             *Disk
 	machine                          *Machine
@@ -85,7 +85,6 @@ type world struct {
 
 type edit = func(*world)
 
-// healthy returns the evidence of a volume that works, after these edits.
 func healthy(t testing.TB, edits ...edit) *Evidence {
 	t.Helper()
 	objects, report := csitest.Got(kube.Parse([]byte(allObjects)))(t), theNode()

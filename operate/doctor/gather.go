@@ -435,7 +435,7 @@ func (g *gatherer) trim(r inspection.Report) inspection.Report {
 }
 
 func (g *gatherer) askNodes(ctx context.Context) {
-	nodes, volumes := map[string]*chain{}, map[string][]string{} // by the node's name
+	nodes, volumes := map[string]*chain{}, map[string][]string{} // keys: names of nodes
 	for _, c := range resolve(&g.e) {
 		if c.nodeName == "" {
 			continue

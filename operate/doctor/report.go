@@ -152,7 +152,7 @@ type Place struct {
 	Pod      string `json:"pod,omitempty"`
 }
 
-// place returns a chain's place. A disk is shown at the instance to which the rack has attached it.
+// place shows a disk at the instance to which the rack has attached it.
 func (c *chain) place() *Place {
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {
 		return &Place{Node: c.nodeName, Instance: c.instance}
@@ -259,8 +259,7 @@ func (c Chain) State() State {
 	return OK
 }
 
-// Wrong returns one line about what is wrong, or about which links could not be seen. It returns ""
-// if no link is broken or unseen.
+// Wrong returns one line about the finding or else about links that could not be seen, or "".
 func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)
@@ -351,8 +350,7 @@ dd{margin:0;overflow-wrap:anywhere}
 </html>
 `))
 
-// WriteHTML writes the diagnosis as an HTML page. The page contains a tree only if the question is
-// about the cluster.
+// WriteHTML writes the diagnosis as an HTML page, with a tree for a question about the cluster.
 func (d Diagnosis) WriteHTML(w io.Writer) error {
 	var b bytes.Buffer
 	err := page.Execute(&b, d)

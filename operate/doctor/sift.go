@@ -12,7 +12,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// The texts that replace values and messages that must not be shown.
 const (
 	hiddenValue = "***"
 	hiddenText  = "a text that is not shown here, because its form is not known"
@@ -113,7 +112,6 @@ func (s *sifter) text(message string) string {
 	return known(message)
 }
 
-// sifter removes from objects what must not be shown.
 type sifter struct {
 	volumes map[string]bool // the PersistentVolumes of this driver
 	secrets []string
@@ -203,8 +201,7 @@ func (s *sifter) value(field, text string) string {
 	return text
 }
 
-// redact replaces the secrets in a text, and a rack's tokens. Secrets that overlap are replaced as
-// one.
+// redact replaces secrets and a rack's tokens in a text. Overlapping secrets are replaced as one.
 func (s *sifter) redact(text string) string {
 	secret := make([]bool, len(text))
 	for _, word := range s.secrets {
@@ -235,7 +232,7 @@ func (s *sifter) redact(text string) string {
 // ReplicaSet of the chart's Deployment. It compares UIDs, because every user may set labels and
 // names. If there is no DaemonSet, that is the reason why the pods are unseen.
 func (g *gatherer) ownPods(objects []kube.Object) {
-	namespace, owners := g.e.Nodes.Namespace, map[string]string{} // kind by UID
+	namespace, owners := g.e.Nodes.Namespace, map[string]string{} // from UIDs to kinds
 	for _, kind := range []string{kindDaemonSet, kindDeployment, kindReplicaSet, kindPod} {
 		for _, o := range objects {
 			owner := o.Metadata.Controller()
