@@ -102,7 +102,7 @@ func (o *Options) Parse(operands []string) error {
 
 type run struct {
 	Options
-	before string // the last refusal of the new disk when this run began to wait for the disk
+	before string // the event of the last refusal when this run began to wait for the new disk
 
 	id    string // of this run
 	old   string // the name of the earlier PersistentVolume

@@ -456,7 +456,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 			strings.TrimSuffix(", now "+names(v.users), ", now "), nil
 	case v.fresh.policy() != p.Policy:
 		return "", r.patch(ctx, v.fresh, object{"spec": withPolicy(p.Policy)})
-	case v.kept != nil: // Kubernetes then deletes the snapshot, which kept owns
+	case v.kept != nil: // Kubernetes then deletes the snapshot that v.kept owns
 		return r.release(ctx, v, v.kept, v.old)
 	case v.own(v.shot):
 		return "the end of VolumeSnapshot " + p.Shot.Name, nil
@@ -500,7 +500,7 @@ func (r *run) restore(ctx context.Context, v view) (string, error) {
 		return v.end(v.claim), r.remove(ctx, v.claim)
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
-	case v.own(v.shot) && !v.shot.deleting(): // an unready snapshot keeps kept alive
+	case v.own(v.shot) && !v.shot.deleting(): // an unready snapshot blocks the deletion of v.kept
 		return "", r.remove(ctx, v.shot)
 	case v.kept != nil:
 		return r.release(ctx, v, v.kept, v.old)

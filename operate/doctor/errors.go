@@ -73,7 +73,7 @@ func quoted(all []Finding, f Finding, message string) []Finding {
 	return append(all, f)
 }
 
-// failedUnmounts returns the failed unmounts that have not succeeded since. Only the report shows
+// failedUnmounts returns the failed unmounts of paths that are still mounted. Only the report shows
 // them: the kubelet creates events for failed mounts, but not for failed unmounts.
 func failedUnmounts(v *inspection.Volume) (all []Finding) {
 	failed := map[string]Finding{} // keys: paths

@@ -546,7 +546,7 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 }
 
 // usedOnNode reports whether a pod on the node uses the volume. If the pods could not be read, one
-// may use it. A pod that has ended counts until its unmount is overdue.
+// may use it. A pod that has ended counts, except if its deletion waits too long for the unmount.
 func (c *chain) usedOnNode(v *inspection.Volume) bool {
 	return c.podsWhy != "" || slices.ContainsFunc(c.pods, func(pod kube.Object) bool {
 		stuck := ended(pod) && c.overdue(&pod) && publishedTo(v, pod)
