@@ -51,7 +51,6 @@ func Changes(path string) ([]Change, error) {
 	return changes, nil
 }
 
-// flightDir is the path of the flight recorder's directory below the plugin's directory.
 const flightDir = "volumes/flight"
 
 // FlightFile returns the path of the flight recorder's file for a volume.
@@ -59,7 +58,7 @@ func (p *Plugin) FlightFile(volumeID string) string {
 	return filepath.Join(p.Dir, flightDir, volumeID+".jsonl")
 }
 
-// FlightRecords returns the changes that this driver has recorded on its node, by the file's path.
+// FlightRecords returns the changes in this driver's flight recorder. The keys are paths of files.
 func (p *Plugin) FlightRecords() (records map[string][]Change, err error) {
 	defer Catch(&err)
 	records = map[string][]Change{}
@@ -160,14 +159,13 @@ type Diagnosis struct {
 	}
 }
 
-// Lane returns the name of the lane that contains this driver's calls on a history's page.
+// Lane returns the name of this driver's lane on a history's page.
 func (p *Plugin) Lane() string {
 	_, number, _ := strings.Cut(filepath.Base(p.Dir), "-")
 	return strings.TrimSpace(fmt.Sprintf("driver %s: %s %s", number, p.options.Mode,
 		p.Instance.Name))
 }
 
-// record is a client interceptor that adds each call to History, but not the identity service's.
 func (p *Plugin) record(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 	if strings.Contains(method, ".Identity/") {
@@ -183,7 +181,6 @@ func (p *Plugin) record(ctx context.Context, method string, req, reply any,
 	return err
 }
 
-// about returns the names and IDs in a request.
 func about(req any) (objects string) {
 	if r, ok := req.(interface{ GetName() string }); ok {
 		objects += " " + r.GetName()
@@ -200,7 +197,6 @@ func about(req any) (objects string) {
 	return objects
 }
 
-// short returns the first eight digits of a UUID, and any other text unchanged.
 func short(id string) string {
 	if len(id) == 36 {
 		return id[:8]
@@ -238,7 +234,7 @@ func Events(ctx context.Context, rack *Rack, since time.Time, plugins ...*Plugin
 	return slices.DeleteFunc(events, func(e history.Event) bool { return e.Start.Before(since) }), nil
 }
 
-// flown returns an event for each change, which lasts from its entry "begun" to "done" or "failed".
+// flown returns one event for each change, from its entry "begun" to its entry "done" or "failed".
 func flown(changes []Change, node string) (events []history.Event) {
 	begun := map[string]int{}
 	for _, c := range changes {

@@ -212,7 +212,7 @@ func TestOpenFilesCountsConnectionsToTheRackSeparately(t *testing.T) {
 }
 
 func TestNoneLeftReportsAChildThatOutlivesItsParent(t *testing.T) {
-	// The parent ends when its child has become sleep, so that the error names sleep and no shell.
+	// The shell waits until its child runs sleep. Before that, the error would name the child "sh".
 	shell := exec.Command("sh", "-c",
 		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

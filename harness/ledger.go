@@ -64,7 +64,6 @@ func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (ledger Ledger, e
 	return ledger, nil
 }
 
-// watched returns the processes whose open files and goroutines a ledger counts.
 func (r *Rack) watched(plugins []*Plugin) []watchedProcess {
 	all := []watchedProcess{{name: "the simulator", proc: r.process, port: r.Port(),
 		peers: max(1, len(plugins)), console: netPort(r.Admin.URL), goroutines: r.Admin.Goroutines}}
@@ -92,7 +91,6 @@ func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) er
 	return err
 }
 
-// compare returns an error that names the objects of which a new ledger has more than start.
 func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) error {
 	now, err := r.Ledger(ctx, plugins...)
 	if more := now.More(start); err == nil && len(more) > 0 {
@@ -101,7 +99,6 @@ func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) er
 	return err
 }
 
-// addEach counts the entries of one kind. Each entry's JSON text is its name in the ledger.
 func addEach[T any](ledger Ledger, kind string, entries []T) {
 	for _, entry := range entries {
 		ledger.add(kind, string(Got(json.Marshal(entry))))
@@ -134,7 +131,6 @@ func MountsBelow(dir string) ([]string, error) {
 	return mounts, Wrap(err, "read the mount table")
 }
 
-// nothingLeft returns an error if a process, loop device or mount of a stopped rack is left.
 func (r *Rack) nothingLeft() error {
 	ledger, err := KernelLedger(r.Dir)
 	err = errors.Join(err, r.noneLeft())
@@ -148,8 +144,8 @@ func (r *Rack) nothingLeft() error {
 // idleConnections is the number of open connections that a driver keeps for later requests.
 const idleConnections = 32
 
-// watchedProcess is a process whose open files and goroutines a ledger counts, but no goroutines of
-// connections. It counts connections to the rack or a driver only above idleConnections per peer.
+// watchedProcess is a process whose open files and goroutines a ledger counts. Connections to the
+// rack or a driver count only above idleConnections per peer, and their goroutines never.
 type watchedProcess struct {
 	name string
 	proc *process
@@ -158,12 +154,11 @@ type watchedProcess struct {
 	// a browser may open them at any time.
 	console uint16
 	// peers is the number of processes that have connections to this process.
-	peers int
-	// goroutines returns the goroutine profile of the process as text.
+	peers      int
 	goroutines func(context.Context) ([]byte, error)
 }
 
-// add counts what the process has open. Like Must, it panics on an error.
+// add panics on an error, like Must.
 func (s watchedProcess) add(ctx context.Context, ledger Ledger) {
 	profile, err := s.goroutines(ctx)
 	Must(Wrap(err, "read the goroutines of %s", s.name))
@@ -180,8 +175,6 @@ func (s watchedProcess) add(ctx context.Context, ledger Ledger) {
 
 func (s watchedProcess) goroutineEntry() string { return "goroutine of " + s.name + ":" }
 
-// openFiles lists the open files of a process. It counts the connections between driver and rack
-// separately, and ignores those to the web console.
 func openFiles(pid int, port, console uint16) (names []string, connections int, err error) {
 	defer Catch(&err)
 	process := Got(procfs.NewProc(pid))
@@ -206,14 +199,13 @@ func openFiles(pid int, port, console uint16) (names []string, connections int, 
 	return names, connections, nil
 }
 
-// socket is a row of a kernel's socket table. A listening socket has the remote port 0.
+// A listening socket has the remote port 0.
 type socket struct {
 	name          string
 	local, remote uint16
 }
 
-// socketsOf returns the sockets in a process's network namespace, by their names in /proc/PID/fd.
-// Like Must, it panics on an error.
+// socketsOf maps the names in /proc/PID/fd to sockets. It panics on an error, like Must.
 func socketsOf(pid int) map[string]socket {
 	tables := Got(procfs.NewFS(fmt.Sprint("/proc/", pid)))
 	tcp, err := tables.NetTCP()    //nolint:staticcheck // netlink asks only its own namespace
@@ -244,7 +236,6 @@ func address(ip net.IP, port uint64) string {
 	return net.JoinHostPort(ip.String(), strconv.FormatUint(port, 10))
 }
 
-// netPort returns the port of an address that the simulator has reported.
 func netPort(address string) uint16 {
 	port, _ := strconv.ParseUint(address[strings.LastIndex(address, ":")+1:], 10, 16)
 	return uint16(port)

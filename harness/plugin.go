@@ -39,13 +39,10 @@ const (
 
 // PluginOptions configures a driver. By default it runs in mode all, in the rack's first instance.
 type PluginOptions struct {
-	// Mode is ModeAll when empty.
-	Mode string
-	// Instance is the name of the instance in which the driver runs. Empty means the first.
+	Mode     string
 	Instance string
 	// Env replaces variables that the harness sets. An empty value removes a variable.
-	Env map[string]string
-	// Args are additional arguments.
+	Env  map[string]string
 	Args []string
 	// Command starts another driver instead of the one that the run builds.
 	Command []string
@@ -59,12 +56,9 @@ type Plugin struct {
 	Dir string
 	// Endpoint is the address of the driver's socket, as in CSI_ENDPOINT.
 	Endpoint string
-	// LogFile is the path of the driver's log.
-	LogFile string
-	// Instance is the instance in which the driver runs.
+	LogFile  string
 	Instance Instance
-	// Conn is the connection that Controller, Node and Identity use.
-	Conn *grpc.ClientConn
+	Conn     *grpc.ClientConn
 
 	// History records the driver's calls, starts and kills. With a rack it is Rack.History.
 	History *history.Recorder
@@ -107,10 +101,8 @@ func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (plugin *P
 	return plugin, plugin.Start(ctx)
 }
 
-// pluginPrefix is the beginning of the names of plugins' directories; a number follows.
 const pluginPrefix = "plugin-"
 
-// newPlugin makes a plugin and its directory. Its driver gets only the variables in the options.
 func (r *Run) newPlugin(parent string, counter *atomic.Int64, options PluginOptions) (*Plugin,
 	error) {
 	options.Mode = cmp.Or(options.Mode, ModeAll)
@@ -272,7 +264,6 @@ func (p *Plugin) Metrics(ctx context.Context) (samples map[string]float64, err e
 	return samples, nil
 }
 
-// readPage reads an HTTP page at one of the driver's Unix sockets, and closes the connection.
 func (p *Plugin) readPage(ctx context.Context, socket, url string) (page []byte, err error) {
 	defer Catch(&err)
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -329,10 +320,8 @@ func ReasonOf(err *status.Status) string {
 	return match[1]
 }
 
-// reasonAndSentence matches a message: a reason for programs, a colon, and a sentence for people.
 var reasonAndSentence = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): \S`)
 
-// errorFault returns the rule that a driver's error breaks, or "" if the error breaks none.
 func errorFault(s *status.Status) string {
 	message := s.Message()
 	switch {

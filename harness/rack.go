@@ -33,7 +33,6 @@ const StartTimeout = 30 * time.Second
 
 // RackOptions configures a simulated rack. The zero value has hot-plug and the instances a and b.
 type RackOptions struct {
-	// Instances contains the names of the rack's instances. Nil means a and b.
 	Instances []string
 	// Hotplug selects whether the rack attaches and detaches disks of running instances. "" means
 	// adminapi.HotplugFull. Racks of today have adminapi.HotplugNone.
@@ -43,8 +42,7 @@ type RackOptions struct {
 	// QuotaBytes and DiskLimit replace the simulator's defaults if they are not zero.
 	QuotaBytes int64
 	DiskLimit  int
-	// Args are additional arguments of `oxide-simulator serve`.
-	Args []string
+	Args       []string
 }
 
 // Rack is a simulated rack: an oxide-simulator process, its directory, and clients of its APIs.
@@ -53,13 +51,10 @@ type Rack struct {
 	Dir string
 	// URL, Project and Token are the driver's settings. CA is a PEM file if the rack serves TLS.
 	URL, Project, Token, CA string
-	// Instances contains the rack's instances, in the order of RackOptions.Instances.
-	Instances []Instance
-	// Admin is a client of the simulator's admin listener: request log, faults and switches.
-	Admin adminapi.Client
+	Instances               []Instance
+	Admin                   adminapi.Client
 	// History records the drivers' calls, and when the rack and the drivers started or ended.
 	History *history.Recorder
-	// Administrator calls the rack with Oxide's own client.
 	Administrator
 
 	run     *Run
@@ -140,7 +135,6 @@ func (r *Rack) args() []string {
 	return append(args, o.Args...)
 }
 
-// connect parses the simulator's first line, and creates the clients.
 func (r *Rack) connect(line string) (err error) {
 	defer Catch(&err)
 	var address struct {
@@ -212,8 +206,7 @@ func (r *Rack) Stop() error {
 }
 
 // Terminate ends the simulator with SIGTERM while guests may use disks, and returns its error,
-// which names the disks that it could not detach. Start then attaches all disks to new loop
-// devices.
+// which names the disks that it could not detach. Start attaches all disks to new loop devices.
 func (r *Rack) Terminate() error {
 	r.History.Mark(history.Rack, "stopped")
 	return r.stop()
@@ -268,10 +261,8 @@ func MountsAt(path string) ([]*mountinfo.Info, error) {
 // Environment is a rack with its drivers, and a ledger from before the test. Package proof adds
 // bystanders to it.
 type Environment struct {
-	Rack *Rack
-	// Plugins contains the drivers in the order of their start.
-	Plugins []*Plugin
-	// Baseline is the ledger that Balance and Compare use.
+	Rack     *Rack
+	Plugins  []*Plugin
 	Baseline Ledger
 }
 
@@ -291,7 +282,7 @@ func (e *Environment) StartPlugin(ctx context.Context, options PluginOptions) (*
 	return plugin, plugin.AwaitReady(ctx)
 }
 
-// StartNodes starts a node driver in each instance, and returns the drivers by instance name.
+// StartNodes starts a node driver in each instance. The keys of nodes are the instances' names.
 func (e *Environment) StartNodes(ctx context.Context, options PluginOptions) (
 	nodes map[string]*Plugin, err error) {
 	defer Catch(&err)

@@ -270,8 +270,7 @@ type Data struct {
 	Target string
 	Raw    bool
 	// Seed distinguishes the pieces of one volume from those of another.
-	Seed uint64
-	// PieceBytes is the size of each piece.
+	Seed       uint64
 	PieceBytes int64
 }
 

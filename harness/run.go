@@ -16,9 +16,7 @@
 //
 // [CreateRequest] and the functions beside it build requests to the controller. A [Placement] makes
 // the node calls for a volume. [Data] writes and verifies the data of a workload in a volume.
-// [Await] and [Backoff] wait, [Share] distributes jobs to workers, and [Must] and [Catch] end a
-// function at a step that fails. [Rack.Admin] injects faults and reads the request log.
-// [Rack.Client] is Oxide's own client, for calls that the driver does not make.
+// [Rack.Admin] injects faults and reads the request log. [Rack.Client] is Oxide's own client.
 //
 // A [Ledger] counts the rack's objects, loop devices, mounts, and the processes' open files and
 // goroutines. Stop returns an error if a process fails or leaves something behind. [ErrorRules]
@@ -54,21 +52,19 @@ import (
 // Run is the directory for all files of one suite or proof, so that two runs on one machine do not
 // disturb each other.
 type Run struct {
-	// Dir contains programs, racks, sockets, mount points and logs.
 	Dir string
 	// Progress gets messages about steps that take long.
 	Progress io.Writer
-	// Programs contains, by name, the commands of programs that the run does not have to build.
+	// Programs maps the names of programs that the run does not have to build to their commands.
 	Programs map[string][]string
 	// Plain selects programs without the race detector, which need much less time. Use it only if
 	// another run repeats the same work with the race detector.
 	Plain bool
 
-	lock   *os.File // Dir, opened and locked
-	racks  atomic.Int64
-	plugs  atomic.Int64
-	failed atomic.Bool
-	// building is held while a program is built.
+	lock     *os.File // Dir, opened and locked
+	racks    atomic.Int64
+	plugs    atomic.Int64
+	failed   atomic.Bool
 	building sync.Mutex
 }
 
@@ -178,7 +174,6 @@ func (r *Run) Say(format string, args ...any) {
 	fmt.Fprintf(r.Progress, "sanity: "+format+"\n", args...)
 }
 
-// newDir creates a directory. Its name is the prefix and the counter's next number.
 func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, error) {
 	dir := filepath.Join(parent, prefix+strconv.FormatInt(counter.Add(1), 10))
 	return dir, Wrap(os.MkdirAll(dir, 0o755), "make a directory of the run")
@@ -315,7 +310,6 @@ const (
 	stopGrace   = 10 * time.Second
 )
 
-// process is a program that the harness has started.
 type process struct {
 	name string
 	// log is the path of the file with the program's output.
@@ -328,7 +322,6 @@ type process struct {
 	err  error
 }
 
-// startProcess starts a program that inherits files. Its environment is Environ() and env.
 func startProcess(name, log string, command, env []string, files ...*os.File) (*process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -372,7 +365,6 @@ func (p *process) watch(stdout io.Reader, log *os.File) {
 	p.err = errors.Join(p.cmd.Wait(), err)
 }
 
-// firstLine waits for the first line on the program's standard output.
 func (p *process) firstLine(ctx context.Context) (string, error) {
 	select {
 	case line, printed := <-p.lines:
@@ -392,10 +384,8 @@ func (p *process) ended() error {
 		p.name, p.cmd.ProcessState, p.log, p.tail())
 }
 
-// PID returns the program's process ID.
 func (p *process) PID() int { return p.cmd.Process.Pid }
 
-// Running reports whether the program was started and runs.
 func (p *process) Running() bool {
 	if p == nil {
 		return false
@@ -437,7 +427,6 @@ func (p *process) quit() {
 	}
 }
 
-// kill ends the program with SIGKILL.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	p.wait(stopGrace)
@@ -502,7 +491,6 @@ func BinaryVariable(program string) string {
 	return strings.ToUpper(strings.ReplaceAll(program, "-", "_"))
 }
 
-// command returns the command line of a program, without arguments.
 func (r *Run) command(ctx context.Context, program string) ([]string, error) {
 	if command := r.Programs[program]; command != nil {
 		return command, nil
@@ -527,7 +515,6 @@ func (r *Run) build(ctx context.Context, program, path string) error {
 	return nil
 }
 
-// raceDetector reports whether this binary was built with the race detector.
 func raceDetector() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})

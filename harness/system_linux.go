@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkSystem returns nil on Linux, and an error on other systems.
 func checkSystem() error { return nil }
 
 // programAttr puts a program into its own process group, so that Ctrl-C at the terminal reaches
@@ -41,7 +40,6 @@ func fitForRun(dir string) error {
 	return Wrap(err, "%s", dir)
 }
 
-// shm is the directory of a tmpfs, whose files are in memory.
 const shm = "/dev/shm"
 
 // LockDir locks a directory until the caller closes the returned file. It fails at once if another
@@ -77,8 +75,6 @@ func removeKilled() {
 	}
 }
 
-// inMemory returns shm if it is a tmpfs with 4 GiB free, and neither OXIDE_SANITY_DIR nor TMPDIR is
-// set. Otherwise it returns nothing.
 func inMemory() []string {
 	const enough = 4 * GiB
 	var fs unix.Statfs_t

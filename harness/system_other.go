@@ -8,7 +8,6 @@ import (
 	"syscall"
 )
 
-// errNotLinux is the error of the functions below.
 var errNotLinux = errors.New("the suite makes and mounts loop devices, which requires Linux: " +
 	"run it there")
 

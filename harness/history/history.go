@@ -31,8 +31,7 @@ type Event struct {
 	Lane, Name string
 	Start      time.Time
 	// End is zero until the call is answered.
-	End time.Time
-	// Outcome is the answer's text. Failed means that the answer is an error.
+	End     time.Time
 	Outcome string
 	Failed  bool
 	// Mark means that the event is a kill, a start, a fault or a power cut.
@@ -42,7 +41,7 @@ type Event struct {
 // limit is the number of events that a Recorder keeps: a long run must not fill the memory.
 const limit = 2000
 
-// Recorder records events.
+// Recorder keeps the latest events of a history. Several goroutines may use it at once.
 type Recorder struct {
 	mu sync.Mutex
 	// mu guards these fields.
@@ -113,8 +112,7 @@ type Page struct {
 	Title string
 	// Seed and Command tell how to repeat the run. The page omits them if they are empty.
 	Seed, Command string
-	// Broken describes the promise that was broken at the time At. If Broken is empty, no promise was
-	// broken.
+	// Broken describes the promise that was broken at the time At, or is "" if none was.
 	Broken string
 	At     time.Time
 	// Evidence is the directory with the logs.
@@ -124,8 +122,7 @@ type Page struct {
 	Dropped int
 }
 
-// letters is the maximum length of an event's text in a lane.
-const letters = 40
+const maxTextRunes = 40
 
 //go:embed page.html
 var source string
@@ -224,7 +221,6 @@ func layout(p Page) drawing {
 	return d
 }
 
-// describe sets the event's texts and its CSS class.
 func (r *row) describe(start time.Time) {
 	r.Time, r.Text = fmt.Sprintf("%.3f s", r.Start.Sub(start).Seconds()), r.Name
 	var took string
@@ -243,13 +239,12 @@ func (r *row) describe(start time.Time) {
 		r.Text += " – " + r.Outcome
 	}
 	r.Text = plain(strings.Join(strings.Fields(r.Text), " "))
-	if text := []rune(r.Text); len(text) > letters {
-		r.Text = string(text[:letters-1]) + "…"
+	if text := []rune(r.Text); len(text) > maxTextRunes {
+		r.Text = string(text[:maxTextRunes-1]) + "…"
 	}
 	r.Full = plain(strings.Join([]string{r.Lane + ": " + r.Name, r.Outcome, took}, "\n"))
 }
 
-// compareLanes orders the names of lanes: orchestrator, drivers, rack, disk.
 func compareLanes(a, b string) int {
 	rank := map[string]int{Orchestrator: -1, Rack: 1, Disk: 2} // a driver has 0
 	return cmp.Or(rank[a]-rank[b], strings.Compare(a, b))

@@ -30,7 +30,7 @@ const (
 // Member is one disk of a filesystem that has two. The other disk is missing.
 type Member string
 
-// The kernel could find each member only by a number or a UUID on the missing disk.
+// The kernel finds a member only by a device number or a UUID that is on the missing disk.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"
@@ -45,8 +45,7 @@ const (
 //
 // A nil *Bystanders has no disks. Its checks succeed.
 type Bystanders struct {
-	count *Invariant
-	// files contains the backing files by role. MountedDisk is mounted at mountpoint.
+	count      *Invariant
 	files      [bystanders]string
 	mountpoint string
 	// NewGuestBystanders sets loops, the loop devices. NewRackBystanders sets ids, the disks' UUIDs.
@@ -126,8 +125,8 @@ func (b *Bystanders) Resume(ctx context.Context) error {
 	return harness.Await(ctx, 20*time.Second, b.Mount)
 }
 
-// fill makes an ext4 in MountedDisk's file and the member in MemberDisk's file. All files must be
-// blank, and not yet attached to loop devices. It also makes the mount point, in the directory dir.
+// fill makes the ext4, the member and, in the directory dir, the mount point. All files must be
+// blank, and not yet attached to loop devices.
 func (b *Bystanders) fill(dir string, member Member) {
 	b.mountpoint = filepath.Join(dir, "mounted")
 	harness.Must(os.MkdirAll(b.mountpoint, 0o755))
@@ -139,7 +138,7 @@ func (b *Bystanders) fill(dir string, member Member) {
 		harness.Must(RunTool("mke2fs", "-q", "-F", "-b", "4096", "-O", "journal_dev", file, "1024"))
 		return
 	}
-	// The btrfs's first device is the file other. It is deleted, so that the kernel cannot find it.
+	// The first device of the btrfs is deleted, so that the kernel cannot find it.
 	other := filepath.Join(dir, "other")
 	harness.Must(errors.Join(os.WriteFile(other, nil, 0o600),
 		os.Truncate(other, harness.Got(os.Stat(file)).Size())))
@@ -187,7 +186,6 @@ func (b *Bystanders) Mount() (err error) {
 	return nil
 }
 
-// deviceOf returns the loop device of a backing file.
 func deviceOf(file string) loopdev.Device {
 	var st unix.Stat_t
 	harness.Must(unix.Stat(file, &st))
@@ -222,7 +220,6 @@ func (b *Bystanders) check(bytes bool) error {
 	return b.count.Checked(errors.Join(append(errs, err)...))
 }
 
-// compare compares a disk with its recorded state, and then records its present state.
 func (b *Bystanders) compare(role int, bytes bool) (err error) {
 	b.states[role], err = b.states[role].Compare("a bystander", b.files[role], bytes)
 	if err != nil {

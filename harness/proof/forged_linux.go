@@ -24,7 +24,7 @@ import (
 // or repair the disk.
 type Forgery struct {
 	Volume, Disk, Filesystem string
-	// SizeBytes is the disk's size. NextBytes is the size to which a proof grows it.
+	// NextBytes is the size to which a proof grows the disk.
 	SizeBytes, NextBytes int64
 	// Device is the path of the disk's device. The forgery copies the first bytes of this device.
 	Device string
@@ -121,7 +121,6 @@ func mounted(head []byte) int64 {
 // headBytes is the number of bytes copied from the disk's start. They contain all superblocks.
 const headBytes = 128 << 10
 
-// pages returns all pages of the forgery, and separately the pages with records.
 func (f Forgery) pages() (all, records [][]byte) {
 	device := harness.Got(os.Open(f.Device))
 	defer device.Close()
@@ -217,7 +216,6 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil
 }
 
-// write writes a file durably, and adds its hash to files.
 func (files ForgedFiles) write(dir, name string, content []byte) {
 	path := filepath.Join(dir, name)
 	w := harness.Got(os.Create(path))
@@ -307,7 +305,7 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted returns the records by their offset on the disk. A single record must be a format record.
+// wanted maps offsets on the disk to records. A single record must be a format record.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {
@@ -343,7 +341,6 @@ func takeSpace(w *os.File) (size int64) {
 	return 0
 }
 
-// extent is a range of a file, and its offset on the disk.
 type extent struct{ logical, physical, length int64 }
 
 // extentsOf asks the kernel for a file's extents (Linux: Documentation/filesystems/fiemap.rst).

@@ -55,8 +55,8 @@ func (g GuestView) Sys(path string) string { return filepath.Join(g.dir, "sys", 
 // Node returns the path of a device node in the guest's /dev.
 func (g GuestView) Node(name string) string { return filepath.Join(g.dir, "dev", name) }
 
-// Plug adds a disk to the guest: first its device node, so that a program that finds the disk in
-// /sys also finds the node. The serial has 20 bytes, padded with NULs, and a newline, as in sysfs.
+// Plug adds a disk to the guest, first its device node: whoever finds the disk in /sys can open it.
+// The serial has 20 bytes, padded with NULs, and a newline, as in sysfs.
 func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 	serial := make([]byte, SerialBytes)
 	copy(serial, diskName)
@@ -116,7 +116,7 @@ func eachMountBelow(dir string, do func(path string) error) error {
 // SetFrozen freezes or thaws the filesystem at a path. To thaw one that is not frozen is no error.
 func SetFrozen(path string, freeze bool) error {
 	// x/sys/unix lacks FIFREEZE and FITHAW of linux/fs.h.
-	const freezeRequest, thawRequest = 0xC0045877, 0xC0045878 // FIFREEZE, FITHAW
+	const freezeRequest, thawRequest = 0xC0045877, 0xC0045878
 	root, err := os.Open(path)
 	if err != nil {
 		return err
@@ -199,8 +199,7 @@ func ReadFileState(path string) (_ FileState, err error) {
 }
 
 // Compare returns an error, which begins with name, if the modification time has changed since
-// ReadFileState. If bytes is set, it also returns an error if the content has changed. now is the
-// new state.
+// ReadFileState. If bytes is set, it also returns an error if the content has changed.
 func (p FileState) Compare(name, path string, bytes bool) (now FileState, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -225,13 +224,11 @@ var Members = []Member{Journal, BtrfsMember}
 
 // Bench is a guest view with a driver. A proof attaches one disk after another to it.
 type Bench struct {
-	// Dir contains all files of the bench.
 	Dir    string
 	Guest  GuestView
 	Plugin *harness.Plugin
 	// Bin is the first directory in the driver's PATH. A proof may put its own programs there.
-	Bin string
-	// Bystanders are disks of the guest that no call may change. harm contains errors found in them.
+	Bin        string
 	Bystanders *Bystanders
 	harm       error
 	// Forged counts comparisons of files with forged records.
@@ -318,8 +315,7 @@ func DiskFile(rack *harness.Rack, id string) string {
 // not fail, the next trial uses the same environment.
 type Environment struct {
 	*harness.Environment
-	Proof *Proof
-	// Bystanders are disks of one instance that no call may change.
+	Proof      *Proof
 	Bystanders *Bystanders
 }
 

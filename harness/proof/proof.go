@@ -37,7 +37,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 )
 
-// defaultSeed is the seed of runs without PROOF_SEED. They all do the same work.
+// defaultSeed is the seed without PROOF_SEED: all such runs do the same work.
 const defaultSeed = 1
 
 // Proof is one run of a proof of data safety.
@@ -53,7 +53,7 @@ type Proof struct {
 	rand     *rand.Rand
 	// drawn contains the paths of the pages that Draw has written.
 	drawn sync.Map
-	// said is the time of SayOften's last line.
+	// said is the time of SayOften's last line, in nanoseconds since 1970.
 	said atomic.Int64
 }
 
@@ -223,11 +223,9 @@ func (i *Invariant) Report() {
 
 // Failure describes a trial in which a promise was broken.
 type Failure struct {
-	// Name is the trial's name, also in the page's file name.
 	Name string
 	// Seed is the trial's seed. 0 means the proof's seed.
-	Seed uint64
-	// Broken describes the broken promise.
+	Seed   uint64
 	Broken error
 	// At is when the broken promise was noticed; the zero time means now.
 	At time.Time
@@ -237,10 +235,9 @@ type Failure struct {
 	Repeat string
 	// Dir is the run's directory, into which Draw writes the page.
 	Dir string
-	// Rack may be nil. Plugins contains the drivers.
+	// Rack may be nil.
 	Rack    *harness.Rack
 	Plugins []*harness.Plugin
-	// History contains the calls of the trial.
 	History *history.Recorder
 }
 
@@ -272,7 +269,6 @@ func (p *Proof) Draw(ctx context.Context, f Failure) (path string) {
 	return path
 }
 
-// fileName returns a trial's name in the form of a file name.
 func fileName(name string) string {
 	var b strings.Builder
 	for _, part := range strings.FieldsFunc(strings.ToLower(name), func(r rune) bool {
@@ -353,8 +349,7 @@ var _, _, _ = removed, unless, zeroIf[int]
 `
 
 // BuildMutant builds one driver that can remove each of the guards: RemovedGuard selects one when
-// the driver starts. It returns an error if a guard's text does not occur exactly once in the
-// source, so that the list of guards has to be updated.
+// the driver starts. It fails unless the source contains each guard's text exactly once.
 func BuildMutant(ctx context.Context, dir string, guards []Guard) (program string, err error) {
 	defer harness.Catch(&err)
 	driver := harness.Got(filepath.Abs("../../driver")) // a test runs in the directory of its package
@@ -382,7 +377,7 @@ func CheckGuards(driver string, guards []Guard) error {
 	return err
 }
 
-// mutate returns the content of the source files, old or new, that differ in the mutant, by path.
+// mutate returns the source files that the mutant changes or adds. The keys are paths.
 func mutate(driver string, guards []Guard) (changed map[string]string, err error) {
 	defer harness.Catch(&err)
 	source := harness.Got(readSource(driver))
@@ -411,7 +406,7 @@ func mutate(driver string, guards []Guard) (changed map[string]string, err error
 	return changed, nil
 }
 
-// declaration is a function, method or variable of a source file.
+// declaration is a function, method or variable. file is the content of the source file at path.
 type declaration struct{ path, file, text string }
 
 // declarations matches declarations in gofmt's format: one ends at a brace at the end of its first
@@ -419,7 +414,6 @@ type declaration struct{ path, file, text string }
 var declarations = regexp.MustCompile(`(?ms)^func (?:\(\w+ \*?(\w+)\) )?(\w+)[(\[]` +
 	`(?:[^\n]*\}$|.*?^\})|^var (\w+) = [^\n]*\{$.*?^\}`)
 
-// readSource returns the declarations of the packages in driver and internal, by name.
 func readSource(driver string) (found map[string]*declaration, err error) {
 	defer harness.Catch(&err)
 	found = map[string]*declaration{}

@@ -148,7 +148,6 @@ func TestBystandersNoticeEachWrite(t *testing.T) {
 
 const mib = 1 << 20
 
-// mountNew mounts a new filesystem, and returns a forgery for its disk and the mount point.
 func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk")

@@ -1,9 +1,6 @@
 // Package audit finds orphans: disks and snapshots that the driver made on a rack and that no
 // object of the cluster names any more, because a create was never repeated or a volume was deleted
 // without the driver. It deletes an orphan only if a person names it and another check confirms it.
-//
-// Files: audit.go (flags, the comparison, and the list of wanted objects), report.go (the report,
-// also as manifests, the objects on the rack, and the deletion).
 package audit
 
 import (
@@ -105,7 +102,6 @@ func Run(ctx context.Context, client *rack.Client, clusterID string, o Options, 
 	return c.report.found(), errors.Join(err, c.report.write(o.Output, out, log))
 }
 
-// plainError removes the gRPC status from an error's text.
 func plainError(err error) error {
 	if s, ok := status.FromError(err); ok && err != nil {
 		return errors.New(s.Message())
@@ -120,7 +116,6 @@ type audit struct {
 	log       io.Writer
 }
 
-// comparison contains the objects on the rack, the wanted objects, and the report on both.
 type comparison struct {
 	before, now inventory // before and after the list was read
 	wanted      *wanted
@@ -129,8 +124,7 @@ type comparison struct {
 }
 
 // compare lists the rack's objects, reads the wanted volumes, and lists the rack's objects again,
-// so that an orphan existed before and after the read. If a list is incomplete, it returns an
-// error.
+// so that an orphan existed before and after the read.
 func (a *audit) compare(ctx context.Context) (*comparison, error) {
 	world, err := a.World(ctx)
 	if err != nil {
@@ -191,7 +185,7 @@ func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// Results of judge. It may also return another reason why an object is not an orphan.
+// Two results of judge. The others say why an object is not an orphan.
 const (
 	isOrphan = ""
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"
@@ -233,7 +227,7 @@ func (c *comparison) noDeletion() string {
 		c.report.Cluster)
 }
 
-// handle is the id of a wanted volume or snapshot.
+// handle is the id of a wanted volume or snapshot, with the object that contains it.
 type handle struct {
 	Kind   Kind
 	ID     string
@@ -241,7 +235,6 @@ type handle struct {
 	volume string // the name of the PersistentVolume
 }
 
-// mayBe reports whether the handle may be the id of an object of the kind.
 func (h handle) mayBe(kind Kind) bool { return h.Kind == kind || h.Kind == either }
 
 type wanted struct {
@@ -267,7 +260,6 @@ func (w *wanted) add(by, text string) {
 	w.texts = append(w.texts, [2]string{by, text})
 }
 
-// namesIn returns the UUIDs in a text, and the names that have the form of the driver's names.
 func namesIn(text string) (names []string) {
 	const uuidBytes, dash = 36, 8
 	for i := range text {

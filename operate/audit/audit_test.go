@@ -24,14 +24,12 @@ import (
 
 var auditNow = time.Date(2026, 6, 12, 12, 0, 0, 0, time.UTC)
 
-// persistent returns a PersistentVolume as kubectl prints it.
 func persistent(name, driver, handle string) string {
 	return racktest.JSON(map[string]any{"apiVersion": "v1", "kind": "PersistentVolume",
 		"metadata": map[string]any{"name": name, "uid": "x"},
 		"spec":     map[string]any{"csi": map[string]any{"driver": driver, "volumeHandle": handle}}})
 }
 
-// own returns the PersistentVolume for which the driver made testDisk(n).
 func own(n int) string {
 	return persistent(testDisk(n).CSIName, volume.DriverName, racktest.Numbered(n))
 }
@@ -208,7 +206,6 @@ spec:
 type script []racktest.Exchange
 type edit = func(map[string]any)
 
-// testDisk returns a detached disk of the cluster blue, three days old.
 func testDisk(n int) object {
 	csiName := fmt.Sprintf("pvc-%d", n)
 	return object{Kind: kindDisk, ID: racktest.Numbered(n), Name: volume.DiskName("blue", csiName),
@@ -218,7 +215,6 @@ func testDisk(n int) object {
 
 func diskPath(n int) string { return "/v1/disks/" + racktest.Numbered(n) }
 
-// rackDisk returns the rack's answer for testDisk(n).
 func rackDisk(n int, edits ...edit) string {
 	o := testDisk(n)
 	return racktest.DiskOf("detached", append([]edit{racktest.With("id", o.ID),
@@ -230,7 +226,6 @@ func tagged(name, cluster string) edit {
 	return racktest.With("description", volume.Tag{Name: name, Cluster: cluster}.Description())
 }
 
-// looks returns the request that reads testDisk(n). deletion returns it and the DELETE.
 func looks(n int, edits ...edit) racktest.Exchange {
 	return racktest.OK("GET "+diskPath(n), rackDisk(n, edits...))
 }
@@ -309,7 +304,6 @@ func lists(disks []string, snapshots ...string) script {
 	return slices.Concat(once, once)
 }
 
-// kubectlThat puts a program kubectl on the PATH that prints a list and exits with a status.
 func kubectlThat(t *testing.T, exit int, items ...string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -325,7 +319,6 @@ func blue(objects ...object) string {
 		"orphans": objects})
 }
 
-// deleting returns an audit of the cluster blue that deletes the orphans in this report.
 func deleting(t *testing.T, report string, lines ...racktest.Exchange) *audit {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "report.json")

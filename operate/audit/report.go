@@ -48,13 +48,11 @@ type finding struct {
 	Reason   string `json:"reason,omitempty"`
 }
 
-// found reports whether orphans are left, wanted objects are missing, or a named object was kept.
 func (r *report) found() bool {
 	return len(r.Missing)+len(r.Kept) > 0 ||
 		slices.ContainsFunc(r.Orphans, func(o *object) bool { return !o.Deleted })
 }
 
-// addNotes adds the notes that a person has to read before a deletion.
 func (r *report) addNotes(noDeletion string) {
 	if r.noDeletion = noDeletion; noDeletion != "" && len(r.Orphans) > 0 {
 		r.Notes = append(r.Notes, "--delete would delete nothing: "+noDeletion)
@@ -169,7 +167,7 @@ func quote(s string) (string, error) {
 	return string(text), err
 }
 
-// manifest is the template's data for one orphan. Because is the comment about its claim.
+// manifest is the template's data for one orphan. The field Because is the comment on its claim.
 type manifest struct {
 	*object
 	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string
@@ -257,7 +255,6 @@ func (a *audit) deleteNamed(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// readNamed reads the orphans to delete from an edited report of this cluster and project.
 func readNamed(path string, now *report) ([]object, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -280,7 +277,6 @@ func readNamed(path string, now *report) ([]object, error) {
 	return r.Orphans, nil
 }
 
-// keeps returns why a named object is not deleted, or "".
 func (c *comparison) keeps(named object) string {
 	o, there := c.now[named.ID]
 	switch {
@@ -351,14 +347,13 @@ func (a *audit) remove(ctx context.Context, named object) (reason string, err er
 // Kind is the kind of an object of the rack.
 type Kind string
 
-// The kinds of objects. A handle that may name a disk or a snapshot has the kind "either".
+// A handle that may name a disk or a snapshot has the kind either.
 const (
 	kindDisk     Kind = "disk"
 	kindSnapshot Kind = "snapshot"
 	either       Kind = "disk or snapshot"
 )
 
-// object is a disk or a snapshot of the inventory.
 type object struct {
 	Kind       Kind      `json:"kind"`
 	ID         string    `json:"id"`
@@ -376,20 +371,18 @@ type object struct {
 	Deleted  bool   `json:"deleted,omitempty"`
 	WantedBy string `json:"wantedBy,omitempty"`
 
-	// Use tells whether the driver made the disk for a filesystem or for raw use; see volume.Tag.
+	// Use tells whether the driver made the disk for a filesystem or for raw block; see volume.Tag.
 	Use string `json:"-"`
 
 	owned       bool // it has this cluster's ownership tag
 	halfDeleted bool
 }
 
-// same reports whether o and as describe the same unchanged object.
 func (o object) same(as object) bool {
 	return o.Kind == as.Kind && o.ID == as.ID && o.Name == as.Name && o.CSIName == as.CSIName &&
 		o.SizeBytes == as.SizeBytes && o.Created.Equal(as.Created)
 }
 
-// free reports whether the object is not in use according to its state.
 func (o object) free() bool {
 	if o.Kind == kindDisk {
 		return o.State == string(oxide.DiskStateStateDetached) || o.halfDeleted
@@ -397,13 +390,11 @@ func (o object) free() bool {
 	return o.State == string(oxide.SnapshotStateReady) || o.State == string(oxide.SnapshotStateFaulted)
 }
 
-// inventory contains the project's objects, by id.
+// inventory contains the project's objects. The keys are their ids.
 type inventory map[string]object
 
-// owns reports whether a handle names an object of this cluster.
 func (s inventory) owns(h handle) bool { return s[h.ID].owned && h.mayBe(s[h.ID].Kind) }
 
-// list lists all of the project's disks and snapshots, or returns an error.
 func (a *audit) list(ctx context.Context) (inventory, error) {
 	s := inventory{}
 	err := a.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool, err error) {
@@ -473,7 +464,6 @@ func readAs[O any](ctx context.Context, kind Kind, id oxide.NameOrId,
 	return as(found), nil
 }
 
-// sorted returns the objects: disks first, by name and id.
 func (s inventory) sorted() []object {
 	return slices.SortedFunc(maps.Values(s), func(a, b object) int {
 		return strings.Compare(string(a.Kind)+a.Name+a.ID, string(b.Kind)+b.Name+b.ID)

@@ -236,7 +236,6 @@ func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error 
 	return nil
 }
 
-// checkSnapshot checks the snapshot of a revert. For a growth it finds the VolumeSnapshotClass.
 func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error {
 	if r.Verb == Grow {
 		return r.findSnapshotClass(ctx, p)
@@ -262,7 +261,6 @@ func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error
 	return nil
 }
 
-// larger returns the larger of two sizes. If b is not a size, it returns a.
 func larger(a, b string) string {
 	aBytes, _ := parseSize(a)
 	bBytes, err := parseSize(b)
@@ -420,8 +418,8 @@ func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 		problem)
 }
 
-// published returns the largest CSIStorageCapacity of a class and its capacity, or nil. If the disk
-// is made near a node, it considers only objects whose topology contains the node.
+// published returns the CSIStorageCapacity of a class with the most capacity left, or nil. If the
+// disk is made near a node, it considers only objects whose topology contains the node.
 func (r *run) published(ctx context.Context, class, node string) (best object, left int64,
 	err error) {
 	all, err := r.all(ctx, "csistoragecapacities.storage.k8s.io", "", "--all-namespaces")

@@ -28,7 +28,6 @@ func (c *cluster) options(mode string) Options {
 	return o
 }
 
-// run runs the command in a bubble's time, and returns what it prints.
 func (c *cluster) run(o Options) (printed string, err error) {
 	var out strings.Builder
 	synctest.Test(c.t, func(t *testing.T) { err = Run(t.Context(), o, &out) })
@@ -61,10 +60,8 @@ func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	return s
 }
 
-// made reports whether the command has checked the new disk.
-func made(p *plan) bool { return p.New != "" }
+func diskChecked(p *plan) bool { return p.New != "" }
 
-// does runs the command, which must succeed, and returns what it prints.
 func (c *cluster) does(o Options) string {
 	c.t.Helper()
 	printed, err := c.run(o)
@@ -74,7 +71,6 @@ func (c *cluster) does(o Options) string {
 	return printed
 }
 
-// refuses runs the command, which must return an error that contains these words.
 func (c *cluster) refuses(o Options, words string) {
 	c.t.Helper()
 	if says, err := c.run(o); err == nil || !strings.Contains(err.Error(), words) {
@@ -201,7 +197,7 @@ func TestAnImpossibleChangeIsRefusedBeforeItBegins(t *testing.T) {
 			owner := map[string]any{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web",
 				"uid": c.named("StatefulSet", "db", "web").uid()}
 			c.touch(c.current(), []any{owner}, "metadata", "ownerReferences")
-			// It refuses only a claim that has all that the earlier claim has.
+			// The webhook refuses only a claim that has all that the earlier claim has.
 			c.admits = func(_ *cluster, o object) error {
 				if len(o.list("metadata", "ownerReferences")) == 0 || o.str("metadata", "labels",
 					"app") == "" || o.str("spec", "volumeName") == "" {
@@ -281,7 +277,7 @@ func TestAClaimIsCreatedAgainWithoutDeletedOwners(t *testing.T) {
 }
 
 func TestUndoStartsTheWorkloadBeforeItDeletesTheSnapshot(t *testing.T) {
-	s := at(t, "Deployment", made)
+	s := at(t, "Deployment", diskChecked)
 	s.stuck = true
 	s.refuses(s.options("undo"), "the end of VolumeSnap")
 	if s.passes(60); s.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
@@ -292,7 +288,6 @@ func TestUndoStartsTheWorkloadBeforeItDeletesTheSnapshot(t *testing.T) {
 }
 
 // The test changes the new PersistentVolume as a faulty driver, a webhook or a person could.
-// model_test.go tests that the command checks the disk before it uses it.
 func TestANewDiskThatDiffersFromTheRequestIsRefused(t *testing.T) {
 	c := &cluster{t: t, objects: map[string]object{}}
 	set := func(value any, path ...string) func(*view) {
@@ -327,7 +322,7 @@ func TestANewDiskThatDiffersFromTheRequestIsRefused(t *testing.T) {
 }
 
 func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
-	s := at(t, "Deployment", made)
+	s := at(t, "Deployment", diskChecked)
 	old := s.volume(s.plan().Old)
 	text := old.annotation(planKey)
 	for name, forged := range map[string]string{
@@ -387,7 +382,7 @@ func TestRevertRefusesAReplacedSnapshot(t *testing.T) {
 
 func TestAChangeReportsThatTheNewDiskIsGone(t *testing.T) {
 	for _, handed := range []bool{false, true} {
-		s := at(t, "Deployment", func(p *plan) bool { return made(p) && p.Handed == handed })
+		s := at(t, "Deployment", func(p *plan) bool { return diskChecked(p) && p.Handed == handed })
 		delete(s.objects, "persistentvolume//"+s.plan().New)
 		if handed {
 			if s.refuses(s.options("undo"), "To go back to it by hand"); s.plan().Undo {
@@ -401,7 +396,7 @@ func TestAChangeReportsThatTheNewDiskIsGone(t *testing.T) {
 }
 
 func TestAMissingRightIsReportedBeforeAChangeBegins(t *testing.T) {
-	s := at(t, "Deployment", made)
+	s := at(t, "Deployment", diskChecked)
 	s.does(s.options("undo"))
 	s.does(s.options(Grow))
 	s.does(s.options(Forget))
@@ -420,7 +415,7 @@ func TestAMissingRightIsReportedBeforeAChangeBegins(t *testing.T) {
 
 func TestAClaimIsDeletedOnlyIfItsVolumeRetainsTheDisk(t *testing.T) {
 	for _, mode := range []string{"continue", "undo"} {
-		s := at(t, "Deployment", made)
+		s := at(t, "Deployment", diskChecked)
 		p := s.plan()
 		s.touch(s.volume(p.Old), "Delete", "spec", "persistentVolumeReclaimPolicy")
 		s.does(s.options(mode))

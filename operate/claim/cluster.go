@@ -47,7 +47,6 @@ func (o object) list(path ...string) []object {
 	return found
 }
 
-// copyFields copies those fields of the object's metadata or spec that are not empty.
 func (o object) copyFields(into map[string]any, part string, keys ...string) {
 	for _, key := range keys {
 		if value := o.at(part, key); value != nil {
@@ -56,7 +55,6 @@ func (o object) copyFields(into map[string]any, part string, keys ...string) {
 	}
 }
 
-// controller returns the owner reference that is marked as the controller, or nil.
 func (o object) controller() object {
 	for _, owner := range o.list("metadata", "ownerReferences") {
 		if owner.at("controller") == true {
@@ -147,7 +145,6 @@ func (r *run) patch(ctx context.Context, o object, change object, flags ...strin
 	return r.send(ctx, change, inNamespace(args, o.str("metadata", "namespace"))...)
 }
 
-// send runs kubectl with an object as its standard input.
 func (r *run) send(ctx context.Context, o object, args ...string) error {
 	text, err := json.Marshal(o)
 	if err == nil {
@@ -190,7 +187,6 @@ func (r *run) create(ctx context.Context, o object, flags ...string) error {
 	return r.send(ctx, o, append([]string{"create", "--filename=-", "--output=name"}, flags...)...)
 }
 
-// dryRun is the flag with which the API server only reports whether it would make a change.
 const dryRun = "--dry-run=server"
 
 // remove deletes an object unless it has changed since it was read. kubectl delete does not check
@@ -208,8 +204,8 @@ func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	return r.send(ctx, options, "delete", "--raw="+path, "--filename=-")
 }
 
-// annotate returns a patch that sets fields of the spec and an annotation. If value is nil, it
-// removes the annotation.
+// annotate returns a patch that sets an annotation, or removes it if value is nil. If spec is not
+// nil, the patch also sets these fields of the spec.
 func annotate(key string, value any, spec object) object {
 	patch := object{"metadata": object{"annotations": map[string]any{key: value}}}
 	if spec != nil {
@@ -221,7 +217,7 @@ func annotate(key string, value any, spec object) object {
 func withPolicy(policy string) object { return object{"persistentVolumeReclaimPolicy": policy} }
 
 // holders returns the pods that name a claim. Kubernetes keeps a deleted claim until they are gone.
-// users returns those of them that have not ended.
+// The function users omits those that have ended.
 func holders(pods []object, claim string) []object {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod object) bool {
 		return !slices.ContainsFunc(pod.list("spec", "volumes"), func(v object) bool {
@@ -245,7 +241,6 @@ func names(objects []object) string {
 	return strings.Join(all, ", ")
 }
 
-// parseSize returns the bytes of a disk's size in Kubernetes' notation, such as 200Gi.
 func parseSize(text string) (int64, error) {
 	n, err := parseQuantity(text)
 	if err != nil || n == 0 {

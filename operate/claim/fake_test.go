@@ -16,7 +16,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// errKilled is the error of kubectl after the command was killed.
 var errKilled = errors.New("killed")
 
 // cluster simulates kubectl and an API server, and the controllers and kubelets that a change
@@ -25,10 +24,10 @@ var errKilled = errors.New("killed")
 type cluster struct {
 	t       *testing.T
 	claim   string              // the user's claim, in namespace db
-	objects map[string]object   // by resource/namespace/name
-	disks   map[string]string   // contents, by handle
-	shots   map[string]string   // contents, by handle
-	nodes   map[string]*machine // the instances, by their Nodes' names
+	objects map[string]object   // keys: resource/namespace/name
+	disks   map[string]string   // from handles to contents
+	shots   map[string]string   // from handles to contents
+	nodes   map[string]*machine // keys: the names of their Nodes
 	idle    map[string]int      // passes since a pod needed the VolumeAttachment
 	quota   int64               // of the rack, in bytes; zero is unlimited
 	flat    bool                // the driver has no topology: the provisioner needs no scheduler
@@ -116,7 +115,6 @@ func (c *cluster) named(kind, namespace, name string) object {
 
 func (c *cluster) volume(name string) object { return c.named("PersistentVolume", "", name) }
 
-// current returns the user's claim.
 func (c *cluster) current() object { return c.named("PersistentVolumeClaim", "db", c.claim) }
 
 func (c *cluster) claimOf(o object, name string) object {
@@ -135,7 +133,6 @@ func (c *cluster) touch(o object, value any, path ...string) {
 	o["metadata"].(map[string]any)["resourceVersion"] = c.next()
 }
 
-// kubectl does on the simulated cluster what kubectl does with these arguments.
 func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]byte, error) {
 	flags := map[string]string{}
 	var operands []string
@@ -193,7 +190,6 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	return nil, err
 }
 
-// change applies a request. It returns an error if the request's preconditions do not hold.
 func (c *cluster) change(verb, resource, namespace, name string, body object) error {
 	o := c.named(kindOf(resource), namespace, name)
 	of := map[string]string{"patch": "metadata", "delete": "preconditions"}[verb]
@@ -229,7 +225,7 @@ func kindOf(resource string) string {
 	return strings.TrimSuffix(strings.NewReplacer("ies", "ys", "sses", "sss").Replace(kind), "s")
 }
 
-// read returns an object or a list. Objects of kinds without a namespace have the namespace "".
+// For kinds without namespaces, namespace is "".
 func (c *cluster) read(resource, namespace, name string, flags map[string]string) ([]byte, error) {
 	kind, fields := kindOf(resource), flags["--field-selector"]
 	_, everywhere := flags["--all-namespaces"]
@@ -330,7 +326,7 @@ func (c *cluster) pass() {
 	c.lost += len(c.unreachable(true))
 }
 
-// passes makes some passes. After 60 of them, what was to be done about pods and disks is done.
+// After 60 passes, the controllers and kubelets have nothing left to do for pods and disks.
 func (c *cluster) passes(n int) {
 	for range n {
 		c.pass()
@@ -414,14 +410,12 @@ func (c *cluster) pod(name, claim string, owner object, notes string) bool {
 	return true
 }
 
-// ready returns the Nodes whose condition Ready is true.
 func (c *cluster) ready() []object {
 	return slices.DeleteFunc(c.of("Node"), func(n object) bool {
 		return n.list("status", "conditions")[0].str("status") != "True"
 	})
 }
 
-// schedule assigns a pod to a node. If the pod has a claim, it waits until the claim is bound.
 func (c *cluster) schedule(pod object) {
 	node := c.named("Node", "", pod.str("spec", "nodeName"))
 	switch claim, nodes := c.claimOf(pod, claimOfPod(pod)), c.ready(); {
@@ -597,7 +591,6 @@ func (c *cluster) bound(pv object) object {
 	return claim
 }
 
-// temporary reports whether the claim is one of the command's own, and not the user's.
 func (c *cluster) temporary(claim object) bool {
 	return c.own[claim.uid()] && claim.name() != c.claim
 }
@@ -621,7 +614,6 @@ func (c *cluster) unreachable(retained bool) []string {
 	})
 }
 
-// syncClaim binds a claim. It completes the deletion of a claim that no pod uses.
 func (c *cluster) syncClaim(claim object) {
 	if claim.deleting() {
 		if !slices.ContainsFunc(c.of("Pod"), func(pod object) bool {
@@ -725,7 +717,6 @@ func (c *cluster) made(m *making) bool {
 	return true
 }
 
-// syncVolume releases a volume whose claim is gone. With the policy Delete it deletes the disk.
 func (c *cluster) syncVolume(pv object) {
 	if pv.str("spec", "claimRef", "uid") == "" || c.bound(pv) != nil {
 		return

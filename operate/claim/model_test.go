@@ -51,7 +51,7 @@ func (h *history) log(format string, args ...any) {
 
 func oneOf[T any](rnd *rand.Rand, all ...T) T { return all[rnd.IntN(len(all))] }
 
-// newHistory creates a cluster with a workload. It chooses at random which actors may act.
+// newHistory chooses at random which actors may act.
 func newHistory(t *testing.T, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, seed))
 	h := &history{rnd: rnd, kind: oneOf(rnd, "Deployment", "StatefulSet", "none", "pod", "job",
@@ -365,7 +365,6 @@ func (h *history) excuse() {
 	}
 }
 
-// plan returns the recorded plan, or nil.
 func (h *history) plan() *plan {
 	p := h.c.plan()
 	if p != nil {
@@ -377,7 +376,6 @@ func (h *history) plan() *plan {
 	return p
 }
 
-// other contains, for each verb that begins a change, the other one.
 var other = map[string]string{Grow: Revert, Revert: Grow}
 
 func (h *history) options(mode string) Options {
@@ -388,7 +386,8 @@ func (h *history) options(mode string) Options {
 	return o
 }
 
-// calls returns a kubectl. If dies is not 0, the run is killed at the change with that number.
+// calls returns a replacement of kubectl. If dies is not 0, the run is killed at the change with
+// that number.
 func (h *history) calls(dies int, how string) func(context.Context, []byte, ...string) ([]byte,
 	error) {
 	dead, n := false, 0
@@ -427,7 +426,6 @@ func (h *history) calls(dies int, how string) func(context.Context, []byte, ...s
 	}
 }
 
-// run runs the command once. The run may be killed.
 func (h *history) run(mode string) error {
 	o, dies := h.options(mode), 0
 	if h.killsLeft > 0 {

@@ -13,7 +13,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// The annotations that a change sets.
 const (
 	// On the earlier PersistentVolume, planKey contains the plan. On the earlier claim, it contains
 	// the id of the run that works on the change.
@@ -53,10 +52,11 @@ type plan struct {
 	Shot             shot   `json:"shot"`
 	Owner            owner  `json:"owner"`
 
-	// Nodes contains the UIDs of the nodes that had the disk when the change began.
+	// Nodes maps the names of the nodes that had the disk when the change began to their UIDs.
 	Nodes map[string]string `json:"nodes,omitempty"`
-	// Seen contains, by node, the last report before the wait for the unmount. Unmounted is set when
-	// each of these nodes has since reported the unmount.
+	// Seen maps the name of each node that has the disk to the node's UID and the time of its last
+	// report before the wait for the unmount. Unmounted is set when each of these nodes has since
+	// reported the unmount, or the disk is detached from it.
 	Seen      map[string]string `json:"seen,omitempty"`
 	Unmounted bool              `json:"unmounted,omitempty"`
 
@@ -151,7 +151,7 @@ func planOf(pv object) (*plan, error) {
 	return &p, nil
 }
 
-// find finds the plan for the claim, or returns nil.
+// find returns the plan for the claim, or nil.
 func (r *run) find(ctx context.Context) (pv object, p *plan, err error) {
 	pvs, err := r.all(ctx, persistentVolumes, "")
 	if err != nil {
@@ -259,7 +259,7 @@ type view struct {
 	namespaceGone                                   bool
 }
 
-// observe reads the objects of a change. It fails if another run has taken the change over.
+// observe fails if another run has taken the change over.
 func (r *run) observe(ctx context.Context) (v view, err error) {
 	if v.old, err = r.get(ctx, persistentVolumes, "", r.old); err != nil || v.old == nil {
 		return v, err
@@ -445,8 +445,7 @@ func (v view) end(claim object) string {
 	return text
 }
 
-// mounted reports whether a pod with the claim runs.
-func (v view) mounted() bool {
+func (v view) podRuns() bool {
 	return slices.ContainsFunc(v.users, func(pod object) bool {
 		return pod.str("status", "phase") == "Running"
 	})

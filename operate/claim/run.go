@@ -43,7 +43,6 @@ type Options struct {
 	IgnoreCapacity         bool          // begin although too little capacity is published
 	Timeout                time.Duration // of each step
 
-	// Kubectl runs kubectl.
 	Kubectl func(ctx context.Context, stdin []byte, args ...string) ([]byte, error)
 }
 
@@ -103,7 +102,7 @@ func (o *Options) Parse(operands []string) error {
 
 type run struct {
 	Options
-	before string // the last refusal of the new disk when this run began to wait for the disk
+	before string // the event of the last refusal when this run began to wait for the new disk
 
 	id    string // of this run
 	old   string // the name of the earlier PersistentVolume
@@ -178,7 +177,6 @@ func (r *run) sweep(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// begin checks, describes, records and makes a new change.
 func (r *run) begin(ctx context.Context) error {
 	p, old, err := r.check(ctx)
 	if err != nil {
@@ -197,7 +195,6 @@ func (r *run) begin(ctx context.Context) error {
 	return r.forward(ctx)
 }
 
-// resume continues or undoes a change that an earlier run began.
 func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	r.old = pv.name()
 	r.id, p.Run = p.Run, r.id // so that observe accepts the earlier run's plan
@@ -246,7 +243,6 @@ func (v view) tooLate() error {
 		"PersistentVolume %s until claim forget", p.path(), p.Old)
 }
 
-// byHand returns a sentence that tells a person how to go back to the earlier disk.
 func (v view) byHand() string {
 	p := v.plan
 	return fmt.Sprintf("To go back to it by hand, delete the PersistentVolumeClaims %s and %s/%s if "+
@@ -255,8 +251,7 @@ func (v view) byHand() string {
 		p.Namespace, p.kept(), p.Old, p.Claim, planKey)
 }
 
-// planless returns the error for a change whose plan or earlier PersistentVolume somebody has
-// removed. The error names what is left of the change.
+// planless returns the error for a change whose plan or earlier PersistentVolume is gone.
 func (r *run) planless() error {
 	text := fmt.Sprintf("the plan on PersistentVolume %s is gone", r.old)
 	if p := r.last; p != nil {
@@ -286,7 +281,6 @@ func (r *run) describe(p plan) {
 	}
 }
 
-// show prints the steps, and marks those that have been done.
 func (r *run) show(v view) {
 	for i, s := range steps {
 		state := ""
@@ -297,7 +291,6 @@ func (r *run) show(v view) {
 	}
 }
 
-// forward does all steps that have not been done.
 func (r *run) forward(ctx context.Context) error {
 	for i, s := range steps {
 		if err := r.until(ctx, fmt.Sprintf("%d/%d %s: ", i+1, len(steps), s.name), s); err != nil {
@@ -386,7 +379,6 @@ func (v view) repeatWith(err error) error {
 	return fmt.Errorf("%w; repeat the command with %s", err, how)
 }
 
-// forget gives the earlier PersistentVolume its reclaim policy back, and removes the plan.
 func (r *run) forget(ctx context.Context, pv object, p plan) error {
 	if !p.Finished {
 		return fmt.Errorf("the change of %s is not complete: repeat %s with --continue or --undo",
@@ -429,7 +421,7 @@ func (v view) forgettable() error {
 			"that you need, give %s its reclaim policy back, and remove its annotation %s", v.old.name(),
 			planKey)
 	}
-	if p.Owner.Kind == "" && !v.mounted() {
+	if p.Owner.Kind == "" && !v.podRuns() {
 		return fmt.Errorf("the new disk of %s has not been used yet: start its workload, and repeat "+
 			"the command while it runs", p.path())
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // step is a step of a change or of an undo. The function do sends at most one request. Until done
-// returns true, the objects are read again and do is called again. If do has to wait, it returns a
-// text about what it waits for. A step without the function done is done when the plan is gone.
+// returns true, the objects are read again and do is called again. If do has to wait, it returns
+// what it waits for. A step without do is done when the plan is gone.
 type step struct {
 	name     string
 	describe func(p plan) string
@@ -103,13 +103,11 @@ var undoing = []step{
 	{"forget", func(plan) string { return "remove the plan" }, nil, (*run).endUndoing},
 }
 
-// bound reports whether a claim and a PersistentVolume are bound to each other.
 func (v view) bound(claim, pv object) bool {
 	return claim != nil && claim.str("status", "phase") == "Bound" &&
 		claim.str("spec", "volumeName") == pv.name() && pv.str("spec", "claimRef", "uid") == claim.uid()
 }
 
-// own reports whether there is an object that has the mark of this change.
 func (v view) own(o object) bool {
 	return strings.HasPrefix(o.annotation(changeKey)+" ", v.plan.mark()+" ")
 }
@@ -134,7 +132,6 @@ func (r *run) mark(ctx context.Context, v view) (string, error) {
 	return "", r.patch(ctx, v.claim, annotate(planKey, v.plan.Run, nil))
 }
 
-// takeOver marks the claim and the owner with the id of this run.
 func (r *run) takeOver(ctx context.Context, v view) (string, error) {
 	if !steps[0].done(v) {
 		return r.mark(ctx, v)
@@ -345,8 +342,7 @@ func (r *run) makeDisk(ctx context.Context, v view) (string, error) {
 	return r.awaitDisk(ctx, v)
 }
 
-// askForDisk creates the temporary claim. Before that it checks that the plan's StorageClass and
-// snapshot have not been replaced.
+// askForDisk creates the temporary claim if the plan's StorageClass and snapshot were not replaced.
 func (r *run) askForDisk(ctx context.Context, v view) error {
 	p := v.plan
 	class, err := r.get(ctx, storageClasses, "", p.Manifest.str("spec", "storageClassName"))
@@ -413,7 +409,6 @@ func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error
 	return csierr.Plain(why), event, err
 }
 
-// handOver checks the new disk, and creates the user's claim again for it.
 func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if v.passed() && !p.Bound && v.fresh != nil {
@@ -456,12 +451,12 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 			"the command with --continue, which makes it again after %s", p.path(), v.end(v.claim))
 	case v.own(v.owner):
 		return r.scaleUp(ctx, v)
-	case p.Owner.Kind != "" && !v.mounted():
+	case p.Owner.Kind != "" && !v.podRuns():
 		return "a pod of " + p.Owner.String() + " to run with the new disk" +
 			strings.TrimSuffix(", now "+names(v.users), ", now "), nil
 	case v.fresh.policy() != p.Policy:
 		return "", r.patch(ctx, v.fresh, object{"spec": withPolicy(p.Policy)})
-	case v.kept != nil: // Kubernetes then deletes the snapshot, which kept owns
+	case v.kept != nil: // Kubernetes then deletes the snapshot that v.kept owns
 		return r.release(ctx, v, v.kept, v.old)
 	case v.own(v.shot):
 		return "the end of VolumeSnapshot " + p.Shot.Name, nil
@@ -476,8 +471,7 @@ func (v view) fenced() bool {
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()
 }
 
-// unreserved reports whether a PersistentVolume still has to be reserved for the user's claim,
-// which may not exist yet.
+// unreserved reports whether a PersistentVolume still has to be reserved for the user's claim.
 func (v view) unreserved(pv object) bool {
 	uid := pv.str("spec", "claimRef", "uid")
 	return pv.str("spec", "claimRef", "name") != v.plan.Claim || uid != "" && uid != v.claim.uid()
@@ -495,7 +489,6 @@ func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// restore creates the user's claim again for the earlier disk.
 func (r *run) restore(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	switch {
@@ -507,7 +500,7 @@ func (r *run) restore(ctx context.Context, v view) (string, error) {
 		return v.end(v.claim), r.remove(ctx, v.claim)
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
-	case v.own(v.shot) && !v.shot.deleting(): // an unready snapshot keeps kept alive
+	case v.own(v.shot) && !v.shot.deleting(): // an unready snapshot blocks the deletion of v.kept
 		return "", r.remove(ctx, v.shot)
 	case v.kept != nil:
 		return r.release(ctx, v, v.kept, v.old)
@@ -538,7 +531,6 @@ func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 	return v.end(v.temporary), r.remove(ctx, v.temporary)
 }
 
-// clean deletes what the change has created, after the user's claim has its earlier disk again.
 func (r *run) clean(ctx context.Context, v view) (string, error) {
 	switch {
 	case v.temporary != nil:
@@ -576,7 +568,6 @@ func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
 	return "", r.unrecord(ctx, v, p.Policy)
 }
 
-// unrecord removes the plan, and sets the reclaim policy of the earlier PersistentVolume.
 func (r *run) unrecord(ctx context.Context, v view, policy string) error {
 	return r.patch(ctx, v.old, annotate(planKey, nil, withPolicy(policy)))
 }

@@ -37,7 +37,6 @@ type chain struct {
 	reported []Finding // the driver's errors that still count, each at the link where it was recorded
 }
 
-// judgement is a link of the chain, and the function that judges its state.
 type judgement struct {
 	link  Link
 	judge func(*chain) Step
@@ -55,7 +54,6 @@ var (
 	machineLinks = volumeLinks[3:6] // node, rack and instance
 )
 
-// resolve returns the chains for the question in the evidence.
 func resolve(e *Evidence) []*chain {
 	switch q := e.Question; q.Kind {
 	case AskClaim:
@@ -73,7 +71,7 @@ func resolve(e *Evidence) []*chain {
 		(*chain).judgeRackItself}, {LinkDisk, (*chain).judgeOwnDisks}}}}
 }
 
-// claimChain returns the chain of a claim. If pod is nil, complete chooses the pod to judge.
+// claimChain returns the chain of a claim. If pod is nil, the method complete chooses it.
 func claimChain(e *Evidence, namespace, name string, pod *kube.Object) *chain {
 	c := &chain{Evidence: e, subject: "claim " + namespace + "/" + name, links: volumeLinks, pod: pod,
 		claimName: kube.Reference{Namespace: namespace, Name: name}}
@@ -189,7 +187,6 @@ func allChains(e *Evidence) []*chain {
 	return chains
 }
 
-// claimOf returns the name of the claim of a pod's volume, or "".
 func claimOf(pod *kube.Object, v kube.PodVolume) string {
 	if v.Ephemeral != nil {
 		return pod.Metadata.Name + "-" + v.Name
@@ -345,7 +342,6 @@ func (c *chain) diskName() string {
 	return ""
 }
 
-// driverPods returns the driver's pods whose controller has this kind.
 func (e *Evidence) driverPods(controller string) (pods []kube.Object) {
 	for _, pod := range e.Nodes.DriverPods {
 		if pod.Kind == kindPod && pod.Metadata.Controller().Kind == controller {

@@ -6,12 +6,6 @@
 //
 // Gather collects the Evidence, and records what it could not see. Diagnose is a pure function of
 // the Evidence.
-//
-// Files: diagnosis.go (the question, the evidence and the result), gather.go (how the evidence is
-// collected), sift.go (what may be shown of the evidence, and which pods are the driver's),
-// chain.go (which objects belong together), errors.go (the driver's errors that Kubernetes
-// recorded, and the advice for each reason), judge_cluster.go and judge_disk.go (the links),
-// report.go (the result for people, and for a support case).
 package doctor
 
 import (
@@ -76,8 +70,8 @@ type Chain struct {
 	// Place is where the tree of a cluster shows the chain. It is nil for other questions.
 	Place *Place `json:"place,omitempty"`
 	Links []Step `json:"links"`
-	// Finding is the most important finding, or nil if no link is broken. That is the first finding.
-	// But if an error of the driver still counts, it is the first finding that is not only inferred.
+	// Finding is the most important finding, or nil if no link is broken. It is the first finding or,
+	// if an error of the driver still counts, the first one that is not only inferred.
 	Finding *Finding `json:"finding,omitempty"`
 }
 
@@ -101,7 +95,7 @@ type Finding struct {
 
 	ByItself string `json:"byItself"` // what will happen without anybody
 	Do       string `json:"do"`
-	Next     string `json:"next"` // the next command
+	Next     string `json:"next"`
 
 	basis basis
 	node  string // of the failed call, if that is not the chain's node
@@ -172,7 +166,6 @@ func (c *chain) judge() Chain {
 				f.basis = max(f.basis, quote) // the finding explains the error
 			}
 			step.State, f.Link = Broken, l.link
-			// Add the advice for the reason, and fill in the placeholders of the command.
 			if a, ok := advices[f.Reason]; ok {
 				e, _ := csierr.Explain(f.Reason)
 				f.ByItself, f.Do, f.Next = cmp.Or(f.ByItself, a.ByItself),
@@ -226,7 +219,6 @@ func broken(what string, f *Finding) Step { return Step{State: Broken, What: wha
 // with these names, and people type the command into a shell.
 var commandWord = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9.]*$`)
 
-// placeholder matches the placeholders of a command, such as {claim}.
 var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)
 
 // commandAt replaces the placeholders of a command by names of the chain. If node is another node
@@ -313,7 +305,6 @@ func ParseQuestion(args []string) (q Question, err error) {
 	return q, nil
 }
 
-// String returns the question as it was asked.
 func (q Question) String() string {
 	return strings.TrimSpace(q.Kind + " " + path.Join(q.Namespace, q.Name))
 }
@@ -358,7 +349,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 }
 
 // Evidence contains all objects and reports from which a diagnosis is made. If an object could not
-// be read, it contains the reason. So the object does not look as if it did not exist.
+// be read, it contains the reason, so that the object does not seem to be missing.
 type Evidence struct {
 	Version  string      `json:"version"` // of this program
 	At       time.Time   `json:"at"`
@@ -371,7 +362,7 @@ type Evidence struct {
 // Cluster holds the objects of Kubernetes.
 type Cluster struct {
 	Objects []kube.Object `json:"objects"`
-	// Unseen contains, for each kind whose objects could not be read, the reason.
+	// Unseen maps each kind that could not be read to the reason.
 	Unseen map[string]string `json:"unseen,omitempty"`
 }
 
@@ -390,18 +381,18 @@ const (
 	kindDeployment = "Deployment"
 )
 
-// Nodes holds the reports of nodes, by the id of the instance.
+// Nodes holds the reports of nodes. The keys of Reports are the ids of instances.
 type Nodes struct {
 	Reports   map[string]inspection.Report `json:"reports"`
 	Namespace string                       `json:"namespace"` // of the driver
 	// DriverPods contains the controller's pods, and the DaemonSet's pods on nodes of the question.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
-	// Unseen contains why a report is missing, by the id of the instance. The reason at the key ""
-	// applies to all instances without a reason of their own.
+	// Unseen contains why reports are missing. The keys are the ids of instances. The reason at the
+	// key "" applies to all instances without a reason of their own.
 	Unseen map[string]string `json:"unseen,omitempty"`
 }
 
-// RackObjects holds the objects of the rack, by id.
+// RackObjects holds objects of the rack. The keys of its maps are ids.
 type RackObjects struct {
 	Unseen string `json:"unseen,omitempty"` // why the rack could not be asked at all
 	// Reason is the reason of the error in Unseen, if it has one.
@@ -410,7 +401,7 @@ type RackObjects struct {
 	Project   string                    `json:"project,omitempty"` // its id
 	Disks     map[string]Found[Disk]    `json:"disks,omitempty"`
 	Instances map[string]Found[Machine] `json:"instances,omitempty"`
-	// Neighbours contains all disks of each instance, by the instance's id.
+	// Neighbours contains all disks of each instance.
 	Neighbours map[string]Found[[]Disk] `json:"neighbours,omitempty"`
 	// Owned contains the disks of this cluster, LeftBytes the unused part of the quota. They are set
 	// only if the question is about the rack.
@@ -472,7 +463,7 @@ func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object
 	return &found[0], ""
 }
 
-// reference refers, without UID, to an object. For an event it refers to the event's object.
+// reference returns a reference without UID to an object or, for an event, to the event's object.
 func reference(o *kube.Object) kube.Reference {
 	if o.Kind == kindEvent {
 		ref := o.InvolvedObject

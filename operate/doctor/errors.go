@@ -11,7 +11,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// brokenLink returns the link that an error of the driver shows as broken.
 func (f Finding) brokenLink() Link {
 	// With LinkClaim, values in the request are wrong, so the link of the failed call is broken.
 	if link := advices[f.Reason].Link; link != "" && link != LinkClaim {
@@ -66,7 +65,6 @@ func (c *chain) driverErrors() []Finding {
 	return all
 }
 
-// quoted adds an error to all if the message is an error message of the driver.
 func quoted(all []Finding, f Finding, message string) []Finding {
 	var ok bool
 	if f.Reason, f.Wrong, ok = csierr.ParseMessage(message); !ok {
@@ -75,10 +73,10 @@ func quoted(all []Finding, f Finding, message string) []Finding {
 	return append(all, f)
 }
 
-// failedUnmounts returns the failed unmounts that have not succeeded since. Only the report shows
+// failedUnmounts returns the failed unmounts of paths that are still mounted. Only the report shows
 // them: the kubelet creates events for failed mounts, but not for failed unmounts.
 func failedUnmounts(v *inspection.Volume) (all []Finding) {
-	failed := map[string]Finding{} // by path
+	failed := map[string]Finding{} // keys: paths
 	for _, e := range v.Flight {
 		f, again := failed[e.Path]
 		_, known := advices[csierr.Reason(e.Reason)]
@@ -152,7 +150,6 @@ func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	return found
 }
 
-// lastEvent returns the first event that events returns, or an empty object.
 func (e *Evidence) lastEvent(o *kube.Object, reasons ...string) (last kube.Object) {
 	if all := e.events(o, reasons...); len(all) > 0 {
 		last = all[0]
@@ -166,9 +163,8 @@ const forgeable = " (anybody with the right to create events can write it)"
 // successes contains reasons of events. Errors of the same call before such an event do not count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest adds the driver's error in the latest event of an object that contains the text in about,
-// and an error or the report of a success. If that event reports a success, or if there is none, it
-// adds no error.
+// latest adds the driver's latest error in an object's events whose messages contain about. It adds
+// none if a later event reports a success. Earlier events with the same reason only set Since.
 func (e *Evidence) latest(all []Finding, o *kube.Object, at Link, about string,
 	reasons ...string) []Finding {
 	last := len(all)
@@ -193,8 +189,7 @@ func (e *Evidence) latest(all []Finding, o *kube.Object, at Link, about string,
 // advice adds to the explanation of some reasons (csierr.Explain) which link is broken, what
 // happens by itself, and the next command.
 type advice struct {
-	// Link is the broken link. If any call may return the reason, Link is empty: then the link of the
-	// failed call is broken.
+	// Link is the broken link. "" means the link of the failed call: any call may return the reason.
 	Link     Link
 	ByItself string
 	// Next is a command with placeholders such as {volume}; see names.
@@ -202,7 +197,7 @@ type advice struct {
 	Reasons reasons // for which the advice is given
 }
 
-// Values of ByItself: what happens without anybody's help.
+// Values of ByItself.
 const (
 	repeated = "The orchestrator repeats the call, which fails until somebody has acted."
 	succeeds = "The orchestrator repeats the call, which succeeds "
@@ -235,17 +230,14 @@ const (
 	checkRack = "oxide-csi-plugin doctor rack"
 )
 
-// controllerLogs is the argument of kubectl logs for the controller's pods.
 const controllerLogs = "deployment/oxide-csi-controller"
 
-// logOf replaces the driver's container in a kubectl logs command by another container.
 func logOf(command, container string) string {
 	return strings.Replace(command, driverContainer, container, 1)
 }
 
 type reasons = []csierr.Reason
 
-// advised contains every advice, in the order of the broken links.
 var advised = []advice{
 	{"", never, controllerLog, reasons{csierr.VolumeIDMissing, csierr.FieldMissing}},
 	{"", "The orchestrator begins the listing again.", controllerLog,
@@ -334,7 +326,6 @@ var advised = []advice{
 		reasons{csierr.VolumeUnknownToNode}},
 }
 
-// advices contains the advice for every reason.
 var advices = func() map[csierr.Reason]advice {
 	all := map[csierr.Reason]advice{}
 	for _, a := range advised {

@@ -51,7 +51,6 @@ func listJSON(items ...string) string {
 	return `{"kind":"List","apiVersion":"v1","metadata":{},"items":[` + strings.Join(items, ",") + `]}`
 }
 
-// theNode returns a node's report, about a volume that works.
 func theNode() inspection.Report {
 	device := inspection.Device{Name: "nvme1n1", Number: "259:1", Serial: diskName,
 		SizeBytes: diskBytes, BlockBytes: 4096}
@@ -76,7 +75,7 @@ func theNode() inspection.Report {
 type world struct {
 	t testing.TB
 	*Evidence
-	of                               map[string]*kube.Object // by kind
+	of                               map[string]*kube.Object // keys: kinds
 	claim, pv, attachment, node, pod *kube.Object
 	disk                             *Disk
 	machine                          *Machine
@@ -86,7 +85,6 @@ type world struct {
 
 type edit = func(*world)
 
-// healthy returns the evidence of a volume that works, after these edits.
 func healthy(t testing.TB, edits ...edit) *Evidence {
 	t.Helper()
 	objects, report := csitest.Got(kube.Parse([]byte(allObjects)))(t), theNode()
@@ -127,7 +125,6 @@ func ask(q Question) edit { return func(w *world) { w.Question = q } }
 
 func askPod(name string) edit { return ask(Question{AskPod, "default", name}) }
 
-// without removes all objects of these kinds.
 func without(kinds ...string) edit {
 	return func(w *world) {
 		for _, kind := range kinds {
@@ -156,7 +153,6 @@ func event(kind, name, reason, message string) edit {
 // sentence follows the reason in every error of the driver that these tests use.
 const sentence = "expected this, found that"
 
-// rpc returns the text of an error of the driver with gRPC's prefix.
 func rpc(reason string) string {
 	return "rpc error: code = FailedPrecondition desc = " + reason + ": " + sentence
 }
@@ -177,7 +173,6 @@ func succeeded(kind, name, reason string, ago time.Duration) edit {
 		minutesAgo(ago, ago))
 }
 
-// podEvent adds an event about the pod: a call for a volume failed with an error of the driver.
 func podEvent(cause, volume, reason string) edit {
 	return event(kindPod, "db-0", cause, `failed for volume "`+volume+`" : `+rpc(reason))
 }
@@ -186,19 +181,16 @@ func lastEvent(change func(*kube.Object)) edit {
 	return func(w *world) { change(&w.Cluster.Objects[len(w.Cluster.Objects)-1]) }
 }
 
-// deleted marks the object of a kind as deleted some time ago.
 func deleted(kind string, ago time.Duration) edit {
 	return func(w *world) { w.of[kind].Metadata.DeletionTimestamp = testNow.Add(-ago) }
 }
 
-// stuck marks the object of a kind as deleted 40 minutes ago, and adds a finalizer.
 func stuck(kind, finalizer string) edit {
 	return all(deleted(kind, 40*time.Minute), func(w *world) {
 		w.of[kind].Metadata.Finalizers = []string{finalizer}
 	})
 }
 
-// young makes the object of a kind one that was created a second ago.
 func young(kind string) edit {
 	return func(w *world) { w.of[kind].Metadata.CreationTimestamp = testNow.Add(-time.Second) }
 }
@@ -223,7 +215,6 @@ func recorded(entries ...flight.Entry) edit {
 	return func(w *world) { w.onNode.Flight = entries }
 }
 
-// begun adds to the report changes that began an hour ago and did not end.
 func begun(events ...flight.Event) edit {
 	return func(w *world) {
 		for _, event := range events {
@@ -232,45 +223,36 @@ func begun(events ...flight.Event) edit {
 	}
 }
 
-// Edits that several tests share.
 var (
 	// pending makes the pod, which has a node, wait for its volumes.
 	pending = func(w *world) {
 		w.pod.Status.Phase, w.pod.Status.ContainerStatuses = "Pending", nil
 	}
-	notReady = func(w *world) { w.node.Status.Conditions[0].Status = "Unknown" }
-	noDriver = func(w *world) { w.of[kindCSINode].Spec.Drivers = nil }
-	detached = func(w *world) { w.disk.State, w.disk.Instance = diskDetached, "" }
-	faulted  = func(w *world) { w.disk.State, w.disk.Instance = diskFaulted, "" }
-	// empty removes the volume's record, device, filesystem and mounts from the node's report.
+	notReady     = func(w *world) { w.node.Status.Conditions[0].Status = "Unknown" }
+	noDriver     = func(w *world) { w.of[kindCSINode].Spec.Drivers = nil }
+	detached     = func(w *world) { w.disk.State, w.disk.Instance = diskDetached, "" }
+	faulted      = func(w *world) { w.disk.State, w.disk.Instance = diskFaulted, "" }
 	empty        = all(blank, func(w *world) { w.onNode.Record, w.onNode.Devices = nil, nil })
 	blank        = all(unmounted, noFilesystem)
 	noFilesystem = func(w *world) { w.onNode.Filesystems = nil }
 	unmounted    = func(w *world) { w.onNode.Mounts = nil }
 	staged       = func(w *world) { w.onNode.Mounts = w.onNode.Mounts[:1] }
-	// unused removes the pods that use the volume, and detaches its disk.
-	unused = all(without(kindPod, kindAttachment), detached, empty)
-	// unscheduled removes the pod from its node, so that it waits for the scheduler.
-	unscheduled = all(pending, func(w *world) { w.pod.Spec.NodeName = "" }, without(kindAttachment),
+	unused       = all(without(kindPod, kindAttachment), detached, empty)
+	unscheduled  = all(pending, func(w *world) { w.pod.Spec.NodeName = "" }, without(kindAttachment),
 		empty, detached)
-	// pendingClaim makes the claim wait for a volume.
 	pendingClaim = func(w *world) {
 		w.claim.Status.Phase, w.claim.Spec.VolumeName = "Pending", ""
 	}
-	// unbound removes the volume, so that the claim waits for one.
 	unbound = all(pendingClaim, unscheduled, without(kindVolume), func(w *world) {
 		w.Rack.Disks = map[string]Found[Disk]{}
 	})
-	// keptVolume leaves only a PersistentVolume that was deleted 40 minutes ago and has a finalizer.
 	keptVolume = all(without(kindPod, kindClaim), stuck(kindVolume,
 		"external-provisioner.volume.kubernetes.io/finalizer"), askVolume)
-	askVolume  = ask(Question{Kind: AskVolume, Name: racktest.Disk})
-	askNode    = ask(Question{Kind: AskNode, Name: "worker-1"})
-	askCluster = ask(Question{Kind: AskCluster})
-	// noReport removes the node's report, as if nobody had asked the node.
-	noReport = func(w *world) { w.Nodes.Reports, w.Nodes.Unseen[""] = nil, "no node was asked" }
-	noRack   = func(w *world) { w.Rack = RackObjects{Unseen: "OXIDE_HOST is not set"} }
-	// noKubernetes removes every object, as if Kubernetes could not be read.
+	askVolume    = ask(Question{Kind: AskVolume, Name: racktest.Disk})
+	askNode      = ask(Question{Kind: AskNode, Name: "worker-1"})
+	askCluster   = ask(Question{Kind: AskCluster})
+	noReport     = func(w *world) { w.Nodes.Reports, w.Nodes.Unseen[""] = nil, "no node was asked" }
+	noRack       = func(w *world) { w.Rack = RackObjects{Unseen: "OXIDE_HOST is not set"} }
 	noKubernetes = all(askVolume, func(w *world) {
 		clear(w.of)
 		for kind := range resources {
@@ -304,8 +286,6 @@ func walk(path string, value any, set func(any), visit func(path string, part an
 	}
 }
 
-// notAttached detaches the disk, and makes the pod wait for the attach. message is the last error,
-// or empty.
 func notAttached(message string) edit {
 	failed := all()
 	if message != "" {

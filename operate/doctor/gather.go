@@ -39,8 +39,7 @@ type Sources struct {
 	NoRack    string
 	ClusterID string
 	Version   string
-	// Kubectl runs kubectl.
-	Kubectl func(ctx context.Context, args ...string) ([]byte, error)
+	Kubectl   func(ctx context.Context, args ...string) ([]byte, error)
 	// Timeout replaces requestTimeout if it is not zero.
 	Timeout time.Duration
 }
@@ -76,7 +75,6 @@ func Gather(ctx context.Context, s Sources, o Options) (Evidence, error) {
 	return g.e, nil
 }
 
-// cluster collects the objects of Kubernetes, from a file or from kubectl.
 func (g *gatherer) cluster(ctx context.Context) error {
 	switch {
 	case g.options.Question.Kind == AskRack:
@@ -114,13 +112,11 @@ func (g *gatherer) cluster(ctx context.Context) error {
 	return nil
 }
 
-// Flags of kubectl.
 const (
 	allNamespaces = "--all-namespaces"
 	inNamespace   = "--namespace="
 )
 
-// resources contains kubectl's names of the kinds.
 var resources = map[string]string{kindClaim: "persistentvolumeclaims",
 	kindVolume: "persistentvolumes", kindContent: "volumesnapshotcontents",
 	kindAttachment: "volumeattachments", kindCSINode: "csinodes", kindNode: "nodes", kindPod: "pods",
@@ -157,7 +153,6 @@ func (g *gatherer) list(ctx context.Context, kind string, scope ...string) {
 // maxFileBytes is the size of the largest file that is read. The objects of a cluster need less.
 const maxFileBytes = 256 << 20
 
-// readFile reads a file that a flag names; "-" is the standard input.
 func readFile(flag, path string, most int64) ([]byte, error) {
 	f := os.Stdin
 	if path != "-" {
@@ -327,7 +322,6 @@ func (g *gatherer) eachDisk(ctx context.Context, visit func(*oxide.Disk)) (unsee
 		}))
 }
 
-// found asks the rack for the object with this id, and converts the answer.
 func found[O, T any](ctx context.Context, id string, notFound csierr.Reason,
 	ask func(context.Context, oxide.NameOrId) (O, error), convert func(O) T) Found[T] {
 	param, ok := rack.ID(id)
@@ -344,7 +338,6 @@ func found[O, T any](ctx context.Context, id string, notFound csierr.Reason,
 	return foundUnless("", convert(answer))
 }
 
-// foundUnless returns the object or, if unseen is not empty, the reason why it could not be read.
 func foundUnless[T any](unseen string, object T) Found[T] {
 	if unseen != "" {
 		return Found[T]{Unseen: unseen}
@@ -379,7 +372,6 @@ func (g *gatherer) disksOf(all []oxide.Disk) []Disk {
 	return disks
 }
 
-// rackItself collects the cluster's disks and the unused part of the quota.
 func (g *gatherer) rackItself(ctx context.Context) {
 	owned := []Disk{}
 	failed := g.eachDisk(ctx, func(d *oxide.Disk) {
@@ -402,7 +394,6 @@ func (g *gatherer) rackItself(ctx context.Context) {
 	g.e.Rack.LeftBytes = Found[int64]{Object: &left}
 }
 
-// nodes collects the reports of the nodes, from files, or from the driver's pods.
 func (g *gatherer) nodes(ctx context.Context) error {
 	g.e.Nodes.Reports = map[string]inspection.Report{}
 	for _, path := range g.options.NodeReports {
@@ -427,7 +418,7 @@ func (g *gatherer) nodes(ctx context.Context) error {
 	return nil
 }
 
-// trim removes the volumes from a report that do not belong to the question's chains.
+// trim removes from a report the volumes that do not belong to the question's chains.
 func (g *gatherer) trim(r inspection.Report) inspection.Report {
 	if g.options.Question.Kind == AskNode {
 		return r
@@ -443,9 +434,8 @@ func (g *gatherer) trim(r inspection.Report) inspection.Report {
 	return r
 }
 
-// askNodes asks each node about the volumes on it that belong to the question's chains.
 func (g *gatherer) askNodes(ctx context.Context) {
-	nodes, volumes := map[string]*chain{}, map[string][]string{} // by the node's name
+	nodes, volumes := map[string]*chain{}, map[string][]string{} // keys: names of nodes
 	for _, c := range resolve(&g.e) {
 		if c.nodeName == "" {
 			continue
@@ -481,7 +471,6 @@ func (g *gatherer) askNodes(ctx context.Context) {
 	_ = asking.Wait()
 }
 
-// askNode runs oxide-csi-plugin inspect in the driver's pod on a node.
 func (g *gatherer) askNode(ctx context.Context, c *chain, volumes []string) (inspection.Report,
 	error) {
 	pod := c.driverPod(c.nodeName)

@@ -86,12 +86,10 @@ func servedBy(t *testing.T, bodies map[string]string, asked func(path string)) *
 	}))
 }
 
-// usualRack returns, by path, the responses of a rack with the volume's disk and its instance.
 func usualRack() map[string]string {
 	return rackWith(racktest.DiskOf(racktest.AttachedHere), racktest.InstanceOf("running"))
 }
 
-// rackWith returns, by path, the responses of a rack with one disk and one instance.
 func rackWith(disk, instance string) map[string]string {
 	return map[string]string{"/v1/me": racktest.UserOf(racktest.Silo),
 		"/v1/disks/" + racktest.Disk: disk, "/v1/instances/" + racktest.Instance: instance,
@@ -109,7 +107,6 @@ func clientOf(t *testing.T, url string) *rack.Client {
 	return client
 }
 
-// gather returns the evidence for a question, and checks the time in it.
 func gather(t *testing.T, s Sources, o Options) Evidence {
 	t.Helper()
 	s.ClusterID, s.Version = "blue", "v1"
@@ -287,7 +284,7 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	t.Logf("FIGURE doctor-canaries places=%d runs=%d leaked=%d", places-left, runs, len(leaked))
 }
 
-// The canaries of TestTheDoctorWritesNoSecret are ASCII.
+// TestTheDoctorWritesNoSecret uses only ASCII canaries.
 func TestASecretIsReplacedWhole(t *testing.T) { // B-26
 	s := sifter{secrets: []string{"pässwörd", "wörd€"}}
 	if got := s.redact("ä pässwörd€ö pässwörd"); got != "ä ***ö ***" {

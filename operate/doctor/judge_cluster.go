@@ -80,7 +80,6 @@ func (c *chain) judgeClaim() Step {
 	return c.judgePendingClaim(what)
 }
 
-// stuckDeletion returns the finding for a claim or PersistentVolume whose deletion does not end.
 func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) *Finding {
 	f := &Finding{Source: name, Since: o.Metadata.DeletionTimestamp, Next: next,
 		Wrong: "it was deleted " + c.At.Sub(o.Metadata.DeletionTimestamp).Round(time.Second).String() +
@@ -170,7 +169,6 @@ func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
 	return nil
 }
 
-// overdue reports whether the deletion of an object takes longer than grace.
 func (e *Evidence) overdue(o *kube.Object) bool {
 	deleted := o.Metadata.DeletionTimestamp
 	return !deleted.IsZero() && e.At.Sub(deleted) > grace
@@ -220,7 +218,6 @@ func (c *chain) judgeVolume() Step {
 	return Step{State: OK, What: what}
 }
 
-// boundToAnother returns why the volume of a bound claim does not belong to the claim, or "".
 func boundToAnother(volume, claim *kube.Object) string {
 	ref := volume.Spec.ClaimRef
 	switch {
@@ -283,7 +280,6 @@ func (c *chain) judgeAttachment() Step {
 	return step
 }
 
-// attachedToOthers returns the step for a pod whose volume is attached only to other nodes.
 func (c *chain) attachedToOthers() Step {
 	step := Step{State: Waiting, What: c.otherAttachments()}
 	other := c.attachments[0]
@@ -314,7 +310,6 @@ func (c *chain) otherAttachments() string {
 	return "another VolumeAttachment of the volume: " + strings.Join(words, "; ")
 }
 
-// Advice for a node on which the driver does not work.
 const (
 	registerAgain = "Delete the driver's pod on the node, so that it registers again."
 	runDaemonSet  = "Let the driver's DaemonSet run on the node: check its pod, taints and " +
@@ -417,7 +412,6 @@ func (c *chain) driverPodFinding() *Finding {
 	return f
 }
 
-// nodeWithoutDriver returns the step for a node on which the driver is not registered.
 func (c *chain) nodeWithoutDriver() Step {
 	wrong := "the driver " + volume.DriverName + " is not registered with the node " + c.nodeName
 	if c.csiNode == nil {

@@ -34,7 +34,6 @@ const (
 	volumeMode  = "Block" // of a volume that pods see as a device
 )
 
-// ofRack returns a finding whose source is the rack.
 func ofRack(reason csierr.Reason, format string, args ...any) *Finding {
 	return &Finding{Reason: reason, Source: theRack, Wrong: fmt.Sprintf(format, args...), basis: sight}
 }
@@ -143,7 +142,6 @@ func (c *chain) judgeInstance() Step {
 	return Step{State: Waiting, What: what}
 }
 
-// instanceText returns the id of an instance and, if the rack has shown it, the name.
 func (e *Evidence) instanceText(id string) string {
 	if i := e.Rack.Instances[id].Object; i != nil {
 		return volume.NameAndID(i.Name, id)
@@ -282,7 +280,7 @@ func (c *chain) judgeSerial() Step {
 }
 
 // onNode returns a function that judges a link by the node's report of the volume. If the report
-// lacks the part, the link is Idle if the volume need not be on a node, otherwise Unseen.
+// lacks the part, the link is Unseen or, if the volume need not be on a node, Idle.
 func onNode(what, part string, judge func(*chain, *inspection.Volume) Step) func(*chain) Step {
 	return func(c *chain) Step {
 		r, v, why := c.report()
@@ -348,13 +346,11 @@ func (c *chain) judgeDevice(v *inspection.Volume) Step {
 	return result
 }
 
-// shows returns a finding whose source is the node's report.
 func shows(reason csierr.Reason, format string, args ...any) *Finding {
 	return &Finding{Reason: reason, Source: theReport, Wrong: fmt.Sprintf(format, args...),
 		basis: sight}
 }
 
-// judgeDevices judges all devices of a node, for a question about the node.
 func (c *chain) judgeDevices() Step {
 	r, _, why := c.report()
 	if r == nil {
@@ -485,7 +481,6 @@ func openNotes(v *inspection.Volume, at Link) (notes []string) {
 	return notes
 }
 
-// interrupted returns a finding if a change of the link began long ago and has no recorded end.
 func (c *chain) interrupted(v *inspection.Volume, at Link) *Finding {
 	for _, e := range openAt(v, at) {
 		if c.At.Sub(e.Time) > grace {
@@ -516,7 +511,6 @@ func (c *chain) judgeMounts(v *inspection.Volume) Step {
 	return result
 }
 
-// mountPaths returns the volume's mounts in the driver's mount namespace, and those in others.
 func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
 	for _, m := range v.Mounts {
 		if m.Process == "" {
@@ -552,7 +546,7 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 }
 
 // usedOnNode reports whether a pod on the node uses the volume. If the pods could not be read, one
-// may use it. A pod that has ended counts until its unmount is overdue.
+// may use it. A pod that has ended counts, except if its deletion waits too long for the unmount.
 func (c *chain) usedOnNode(v *inspection.Volume) bool {
 	return c.podsWhy != "" || slices.ContainsFunc(c.pods, func(pod kube.Object) bool {
 		stuck := ended(pod) && c.overdue(&pod) && publishedTo(v, pod)
@@ -578,7 +572,6 @@ func (c *chain) released(v *inspection.Volume) bool {
 	return c.At.Sub(last) > grace
 }
 
-// publishedTo reports whether a mount of the volume has the pod's UID in its path.
 func publishedTo(v *inspection.Volume, pod kube.Object) bool {
 	return slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool {
 		return strings.Contains(m.Path, pod.Metadata.UID)

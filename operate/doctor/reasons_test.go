@@ -30,7 +30,6 @@ type place struct {
 }
 
 var (
-	// released removes the claim and the pods, so that the PersistentVolume is released.
 	released      = all(without(kindClaim), unused, askVolume, isReleased)
 	isReleased    = phase(kindVolume, phaseReleased)
 	failedVolume  = all(released, phase(kindVolume, phaseFailed))
@@ -116,7 +115,6 @@ var places = []place{
 			"of another volume": func(w *world) { w.pv.Spec.CSI.VolumeHandle = racktest.Image }}},
 }
 
-// waits makes a container of the pod wait for this reason. init are the pod's init containers.
 func waits(why string, init ...kube.ContainerStatus) edit {
 	s := kube.ContainerStatus{Name: "db"}
 	s.State.Waiting.Reason = why
@@ -131,7 +129,6 @@ var restores = func() (s kube.ContainerStatus) {
 	return s
 }()
 
-// mountPlace returns the place for events with which the kubelet reports a failed mount.
 func mountPlace(reason string) place {
 	return place{"event " + reason + " of the pod", LinkMounts, func(driver string) edit {
 		return podEvent(reason, pvName, driver)
@@ -369,7 +366,6 @@ func at(l Link) int {
 	return slices.IndexFunc(volumeLinks, func(j judgement) bool { return j.link == l })
 }
 
-// dead makes a container in a pod of the driver crash again and again.
 func dead(controller, container string) edit {
 	return func(w *world) {
 		i := slices.IndexFunc(w.Nodes.DriverPods, func(pod kube.Object) bool {

@@ -68,7 +68,6 @@ func (d Diagnosis) writeFigure(b *bytes.Buffer) {
 		unseen, d.Status())
 }
 
-// linksIn returns the names of the links that are in the state.
 func (c Chain) linksIn(state State) (links []string) {
 	for _, s := range c.Links {
 		if s.State == state {
@@ -130,7 +129,6 @@ func WriteBundle(w io.Writer, d Diagnosis, e Evidence) error {
 
 const timeFormat = time.RFC3339
 
-// firstOf joins the first eight words, and adds the number of the others.
 func firstOf(words []string) string {
 	const most = 8
 	if len(words) <= most {
@@ -154,7 +152,7 @@ type Place struct {
 	Pod      string `json:"pod,omitempty"`
 }
 
-// place returns a chain's place. A disk is shown at the instance to which the rack has attached it.
+// place shows a disk at the instance to which the rack has attached it.
 func (c *chain) place() *Place {
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {
 		return &Place{Node: c.nodeName, Instance: c.instance}
@@ -220,7 +218,6 @@ func (d Diagnosis) Tree() []branch {
 	return all
 }
 
-// step returns the step of a link. If the chain does not have the link, it returns an empty step.
 func (c Chain) step(link Link) (found Step) {
 	for _, s := range c.Links {
 		if s.Link == link {
@@ -262,8 +259,7 @@ func (c Chain) State() State {
 	return OK
 }
 
-// Wrong returns one line about what is wrong, or about which links could not be seen. It returns ""
-// if no link is broken or unseen.
+// Wrong returns one line about the finding or else about links that could not be seen, or "".
 func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)
@@ -274,13 +270,11 @@ func (c Chain) Wrong() string {
 	return ""
 }
 
-// colours are the escape sequences of the states on a terminal.
 var colours = map[State]string{OK: "32", Waiting: "33", Unseen: "36", Broken: "1;31"}
 
 // mostFindings is how many findings a cluster's report explains. The tree marks all broken chains.
 const mostFindings = 10
 
-// writeTree writes the tree, and below it the findings, as text for people.
 func (d Diagnosis) writeTree(b *bytes.Buffer, colour bool) {
 	line := func(indent string, c Chain, text string) {
 		word := fmt.Sprintf("%-8s", c.State())
@@ -356,8 +350,7 @@ dd{margin:0;overflow-wrap:anywhere}
 </html>
 `))
 
-// WriteHTML writes the diagnosis as an HTML page. The page contains a tree only if the question is
-// about the cluster.
+// WriteHTML writes the diagnosis as an HTML page, with a tree for a question about the cluster.
 func (d Diagnosis) WriteHTML(w io.Writer) error {
 	var b bytes.Buffer
 	err := page.Execute(&b, d)

@@ -139,12 +139,10 @@ func TestEveryAdvisedCommandIsReadOnlyAndComplete(t *testing.T) {
 	}
 }
 
-// goingPod makes the pod one that has ended and whose deletion is overdue.
 var goingPod = all(phase(kindPod, "Succeeded"), deleted(kindPod, time.Hour))
 
 func readOnly(w *world) { w.onNode.Devices[0].ReadOnly = true }
 
-// secondPod adds a pod that waits on another node, to which the volume is not attached.
 func secondPod(w *world) {
 	second := strings.NewReplacer("db-0", "db-1", "worker-1", "worker-2", podUID, racktest.Image,
 		`"phase":"Running"`, `"phase":"Pending"`, racktest.Instance, racktest.OtherInstance,
@@ -196,7 +194,6 @@ var situations = []struct {
 	{works + ", of a pod that is being deleted", all(deleted(kindPod, 0), staged)},
 	{works + ", with a change that was interrupted, and repeated since", begun(flight.Formatted,
 		flight.Mounted)},
-	// Situations of the claim and the volume.
 	{"a claim whose deletion a pod blocks", stuck(kindClaim, "kubernetes.io/pvc-protection")},
 	{"a volume whose deletion is overdue", keptVolume},
 	{"a volume of another claim", func(w *world) { w.pv.Spec.ClaimRef.Name = "other" }},
@@ -207,12 +204,10 @@ var situations = []struct {
 	{"a claim that waits although its pod is on a node", all(unbound,
 		func(w *world) { w.pod.Spec.NodeName = "worker-1" }, event(kindClaim, "data",
 			"WaitForFirstConsumer", "waiting for pod db-0 to be scheduled"))},
-	// Situations of the attachment.
 	{"an attach whose error is not the driver's", notAttached("context deadline exceeded")},
 	{"no attachment for a pod on a node", all(pending, without(kindAttachment), empty, detached)},
 	{"a second pod on another node", secondPod},
 	{"a detach that is overdue", all(without(kindPod), deleted(kindAttachment, time.Hour), empty)},
-	// Situations of the node and its instance.
 	{"a node without the driver", all(notAttached(""), noDriver, young(kindAttachment))},
 	{"a failed instance", func(w *world) { w.machine.State = instanceFailed }},
 	{"a node that became another instance", func(w *world) {
@@ -220,7 +215,6 @@ var situations = []struct {
 		r.Instance = racktest.OtherInstance
 		w.Nodes.Reports[racktest.Instance] = r
 	}},
-	// Situations of the disk.
 	{"a faulted disk", faulted},
 	{"a disk whose import was not finalized", all(detached,
 		func(w *world) { w.disk.State = "import_ready" })},
@@ -235,7 +229,6 @@ var situations = []struct {
 		*disks = append(*disks, Disk{ID: racktest.Image, Name: diskName + "-copy"})
 	}},
 	{"a record of another disk", func(w *world) { w.onNode.Record.Disk = "csi-another000000000" }},
-	// Situations of the device and the filesystem.
 	{"no device", all(pending, empty)},
 	{"two devices", func(w *world) {
 		w.onNode.Devices = append(w.onNode.Devices, inspection.Device{Name: "nvme2n1", Serial: diskName})
@@ -256,7 +249,6 @@ var situations = []struct {
 	{"a filesystem that is too large", func(w *world) { w.filesystem.SizeBytes = 2 * diskBytes }},
 	{"a filesystem that was not grown", func(w *world) { w.filesystem.NotGrown = true }},
 	{"a format that was interrupted", all(pending, blank, begun(flight.Formatted))},
-	// Situations of the mounts and the pod.
 	{"a mount that was interrupted", all(pending, unmounted, begun(flight.Mounted))},
 	{"a volume that is mounted nowhere under a running pod", unmounted},
 	{"a volume that is not published to the pod", staged},
@@ -269,7 +261,6 @@ var situations = []struct {
 	{"a pod that waits for no visible cause", pending},
 	{"a message of the kubelet's own, which is quoted", all(pending, event(kindPod, "db-0",
 		"FailedMount", `MountVolume.SetUp failed for volume "config" : configmap "db" not found`))},
-	// Notes, times, reports of other nodes, and several pods.
 	{"a disk of others, which is noted", func(w *world) { w.disk.Foreign = "has no ownership tag" }},
 	{"an error that alternates with another, since its first event", all(unbound,
 		event(kindClaim, "data", "ProvisioningFailed", rpc("RackFull")), minutesAgo(50, 40),
@@ -299,7 +290,6 @@ var situations = []struct {
 		detachError("InstanceState"))},
 	{"an error of the driver about a link that is broken anyway, which is noted",
 		all(notAttached(rpc("DiskAttachedElsewhere")), faulted)},
-	// Pods of the driver, kubelets and instances that do not work.
 	{"a provisioner that crashes", all(unbound, dead(kindReplicaSet, "csi-provisioner"))},
 	{"a provisioner's driver that crashes", all(unbound, dead(kindReplicaSet, "oxide-plugin"))},
 	{"an attacher that crashes", all(notAttached(""), dead(kindReplicaSet, "csi-attacher"))},
@@ -314,7 +304,6 @@ var situations = []struct {
 	{"a kubelet that is silent", notReady},
 	{"a stopped instance", func(w *world) { w.machine.State = instanceStopped }},
 	{"a pod that is not scheduled", unscheduled},
-	// Reports of a whole cluster.
 	{"a cluster in order", askCluster},
 	{"a cluster with a faulted disk", all(askCluster, faulted)},
 	{"a cluster with a volume that nobody uses", all(askCluster, unused)},

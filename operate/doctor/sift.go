@@ -12,13 +12,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// The texts that replace values and messages that must not be shown.
 const (
 	hiddenValue = "***"
 	hiddenText  = "a text that is not shown here, because its form is not known"
 )
 
-// nameForm and idForm match names and ids of objects.
 const (
 	nameForm = `[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?`
 	idForm   = `[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}`
@@ -84,7 +82,6 @@ var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idF
 		`container not found \("NAME"\)|command terminated with exit code [0-9]{1,3}|signal: killed|` +
 		`executable file not found in \$PATH`))
 
-// known returns the known phrases of a text, or hiddenText if there are none.
 func known(text string) string {
 	return cmp.Or(strings.Join(phrases.FindAllString(text, -1), " … "), hiddenText)
 }
@@ -115,7 +112,6 @@ func (s *sifter) text(message string) string {
 	return known(message)
 }
 
-// sifter removes from objects what must not be shown.
 type sifter struct {
 	volumes map[string]bool // the PersistentVolumes of this driver
 	secrets []string
@@ -155,7 +151,6 @@ func (g *gatherer) sift() {
 	}
 }
 
-// keep removes from the value of a field what must not be shown.
 func (s *sifter) keep(field string, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -190,7 +185,6 @@ func (s *sifter) keep(field string, v reflect.Value) {
 	}
 }
 
-// value returns what may be shown of a field.
 func (s *sifter) value(field, text string) string {
 	form := fieldForms[field]
 	switch {
@@ -207,8 +201,7 @@ func (s *sifter) value(field, text string) string {
 	return text
 }
 
-// redact replaces the secrets in a text, and a rack's tokens. Secrets that overlap are replaced as
-// one.
+// redact replaces secrets and a rack's tokens in a text. Overlapping secrets are replaced as one.
 func (s *sifter) redact(text string) string {
 	secret := make([]bool, len(text))
 	for _, word := range s.secrets {
@@ -239,7 +232,7 @@ func (s *sifter) redact(text string) string {
 // ReplicaSet of the chart's Deployment. It compares UIDs, because every user may set labels and
 // names. If there is no DaemonSet, that is the reason why the pods are unseen.
 func (g *gatherer) ownPods(objects []kube.Object) {
-	namespace, owners := g.e.Nodes.Namespace, map[string]string{} // kind by UID
+	namespace, owners := g.e.Nodes.Namespace, map[string]string{} // from UIDs to kinds
 	for _, kind := range []string{kindDaemonSet, kindDeployment, kindReplicaSet, kindPod} {
 		for _, o := range objects {
 			owner := o.Metadata.Controller()
@@ -261,7 +254,6 @@ func (g *gatherer) ownPods(objects []kube.Object) {
 	}
 }
 
-// runsDriver reports whether a workload's name ends with suffix and one container is the driver.
 func runsDriver(o kube.Object, suffix string) bool {
 	for _, container := range o.Spec.Template.Spec.Containers {
 		if container.Name == driverContainer {

@@ -63,7 +63,6 @@ func TestFirstAndLastReturnAnEventsTimes(t *testing.T) {
 	}
 }
 
-// kubectlThat puts a program kubectl on the PATH that runs a script. It returns its directory.
 func kubectlThat(t *testing.T, script string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
