@@ -106,8 +106,8 @@ func TestAnUnreachableRackIsUnavailable(t *testing.T) { // OX-9
 	}
 }
 
-// The error contains the proxy's address without password, and the environment variable with the
-// proxy, both if the proxy refuses a request and if no server listens at its address.
+// The error must not contain the proxy's password. A refusal of the proxy and a proxy that does not
+// listen have the same form.
 func TestProxyErrorsNameTheProxyAndItsVariable(t *testing.T) { // OX-9
 	proxy := racktest.At(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusProxyAuthRequired)
@@ -293,7 +293,7 @@ func TestClientReadsAChangedCAFile(t *testing.T) { // D-63
 	csitest.Got(c.DiskView(t.Context(), oxide.DiskViewParams{Disk: racktest.Disk}))(t)
 }
 
-// selfSigned returns a certificate that no test server uses.
+// No test server uses this certificate.
 func selfSigned(t *testing.T) []byte {
 	t.Helper()
 	key := csitest.Got(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
