@@ -106,8 +106,6 @@ func TestAnUnreachableRackIsUnavailable(t *testing.T) { // OX-9
 	}
 }
 
-// The error must not contain the proxy's password. A refusal of the proxy and a proxy that does not
-// listen have the same form.
 func TestProxyErrorsNameTheProxyAndItsVariable(t *testing.T) { // OX-9
 	proxy := racktest.At(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusProxyAuthRequired)
