@@ -83,8 +83,8 @@ func TestHelpExitsWithZeroAndErrorsWithOne(t *testing.T) {
 	}
 }
 
-// run runs the program until met returns true, and returns its status and its output. The writers
-// have no lock, so that the race detector finds goroutines that the program left running.
+// run runs the program until met returns true, and returns its status and output. The writers have
+// no lock, so that the race detector finds goroutines that the program left running.
 func (w *fixture) run(met func() bool, env func(string) string, args ...string) (int, string) {
 	w.t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -152,7 +152,7 @@ func written(text string) string {
 	return text
 }
 
-// spokenDefaults contains the page's defaults of flags for which --help shows no default.
+// spokenDefaults contains the page's defaults of flags for which --help shows none.
 var spokenDefaults = map[string]string{"node-name": "$k8s_node_name",
 	"leader-election-namespace": "$k8s_namespace", "kubeconfig": "the pod's service account",
 	"http-endpoint": "none"}
@@ -182,8 +182,8 @@ func TestTheDocumentationListsEveryFlag(t *testing.T) {
 	}
 }
 
-// The test derives a metric's type from its name: a registry's descriptions contain no types, and
-// its Gather does not return a vector without a sample.
+// The type of a metric follows from its name: a registry's descriptions contain no types, and its
+// Gather does not return a vector without a sample.
 func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	described := make(chan *prometheus.Desc, 100)
 	NewMetrics().Registry.Describe(described)
@@ -212,7 +212,7 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	}
 }
 
-// complete is an environment that suffices for every duty.
+// complete suffices for every duty.
 var complete = map[string]string{"OXIDE_HOST": "https://rack.example.com",
 	"OXIDE_PROJECT": racktest.Project, "OXIDE_TOKEN": racktest.Token, "K8S_NODE_NAME": "z",
 	"K8S_NAMESPACE": "oxide"}

@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// moving is a fixture with a volume that is tied to the node "a", and the pod that uses it there.
+// moving is a fixture with a volume that is tied to the node "a", and its pod there.
 type moving struct {
 	*fixture
 	mover  *Mover
@@ -66,8 +66,8 @@ func newMoving(t *testing.T) *moving {
 	return m
 }
 
-// intercept acts as the PersistentVolume controller, and checks that a volume is deleted only while
-// it is set to Retain: the provisioner deletes the disk of any other volume.
+// intercept acts as the PersistentVolume controller, and checks that a volume is deleted only with
+// the policy Retain: the provisioner deletes the disk of any other volume.
 func (m *moving) intercept(r keepertest.KubeRequest) error {
 	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	gone := r.Verb == "delete" && !r.Applied || there && v.DeletionTimestamp != nil
@@ -85,7 +85,6 @@ func (m *moving) intercept(r keepertest.KubeRequest) error {
 	return nil
 }
 
-// bind binds the claim and its volume, as the PersistentVolume controller does.
 func (m *moving) bind() {
 	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	keepertest.Edit(m.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
@@ -113,7 +112,7 @@ func (m *moving) move(to string) error {
 	return m.mover.Move(ctx, "pv-1", to)
 }
 
-// belongs checks that the volume belongs to a node now, and is otherwise unchanged.
+// belongs checks that the volume belongs to this node, and is otherwise unchanged.
 func (m *moving) belongs(to string) {
 	m.t.Helper()
 	v, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
@@ -133,7 +132,6 @@ func (m *moving) belongs(to string) {
 	}
 }
 
-// evicted reports whether the eviction of a pod was requested.
 func (m *moving) evicted(name string) bool {
 	p, ok := keepertest.Get[*corev1.Pod](m.api, "shop", name)
 	return !ok || p.DeletionTimestamp != nil
@@ -346,7 +344,6 @@ func TestANodeIsLeavingIfItIsCordonedDeletedTaintedOrShutDown(t *testing.T) {
 	}
 }
 
-// leaving is a Leaver for the node "a", and a driver that waits until its connection is closed.
 type leaving struct {
 	*fixture
 	leaver *Leaver
@@ -386,7 +383,6 @@ func leave(t *testing.T, limit time.Duration) *leaving {
 	return l
 }
 
-// end waits until the Leaver has ended and the driver's connection is closed.
 func (l *leaving) end() error {
 	err := <-l.result
 	<-l.ended
@@ -469,7 +465,6 @@ func TestTheDriverOfALeavingNodeRunsForALimitedTime(t *testing.T) {
 	}
 }
 
-// lost returns a fixture in which Kubernetes does not hear from the kubelet of the node "a".
 func lost(t *testing.T) *fixture {
 	t.Helper()
 	w := newFixture(t, "a", "b")

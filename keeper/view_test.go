@@ -22,7 +22,7 @@ func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
 			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("data")}}}, change...)}
 }
 
-// failure returns the error of an attempt that was made this many seconds after begin.
+// failure returns the error of an attempt this many seconds after begin.
 func failure(message string, after int) *storagev1.VolumeError {
 	return &storagev1.VolumeError{Message: message,
 		Time: metav1.NewTime(begin.Add(time.Duration(after) * time.Second))}
@@ -139,7 +139,6 @@ func phase(phase corev1.PodPhase) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Phase = phase }
 }
 
-// initializing makes the pod's init container run.
 func initializing(p *corev1.Pod) {
 	p.Status.Phase = corev1.PodPending
 	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
@@ -230,7 +229,7 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 type pdb = policyv1.PodDisruptionBudget
 
 // budget returns a PodDisruptionBudget for the pods of the app "shop", with the numbers that its
-// controller computes from the spec.
+// controller computes.
 func budget(desired, healthy, allowed int32, changes ...func(*pdb)) *pdb {
 	return changed(&pdb{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop"},
 		Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{
