@@ -46,7 +46,6 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// sorted reads a node's pods. It returns them grouped by the effect of a stop, and as a list.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err
@@ -143,7 +142,6 @@ func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, er
 	return pods.Items, nil
 }
 
-// write saves the records, and then reports the operation's step.
 func (k *Keeper) write(ctx context.Context, v *view, n *node, message string) error {
 	if err := k.save(ctx, v, n); err != nil {
 		return err
@@ -301,9 +299,8 @@ type operation struct {
 	// Waiting names the VolumeAttachments for which the operation began.
 	Waiting []string `json:"waiting,omitempty"`
 	// Volumes contains, under their names, the PersistentVolumes for which the instance is stopped.
-	Volumes map[string]cause `json:"volumes,omitempty"`
-	// StatefulSets are those with pods that stop with the node.
-	StatefulSets []string `json:"statefulSets,omitempty"`
+	Volumes      map[string]cause `json:"volumes,omitempty"`
+	StatefulSets []string         `json:"statefulSets,omitempty"`
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
 	// Late reports whether the operation only starts an instance that stopped after the last one.
@@ -317,8 +314,7 @@ func (r *operation) id() string { return r.Started.UTC().Format("20060102T150405
 type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
-	// Stopped reports whether the operation requested the instance's stop.
-	Stopped bool `json:"stopped"`
+	Stopped  bool      `json:"stopped"`
 	// StoppedWith maps each StatefulSet whose pods stopped with the node to the end of the operation.
 	// Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
@@ -421,7 +417,6 @@ func (k *Keeper) instanceState(ctx context.Context, id string) (oxide.InstanceSt
 	return instance.RunState, nil
 }
 
-// instanceGone returns nil if a second read confirms that the instance is gone.
 func (k *Keeper) instanceGone(ctx context.Context, id string) error {
 	return k.Rack.Gone(ctx, func() error {
 		_, err := k.Rack.Instance(ctx, oxide.NameOrId(id))
@@ -429,7 +424,6 @@ func (k *Keeper) instanceGone(ctx context.Context, id string) error {
 	})
 }
 
-// stopInstance fails if the look is too old by now.
 func (k *Keeper) stopInstance(ctx context.Context, look rack.Look, id string) error {
 	return k.request(ctx, "stop instance", id, look, func(ctx context.Context) error {
 		_, err := k.Rack.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
@@ -437,7 +431,6 @@ func (k *Keeper) stopInstance(ctx context.Context, look rack.Look, id string) er
 	})
 }
 
-// startInstance fails if the look is too old by now.
 func (k *Keeper) startInstance(ctx context.Context, look rack.Look, id string) error {
 	return k.request(ctx, "start instance", id, look, func(ctx context.Context) error {
 		_, err := k.Rack.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
@@ -461,7 +454,6 @@ const (
 	outage   = 10 * time.Second
 )
 
-// noteStop notes that this process has to start the instance again.
 func (k *Keeper) noteStop(r *operation) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

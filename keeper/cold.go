@@ -18,7 +18,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// pace is the time between rounds during an operation.
 const pace = time.Second
 
 // lateStop is how long after an operation a stop of the instance counts as the keeper's own: a
@@ -29,7 +28,6 @@ const lateStop = 2 * time.Minute
 // stops no instance for such an attacher.
 const staleAfter = 10 * time.Minute
 
-// coldAttach continues the operation in progress, or may begin one.
 func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error) {
 	if restarted, err := k.restartLateStopped(ctx, v); restarted || err != nil {
 		return pace, err
@@ -142,7 +140,6 @@ type candidate struct {
 	next bool
 }
 
-// candidates returns the nodes with ColdAttachLabel, each with the obstacle to its stop.
 func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*candidate {
 	var all []*candidate
 	for _, n := range nodes {
@@ -236,7 +233,6 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 	return "", pods, nil
 }
 
-// hindranceOfNode returns the obstacle to an operation that the view shows, or "".
 func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	ready, _ := n.ready()
 	settle := k.Config.Settle
@@ -320,7 +316,6 @@ func (k *Keeper) cordon(ctx context.Context, n *node) error {
 	return k.update(ctx, n)
 }
 
-// announce writes the plan into the Node's annotation and into events.
 func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, verb string) error {
 	waiting := v.due(n)
 	text := planText(n, waiting, waiting, pods, verb)
@@ -373,18 +368,15 @@ const day = 24 * time.Hour
 // cause describes a volume, at the time when an instance was stopped for it.
 type cause struct {
 	// Disk is the volume's disk, and Again is the value of its AgainAnnotation.
-	Disk  string `json:"disk,omitempty"`
-	Again string `json:"again,omitempty"`
-	// Detach reports whether the disk is to be detached, and not attached.
-	Detach bool `json:"detach,omitempty"`
+	Disk   string `json:"disk,omitempty"`
+	Again  string `json:"again,omitempty"`
+	Detach bool   `json:"detach,omitempty"`
 	// Failed is the error that the attacher got while the instance was stopped. It is empty if there
 	// was none, or if another stop may help.
 	Failed string `json:"failed,omitempty"`
 }
 
-// history contains the stops of one node, or for one volume.
 type history struct {
-	// Stops are the times of the stops within the last day.
 	Stops []time.Time `json:"stops,omitempty"`
 	// Last describes the volume at the last stop. In a node's history only Again is set.
 	Last cause `json:"last,omitzero"`
@@ -404,7 +396,6 @@ func (h history) stopped(at time.Time, c cause) history {
 	return history{Stops: append(h.within(at), at), Last: c}
 }
 
-// remember copies the previous outcome's histories, and adds a stop by r.
 func (o *outcome) remember(before *outcome, r *operation, now time.Time, again string) {
 	o.Node, o.Volumes = before.Node, map[string]history{}
 	maps.Copy(o.Volumes, before.Volumes)
@@ -483,7 +474,6 @@ func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 	return ""
 }
 
-// again returns the command by which a person makes the keeper try again.
 func again(kind, name string) string {
 	return fmt.Sprintf("run kubectl annotate --overwrite %s %s %s=\"$(date)\"", kind, name,
 		AgainAnnotation)
@@ -547,7 +537,6 @@ func (r *operation) failures() string {
 	return text
 }
 
-// shortened cuts an error text, so that several fit into one event.
 func shortened(text string) string {
 	const most = 300
 	if runes := []rune(text); len(runes) > most {
@@ -556,7 +545,6 @@ func shortened(text string) string {
 	return text
 }
 
-// persistentVolume returns the view's volume of that name, or an empty one.
 func (v *view) persistentVolume(name string) *corev1.PersistentVolume {
 	for i := range v.volumes {
 		if v.volumes[i].Name == name {

@@ -183,7 +183,7 @@ func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
 	}
 }
 
-func TestOnlyAttachmentsWhoseInstanceTheKeeperStopsAreCounted(t *testing.T) {
+func TestTheWaitingMetricIgnoresNodesThatTheKeeperDoesNotStop(t *testing.T) {
 	for _, c := range []trial[func(*fixture), float64]{
 		{"a node with the label", func(*fixture) {}, 1},
 		{"a node without it", func(w *fixture) {
@@ -445,7 +445,6 @@ func (w *fixture) live(d time.Duration, refused func(volume string) string) {
 	}
 }
 
-// stops counts the stops of each node's instance since the last call of stops or seen.
 func (w *fixture) stops() map[string]int {
 	stops := map[string]int{}
 	for _, effect := range w.seen() {

@@ -119,7 +119,6 @@ func csiNode(n *corev1.Node) *storagev1.CSINode {
 			{Name: DriverName, NodeID: instanceOf(n.Name)}}}}
 }
 
-// register registers the driver of a node with another node's instance.
 func (w *fixture) register(name, other string) {
 	c := csiNode(w.node(name))
 	c.Spec.Drivers[1].NodeID = instanceOf(other)
@@ -130,7 +129,6 @@ func instanceOf(node string) string { return racktest.Numbered(int(node[0])) }
 
 func (w *fixture) heartbeat(name string) { w.condition(name, corev1.ConditionTrue, w.clock) }
 
-// lose sets the node's condition to unknown, as Kubernetes does when the kubelet is silent.
 func (w *fixture) lose(name string) {
 	_, last := (&node{Node: w.node(name)}).ready()
 	w.condition(name, corev1.ConditionUnknown, last)
@@ -238,13 +236,11 @@ func pv(name string) *corev1.PersistentVolume {
 	return keepertest.Volume("shop", name, DriverName, racktest.Disk)
 }
 
-// pvc returns a claim that is bound to the volume of the same name.
 func pvc(name string) *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
 		UID: types.UID("claim-" + name)}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name}}
 }
 
-// wait creates a volume, its pod on a node, and a VolumeAttachment that waits for a stop.
 func (w *fixture) wait(node, volume string) {
 	keepertest.Bind(w.api, pv(volume))
 	w.pod(node, "db-"+volume, "StatefulSet", volume)
@@ -265,7 +261,6 @@ func (w *fixture) attach(volume, failed string) {
 	})
 }
 
-// pass advances the clock, and updates the heartbeats and the times of failed attach attempts.
 func (w *fixture) pass(d time.Duration) {
 	w.advance(d)
 	for _, n := range keepertest.List[*corev1.Node](w.api, "") {
@@ -333,13 +328,11 @@ func (w *fixture) stoppedAfterDrain(drained func()) {
 	w.lose("a")
 }
 
-// heartbeatLater reports a newer heartbeat: the node is back.
 func (w *fixture) heartbeatLater(name string) {
 	w.pass(time.Second)
 	w.heartbeat(name)
 }
 
-// events returns the object, reason and message of each event.
 func (w *fixture) events() []string {
 	var found []string
 	for _, e := range keepertest.List[*corev1.Event](w.api, "") {
@@ -360,7 +353,6 @@ func (w *fixture) note(effect string) {
 	w.effects = append(w.effects, step+effect)
 }
 
-// seen returns the effects since its last call.
 func (w *fixture) seen() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -392,7 +384,7 @@ type testRack struct {
 	w  *fixture
 	mu sync.Mutex
 	// guarded by mu
-	states map[string]string // by the instances' IDs; requests about an instance that is "away" fail with 503
+	states map[string]string // by instance; "away" fails all requests about it with 503
 	stuck  bool              // requests are accepted, and have no effect
 	blind  int               // the number of the next requests for which the token has no role
 }

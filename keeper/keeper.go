@@ -127,7 +127,6 @@ func Connect(config *rest.Config, userAgent string) (*Cluster, error) {
 	return &c, nil
 }
 
-// component is the keeper's name in events, and the name of its Lease and its ConfigMap.
 const component = "oxide-node-keeper"
 
 func (k *Keeper) report(ctx context.Context, n *corev1.Node, r *operation, reason, message string) {
@@ -139,7 +138,6 @@ func (k *Keeper) report(ctx context.Context, n *corev1.Node, r *operation, reaso
 	k.event(ctx, nodeReference(n), corev1.EventTypeNormal, of, reason, message)
 }
 
-// warn logs and reports a problem that needs a person.
 func (k *Keeper) warn(ctx context.Context, about corev1.ObjectReference, reason, message string) {
 	k.Log.WarnContext(ctx, message, "kind", about.Kind, "name", about.Name, "event", reason)
 	k.event(ctx, about, corev1.EventTypeWarning, "", reason, message)
@@ -285,9 +283,8 @@ func (m *Metrics) round(err error) {
 // Settings are the keeper's settings from its arguments and environment variables.
 type Settings struct {
 	Config
-	Kubeconfig   string // empty: the pod's service account
-	HTTPEndpoint string // host:port of metrics and health; empty: none
-	// LeaseNamespace is the namespace of the lease with which the replicas elect their leader.
+	Kubeconfig     string // empty: the pod's service account
+	HTTPEndpoint   string // host:port of metrics and health; empty: none
 	LeaseNamespace string
 	// LeaseDuration is how long a leader that does not renew its lease still counts as leader.
 	LeaseDuration time.Duration
@@ -419,8 +416,7 @@ type Config struct {
 	// a problem. After a stop or attach that does, the keeper starts the instance. A start is
 	// repeated.
 	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
-	// Interval is the time between rounds if nothing changes.
-	Interval time.Duration
+	Interval                                                              time.Duration
 }
 
 // Defaults returns a configuration in which no duty is switched on.
@@ -434,7 +430,6 @@ func Defaults() Config {
 	}
 }
 
-// duration is a duration that a flag sets. Only if it is optional may it be zero.
 type duration struct {
 	value    *time.Duration
 	optional bool

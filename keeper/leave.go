@@ -25,8 +25,6 @@ import (
 var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown",
 	Effect: corev1.TaintEffectNoExecute}
 
-// fence sets the out-of-service taint on nodes whose instances the rack reports as stopped or
-// destroyed, and removes it when the instance runs again.
 func (k *Keeper) fence(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
@@ -232,7 +230,6 @@ func (l *Leaver) await(ctx context.Context) error {
 	}
 }
 
-// look returns why the node is leaving, or "", and how many volumes it still has.
 func (l *Leaver) look(ctx context.Context) (why string, left int, err error) {
 	node, err := l.Kubernetes.Core.Nodes().Get(ctx, l.NodeName, metav1.GetOptions{})
 	switch {

@@ -214,7 +214,6 @@ type process struct {
 	elector  atomic.Pointer[leaderelection.LeaderElector]
 }
 
-// candidacy takes part in one election. While this replica leads, it does the keeper's work.
 func (p *process) candidacy(ctx context.Context) error {
 	lease := p.settings.LeaseDuration
 	// The elector does not wait for OnStartedLeading, and may call it after the leadership has ended.

@@ -212,7 +212,6 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	}
 }
 
-// complete suffices for every duty.
 var complete = map[string]string{"OXIDE_HOST": "https://rack.example.com",
 	"OXIDE_PROJECT": racktest.Project, "OXIDE_TOKEN": racktest.Token, "K8S_NODE_NAME": "z",
 	"K8S_NAMESPACE": "oxide"}
@@ -314,7 +313,6 @@ func TestAMaintenanceWindowIsOpenForItsLength(t *testing.T) {
 	}
 }
 
-// replica runs a keeper on a node, which takes part in the leader election until the test ends.
 func (w *fixture) replica(node string) {
 	w.t.Helper()
 	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics(),
@@ -367,7 +365,7 @@ func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
 	}
 }
 
-func TestSaveConflictsIfAnotherKeeperHasWritten(t *testing.T) { // D-61
+func TestSaveConflictsIfAnotherKeeperHasWrittenTheRecords(t *testing.T) { // D-61
 	w := newFixture(t, "a")
 	for i, refused := range []func(error) bool{apierrors.IsAlreadyExists, apierrors.IsConflict} {
 		v := csitest.Got(w.observe(t.Context()))(t)

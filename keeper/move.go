@@ -185,7 +185,6 @@ func (m *Mover) saved(ctx context.Context, name string) (*corev1.PersistentVolum
 	return v, nil
 }
 
-// save writes a volume's replacement to the CSIDriver's annotation; "" removes the annotation.
 func (m *Mover) save(ctx context.Context, name, value string) error {
 	_, err := m.Kubernetes.Storage.CSIDrivers().Patch(ctx, DriverName, types.MergePatchType,
 		annotation(movingKey(name), value, "name", DriverName), metav1.PatchOptions{})
@@ -293,7 +292,6 @@ func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim,
 	}
 }
 
-// evict requests the eviction of the claim's pods on other nodes.
 func (m *Mover) evict(ctx context.Context, claim *corev1.PersistentVolumeClaim, to string) error {
 	pods, err := m.Kubernetes.Core.Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -336,7 +334,6 @@ func onInstance(v *corev1.PersistentVolume, instance string) bool {
 	return found == instance
 }
 
-// instanceTerms returns the expressions of the volume's node affinity that name an instance.
 func instanceTerms(v *corev1.PersistentVolume) []*corev1.NodeSelectorRequirement {
 	var found []*corev1.NodeSelectorRequirement
 	if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {

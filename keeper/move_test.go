@@ -29,7 +29,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// moving is a fixture with a volume that is tied to the node "a", and its pod there.
 type moving struct {
 	*fixture
 	mover  *Mover
@@ -119,7 +118,6 @@ func (m *moving) belongs(to string) {
 	want := m.old.DeepCopy()
 	want.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[1].Values =
 		[]string{instanceOf(to)}
-	// The server sets the fields below.
 	want.UID, want.ResourceVersion = v.UID, v.ResourceVersion
 	want.CreationTimestamp = v.CreationTimestamp
 	if diff := cmp.Diff(want, v); diff != "" {
@@ -137,7 +135,7 @@ func (m *moving) evicted(name string) bool {
 	return !ok || p.DeletionTimestamp != nil
 }
 
-func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
+func TestAnImpossibleMoveIsRefused(t *testing.T) {
 	for _, c := range []trial[func(*fixture), string]{
 		{"there is no such volume", func(w *fixture) {
 			on("", "pv-1", func(v *corev1.PersistentVolume) { v.Finalizers = nil })(w)

@@ -18,7 +18,6 @@ import (
 
 // In each round, the function of the recorded step acts, records the next step, or waits.
 
-// advance continues an operation by one round.
 func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	const gone = "somebody deleted the Node"
 	switch s := n.Record.Step; {
@@ -58,8 +57,8 @@ func passed(now, since time.Time, d time.Duration) bool {
 	return now.Sub(since) > d || ahead(now, since)
 }
 
-// to records the operation's next step, and reports it with the message.
-func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message string) error {
+// moveTo records the operation's next step, and reports it with the message.
+func (k *Keeper) moveTo(ctx context.Context, v *view, n *node, next step, message string) error {
 	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
 	late := next == starting && n.overdue(v.Now, k.Config.AttachTimeout)
 	n.Record.Step, n.Record.Since = next, v.Now
@@ -78,10 +77,10 @@ func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message st
 func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, problem string) error {
 	was := n.Record.Step
 	n.Record.Problem = cmp.Or(n.Record.Problem, problem)
-	return k.failed(was, k.to(ctx, v, n, starting, problem))
+	return k.failed(was, k.moveTo(ctx, v, n, starting, problem))
 }
 
-// failed counts a failure of the step s if err is nil: only then was the failure recorded.
+// failed counts a failure of the step if err is nil: only then was it recorded.
 func (k *Keeper) failed(s step, err error) error {
 	if err == nil {
 		k.Metrics.problems.WithLabelValues(string(s)).Inc()
@@ -162,7 +161,6 @@ func (k *Keeper) forbidden(v *view, n *node) string {
 	return k.doubtful(v, n)
 }
 
-// drain evicts the node's pods without volumes of the driver, and then goes on to Stopping.
 func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case n.Name == k.Config.NodeName:
@@ -203,7 +201,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 			return v.persistentVolume(name).Name == "" // the volume no longer exists
 		})
 	}
-	return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
+	return k.moveTo(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
 }
 
 // stillWaits wakes the attacher for the due attachments that it has not tried since the operation
@@ -230,7 +228,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	switch state {
 	case oxide.InstanceStateStopped:
 		return errors.Join(k.wakeAll(ctx, n.Record, v.unsettled(n)),
-			k.to(ctx, v, n, attaching, "the instance is stopped; the attacher works"))
+			k.moveTo(ctx, v, n, attaching, "the instance is stopped; the attacher works"))
 	case oxide.InstanceStateStopping:
 		return nil
 	case oxide.InstanceStateFailed:
@@ -259,7 +257,6 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	return k.wakeAll(ctx, n.Record, v.unsettled(n))
 }
 
-// attach wakes the attacher until it is done on the node, and then goes on to Starting.
 func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
 	left := v.unsettled(n)
@@ -291,18 +288,16 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	return k.wakeAll(ctx, n.Record, left)
 }
 
-// unsettled returns a node's attachments with which the attacher is not done.
 func (v *view) unsettled(n *node) []*attachment {
 	return slices.DeleteFunc(v.of(n), func(a *attachment) bool { return a.settled(n.Record) })
 }
 
-// restart records the failures, and goes on to Starting.
 func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) error {
 	v.noteFailures(n)
 	if problem != "" {
 		return k.giveUp(ctx, v, n, problem)
 	}
-	return k.to(ctx, v, n, starting, "the attacher is done; the instance is started")
+	return k.moveTo(ctx, v, n, starting, "the attacher is done; the instance is started")
 }
 
 // start starts the instance until it runs. The operation ends without a start only if
@@ -314,7 +309,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
 		k.forgetStop(n.Record.Instance)
-		return k.to(ctx, v, n, returning, "the instance runs; the node is expected back")
+		return k.moveTo(ctx, v, n, returning, "the instance runs; the node is expected back")
 	case csierr.IsNotFound(err) && n.overdue(v.Now, k.Config.StartTimeout) &&
 		k.instanceGone(ctx, n.Record.Instance) == nil:
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
@@ -361,7 +356,6 @@ const (
 	pollFor   = 4 * time.Second
 )
 
-// awaitStopped waits at most pollFor while an instance is stopping, and returns its state.
 func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.InstanceState, error) {
 	for end := time.Now().Add(pollFor); ; {
 		state, err := k.instanceState(ctx, instance)

@@ -27,8 +27,7 @@ type view struct {
 	Attachments []*attachment
 
 	// Look is the time before the first read. When it is too old, the view allows no stop.
-	Look rack.Look
-	// records is the ConfigMap from which the nodes' records were read.
+	Look    rack.Look
 	records *corev1.ConfigMap
 
 	// These fields are read at most once a round, when they are needed; nil means not read yet.
@@ -148,7 +147,6 @@ func (v *view) due(n *node) []*attachment {
 	return slices.DeleteFunc(v.waiting(n), func(a *attachment) bool { return a.held != "" })
 }
 
-// held returns why the keeper stops no instance for one of the node's attachments, or "".
 func (v *view) held(n *node) string {
 	for _, a := range v.waiting(n) {
 		if a.held != "" {
@@ -229,7 +227,6 @@ func (a *attachment) passes() bool {
 	})
 }
 
-// triedAgain reports whether the attacher has tried since it was woken in the operation.
 func (a *attachment) triedAgain(r *operation) bool {
 	woken := a.Annotations[WokenAnnotation]
 	return strings.HasPrefix(woken, r.id()) && woken != a.wakeup(r)
@@ -249,7 +246,6 @@ func (a *attachment) volume() string {
 	return *a.Spec.Source.PersistentVolumeName
 }
 
-// ready reports whether the node is ready, and returns its kubelet's last heartbeat.
 func (n *node) ready() (ready bool, heartbeat time.Time) {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
@@ -410,7 +406,6 @@ func statefulSets(pods []*corev1.Pod) []string {
 	return slices.Compact(sets)
 }
 
-// waitingPods returns the pods that use the volume of an attachment in waiting.
 func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	waiting []*attachment) []*corev1.Pod {
 	var found []*corev1.Pod

@@ -14,7 +14,6 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// va returns an attachment of the volume "data" on the node "a".
 func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
 	return &attachment{VolumeAttachment: changed(&storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: "va-data", CreationTimestamp: metav1.NewTime(begin)},
@@ -22,7 +21,6 @@ func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
 			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("data")}}}, change...)}
 }
 
-// failure returns the error of an attempt this many seconds after begin.
 func failure(message string, after int) *storagev1.VolumeError {
 	return &storagev1.VolumeError{Message: message,
 		Time: metav1.NewTime(begin.Add(time.Duration(after) * time.Second))}

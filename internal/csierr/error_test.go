@@ -85,7 +85,7 @@ func TestParseMessageSkipsKubernetesPrefixes(t *testing.T) {
 	}
 }
 
-// FuzzPlain checks that Plain removes everything unsafe, and keeps its own output.
+// FuzzPlain checks that Plain removes everything unsafe, and does not change its own output.
 func FuzzPlain(f *testing.F) {
 	f.Add("a\u202eb")
 	f.Fuzz(func(t *testing.T, text string) {
@@ -147,7 +147,7 @@ func TestReasonsPageMatchesTheTable(t *testing.T) {
 }
 
 // The driver's tests name a reason's constant; those in proofs/corpus contain its text.
-func TestEveryReasonIsInTheTableInItsOrderAndAppearsInATest(t *testing.T) {
+func TestTheTableListsAllReasonsInOrderAndATestCausesEach(t *testing.T) {
 	var tests strings.Builder
 	for _, pattern := range []string{"driver/*", "driver/*/*", "internal/rack/*", "internal/volume/*",
 		"proofs/corpus/*"} {

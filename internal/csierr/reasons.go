@@ -89,7 +89,6 @@ func From(err error, otherwise Reason) *Error {
 	return fromStatus(err, otherwise)
 }
 
-// fromStatus keeps the code of a gRPC error. Any other error gets the reason's code.
 func fromStatus(err error, otherwise Reason) *Error {
 	s, ok := status.FromError(err)
 	if !ok || s.Code() == codes.Unknown || s.Code() == codes.OK {

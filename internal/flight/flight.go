@@ -94,7 +94,6 @@ func (f *Fields) texts() []text {
 		{"claim", &f.Claim}, {"reason", &f.Reason}}
 }
 
-// with returns a copy in which the non-empty fields of more replace the others.
 func (f Fields) with(more Fields) Fields {
 	others := more.texts()
 	for i, field := range f.texts() {
@@ -328,7 +327,6 @@ func (e Event) Says() string {
 	return string(e)
 }
 
-// openLimit is how many open changes a controller remembers.
 const openLimit = 1000
 
 // memory keeps the open changes of a controller, which has no files.

@@ -223,7 +223,6 @@ func (c *Client) ProjectParam() oxide.NameOrId {
 	return oxide.NameOrId(c.Project)
 }
 
-// has returns an error unless the object's project is the driver's.
 func (w World) has(kind, text, project string) error {
 	if w.Project == "" || project == w.Project {
 		return nil

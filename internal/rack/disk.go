@@ -181,7 +181,6 @@ func (c *Client) readSnapshot(ctx context.Context, p oxide.SnapshotViewParams) (
 	}, ValidateSnapshot, SnapshotNotFound)
 }
 
-// read reads an object, and checks that it is valid and in the project.
 func read[T any](ctx context.Context, c *Client, kind string, wanted oxide.NameOrId, byName bool,
 	view func() (*T, error), validate func(doing string, found *T) error,
 	notFound func(id string) error) (*T, error) {

@@ -145,7 +145,6 @@ func TestTheCallersDeadlineLimitsEveryRequest(t *testing.T) { // OX-11
 }
 
 func TestCancellationNearTheDeadlineIsDeadlineExceeded(t *testing.T) { // OX-11
-	// gRPC sometimes cancels a call slightly before the context's own timer fires.
 	for left, want := range map[time.Duration]codes.Code{
 		0: codes.DeadlineExceeded, time.Millisecond: codes.DeadlineExceeded,
 		time.Hour: codes.Canceled,
@@ -291,7 +290,6 @@ func TestClientReadsAChangedCAFile(t *testing.T) { // D-63
 	csitest.Got(c.DiskView(t.Context(), oxide.DiskViewParams{Disk: racktest.Disk}))(t)
 }
 
-// No test server uses this certificate.
 func selfSigned(t *testing.T) []byte {
 	t.Helper()
 	key := csitest.Got(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)

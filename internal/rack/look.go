@@ -98,7 +98,6 @@ func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	return httptrace.WithClientTrace(ctx, trace), nil
 }
 
-// operations are the driver's requests, with the operation ids of the rack's API.
 var operations = []struct{ method, path, operation string }{
 	{http.MethodGet, "/v1/disks", "disk_list"},
 	{http.MethodPost, "/v1/disks", "disk_create"},

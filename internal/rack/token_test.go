@@ -91,7 +91,6 @@ func TestABlockedTokenFileDoesNotBlockCalls(t *testing.T) { // D-63
 				t.Errorf("%d goroutines read the file", readers)
 			}
 			fails(csierr.TokenFileUnreadable)(t, s.Fault())
-			// A process that has never read a token fails at its start.
 			_, _, err := New(Options{Host: "http://localhost"}, &Transport{Tokens: tokenFile(path)})
 			if err == nil || !strings.HasPrefix(err.Error(), "OXIDE_TOKEN_FILE (--token-file): ") ||
 				strings.Contains(err.Error(), path) {

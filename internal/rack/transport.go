@@ -77,7 +77,7 @@ func (t *Transport) refusal(req *http.Request, answer *http.Response) bool {
 }
 
 func (t *Transport) send(req *http.Request, token string) (*http.Response, error) {
-	ctx, stop := patient(req)
+	ctx, stop := withPatience(req)
 	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
 		limited, err := a.begin(ctx, req.Context())
 		if err != nil {
@@ -127,7 +127,6 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 
 const maxRequestID = 64
 
-// maxErrorBytes is larger than any error body of a rack. The rest of a body is not read.
 const maxErrorBytes = 64 << 10
 
 type errorBody struct {
@@ -168,10 +167,10 @@ func (t *Transport) throughProxy(req *http.Request, err error) error {
 // patience is how long RoundTrip waits for a change's response after the caller has given up.
 const patience = 5 * time.Second
 
-// patient returns a context for the request, and a function that ends it. A rack completes a change
-// even if the client stops waiting. So the driver waits longer than its caller, and keeps the
-// volume locked: the next call, which may report the disk as detached, sees the effect.
-func patient(req *http.Request) (context.Context, func()) {
+// withPatience returns a context for the request, and a function that ends it. A rack completes a
+// change even if the client stops waiting. So the driver waits longer than its caller, and keeps
+// the volume locked: the next call, which may report the disk as detached, sees the effect.
+func withPatience(req *http.Request) (context.Context, func()) {
 	caller := req.Context()
 	if req.Method == http.MethodGet || caller.Err() != nil {
 		return caller, func() {}
@@ -210,8 +209,6 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// retry returns a copy of the request, and a newer token for it. It returns nil if there is no
-// newer token, or if the body cannot be sent again.
 func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
 	fresh, err := t.Tokens.get(req.Context(), true)
 	if err != nil || fresh == token {

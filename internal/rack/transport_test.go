@@ -198,7 +198,6 @@ func TestTransportClosesASilentConnection(t *testing.T) { // OX-9
 	csitest.Await(t, "calls take another connection", func() bool { return call() == nil })
 }
 
-// silenced is a connection that drops what it receives while silent is set.
 type silenced struct {
 	net.Conn
 	silent *atomic.Bool

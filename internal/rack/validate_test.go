@@ -354,7 +354,6 @@ func FuzzRackAnswer(f *testing.F) {
 	})
 }
 
-// FuzzTransport checks that errors of failed requests do not contain the rack's address.
 func FuzzTransport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, why string) {
 		failure := `Get "https://` + spy + `/v1/disks?project=x": ` + why

@@ -44,7 +44,6 @@ type Exchange struct {
 	Query string // the request's query; empty means any
 }
 
-// script answers exactly the requests of its lines, in their order.
 type script struct {
 	t  *testing.T
 	mu sync.Mutex

@@ -170,7 +170,6 @@ func (r CapacityRange) Contains(sizeBytes int64) bool {
 // the snapshot or image, or 0 for a blank disk. ceiling is that of the largest disk that the rack
 // creates.
 func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
-	// If the request contains no size, the source's size or the default counts.
 	size := r.min
 	if size == 0 && floor == 0 {
 		size = min(defaultSizeBytes, max(r.max-r.max%GiB, GiB))
@@ -246,8 +245,7 @@ var attrFlags = map[string]struct{ set, clear uint64 }{
 }
 
 var (
-	superFlags = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
-	// ignoredFlags are flags for mount(8) and init systems.
+	superFlags   = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
 	ignoredFlags = []string{"", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser"}
 	// labelFlags are SELinux's flags, which every filesystem accepts. Kubelet may add context.
 	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}
@@ -314,7 +312,6 @@ var extValues = map[string]Values{
 	"stripe":               numberFrom(0, 32768),
 }
 
-// compression accepts btrfs's compression methods, with a level if the method has levels.
 var compression = Values{"zlib, zlib:1 to zlib:9, lzo, zstd, zstd:1 to zstd:15, no or none",
 	func(value string) bool {
 		method, level, leveled := strings.Cut(value, ":")

@@ -368,7 +368,6 @@ func anyOf(values ...string) Values {
 	return Values{words, func(value string) bool { return slices.Contains(values, value) }}
 }
 
-// numberFrom accepts decimal numbers without a sign or leading zeros.
 func numberFrom(low, high int) Values {
 	return Values{fmt.Sprintf("a number from %d to %d", low, high), func(value string) bool {
 		n, err := strconv.Atoi(value)

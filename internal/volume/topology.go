@@ -65,7 +65,6 @@ func (s Segments) Add(name, value string) error {
 	return nil
 }
 
-// value returns the value of a key in any case.
 func (s Segments) value(key string) (string, bool) {
 	for k, v := range s {
 		if strings.EqualFold(k, key) {
@@ -238,7 +237,6 @@ const (
 	PlacementInstance Placement = "instance"
 )
 
-// The first placement is the default.
 var placements = []Placement{placementRack, PlacementInstance}
 
 // Location returns the segments without the instance: every instance at a location can reach the

@@ -229,7 +229,6 @@ func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 			AcceptContentTypes: "application/json"}}, cut
 }
 
-// line is the http.RoundTripper of a client. When ended is done, its requests fail.
 type line struct {
 	transport *http.Transport
 	ended     context.Context

@@ -76,7 +76,6 @@ func resourceOf[O Object]() *resource {
 	})]
 }
 
-// statusField returns an object's field Status, or an invalid value if the kind has no status.
 func statusField(o Object) reflect.Value { return reflect.ValueOf(o).Elem().FieldByName("Status") }
 
 // routes maps the resource's methods and paths to verb and subresource.
@@ -152,7 +151,6 @@ func (s *Server) list(c call) ([]byte, error) {
 		c.object.Name(), c.GroupVersion(), len(s.history), bytes.Join(items, []byte(","))), nil
 }
 
-// watch streams the objects and their changes until the client or the server ends it.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 	w.Header().Set("Content-Type", "application/json")
 	for seen := 0; ; {
@@ -228,7 +226,6 @@ func (s *Server) apply(c call) ([]byte, error) {
 	return written.json, nil
 }
 
-// merge applies a JSON merge patch (RFC 7396).
 func merge(object, patch map[string]any) map[string]any {
 	if object == nil {
 		object = map[string]any{}
@@ -280,7 +277,6 @@ func (s *Server) evict(c call, old *stored) error {
 	return s.remove(c.resource, old, ptr.Deref(eviction.DeleteOptions, metav1.DeleteOptions{}))
 }
 
-// disrupt uses up one disruption that the pod's budget allows, or fails if none is left.
 func (s *Server) disrupt(pod *corev1.Pod) error {
 	var found *stored
 	for _, b := range s.all(budgets, pod.Namespace) {
@@ -325,7 +321,6 @@ type change struct {
 
 func key(namespace, name string) string { return namespace + "/" + name }
 
-// find returns an object, or an API server's error if it does not exist.
 func (s *Server) find(r *resource, namespace, name string) (*stored, error) {
 	if found := s.objects[r][key(namespace, name)]; found != nil {
 		return found, nil
@@ -333,7 +328,6 @@ func (s *Server) find(r *resource, namespace, name string) (*stored, error) {
 	return nil, apierrors.NewNotFound(r.GroupResource(), name)
 }
 
-// all returns the objects of a namespace, or of all for "", sorted by their keys.
 func (s *Server) all(r *resource, namespace string) []*stored {
 	var found []*stored
 	for _, key := range slices.Sorted(maps.Keys(s.objects[r])) {
@@ -535,7 +529,6 @@ func Pod(namespace, name, node string, claims ...string) *corev1.Pod {
 	return p
 }
 
-// with passes the named object to f, or returns false if there is none. f must not fail.
 func with[O Object](s *Server, namespace, name string, f func(*resource, *stored) error) bool {
 	r := resourceOf[O]()
 	s.mu.Lock()
