@@ -416,7 +416,8 @@ type Config struct {
 	// a problem. After a stop or attach that does, the keeper starts the instance. A start is
 	// repeated.
 	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
-	Interval                                                              time.Duration
+	// Interval is the time between rounds if nothing changes.
+	Interval time.Duration
 }
 
 // Defaults returns a configuration in which no duty is switched on.
