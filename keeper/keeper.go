@@ -1,5 +1,5 @@
 // Package keeper implements oxide-node-keeper, which stops and starts the instances of a Kubernetes
-// cluster's nodes. The driver must not do that. A switch turns on each of three duties.
+// cluster's nodes. The driver must not do that. The keeper has three duties, each with a switch.
 //
 // Cold attach: racks without hot-plug attach and detach a disk only while its instance is stopped.
 // The keeper looks for VolumeAttachments that wait for a stop. If the node's owner allows it, the
@@ -16,8 +16,8 @@
 //
 // Each Round reads the cluster and the rack, decides, and does at most one thing for a node. The
 // keeper records its next step in a ConfigMap (cluster.go), so that any replica can continue what
-// another one began. In memory it has only a list of the instances that it has stopped, so that it
-// can start them while the API server is unreachable (StartStopped).
+// another one began. In memory the keeper has only a list of the instances that it has stopped, so
+// that it can start them while the API server is unreachable (StartStopped).
 package keeper
 
 import (

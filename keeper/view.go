@@ -419,9 +419,9 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	return found
 }
 
-// exhausted describes a budget that forbids the eviction of the pods in s.evict, or the stop of the
-// pods in s.stay, or returns "". A pod that waits for its volume is no loss: it is not healthy
-// before the stop, and without the stop it never will be.
+// exhausted describes a budget that forbids an operation, or returns "". A budget may forbid the
+// eviction of the pods in s.evict, or a stop of those in s.stay. A pod that waits for its volume is
+// no loss: it is not healthy before the stop, and without the stop it never will be.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

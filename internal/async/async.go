@@ -118,7 +118,7 @@ var hanging sync.Map
 
 // Within runs f, which may hang, and reports whether f returned within wait. While an earlier f
 // with the same key hangs, it returns false without running f, so that a hanging file does not
-// block more and more threads. After false, the caller must not read what f writes.
+// block more and more threads. If it returns false, the caller must not read what f writes.
 func Within(key string, wait time.Duration, f func()) bool {
 	if ended, ok := hanging.Load(key); ok {
 		select {

@@ -33,7 +33,7 @@ type Tab struct {
 // Browser is a headless browser.
 type Browser struct{ ctx context.Context }
 
-// Start starts a browser, which the end of the test closes.
+// Start starts a browser, and closes it at the end of the test.
 func Start(t *testing.T) Browser {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.Flag("disable-gpu", true))

@@ -63,8 +63,8 @@ const repairAdvice = "take a snapshot, and repair a copy of the disk first: " +
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.code, e.Message()) }
 
 // Convert converts an error to an Error, and nil to nil. If err wraps an Error, the result keeps
-// the text of err. The error of a context gets the reason DeadlineExceeded or Canceled. All other
-// errors get the reason otherwise.
+// the text of err. The error of a context gets the reason DeadlineExceeded or Canceled. Any other
+// error gets the reason in the parameter otherwise.
 func Convert(err error, otherwise Reason) error {
 	if err == nil {
 		return nil

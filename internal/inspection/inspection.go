@@ -93,7 +93,7 @@ type VolumeRecord struct {
 	Block    bool   `json:"block,omitempty"`
 }
 
-// Filesystem is what the superblock of an ext, xfs or btrfs filesystem says.
+// Filesystem describes an ext, xfs or btrfs filesystem by its superblock.
 type Filesystem struct {
 	Type      string    `json:"type"`
 	UUID      uuid.UUID `json:"uuid"`
@@ -114,7 +114,7 @@ type Mount struct {
 	Process string `json:"process,omitempty"`
 }
 
-// WhyUnseen returns why the report lacks the part, or "" if it does not lack it.
+// WhyUnseen returns why the report lacks the part, or "" if the report contains it.
 func WhyUnseen(parts []Unseen, part string) string {
 	for _, u := range parts {
 		if u.Part == part {
