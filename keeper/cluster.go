@@ -447,8 +447,8 @@ func (k *Keeper) request(ctx context.Context, doing, id string, look rack.Look,
 	return nil
 }
 
-// patience limits the wait for one answer of the API server. After an outage the keeper starts its
-// stopped instances without that server.
+// patience limits the wait for one answer of the API server. outage is how long the server may be
+// silent before a keeper starts its stopped instances without it.
 const (
 	patience = 2 * time.Second
 	outage   = 10 * time.Second

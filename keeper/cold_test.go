@@ -319,7 +319,7 @@ func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 	}
 }
 
-// The API server fails one write, before or after applying it.
+// In most trials the API server fails one write, before or after applying it.
 func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 	for _, fails := range []string{"", "create configmaps", "update nodes"} {
 		for _, applied := range []bool{false, true} {
@@ -355,7 +355,7 @@ func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string
-		applied        bool // its response is lost, otherwise the request
+		applied        bool // the response is lost, and not the request
 		events         int  // the least number
 	}{
 		{"nothing", "", false, 9},

@@ -30,8 +30,8 @@ var begin = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 
 const mustStop = "rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: it is running"
 
-// fixture is a cluster and a rack with a keeper. A node's name is one letter, with whose code its
-// instance's ID begins.
+// fixture is a cluster and a rack with a keeper. A node's name is one letter, and its instance's ID
+// begins with the code of that letter.
 type fixture struct {
 	*Keeper
 	t       *testing.T
@@ -214,7 +214,7 @@ func (w *fixture) last(name string) outcome {
 
 func (w *fixture) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
 
-// pod creates a ready pod with volumes. Its owner has the kind, unless that is "".
+// pod creates a ready pod with volumes. It has an owner unless kind is "".
 func (w *fixture) pod(node, name, kind string, volumes ...string) {
 	keepertest.Put(w.api, podOf(node, name, kind, volumes...))
 }

@@ -190,7 +190,7 @@ func (l *Leaver) Run(ctx context.Context) error {
 }
 
 // await returns when the node has no volumes any more, or is not leaving. It repeats a failed read.
-// If the API server refuses it, it does so only for refusedLimit: a server that is starting refuses
+// If the API server refuses reads for refusedLimit, it gives up; a server that is starting refuses
 // every request.
 func (l *Leaver) await(ctx context.Context) error {
 	var refused time.Time // when the API server began to refuse

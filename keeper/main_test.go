@@ -182,7 +182,7 @@ func TestTheDocumentationListsEveryFlag(t *testing.T) {
 	}
 }
 
-// The type of a metric follows from its name: a registry's descriptions contain no types, and its
+// The test takes a metric's type from its name: a registry's descriptions contain no types, and its
 // Gather does not return a vector without a sample.
 func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	described := make(chan *prometheus.Desc, 100)

@@ -44,7 +44,7 @@ type Mover struct {
 	Pace time.Duration
 }
 
-// Move moves the named volume to the node to. It may be repeated at any time.
+// Move moves the named volume to another node. It may be repeated at any time.
 func (m *Mover) Move(ctx context.Context, name, to string) error {
 	instance, err := m.instance(ctx, to)
 	if err != nil {

@@ -51,8 +51,8 @@ const maxSkew = time.Minute
 // ahead reports whether a noted time is so far in the future that some clock was wrong.
 func ahead(now, noted time.Time) bool { return noted.Sub(now) > maxSkew }
 
-// passed reports whether more than d has passed since a time. It is true if that time is ahead, so
-// that a wrong clock delays nothing by more than maxSkew.
+// passed reports whether more than d has passed since a time. It also returns true if that time is
+// ahead, so that a wrong clock delays nothing by more than maxSkew.
 func passed(now, since time.Time, d time.Duration) bool {
 	return now.Sub(since) > d || ahead(now, since)
 }

@@ -393,8 +393,8 @@ func InvalidResponse(doing, format string, args ...any) error {
 		"%s", doing, fmt.Sprintf(format, args...))
 }
 
-// Definite reports whether the error proves that the rack did not make the change, because it
-// refused the change itself. After an internal error of the rack the change may have been made.
+// Definite reports whether the error proves that the rack did not make the change, because the rack
+// itself refused it. After an internal error of the rack the change may have been made.
 func Definite(err error) bool {
 	var answer *oxide.HTTPError
 	if !errors.As(err, &answer) || !own(answer) {

@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// InstanceOf returns the instance to or from which the disk is attached or being attached or
-// detached, or "".
+// InstanceOf returns the instance that the disk is attached to, being attached to, or being
+// detached from, or "".
 func InstanceOf(d *oxide.Disk) string {
 	if s, ok := d.State.AsAttached(); ok {
 		return s.Instance

@@ -424,8 +424,8 @@ func (s *renewedFile[T]) fault() error {
 	return err
 }
 
-// readRenewed reads the file. It waits for data, which a FIFO may never have, at most half the
-// limit.
+// readRenewed reads the file. It waits for data at most half the limit, because a FIFO may have
+// none.
 func readRenewed(path string, limit time.Duration) ([]byte, os.FileInfo, error) {
 	// With O_NONBLOCK, open does not wait for a FIFO's writer, and without a writer read returns EOF.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)

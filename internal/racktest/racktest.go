@@ -1,5 +1,5 @@
 // Package racktest serves a scripted rack for tests. A script may contain responses that no working
-// rack sends. It also fixes which requests the driver sends.
+// rack sends. It also lists the requests that the driver has to send.
 package racktest
 
 import (

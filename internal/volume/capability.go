@@ -37,7 +37,8 @@ var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 }
 
-// CapabilityFault describes what is wrong with a volume capability. Its zero value means nothing.
+// CapabilityFault describes what is wrong with a volume capability. The zero value means that the
+// capability is valid.
 type CapabilityFault struct {
 	Malformed   bool // INVALID_ARGUMENT everywhere
 	Unsupported bool // INVALID_ARGUMENT on the controller, FAILED_PRECONDITION on the node
@@ -265,8 +266,8 @@ type FlagSet struct {
 }
 
 // FilesystemFlags contains, for each filesystem, the flags that not every filesystem accepts. Linux
-// 5.12 and later accept them on every disk and with every kernel configuration. Quotas and DAX are
-// missing because that is not so for them. Missing as well are flags that disable the log or its
+// 5.12 and later accept them on every disk and with every kernel configuration. That is not so for
+// quotas and DAX, so their flags are missing. Missing as well are flags that disable the log or its
 // ordering (norecovery, barrier=0), show another state or part of the filesystem (rescue, subvol,
 // sb), name another device, change the filesystem's features (journal_checksum), or let the damage
 // of one volume stop the node (errors=panic).

@@ -105,7 +105,7 @@ func legalTags(t *rapid.T) (tag Tag, csiName string) {
 const longestOptions = "bytesPerInode=67108864,fsBlockSize=4096,inodeSize=2048," +
 	"label=abcdefghijkl,nodeSize=65536,reflink=false,reservedPercent=50"
 
-// Kubernetes allows no longer namespace or name.
+// longestClaim has the longest namespace and name that Kubernetes allows.
 var longestClaim = strings.Repeat("n", 63) + "/" + strings.Repeat("c", 253)
 
 func TestDescriptionsFitIntoTheRacksColumn(t *testing.T) {

@@ -77,8 +77,8 @@ type Parameters struct {
 // ForeignKey reports whether a CO adds this key for its own use.
 func ForeignKey(key string) bool { return slices.Contains(foreignKeys, key) }
 
-// UnknownParameter returns the error for a key that is neither in own nor in foreignKeys, with the
-// most similar key.
+// UnknownParameter returns the error for a key that is neither in own nor in foreignKeys. The error
+// suggests the most similar key.
 func UnknownParameter(key string, own ...string) error {
 	nearest, best := "", 0
 	for _, name := range slices.Concat(own, foreignKeys) {
@@ -219,7 +219,8 @@ var mkfsRules = map[string]mkfsRule{
 		mkfsLabel.MatchString}, map[string]string{Ext3: "-L ", Ext4: "-L ", XFS: "-L ", Btrfs: "-L "}},
 }
 
-// ParseMkfsOptions parses options such as "bytesPerInode=16384,reservedPercent=0", or none.
+// ParseMkfsOptions parses options such as "bytesPerInode=16384,reservedPercent=0". Empty text means
+// no options.
 func ParseMkfsOptions(s string) (MkfsOptions, error) {
 	var o MkfsOptions
 	if strings.TrimSpace(s) == "" {

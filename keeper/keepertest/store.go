@@ -453,7 +453,8 @@ func Put[O Object](s *Server, object O) O {
 	return written.copy().(O)
 }
 
-// Edit changes an object and its status under the store's lock. It returns false if there is none.
+// Edit changes an object, including its status, under the store's lock. It returns false if the
+// object does not exist.
 func Edit[O Object](s *Server, namespace, name string, change func(O)) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
 		next := old.copy().(O)
