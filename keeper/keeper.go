@@ -206,6 +206,7 @@ type Metrics struct {
 	rounds     *prometheus.CounterVec
 }
 
+// NewMetrics returns metrics with a registry of their own.
 func NewMetrics() *Metrics {
 	const prefix = "oxide_node_keeper_"
 	gauge := func(name, help string) prometheus.Gauge {

@@ -40,6 +40,7 @@ type Client struct {
 // requestTimeLimit limits every request. The deadlines of calls are shorter.
 const requestTimeLimit = 10 * time.Minute
 
+// Options contains the rack's address, the driver's project, and how to connect.
 type Options struct {
 	Host      string
 	Project   string // name or UUID
