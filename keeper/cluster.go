@@ -20,7 +20,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// observe reads the records, VolumeAttachments, CSINodes and Nodes for a new round.
 func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	all := metav1.ListOptions{}
 	look := rack.Looking()
@@ -47,8 +46,6 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// sorted reads a node's pods. It returns them grouped by the effect that a stop of the node has on
-// them, and as a list.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err
@@ -75,7 +72,7 @@ func (k *Keeper) readVolumes(ctx context.Context, v *view) error {
 	return nil
 }
 
-// pods reads and sorts the pods of a node, and checks whether a PodDisruptionBudget forbids a stop.
+// pods is like sorted, and checks whether a PodDisruptionBudget forbids a stop.
 func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	s, own, err := k.sorted(ctx, v, n)
 	if err != nil {
@@ -97,7 +94,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// Read the pods of other nodes only if a budget forbids the stop.
+		// Other nodes' pods matter only if a budget forbids the stop.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
@@ -132,7 +129,6 @@ func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	return nil
 }
 
-// podsOn returns the pods of a node, which it reads at most once a round.
 func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, error) {
 	if pods, known := v.pods[n.Name]; known {
 		return pods, nil
@@ -146,7 +142,6 @@ func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, er
 	return pods.Items, nil
 }
 
-// write saves the records, and then reports the operation's step in an event and in the log.
 func (k *Keeper) write(ctx context.Context, v *view, n *node, message string) error {
 	if err := k.save(ctx, v, n); err != nil {
 		return err
@@ -155,8 +150,8 @@ func (k *Keeper) write(ctx context.Context, v *view, n *node, message string) er
 	return nil
 }
 
-// update writes a changed Node back to the API server. If somebody else has changed the Node since
-// it was read, the write fails with a conflict, and the next round reads the Node again.
+// update writes a changed Node. If somebody else has changed it since it was read, the write fails
+// with a conflict, and the next round reads the Node again.
 func (k *Keeper) update(ctx context.Context, n *node) error {
 	updated, err := k.Kubernetes.Core.Nodes().Update(ctx, n.Node, metav1.UpdateOptions{})
 	if err != nil {
@@ -166,7 +161,7 @@ func (k *Keeper) update(ctx context.Context, n *node) error {
 	return nil
 }
 
-// plan sets PlanAnnotation of a Node to the text, or removes it if the text is empty.
+// plan sets a Node's PlanAnnotation, or removes it if the text is "".
 func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 	if n.Annotations[PlanAnnotation] == text {
 		return nil
@@ -184,9 +179,9 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 	return nil
 }
 
-// annotate sets an annotation of a VolumeAttachment, or removes it if the value is "".
+// annotate sets a VolumeAttachment's annotation, or removes it if the value is "".
 func (k *Keeper) annotate(ctx context.Context, a *attachment, key, value string) error {
-	// With the UID, the API server refuses to annotate a later VolumeAttachment of the same name.
+	// With the UID, the API server does not annotate a later VolumeAttachment of the same name.
 	_, err := k.Kubernetes.Storage.VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
 		annotation(key, value, "uid", string(a.UID)), metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
@@ -195,8 +190,8 @@ func (k *Keeper) annotate(ctx context.Context, a *attachment, key, value string)
 	return nil
 }
 
-// annotation returns the merge patch that sets the annotation key, or removes it if the value is
-// "". The API server refuses the patch if metadata.<field> of the object is not has.
+// annotation returns the merge patch that sets an annotation, or removes it if the value is "". The
+// API server refuses the patch unless the object's metadata.<field> is has.
 func annotation(key, value, field, has string) []byte {
 	set := &value
 	if value == "" {
@@ -210,7 +205,7 @@ func annotation(key, value, field, has string) []byte {
 	return patch
 }
 
-// evict requests the eviction of pods. A PodDisruptionBudget's refusal is no error; it is counted.
+// evict requests the eviction of pods. A PodDisruptionBudget's refusal is only counted.
 func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -231,7 +226,7 @@ func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	return errors.Join(errs...)
 }
 
-// evict requests the eviction of a pod; the UID protects a later pod of the same name. done reports
+// evict requests the eviction of a pod. The UID protects a later pod of the same name. done reports
 // whether the API server accepted the request. A pod that is gone is no error.
 func (c *Cluster) evict(ctx context.Context, p *corev1.Pod) (done bool, err error) {
 	err = c.Policy.Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
@@ -251,45 +246,44 @@ func (c *Cluster) evict(ctx context.Context, p *corev1.Pod) (done bool, err erro
 const (
 	DriverName = "csi.oxide.computer"
 
-	// ColdAttachLabel on a node allows the keeper to stop its instance if the value is Allowed.
+	// ColdAttachLabel with the value Allowed allows the keeper to stop a node's instance.
 	ColdAttachLabel = DriverName + "/cold-attach"
 	Allowed         = "allowed"
 
-	// CordonAnnotation on a Node contains the id of the operation that has cordoned it.
+	// CordonAnnotation on a Node contains the id of the operation that cordoned it.
 	CordonAnnotation = DriverName + "/cold-attach"
-	// PlanAnnotation on a Node describes what the keeper plans for it, or why the keeper does nothing.
+	// PlanAnnotation on a Node tells what the keeper plans for it, or why it does nothing.
 	PlanAnnotation = DriverName + "/cold-attach-plan"
 
 	// WokenAnnotation on a VolumeAttachment names the operation that last woke the attacher for it.
 	WokenAnnotation = DriverName + "/woken"
 
-	// RecordsName is the name of the ConfigMap of records. Its data contains the record of each node
-	// in JSON, under the UID of the Node.
+	// RecordsName is the name of the ConfigMap of records. A key is the UID of a Node, and the value
+	// is the node's record in JSON.
 	RecordsName = component
 )
 
-// record is a node's entry in the ConfigMap of records.
 type record struct {
 	NodeName string `json:"node"`
-	// Record is the operation in progress, or nil. Last is the outcome of the previous operation.
+	// Record is the operation in progress, or nil. Last is the outcome of the one before.
 	Record *operation `json:"operation,omitempty"`
 	Last   *outcome   `json:"last,omitempty"`
 	// Fenced is the instance for which the keeper set the node's out-of-service taint.
 	Fenced string `json:"fenced,omitempty"`
 }
 
-// step is a step of an operation. The keeper records a step before it begins the step, so after a
-// crash the step's effect may have happened or not.
+// step is a step of an operation. The keeper records a step before it begins, so after a crash it
+// is unknown whether the step had its effect.
 type step string
 
 const (
 	// draining: the keeper cordons the node, and evicts the pods without volumes of the driver.
 	draining step = "Draining"
-	// stopping: the keeper asks the rack to stop the instance, and waits until it is stopped.
+	// stopping: the keeper asks the rack to stop the instance, and waits for that.
 	stopping step = "Stopping"
 	// attaching: the instance is stopped, and the attacher attaches and detaches disks.
 	attaching step = "Attaching"
-	// starting: the keeper asks the rack to start the instance, again and again until it runs.
+	// starting: the keeper asks the rack to start the instance until it runs.
 	starting step = "Starting"
 	// returning: the instance runs, and the keeper waits until the node is ready.
 	returning step = "Returning"
@@ -299,39 +293,35 @@ type operation struct {
 	Step    step      `json:"step"`
 	Since   time.Time `json:"since"`   // when the step began
 	Started time.Time `json:"started"` // when the operation began; it is the operation's id
-	// Instance is the node's instance on the rack. It is recorded because the CSINode contains it
-	// only while the driver is registered.
+	// Instance is the node's instance. It is recorded because the CSINode contains it only while the
+	// driver is registered.
 	Instance string `json:"instance"`
-	// Waiting contains the names of the VolumeAttachments for which the operation began.
+	// Waiting names the VolumeAttachments for which the operation began.
 	Waiting []string `json:"waiting,omitempty"`
-	// Volumes contains, by name, the PersistentVolumes for which the instance is stopped.
-	Volumes map[string]cause `json:"volumes,omitempty"`
-	// StatefulSets names the StatefulSets with pods that stop with the node.
-	StatefulSets []string `json:"statefulSets,omitempty"`
+	// Volumes contains, under their names, the PersistentVolumes for which the instance is stopped.
+	Volumes      map[string]cause `json:"volumes,omitempty"`
+	StatefulSets []string         `json:"statefulSets,omitempty"`
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
 	// Late reports whether the operation only starts an instance that stopped after the last one.
 	Late bool `json:"late,omitempty"`
-	// Problem is why the operation failed or, if Late is set, why it was necessary.
+	// Problem is why the operation failed or, with Late, why it was necessary.
 	Problem string `json:"problem,omitempty"`
 }
 
-// id identifies the operation in events and annotations.
 func (r *operation) id() string { return r.Started.UTC().Format("20060102T150405.000000000Z") }
 
-// outcome describes how the last operation on a node ended.
 type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
-	// Stopped reports whether the operation requested the instance's stop.
-	Stopped bool `json:"stopped"`
-	// StoppedWith maps each StatefulSet whose pods stopped with the node to the time when the
-	// operation ended. Entries older than --stateful-set-interval are dropped.
+	Stopped  bool      `json:"stopped"`
+	// StoppedWith maps each StatefulSet whose pods stopped with the node to the end of the operation.
+	// Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
 	Late     bool `json:"late,omitempty"`
-	// Unlabeled reports whether ColdAttachLabel no longer allowed stops when the operation ended.
+	// Unlabeled reports whether ColdAttachLabel no longer allowed stops at the operation's end.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
 	// Node is the history of the node's stops. Volumes has the histories of volumes, by name.
@@ -339,8 +329,8 @@ type outcome struct {
 	Volumes map[string]history `json:"volumes,omitempty"`
 }
 
-// records returns the ConfigMap of records, and the records in it by the UIDs of their Nodes. If
-// the ConfigMap does not exist yet, it returns an empty one.
+// records returns the ConfigMap of records, which may not exist yet, and maps the UID of each Node
+// to its record.
 func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]record, error) {
 	found, err := k.Kubernetes.Core.ConfigMaps(k.Namespace).Get(ctx, RecordsName, metav1.GetOptions{})
 	switch {
@@ -363,8 +353,8 @@ func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]
 	return found, all, nil
 }
 
-// save writes the records of all nodes. If another keeper has written them since they were read,
-// the write fails with a conflict. The record of a deleted Node is kept for a day.
+// save writes the records of all nodes. It fails with a conflict if another keeper has written them
+// since they were read. The record of a deleted Node is kept for a day.
 func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
 	next := v.records.DeepCopy()
 	next.Data = map[string]string{}
@@ -394,8 +384,8 @@ func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// cordoned reports whether the operation in progress has cordoned the node. Somebody else may have
-// uncordoned the node since.
+// cordoned reports whether the operation in progress has cordoned the node, which somebody may have
+// uncordoned since.
 func (n *node) cordoned() bool {
 	return n.Record != nil && n.Annotations[CordonAnnotation] == n.Record.id()
 }
@@ -404,8 +394,8 @@ func (n *node) cordoned() bool {
 // rack answers a stop and a start with 202 before they are done (see ASSUMPTIONS.md in
 // conformance/rules).
 
-// instance reads an instance of the project. For an unknown instance it returns NOT_FOUND. It reads
-// the ids of the rack and the project first, so that instanceGone can compare them.
+// instance reads an instance of the project. An unknown instance is NOT_FOUND. The ids of rack and
+// project are read first, so that instanceGone can compare them.
 func (k *Keeper) instance(ctx context.Context, id string) (*oxide.Instance, error) {
 	world, err := k.Rack.World(ctx)
 	if err != nil {
@@ -427,7 +417,6 @@ func (k *Keeper) instanceState(ctx context.Context, id string) (oxide.InstanceSt
 	return instance.RunState, nil
 }
 
-// instanceGone returns nil if a second read confirms that the rack has no such instance.
 func (k *Keeper) instanceGone(ctx context.Context, id string) error {
 	return k.Rack.Gone(ctx, func() error {
 		_, err := k.Rack.Instance(ctx, oxide.NameOrId(id))
@@ -435,7 +424,6 @@ func (k *Keeper) instanceGone(ctx context.Context, id string) error {
 	})
 }
 
-// stopInstance asks the rack to stop an instance. It fails if the look is too old by now.
 func (k *Keeper) stopInstance(ctx context.Context, look rack.Look, id string) error {
 	return k.request(ctx, "stop instance", id, look, func(ctx context.Context) error {
 		_, err := k.Rack.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
@@ -443,7 +431,6 @@ func (k *Keeper) stopInstance(ctx context.Context, look rack.Look, id string) er
 	})
 }
 
-// startInstance asks the rack to start an instance. It fails if the look is too old by now.
 func (k *Keeper) startInstance(ctx context.Context, look rack.Look, id string) error {
 	return k.request(ctx, "start instance", id, look, func(ctx context.Context) error {
 		_, err := k.Rack.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
@@ -460,14 +447,13 @@ func (k *Keeper) request(ctx context.Context, doing, id string, look rack.Look,
 	return nil
 }
 
-// patience is the time limit for one answer of the API server. outage is how long the server may be
-// silent before a keeper starts its stopped instances without the server.
+// patience limits the wait for one answer of the API server. outage is how long the server may be
+// silent before a keeper starts its stopped instances without it.
 const (
 	patience = 2 * time.Second
 	outage   = 10 * time.Second
 )
 
-// noteStop notes that this process asks the rack to stop an instance, and has to start it again.
 func (k *Keeper) noteStop(r *operation) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -502,7 +488,7 @@ func (k *Keeper) StartStopped(ctx context.Context) error {
 }
 
 // isOutage reports whether the API server has been silent for longer than outage. answers reports
-// whether the server has just answered.
+// whether it has just answered.
 func (k *Keeper) isOutage(answers bool) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -516,8 +502,8 @@ func (k *Keeper) isOutage(answers bool) bool {
 	return passed(k.now(), k.silent, outage)
 }
 
-// clusterAnswers reports whether the API server answers. If it does, clusterAnswers removes
-// instances without a recorded operation from k.stops: another keeper has started them.
+// clusterAnswers reports whether the API server answers. If it does, instances without a recorded
+// operation are removed from k.stops: another keeper has started them.
 func (k *Keeper) clusterAnswers(ctx context.Context, stops map[string]time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

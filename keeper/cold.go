@@ -18,18 +18,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// pace is the time between two rounds while an operation is in progress.
 const pace = time.Second
 
-// lateStop is how long after an operation a stop of the instance counts as the keeper's own. A
-// keeper may have died while its request to stop the instance was on its way.
+// lateStop is how long after an operation a stop of the instance counts as the keeper's own: a
+// keeper may have died while its request was on its way.
 const lateStop = 2 * time.Minute
 
-// staleAfter is how long an attacher may try nothing before the keeper assumes that it does not
-// run. The keeper must not stop an instance for an attacher that does not run.
+// staleAfter is how long an attacher may try nothing before it counts as not running. The keeper
+// stops no instance for such an attacher.
 const staleAfter = 10 * time.Minute
 
-// coldAttach continues the operation in progress. If there is none, it may begin one.
 func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error) {
 	if restarted, err := k.restartLateStopped(ctx, v); restarted || err != nil {
 		return pace, err
@@ -52,11 +50,11 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	return again, errors.Join(append(errs, err)...)
 }
 
-// restartLateStopped looks for an instance that stopped within lateStop after the last operation on
-// its node. If there is one, it begins an operation that only starts the instance, and returns
+// restartLateStopped looks for an instance that stopped within lateStop after its node's last
+// operation. If there is one, it begins an operation that only starts the instance, and returns
 // true. It does so even while cold attach is off, because the keeper asked for the stop, but not if
 // the node's label was removed after that operation. Later than lateStop it checks only nodes that
-// are not ready, because no leader may have run for a while.
+// are not ready: no leader may have run for a while.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -72,7 +70,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 		case csierr.IsNotFound(err):
 			continue
 		case err != nil:
-			// This error must not delay an operation in progress on another node.
+			// This error must not delay an operation on another node.
 			k.Log.WarnContext(ctx, "not known whether an instance stopped late", "node", n.Name,
 				"error", err)
 			continue
@@ -131,18 +129,17 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	return pace, ErrStepAside
 }
 
-// candidate is a node with volumes that wait for a stop. The field why is the obstacle, or "".
+// candidate is a node with volumes that wait for a stop. why is the obstacle, or "".
 type candidate struct {
 	*node
 	pods sorted
 	why  string
 	err  error
-	// next reports whether the only obstacle is that another node with pods of the same StatefulSet
-	// was stopped recently.
+	// next reports whether the only obstacle is a recent stop of another node with pods of the same
+	// StatefulSet.
 	next bool
 }
 
-// candidates returns the nodes with ColdAttachLabel, each with the obstacle to its stop, if any.
 func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*candidate {
 	var all []*candidate
 	for _, n := range nodes {
@@ -160,8 +157,8 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 		if c.why == "" && c.err == nil {
 			c.why = c.turnOfAnother(v, all)
 		}
-		// Check this last: if anything else prevents the operation, another replica cannot do it
-		// either. In a dry run any replica may report what would be done.
+		// Check this last: another replica cannot remove any other obstacle. In a dry run any replica may
+		// report what would be done.
 		if c.why == "" && c.err == nil && c.Name == k.Config.NodeName && !k.Config.DryRun {
 			c.why = runsHere
 		}
@@ -169,8 +166,8 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 	return all
 }
 
-// stoppedElsewhere returns a text if another node with pods of the same StatefulSet was stopped
-// less than --stateful-set-interval ago, otherwise "".
+// stoppedElsewhere returns an obstacle if another node with pods of the same StatefulSet was
+// stopped less than --stateful-set-interval ago, otherwise "".
 func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 	for _, other := range v.Nodes {
 		if other == n || other.Last == nil {
@@ -186,9 +183,9 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 	return ""
 }
 
-// turnOfAnother returns why another node has to be stopped before c, or "". The other node has pods
-// of a StatefulSet that also has pods on c, and has waited since before c's last stop. A stop of c
-// would start the StatefulSet's interval anew, so the other node would wait even longer.
+// turnOfAnother returns why another node has to be stopped before c, or "". That node has pods of a
+// StatefulSet that also has pods on c, and has waited since before c's last stop. A stop of c would
+// start the StatefulSet's interval anew, so that node would wait even longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
 	for _, other := range all {
@@ -205,12 +202,10 @@ func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	return ""
 }
 
-// oldest returns when the first of a node's due attachments was requested.
 func (v *view) oldest(n *node) time.Time {
 	return slices.MinFunc(v.due(n), bySince).since()
 }
 
-// newest returns when the last of a node's attachments was requested.
 func (v *view) newest(n *node) time.Time {
 	return slices.MaxFunc(v.of(n), bySince).since()
 }
@@ -219,8 +214,8 @@ func bySince(a, b *attachment) int { return a.since().Compare(b.since()) }
 
 const runsHere = "waits: the keeper runs here, and another replica has to take over"
 
-// hindrance returns the obstacle to an operation on a node now, or "" and the node's pods. It
-// ignores recent stops of other nodes; stoppedElsewhere considers them.
+// hindrance returns the obstacle to an operation on a node now, or "" and the node's pods. Recent
+// stops of other nodes are left to stoppedElsewhere.
 func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorted, error) {
 	if why := k.hindranceOfNode(v, n); why != "" {
 		return why, sorted{}, nil
@@ -238,7 +233,6 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 	return "", pods, nil
 }
 
-// hindranceOfNode does the checks of hindrance that need only the view.
 func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	ready, _ := n.ready()
 	settle := k.Config.Settle
@@ -268,7 +262,7 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 }
 
 // controlPlane is the label of nodes that run the API server. The keeper stops none of them,
-// because it needs the API server to read its records.
+// because it needs that server to read its records.
 const controlPlane = "node-role.kubernetes.io/control-plane"
 
 // doubtful returns why the cluster may need the node's instance to run now, or "".
@@ -292,13 +286,12 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 	return ""
 }
 
-// pauseAfter returns how long after an operation the keeper begins no other one on the node. Each
-// failure doubles the time, so that the keeper does not cordon the node again and again in vain.
+// pauseAfter returns how long after an operation no other one begins on the node. Each failure
+// doubles it, so that the keeper does not cordon the node again and again in vain.
 func (k *Keeper) pauseAfter(last *outcome) time.Duration {
 	return k.Config.MinInterval << max(0, min(last.Failures, 4))
 }
 
-// begin records the operation, and then cordons the node.
 func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error {
 	if err := k.announce(ctx, v, n, pods, "stops"); err != nil {
 		return err
@@ -316,15 +309,13 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 	return k.cordon(ctx, n)
 }
 
-// cordon cordons the node for the operation in progress. If somebody has changed the Node since it
-// was read, the update fails with a conflict.
+// cordon fails with a conflict if somebody has changed the Node since it was read.
 func (k *Keeper) cordon(ctx context.Context, n *node) error {
 	n.Spec.Unschedulable = true
 	metav1.SetMetaDataAnnotation(&n.ObjectMeta, CordonAnnotation, n.Record.id())
 	return k.update(ctx, n)
 }
 
-// announce writes the plan into the Node's annotation and into events of the Node, pods and claims.
 func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, verb string) error {
 	waiting := v.due(n)
 	text := planText(n, waiting, waiting, pods, verb)
@@ -340,7 +331,7 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 }
 
 // planText describes what the keeper does, or would do, to a node. It counts the volumes in
-// waiting, and names up to three of the volumes in named.
+// waiting, and names up to three of those in named.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {
@@ -362,47 +353,42 @@ func volumesText(all []*attachment) string {
 	return strings.Join(names, ", ")
 }
 
-// The rest of the file limits how often the keeper stops instances. The earlier stops are in the
-// outcome of each node's last operation.
+// The rest of the file limits how often the keeper stops instances. The outcome of each node's last
+// operation contains the earlier stops.
 
-// AgainAnnotation makes the keeper forget earlier stops when a person changes its value: on a
-// PersistentVolume the stops for that volume, on the ConfigMap of records the stops of all nodes.
+// AgainAnnotation makes the keeper forget earlier stops when a person changes its value. On a
+// PersistentVolume it forgets those for the volume, on the ConfigMap of records those of all nodes.
 const AgainAnnotation = DriverName + "/cold-attach-again"
 
-// HeldAnnotation on a VolumeAttachment contains the reason why the keeper stops no instance for it.
+// HeldAnnotation on a VolumeAttachment is the reason why the keeper stops no instance for it.
 const HeldAnnotation = DriverName + "/cold-attach-held"
 
-// day is the period in which the keeper counts stops.
 const day = 24 * time.Hour
 
-// cause describes a volume for which an instance was stopped, as the volume was at the stop.
+// cause describes a volume, at the time when an instance was stopped for it.
 type cause struct {
-	// Disk is the volume's disk, and Again the value of its AgainAnnotation.
-	Disk  string `json:"disk,omitempty"`
-	Again string `json:"again,omitempty"`
-	// Detach reports whether the disk is to be detached; otherwise it is to be attached.
-	Detach bool `json:"detach,omitempty"`
+	// Disk is the volume's disk, and Again is the value of its AgainAnnotation.
+	Disk   string `json:"disk,omitempty"`
+	Again  string `json:"again,omitempty"`
+	Detach bool   `json:"detach,omitempty"`
 	// Failed is the error that the attacher got while the instance was stopped. It is empty if there
 	// was none, or if another stop may help.
 	Failed string `json:"failed,omitempty"`
 }
 
-// history records the stops of one node, or the stops for one volume.
 type history struct {
-	// Stops contains the times of the stops within the last day.
 	Stops []time.Time `json:"stops,omitempty"`
-	// Last describes the volume at the last stop. In the history of a node only Again is set.
+	// Last describes the volume at the last stop. In a node's history only Again is set.
 	Last cause `json:"last,omitzero"`
 }
 
-// within returns the times of the stops in the day before now.
 func (h history) within(now time.Time) []time.Time {
 	return slices.DeleteFunc(slices.Clone(h.Stops), func(at time.Time) bool {
 		return now.Sub(at) >= day
 	})
 }
 
-// stopped adds a stop. If a person has changed AgainAnnotation, it drops the earlier stops.
+// stopped adds a stop, after it has dropped the earlier ones if AgainAnnotation has changed.
 func (h history) stopped(at time.Time, c cause) history {
 	if h.Last.Again != c.Again {
 		h.Stops = nil
@@ -410,7 +396,6 @@ func (h history) stopped(at time.Time, c cause) history {
 	return history{Stops: append(h.within(at), at), Last: c}
 }
 
-// remember copies the previous outcome's histories. If r stopped the instance, it adds this stop.
 func (o *outcome) remember(before *outcome, r *operation, now time.Time, again string) {
 	o.Node, o.Volumes = before.Node, map[string]history{}
 	maps.Copy(o.Volumes, before.Volumes)
@@ -460,7 +445,7 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 // bound returns why the node must not be stopped again for an attachment, or "".
 //
 // An attachment that failed while the instance was stopped fails again until its volume changes. If
-// the method passes returns true, the keeper tries again as often as the limits allow.
+// the failure may pass (the method passes), the keeper tries again as often as the limits allow.
 func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 	last := cmp.Or(n.Last, &outcome{})
 	now, then := v.cause(a), last.Volumes[a.volume()].Last
@@ -489,16 +474,14 @@ func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 	return ""
 }
 
-// again returns the command with which a person makes the keeper try again.
 func again(kind, name string) string {
 	return fmt.Sprintf("run kubectl annotate --overwrite %s %s %s=\"$(date)\"", kind, name,
 		AgainAnnotation)
 }
 
-// again returns the value of AgainAnnotation on the ConfigMap of records.
 func (v *view) again() string { return v.records.Annotations[AgainAnnotation] }
 
-// reportHeld writes a changed reason to HeldAnnotation, and creates events for a new reason.
+// reportHeld writes a changed reason to HeldAnnotation, and creates events for a new one.
 func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment) error {
 	if a.Annotations[HeldAnnotation] == a.held || n.Record != nil || !n.allowed() {
 		return nil
@@ -524,7 +507,6 @@ func (v *view) causes(n *node) map[string]cause {
 	return causes
 }
 
-// cause describes the volume of an attachment as it is now.
 func (v *view) cause(a *attachment) cause {
 	c, volume := cause{Detach: a.DeletionTimestamp != nil}, v.persistentVolume(a.volume())
 	if c.Again = volume.Annotations[AgainAnnotation]; volume.Spec.CSI != nil {
@@ -545,7 +527,6 @@ func (v *view) noteFailures(n *node) {
 	}
 }
 
-// failures returns the recorded errors of the operation's volumes as text, or "".
 func (r *operation) failures() string {
 	text := ""
 	for _, name := range slices.Sorted(maps.Keys(r.Volumes)) {
@@ -556,7 +537,6 @@ func (r *operation) failures() string {
 	return text
 }
 
-// shortened cuts an error text so that several of them fit into one event.
 func shortened(text string) string {
 	const most = 300
 	if runes := []rune(text); len(runes) > most {
@@ -565,7 +545,6 @@ func shortened(text string) string {
 	return text
 }
 
-// persistentVolume returns the volume of that name from the view, or an empty one.
 func (v *view) persistentVolume(name string) *corev1.PersistentVolume {
 	for i := range v.volumes {
 		if v.volumes[i].Name == name {
@@ -575,8 +554,8 @@ func (v *view) persistentVolume(name string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{}
 }
 
-// nodeReference refers to a Node as the events of the kubelet do: the UID is the node's name.
-// kubectl describe looks for events with that UID.
+// nodeReference refers to a Node as the kubelet's events do: the UID is the node's name. kubectl
+// describe looks for events with that UID.
 func nodeReference(n *corev1.Node) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: types.UID(n.Name)}
 }

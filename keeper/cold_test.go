@@ -183,7 +183,7 @@ func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
 	}
 }
 
-func TestOnlyAttachmentsWhoseInstanceTheKeeperStopsAreCounted(t *testing.T) {
+func TestTheWaitingMetricIgnoresNodesThatTheKeeperDoesNotStop(t *testing.T) {
 	for _, c := range []trial[func(*fixture), float64]{
 		{"a node with the label", func(*fixture) {}, 1},
 		{"a node without it", func(w *fixture) {
@@ -319,7 +319,7 @@ func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 	}
 }
 
-// In some trials the API server fails the first write of a resource, before or after applying it.
+// In most trials the API server fails one write, before or after applying it.
 func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 	for _, fails := range []string{"", "create configmaps", "update nodes"} {
 		for _, applied := range []bool{false, true} {
@@ -352,7 +352,6 @@ func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 	}
 }
 
-// TestNoEventIsCreatedTwice loses requests or responses, one in each step.
 func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string
@@ -399,15 +398,15 @@ func TestNoEventIsCreatedTwice(t *testing.T) {
 	}
 }
 
-// These are errors that the driver returns while the instance is stopped.
+// The driver returns these errors while the instance is stopped.
 const (
 	full = "rpc error: code = ResourceExhausted desc = InstanceFull: 8 of 8 disks"
 	away = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
 )
 
 // live simulates the cluster for the time d: kubelets report, the attacher tries each attachment
-// again and again, and the keeper does its rounds. If refused returns "" for a volume on a stopped
-// instance, the attacher attaches or detaches it. Otherwise refused returns the attacher's error.
+// again and again, and the keeper does its rounds. On a stopped instance the attacher gets the
+// error that refused returns for the volume, or succeeds if that is "".
 func (w *fixture) live(d time.Duration, refused func(volume string) string) {
 	w.t.Helper()
 	for end := w.clock.Add(d); w.clock.Before(end); {
@@ -446,7 +445,6 @@ func (w *fixture) live(d time.Duration, refused func(volume string) string) {
 	}
 }
 
-// stops returns how often each node's instance was stopped since the last call of stops or seen.
 func (w *fixture) stops() map[string]int {
 	stops := map[string]int{}
 	for _, effect := range w.seen() {
@@ -525,7 +523,7 @@ func TestAFailingAttachmentDoesNotDelayOthers(t *testing.T) { // D-61
 	}
 }
 
-// leave creates an attached volume with a VolumeAttachment that is being deleted.
+// leave creates an attached volume whose VolumeAttachment is being deleted.
 func (w *fixture) leave(node, volume string) {
 	keepertest.Bind(w.api, pv(volume))
 	name := "va-" + volume
@@ -536,8 +534,8 @@ func (w *fixture) leave(node, volume string) {
 	keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", name)
 }
 
-// TestGrowingAClaimStopsItsNodeAtMostOnceForEachDisk replaces the disk of a claim while its pod is
-// stopped: the earlier disk has to be detached, and some time later the new one has to be attached.
+// The claim's disk is replaced while its pod is stopped: the earlier disk has to be detached, and
+// some time later the new one has to be attached.
 func TestGrowingAClaimStopsItsNodeAtMostOnceForEachDisk(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name  string

@@ -28,7 +28,6 @@ import (
 
 var begin = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// mustStop is the driver's error when an instance has to be stopped first.
 const mustStop = "rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: it is running"
 
 // fixture is a cluster and a rack with a keeper. A node's name is one letter, and its instance's ID
@@ -44,20 +43,19 @@ type fixture struct {
 	mu      sync.Mutex
 	// guarded by mu, because requests may be in progress: clock is the time of the keeper and of the
 	// API server. effects lists the changes of cluster and rack. Each begins with the step that the
-	// record of the node "a" had at the change.
+	// record of the node "a" had then.
 	clock   time.Time
 	effects []string
 }
 
-// trial is a row of a test's table: what a function or a cluster is given, and the expected result.
 type trial[G, W any] struct {
 	name  string
 	given G
 	want  W
 }
 
-// newFixture creates a cluster with these nodes. They are ready, registered and labeled, and their
-// instances run. The keeper runs on the node "z", which exists only if it is among them.
+// newFixture creates a cluster of ready, registered and labeled nodes, whose instances run. The
+// keeper runs on the node "z", which exists only if it is among them.
 func newFixture(t *testing.T, nodes ...string) *fixture {
 	t.Helper()
 	w := &fixture{t: t, clock: begin, idle: 4 * time.Minute}
@@ -112,7 +110,6 @@ func (w *fixture) now() time.Time {
 	return w.clock
 }
 
-// csiNode returns a node's CSINode, in which the driver is registered.
 func csiNode(n *corev1.Node) *storagev1.CSINode {
 	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: n.Name,
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name,
@@ -122,7 +119,6 @@ func csiNode(n *corev1.Node) *storagev1.CSINode {
 			{Name: DriverName, NodeID: instanceOf(n.Name)}}}}
 }
 
-// register registers the driver of a node with another node's instance.
 func (w *fixture) register(name, other string) {
 	c := csiNode(w.node(name))
 	c.Spec.Drivers[1].NodeID = instanceOf(other)
@@ -131,10 +127,8 @@ func (w *fixture) register(name, other string) {
 
 func instanceOf(node string) string { return racktest.Numbered(int(node[0])) }
 
-// heartbeat updates the node's condition to ready, as its kubelet does.
 func (w *fixture) heartbeat(name string) { w.condition(name, corev1.ConditionTrue, w.clock) }
 
-// lose sets the node's condition to unknown, as Kubernetes does when the kubelet is silent.
 func (w *fixture) lose(name string) {
 	_, last := (&node{Node: w.node(name)}).ready()
 	w.condition(name, corev1.ConditionUnknown, last)
@@ -154,7 +148,7 @@ func (w *fixture) edit(name string, change func(*corev1.Node)) {
 	}
 }
 
-// on returns a function that changes an object. The namespace of a node or a volume is "".
+// on returns a function that changes an object. A cluster-wide object has the namespace "".
 func on[O keepertest.Object](namespace, name string, change func(O)) func(*fixture) {
 	return func(w *fixture) { keepertest.Edit(w.api, namespace, name, change) }
 }
@@ -168,7 +162,6 @@ func (w *fixture) node(name string) *corev1.Node {
 	return n
 }
 
-// step returns the step that a node's record names, or "".
 func (w *fixture) step(name string) string {
 	if r := w.recorded(name).Record; r != nil {
 		return string(r.Step)
@@ -221,7 +214,7 @@ func (w *fixture) last(name string) outcome {
 
 func (w *fixture) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
 
-// pod creates a pod that is ready, with volumes, and with an owner if the kind is not empty.
+// pod creates a ready pod with volumes. It has an owner unless kind is "".
 func (w *fixture) pod(node, name, kind string, volumes ...string) {
 	keepertest.Put(w.api, podOf(node, name, kind, volumes...))
 }
@@ -243,13 +236,11 @@ func pv(name string) *corev1.PersistentVolume {
 	return keepertest.Volume("shop", name, DriverName, racktest.Disk)
 }
 
-// pvc returns a claim that has the name of a volume and is bound to it.
 func pvc(name string) *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
 		UID: types.UID("claim-" + name)}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name}}
 }
 
-// wait creates a volume, its pod on a node, and a VolumeAttachment that waits for a stop.
 func (w *fixture) wait(node, volume string) {
 	keepertest.Bind(w.api, pv(volume))
 	w.pod(node, "db-"+volume, "StatefulSet", volume)
@@ -270,7 +261,6 @@ func (w *fixture) attach(volume, failed string) {
 	})
 }
 
-// pass advances the clock, and updates the heartbeats and the times of failed attach attempts.
 func (w *fixture) pass(d time.Duration) {
 	w.advance(d)
 	for _, n := range keepertest.List[*corev1.Node](w.api, "") {
@@ -310,7 +300,7 @@ func (w *fixture) retry() {
 	}
 }
 
-// steps does rounds, and checks the step of the node "a" after each.
+// steps does a round for each wanted step of the node "a".
 func (w *fixture) steps(want ...step) {
 	w.t.Helper()
 	for _, s := range want {
@@ -325,7 +315,6 @@ func (w *fixture) steps(want ...step) {
 // began to wait there.
 func (w *fixture) stopped() { w.stoppedAfterDrain(func() {}) }
 
-// stoppedAfterDrain does what stopped does, and calls drained when the node is drained.
 func (w *fixture) stoppedAfterDrain(drained func()) {
 	w.t.Helper()
 	w.wait("a", "data")
@@ -339,13 +328,11 @@ func (w *fixture) stoppedAfterDrain(drained func()) {
 	w.lose("a")
 }
 
-// heartbeatLater updates the node's condition to ready with a newer heartbeat: the node is back.
 func (w *fixture) heartbeatLater(name string) {
 	w.pass(time.Second)
 	w.heartbeat(name)
 }
 
-// events returns the object, reason and message of each event.
 func (w *fixture) events() []string {
 	var found []string
 	for _, e := range keepertest.List[*corev1.Event](w.api, "") {
@@ -366,7 +353,6 @@ func (w *fixture) note(effect string) {
 	w.effects = append(w.effects, step+effect)
 }
 
-// seen returns the effects since the last call of seen.
 func (w *fixture) seen() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -375,8 +361,7 @@ func (w *fixture) seen() []string {
 	return seen
 }
 
-// metric returns the value of one of the keeper's metrics for the given label value. For a
-// histogram it returns the number of samples.
+// metric returns the value of a metric with the label value, or a histogram's number of samples.
 func (w *fixture) metric(name, label string) float64 {
 	w.t.Helper()
 	for _, family := range csitest.Got(w.Metrics.Registry.Gather())(w.t) {
@@ -395,12 +380,11 @@ func (w *fixture) metric(name, label string) float64 {
 
 var errBroken = errors.New("broken")
 
-// testRack answers requests about instances. It carries out a request at once, unless it is stuck.
 type testRack struct {
 	w  *fixture
 	mu sync.Mutex
 	// guarded by mu
-	states map[string]string // of the instances, by ID; with the state "away", requests fail with 503
+	states map[string]string // by instance; "away" fails all requests about it with 503
 	stuck  bool              // requests are accepted, and have no effect
 	blind  int               // the number of the next requests for which the token has no role
 }
@@ -417,8 +401,6 @@ func (r *testRack) state(node string) string {
 	return r.states[instanceOf(node)]
 }
 
-// ServeHTTP answers project_view, current_user_view, instance_view, instance_stop and
-// instance_start.
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package keeper implements oxide-node-keeper. It does in a Kubernetes cluster what the driver must
-// not do: it stops and starts the instances of nodes. It has three duties, and a switch for each.
+// Package keeper implements oxide-node-keeper, which stops and starts the instances of a Kubernetes
+// cluster's nodes. The driver must not do that. The keeper has three duties, each with a switch.
 //
 // Cold attach: racks without hot-plug attach and detach a disk only while its instance is stopped.
 // The keeper looks for VolumeAttachments that wait for a stop. If the node's owner allows it, the
@@ -14,10 +14,10 @@
 //
 // A person can use a Mover to move a volume that is tied to one node. See move.go.
 //
-// In memory the keeper has only a list of the instances that it has stopped, so that it can start
-// them while the API server is unreachable (StartStopped). Each Round reads the cluster and the
-// rack, decides, and does at most one thing for a node. The keeper records its next step in a
-// ConfigMap (cluster.go), so that any replica can continue what another one began.
+// Each Round reads the cluster and the rack, decides, and does at most one thing for a node. The
+// keeper records its next step in a ConfigMap (cluster.go), so that any replica can continue what
+// another one began. In memory the keeper has only a list of the instances that it has stopped, so
+// that it can start them while the API server is unreachable (StartStopped).
 package keeper
 
 import (
@@ -54,7 +54,7 @@ type Keeper struct {
 	Config     Config
 	Kubernetes *Cluster
 	Rack       *rack.Client
-	// Namespace is the namespace of the ConfigMap with the keeper's records.
+	// Namespace is the namespace of the ConfigMap of records.
 	Namespace string
 	Log       *slog.Logger
 	Metrics   *Metrics
@@ -62,19 +62,19 @@ type Keeper struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// guarded by mu: stops contains the instances that this process has asked the rack to stop and has
-	// to start, with the times of the requests. silent is when the API server first failed to answer
-	// StartStopped; it is zero if the server has answered since.
+	// guarded by mu: stops maps the instances that this process has asked the rack to stop, and has to
+	// start, to the times of the requests. silent is when the API server first failed to answer
+	// StartStopped, and zero if it has answered since.
 	stops  map[string]time.Time
 	silent time.Time
 }
 
-// ErrStepAside reports that the only node that has to be stopped is the node of this keeper, so
-// another replica has to lead.
+// ErrStepAside reports that another replica has to lead, because the only node that has to be
+// stopped is the one on which this keeper runs.
 var ErrStepAside = errors.New("the node to be stopped is the one this keeper runs on")
 
 // Round reads the cluster and the rack once, and acts on their state. It returns the longest time
-// to wait until the next round, which tries again after an error other than ErrStepAside.
+// to wait until the next round, which tries again after any error but ErrStepAside.
 func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	v, err := k.observe(ctx)
 	if err != nil {
@@ -98,8 +98,8 @@ func (k *Keeper) now() time.Time {
 }
 
 // Cluster contains a Kubernetes client for each API group that this package uses. The clients share
-// their connections. The clientset of client-go has a client for every API group; the unused ones
-// would take a fifth of the keeper's memory.
+// their connections. The other clients of client-go's clientset would take a fifth of the keeper's
+// memory.
 type Cluster struct {
 	Coordination *coordination.CoordinationV1Client
 	Core         *core.CoreV1Client
@@ -107,7 +107,7 @@ type Cluster struct {
 	Storage      *storage.StorageV1Client
 }
 
-// Connect returns the clients of a cluster. They send userAgent as their User-Agent.
+// Connect returns the clients of a cluster, with this User-Agent.
 func Connect(config *rest.Config, userAgent string) (*Cluster, error) {
 	config = rest.CopyConfig(config)
 	config.UserAgent = userAgent
@@ -127,10 +127,8 @@ func Connect(config *rest.Config, userAgent string) (*Cluster, error) {
 	return &c, nil
 }
 
-// component is the keeper's name in events, and the name of its Lease and its ConfigMap.
 const component = "oxide-node-keeper"
 
-// report logs what was done to a node, and creates an event for it.
 func (k *Keeper) report(ctx context.Context, n *corev1.Node, r *operation, reason, message string) {
 	k.Log.InfoContext(ctx, message, "node", n.Name, "event", reason)
 	of := ""
@@ -140,15 +138,14 @@ func (k *Keeper) report(ctx context.Context, n *corev1.Node, r *operation, reaso
 	k.event(ctx, nodeReference(n), corev1.EventTypeNormal, of, reason, message)
 }
 
-// warn logs a problem that needs a person, and creates a warning event for it.
 func (k *Keeper) warn(ctx context.Context, about corev1.ObjectReference, reason, message string) {
 	k.Log.WarnContext(ctx, message, "kind", about.Kind, "name", about.Name, "event", reason)
 	k.event(ctx, about, corev1.EventTypeWarning, "", reason, message)
 }
 
 // reportToUsers creates events about a planned stop: on the pods that stop with the node, and on
-// the claims whose volumes wait. The users of a namespace can read its events, so each event names
-// only volumes of its own namespace.
+// the claims whose volumes wait. A namespace's users can read its events, so each event names only
+// volumes of its own namespace.
 func (k *Keeper) reportToUsers(ctx context.Context, v *view, n *node, pods sorted, verb string) {
 	waiting := v.due(n)
 	claims := map[string]*corev1.ObjectReference{} // by volume
@@ -175,7 +172,7 @@ func (k *Keeper) reportToUsers(ctx context.Context, v *view, n *node, pods sorte
 }
 
 // event creates an event, but only once: its name is a hash of its content. A failure is only
-// logged: the keeper must not leave an instance stopped because an event could not be created.
+// logged: no instance must stay stopped because an event could not be created.
 func (k *Keeper) event(ctx context.Context, about corev1.ObjectReference, kind, of, reason,
 	message string) {
 	h := fnv.New64a()
@@ -249,8 +246,8 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// observe counts operations, and attachments that wait until the keeper stops an instance. Without
-// stops a person has to stop it: a count would silence the driver's alert.
+// observe counts operations, and attachments that wait until the keeper stops an instance. If the
+// keeper stops no instances, a person has to, and a count would silence the driver's alert.
 func (m *Metrics) observe(v *view, stops bool) {
 	waits, working := 0, 0
 	for _, n := range v.Nodes {
@@ -265,7 +262,7 @@ func (m *Metrics) observe(v *view, stops bool) {
 	m.working.Set(float64(working))
 }
 
-// rest sets the gauges to zero. Only the leader reports the cluster's state in them.
+// rest sets the gauges to zero: only the leader reports the cluster's state.
 func (m *Metrics) rest() {
 	for _, g := range []prometheus.Gauge{m.waits, m.working, m.holds} {
 		g.Set(0)
@@ -287,11 +284,10 @@ func (m *Metrics) round(err error) {
 // Settings are the keeper's settings from its arguments and environment variables.
 type Settings struct {
 	Config
-	Kubeconfig   string // empty: the pod's service account
-	HTTPEndpoint string // host:port of metrics and health; empty: none
-	// LeaseNamespace is the namespace of the lease with which the replicas elect their leader.
+	Kubeconfig     string // empty: the pod's service account
+	HTTPEndpoint   string // host:port of metrics and health; empty: none
 	LeaseNamespace string
-	// LeaseDuration is how long a leader that does not renew its lease still counts as the leader.
+	// LeaseDuration is how long a leader that does not renew its lease still counts as leader.
 	LeaseDuration time.Duration
 
 	Rack      rack.Options
@@ -303,7 +299,7 @@ type Settings struct {
 	Version  bool
 }
 
-// ParseSettings parses the arguments and the environment variables that name the rack and the pod.
+// ParseSettings parses the arguments, and the environment variables that name the rack and the pod.
 // With --help it writes the help text and returns flag.ErrHelp.
 func ParseSettings(args []string, getenv func(string) string, help io.Writer) (Settings, error) {
 	s := Settings{Config: Defaults(), LeaseDuration: 15 * time.Second}
@@ -370,7 +366,6 @@ func (s *Settings) flags(f *flag.FlagSet) {
 	f.BoolVar(&s.Version, "version", false, "print the version and end")
 }
 
-// setRack reads the environment variables of the rack.
 func (s *Settings) setRack(getenv func(string) string) (err error) {
 	get := func(name string) string { return strings.TrimSpace(getenv(name)) }
 	s.Rack.CAFile, s.TokenFile, s.Token = get("OXIDE_CA_FILE"), get("OXIDE_TOKEN_FILE"),
@@ -390,7 +385,6 @@ func (s *Settings) setRack(getenv func(string) string) (err error) {
 	return nil
 }
 
-// complete returns an error if a setting is missing, or if the lease is too short.
 func (s *Settings) complete() error {
 	switch {
 	case !s.ColdAttach && !s.StartupTaint && !s.LeavingNodes:
@@ -407,20 +401,21 @@ func (s *Settings) complete() error {
 
 // Config contains the settings that an operator chooses. Its zero value is not valid; see Defaults.
 type Config struct {
-	// ColdAttach, StartupTaint and LeavingNodes switch the three duties on. With DryRun, cold attach
-	// only reports what it would do. With Fence, the keeper also sets the out-of-service taint.
+	// ColdAttach, StartupTaint and LeavingNodes switch the duties on. With DryRun, cold attach only
+	// reports what it would do. Fence sets the out-of-service taint.
 	ColdAttach, StartupTaint, LeavingNodes, DryRun, Fence bool
-	// NodeName is the node that this keeper runs on. The keeper never stops this node's instance.
+	// NodeName is the node on which this keeper runs. The keeper never stops it.
 	NodeName string
-	// Settle is how long the keeper waits for further volumes after the last one began to wait on a
-	// node. It stops the node anyway when a volume has waited five times as long.
+	// Settle is how long no further volume may begin to wait on a node before the keeper stops it. The
+	// keeper stops it anyway when a volume has waited five times as long.
 	Settle time.Duration
-	// The fields below limit how often nodes are stopped; see the flags. A nil Window is always open.
+	// These fields limit how often nodes are stopped; see the flags. A nil Window is always open.
 	MinInterval, StatefulSetInterval   time.Duration
 	MaxStopsPerVolume, MaxStopsPerNode int
 	Window                             *Window
-	// The time limits of the steps. A drain or return that exceeds its limit ends the operation with a
-	// problem. After a stop or attach that does, the keeper starts the instance. It repeats a start.
+	// The time limits of the steps. After a drain or return that takes longer, the operation ends with
+	// a problem. After a stop or attach that does, the keeper starts the instance. A start is
+	// repeated.
 	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
 	// Interval is the time between rounds if nothing changes.
 	Interval time.Duration
@@ -437,7 +432,6 @@ func Defaults() Config {
 	}
 }
 
-// duration is a duration that a flag sets. It may be zero only if it is optional.
 type duration struct {
 	value    *time.Duration
 	optional bool
@@ -463,7 +457,7 @@ func (c *Config) durations() map[string]duration {
 	}
 }
 
-// Check returns why a configuration cannot be used, or nil.
+// Check returns why the configuration cannot be used, or nil.
 func (c *Config) Check() error {
 	for name, d := range c.durations() {
 		switch {
@@ -496,11 +490,11 @@ type Window struct {
 	text   string
 }
 
-// fiveFields parses cron expressions. It refuses "@every 1h", which names no time of day.
+// fiveFields refuses "@every 1h", which names no time of day.
 var fiveFields = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow)
 
 // ParseWindow parses a window that begins at the times of a cron expression of five fields, such as
-// "0 2 * * 6", or "CRON_TZ=Europe/Zurich 0 2 * * 6". Without a zone the times are UTC.
+// "0 2 * * 6" or "CRON_TZ=Europe/Zurich 0 2 * * 6". Without a zone the times are UTC.
 func ParseWindow(expression string, length time.Duration) (*Window, error) {
 	begins, err := fiveFields.Parse(expression)
 	switch {
@@ -524,5 +518,4 @@ func (w *Window) open(now time.Time) bool {
 	return !next.IsZero() && !next.After(now) // zero: there is none within five years
 }
 
-// String returns the window's cron expression and its length.
 func (w *Window) String() string { return fmt.Sprintf("%q for %s", w.text, w.length) }

@@ -20,13 +20,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// outOfService is the taint that tells Kubernetes that a node is certainly off. Kubernetes then
-// deletes the node's pods and detaches their volumes without waiting for the kubelet.
+// outOfService tells Kubernetes that a node is certainly off. Kubernetes then deletes the node's
+// pods and detaches their volumes without waiting for the kubelet.
 var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown",
 	Effect: corev1.TaintEffectNoExecute}
 
-// fence sets the out-of-service taint on nodes whose instances the rack reports as stopped or
-// destroyed, and removes it when the instance runs again.
 func (k *Keeper) fence(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
@@ -73,7 +71,6 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// silent reports whether Kubernetes no longer hears from the node's kubelet.
 func (n *node) silent() bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
@@ -81,7 +78,7 @@ func (n *node) silent() bool {
 }
 
 // unfence removes the keeper's taint from a node whose instance runs again or whose kubelet
-// reports. If somebody else has removed or replaced the taint, unfence only clears the record.
+// reports. If somebody else has removed or replaced the taint, it only clears the record.
 func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	instance, ours := n.Fenced, slices.Contains(n.Spec.Taints, outOfService)
 	why := "the node's kubelet reports again"
@@ -114,11 +111,10 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// StartupTaint keeps pods away from a node that has just joined until the driver is registered
-// there. Without it, pods would fail, and the scheduler would not know the node's limit of volumes.
+// StartupTaint keeps pods away from a new node until the driver is registered there. Without it,
+// pods would fail, and the scheduler would not know the node's limit of volumes.
 const StartupTaint = DriverName + "/agent-not-ready"
 
-// removeStartupTaints removes the startup taint of nodes on which the driver is registered.
 func (k *Keeper) removeStartupTaints(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
@@ -145,29 +141,27 @@ func (n *node) removeTaint(key string) {
 	n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key })
 }
 
-// Leaver is the program that runs beside a node's driver and keeps it running until the node's
-// volumes are detached. The driver must outlive the pods whose volumes it unmounts, but it does not
-// ask Kubernetes whether they are gone. Instead its preStop hook connects to the Leaver's socket
-// and waits until the connection is closed.
+// Leaver keeps a node's driver running until the node's volumes are detached. The driver must
+// outlive the pods whose volumes it unmounts, but it does not ask Kubernetes whether they are gone.
+// Instead its preStop hook connects to the Leaver's socket and waits until the connection is
+// closed.
 type Leaver struct {
 	Kubernetes *Cluster
 	NodeName   string
 	Socket     string
 	Log        *slog.Logger
-	// Limit is the longest time to wait for the volumes. The pod's grace period should be longer.
+	// Limit is the longest wait for the volumes. The pod's grace period should be longer.
 	Limit time.Duration
 }
 
-// leavingPace is the pause between two reads of a leaving node's volumes.
 const leavingPace = time.Second
 
 // refusedLimit is how long the API server may refuse the Leaver's requests before the Leaver gives
 // up. When Helm or kubectl removes the driver, the Leaver's rights disappear first.
 const refusedLimit = 5 * time.Second
 
-// Run accepts the driver's connections, and waits for ctx, which ends when the pod is to end. Then
-// it keeps them open while the node is leaving and has VolumeAttachments of the driver, at most for
-// Limit.
+// Run accepts the driver's connections. When ctx ends, because the pod is to end, it keeps them
+// open while the node is leaving and has VolumeAttachments of the driver, at most for Limit.
 func (l *Leaver) Run(ctx context.Context) error {
 	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier process: %w", err)
@@ -184,7 +178,6 @@ func (l *Leaver) Run(ctx context.Context) error {
 		}
 	})
 	<-ctx.Done()
-	// ctx has ended, so the remaining work has a limit of its own.
 	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.Limit)
 	defer cancel()
 	err = l.await(wait)
@@ -196,8 +189,8 @@ func (l *Leaver) Run(ctx context.Context) error {
 	return err
 }
 
-// await returns when the node has no volumes any more, or is not leaving. It repeats a failed read,
-// but if the API server refuses the read, only for refusedLimit: a server that is starting refuses
+// await returns when the node has no volumes any more, or is not leaving. It repeats a failed read.
+// If the API server refuses reads for refusedLimit, it gives up; a server that is starting refuses
 // every request.
 func (l *Leaver) await(ctx context.Context) error {
 	var refused time.Time // when the API server began to refuse
@@ -237,7 +230,6 @@ func (l *Leaver) await(ctx context.Context) error {
 	}
 }
 
-// look returns why the node is leaving, or "" if it stays, and how many volumes it still has.
 func (l *Leaver) look(ctx context.Context) (why string, left int, err error) {
 	node, err := l.Kubernetes.Core.Nodes().Get(ctx, l.NodeName, metav1.GetOptions{})
 	switch {

@@ -32,8 +32,7 @@ import (
 // Release is set in release builds: -ldflags "-X …/keeper.Release=v1.2.3".
 var Release = ""
 
-// Main runs oxide-node-keeper with the arguments and the environment until ctx ends, and returns
-// the exit status.
+// Main runs oxide-node-keeper until ctx ends, and returns the exit status.
 func Main(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer) int {
 	err := mainErr(ctx, args, getenv, stdout, stderr)
@@ -124,7 +123,7 @@ func mainMove(ctx context.Context, args []string, stdout io.Writer) error {
 	return m.Move(ctx, operands[0], operands[1])
 }
 
-// parse parses a command's flags and operands, in any order. want is the number of operands.
+// parse parses flags and operands in any order. want is the number of operands.
 func parse(flags *flag.FlagSet, args []string, help io.Writer, want int) (operands []string,
 	err error) {
 	flags.SetOutput(io.Discard)
@@ -150,8 +149,8 @@ func parse(flags *flag.FlagSet, args []string, help io.Writer, want int) (operan
 	return operands, nil
 }
 
-// Run runs the keeper until ctx ends. It takes part in the leader election, does the keeper's work
-// while it leads, and serves metrics.
+// Run takes part in the leader election until ctx ends. It does the keeper's work while it leads,
+// and serves metrics.
 func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	config, err := kubernetesConfig(s.Kubeconfig)
 	if err != nil {
@@ -208,7 +207,6 @@ func kubernetesConfig(path string) (*rest.Config, error) {
 	return config, nil
 }
 
-// process is a keeper that takes part in the leader election.
 type process struct {
 	*Keeper
 	settings Settings
@@ -216,7 +214,6 @@ type process struct {
 	elector  atomic.Pointer[leaderelection.LeaderElector]
 }
 
-// candidacy takes part in one election. While this replica leads, it does the keeper's work.
 func (p *process) candidacy(ctx context.Context) error {
 	lease := p.settings.LeaseDuration
 	// The elector does not wait for OnStartedLeading, and may call it after the leadership has ended.
@@ -255,14 +252,14 @@ func (p *process) candidacy(ctx context.Context) error {
 	leading.Lock()
 	defer leading.Unlock()
 	if aside {
-		// Wait long enough for another replica to notice that the lease is free.
+		// Another replica has to notice that the lease is free.
 		p.Log.InfoContext(ctx, "stepping aside, so that another replica stops this keeper's node")
 		pause(ctx, 2*lease)
 	}
 	return nil
 }
 
-// lead does rounds until ctx ends, or until another replica has to lead: then it returns true.
+// lead does rounds until ctx ends. It returns true if another replica has to lead.
 func (p *process) lead(ctx context.Context) (aside bool) {
 	var watching async.Group
 	defer watching.Wait()
@@ -304,8 +301,8 @@ func (p *process) round(ctx context.Context) (time.Duration, error) {
 // roundLimit is the time limit of a round, and the age at which a look is too old for a change.
 func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
 
-// startStopped calls StartStopped again and again until ctx ends. It needs no lease: without the
-// API server no replica leads, and nobody else would start the instances.
+// startStopped calls StartStopped until ctx ends. It needs no lease: without the API server no
+// replica leads, and nobody else would start the instances.
 func (p *process) startStopped(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := p.StartStopped(ctx); err != nil && ctx.Err() == nil {
@@ -315,9 +312,9 @@ func (p *process) startStopped(ctx context.Context) {
 	}
 }
 
-// watch reports changes of VolumeAttachments that need a new round, until ctx ends. It ignores all
-// other changes, because a round is expensive: a cluster may have many attachments that do not wait
-// for a stop, or that belong to other drivers.
+// watch reports changes of VolumeAttachments that need a new round. It ignores all others, because
+// a round is expensive: a cluster may have many attachments that do not wait for a stop, or that
+// belong to other drivers.
 func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	for ctx.Err() == nil {
 		w, err := p.Kubernetes.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{})
@@ -339,8 +336,8 @@ func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// matters reports whether an attachment begins to wait for a stop, or no longer waits. It keeps the
-// names of the waiting attachments in waited. Other changes need no extra round: during an
+// matters reports whether an attachment begins to wait for a stop, or no longer waits. waited
+// contains the names of the waiting attachments. Other changes need no extra round: during an
 // operation there is a round every second.
 func matters(event watch.Event, waited map[string]bool) bool {
 	object, ok := event.Object.(*storagev1.VolumeAttachment)

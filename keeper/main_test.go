@@ -83,8 +83,8 @@ func TestHelpExitsWithZeroAndErrorsWithOne(t *testing.T) {
 	}
 }
 
-// run runs the program until met returns true, and returns its status and its output. The writers
-// have no lock, so that the race detector finds goroutines that the program left running.
+// run runs the program until met returns true, and returns its status and output. The writers have
+// no lock, so that the race detector finds goroutines that the program left running.
 func (w *fixture) run(met func() bool, env func(string) string, args ...string) (int, string) {
 	w.t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -152,7 +152,7 @@ func written(text string) string {
 	return text
 }
 
-// spokenDefaults contains the page's defaults of flags for which --help shows no default.
+// spokenDefaults contains the page's defaults of flags for which --help shows none.
 var spokenDefaults = map[string]string{"node-name": "$k8s_node_name",
 	"leader-election-namespace": "$k8s_namespace", "kubeconfig": "the pod's service account",
 	"http-endpoint": "none"}
@@ -182,8 +182,8 @@ func TestTheDocumentationListsEveryFlag(t *testing.T) {
 	}
 }
 
-// The test derives a metric's type from its name: a registry's descriptions contain no types, and
-// its Gather does not return a vector without a sample.
+// The test takes a metric's type from its name: a registry's descriptions contain no types, and its
+// Gather does not return a vector without a sample.
 func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	described := make(chan *prometheus.Desc, 100)
 	NewMetrics().Registry.Describe(described)
@@ -212,7 +212,6 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	}
 }
 
-// complete is an environment that suffices for every duty.
 var complete = map[string]string{"OXIDE_HOST": "https://rack.example.com",
 	"OXIDE_PROJECT": racktest.Project, "OXIDE_TOKEN": racktest.Token, "K8S_NODE_NAME": "z",
 	"K8S_NAMESPACE": "oxide"}
@@ -314,7 +313,6 @@ func TestAMaintenanceWindowIsOpenForItsLength(t *testing.T) {
 	}
 }
 
-// replica runs a keeper on a node, which takes part in the leader election until the test ends.
 func (w *fixture) replica(node string) {
 	w.t.Helper()
 	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics(),
@@ -367,7 +365,7 @@ func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
 	}
 }
 
-func TestSaveConflictsIfAnotherKeeperHasWritten(t *testing.T) { // D-61
+func TestSaveConflictsIfAnotherKeeperHasWrittenTheRecords(t *testing.T) { // D-61
 	w := newFixture(t, "a")
 	for i, refused := range []func(error) bool{apierrors.IsAlreadyExists, apierrors.IsConflict} {
 		v := csitest.Got(w.observe(t.Context()))(t)

@@ -18,13 +18,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// MovingAnnotation marks a PersistentVolume whose reclaim policy a move has set to Retain. Another
-// annotation, of the CSIDriver object under movingKey, contains the PersistentVolume that replaces
-// it, so that an interrupted move can continue. Users who may write claims or a Node cannot write
-// the CSIDriver object.
+// MovingAnnotation marks a PersistentVolume whose reclaim policy a move has set to Retain. The
+// CSIDriver object has another annotation, whose key movingKey returns. It contains the
+// PersistentVolume that replaces the marked one, so that an interrupted move can continue. Users
+// who may write claims or a Node cannot write the CSIDriver object.
 const MovingAnnotation = DriverName + "/moving"
 
-// movingKey returns the CSIDriver's annotation key for the volume with this name.
 func movingKey(name string) string {
 	const most = 63 // characters after the slash
 	if key := "moving-" + name; len(key) <= most {
@@ -36,8 +35,8 @@ func movingKey(name string) string {
 
 // Mover moves a volume that is tied to one node to another node. Kubernetes never changes the node
 // affinity of a PersistentVolume, so the Mover replaces the PersistentVolume by one with the same
-// name that is bound to the same claim. It does not touch the disk. On a rack without hot-plug, the
-// keeper or a person has to stop both instances before the disk can be detached and attached.
+// name and claim. It does not touch the disk. On a rack without hot-plug, the keeper or a person
+// has to stop both instances before the disk can be detached and attached.
 type Mover struct {
 	Kubernetes *Cluster
 	Out        io.Writer
@@ -45,7 +44,7 @@ type Mover struct {
 	Pace time.Duration
 }
 
-// Move moves the volume with this name to the node to. It may be repeated at any time.
+// Move moves the named volume to another node. It may be repeated at any time.
 func (m *Mover) Move(ctx context.Context, name, to string) error {
 	instance, err := m.instance(ctx, to)
 	if err != nil {
@@ -87,7 +86,7 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 	return nil
 }
 
-// replaces reports whether v is already the replacement. A volume that an interrupted move has set
+// replaces reports whether v is the replacement already. A volume that an interrupted move has set
 // to Retain or deleted is not, even if this move goes back to the volume's own node.
 func replaces(v *corev1.PersistentVolume, instance string) bool {
 	_, moving := v.Annotations[MovingAnnotation]
@@ -96,7 +95,6 @@ func replaces(v *corev1.PersistentVolume, instance string) bool {
 
 func (m *Mover) log(format string, args ...any) { _, _ = fmt.Fprintf(m.Out, format+"\n", args...) }
 
-// instance returns the instance of the node to which a volume moves.
 func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 	nodes, err := m.Kubernetes.Core.Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -123,7 +121,7 @@ func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 	return instance, nil
 }
 
-// find returns the volume and its claim. If an earlier move was interrupted, the volume may be nil.
+// find returns the volume and its claim. After an interrupted move the volume may be nil.
 func (m *Mover) find(ctx context.Context, name string, saved *corev1.PersistentVolume) (
 	*corev1.PersistentVolume, *corev1.PersistentVolumeClaim, error) {
 	v, err := m.Kubernetes.Core.PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
@@ -187,7 +185,6 @@ func (m *Mover) saved(ctx context.Context, name string) (*corev1.PersistentVolum
 	return v, nil
 }
 
-// save writes the replacement of a volume to the CSIDriver's annotation; "" removes the annotation.
 func (m *Mover) save(ctx context.Context, name, value string) error {
 	_, err := m.Kubernetes.Storage.CSIDrivers().Patch(ctx, DriverName, types.MergePatchType,
 		annotation(movingKey(name), value, "name", DriverName), metav1.PatchOptions{})
@@ -197,8 +194,8 @@ func (m *Mover) save(ctx context.Context, name, value string) error {
 	return nil
 }
 
-// prepare saves the replacement of a volume before the caller removes anything, and returns it. The
-// replacement is a copy of old without the changes that an interrupted move has made.
+// prepare saves and returns a volume's replacement, before the caller removes anything. It is a
+// copy of old without the changes of an interrupted move.
 func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume,
 	instance string) (*corev1.PersistentVolume, error) {
 	replacement := saved
@@ -240,7 +237,7 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the PersistentVolume %s: %w", v.Name, err)
 	}
-	// Remove the finalizers. With them Kubernetes would keep this volume, because it is in use.
+	// With its finalizers, Kubernetes would keep this volume, because it is in use.
 	for {
 		now, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
 		switch {
@@ -268,7 +265,6 @@ func (m *Mover) create(ctx context.Context, v *corev1.PersistentVolume) error {
 	return nil // bound checks a volume that exists already
 }
 
-// bound waits until Kubernetes has bound the claim to the new volume.
 func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim,
 	instance string) error {
 	for {
@@ -296,7 +292,6 @@ func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim,
 	}
 }
 
-// evict requests the eviction of the claim's pods on other nodes.
 func (m *Mover) evict(ctx context.Context, claim *corev1.PersistentVolumeClaim, to string) error {
 	pods, err := m.Kubernetes.Core.Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -328,8 +323,7 @@ func (m *Mover) pause(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// onInstance reports whether a volume has an affinity to the instance. With "", it reports whether
-// the volume has an affinity to no instance.
+// onInstance reports whether a volume has an affinity to the instance or, for "", to none.
 func onInstance(v *corev1.PersistentVolume, instance string) bool {
 	found := ""
 	for _, e := range instanceTerms(v) {
@@ -340,7 +334,6 @@ func onInstance(v *corev1.PersistentVolume, instance string) bool {
 	return found == instance
 }
 
-// instanceTerms returns the expressions of the volume's node affinity that name an instance.
 func instanceTerms(v *corev1.PersistentVolume) []*corev1.NodeSelectorRequirement {
 	var found []*corev1.NodeSelectorRequirement
 	if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {

@@ -29,7 +29,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// moving is a fixture with a volume that is tied to the node "a", and the pod that uses it there.
 type moving struct {
 	*fixture
 	mover  *Mover
@@ -66,8 +65,8 @@ func newMoving(t *testing.T) *moving {
 	return m
 }
 
-// intercept acts as the PersistentVolume controller, and checks that a volume is deleted only while
-// it is set to Retain: the provisioner deletes the disk of any other volume.
+// intercept acts as the PersistentVolume controller, and checks that a volume is deleted only with
+// the policy Retain: the provisioner deletes the disk of any other volume.
 func (m *moving) intercept(r keepertest.KubeRequest) error {
 	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	gone := r.Verb == "delete" && !r.Applied || there && v.DeletionTimestamp != nil
@@ -85,7 +84,6 @@ func (m *moving) intercept(r keepertest.KubeRequest) error {
 	return nil
 }
 
-// bind binds the claim and its volume, as the PersistentVolume controller does.
 func (m *moving) bind() {
 	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	keepertest.Edit(m.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
@@ -113,14 +111,13 @@ func (m *moving) move(to string) error {
 	return m.mover.Move(ctx, "pv-1", to)
 }
 
-// belongs checks that the volume belongs to a node now, and is otherwise unchanged.
+// belongs checks that the volume belongs to this node, and is otherwise unchanged.
 func (m *moving) belongs(to string) {
 	m.t.Helper()
 	v, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	want := m.old.DeepCopy()
 	want.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[1].Values =
 		[]string{instanceOf(to)}
-	// The server sets the fields below.
 	want.UID, want.ResourceVersion = v.UID, v.ResourceVersion
 	want.CreationTimestamp = v.CreationTimestamp
 	if diff := cmp.Diff(want, v); diff != "" {
@@ -133,13 +130,12 @@ func (m *moving) belongs(to string) {
 	}
 }
 
-// evicted reports whether the eviction of a pod was requested.
 func (m *moving) evicted(name string) bool {
 	p, ok := keepertest.Get[*corev1.Pod](m.api, "shop", name)
 	return !ok || p.DeletionTimestamp != nil
 }
 
-func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
+func TestAnImpossibleMoveIsRefused(t *testing.T) {
 	for _, c := range []trial[func(*fixture), string]{
 		{"there is no such volume", func(w *fixture) {
 			on("", "pv-1", func(v *corev1.PersistentVolume) { v.Finalizers = nil })(w)
@@ -346,7 +342,6 @@ func TestANodeIsLeavingIfItIsCordonedDeletedTaintedOrShutDown(t *testing.T) {
 	}
 }
 
-// leaving is a Leaver for the node "a", and a driver that waits until its connection is closed.
 type leaving struct {
 	*fixture
 	leaver *Leaver
@@ -386,7 +381,6 @@ func leave(t *testing.T, limit time.Duration) *leaving {
 	return l
 }
 
-// end waits until the Leaver has ended and the driver's connection is closed.
 func (l *leaving) end() error {
 	err := <-l.result
 	<-l.ended
@@ -469,7 +463,6 @@ func TestTheDriverOfALeavingNodeRunsForALimitedTime(t *testing.T) {
 	}
 }
 
-// lost returns a fixture in which Kubernetes does not hear from the kubelet of the node "a".
 func lost(t *testing.T) *fixture {
 	t.Helper()
 	w := newFixture(t, "a", "b")

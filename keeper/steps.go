@@ -16,10 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// This file contains the steps of an operation. In each round, the function of the recorded step
-// acts, records the next step, or waits.
+// In each round, the function of the recorded step acts, records the next step, or waits.
 
-// advance continues an operation by one round.
 func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	const gone = "somebody deleted the Node"
 	switch s := n.Record.Step; {
@@ -50,7 +48,7 @@ func (n *node) overdue(now time.Time, limit time.Duration) bool {
 // maxSkew is how much the clocks of replicas and of the API server may differ.
 const maxSkew = time.Minute
 
-// ahead reports whether a noted time is more than maxSkew in the future: then some clock was wrong.
+// ahead reports whether a noted time is so far in the future that some clock was wrong.
 func ahead(now, noted time.Time) bool { return noted.Sub(now) > maxSkew }
 
 // passed reports whether more than d has passed since a time. It also returns true if that time is
@@ -59,8 +57,8 @@ func passed(now, since time.Time, d time.Duration) bool {
 	return now.Sub(since) > d || ahead(now, since)
 }
 
-// to moves the operation to the step next: it records the step, and reports it with the message.
-func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message string) error {
+// moveTo records the operation's next step, and reports it with the message.
+func (k *Keeper) moveTo(ctx context.Context, v *view, n *node, next step, message string) error {
 	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
 	late := next == starting && n.overdue(v.Now, k.Config.AttachTimeout)
 	n.Record.Step, n.Record.Since = next, v.Now
@@ -75,14 +73,14 @@ func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, message st
 	return nil
 }
 
-// giveUp records the problem of an operation, and moves the operation to the step Starting.
+// giveUp records the operation's problem, and goes on to Starting.
 func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, problem string) error {
 	was := n.Record.Step
 	n.Record.Problem = cmp.Or(n.Record.Problem, problem)
-	return k.failed(was, k.to(ctx, v, n, starting, problem))
+	return k.failed(was, k.moveTo(ctx, v, n, starting, problem))
 }
 
-// failed counts a failure of the step s if err is nil. Otherwise the failure could not be recorded.
+// failed counts a failure of the step if err is nil: only then was it recorded.
 func (k *Keeper) failed(s step, err error) error {
 	if err == nil {
 		k.Metrics.problems.WithLabelValues(string(s)).Inc()
@@ -90,7 +88,7 @@ func (k *Keeper) failed(s step, err error) error {
 	return err
 }
 
-// finish ends an operation: it uncordons the node, and then records the outcome.
+// finish uncordons the node, and then records the operation's outcome.
 func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) error {
 	r := n.Record
 	r.Problem = cmp.Or(r.Problem, problem)
@@ -138,7 +136,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 // nothingWaits is the problem of an operation that is no longer needed. It counts as no failure.
 const nothingWaits = "nothing waits any more"
 
-// forbidden returns why an operation must not proceed to the stop of the instance, or "".
+// forbidden returns why the instance must not be stopped any more, or "".
 func (k *Keeper) forbidden(v *view, n *node) string {
 	switch {
 	case !n.Spec.Unschedulable:
@@ -163,7 +161,6 @@ func (k *Keeper) forbidden(v *view, n *node) string {
 	return k.doubtful(v, n)
 }
 
-// drain evicts the node's pods without volumes of the driver, and then goes on to Stopping.
 func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case n.Name == k.Config.NodeName:
@@ -204,11 +201,11 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 			return v.persistentVolume(name).Name == "" // the volume no longer exists
 		})
 	}
-	return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
+	return k.moveTo(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
 }
 
 // stillWaits wakes the attacher for the due attachments that it has not tried since the operation
-// began. It reports whether an attachment that was tried since then still waits for a stop.
+// began. It reports whether one that it has tried still waits for a stop.
 func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error) {
 	due := v.due(n)
 	untried := slices.DeleteFunc(slices.Clone(due), func(a *attachment) bool {
@@ -231,7 +228,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	switch state {
 	case oxide.InstanceStateStopped:
 		return errors.Join(k.wakeAll(ctx, n.Record, v.unsettled(n)),
-			k.to(ctx, v, n, attaching, "the instance is stopped; the attacher works"))
+			k.moveTo(ctx, v, n, attaching, "the instance is stopped; the attacher works"))
 	case oxide.InstanceStateStopping:
 		return nil
 	case oxide.InstanceStateFailed:
@@ -260,7 +257,6 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	return k.wakeAll(ctx, n.Record, v.unsettled(n))
 }
 
-// attach wakes the attacher until it is done on the node, and then goes on to Starting.
 func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
 	left := v.unsettled(n)
@@ -292,22 +288,20 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	return k.wakeAll(ctx, n.Record, left)
 }
 
-// unsettled returns the attachments of a node with which the attacher is not done.
 func (v *view) unsettled(n *node) []*attachment {
 	return slices.DeleteFunc(v.of(n), func(a *attachment) bool { return a.settled(n.Record) })
 }
 
-// restart records the failures, and moves the operation to the step Starting.
 func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) error {
 	v.noteFailures(n)
 	if problem != "" {
 		return k.giveUp(ctx, v, n, problem)
 	}
-	return k.to(ctx, v, n, starting, "the attacher is done; the instance is started")
+	return k.moveTo(ctx, v, n, starting, "the attacher is done; the instance is started")
 }
 
-// start starts the instance, and repeats that until it runs. It ends the operation without a start
-// only if --start-timeout is over and the rack confirms that the instance is gone.
+// start starts the instance until it runs. The operation ends without a start only if
+// --start-timeout is over and the rack confirms that the instance is gone.
 func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	look := rack.Looking()
 	state, err := k.instanceState(ctx, n.Record.Instance)
@@ -315,12 +309,12 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
 		k.forgetStop(n.Record.Instance)
-		return k.to(ctx, v, n, returning, "the instance runs; the node is expected back")
+		return k.moveTo(ctx, v, n, returning, "the instance runs; the node is expected back")
 	case csierr.IsNotFound(err) && n.overdue(v.Now, k.Config.StartTimeout) &&
 		k.instanceGone(ctx, n.Record.Instance) == nil:
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
-		// Recording the same step again also reports the problem again.
+		// A record of the same step also reports the problem again.
 		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its start was "+
 			"requested; the keeper goes on trying: see the instance on the rack", k.Config.StartTimeout))
 	case err != nil:
@@ -335,7 +329,6 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// awaitReturn waits until the node is ready again.
 func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
 	ready, heartbeat := n.ready()
@@ -353,17 +346,16 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 
 // Anybody may start a stopped instance at any time; the controller of Cluster API's provider does
 // it within ten seconds. So the keeper wakes the attacher as soon as the instance is stopped, and
-// records the step after that. The keeper does not attach a disk itself: only the driver checks
-// whose disk it is.
+// records the step after that. The keeper attaches no disk itself: only the driver checks whose
+// disk it is.
 
-// pollEvery is how often the keeper reads the state of an instance that is stopping. After pollFor
-// it leaves this to the next round.
+// pollEvery is how often the keeper reads the state of a stopping instance. After pollFor it leaves
+// that to the next round.
 const (
 	pollEvery = 100 * time.Millisecond
 	pollFor   = 4 * time.Second
 )
 
-// awaitStopped waits while an instance is stopping, at most pollFor, and returns its state.
 func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.InstanceState, error) {
 	for end := time.Now().Add(pollFor); ; {
 		state, err := k.instanceState(ctx, instance)
@@ -374,8 +366,8 @@ func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.Insta
 	}
 }
 
-// wakeAll makes the attacher try these attachments now, not at the end of its backoff: the attacher
-// tries at once when an annotation of a VolumeAttachment changes.
+// wakeAll makes the attacher try these attachments now, not at the end of its backoff: it tries at
+// once when an annotation of a VolumeAttachment changes.
 func (k *Keeper) wakeAll(ctx context.Context, r *operation, all []*attachment) error {
 	var errs []error
 	for _, a := range all {

@@ -78,8 +78,8 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	}
 }
 
-// ends checks that the operation on the node "a" has ended, and that the node is as before. The
-// text of the operation's problem has to contain problem; if this is "", there must be no problem.
+// ends checks that the operation on the node "a" has ended, that the node is as before, and that
+// the operation's problem contains the text or, for "", that there was none.
 func (w *fixture) ends(problem string, stopped bool) {
 	w.t.Helper()
 	last, n := w.last("a"), w.node("a")
@@ -92,8 +92,8 @@ func (w *fixture) ends(problem string, stopped bool) {
 	}
 }
 
-// TestADisturbedOperationEndsWithARunningInstance begins a step, and disturbs it. In a drain, the
-// keeper then ends the operation without a stop. In a later step, it starts the instance again.
+// The test begins a step, and disturbs it. A drain then ends without a stop. After a later step the
+// keeper starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
 	// loses creates a budget, and calls lose to take a pod from it. The budget's counts stay.
 	loses := func(lose func(*fixture)) func(*fixture) {
@@ -305,8 +305,7 @@ func TestAnOperationEndsIfItsInstanceIsGone(t *testing.T) {
 	}
 }
 
-// TestANodeHasReturnedOnlyAfterANewHeartbeat leaves the node's condition Ready during the stop, as
-// Kubernetes does until it notices that the kubelet is silent.
+// As in Kubernetes, the node's condition stays Ready until the silence of the kubelet is noticed.
 func TestANodeHasReturnedOnlyAfterANewHeartbeat(t *testing.T) {
 	w := newFixture(t, "a")
 	w.stopped()
@@ -423,8 +422,8 @@ func TestAnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) { // 
 	}
 }
 
-// TestNewVolumesOnOneNodeDoNotStarveAnother lets new volumes begin to wait on the node "a" again
-// and again, while the node "b", which has pods of the same StatefulSet, waits.
+// On the node "a" new volumes begin to wait again and again, while the node "b", which has pods of
+// the same StatefulSet, waits.
 func TestNewVolumesOnOneNodeDoNotStarveAnother(t *testing.T) { // D-61
 	w := newFixture(t, "a", "b")
 	w.Config.MaxStopsPerNode = 1000

@@ -21,44 +21,40 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// view is the state of the cluster as one round reads it.
 type view struct {
 	Now         time.Time
 	Nodes       []*node
 	Attachments []*attachment
 
-	// Look is the time before the first read. When it is too old, the view allows no stop any more.
-	Look rack.Look
-	// records is the ConfigMap from which the nodes' records were read.
+	// Look is the time before the first read. When it is too old, the view allows no stop.
+	Look    rack.Look
 	records *corev1.ConfigMap
 
-	// The fields below are read at most once a round, when they are needed; nil means not read yet.
+	// These fields are read at most once a round, when they are needed; nil means not read yet.
 	volumes []corev1.PersistentVolume
 	claims  map[claim]*corev1.PersistentVolume
 	pods    map[string][]corev1.Pod // by node
 	budgets []policyv1.PodDisruptionBudget
 }
 
-// node is a Node with its record and its instance.
 type node struct {
 	*corev1.Node
 	record
-	// gone reports whether the Node was deleted, so that only its record is left.
+	// gone reports whether the Node was deleted and only its record is left.
 	gone bool
-	// Instance is the node's instance. If it is empty, Unclear is the reason.
+	// Instance is the node's instance. If it is "", Unclear is the reason.
 	Instance, Unclear string
-	// registered is the instance with which the node's driver is registered, or empty.
+	// registered is the instance with which the node's driver is registered, or "".
 	registered string
 }
 
-// attachment is a VolumeAttachment of the driver.
 type attachment struct {
 	*storagev1.VolumeAttachment
-	// held is why the keeper stops no instance for the attachment although it waits, or "".
+	// held is why the keeper stops no instance for the waiting attachment, or "".
 	held string
 }
 
-// newView builds a view from the objects and the records. A record's key is the UID of its Node.
+// newView builds a view. records maps the UIDs of Nodes to their records.
 func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	attachments []storagev1.VolumeAttachment, records map[types.UID]record) *view {
 	v := &view{Now: now, pods: map[string][]corev1.Pod{}}
@@ -86,8 +82,8 @@ func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	return v
 }
 
-// registeredInstance returns the instance with which the driver is registered on a node. It ignores
-// a CSINode that belongs to an earlier Node of the same name.
+// registeredInstance returns the instance with which the driver is registered on a node. A CSINode
+// may belong to an earlier Node of the same name.
 func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
 	if c.Name != n.Name || !slices.ContainsFunc(c.OwnerReferences, func(o metav1.OwnerReference) bool {
 		return o.UID == n.UID
@@ -115,9 +111,9 @@ func (n *node) proof(instance string) int {
 	return 0
 }
 
-// instanceOf returns the instance of a node, or why it is not known. The driver has to be
-// registered with the instance, spec.providerID must not name another one, and no other node may
-// have as strong a proof for this instance.
+// instanceOf returns a node's instance, or why it is not known. The driver has to be registered
+// with it, spec.providerID must not name another one, and no other node may have as strong a proof
+// for this instance.
 func (v *view) instanceOf(n *node) (instance, why string) {
 	if n.registered == "" {
 		return "", "the driver is not registered on this node"
@@ -141,17 +137,16 @@ func (v *view) of(n *node) []*attachment {
 	})
 }
 
-// waiting returns the attachments of a node that wait until its instance is stopped.
+// waiting returns a node's attachments that wait until its instance is stopped.
 func (v *view) waiting(n *node) []*attachment {
 	return slices.DeleteFunc(v.of(n), func(a *attachment) bool { return !a.waits() })
 }
 
-// due returns the attachments of a node for which its instance may be stopped.
+// due returns a node's attachments for which its instance may be stopped.
 func (v *view) due(n *node) []*attachment {
 	return slices.DeleteFunc(v.waiting(n), func(a *attachment) bool { return a.held != "" })
 }
 
-// held returns why the keeper stops no instance for one of the node's attachments, or "".
 func (v *view) held(n *node) string {
 	for _, a := range v.waiting(n) {
 		if a.held != "" {
@@ -179,15 +174,15 @@ func (v *view) unasked(pods sorted) []string {
 }
 
 // wanted reports whether the operation still has a purpose: an attachment waits for a stop, or one
-// that waited when the operation began is not done, even if it last failed for another reason.
+// that waited at the operation's start is not done, even if it last failed for another reason.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))
 	})
 }
 
-// failure returns the error of the attachment's current direction, attach or detach. It returns nil
-// if there is none, or if the attachment is done.
+// failure returns the error of the last attach or, for an attachment that is being deleted, of the
+// last detach. It returns nil if there is none, or if the attachment is done.
 func (a *attachment) failure() *storagev1.VolumeError {
 	switch {
 	case a.DeletionTimestamp != nil:
@@ -198,7 +193,6 @@ func (a *attachment) failure() *storagev1.VolumeError {
 	return nil
 }
 
-// open reports whether the attacher still has to attach or detach.
 func (a *attachment) open() bool { return a.DeletionTimestamp != nil || !a.Status.Attached }
 
 // waits reports whether the rack refuses the attach or detach until the instance is stopped.
@@ -208,7 +202,7 @@ func (a *attachment) waits() bool {
 }
 
 // wakeup returns the value of WokenAnnotation that wakes the attacher in an operation. It contains
-// the time of the last failure, which shows triedAgain whether the attacher has tried since.
+// the time of the last failure, from which triedAgain sees whether the attacher has tried since.
 func (a *attachment) wakeup(r *operation) string {
 	value := r.id()
 	if failed := a.failure(); failed != nil {
@@ -217,8 +211,8 @@ func (a *attachment) wakeup(r *operation) string {
 	return value
 }
 
-// settled reports whether the attacher has finished with the attachment in an operation. Either it
-// has succeeded, or it has tried since it was woken, and failed for a reason that neither a stopped
+// settled reports whether the attacher is done with the attachment in an operation: it has
+// succeeded, or it has tried since it was woken, and failed for a reason that neither a stopped
 // instance nor another attempt removes.
 func (a *attachment) settled(r *operation) bool {
 	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
@@ -233,7 +227,6 @@ func (a *attachment) passes() bool {
 	})
 }
 
-// triedAgain reports whether the attacher has tried since it was woken in an operation.
 func (a *attachment) triedAgain(r *operation) bool {
 	woken := a.Annotations[WokenAnnotation]
 	return strings.HasPrefix(woken, r.id()) && woken != a.wakeup(r)
@@ -253,7 +246,6 @@ func (a *attachment) volume() string {
 	return *a.Spec.Source.PersistentVolumeName
 }
 
-// ready returns whether the node is ready, and its kubelet's last heartbeat.
 func (n *node) ready() (ready bool, heartbeat time.Time) {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
@@ -265,13 +257,12 @@ func (n *node) ready() (ready bool, heartbeat time.Time) {
 
 func (n *node) allowed() bool { return n.Labels[ColdAttachLabel] == Allowed }
 
-// sorted contains the pods of a node, sorted by what happens to them when its instance is stopped.
+// sorted contains a node's pods, by what happens to them when its instance is stopped.
 type sorted struct {
 	// evict contains pods without volumes of the driver. They run on other nodes in the meantime.
 	evict []*corev1.Pod
 	// stay contains pods with volumes of the driver, both running and waiting ones. Their disks stay
-	// attached, so these pods have to come back to this node; on another node each would cause
-	// another stop.
+	// attached, so they have to come back to this node. On another node each would cause another stop.
 	stay []*corev1.Pod
 	// lost is why a pod would not come back after a stop, or must not be stopped, or "".
 	lost string
@@ -282,8 +273,8 @@ type sorted struct {
 
 type claim struct{ namespace, name string }
 
-// claimsOf returns the claims that are bound to the driver's volumes, each with its volume. It
-// compares UIDs, because a volume may still name an earlier claim of the same name.
+// claimsOf maps the claims that are bound to the driver's volumes to these volumes. It compares
+// UIDs, because a volume may still name an earlier claim of the same name.
 func claimsOf(volumes []corev1.PersistentVolume,
 	all []corev1.PersistentVolumeClaim) map[claim]*corev1.PersistentVolume {
 	of := map[claim]*corev1.PersistentVolumeClaim{}
@@ -308,8 +299,8 @@ func ofDriver(v *corev1.PersistentVolume) bool {
 	return v.Spec.CSI != nil && v.Spec.CSI.Driver == DriverName
 }
 
-// unfounded returns why nobody needs an attachment, or "": its volume is not the driver's, has no
-// claim, or is used by no pod on the node. Such an attachment may be forged, so no instance is
+// unfounded returns why nobody needs an attachment, or "". An attachment may be forged if its
+// volume is not the driver's, has no claim, or is used by no pod on the node, so no instance is
 // stopped for it. A detach needs no pod: the pod is gone, and often its claim, too.
 func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	volume := v.persistentVolume(a.volume())
@@ -330,7 +321,6 @@ func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	return fmt.Sprintf("no pod on this node uses the volume %s by its claim", volume.Name)
 }
 
-// ended reports whether no container of a pod will run any more.
 func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
@@ -370,7 +360,7 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 	return s
 }
 
-// hasRun reports whether a container of a pod runs or has run. The phase alone does not tell: it is
+// hasRun reports whether a container of the pod runs or has run. The phase does not suffice: it is
 // Pending until the init containers have ended.
 func hasRun(p *corev1.Pod) bool {
 	return p.Status.Phase != corev1.PodPending && p.Status.Phase != "" || slices.ContainsFunc(
@@ -380,14 +370,13 @@ func hasRun(p *corev1.Pod) bool {
 		})
 }
 
-// ofControlPlane reports whether a static pod belongs to the control plane. The nodes' label does
-// not suffice, because some installers do not set it.
+// ofControlPlane reports whether a static pod belongs to the control plane. Some installers do not
+// set the nodes' label.
 func ofControlPlane(p *corev1.Pod) bool {
 	return p.Namespace == metav1.NamespaceSystem && (p.Labels["tier"] == "control-plane" ||
 		p.Labels["component"] == "kube-apiserver" || p.Labels["component"] == "etcd")
 }
 
-// volumesOf returns the driver's volumes that a pod uses.
 func volumesOf(p *corev1.Pod,
 	claims map[claim]*corev1.PersistentVolume) []*corev1.PersistentVolume {
 	var volumes []*corev1.PersistentVolume
@@ -406,7 +395,6 @@ func volumesOf(p *corev1.Pod,
 	return volumes
 }
 
-// statefulSets returns the StatefulSets of pods, as namespace/name.
 func statefulSets(pods []*corev1.Pod) []string {
 	var sets []string
 	for _, p := range pods {
@@ -418,7 +406,6 @@ func statefulSets(pods []*corev1.Pod) []string {
 	return slices.Compact(sets)
 }
 
-// waitingPods returns the pods that use the volume of an attachment in waiting.
 func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	waiting []*attachment) []*corev1.Pod {
 	var found []*corev1.Pod
@@ -432,9 +419,9 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	return found
 }
 
-// exhausted describes a budget that forbids an operation, or returns "". It forbids the eviction of
-// the pods in s.evict, or a stop of the pods in s.stay. A pod that waits for its volume is no loss:
-// it is not healthy before the stop, and without the stop it never will be.
+// exhausted describes a budget that forbids an operation, or returns "". A budget may forbid the
+// eviction of the pods in s.evict, or a stop of those in s.stay. A pod that waits for its volume is
+// no loss: it is not healthy before the stop, and without the stop it never will be.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

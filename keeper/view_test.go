@@ -14,7 +14,6 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// va returns an attachment of the volume "data" on the node "a".
 func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
 	return &attachment{VolumeAttachment: changed(&storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: "va-data", CreationTimestamp: metav1.NewTime(begin)},
@@ -22,7 +21,6 @@ func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
 			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("data")}}}, change...)}
 }
 
-// failure returns the error of an attempt that was made this many seconds after begin.
 func failure(message string, after int) *storagev1.VolumeError {
 	return &storagev1.VolumeError{Message: message,
 		Time: metav1.NewTime(begin.Add(time.Duration(after) * time.Second))}
@@ -139,7 +137,6 @@ func phase(phase corev1.PodPhase) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Phase = phase }
 }
 
-// initializing makes the pod's init container run.
 func initializing(p *corev1.Pod) {
 	p.Status.Phase = corev1.PodPending
 	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
@@ -230,7 +227,7 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 type pdb = policyv1.PodDisruptionBudget
 
 // budget returns a PodDisruptionBudget for the pods of the app "shop", with the numbers that its
-// controller computes from the spec.
+// controller computes.
 func budget(desired, healthy, allowed int32, changes ...func(*pdb)) *pdb {
 	return changed(&pdb{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop"},
 		Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{

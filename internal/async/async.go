@@ -1,6 +1,6 @@
-// Package async starts the driver's goroutines and paces its retries. A panic that no function
-// recovers ends the process, and with it all calls. So this package recovers each panic, and the
-// caller that waits for the goroutine gets an error, or panics itself.
+// Package async starts the driver's goroutines and paces its retries. A panic that nobody recovers
+// ends the process, and with it all calls. So this package recovers each panic, and the caller that
+// waits for the goroutine gets an error, or panics itself.
 package async
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// Recover converts a panic to an error and logs the panic's stack. Callers must defer it.
+// Recover converts a panic to an error, and logs its stack. It must be called by defer.
 func Recover(ctx context.Context, log *slog.Logger, work string, err *error) {
 	p := recover()
 	if p == nil {
@@ -24,31 +24,29 @@ func Recover(ctx context.Context, log *slog.Logger, work string, err *error) {
 	if !ok {
 		raised = &RaisedPanic{p, debug.Stack()}
 	}
-	// Do not log the panic's value, which may quote the request. The stack does not.
+	// Do not log the panic's value, which may quote the request.
 	log.ErrorContext(ctx, "panic", "in", work, "type", fmt.Sprintf("%T", raised.Value),
 		"stack", string(raised.stack))
 	*err = csierr.New(csierr.Internal, "bug in the driver: %s panicked; see its log", work)
 }
 
-// Guard runs f and converts a panic in it to an error.
+// Guard runs f, and converts a panic to an error.
 func Guard(ctx context.Context, log *slog.Logger, work string, f func() error) (err error) {
 	defer Recover(ctx, log, work, &err)
 	return f()
 }
 
-// RaisedPanic is a panic from another goroutine, with the stack of that goroutine.
+// RaisedPanic is the panic of another goroutine.
 type RaisedPanic struct {
 	Value any
 	stack []byte
 }
 
-// String returns the text that the Go runtime prints if the panic ends the process.
 func (p *RaisedPanic) String() string {
 	return fmt.Sprintf("%v, raised in another goroutine:\n%s", p.Value, p.stack)
 }
 
-// Group is a set of goroutines that one caller waits for. If one of them panics, Wait panics with a
-// RaisedPanic in the goroutine that waits.
+// Group is a set of goroutines. If one of them panics, Wait panics with a RaisedPanic.
 type Group struct {
 	group sync.WaitGroup
 	mu    sync.Mutex
@@ -70,7 +68,7 @@ func (c *Group) Go(f func()) {
 	})
 }
 
-// Wait waits for all goroutines of the group.
+// Wait waits for all goroutines.
 func (c *Group) Wait() {
 	c.group.Wait()
 	if c.panicked != nil {
@@ -78,7 +76,8 @@ func (c *Group) Wait() {
 	}
 }
 
-// Start runs f in a goroutine. Call the returned function: it waits for f and returns f's result.
+// Start runs f in a goroutine. The returned function waits for f and returns its result. It must be
+// called.
 func Start[T any](f func() (T, error)) func() (T, error) {
 	var result T
 	var err error
@@ -100,7 +99,7 @@ func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (st
 	})
 }
 
-// Linger returns a context that ends later than ctx, by the given time, and a function to end it.
+// Linger returns a context that ends this long after ctx, and a function that ends it at once.
 func Linger(ctx context.Context, while time.Duration) (longer context.Context, end func()) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -113,13 +112,13 @@ func Linger(ctx context.Context, while time.Duration) (longer context.Context, e
 	}
 }
 
-// hanging contains, by the key of Within, a channel for each function that has taken too long. The
-// channel is closed when the function returns.
+// hanging maps a key of Within to a channel, which is closed when the function that took too long
+// returns.
 var hanging sync.Map
 
-// Within runs f, which may hang, and reports whether f ended within wait. While an earlier f with
-// the same key hangs, it returns false without running f, so that a hanging file does not block
-// more and more threads. If it returns false, the caller must not read what f writes.
+// Within runs f, which may hang, and reports whether f returned within wait. While an earlier f
+// with the same key hangs, it returns false without running f, so that a hanging file does not
+// block more and more threads. If it returns false, the caller must not read what f writes.
 func Within(key string, wait time.Duration, f func()) bool {
 	if ended, ok := hanging.Load(key); ok {
 		select {
@@ -146,16 +145,16 @@ func Within(key string, wait time.Duration, f func()) bool {
 // Detach runs f in a goroutine that nobody waits for. f must recover its own panics.
 func Detach(f func()) { go f() }
 
-// Backoff paces repeated attempts. Each pause is twice as long as the one before, up to Max.
+// Backoff paces attempts. Each pause is twice as long as the one before, up to Max.
 type Backoff struct {
 	Pause time.Duration // before the next attempt
 	Max   time.Duration
 	End   time.Time // no pause begins later
 }
 
-// Wait pauses before the next attempt. After End it returns false without a pause. If ctx ends
-// during the pause, it returns the context's error. The last pause is shorter if necessary, so that
-// the last attempt begins at End.
+// Wait pauses before the next attempt. After End it returns false at once. The last pause is
+// shorter if necessary, so that the last attempt begins at End. If ctx ends during a pause, Wait
+// returns the context's error.
 func (b *Backoff) Wait(ctx context.Context) (again bool, err error) {
 	left := time.Until(b.End)
 	if left <= 0 {

@@ -19,13 +19,13 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// Tab is a tab of a headless browser. It records its page's requests and console messages.
+// Tab is a browser tab. It records its page's requests and console messages.
 type Tab struct {
 	*testing.T
 	ctx context.Context
 
 	mu sync.Mutex
-	// mu guards requests and messages.
+	// guarded by mu
 	requests []string
 	messages []string
 }
@@ -61,7 +61,7 @@ func Start(t *testing.T) Browser {
 	return Browser{ctx}
 }
 
-// Open opens a new tab, runs the actions in it, and then opens the address in it.
+// Open runs the actions in a new tab, and then opens the address there.
 func (b Browser) Open(t *testing.T, address string, before ...chromedp.Action) *Tab {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(b.ctx)
@@ -104,7 +104,7 @@ func (b *Tab) Do(actions ...chromedp.Action) {
 	}
 }
 
-// Follow runs actions that lead to another page, and waits until the browser has loaded it.
+// Follow runs actions that lead to another page, and waits until that page is loaded.
 func (b *Tab) Follow(actions ...chromedp.Action) {
 	b.Helper()
 	if _, err := chromedp.RunResponse(b.ctx, actions...); err != nil {
@@ -112,7 +112,7 @@ func (b *Tab) Follow(actions ...chromedp.Action) {
 	}
 }
 
-// Evaluate runs a script in the page and returns the script's value.
+// Evaluate returns the value of a script that it runs in the page.
 func Evaluate[T any](b *Tab, script string) (value T) {
 	b.Helper()
 	b.Do(chromedp.Evaluate(script, &value))
@@ -131,8 +131,8 @@ func Size(width, height int64) chromedp.Action {
 	return emulation.SetDeviceMetricsOverride(width, height, 1, false)
 }
 
-// contrasts is a script. It returns the contrast between text and background, as WCAG 2 defines it,
-// for each element that contains text itself. Unlike WCAG, it makes no exception for large text.
+// contrasts returns the contrast between text and background, as WCAG 2 defines it, for each
+// element that contains text itself. Unlike WCAG, it makes no exception for large text.
 const contrasts = `(() => {
 	const channels = colour => colour.match(/[\d.]+/g).map(Number);
 	const luminance = ([r, g, b]) => [r, g, b].map(c => c / 255)
@@ -158,13 +158,13 @@ const contrasts = `(() => {
 	});
 })()`
 
-// Contrast is the ratio between the luminance of a text and that of its background.
+// Contrast is the luminance ratio of a text and its background.
 type Contrast struct {
 	What  string
 	Ratio float64
 }
 
-// Contrasts returns the contrast of every visible text.
+// Contrasts returns the contrasts of all visible texts.
 func Contrasts(b *Tab) []Contrast {
 	b.Helper()
 	return Evaluate[[]Contrast](b, contrasts)

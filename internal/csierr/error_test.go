@@ -85,8 +85,7 @@ func TestParseMessageSkipsKubernetesPrefixes(t *testing.T) {
 	}
 }
 
-// FuzzPlain checks that Plain removes everything unsafe from any text, and that it does not change
-// its own output.
+// FuzzPlain checks that Plain removes everything unsafe, and does not change its own output.
 func FuzzPlain(f *testing.F) {
 	f.Add("a\u202eb")
 	f.Fuzz(func(t *testing.T, text string) {
@@ -114,7 +113,6 @@ func TestOutputTailReturnsOneQuotedLine(t *testing.T) {
 	}
 }
 
-// entry matches a section of docs/reasons.md. definition matches a constant in reasons.go.
 var (
 	entry      = regexp.MustCompile("### `(\\w+)`\n\n`(\\w+)`.*\\.\n[^#]+\\.\n\nDo: ([^#]+)\n")
 	definition = regexp.MustCompile(`\t(\w+) +Reason = "(\w+)"`)
@@ -148,9 +146,8 @@ func TestReasonsPageMatchesTheTable(t *testing.T) {
 	}
 }
 
-// The test searches for each reason in the driver's tests, which contain the reason's constant, and
-// in proofs/corpus, whose tests contain the reason's text.
-func TestEveryReasonIsInTheTableInItsOrderAndAppearsInATest(t *testing.T) {
+// The driver's tests name a reason's constant; those in proofs/corpus contain its text.
+func TestTheTableListsAllReasonsInOrderAndATestCausesEach(t *testing.T) {
 	var tests strings.Builder
 	for _, pattern := range []string{"driver/*", "driver/*/*", "internal/rack/*", "internal/volume/*",
 		"proofs/corpus/*"} {

@@ -1,6 +1,6 @@
 // Package csierr defines the driver's errors. Every error that a caller of the CSI services gets is
-// an Error: a Reason and a sentence. One table contains each reason's gRPC code, and the advice
-// that the command "doctor" prints. docs/reasons.md repeats the table.
+// an Error: a Reason and a sentence. One table contains each reason's gRPC code and the advice that
+// the command doctor prints. docs/reasons.md repeats the table.
 package csierr
 
 import (
@@ -36,10 +36,9 @@ func Coded(code codes.Code, reason Reason, format string, args ...any) error {
 	return &Error{Reason: reason, code: code, err: fmt.Errorf(format, args...)}
 }
 
-// Error returns the sentence without the reason, so that errors can be wrapped.
+// Error returns the sentence without the reason, so that other errors can wrap it.
 func (e *Error) Error() string { return e.err.Error() }
 
-// Unwrap returns the wrapped error, which has the same sentence.
 func (e *Error) Unwrap() error { return e.err }
 
 // WithText returns an Error with the same reason and code, and another sentence.
@@ -47,8 +46,8 @@ func (e *Error) WithText(text string) *Error {
 	return &Error{Reason: e.Reason, code: e.code, err: errors.New(text)}
 }
 
-// Message returns the text for the caller, "Reason: sentence" on one line. To the error of a
-// damaged filesystem it appends the advice to repair a copy.
+// Message returns the text for the caller, "Reason: sentence" on one line. For a damaged filesystem
+// it adds the advice to repair a copy.
 func (e *Error) Message() string {
 	text := string(e.Reason) + ": " + Plain(e.Error())
 	if e.Reason == FilesystemDamaged && !strings.Contains(text, repairAdvice) {
@@ -60,12 +59,12 @@ func (e *Error) Message() string {
 const repairAdvice = "take a snapshot, and repair a copy of the disk first: " +
 	"docs/howto/repair-a-filesystem.md"
 
-// GRPCStatus returns the status for gRPC. It contains no details, because CSI forbids them.
+// GRPCStatus returns the status for gRPC, without details, because CSI forbids them.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.code, e.Message()) }
 
-// Convert converts any error to an Error, and nil to nil. If err wraps an Error, the result keeps
-// the text of err. An error of a context gets the reason DeadlineExceeded or Canceled. All other
-// errors get the reason in the parameter otherwise.
+// Convert converts an error to an Error, and nil to nil. If err wraps an Error, the result keeps
+// the text of err. The error of a context gets the reason DeadlineExceeded or Canceled. Any other
+// error gets the reason in the parameter otherwise.
 func Convert(err error, otherwise Reason) error {
 	if err == nil {
 		return nil
@@ -90,7 +89,6 @@ func From(err error, otherwise Reason) *Error {
 	return fromStatus(err, otherwise)
 }
 
-// fromStatus keeps the code of a gRPC error. Any other error gets the code of the reason.
 func fromStatus(err error, otherwise Reason) *Error {
 	s, ok := status.FromError(err)
 	if !ok || s.Code() == codes.Unknown || s.Code() == codes.OK {
@@ -118,7 +116,7 @@ func ReasonOf(err error) Reason {
 // Has reports whether an error has the reason.
 func Has(err error, reason Reason) bool { return err != nil && ReasonOf(err) == reason }
 
-// Message returns the text of an error as a caller gets it, or "" for nil.
+// Message returns an error's text as a caller gets it, or "" for nil.
 func Message(err error) string {
 	if err == nil {
 		return ""
@@ -132,27 +130,27 @@ func IsNotFound(err error) bool { return status.Code(err) == codes.NotFound }
 // IsAlreadyExists reports whether the error's code is ALREADY_EXISTS.
 func IsAlreadyExists(err error) bool { return status.Code(err) == codes.AlreadyExists }
 
-// retryable are the codes after which a CO repeats the call. Any other code is final.
 var retryable = []codes.Code{
 	codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted,
 }
 
-// Retryable reports whether a CO repeats the call after the error.
+// Retryable reports whether a CO repeats the call after the error. Other errors are final.
 func Retryable(err error) bool { return slices.Contains(retryable, status.Code(err)) }
 
-// rackToken matches a token of the rack in a program's quoted output: an unescaped quote ends it.
-// rackTokenAsSent matches a token in other text. A token may contain any visible ASCII characters.
+// rackToken matches a token of the rack in a program's quoted output, where an unescaped quote ends
+// it. rackTokenAsSent matches a token in other text. A token may contain any visible ASCII
+// character.
 var (
 	rackToken       = regexp.MustCompile(`oxide-token-(\\+[!-~]|[!#-\[\]-~])*`)
 	rackTokenAsSent = regexp.MustCompile(`oxide-token-[!-~]*`)
 )
 
-// Plain converts untrusted text, which may be from any server that answers at the rack's address,
-// to one line of valid UTF-8 of at most about 1000 bytes. It removes tokens, and characters that
-// change the order in which text is displayed.
+// Plain converts untrusted text to one line of valid UTF-8 of at most about 1000 bytes. Any server
+// may answer at the rack's address. Plain removes tokens, and characters that change the order in
+// which text is displayed.
 func Plain(text string) string {
 	const most = 1000
-	// Cut first: the regular expression also matches a token that was cut.
+	// Cut first: the regular expression also matches the beginning of a token.
 	text = text[:min(len(text), 2*most)]
 	text = rackTokenAsSent.ReplaceAllString(strings.ToValidUTF8(text, "�"), "***")
 	text = strings.Map(func(r rune) rune {
@@ -167,10 +165,10 @@ func Plain(text string) string {
 	return strings.TrimSpace(text)
 }
 
-// WithoutTokens replaces everything that looks like a token of the rack with ***.
+// WithoutTokens replaces tokens of the rack with ***.
 func WithoutTokens(text string) string { return rackToken.ReplaceAllString(text, "***") }
 
-// WithoutPath removes the path from an error of a system call. The caller must not see the paths
+// WithoutPath removes the path from the error of a system call: a caller must not see the paths
 // that an operator has configured.
 func WithoutPath(err error) error {
 	var errno syscall.Errno
@@ -193,11 +191,10 @@ func OutputTail(output string) string {
 	return fmt.Sprintf("%q", words)
 }
 
-// Reason is the first word of every error that a CO gets. Dashboards and documentation refer to it;
-// the sentence after it is for people.
+// Reason is the first word of every error that a CO gets. Dashboards and documentation refer to it.
 type Reason string
 
-// Explanation contains a reason's gRPC code and advice. docs/reasons.md also explains its meaning.
+// Explanation contains a reason's gRPC code and advice.
 type Explanation struct {
 	Reason Reason
 	Code   codes.Code
@@ -212,18 +209,18 @@ var explanations = func() map[Reason]Explanation {
 	return all
 }()
 
-// Explain returns the explanation of a reason, and false if the driver has no such reason.
+// Explain returns the explanation of a reason, and false for an unknown reason.
 func Explain(reason Reason) (e Explanation, known bool) {
 	e, known = explanations[reason]
 	return e, known
 }
 
-// Reasons returns every reason, in alphabetical order.
+// Reasons returns all reasons in alphabetical order.
 func Reasons() []Reason { return slices.Sorted(maps.Keys(explanations)) }
 
-// ParseMessage parses an error message of the driver, "Reason: sentence", even if Kubernetes has
-// put a prefix before it ("rpc error: code = Aborted desc = "). It returns false for a text without
-// a known reason.
+// ParseMessage parses an error message of the driver, "Reason: sentence". It skips what Kubernetes
+// puts before it ("rpc error: code = Aborted desc = "). It returns false if the text has no known
+// reason.
 func ParseMessage(text string) (reason Reason, sentence string, ok bool) {
 	if _, after, found := strings.Cut(text, " desc = "); found {
 		text = after
@@ -349,8 +346,8 @@ const (
 //go:embed reasons.txt
 var reasons string
 
-// table contains all reasons in the order of docs/reasons.md. Each line of reasons.txt has a
-// reason, its code, and advice.
+// table contains all reasons in the order of docs/reasons.md. A line of reasons.txt has a reason,
+// its code, and advice.
 var table = func() (all []Explanation) {
 	known := map[string]codes.Code{}
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {

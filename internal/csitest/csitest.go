@@ -1,4 +1,4 @@
-// Package csitest contains helpers for tests: they make parts of CSI requests and check errors.
+// Package csitest makes CSI requests and checks errors, for tests.
 package csitest
 
 import (
@@ -29,8 +29,7 @@ func Must(t testing.TB, err error) {
 	}
 }
 
-// Want ends the test unless err has the code and the reason, and its message passes Presentable and
-// contains all words.
+// Want ends the test unless err has the code, the reason and all words, and is Presentable.
 func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason, words ...string) {
 	t.Helper()
 	s := status.Convert(err)
@@ -41,21 +40,19 @@ func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason, words 
 	Presentable(t, err, code)
 }
 
-// OK ends the test on an error. In tables of test cases it is the check for calls that must
-// succeed. Fails returns the checks for calls that must fail.
+// OK ends the test on an error. In tables of test cases it is the check for success.
 func OK(t *testing.T, err error) {
 	t.Helper()
 	Must(t, err)
 }
 
-// Fails returns a check for an error with this reason and with the code that belongs to the reason.
-// See Want.
+// Fails returns a check with Want for an error with this reason and the reason's code.
 func Fails(reason csierr.Reason, words ...string) func(*testing.T, error) {
 	own, _ := csierr.Explain(reason)
 	return Coded(own.Code, reason, words...)
 }
 
-// Coded is like Fails, for an error whose code differs from its reason's.
+// Coded is like Fails, for a code that is not the reason's.
 func Coded(code codes.Code, reason csierr.Reason, words ...string) func(*testing.T, error) {
 	return func(t *testing.T, err error) {
 		t.Helper()
@@ -82,15 +79,15 @@ func Says(t *testing.T, err error, words ...string) {
 	}
 }
 
-// Err returns the error from a call's two results.
+// Err returns the error of a call with two results.
 func Err(_ any, err error) error { return err }
 
-// Call calls the service's method for the request, and returns its error.
+// Call is like Answer, and returns only the error.
 func Call(ctx context.Context, service any, request proto.Message) error {
 	return Err(Answer(ctx, service, request))
 }
 
-// Answer calls the method that takes this request. The service may be a server or a client.
+// Answer calls the method of a server or a client that takes this request.
 func Answer(ctx context.Context, service any, request proto.Message) (proto.Message, error) {
 	name := strings.TrimSuffix(string(request.ProtoReflect().Descriptor().Name()), "Request")
 	results := reflect.ValueOf(service).MethodByName(name).Call([]reflect.Value{
@@ -99,7 +96,7 @@ func Answer(ctx context.Context, service any, request proto.Message) (proto.Mess
 	return results[0].Interface().(proto.Message), err
 }
 
-// With applies an edit to the request and returns the request.
+// With edits the request, and returns it.
 func With[R proto.Message](request R, edit func(R)) R {
 	edit(request)
 	return request
@@ -161,7 +158,7 @@ func Pairs(text string) map[string]string {
 	return values
 }
 
-// Topologies parses topologies in the form of the driver's flag, such as "region=R1,zone=Z2".
+// Topologies parses topologies as the driver's flag has them, such as "region=R1,zone=Z2".
 func Topologies(texts ...string) []*csi.Topology {
 	var list []*csi.Topology
 	for _, text := range texts {
@@ -174,7 +171,7 @@ func Topologies(texts ...string) []*csi.Topology {
 	return list
 }
 
-// Await waits until met returns true. After 10 seconds it ends the test.
+// Await waits until met returns true, at most 10 seconds.
 func Await(t *testing.T, what string, met func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
@@ -186,7 +183,7 @@ func Await(t *testing.T, what string, met func() bool) {
 	t.Fatalf("timed out waiting until %s", what)
 }
 
-// SameMessage fails the test unless two messages are equal.
+// SameMessage fails the test unless the messages are equal.
 func SameMessage(t *testing.T, got, want proto.Message) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {

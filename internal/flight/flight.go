@@ -33,33 +33,32 @@ import (
 // Outcome is the progress of a change.
 type Outcome string
 
-// The outcomes. If a change has only the entry Begun, it is unknown whether the change was made:
-// the process ended, or the rack did not answer.
+// The outcomes. After Begun alone it is unknown whether the change was made: the process ended, or
+// the rack did not answer.
 const (
 	Begun  Outcome = "begun"
 	Done   Outcome = "done"
 	Failed Outcome = "failed"
 )
 
-// Fields describe a change. Empty fields are omitted. No field may contain a secret, so mount flags
-// have no field: CSI calls them sensitive.
+// Fields describe a change. Mount flags have no field, because CSI calls them sensitive.
 type Fields struct {
-	Volume   string `json:"volume,omitempty"`   // the volume's id
-	Snapshot string `json:"snapshot,omitempty"` // the snapshot's id
-	Name     string `json:"name,omitempty"`     // the snapshot's name on the rack
-	Disk     string `json:"disk,omitempty"`     // the disk's name on the rack
-	Instance string `json:"instance,omitempty"` // the instance's id
-	Device   string `json:"device,omitempty"`   // such as /dev/nvme1n1
-	// DiskSeq is the kernel's diskseq of the device. It changes when the disk is detached and attached
-	// again. Between detach and attach, another node may have written to the disk.
+	Volume   string `json:"volume,omitempty"`
+	Snapshot string `json:"snapshot,omitempty"`
+	Name     string `json:"name,omitempty"` // of the snapshot on the rack
+	Disk     string `json:"disk,omitempty"` // the name on the rack
+	Instance string `json:"instance,omitempty"`
+	Device   string `json:"device,omitempty"` // such as /dev/nvme1n1
+	// DiskSeq is the device's diskseq. The kernel gives the disk another one each time it is attached.
+	// Between detach and attach, another node may have written to the disk.
 	DiskSeq    uint64 `json:"diskseq,omitempty"`
 	Path       string `json:"path,omitempty"` // the staging or target path
 	Filesystem string `json:"filesystem,omitempty"`
-	Detail     string `json:"detail,omitempty"`  // further details, such as mkfs's options
+	Detail     string `json:"detail,omitempty"`  // such as mkfs's options
 	Request    string `json:"request,omitempty"` // the rack's id of the request
 	Claim      string `json:"claim,omitempty"`   // namespace/name of the PVC or the VolumeSnapshot
 	Reason     string `json:"reason,omitempty"`  // of a failure (docs/reasons.md)
-	// Seen reports that the change's end was recorded by a later call than the one that made it.
+	// Seen reports that a later call recorded the end of the change.
 	Seen    bool    `json:"seen,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"` // that the change took
 }
@@ -71,7 +70,7 @@ type Entry struct {
 	Outcome Outcome   `json:"outcome"`
 	Fields
 
-	// Entries about the same change have the same key, even if the change is repeated.
+	// key is the same for all entries about a change, even if the change is repeated.
 	key string
 }
 
@@ -83,7 +82,6 @@ func keyOf(e Event, f Fields) string {
 	return strings.Join(subject, "\x00")
 }
 
-// text is one of the text fields of Fields, with the field's key in JSON and in the log.
 type text struct {
 	key   string
 	value *string
@@ -96,7 +94,6 @@ func (f *Fields) texts() []text {
 		{"claim", &f.Claim}, {"reason", &f.Reason}}
 }
 
-// with returns a copy of the fields in which the non-empty fields of more replace the old ones.
 func (f Fields) with(more Fields) Fields {
 	others := more.texts()
 	for i, field := range f.texts() {
@@ -121,17 +118,17 @@ func (f Fields) attrs() []slog.Attr {
 }
 
 type history interface {
-	// add adds an entry. An entry that ends a change is added only if the change is still open, so
-	// that two processes do not both report the change. With always, every entry is added.
+	// add adds an entry. It adds the end of a change only while the change is open, so that no two
+	// processes report the same change. With always, it adds every entry.
 	add(e Entry, always bool) (added bool, err error)
 }
 
 // Recorder records the changes that one process makes.
 type Recorder struct {
 	Log *slog.Logger
-	// Dir is the directory of the volumes' files. If it is empty, open changes are kept in memory.
+	// Dir is the directory of the volumes' files. If it is "", open changes are kept in memory.
 	Dir string
-	// Observe, if not nil, is called for each change that was made.
+	// Observe, if not nil, is called after each change.
 	Observe func(Entry)
 
 	once sync.Once
@@ -148,8 +145,7 @@ func (r *Recorder) history() history {
 	return r.kept
 }
 
-// add adds an entry, and logs it if the change was made. It returns false if the entry could not be
-// written.
+// add adds an entry, and logs a change that was made. It returns false if the write failed.
 func (r *Recorder) add(e Entry, always bool) (recorded bool) {
 	added, err := r.history().add(e, always)
 	if err != nil {
@@ -177,7 +173,7 @@ type Call struct {
 
 type callKey struct{}
 
-// With returns a context for one CSI call. r records the call's changes with these fields.
+// With returns a context for one CSI call, whose changes r records with these fields.
 func With(ctx context.Context, r *Recorder, f Fields) context.Context {
 	return context.WithValue(ctx, callKey{}, Call{r, f, &atomic.Pointer[string]{}})
 }
@@ -188,21 +184,21 @@ func Of(ctx context.Context) Call {
 	return c
 }
 
-// About returns a copy of the call that also records these fields with each change.
+// About returns a copy of the call that adds these fields to each change.
 func (c Call) About(f Fields) Call {
 	c.fields = c.fields.with(f)
 	return c
 }
 
-// Answered records the id of a request that the rack has answered. Only the first request after
-// Begin counts, because it makes the change.
+// Answered records the id of a request that the rack has answered. Only the first one after Begin
+// counts, because that request makes the change.
 func Answered(ctx context.Context, request string) {
 	if c := Of(ctx); c.recorder != nil {
 		c.request.CompareAndSwap(nil, &request)
 	}
 }
 
-// Change is a change that was begun and has not ended.
+// Change is a change between Begin and End.
 type Change struct {
 	recorded bool // Begin's entry was written
 	ended    bool
@@ -222,8 +218,8 @@ func (c Call) Begin(event Event, f Fields) *Change {
 	return &Change{recorded: recorded, call: c, entry: e}
 }
 
-// End ends the change. If err is nil, the change was made, otherwise it has failed. If the outcome
-// is unknown, do not call End. Only the first call of End counts.
+// End ends the change, which was made if err is nil. If the outcome is unknown, do not call End.
+// Only the first call counts.
 func (c *Change) End(err error, more Fields) {
 	if c.call.recorder == nil || c.ended {
 		return
@@ -242,8 +238,8 @@ func (c *Change) End(err error, more Fields) {
 	c.call.recorder.add(e, !c.recorded)
 }
 
-// Confirm ends the open change with this event and these fields, after the caller has seen that it
-// was made. If no such change is open, it does nothing. more contains fields unknown at Begin.
+// Confirm ends the open change with this event and these fields, if there is one. Call it after
+// seeing that the change was made. more contains fields that were unknown at Begin.
 func (c Call) Confirm(event Event, f, more Fields) {
 	if c.recorder == nil {
 		return
@@ -254,7 +250,7 @@ func (c Call) Confirm(event Event, f, more Fields) {
 	c.recorder.add(e, false)
 }
 
-// Note records a change without a Begin. Every call of Note records one more change.
+// Note records a change that has no Begin.
 func (c Call) Note(event Event, f Fields) {
 	if c.recorder != nil {
 		c.recorder.add(Entry{Time: time.Now().UTC(), Event: event, Outcome: Done,
@@ -265,8 +261,8 @@ func (c Call) Note(event Event, f Fields) {
 // Event is the type of a change, such as DiskCreated.
 type Event string
 
-// A controller makes the changes of the first six events, on the rack. A node makes those of the
-// other events, to a disk's bytes or to mounts.
+// A controller makes the first six changes, on the rack. A node makes the others, to a disk's bytes
+// or to mounts.
 const (
 	DiskCreated     Event = "DiskCreated"
 	DiskDeleted     Event = "DiskDeleted"
@@ -331,7 +327,6 @@ func (e Event) Says() string {
 	return string(e)
 }
 
-// openLimit is the largest number of open changes that a controller remembers.
 const openLimit = 1000
 
 // memory keeps the open changes of a controller, which has no files.
@@ -365,28 +360,28 @@ func (m *memory) add(e Entry, always bool) (bool, error) {
 	return true, nil
 }
 
-// DirName is the directory of the volumes' files, within a node's state directory.
+// DirName is the directory of the volumes' files in a node's state directory.
 const DirName = "flight"
 
 const (
-	// When a volume's file reaches maxBytes, its last keepEntries entries are kept.
+	// When a file reaches maxBytes, its last keepEntries entries are kept.
 	keepEntries = 200
 	maxBytes    = 128 << 10
-	// Only the last recentBytes are searched for the begin of a change, because few changes follow it.
+	// The begin of a change is searched for only in the last recentBytes: few changes follow it.
 	recentBytes = 8 << 10
-	// maxVolumes is the largest number of files. A new file replaces the one written longest ago.
+	// A file beyond maxVolumes replaces the one written longest ago.
 	maxVolumes = 256
 	suffix     = ".jsonl"
 )
 
-// NewSuffix is the suffix of the temporary file that ReplaceFile writes.
+// NewSuffix is the suffix of ReplaceFile's temporary file.
 const NewSuffix = ".new"
 
-// files keeps a file for each volume, with a line for each entry. Each line is written at once, so
-// it is complete even if the process dies. Readers skip lines that a power failure has cut off.
+// files keeps a file for each volume, with a line for each entry. One write adds a line, so the
+// line is complete even if the process dies. Readers skip lines that a power failure has cut off.
 type files struct{ dir string }
 
-// FileName returns the name of a volume's file: the id if it is a UUID, otherwise a hash of the id.
+// FileName returns the name of a volume's file: the id if it is a UUID, otherwise its hash.
 func FileName(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id + suffix
@@ -399,8 +394,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without a file, no change is open, so Confirm has nothing to end. If End finds no file,
-		// somebody has removed it since the change began: End logs the change.
+		// Without a file no change is open, so Confirm has nothing to end. At End, somebody has removed
+		// the file since the change began: the change is logged.
 		return !e.Seen, nil
 	}
 	if err != nil {
@@ -437,15 +432,15 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	return err == nil, err
 }
 
-// sameAs reports whether both entries belong to one change. If the disk was detached between them,
-// they do not.
+// sameAs reports whether both entries belong to one change. They do not if the disk was detached in
+// between.
 func (e Entry) sameAs(other Entry) bool {
 	away := e.DiskSeq != 0 && other.DiskSeq != 0 && e.DiskSeq != other.DiskSeq
 	return e.Event == other.Event && e.Path == other.Path && !away
 }
 
-// Open returns the Begun entries of the changes that are still open. A failure ends only one of
-// several attempts at a change, because the outcome of the others is unknown.
+// Open returns the Begun entries of the open changes. A failure ends only one of several attempts
+// at a change, because the outcome of the others is unknown.
 func Open(entries []Entry) []Entry {
 	var open []Entry
 	for _, e := range entries {
@@ -489,7 +484,7 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 	}
 }
 
-// makeRoom creates the directory. If it contains maxVolumes files, it removes the oldest one.
+// makeRoom creates the directory. If that has maxVolumes files, it removes the oldest one.
 func (s *files) makeRoom(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
@@ -530,8 +525,8 @@ func replace(path string, entries []Entry) error {
 	return ReplaceFile(path, text.Bytes())
 }
 
-// ReplaceFile replaces a file of the state directory atomically, without a sync. It removes a
-// temporary file that exists, and never writes to it, because it may be a link.
+// ReplaceFile replaces a file of the state directory atomically, without a sync. It removes an
+// earlier temporary file and never writes to it, because it may be a link.
 func ReplaceFile(path string, b []byte) error {
 	_ = os.Remove(path + NewSuffix)
 	f, err := os.OpenFile(path+NewSuffix, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -551,8 +546,8 @@ func endsLine(f *os.File, size int64) bool {
 	return err == nil && last[0] == '\n'
 }
 
-// readLast returns the file's size and the valid entries in its last bytes. If event is not empty,
-// it may omit entries of other events.
+// readLast returns the file's size and the valid entries in its last bytes. Unless event is "", it
+// may omit entries of other events.
 func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -565,8 +560,8 @@ func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64,
 	return parse(r, []byte(event)), info.Size(), nil
 }
 
-// parse returns the entries whose lines contain the text. It skips all other lines, because
-// decoding takes much longer than reading, and most lines of a long file have other events.
+// parse returns the entries whose lines contain the text. Most lines of a long file have other
+// events, and decoding takes much longer than reading.
 func parse(r io.Reader, text []byte) (entries []Entry) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxBytes)
@@ -580,7 +575,7 @@ func parse(r io.Reader, text []byte) (entries []Entry) {
 	return entries
 }
 
-// Read returns a volume's entries, the oldest first. If the volume has no file, it returns none.
+// Read returns a volume's entries, the oldest first, or none if the volume has no file.
 func Read(dir, volumeID string) ([]Entry, error) {
 	f, err := os.OpenFile(filepath.Join(dir, FileName(volumeID)), os.O_RDONLY|noFollow, 0)
 	if errors.Is(err, fs.ErrNotExist) {

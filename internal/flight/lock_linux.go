@@ -11,11 +11,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 )
 
-// noFollow makes open fail on a symbolic link, and not wait on a FIFO.
+// noFollow makes an open of a symbolic link fail, and an open of a FIFO return at once.
 const noFollow = unix.O_NOFOLLOW | unix.O_NONBLOCK
 
-// lockTimeout limits the wait for the lock. A process holds the lock while it writes an entry. If
-// that process is stopped, calls must not wait for it.
+// lockTimeout limits the wait for the lock, which a process holds while it writes an entry. Calls
+// must not wait for a process that is stopped.
 const lockTimeout = time.Second
 
 func lock(f *os.File) error {
@@ -26,7 +26,7 @@ func lock(f *os.File) error {
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return err
 		}
-		// Wait even if the call's context has ended, so that the entry is written.
+		// Wait even if the call's context has ended: the entry has to be written.
 		if again, _ := backoff.Wait(context.Background()); !again {
 			return err
 		}

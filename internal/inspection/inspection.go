@@ -16,14 +16,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 )
 
-// Format is the version of the report's format.
+// Format is the version of the report's JSON format.
 const Format = 1
 
-// MaxBytes is the largest report that Parse accepts; no node's report is that large.
+// MaxBytes limits the reports that Parse accepts. No node's report is that large.
 const MaxBytes = 16 << 20
 
-// Report describes a node's disks and volumes. It contains no mount flags, which may be secret, and
-// no token, because a node has none.
+// Report describes a node's disks and volumes. It contains no mount flags, because they may be
+// secret. A node has no token that it could contain.
 type Report struct {
 	Format   int       `json:"format"`
 	Version  string    `json:"version"` // of the driver
@@ -34,13 +34,13 @@ type Report struct {
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }
 
-// Unseen names a part of the report that inspect could not fill, and says why.
+// Unseen names a part of the report that inspect could not fill, with the reason.
 type Unseen struct {
 	Part string `json:"part"`
 	Why  string `json:"why"`
 }
 
-// Names of the parts that may be missing in a report.
+// The parts of a report that inspect may be unable to fill.
 const (
 	PartInstance   = "instance"
 	PartDevices    = "devices"
@@ -51,7 +51,7 @@ const (
 	PartFlight     = "flight"
 )
 
-// Device is a disk of the instance, as the node shows it.
+// Device is a disk of the instance, as the node sees it.
 type Device struct {
 	Name       string `json:"name"` // such as nvme3n1
 	Number     string `json:"number"`
@@ -61,32 +61,32 @@ type Device struct {
 	ReadOnly   bool   `json:"readOnly,omitempty"`   // of a volume's only device
 }
 
-// Volume describes one volume on the node.
+// Volume describes a volume on the node.
 type Volume struct {
 	ID string `json:"id"`
-	// Serial is the serial number of the volume's disk. From tells where inspect found the number.
+	// Serial is the serial number of the volume's disk. From names the source of the number.
 	Serial string `json:"serial,omitempty"`
 	From   string `json:"from,omitempty"`
-	// Record is the driver's record of the volume. It exists while the volume is staged.
+	// Record is the driver's record of the volume, which exists while the volume is staged.
 	Record *VolumeRecord `json:"record,omitempty"`
-	// Devices are the disks with this serial number. A healthy volume has one.
+	// Devices are the disks with this serial number. A healthy volume has exactly one.
 	Devices     []Device       `json:"devices"`
 	Filesystems []Filesystem   `json:"filesystems"`
 	Mounts      []Mount        `json:"mounts"`
 	Flight      []flight.Entry `json:"flight"` // the latest changes, the oldest first
 	Open        []flight.Entry `json:"open"`   // changes that were begun and not ended
-	// Problems are errors that the driver found on the device or in its content.
+	// Problems are errors of the driver about the device or its content.
 	Problems []Problem `json:"problems,omitempty"`
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }
 
-// Problem is an error of the driver.
+// Problem is an error of the driver, as its reason and its sentence.
 type Problem struct {
 	Reason csierr.Reason `json:"reason"`
 	Says   string        `json:"says"`
 }
 
-// VolumeRecord contains fields of the driver's record of a volume.
+// VolumeRecord is the part of the driver's record that a diagnosis reads.
 type VolumeRecord struct {
 	Disk     string `json:"disk"`
 	Instance string `json:"instance"`
@@ -99,19 +99,18 @@ type Filesystem struct {
 	UUID      uuid.UUID `json:"uuid"`
 	SizeBytes int64     `json:"sizeBytes"`
 	Damaged   bool      `json:"damaged,omitempty"`
-	// NotGrown reports that the filesystem is mounted and smaller than its disk.
+	// NotGrown reports whether the filesystem is mounted and smaller than its disk.
 	NotGrown bool `json:"notGrown,omitempty"`
 }
 
-// Mount is a mount of the volume's filesystem or, for a raw volume, of its device node.
+// Mount is a mount of the volume's filesystem or, for a raw block volume, of its device node.
 type Mount struct {
 	Path   string `json:"path"`
 	FSType string `json:"fsType,omitempty"` // empty for a device node
-	// Failed is the filesystem's state after an error; empty if it had no errors.
-	Failed string `json:"failed,omitempty"`
-	// Writable reports that this mount accepts writes.
-	Writable bool `json:"writable,omitempty"`
-	// Process is the process whose mount namespace contains the mount; empty for the driver's own.
+	// Failed is the filesystem's state after an error, or "".
+	Failed   string `json:"failed,omitempty"`
+	Writable bool   `json:"writable,omitempty"`
+	// Process is a process in whose mount namespace the mount is; "" is the driver's own.
 	Process string `json:"process,omitempty"`
 }
 

@@ -1,7 +1,7 @@
 // Package rack is the driver's client for an Oxide rack. To the SDK's client it adds the driver's
 // token, reads that validate their responses, lists that always end, and the conversion of errors.
 //
-// The package itself changes nothing on a rack. Its callers do, with methods of the SDK's client.
+// The package changes nothing on a rack. Its callers do, with the methods of the SDK's client.
 package rack
 
 import (
@@ -27,8 +27,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Client is a client for one project of a rack: the SDK's client, and reads that validate their
-// responses.
+// Client is a client for one project of a rack.
 type Client struct {
 	*oxide.Client
 	Project string // name or UUID
@@ -38,7 +37,7 @@ type Client struct {
 	world world
 }
 
-// requestTimeLimit is the last limit of a request. The deadlines of calls are shorter.
+// requestTimeLimit limits every request. The deadlines of calls are shorter.
 const requestTimeLimit = 10 * time.Minute
 
 // Options contains the rack's address, the driver's project, and how to connect.
@@ -49,7 +48,7 @@ type Options struct {
 	UserAgent string
 }
 
-// New returns a client that sends its requests through t, and a function that closes idle
+// New returns a client that sends its requests through t, and a function that closes its idle
 // connections.
 func New(o Options, t *Transport) (*Client, func(), error) {
 	base, err := connections(o, t.Tokens.Log)
@@ -82,9 +81,9 @@ func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 	base.MaxIdleConnsPerHost = 32
 	base.IdleConnTimeout = 30 * time.Second
 	base.MaxResponseHeaderBytes = 64 << 10
-	// All calls share one HTTP/2 connection. When another machine takes over the rack's address, the
-	// connection gets no answers. Without pings every call would wait until TCP gives up, which takes
-	// a quarter of an hour.
+	// All calls share one HTTP/2 connection. If another machine takes over the rack's address, the
+	// connection gets no answers. Without pings every call would wait a quarter of an hour for TCP to
+	// give up.
 	base.HTTP2 = &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second}
 	if o.CAFile == "" {
 		return base, nil
@@ -99,14 +98,14 @@ func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 		return nil, err
 	}
 	base.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12,
-		// Go does not verify the server. VerifyConnection does, with the certificates now in the file.
+		// VerifyConnection verifies the server with the certificates that are in the file now.
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies
 		VerifyConnection: func(c tls.ConnectionState) error {
 			pool, err := roots.get(context.Background(), false)
 			if err != nil {
 				return err
 			}
-			// The connection has no server name if the rack's address is an IP address.
+			// If the rack's address is an IP address, the connection has no server name.
 			how := x509.VerifyOptions{DNSName: cmp.Or(c.ServerName, host.Hostname()), Roots: pool,
 				Intermediates: x509.NewCertPool()}
 			for _, certificate := range c.PeerCertificates[1:] {
@@ -126,7 +125,7 @@ func certificates(pem []byte) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// ParseHost parses a rack's address and returns scheme and host. The default scheme is https.
+// ParseHost returns the scheme and host of a rack's address. The default scheme is https.
 func ParseHost(address string) (string, error) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address
@@ -140,27 +139,27 @@ func ParseHost(address string) (string, error) {
 	return u.Scheme + "://" + u.Host, nil
 }
 
-// ID parses a UUID and returns it for the Oxide client, or false.
+// ID parses a UUID for the Oxide client, or returns false.
 func ID(id string) (oxide.NameOrId, bool) {
 	canonical, ok := volume.ParseID(id)
 	return oxide.NameOrId(canonical), ok
 }
 
-// World contains the ids of the driver's project and its silo. A name may later belong to another
-// project or rack; these ids never do.
+// World contains the ids of the driver's project and silo. Another project or rack may get the same
+// name, but never the same id.
 type World struct{ Project, Silo string }
 
 type world struct {
 	mu sync.Mutex
-	// guarded by mu; zero until the ids were read for the first time
+	// guarded by mu; zero before the first successful read
 	ids World
-	// guarded by mu; set if the last read found another project or silo than the first
+	// guarded by mu; set if the last read found other ids than the first
 	moved error
 }
 
-// World returns the ids that the first successful read has found. If a later read has found other
-// ids, World reads the ids again, and returns an error while they differ from the first. For a
-// client without a project it returns the zero World, which matches every object.
+// World returns the ids that the first successful read found. If a later read found others, World
+// reads the ids again, and returns an error while they differ from the first. For a client without
+// a project it returns the zero World, which matches every object.
 func (c *Client) World(ctx context.Context) (World, error) {
 	c.world.mu.Lock()
 	ids, moved := c.world.ids, c.world.moved
@@ -171,7 +170,7 @@ func (c *Client) World(ctx context.Context) (World, error) {
 	return c.LookAtWorld(ctx)
 }
 
-// LookAtWorld reads the ids from the rack and compares them with those of the first read.
+// LookAtWorld reads the ids and compares them with those of the first read.
 func (c *Client) LookAtWorld(ctx context.Context) (World, error) {
 	now, err := c.readWorld(ctx)
 	if err != nil {
@@ -214,8 +213,8 @@ func (c *Client) readWorld(ctx context.Context) (World, error) {
 	return World{project.Id, user.SiloId}, nil
 }
 
-// ProjectParam returns the project for a request. It returns the id once that is known, because the
-// project's name may later belong to another project.
+// ProjectParam returns the project for a request: the id once it is known, because another project
+// may get the name.
 func (c *Client) ProjectParam() oxide.NameOrId {
 	c.world.mu.Lock()
 	defer c.world.mu.Unlock()
@@ -225,7 +224,6 @@ func (c *Client) ProjectParam() oxide.NameOrId {
 	return oxide.NameOrId(c.Project)
 }
 
-// has returns an error unless the object is in the driver's project.
 func (w World) has(kind, text, project string) error {
 	if w.Project == "" || project == w.Project {
 		return nil
@@ -234,9 +232,10 @@ func (w World) has(kind, text, project string) error {
 		"%s; the driver leaves it alone", kind, text, project, w.Project)
 }
 
-// Gone proves that an object is gone that the rack did not find. With another token, project or
-// rack, the rack would not find it either. So Gone checks that the ids in World are unchanged. Then
-// it calls again, which reads the object once more and must not find it.
+// Gone returns nil if an object is gone that the rack did not find. With another token, project or
+// rack, the rack would not find it either. So Gone first checks that the ids in World are
+// unchanged. Then it calls the function in again, which must read the object once more and not find
+// it.
 func (c *Client) Gone(ctx context.Context, again func() error) error {
 	if _, err := c.LookAtWorld(ctx); err != nil {
 		return err
@@ -269,8 +268,8 @@ func (c *Client) SnapshotGone(ctx context.Context, id oxide.NameOrId) error {
 }
 
 // Error converts an error of the Oxide client to the error for the CO. doing names the call, such
-// as "create disk". If the reason of a refusal depends on an object's state, RPCs do not call
-// Error: they read the object and decide from its state.
+// as "create disk". If a refusal depends on an object's state, RPCs do not call Error: they read
+// the object and decide from its state.
 func Error(ctx context.Context, doing string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
@@ -307,8 +306,8 @@ func Error(ctx context.Context, doing string, err error) error {
 }
 
 // own reports whether the rack itself sent the error response: the body has an error code, and the
-// same request id as the header. Any other response may be from a server between driver and rack.
-// It does not show whether the request had an effect.
+// same request id as the header. Any other response may be from a server between driver and rack,
+// and does not show whether the request had an effect.
 func own(answer *oxide.HTTPError) bool {
 	r := answer.ErrorResponse
 	return r != nil && r.ErrorCode != "" && r.RequestId != "" &&
@@ -331,8 +330,8 @@ func notTheRack(ctx context.Context, doing string, answer *oxide.HTTPError) erro
 		AnswerText(answer))
 }
 
-// transportError returns the error for a request without a complete response. The rack may have
-// made the change, so the error is retryable.
+// transportError returns the error for a request without a complete response. It is retryable,
+// because the rack may have made the change.
 func transportError(ctx context.Context, doing string, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled) && !outOfTime(ctx):
@@ -345,8 +344,8 @@ func transportError(ctx context.Context, doing string, err error) error {
 		doing, transportText(err))
 }
 
-// outOfTime reports whether the caller's deadline has passed. gRPC sometimes cancels a call
-// slightly before the context's own timer fires.
+// outOfTime reports whether the deadline has passed. gRPC sometimes cancels a call slightly before
+// the timer of its context fires.
 func outOfTime(ctx context.Context) bool {
 	const little = 5 * time.Millisecond
 	deadline, limited := ctx.Deadline()
@@ -359,8 +358,8 @@ var address = regexp.MustCompile(`(dial|read|write|local error|remote error) tcp
 var otherNames = regexp.MustCompile(`x509: (certificate is (not )?valid for|` +
 	`cannot validate certificate for) .*`)
 
-// transportText shortens an error of net/http, which the SDK appends to the URL as text. It removes
-// the rack's address, because people who must not know the address may read the message.
+// transportText shortens an error of net/http, before which the SDK puts the URL. It removes the
+// rack's address, which the readers of the message may not be allowed to know.
 func transportText(err error) string {
 	text := err.Error()
 	if _, after, ok := strings.Cut(text, `": `); ok {
@@ -375,7 +374,7 @@ func transportText(err error) string {
 	return text
 }
 
-// AnswerText returns the rack's error message with its request id. It omits a body that is not the
+// AnswerText returns the rack's error message and request id. It omits any body that is not the
 // rack's JSON, such as a proxy's page.
 func AnswerText(answer *oxide.HTTPError) string {
 	code := answer.HTTPResponse.StatusCode
@@ -396,7 +395,7 @@ func InvalidResponse(doing, format string, args ...any) error {
 }
 
 // Definite reports whether the error proves that the rack did not make the change, because the rack
-// itself refused it. An internal error of the rack proves nothing: the change may have been made.
+// itself refused it. After an internal error of the rack the change may have been made.
 func Definite(err error) bool {
 	var answer *oxide.HTTPError
 	if !errors.As(err, &answer) || !own(answer) {

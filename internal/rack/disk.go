@@ -32,8 +32,8 @@ var statesAtInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
 }
 
-// ImportProblem returns why a disk whose import is not finalized cannot be used. For any other disk
-// it returns "". Only a person can finalize an import.
+// ImportProblem returns why a disk whose import is not finalized cannot be used, or "" for any
+// other disk. Only a person can finalize an import.
 func ImportProblem(name string, state oxide.DiskStateState) string {
 	first := ""
 	switch state {
@@ -62,7 +62,7 @@ func ValidateDisk(doing string, d *oxide.Disk) error {
 	case !slices.Contains(volume.BlockSizes, int(d.BlockSize)):
 		return InvalidResponse(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
 	case d.DiskType == "":
-		// Without this check, a missing type would look like another type than the requested one.
+		// Without this check, the disk would seem to have another type than the requested one.
 		return InvalidResponse(doing, "the disk %s has no type", d.Id)
 	case d.State.State() == "":
 		return InvalidResponse(doing, "the disk %s has no state", d.Id)
@@ -73,34 +73,34 @@ func ValidateDisk(doing string, d *oxide.Disk) error {
 	return nil
 }
 
-// VolumeNotFound returns the error for a volume whose disk the rack does not find.
+// VolumeNotFound returns the error for a volume without a disk on the rack.
 func VolumeNotFound(id string) error {
 	return csierr.New(csierr.VolumeNotFound, "the rack has no disk %.80q, or this token may not see "+
 		"it; volume_id is a disk's UUID", id)
 }
 
-// NotFound reports whether the rack does not know an object in the request. A 404 of another
-// server, such as a proxy, proves nothing about the object.
+// NotFound reports whether the rack does not know the object. The 404 of another server, such as a
+// proxy, proves nothing.
 func NotFound(err error) bool { return Definite(err) && errors.Is(err, oxide.ErrObjectNotFound) }
 
-// Refused reports whether the rack understood the request and refused it. Callers find the reason
-// in the states of the objects, never in the text.
+// Refused reports whether the rack understood the request and refused it. The reason is in the
+// states of the objects, never in the text.
 func Refused(err error) bool {
 	return Definite(err) && (errors.Is(err, oxide.ErrInvalidRequest) ||
 		errors.Is(err, oxide.ErrConflict))
 }
 
-// DiskText returns the name and id of a disk for messages.
+// DiskText returns a disk's name and id for messages.
 func DiskText(d *oxide.Disk) string { return volume.NameAndID(string(d.Name), d.Id) }
 
-// InstanceText returns the name and id of an instance for messages.
+// InstanceText returns an instance's name and id for messages.
 func InstanceText(i *oxide.Instance) string { return volume.NameAndID(string(i.Name), i.Id) }
 
-// SnapshotText returns the name and id of a snapshot for messages.
+// SnapshotText returns a snapshot's name and id for messages.
 func SnapshotText(s *oxide.Snapshot) string { return volume.NameAndID(string(s.Name), s.Id) }
 
-// DiskTag returns a disk's ownership tag, which may be of another cluster. ok is false if the disk
-// has no tag, or if the tag belongs to a disk with another name.
+// DiskTag returns a disk's ownership tag, of any cluster. ok is false if the disk has no tag, or
+// one that belongs to a disk with another name.
 func DiskTag(d *oxide.Disk) (tag volume.Tag, ok bool) {
 	tag, ok = volume.ParseTag(d.Description)
 	// A rack that fails to delete a disk leaves it faulted, with the name "deleted-<id>".
@@ -132,8 +132,8 @@ func ForeignSnapshot(s *oxide.Snapshot, cluster string) string {
 	return foreign(tag, ok, cluster)
 }
 
-// foreign returns why an object with this tag is not the cluster's, or "" if it is. valid reports
-// whether the object's name belongs to the tag.
+// foreign returns why an object with this tag is not the cluster's, or "". valid reports whether
+// the object's name belongs to the tag.
 func foreign(tag volume.Tag, valid bool, cluster string) string {
 	switch {
 	case tag.Name == "":
@@ -147,7 +147,7 @@ func foreign(tag volume.Tag, valid bool, cluster string) string {
 	return ""
 }
 
-// Disk reads a disk. For an unknown disk it returns NOT_FOUND.
+// Disk reads a disk. An unknown disk is NOT_FOUND.
 func (c *Client) Disk(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, error) {
 	return c.readDisk(ctx, oxide.DiskViewParams{Disk: id})
 }
@@ -163,7 +163,7 @@ func (c *Client) readDisk(ctx context.Context, p oxide.DiskViewParams) (*oxide.D
 	}, ValidateDisk, VolumeNotFound)
 }
 
-// Snapshot reads a snapshot. For an unknown one it returns NOT_FOUND.
+// Snapshot reads a snapshot. An unknown snapshot is NOT_FOUND.
 func (c *Client) Snapshot(ctx context.Context, id oxide.NameOrId) (*oxide.Snapshot, error) {
 	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: id})
 }
@@ -181,7 +181,6 @@ func (c *Client) readSnapshot(ctx context.Context, p oxide.SnapshotViewParams) (
 	}, ValidateSnapshot, SnapshotNotFound)
 }
 
-// read reads an object by its id or name, and checks that it is valid and in the project.
 func read[T any](ctx context.Context, c *Client, kind string, wanted oxide.NameOrId, byName bool,
 	view func() (*T, error), validate func(doing string, found *T) error,
 	notFound func(id string) error) (*T, error) {
@@ -247,9 +246,6 @@ func (c *Client) disksOf(ctx context.Context, world World, instance oxide.NameOr
 	return disks, nil
 }
 
-// The functions below and ValidateDisk check that a response describes the requested object, and
-// has all fields on which the driver's decisions depend.
-
 func validateInstance(id oxide.NameOrId, i *oxide.Instance) error {
 	const doing = "read instance"
 	switch {
@@ -275,8 +271,8 @@ func ValidateImage(id oxide.NameOrId, i *oxide.Image) error {
 	return nil
 }
 
-// ValidateUtilization returns an error for a response without capacity, which would look like a
-// rack without capacity. A rack's response always has a number of CPUs.
+// ValidateUtilization rejects a response without capacity, which would look like a full rack. A
+// rack's response always has a number of CPUs.
 func ValidateUtilization(u *oxide.Utilization) error {
 	if u.Capacity.Cpus == nil || u.Provisioned.Cpus == nil {
 		return InvalidResponse("read utilization", "it has no capacity")
@@ -297,7 +293,7 @@ func ValidateSnapshot(doing string, s *oxide.Snapshot) error {
 	return nil
 }
 
-// SnapshotNotFound returns the error for a snapshot that the rack does not find.
+// SnapshotNotFound returns the error for a snapshot that is not on the rack.
 func SnapshotNotFound(id string) error {
 	return csierr.New(csierr.SnapshotNotFound, "the rack has no snapshot %.80q, or this token may "+
 		"not see it; snapshot_id is a snapshot's UUID", id)
@@ -321,7 +317,7 @@ func (c *Client) Instance(ctx context.Context, id oxide.NameOrId) (*oxide.Instan
 	return instance, nil
 }
 
-// InstanceNotFound returns the error for a node whose instance the rack does not find.
+// InstanceNotFound returns the error for a node without an instance on the rack.
 func InstanceNotFound(id string) error {
 	return csierr.New(csierr.InstanceNotFound, "the rack has no instance %.80q, or this token may "+
 		"not see it; node_id is an instance's UUID", id)

@@ -106,8 +106,6 @@ func TestAnUnreachableRackIsUnavailable(t *testing.T) { // OX-9
 	}
 }
 
-// The error contains the proxy's address without password, and the environment variable with the
-// proxy, both if the proxy refuses a request and if no server listens at its address.
 func TestProxyErrorsNameTheProxyAndItsVariable(t *testing.T) { // OX-9
 	proxy := racktest.At(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusProxyAuthRequired)
@@ -147,7 +145,6 @@ func TestTheCallersDeadlineLimitsEveryRequest(t *testing.T) { // OX-11
 }
 
 func TestCancellationNearTheDeadlineIsDeadlineExceeded(t *testing.T) { // OX-11
-	// gRPC sometimes cancels a call slightly before the context's own timer fires.
 	for left, want := range map[time.Duration]codes.Code{
 		0: codes.DeadlineExceeded, time.Millisecond: codes.DeadlineExceeded,
 		time.Hour: codes.Canceled,
@@ -293,7 +290,6 @@ func TestClientReadsAChangedCAFile(t *testing.T) { // D-63
 	csitest.Got(c.DiskView(t.Context(), oxide.DiskViewParams{Disk: racktest.Disk}))(t)
 }
 
-// selfSigned returns a certificate that no test server uses.
 func selfSigned(t *testing.T) []byte {
 	t.Helper()
 	key := csitest.Got(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)

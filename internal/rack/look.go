@@ -19,14 +19,14 @@ import (
 // next leader has answered calls.
 const DefaultLookLimit = 5 * time.Second
 
-// Look is the time right before a read of the rack, by a clock that also runs while the process is
+// Look is the time right before a read of the rack. Its clock also runs while the process is
 // stopped or the machine is suspended.
 type Look time.Duration
 
-// Looking returns the current time.
+// Looking returns the current time as a Look.
 func Looking() Look { return Look(sinceBoot()) }
 
-// attempt is one request for a change. Transport finds it in the request's context.
+// attempt is one request for a change. The Transport finds it in the request's context.
 type attempt struct {
 	look  Look
 	limit time.Duration
@@ -40,10 +40,10 @@ type attemptKey struct{}
 
 var errLookOld = errors.New("the look at the rack is too old")
 
-// Request calls the function do, which requests a change, if the look is recent enough. open
-// reports that the outcome is unknown: the rack has neither refused nor confirmed the change. If
-// the rack itself has refused it, err is the SDK's error. do must also return an error if the
-// response describes another object.
+// Request calls do, which requests a change, if the look is recent enough. open reports that the
+// outcome is unknown: the rack has neither refused nor confirmed the change. If the rack itself has
+// refused it, err is the SDK's error. do must also return an error if the response describes
+// another object.
 func (c *Client) Request(ctx context.Context, doing string, look Look,
 	do func(context.Context) error) (open bool, err error) {
 	a := &attempt{look: look, limit: cmp.Or(c.LookLimit, DefaultLookLimit)}
@@ -59,8 +59,8 @@ func (c *Client) Request(ctx context.Context, doing string, look Look,
 	return a.sent.Load(), Error(ctx, doing, err)
 }
 
-// left returns how long the change may still be sent. It compares the caller's deadline with the
-// wall clock, because timers stop while the machine is suspended.
+// left returns how long the change may still be sent. It compares the deadline with the wall clock,
+// because timers stop while the machine is suspended.
 func (a *attempt) left(caller context.Context) time.Duration {
 	left := a.limit - time.Duration(Looking()-a.look)
 	if deadline, limited := caller.Deadline(); limited {
@@ -70,7 +70,7 @@ func (a *attempt) left(caller context.Context) time.Duration {
 }
 
 // begin returns the context for the request, or an error if the look is too old. The context ends
-// with ctx. It also ends when the look gets too old before the request has a connection.
+// with ctx, or when the look gets too old before the request has a connection.
 func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	left := a.left(caller)
 	if left <= 0 {
@@ -98,7 +98,6 @@ func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	return httptrace.WithClientTrace(ctx, trace), nil
 }
 
-// operations lists the requests of the driver, with the operation ids of the rack's API.
 var operations = []struct{ method, path, operation string }{
 	{http.MethodGet, "/v1/disks", "disk_list"},
 	{http.MethodPost, "/v1/disks", "disk_create"},
@@ -120,7 +119,7 @@ var operations = []struct{ method, path, operation string }{
 	{http.MethodGet, "/v1/me/access-tokens", "current_user_access_token_list"},
 }
 
-// Operation returns the request's operation id, or "other".
+// Operation returns a request's operation id, or "other".
 func Operation(r *http.Request) string {
 	for _, o := range operations {
 		if matches, _ := path.Match(o.path, r.URL.Path); matches && r.Method == o.method {

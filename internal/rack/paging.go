@@ -21,14 +21,14 @@ import (
 
 const pageSize = 1000
 
-// maxListBytes is the size of the largest list that the driver returns, below gRPC's default limit
-// of 4 MiB. Further entries are on the next page, even if the CO asked for a list without a limit.
+// maxListBytes limits the list in a response, below gRPC's default limit of 4 MiB. Further entries
+// are on the next page, even if the CO set no limit.
 const maxListBytes = 7 << 19
 
 // Pager selects one CSI page from a list that is sorted by id. The page's token contains the last
-// id of the previous page. So any controller can return the page again, and new or deleted objects
-// do not move the others to another page. The token also contains the rack's own page token, so
-// that the list need not begin at the start again.
+// id of the page before. So any controller can return the page again, and new or deleted objects do
+// not move others to another page. The token also contains the rack's page token, so that the list
+// need not begin at its start.
 type Pager struct {
 	world World
 	from  string // token of the rack's page to begin with; empty for the first
@@ -69,8 +69,8 @@ func startingTokenInvalid() error {
 		"the listing again without one")
 }
 
-// Take adds an entry to this page and returns true, or returns false if the entry belongs to an
-// earlier or later page.
+// Take adds an entry to the page. It returns false if the entry belongs to an earlier or later
+// page.
 func (p *Pager) Take(id string, entry proto.Message) bool {
 	const frame = 8 // bytes around an entry in the response
 	if id <= p.after || p.Next != "" {
@@ -89,8 +89,8 @@ func (p *Pager) Take(id string, entry proto.Message) bool {
 func (p *Pager) Full() bool { return p.Next != "" }
 
 // nextPage returns the token of the rack's next page, and the number of objects to request. If the
-// CSI page has a limit and no object is filtered out, two requests suffice: the first returns the
-// page's entries, the second shows whether another entry follows.
+// CSI page has a limit and no object is filtered out, two requests suffice: the second shows
+// whether an entry follows the page.
 func (p *Pager) nextPage(token string) (page string, limit int) {
 	p.page = cmp.Or(token, p.from)
 	p.pages++
@@ -103,10 +103,9 @@ func (p *Pager) nextPage(token string) (page string, limit int) {
 	return p.page, min(p.limit, pageSize)
 }
 
-// checkPage checks that the rack lists the project's objects in the order of ids, as requested. The
-// next CSI page begins after this page's last id, and would omit objects that are not in order. The
-// project is checked because a caller may forge the token, which contains a page token of the rack,
-// and that names a project.
+// checkPage checks that the rack lists the project's objects in the order of ids. The next CSI page
+// begins after this page's last id, and would omit objects that are not in order. The project is
+// checked because a caller may forge the rack's page token, which names a project.
 func checkPage[T any](p *Pager, objects []T) error {
 	for i := range objects {
 		o := identify(&objects[i])
@@ -124,7 +123,6 @@ func checkPage[T any](p *Pager, objects []T) error {
 	return nil
 }
 
-// page is a page of one of the rack's lists.
 type page[T any] struct {
 	Items    []T
 	NextPage string
@@ -133,9 +131,9 @@ type page[T any] struct {
 // maxEmptyPages limits the consecutive empty pages of a list, and maxPages all its pages.
 const maxEmptyPages, maxPages = 10, 1000
 
-// eachObject visits the objects on all of the rack's pages until visit returns true or an error.
-// The rack names a next page after every page with objects, and may list more objects after an
-// empty page. eachObject returns an error if a page or object repeats, or if the list does not end.
+// eachObject visits the objects of a list until visit returns true or an error. The rack names a
+// next page after every page with objects, and may list more objects after an empty page.
+// eachObject returns an error if a page or object repeats, or if the list does not end.
 func eachObject[T any](ctx context.Context, doing string,
 	fetch func(token string) (*page[T], error), visit func(*T) (enough bool, err error)) error {
 	tokens, ids := map[string]bool{}, map[string]bool{}
@@ -145,7 +143,7 @@ func eachObject[T any](ctx context.Context, doing string,
 		case err != nil:
 			return Error(ctx, doing, err)
 		case p.Items == nil:
-			// On an empty page, the rack's list is empty but not missing. If a response of another server
+			// On an empty page, the rack's list is empty but not missing. If another server's response
 			// counted as an empty page, all objects would seem to be lost.
 			return InvalidResponse("list", "the page has no list of objects")
 		}
@@ -176,13 +174,12 @@ func eachObject[T any](ctx context.Context, doing string,
 	}
 }
 
-// leastPageSize is the smallest limit of a rack's page. A rack allows up to 10000 objects on a
-// page, and sends 100 if the request contains no limit (dropshot, server.rs: page_max_nitems,
-// page_default_nitems).
+// leastPageSize is the smallest limit of a rack's page: a rack sends 100 objects if the request has
+// no limit, and allows up to 10000 (dropshot, server.rs: page_default_nitems, page_max_nitems).
 const leastPageSize = 100
 
-// wholeInOne returns "" if the page is shorter than every limit and therefore the last, and
-// otherwise the token of the next page. The rack sends a token even with the last page (dropshot,
+// wholeInOne returns "" if the page is shorter than every limit and therefore the last, otherwise
+// the token of the next page. The rack sends a token even with the last page (dropshot,
 // pagination.rs: ResultsPage::new). Use it only for lists that the rack reads with one query and
 // does not filter, such as an instance's disks (omicron, datastore/disk.rs: instance_list_disks).
 func wholeInOne(objects int, next string) string {
@@ -192,7 +189,6 @@ func wholeInOne(objects int, next string) string {
 	return next
 }
 
-// object contains the fields that all objects of a project have.
 type object struct{ id, name, project, state string }
 
 func identify(of any) object {
@@ -209,7 +205,7 @@ func identify(of any) object {
 	return object{}
 }
 
-// EachDisk visits the project's disks in the order of ids, beginning at the pager's token.
+// EachDisk visits the project's disks in the order of ids, from the pager's token on.
 func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 	visit func(*oxide.Disk) (enough bool, err error)) error {
 	return eachFrom(ctx, c, pages, "list disks", func(p oxide.DiskListParams) (*page[oxide.Disk],
@@ -219,7 +215,7 @@ func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 	}, visit)
 }
 
-// EachSnapshot visits the project's snapshots in the order of ids, beginning at the pager's token.
+// EachSnapshot visits the project's snapshots in the order of ids, from the pager's token on.
 func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
 	visit func(*oxide.Snapshot) (enough bool, err error)) error {
 	return eachFrom(ctx, c, pages, "list snapshots", func(p oxide.DiskListParams) (
@@ -240,7 +236,7 @@ func eachFrom[T any](ctx context.Context, c *Client, pages *Pager, doing string,
 		found, err := list(c.listParams(token, limit))
 		switch {
 		case err != nil && token != "" && token == pages.from && errors.Is(err, oxide.ErrHTTP400):
-			// A rack refuses a page token that another rack, or another release, has made.
+			// A rack refuses a page token of another rack or release.
 			return nil, startingTokenInvalid()
 		case err != nil:
 			return nil, err
@@ -250,7 +246,7 @@ func eachFrom[T any](ctx context.Context, c *Client, pages *Pager, doing string,
 }
 
 // listParams returns the parameters for a list of the project in the order of ids. A page token
-// already contains the project and the order.
+// already contains both.
 func (c *Client) listParams(token string, limit int) oxide.DiskListParams {
 	if token != "" {
 		return oxide.DiskListParams{Limit: &limit, PageToken: token}
@@ -293,8 +289,8 @@ func all[T any](visit func(*T)) func(*T) (enough bool, err error) {
 	}
 }
 
-// Holders returns the instances whose lists of disks contain the disk. Use it for a disk whose
-// state, such as faulted, names no instance.
+// Holders returns the instances whose lists of disks contain the disk, for a disk whose state, such
+// as faulted, names no instance.
 func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	var all []string
 	if err := c.EachInstance(ctx, func(i *oxide.Instance) { all = append(all, i.Id) }); err != nil {
@@ -306,7 +302,7 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	for n := range min(atOnce, len(all)) {
 		asked.Go(func() {
 			for i := n; i < len(all); i += atOnce {
-				// Check no projects: the instance's other disks may be in any project.
+				// Check no project: the instance's other disks may be in any project.
 				disks, err := c.disksOf(ctx, World{}, oxide.NameOrId(all[i]))
 				if !csierr.IsNotFound(err) { // a deleted instance has no disks
 					errs[i] = err
@@ -325,12 +321,10 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	return holders, cmp.Or(errs...)
 }
 
-// A starting token is the id of the last entry that was returned, a dot, and the token of the
-// rack's page on which the list continues. CSI allows 128 bytes and the page token has about 200,
-// so it is compressed. If it is still too long it is omitted: the pager then skips entries up to
-// the id.
+// A starting token is the last entry's id, a dot, and the token of the rack's page on which the
+// list continues. CSI allows 128 bytes and the page token has about 200, so it is compressed. If it
+// is still too long it is omitted, and the pager skips entries up to the id.
 
-// packToken returns the token that continues after an id. page is empty for the rack's first page.
 func packToken(project, after, page string) string {
 	raw, err := base64.URLEncoding.DecodeString(page)
 	if err != nil || page == "" || base64.URLEncoding.EncodeToString(raw) != page {
@@ -372,8 +366,8 @@ func unpackToken(project, token string) (after, page string, ok bool) {
 	return after, page, packToken(project, after, page) == token
 }
 
-// tokenDictionary returns the text that most of the rack's page tokens contain, to compress them. A
-// token with another text only gets longer.
+// tokenDictionary returns text that most of the rack's page tokens contain, to compress them.
+// Without that text a token only gets longer.
 func tokenDictionary(project string) []byte {
 	return []byte(`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"` + project +
 		`","last_seen":""}}`)

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// hungMount replaces the file at path by a file whose filesystem hangs until letGo is called.
+// hungMount replaces the file at path by one whose filesystem hangs until letGo is called.
 func hungMount(t *testing.T, path string) (letGo func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -36,8 +36,8 @@ func hungMount(t *testing.T, path string) (letGo func()) {
 	return letGo
 }
 
-// blocked contains functions that replace the file at path by a file on which reads block until
-// letGo is called.
+// blocked contains functions that replace the file at path by one on which reads block until letGo
+// is called.
 var blocked = map[string]func(t *testing.T, path string) (letGo func()){
 	"a FIFO that nobody writes to": fifo,
 	"a FIFO whose writer is silent": func(t *testing.T, path string) func() {
@@ -91,7 +91,6 @@ func TestABlockedTokenFileDoesNotBlockCalls(t *testing.T) { // D-63
 				t.Errorf("%d goroutines read the file", readers)
 			}
 			fails(csierr.TokenFileUnreadable)(t, s.Fault())
-			// A process that has not read a token yet fails at its start.
 			_, _, err := New(Options{Host: "http://localhost"}, &Transport{Tokens: tokenFile(path)})
 			if err == nil || !strings.HasPrefix(err.Error(), "OXIDE_TOKEN_FILE (--token-file): ") ||
 				strings.Contains(err.Error(), path) {

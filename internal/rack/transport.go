@@ -24,19 +24,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 )
 
-// Transport sends the client's requests with the current token. If the rack refuses that token, it
-// repeats the request once with a newer one.
+// Transport sends the client's requests with the current token. If the rack refuses that, it
+// repeats the request once with a newer token.
 type Transport struct {
 	Base   http.RoundTripper
 	Tokens *TokenSource
-	// Observe is called with each request and its response, or nil if there was no response.
+	// Observe is called with each request and its response, which is nil if there was none.
 	Observe func(req *http.Request, answer *http.Response, took time.Duration)
 	// Refused is called when the rack has refused the newest token.
 	Refused func()
 }
 
-// RoundTrip sends one request. If the caller gives up, RoundTrip waits a little longer for the
-// response to a change.
+// RoundTrip sends one request. If the caller gives up during a change, RoundTrip waits a little
+// longer for the response.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	token, err := t.Tokens.get(req.Context(), false)
 	if err != nil {
@@ -62,7 +62,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // refusal reports whether the request may be repeated after this 401. Another server may send a 401
-// after the rack has made the change. So a change is repeated only if the rack itself sent the 401.
+// after the rack has made the change, so a change is repeated only if the 401 is the rack's.
 func (t *Transport) refusal(req *http.Request, answer *http.Response) bool {
 	if req.Method == http.MethodGet {
 		return true
@@ -77,7 +77,7 @@ func (t *Transport) refusal(req *http.Request, answer *http.Response) bool {
 }
 
 func (t *Transport) send(req *http.Request, token string) (*http.Response, error) {
-	ctx, stop := patient(req)
+	ctx, stop := withPatience(req)
 	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
 		limited, err := a.begin(ctx, req.Context())
 		if err != nil {
@@ -125,10 +125,8 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 	return answer, nil
 }
 
-// maxRequestID is longer than a rack's request id, which is a UUID.
 const maxRequestID = 64
 
-// maxErrorBytes is larger than any error body of a rack. The transport reads no bytes after it.
 const maxErrorBytes = 64 << 10
 
 type errorBody struct {
@@ -136,8 +134,8 @@ type errorBody struct {
 	io.Closer
 }
 
-// connectError adds host and port to the error of a failed connection, because transportText
-// removes the addresses in errors of package net.
+// connectError adds host and port to the error of a failed connection: transportText removes the
+// addresses in errors of package net.
 func connectError(u *url.URL, err error) error {
 	var dial *net.OpError
 	if !errors.As(err, &dial) || dial.Op != "dial" {
@@ -147,8 +145,8 @@ func connectError(u *url.URL, err error) error {
 	return fmt.Errorf("connect to %s: %w", net.JoinHostPort(u.Hostname(), port), dial.Err)
 }
 
-// throughProxy adds to an error what net/http omits: the proxy of the request, and the environment
-// variable that contains the proxy.
+// throughProxy adds what the error of net/http lacks: the request's proxy, and the environment
+// variable that contains it.
 func (t *Transport) throughProxy(req *http.Request, err error) error {
 	base, ok := t.Base.(*http.Transport)
 	if !ok || base.Proxy == nil {
@@ -166,13 +164,13 @@ func (t *Transport) throughProxy(req *http.Request, err error) error {
 		proxy.Host, variable, err)
 }
 
-// patience is how long RoundTrip waits for the response to a change after the caller has given up.
+// patience is how long RoundTrip waits for a change's response after the caller has given up.
 const patience = 5 * time.Second
 
-// patient returns a context for the request, and a function that ends it. A rack completes a change
-// even if the client stops waiting. So the driver waits longer than its caller, and keeps the
-// volume locked: the next call, which may report the disk as detached, sees the effect.
-func patient(req *http.Request) (context.Context, func()) {
+// withPatience returns a context for the request, and a function that ends it. A rack completes a
+// change even if the client stops waiting. So the driver waits longer than its caller, and keeps
+// the volume locked: the next call, which may report the disk as detached, sees the effect.
+func withPatience(req *http.Request) (context.Context, func()) {
 	caller := req.Context()
 	if req.Method == http.MethodGet || caller.Err() != nil {
 		return caller, func() {}
@@ -190,8 +188,8 @@ func (b *endedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// maxResponseBytes is more than any response of a rack: a page of a thousand disks with long
-// descriptions has a few MiB. The limit prevents another server from filling the driver's memory.
+// maxResponseBytes is more than a rack sends: a page of a thousand disks with long descriptions has
+// a few MiB. Without the limit another server could fill the driver's memory.
 const maxResponseBytes = 32 << 20
 
 var errResponseTooLarge = fmt.Errorf("the response has more than %d MiB, which no rack sends; "+
@@ -202,7 +200,6 @@ type boundedBody struct {
 	left int64
 }
 
-// Read returns an error after b.left bytes.
 func (b *boundedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
 		return 0, errResponseTooLarge
@@ -212,8 +209,6 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// retry returns a copy of the request, and a newer token for it. If there is no newer token, or if
-// the body cannot be sent again, it returns nil.
 func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
 	fresh, err := t.Tokens.get(req.Context(), true)
 	if err != nil || fresh == token {
@@ -267,9 +262,9 @@ func (s *TokenSource) renewed() *renewedFile[string] {
 	return s.file
 }
 
-// get returns the token to send. It reads the file again if the file has changed. If the read
-// fails, it returns the last token. With force it always reads the file: after the rack has refused
-// a token, a file with unchanged times may contain a new one.
+// get returns the token to send. It reads a changed file again, and returns the last token if that
+// fails. With force it always reads the file: after the rack has refused a token, a file with
+// unchanged times may contain a new one.
 func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	if s.Path == "" {
 		return s.Fixed, nil
@@ -277,7 +272,7 @@ func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	return s.renewed().get(ctx, force)
 }
 
-// Fault returns the error of the token file until a person has repaired the file, or nil. Meanwhile
+// Fault returns the token file's error until a person has repaired the file, or nil. Meanwhile
 // calls use the last token.
 func (s *TokenSource) Fault() error {
 	if s == nil || s.Path == "" {
@@ -291,7 +286,7 @@ func (s *TokenSource) Fault() error {
 		"last read is in use until the rack refuses it", err)
 }
 
-// CheckToken returns why a token cannot be sent, or nil. It does not call the rack.
+// CheckToken returns why a token cannot be sent, or nil, without a request to the rack.
 func CheckToken(token string) error {
 	const most = 4096
 	noWord := func(r rune) bool { return r <= ' ' || r > '~' }
@@ -304,10 +299,9 @@ func CheckToken(token string) error {
 	return nil
 }
 
-// renewedFile reads a file whose content may change, and keeps the last valid content.
 type renewedFile[T any] struct {
 	path  string
-	limit time.Duration // how long a caller waits for the file
+	limit time.Duration
 	log   *slog.Logger
 	parse func(content []byte) (T, error)
 
@@ -320,11 +314,10 @@ type renewedFile[T any] struct {
 	problem error
 	// guarded by mu: the last read failed and took long
 	slow bool
-	// guarded by mu: the current read; nil if there is none
+	// guarded by mu: the current read, or nil
 	reading *reading
 }
 
-// fileLimit is the default of TokenSource.Limit.
 const fileLimit = 3 * time.Second
 
 type reading struct {
@@ -333,7 +326,7 @@ type reading struct {
 	done  chan struct{} // closed when the read ends
 }
 
-// get reads the file and returns its value. It stops waiting at the limit, because on some mounts
+// get reads the file and returns its value. It waits at most for the limit, because on some mounts
 // even stat never returns. Then it returns the last value.
 func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err error) {
 	asked := time.Now()
@@ -351,9 +344,9 @@ func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err erro
 	return s.value, nil
 }
 
-// begin starts a read, or returns the one that runs. Only one goroutine reads, because a system
+// begin starts a read, or returns the one in progress. Only one goroutine reads, because a system
 // call on a hanging mount cannot be canceled. wait reports whether the caller has to wait: after a
-// read that failed and took long, only a caller without a value waits.
+// slow read that failed, only a caller without a value waits.
 func (s *renewedFile[T]) begin(force bool) (r *reading, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -411,8 +404,8 @@ func (s *renewedFile[T]) readFile(force bool) error {
 	return nil
 }
 
-// lastError returns the error of the last read. If a read has run for too long, it returns that as
-// an error. The caller holds mu.
+// lastError returns the error of the last read, or an error if the current read has taken too long.
+// The caller holds mu.
 func (s *renewedFile[T]) lastError() error {
 	if s.reading != nil && time.Since(s.reading.began) >= s.limit {
 		return fmt.Errorf("not read within %s; check whether its mount hangs", s.limit)
@@ -425,14 +418,14 @@ func (s *renewedFile[T]) fault() error {
 	err := s.lastError()
 	s.mu.Unlock()
 	if err != nil {
-		// Read the file again, even if no call uses the token: then the next health check succeeds.
+		// Read the file again even if no call needs the token, so that the next health check succeeds.
 		_, _ = s.begin(false)
 	}
 	return err
 }
 
-// readRenewed reads the file. If the file is a FIFO, for example, it stops waiting for data after
-// half the limit.
+// readRenewed reads the file. It waits for data at most half the limit, because a FIFO may have
+// none.
 func readRenewed(path string, limit time.Duration) ([]byte, os.FileInfo, error) {
 	// With O_NONBLOCK, open does not wait for a FIFO's writer, and without a writer read returns EOF.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -440,7 +433,7 @@ func readRenewed(path string, limit time.Duration) ([]byte, os.FileInfo, error) 
 		return nil, nil, fmt.Errorf("open: %w", csierr.WithoutPath(err))
 	}
 	defer func() { _ = f.Close() }()
-	// Regular files support no deadlines, and do not need one.
+	// Regular files support no deadline, and need none.
 	_ = f.SetReadDeadline(time.Now().Add(limit / 2))
 	info, err := f.Stat()
 	if err != nil {

@@ -100,7 +100,7 @@ func TestTransportSendsTheTokenToNoOtherHost(t *testing.T) {
 	}
 }
 
-// flood serves a response of a GiB, and counts the MiB that it has sent. begin sends the header.
+// flood serves a GiB after the header that begin sends, and counts the MiB that it has sent.
 func flood(t *testing.T, begin http.HandlerFunc) (server *httptest.Server, sentMiB *atomic.Int64) {
 	t.Helper()
 	sentMiB = &atomic.Int64{}
@@ -156,8 +156,8 @@ func tokenFile(path string) *TokenSource {
 	return &TokenSource{Path: path, Log: slog.New(slog.DiscardHandler), Limit: 300 * time.Millisecond}
 }
 
-// When another machine takes over the rack's address, nobody answers on the old connections. The
-// client must close them soon, so that calls do not wait for them.
+// If another machine takes over the rack's address, nobody answers on the old connections. The
+// client must close them soon.
 func TestTransportClosesASilentConnection(t *testing.T) { // OX-9
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
 		_ *http.Request) {
@@ -198,7 +198,6 @@ func TestTransportClosesASilentConnection(t *testing.T) { // OX-9
 	csitest.Await(t, "calls take another connection", func() bool { return call() == nil })
 }
 
-// silenced is a connection that drops all that it receives while silent is set.
 type silenced struct {
 	net.Conn
 	silent *atomic.Bool
@@ -213,11 +212,10 @@ func (c *silenced) Read(p []byte) (int, error) {
 }
 
 var (
-	must      = csitest.Must
-	fails     = csitest.Fails
-	with      = racktest.With
-	rackError = racktest.Error
-	// Each returns the body of a response of the rack.
+	must                       = csitest.Must
+	fails                      = csitest.Fails
+	with                       = racktest.With
+	rackError                  = racktest.Error
 	diskOf, snapshotOf, pageOf = racktest.DiskOf, racktest.SnapshotOf, racktest.PageOf
 )
 

@@ -29,7 +29,6 @@ import (
 
 const someID = "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"
 
-// A response is invalid if it describes another object, or lacks a field that the driver needs.
 func TestValidatorsRejectImpossibleValues(t *testing.T) { // OX-12
 	const largest = 1 << 62
 	image := func(id string, size oxide.ByteCount) error {
@@ -164,8 +163,8 @@ var (
 	project   = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	user      = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject = racktest.NotFound.To(racktest.ViewProject)
-	// another is the response if another project has the configured name. anotherSilo is the response
-	// of another rack, which has a project with the same id.
+	// another is the answer if another project has the configured name, and anotherSilo that of
+	// another rack, which has a project with the same id.
 	another = racktest.OK(racktest.ViewProject, racktest.JSON(map[string]any{"name": racktest.Project,
 		"id": racktest.Numbered(9)}))
 	anotherSilo = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Numbered(8)))
@@ -324,8 +323,8 @@ var rackCodes = []codes.Code{
 }
 
 // FuzzRackAnswer checks that every response becomes an error with one of rackCodes and a message
-// that Presentable accepts, and that the error is "not found" (OX-6) or "already exists" only if
-// the body has that error code.
+// that Presentable accepts. The error may be "not found" (OX-6) or "already exists" only if the
+// body has that error code.
 func FuzzRackAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, code uint16, body []byte, missing uint8) {
 		response := &http.Response{
@@ -355,7 +354,6 @@ func FuzzRackAnswer(f *testing.F) {
 	})
 }
 
-// FuzzTransport checks that errors of failed requests do not contain the rack's address.
 func FuzzTransport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, why string) {
 		failure := `Get "https://` + spy + `/v1/disks?project=x": ` + why

@@ -1,5 +1,5 @@
-// Package racktest serves a scripted rack for tests. The script may contain responses that no
-// working rack sends. A test also checks which requests a call makes.
+// Package racktest serves a scripted rack for tests. A script may contain responses that no working
+// rack sends. It also lists the requests that the driver has to send.
 package racktest
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Names and ids of the objects on the scripted rack.
+// The names and ids of the scripted rack's objects.
 const (
 	Token         = "oxide-token-tweetytweety"
 	Project       = "kittens"
@@ -36,30 +36,26 @@ type Exchange struct {
 	Status int
 	Body   string
 	Cut    bool // the connection breaks instead of a response
-	// Proxy makes the response one of another server: it has no request id of the rack.
+	// Proxy makes the response one of another server, without a request id of the rack.
 	Proxy bool
-	// Hold is how long the response is delayed.
-	Hold time.Duration
-	// Check checks the request's body.
+	// Hold delays the response.
+	Hold  time.Duration
 	Check func(t *testing.T, body []byte)
 	Query string // the request's query; empty means any
 }
 
-// script answers requests with its lines. It accepts only these requests, in this order, so that a
-// test also checks how many requests an RPC makes.
 type script struct {
 	t  *testing.T
 	mu sync.Mutex
 	// guarded by mu
 	lines []Exchange
-	// guarded by mu: the requests that were answered from world
+	// guarded by mu: the requests that world has answered
 	worldly map[string]bool
 }
 
-// world contains the responses to two requests that a client sends once, and that scripts may omit.
+// world answers two requests that a client sends once, and that scripts may omit.
 var world = map[string]string{ViewProject: ProjectOf(), ViewUser: UserOf(Silo)}
 
-// ServeHTTP answers a request with the next line of the script.
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +99,7 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, line.Body)
 }
 
-// Error returns an error response in the rack's format. To sets the request.
+// Error returns an error response in the rack's format, which still needs a request (To).
 func Error(status int, code, message string) Exchange {
 	answer := map[string]string{"request_id": "r-1", "message": message}
 	if code != "" {
@@ -112,13 +108,13 @@ func Error(status int, code, message string) Exchange {
 	return Exchange{Status: status, Body: JSON(answer)}
 }
 
-// To returns the exchange with this request.
+// To returns the exchange for this request.
 func (e Exchange) To(want string) Exchange {
 	e.Want = want
 	return e
 }
 
-// Serve serves the script until the test ends. If the driver omits a request, the test fails.
+// Serve serves the script until the test ends. A line without a request fails the test.
 func Serve(t *testing.T, lines ...Exchange) (url string) {
 	t.Helper()
 	s := &script{t: t, lines: lines, worldly: map[string]bool{}}
@@ -138,7 +134,7 @@ func Serve(t *testing.T, lines ...Exchange) (url string) {
 var OwnTag = volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginBlank,
 	Use: volume.UseFilesystem}
 
-// DiskOf returns a disk that the driver made for the volume pvc-1 of the cluster blue.
+// DiskOf returns the disk that the driver made for the volume pvc-1 of the cluster blue.
 func DiskOf(state string, edit ...func(map[string]any)) string {
 	return edited(edit, map[string]any{
 		"id": Disk, "name": volume.DiskName("blue", "pvc-1"), "description": OwnTag.Description(),
@@ -146,7 +142,6 @@ func DiskOf(state string, edit ...func(map[string]any)) string {
 		"snapshot_id": nil, "image_id": nil, "device_path": "/mnt/x", "state": StateOf(state)})
 }
 
-// edited adds the project and the times to an object, edits it, and returns it as JSON.
 func edited(edit []func(map[string]any), object map[string]any) string {
 	object["project_id"] = ProjectID
 	object["time_created"] = "2026-06-12T18:01:02.345678Z"
@@ -157,7 +152,8 @@ func edited(edit []func(map[string]any), object map[string]any) string {
 	return JSON(object)
 }
 
-// StateOf returns the JSON object for a disk's state, "attached <instance>" or "detached".
+// StateOf returns a disk's state as a JSON object. The text is "detached", for example, or
+// "attached <instance>".
 func StateOf(text string) map[string]any {
 	state, instance, ok := strings.Cut(text, " ")
 	if ok {
@@ -189,18 +185,18 @@ func ProjectOf() string {
 	return JSON(map[string]any{"id": ProjectID, "name": Project, "description": ""})
 }
 
-// UserOf returns the user of the driver's token, as a member of the silo.
+// UserOf returns the user of the driver's token, a member of the silo.
 func UserOf(silo string) string {
 	return JSON(map[string]any{"id": Numbered(1), "display_name": "cat", "silo_id": silo,
 		"silo_name": "cats"})
 }
 
-// PageOf returns a page of a list. next is the token of the following page.
+// PageOf returns a page of a list. next is the token of the next page.
 func PageOf(next string, items ...string) string {
 	return fmt.Sprintf(`{"next_page":%s,"items":[%s]}`, JSON(next), strings.Join(items, ","))
 }
 
-// JSON returns a value as JSON.
+// JSON encodes a value as JSON.
 func JSON(value any) string {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -224,7 +220,7 @@ func Dead() (url string) {
 	return server.URL
 }
 
-// Silent returns the address of a server that accepts requests and never answers.
+// Silent returns the address of a server that reads requests and never answers.
 func Silent(t *testing.T) (url string) {
 	t.Helper()
 	return At(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -239,7 +235,7 @@ func PEM(certificate []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})
 }
 
-// ViewDisk is the request that reads the disk.
+// ViewDisk reads the disk.
 const ViewDisk = "GET /v1/disks/" + Disk
 
 // More requests, and the state of a disk that is attached to Instance.
@@ -250,7 +246,7 @@ const (
 	AttachedHere = "attached " + Instance
 )
 
-// NotFound is the response for an unknown object, Refused for a request that the rack refuses.
+// NotFound is the answer about an unknown object, and Refused the answer to a refused request.
 var (
 	NotFound = Error(404, "ObjectNotFound", "not found: it")
 	Refused  = Error(400, "InvalidRequest", "the rack says no")
@@ -259,5 +255,5 @@ var (
 // OK returns an exchange that answers the request with 200.
 func OK(want, body string) Exchange { return Exchange{Want: want, Status: 200, Body: body} }
 
-// Numbered returns a UUID for n. These UUIDs sort by n.
+// Numbered returns a UUID for n. The UUIDs sort like their numbers.
 func Numbered(n int) string { return fmt.Sprintf("%08x-aaaa-4bbb-8ccc-222222222222", n) }

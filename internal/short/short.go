@@ -1,7 +1,6 @@
-// Package short leaves out a part of the tests under go test -short. A test with many similar cases
-// tries only some of them (Some). A test is skipped if tests of whole programs show the same
-// (Skip). The log says how many cases were left out; "make proofs" runs them, without -short.
-// PROOF_SEED selects other cases.
+// Package short reduces the tests that run under go test -short. A test with many similar cases
+// tries some of them (Some). A test that only repeats what the tests of whole programs show is
+// skipped (Skip). "make proofs" runs all cases. PROOF_SEED changes the selection.
 package short
 
 import (
@@ -14,7 +13,7 @@ import (
 	"testing"
 )
 
-// Some returns all cases. Under go test -short it selects n of them, and keeps their order.
+// Some returns n of the cases under go test -short, in their order. Otherwise it returns all.
 func Some[T any](t testing.TB, n int, cases []T) []T {
 	t.Helper()
 	if !testing.Short() || len(cases) <= n {
@@ -40,7 +39,7 @@ func Left(t testing.TB, cases int) {
 	}
 }
 
-// Skip skips a test under go test -short. cases is the number of cases that the test would try.
+// Skip skips a test with this number of cases under go test -short.
 func Skip(t testing.TB, cases int) {
 	t.Helper()
 	if testing.Short() {

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// The filesystems of volumes, as the kernel names them; ext4 is the default.
+// The filesystems of volumes, as the kernel names them.
 const (
 	Ext3  = "ext3"
 	Ext4  = "ext4"
@@ -29,8 +29,8 @@ func IsFilesystem(fsType string) bool { return slices.Contains(Filesystems, fsTy
 // Filesystems lists the filesystems that volumes may have. The first is the default.
 var Filesystems = []string{Ext4, Ext3, XFS, Btrfs}
 
-// supportedModes are the access modes in which one node reads and writes the volume: a rack
-// attaches a disk to one instance (RFD 595). How many workloads share the volume is up to the node.
+// supportedModes are the access modes in which one node reads and writes the volume, because a rack
+// attaches a disk to one instance (RFD 595). How many workloads share it is up to the node.
 var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
@@ -45,7 +45,7 @@ type CapabilityFault struct {
 	Message     string
 }
 
-// CapabilityProblem returns the first reason to refuse a volume capability.
+// CapabilityProblem returns the first fault of a volume capability.
 func CapabilityProblem(c *csi.VolumeCapability) CapabilityFault {
 	mode := c.GetAccessMode().GetMode()
 	known := csi.VolumeCapability_AccessMode_Mode_name[int32(mode)]
@@ -95,7 +95,8 @@ func unsupported(message string, args ...any) CapabilityFault {
 	return CapabilityFault{Unsupported: true, Message: fmt.Sprintf(message, args...)}
 }
 
-// CheckCapabilities returns an error unless the controller supports all capabilities of a request.
+// CheckCapabilities returns an error unless the controller supports all of a request's
+// capabilities.
 func CheckCapabilities(capabilities []*csi.VolumeCapability) error {
 	if len(capabilities) == 0 {
 		return csierr.New(csierr.FieldMissing, "volume_capabilities is missing")
@@ -116,7 +117,7 @@ func CheckCapability(c *csi.VolumeCapability) error {
 	case p.Unsupported:
 		return csierr.New(csierr.CapabilityUnsupported, "%s", p.Message)
 	}
-	// Refuse bad flags before the volume exists. The node would refuse them later.
+	// The node would refuse bad flags, too, but only after the volume exists.
 	m := c.GetMount()
 	if _, err := ParseMountFlags(m.GetFsType(), m.GetMountFlags()); err != nil {
 		return csierr.Coded(codes.InvalidArgument, csierr.MountFlags, "%s", err)
@@ -126,11 +127,10 @@ func CheckCapability(c *csi.VolumeCapability) error {
 
 const (
 	// GiB is the unit of disk sizes.
-	GiB = 1 << 30
-	// defaultSizeBytes is the size of a volume if the request contains none.
+	GiB              = 1 << 30
 	defaultSizeBytes = 10 * GiB
-	// MaxDistributedBytes is the size of the largest distributed disk that a rack creates. Only the
-	// rack knows the limit of local disks.
+	// MaxDistributedBytes is the largest size of a distributed disk. Only the rack knows the limit of
+	// local disks.
 	MaxDistributedBytes = 1023 * GiB
 )
 
@@ -140,7 +140,7 @@ type CapacityRange struct {
 	min, max int64
 }
 
-// ParseCapacityRange parses a request's capacity range. nil allows every size.
+// ParseCapacityRange parses a capacity range. nil allows every size.
 func ParseCapacityRange(r *csi.CapacityRange) (CapacityRange, error) {
 	if r == nil {
 		return CapacityRange{max: math.MaxInt64}, nil
@@ -167,11 +167,10 @@ func (r CapacityRange) Contains(sizeBytes int64) bool {
 	return r.min <= sizeBytes && sizeBytes <= r.max
 }
 
-// DiskSize returns the size of the disk to create: whole GiB, as the rack requires, and within the
-// range. floor is the size of the snapshot or image, or 0 for a blank disk. ceiling is the size of
-// the largest disk that the rack creates.
+// DiskSize returns the size of the disk to create: whole GiB within the range. floor is the size of
+// the snapshot or image, or 0 for a blank disk. ceiling is that of the largest disk that the rack
+// creates.
 func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
-	// If the request contains no size, use the source's size or the default.
 	size := r.min
 	if size == 0 && floor == 0 {
 		size = min(defaultSizeBytes, max(r.max-r.max%GiB, GiB))
@@ -193,7 +192,7 @@ func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
 	return size, nil
 }
 
-// roundUp rounds up to whole GiB. If the result overflows int64, it returns the largest whole GiB.
+// roundUp rounds up to whole GiB. On an overflow it returns the largest whole GiB.
 func roundUp(sizeBytes int64) int64 {
 	if sizeBytes > math.MaxInt64-GiB {
 		return math.MaxInt64 / GiB * GiB
@@ -214,9 +213,9 @@ const (
 	attrNoSymFollow = 0x200000
 )
 
-// MountOptions contains parsed mount flags: those of the mount and those of the filesystem.
+// MountOptions contains parsed mount flags.
 type MountOptions struct {
-	Attr uint64 // the mount's attributes
+	Attr uint64
 	// AtimeChosen reports whether a flag selects how access times are updated.
 	AtimeChosen bool
 	Super       []string // flags that every filesystem knows: ro, sync, dirsync, lazytime
@@ -230,8 +229,7 @@ type MountOptions struct {
 type MountOption struct {
 	Key, Value string
 	HasValue   bool
-	// Flag is the position of the option's mount flag, from 1 on. It is 0 for an option that the
-	// driver added.
+	// Flag is the position of the option's mount flag, from 1 on, or 0 if the driver added it.
 	Flag int
 }
 
@@ -248,33 +246,31 @@ var attrFlags = map[string]struct{ set, clear uint64 }{
 }
 
 var (
-	superFlags = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
-	// ignoredFlags are flags for mount(8) and init systems, which the driver ignores.
+	superFlags   = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
 	ignoredFlags = []string{"", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser"}
-	// labelFlags are SELinux's flags, which every filesystem accepts. Kubelet may add a context flag.
+	// labelFlags are SELinux's flags, which every filesystem accepts. Kubelet may add context.
 	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}
 )
 
-// CommonFlags returns the flags that every filesystem accepts. words contains the flags without a
-// value, names the flags with a value.
+// CommonFlags returns the flags that every filesystem accepts: words have no value, names have one.
 func CommonFlags() (words, names []string) {
 	words = slices.Concat(slices.Collect(maps.Keys(attrFlags)), superFlags, []string{"seclabel"},
 		ignoredFlags[1:])
 	return words, append([]string{"comment"}, labelFlags...)
 }
 
-// FlagSet contains the mount flags that a filesystem accepts, without and with a value.
+// FlagSet contains a filesystem's mount flags without and with a value.
 type FlagSet struct {
 	Words  []string
 	Values map[string]Values
 }
 
 // FilesystemFlags contains, for each filesystem, the flags that not every filesystem accepts. Linux
-// 5.12 and later accept them on every disk and with every kernel configuration; that is not so for
-// quotas and DAX, which are missing. Missing as well are flags that disable the log or its ordering
-// (norecovery, barrier=0), show another state or part of the filesystem (rescue, subvol, sb), name
-// another device, change the filesystem's features (journal_checksum), or let the damage of one
-// volume stop the node (errors=panic).
+// 5.12 and later accept them on every disk and with every kernel configuration. That is not so for
+// quotas and DAX, so their flags are missing. Missing as well are flags that disable the log or its
+// ordering (norecovery, barrier=0), show another state or part of the filesystem (rescue, subvol,
+// sb), name another device, change the filesystem's features (journal_checksum), or let the damage
+// of one volume stop the node (errors=panic).
 var FilesystemFlags = map[string]FlagSet{
 	Ext3: {strings.Fields(extWords), extValues},
 	Ext4: {strings.Fields(extWords + " delalloc nodelalloc dioread_lock dioread_nolock"), extValues},
@@ -294,7 +290,7 @@ var FilesystemFlags = map[string]FlagSet{
 		}},
 }
 
-// extWords are the flags of ext3, which the kernel's ext4 driver mounts.
+// The kernel's ext4 driver also mounts ext3.
 const extWords = "acl auto_da_alloc barrier block_validity bsddf bsdgroups discard grpid " +
 	"init_itable noauto_da_alloc noblock_validity nodiscard nogrpid noinit_itable nombcache " +
 	"noquota sysvgroups user_xattr"
@@ -317,7 +313,6 @@ var extValues = map[string]Values{
 	"stripe":               numberFrom(0, 32768),
 }
 
-// compression accepts btrfs's compression methods, with a level if the method has levels.
 var compression = Values{"zlib, zlib:1 to zlib:9, lzo, zstd, zstd:1 to zstd:15, no or none",
 	func(value string) bool {
 		method, level, leveled := strings.Cut(value, ":")
@@ -330,7 +325,7 @@ var compression = Values{"zlib, zlib:1 to zlib:9, lzo, zstd, zstd:1 to zstd:15, 
 		return method == "zstd" && numberFrom(1, 15).Contains(level)
 	}}
 
-// powerOfTwo accepts powers of two in this range, also with the units k, m and g.
+// powerOfTwo also accepts the units k, m and g.
 func powerOfTwo(low, high string) Values {
 	size := func(value string) int {
 		digits := strings.TrimRight(value, "kKmMgG")
@@ -347,8 +342,8 @@ func powerOfTwo(low, high string) Values {
 	}}
 }
 
-// ParseMountFlags parses the mount flags of a volume capability. The default of fsType is ext4.
-// Errors contain the position of a flag, never the flag itself.
+// ParseMountFlags parses a volume capability's mount flags. The default of fsType is ext4. Errors
+// contain a flag's position, never the flag itself.
 func ParseMountFlags(fsType string, flags []string) (MountOptions, error) {
 	fsType = cmp.Or(fsType, Ext4)
 	var o MountOptions
@@ -419,7 +414,7 @@ func allowed(fsType, key, value string, hasValue bool) bool {
 	return slices.Contains(labelFlags, key) || known && values.Contains(value)
 }
 
-// contradictory reports whether the kernel refuses or ignores an option because of another option.
+// contradictory reports whether the kernel refuses or ignores an option because of another.
 func (o *MountOptions) contradictory() bool {
 	has := func(is func(d MountOption) bool) bool { return slices.ContainsFunc(o.Data, is) }
 	named := func(keys ...string) bool {
@@ -444,7 +439,7 @@ func (o *MountOptions) SetReadOnly() {
 	}
 }
 
-// AddData adds an option for the filesystem if it is missing.
+// AddData adds a filesystem option if it is missing.
 func (o *MountOptions) AddData(key string) {
 	if !slices.ContainsFunc(o.Data, func(d MountOption) bool { return d.Key == key }) {
 		o.Data = append(o.Data, MountOption{Key: key})
@@ -453,7 +448,7 @@ func (o *MountOptions) AddData(key string) {
 
 // The driver compares two mounts of a filesystem by the flags that mountinfo always shows: the
 // flags of the mount, and sync, dirsync and lazytime. It ignores the filesystem's other options,
-// because mountinfo may show them in another form or omit them.
+// which mountinfo may omit or show in another form.
 var (
 	shownMountFlags = strings.Fields("ro nosuid nodev noexec noatime nodiratime relatime nosymfollow")
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
@@ -497,8 +492,8 @@ func ShownFlags(mount, super string) []string {
 		of(super, shownSuperFlags)...)))
 }
 
-// PublishedFlags returns, sorted, the flags of a published mount that the driver compares. The bind
-// mount copies the staging mount's flags, and the publish request adds its own.
+// PublishedFlags returns, sorted, the flags of a published mount that the driver compares: those of
+// the staging mount, which a bind mount copies, and those of the publish request.
 func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)
 	added := attrWords(o.Attr)

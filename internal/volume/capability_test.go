@@ -152,7 +152,6 @@ var (
 	unreachable = fails(csierr.TopologyUnreachable)
 )
 
-// choices are test cases: a request, the driver's locations, and the topologies to be chosen.
 type choices []struct {
 	name string
 	req  *csi.TopologyRequirement
@@ -193,12 +192,11 @@ func locations(t *testing.T, text string) []Segments {
 	return csitest.Got(ParseTopology(text))(t)
 }
 
-// wish returns a topology requirement. requisite returns one as the provisioner sends it with
-// --strict-topology.
 func wish(requisite, preferred string) *csi.TopologyRequirement {
 	return &csi.TopologyRequirement{Requisite: topologies(requisite), Preferred: topologies(preferred)}
 }
 
+// requisite returns a requirement as the provisioner sends it with --strict-topology.
 func requisite(text string) *csi.TopologyRequirement { return wish(text, text) }
 
 func TestChooseTopologyFollowsTheExampleInRFD595(t *testing.T) { // D-17

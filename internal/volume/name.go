@@ -56,39 +56,38 @@ const (
 	MaxStringBytes = 128
 
 	ownPrefix = "csi-"
-	// SerialBytes is how many bytes of a disk's name are the disk's serial number in the guest.
+	// SerialBytes is how many bytes of a disk's name the guest sees as serial number.
 	SerialBytes = 20
-	// base32hex in lower case keeps the bytes' order, and the rack accepts these characters in names.
+	// base32hex in lower case keeps the order of the bytes, and the rack allows it in names.
 	nameAlphabet = "0123456789abcdefghijklmnopqrstuv"
 )
 
 var nameEncoding = base32.NewEncoding(nameAlphabet).WithPadding(base32.NoPadding)
 
-// DiskName returns the name of a volume's disk. It depends only on the cluster and on csiName, the
-// volume's name from the CO. Names are unique on the rack, so if two controllers create the same
-// volume, one of them fails. The name is as long as a serial number in the guest, so the guest
-// shows the whole name.
+// DiskName returns the name of a volume's disk, which depends only on the cluster and on csiName,
+// the CO's name for the volume. Names are unique on the rack, so one of two controllers that create
+// the same volume fails. The name is no longer than a serial number, so a guest shows it whole.
 func DiskName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
-// SnapshotName returns the name on the rack for the snapshot that the CO calls csiName. A disk may
-// have the same name, because snapshots and disks have separate names on the rack.
+// SnapshotName returns the rack's name for the snapshot that the CO calls csiName. A disk may have
+// the same name: snapshots and disks have separate names on the rack.
 func SnapshotName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
-// ownName hashes the cluster's id and the CSI name, so two clusters may use the same CSI name. No
-// id contains a NUL, so different pairs never result in the same text.
+// ownName hashes the cluster's id and the CSI name. No id contains a NUL, so no two pairs result in
+// the same text.
 func ownName(cluster, csiName string) string {
 	sum := sha256.Sum256([]byte(cluster + "\x00" + csiName))
 	return ownPrefix + nameEncoding.EncodeToString(sum[:])[:SerialBytes-len(ownPrefix)]
 }
 
-// IsOwnName reports whether the name has the form of names that the driver makes.
+// IsOwnName reports whether the name has the form of the driver's names.
 func IsOwnName(s string) bool {
 	code, ok := strings.CutPrefix(s, ownPrefix)
 	return ok && len(s) == SerialBytes && strings.Trim(code, nameAlphabet) == ""
 }
 
-// ParseID parses a volume, snapshot or node id. The id of every object is a UUID. Any other text
-// must not reach the rack's API, which would take it for an object's name.
+// ParseID parses the id of a volume, snapshot or node, which is a UUID. Any other text must not
+// reach the rack's API, which would take it for a name.
 func ParseID(id string) (string, bool) {
 	if len(id) != len(uuid.Nil.String()) {
 		return "", false
@@ -103,11 +102,11 @@ func IsID(id string) bool {
 	return ok && canonical == id
 }
 
-// RackName matches a valid name of an object on the rack.
+// RackName matches the valid names of objects on the rack.
 var RackName = Word{63, regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)}
 
-// Word matches texts of at most Most bytes. With the limit in the regular expression itself, each
-// process would use tens of kilobytes more: Go compiles one copy of the expression for each byte.
+// Word matches texts of at most Most bytes. A limit in the regular expression itself would take
+// tens of kilobytes: Go compiles a copy of the expression for each byte.
 type Word struct {
 	Most  int
 	Looks *regexp.Regexp
@@ -136,12 +135,12 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Serial returns the serial number that a guest sees for the disk with this name.
+// Serial returns the serial number that a guest shows for the disk with this name.
 func Serial(diskName string) string {
 	return diskName[:min(len(diskName), SerialBytes)]
 }
 
-// NameAndID returns the name and id of an object for messages. The rack's console shows the name,
+// NameAndID returns an object's name and id for messages. The rack's console shows the name,
 // Kubernetes the id. Either may be empty.
 func NameAndID(name, id string) string {
 	switch {
@@ -164,46 +163,45 @@ func SizeText(bytes int64) string {
 	return fmt.Sprintf("%.2f GiB (%d bytes)", float64(bytes)/float64(GiB), bytes)
 }
 
-// Tag is the ownership tag. The driver writes it into the description of every disk and snapshot
-// that it makes. It contains the CO's name for the object, and values that later calls need.
+// Tag is the ownership tag, which the driver writes into the description of every disk and snapshot
+// that it makes. It contains values that later calls need.
 type Tag struct {
-	// Name is the CO's name, or only its beginning if the description would be too long.
+	// Name is the CO's name for the object, cut if the description would be too long.
 	Name string `json:"name"`
 	// RackName is the object's name on the rack: the hash of the CO's whole name. It is set only if
 	// Name is cut.
 	RackName    string `json:"rackName,omitempty"`
 	Cluster     string `json:"cluster,omitempty"`
 	MkfsOptions string `json:"mkfsOptions,omitempty"`
-	// BlockSize is the block size of the disk from which a snapshot was taken. Disks made from the
-	// snapshot inherit it. The rack shows it only until that disk is deleted.
+	// BlockSize is the block size of a snapshot's disk, which disks made from the snapshot inherit.
+	// The rack shows it only until that disk is deleted.
 	BlockSize int `json:"blockSize,omitempty"`
-	// Origin is what the disk was created from. If it was created blank, a sample of its bytes proves
-	// that it still is blank; otherwise a sample proves nothing.
+	// Origin is what the disk was created from. A sample of a disk's bytes can prove that it is still
+	// blank only if it was created blank.
 	Origin string `json:"origin,omitempty"`
 	// Use is the volume's use, from its capabilities at creation. The driver never publishes a volume
-	// for filesystems as a raw device.
+	// for filesystems as a raw block device.
 	Use string `json:"use,omitempty"`
-	// SourceBytes is the size of the snapshot that the disk was restored from. The rack created the
-	// rest of the disk blank.
+	// SourceBytes is the size of the snapshot that the disk was restored from. The rest of the disk
+	// was created blank.
 	SourceBytes int64 `json:"sourceBytes,omitempty"`
 	// FilesystemUUID is the filesystem's UUID, for a snapshot whose filesystem the driver made, and
 	// for a disk restored from that snapshot. It is empty for a disk that was created blank: its
 	// filesystem has the disk's id as UUID.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
-	// Claim is the namespace and name of the claim or the VolumeSnapshot, for people who look at the
-	// rack. The driver never updates this label. It uses it only to propose a PersistentVolume to a
-	// person (audit --output pv). If the description would be too long, Claim is only a beginning with
-	// "…", or empty.
+	// Claim is the namespace and name of the claim or VolumeSnapshot, for people who look at the rack.
+	// The driver never updates it, and uses it only to propose a PersistentVolume to a person (audit
+	// --output pv). If the description would be too long, Claim is cut and ends with "…", or is empty.
 	Claim string `json:"claim,omitempty"`
 }
 
 // MaxDescriptionBytes is the length of the longest description. The rack stores 512 characters
-// (omicron, schema/crdb/dbinit.sql: description STRING(512)), and answers 500 if it is longer.
+// (omicron, schema/crdb/dbinit.sql: description STRING(512)), and answers 500 to a longer one.
 const MaxDescriptionBytes = 512
 
 // Description returns a description that contains the tag. For every valid request it has at most
 // MaxDescriptionBytes: Description first shortens or omits the claim, and then shortens the name.
-// The other fields always fit, because together they have at most 403 bytes.
+// The other fields together have at most 403 bytes.
 func (t Tag) Description() string {
 	text := t.encode()
 	for claim := t.Claim; len(text) > MaxDescriptionBytes && t.Claim != ""; text = t.encode() {
@@ -250,12 +248,12 @@ func ParseTag(description string) (t Tag, ok bool) {
 	return t, true
 }
 
-// IsOf reports whether the tag belongs to the object that the CO of the cluster calls csiName.
+// IsOf reports whether the tag is that of the object that the cluster's CO calls csiName.
 func (t Tag) IsOf(cluster, csiName string) bool {
 	return t.Cluster == cluster && t.objectName() == ownName(cluster, csiName)
 }
 
-// Names reports whether the tag belongs to an object with this name on the rack. It does not if
+// Names reports whether the tag is that of the object with this name on the rack. It is not if
 // somebody has copied the description to another object.
 func (t Tag) Names(rackName string) bool { return rackName == t.objectName() }
 

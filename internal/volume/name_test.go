@@ -39,7 +39,7 @@ func TestDiskNamesAreValidAndUnique(t *testing.T) { // E-17
 	})
 }
 
-func TestIsOwnNameRejectsOtherForms(t *testing.T) {
+func TestIsOwnNameRejectsOtherNames(t *testing.T) {
 	for _, name := range []string{"", "csi-", "csi-0123456789abcde", "csi-0123456789abcdef0",
 		"csi-0123456789abcdeF", "csi-0123456789abcdez", "pvc-0123456789abcdef",
 		"csi-0123456789abc-ef"} {
@@ -74,7 +74,7 @@ func TestMessagesShowSizesWithBytesAndNamesWithIDs(t *testing.T) {
 	}
 }
 
-// legalTags draws tags of valid requests. In JSON, many of their names are much longer.
+// legalTags draws tags of valid requests. JSON escapes make many of their names much longer.
 func legalTags(t *rapid.T) (tag Tag, csiName string) {
 	some := rapid.SampledFrom([]rune("\t\n\r\"\\<>&\u2028\u2029ü日😀a"))
 	legal := rapid.OneOf(rapid.StringOfN(some, 1, 128, 128), rapid.StringN(1, 128, 128),
@@ -101,7 +101,7 @@ func legalTags(t *rapid.T) (tag Tag, csiName string) {
 	return tag, tag.Name
 }
 
-// longestOptions contains all mkfs options, more than any one filesystem accepts.
+// These are all mkfs options, more than any one filesystem accepts.
 const longestOptions = "bytesPerInode=67108864,fsBlockSize=4096,inodeSize=2048," +
 	"label=abcdefghijkl,nodeSize=65536,reflink=false,reservedPercent=50"
 
@@ -181,8 +181,7 @@ func TestParseTagAcceptsTagsOfEarlierVersions(t *testing.T) {
 	}
 }
 
-// FuzzRackID checks that ParseID accepts only UUIDs, because the rack treats any other id as a
-// name.
+// FuzzRackID checks that ParseID accepts only UUIDs: the rack treats any other id as a name.
 func FuzzRackID(f *testing.F) {
 	f.Add("")
 	f.Fuzz(func(t *testing.T, id string) {
@@ -199,8 +198,7 @@ func FuzzRackID(f *testing.F) {
 	})
 }
 
-// FuzzDescription checks that ParseTag accepts only descriptions that the driver could have
-// written.
+// FuzzDescription checks that ParseTag accepts only what the driver could have written.
 func FuzzDescription(f *testing.F) {
 	f.Add(DriverName + `.evil {"name":"x"}`)
 	f.Fuzz(func(t *testing.T, description string) {

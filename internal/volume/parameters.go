@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// The keys of a StorageClass's parameters. blockSize and mkfsOptions are also keys of the contexts.
+// The keys of a StorageClass's parameters. Two of them are also keys of the contexts.
 const (
 	ParamDiskType    = "diskType"
 	paramBlockSize   = CtxBlockSize
@@ -26,14 +26,13 @@ const (
 
 	// DefaultBlockSize is the block size of a blank disk if the StorageClass sets none.
 	DefaultBlockSize = 4096
-	// localBlockSize is the block size of every local disk.
-	localBlockSize = 4096
+	localBlockSize   = 4096
 )
 
 var (
 	parameterNames = []string{paramBlockSize, ParamDiskType, ParamImageID, ParamMkfsOptions,
 		paramPlacement}
-	// BlockSizes lists the block sizes that a disk may have, in bytes.
+	// BlockSizes are the possible block sizes of disks, in bytes.
 	BlockSizes = []int{512, 2048, 4096}
 	// foreignKeys are the keys that Kubernetes' sidecars and kubelet read from parameters, or add to
 	// parameters and contexts.
@@ -57,16 +56,16 @@ func keysOfKubernetes() []string {
 	return keys
 }
 
-// DiskType is the type of a disk, in the rack's terms.
+// DiskType is a disk's type on the rack.
 type DiskType string
 
-// A distributed disk is stored on drives of the whole rack, a local disk on the drives of one sled.
+// A distributed disk is stored on drives of the whole rack, a local disk on those of one sled.
 const (
 	diskTypeDistributed DiskType = "distributed"
 	DiskTypeLocal       DiskType = "local"
 )
 
-// Parameters contains the parsed parameters of a StorageClass. A BlockSize of 0 means not set.
+// Parameters contains a StorageClass's parsed parameters. A BlockSize of 0 means not set.
 type Parameters struct {
 	DiskType    DiskType
 	BlockSize   int
@@ -106,8 +105,8 @@ func similarity(a, b string) int {
 	return head + tail - (long - short)
 }
 
-// Claim returns the namespace and name of the claim or VolumeSnapshot from the parameters of a
-// create call. external-provisioner and external-snapshotter add these parameters with the flag
+// Claim returns the namespace and name of the claim or VolumeSnapshot from a create call's
+// parameters. external-provisioner and external-snapshotter add them with the flag
 // --extra-create-metadata.
 func Claim(parameters map[string]string) string {
 	for _, of := range []string{"pvc", "volumesnapshot"} {
@@ -183,7 +182,7 @@ func (p Parameters) Fits(capabilities []*csi.VolumeCapability, sizeBytes int64) 
 	return nil
 }
 
-// Largest returns the size of the largest disk of this type.
+// Largest returns the size of the largest disk of the type.
 func (p Parameters) Largest() int64 {
 	if p.DiskType == DiskTypeLocal {
 		return 1<<63 - GiB // only the rack knows the limit
@@ -191,15 +190,14 @@ func (p Parameters) Largest() int64 {
 	return MaxDistributedBytes
 }
 
-// MkfsOptions contains the mkfs options that a StorageClass sets. Only name=value pairs from a
-// fixed list are allowed, so that no option overrides a safety check of mkfs or makes mkfs open a
-// file.
+// MkfsOptions contains a StorageClass's mkfs options. Only name=value pairs from a fixed list are
+// allowed, so that no option overrides a safety check of mkfs or makes mkfs open a file.
 type MkfsOptions struct {
 	chosen []string // name=value
 }
 
-// mkfsRule contains an option's valid values. By filesystem, args contains mkfs's flag, a space,
-// and the text before the value.
+// mkfsRule contains an option's valid values. args maps a filesystem to mkfs's flag, a space, and
+// the text before the value.
 type mkfsRule struct {
 	valid Values
 	args  map[string]string
@@ -249,13 +247,13 @@ func badMkfsOptions(format string, args ...any) error {
 	return csierr.New(csierr.MkfsOptions, "mkfsOptions: "+format, args...)
 }
 
-// String returns the options in the form that ParseMkfsOptions parses, sorted.
+// String returns the options, sorted, in the form that ParseMkfsOptions parses.
 func (o MkfsOptions) String() string {
 	return strings.Join(slices.Sorted(slices.Values(o.chosen)), ",")
 }
 
 // Check returns an error if an option does not apply to the filesystem, or if mkfs cannot make the
-// filesystem with these options on a disk of this size. Size 0 means unknown.
+// filesystem on a disk of this size. Size 0 means unknown.
 func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
 	for _, option := range o.chosen {
 		name, _, _ := strings.Cut(option, "=")
@@ -325,7 +323,7 @@ func (o MkfsOptions) number(name string, unset int64) int64 {
 	return n
 }
 
-// Args returns the options as arguments for the filesystem's mkfs.
+// Args returns the options as arguments of the filesystem's mkfs.
 func (o MkfsOptions) Args(fsType string) (args []string) {
 	for _, option := range o.chosen {
 		name, value, _ := strings.Cut(option, "=")
@@ -339,7 +337,7 @@ func (o MkfsOptions) Args(fsType string) (args []string) {
 	return args
 }
 
-// Value returns the value of an option, or "" if it is not set.
+// Value returns an option's value, or "" if it is not set.
 func (o MkfsOptions) Value(name string) string {
 	for _, option := range o.chosen {
 		if value, ok := strings.CutPrefix(option, name+"="); ok {
@@ -371,7 +369,6 @@ func anyOf(values ...string) Values {
 	return Values{words, func(value string) bool { return slices.Contains(values, value) }}
 }
 
-// numberFrom accepts decimal numbers in this range, without a sign or leading zeros.
 func numberFrom(low, high int) Values {
 	return Values{fmt.Sprintf("a number from %d to %d", low, high), func(value string) bool {
 		n, err := strconv.Atoi(value)

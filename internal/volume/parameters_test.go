@@ -278,7 +278,7 @@ func TestPublishedFlagsAddToTheStagedFlags(t *testing.T) {
 }
 
 // FuzzParameters checks that accepted parameters describe a disk that a rack can make, that an
-// unknown parameter is an error, and that the keys that a CO adds for itself have no effect.
+// unknown parameter is an error, and that the keys that a CO adds have no effect.
 func FuzzParameters(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		values := csitest.Pairs(text)
@@ -346,7 +346,7 @@ func FuzzMountFlags(f *testing.F) {
 	})
 }
 
-// refusedText reports whether text, which must not quote a flag, is also the error for other flags.
+// refusedText reports whether other flags cause the same error text, which must not quote a flag.
 func refusedText(fsType, text string) bool {
 	return slices.ContainsFunc([][]string{{"bind"}, {"", "bind"}, {`"`}, {"", `"`}},
 		func(flags []string) bool {

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// TopologyPrefix is the prefix of every topology key of this driver, as CSI requires.
+// TopologyPrefix is the prefix of the driver's topology keys, as CSI requires.
 const TopologyPrefix = "topology.csi.oxide.computer/"
 
 // Segments is a location: topology keys with their values. The operator chooses them, because a
@@ -25,8 +25,8 @@ var (
 	topologyDomain = Word{63, regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)}
 )
 
-// ParseTopology parses locations such as "rack=a,zone=b;rack=a,zone=c": semicolons separate
-// locations from which the same disks can be reached (D-74).
+// ParseTopology parses locations such as "rack=a,zone=b;rack=a,zone=c". The same disks can be
+// reached from all of them (D-74).
 func ParseTopology(text string) ([]Segments, error) {
 	var locations []Segments
 	for part := range strings.SplitSeq(text, ";") {
@@ -65,7 +65,6 @@ func (s Segments) Add(name, value string) error {
 	return nil
 }
 
-// value returns the value of a key. It ignores the key's case.
 func (s Segments) value(key string) (string, bool) {
 	for k, v := range s {
 		if strings.EqualFold(k, key) {
@@ -95,9 +94,9 @@ func sameKeys(a, b Segments) bool {
 }
 
 // ChooseTopology returns a volume's topology: all locations in ours, because the rack's disks can
-// be reached from each. The first is the location that the request prefers most, or one that it
-// allows. Without locations the topology is empty. If instances is set, nodes report their
-// instances: then a request may contain instances, which do not change the result.
+// be reached from each. The first is the one that the request prefers most, or one that it allows.
+// Without locations the topology is empty. If instances is true, nodes report their instances: then
+// a request may contain instances, which do not change the result.
 func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if req == nil {
@@ -129,8 +128,7 @@ func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances boo
 	return AccessibleTopologies(ours, nil), nil
 }
 
-// CanReach reports whether the rack's disks can be reached from the topology in a GetCapacity
-// request.
+// CanReach reports whether the rack's disks can be reached from a GetCapacity request's topology.
 func CanReach(wanted *csi.Topology, ours []Segments, instances bool) (bool, error) {
 	if wanted == nil {
 		return true, nil
@@ -183,8 +181,8 @@ func checkTopologyRequirement(req *csi.TopologyRequirement) error {
 	return nil
 }
 
-// canonical returns texts that are equal only for equal topologies: keys are in lower case, and no
-// valid key or value contains "=" or a comma.
+// canonical returns equal texts only for equal topologies: keys are in lower case, and no valid key
+// or value contains "=" or a comma.
 func canonical(segments Segments) string {
 	var pairs []string
 	for key, value := range segments {
@@ -228,21 +226,21 @@ func invalidTopology(format string, args ...any) error {
 // InstanceKey is the topology key whose value is the node's own instance.
 const InstanceKey = TopologyPrefix + "instance"
 
-// Placement restricts where the pods of a volume can run. It does not affect the disk.
+// Placement restricts where a volume's pods can run. It does not affect the disk.
 type Placement string
 
-// Placement rack lets a volume's pods run wherever the rack's disks can be reached. Placement
-// instance lets them run only at the instance that the scheduler chose at the volume's creation.
+// With placement=rack, a volume's pods run wherever the rack's disks can be reached. With
+// placement=instance, they run only at the instance that the scheduler chose at the volume's
+// creation.
 const (
 	placementRack     Placement = "rack"
 	PlacementInstance Placement = "instance"
 )
 
-// placements lists all placements. The first is the default.
 var placements = []Placement{placementRack, PlacementInstance}
 
-// Location returns the segments without the instance: the rack's disks can be reached from every
-// instance at the location.
+// Location returns the segments without the instance: every instance at a location can reach the
+// rack's disks.
 func Location(segments map[string]string) Segments {
 	location := Segments{}
 	for key, value := range segments {
@@ -253,8 +251,8 @@ func Location(segments map[string]string) Segments {
 	return location
 }
 
-// ChooseInstance returns the topology of a volume with placement instance: the instance that the
-// request names, and the first location that ChooseTopology returns.
+// ChooseInstance returns the topology of a volume with placement=instance: the requested instance,
+// and the first location that ChooseTopology returns.
 func ChooseInstance(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if !instances {

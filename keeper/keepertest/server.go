@@ -1,11 +1,11 @@
 // Package keepertest is an API server for the tests of the node keeper. It runs in the test's
-// process and answers over HTTP the requests that the keeper and the test's other clients send. It
-// has no scheduler, no kubelet and no controller; the test does their work.
+// process and answers the requests of the keeper and of the test's other clients over HTTP. It has
+// no scheduler, kubelet or controller; the test does their work.
 //
 // It differs from a real API server: it does not validate objects; metadata.generation does not
 // rise; only the test writes a status; lists have one page; an update may omit the resourceVersion
-// of any object; a watch covers all objects of a resource, and begins with all earlier changes. A
-// request that the server does not know fails the test.
+// of any object; a watch covers all objects of a resource, and begins with all earlier changes. An
+// unknown request fails the test.
 package keepertest
 
 import (
@@ -27,14 +27,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// T is a test: a *testing.T or a *rapid.T.
+// T is a *testing.T or a *rapid.T.
 type T interface {
 	Errorf(format string, args ...any)
 	Cleanup(func())
 }
 
 // Server is the API server. The functions Put, Bind, Get, Edit, Delete, Remove and List access its
-// objects directly: they call no interceptor, and are not in the log.
+// objects directly, without an interceptor and without an entry in the log.
 type Server struct {
 	t      T
 	now    func() time.Time
@@ -49,7 +49,7 @@ type Server struct {
 	changed         chan struct{} // the next change closes it
 }
 
-// KubeRequest is a request to the server, in the terms of RBAC.
+// KubeRequest is a request in the terms of RBAC.
 type KubeRequest struct {
 	Client      string // its User-Agent
 	Verb        string // get, list, watch, create, update, patch, delete
@@ -58,23 +58,22 @@ type KubeRequest struct {
 	Namespace   string
 	Name        string // from the path, or from the body of a create
 	Body        []byte
-	// Applied reports whether the interceptor is called after the request was applied.
+	// Applied reports whether the request was applied before the interceptor is called.
 	Applied bool
-	// Status is the status of the response if the request was applied, or 0.
+	// Status is the response's status if the request was applied, or 0.
 	Status int
 }
 
-// String describes the request in one line.
 func (r KubeRequest) String() string {
 	resource := strings.TrimSuffix(r.Resource+"/"+r.Subresource, "/")
 	name := strings.Trim(r.Namespace+"/"+r.Name, "/")
 	return fmt.Sprintf("%s: %s %s %s", r.Client, r.Verb, resource, name)
 }
 
-// ErrBreak makes the server break the connection when an interceptor returns it.
+// ErrBreak makes the server break the connection if an interceptor returns it.
 var ErrBreak = errors.New("the connection is broken")
 
-// Serve starts a server that runs until the test ends. now is its clock.
+// Serve starts a server with this clock, which runs until the test ends.
 func Serve(t T, now func() time.Time) *Server {
 	s := &Server{t: t, now: now, closed: make(chan struct{}), changed: make(chan struct{}),
 		objects: map[*resource]map[string]*stored{}}
@@ -112,7 +111,6 @@ func (s *Server) Log() []KubeRequest {
 	return slices.Clone(s.log)
 }
 
-// handler has a route for each verb of each resource. Any other request fails the test.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -133,7 +131,6 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 		return // the client is gone
 	}
 	if r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf {
-		// Clients send protobuf by default.
 		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
 		if err != nil {
 			s.t.Errorf("decode a request's body: %v", err)
@@ -159,8 +156,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 	_, _ = w.Write(answer)
 }
 
-// answer calls the interceptor, and applies the request. It calls the interceptor again if the
-// request changes something. For a watch it returns when the watch has ended.
+// answer calls the interceptor, applies the request and, if that changes something, calls the
+// interceptor again. For a watch it returns when the watch has ended.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, c call) ([]byte, error) {
 	reads := slices.Contains([]string{"get", "list", "watch"}, c.Verb)
 	if err := s.ask(reads, c.KubeRequest); err != nil {
@@ -181,7 +178,6 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, c call) ([]byte,
 	return answer, err
 }
 
-// ask calls the interceptor for reads or for changes, if the test has set it.
 func (s *Server) ask(reads bool, r KubeRequest) error {
 	s.mu.Lock()
 	f := s.change
@@ -217,8 +213,8 @@ func statusOf(err error) metav1.Status {
 
 // Client returns a client's configuration, with the name as its User-Agent. cut disconnects the
 // client for good, like the end of its process: requests in progress end, and later ones do not
-// reach the server. The server may apply a request that has arrived even after cut has returned. An
-// interceptor sees this, and can prevent it.
+// reach the server. The server may still apply a request that has arrived. An interceptor sees
+// this, and can prevent it.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 	// By default a Transport keeps fewer idle connections than a client may send requests at once.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
@@ -233,7 +229,6 @@ func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 			AcceptContentTypes: "application/json"}}, cut
 }
 
-// line is the http.RoundTripper of a client. When ended is done, its requests fail.
 type line struct {
 	transport *http.Transport
 	ended     context.Context

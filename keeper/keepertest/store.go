@@ -31,7 +31,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Object is a pointer to an object of one of the server's resources, for example *corev1.Node.
+// Object is a pointer to a served object, for example *corev1.Node.
 type Object interface {
 	metav1.Object
 	runtime.Object
@@ -70,17 +70,15 @@ func has[S any](namespaced bool) *resource {
 
 func (r *resource) new() Object { return reflect.New(r.object).Interface().(Object) }
 
-// resourceOf returns the resource of an object type.
 func resourceOf[O Object]() *resource {
 	return resources[slices.IndexFunc(resources, func(r *resource) bool {
 		return reflect.PointerTo(r.object) == reflect.TypeFor[O]()
 	})]
 }
 
-// statusField returns an object's field Status. The value is invalid if the kind has no status.
 func statusField(o Object) reflect.Value { return reflect.ValueOf(o).Elem().FieldByName("Status") }
 
-// routes returns the verb and subresource for each method and path of the resource.
+// routes maps the resource's methods and paths to verb and subresource.
 func (r *resource) routes() map[string]string {
 	// The core group's paths begin with /api instead of /apis/GROUP.
 	all := "/" + strings.TrimSuffix("apis/"+r.Group, "s/") + "/" + r.Version + "/"
@@ -129,7 +127,6 @@ func (s *Server) parse(r *http.Request, to *resource, verb string, body []byte) 
 	return c
 }
 
-// list answers with all objects in one page.
 func (s *Server) list(c call) ([]byte, error) {
 	byLabel, err := labels.Parse(c.query.Get("labelSelector"))
 	if err != nil {
@@ -154,7 +151,6 @@ func (s *Server) list(c call) ([]byte, error) {
 		c.object.Name(), c.GroupVersion(), len(s.history), bytes.Join(items, []byte(","))), nil
 }
 
-// watch streams the objects and their changes until the client or the server ends it.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 	w.Header().Set("Content-Type", "application/json")
 	for seen := 0; ; {
@@ -178,10 +174,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 	}
 }
 
-// succeeded is the response to deletions and evictions. Typed clients ignore it.
+// Typed clients ignore this response to deletions and evictions.
 const succeeded = `{"kind":"Status","apiVersion":"v1","status":"Success"}`
 
-// apply applies a request, and returns the response's body.
 func (s *Server) apply(c call) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,7 +226,6 @@ func (s *Server) apply(c call) ([]byte, error) {
 	return written.json, nil
 }
 
-// merge applies a JSON merge patch (RFC 7396).
 func merge(object, patch map[string]any) map[string]any {
 	if object == nil {
 		object = map[string]any{}
@@ -250,8 +244,7 @@ func merge(object, patch map[string]any) map[string]any {
 	return object
 }
 
-// decode decodes a request's body. It refuses fields that the type does not have; an API server
-// would ignore them and warn.
+// decode refuses fields that the type does not have. An API server would ignore them and warn.
 func decode(body []byte, into any) error {
 	if len(body) == 0 {
 		return nil
@@ -284,7 +277,6 @@ func (s *Server) evict(c call, old *stored) error {
 	return s.remove(c.resource, old, ptr.Deref(eviction.DeleteOptions, metav1.DeleteOptions{}))
 }
 
-// disrupt takes one of the disruptions that the pod's budget allows. It fails if none is left.
 func (s *Server) disrupt(pod *corev1.Pod) error {
 	var found *stored
 	for _, b := range s.all(budgets, pod.Namespace) {
@@ -321,7 +313,6 @@ type stored struct {
 
 func (s *stored) copy() Object { return s.object.DeepCopyObject().(Object) }
 
-// change is a change of an object, as a watch shows it.
 type change struct {
 	*resource
 	kind watch.EventType
@@ -330,7 +321,6 @@ type change struct {
 
 func key(namespace, name string) string { return namespace + "/" + name }
 
-// find returns an object, or the error of an API server if it does not exist.
 func (s *Server) find(r *resource, namespace, name string) (*stored, error) {
 	if found := s.objects[r][key(namespace, name)]; found != nil {
 		return found, nil
@@ -338,7 +328,6 @@ func (s *Server) find(r *resource, namespace, name string) (*stored, error) {
 	return nil, apierrors.NewNotFound(r.GroupResource(), name)
 }
 
-// all returns the objects of one namespace, or of all namespaces for "", sorted by their keys.
 func (s *Server) all(r *resource, namespace string) []*stored {
 	var found []*stored
 	for _, key := range slices.Sorted(maps.Keys(s.objects[r])) {
@@ -350,8 +339,8 @@ func (s *Server) all(r *resource, namespace string) []*stored {
 	return found
 }
 
-// put creates an object if old is nil. Otherwise it replaces old. It returns a conflict if the
-// object has another resourceVersion or UID than old.
+// put replaces old, or creates the object if old is nil. It returns a conflict if the object has
+// another resourceVersion or UID than old.
 func (s *Server) put(r *resource, old *stored, object Object) (*stored, error) {
 	if old == nil {
 		object.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", len(s.history)+1)))
@@ -376,8 +365,8 @@ func (s *Server) put(r *resource, old *stored, object Object) (*stored, error) {
 	return s.write(r, old, object), nil
 }
 
-// remove deletes an object. While the object has finalizers, or is a pod within its grace period,
-// remove only marks it for deletion.
+// remove deletes an object. While that has finalizers, or is a pod within its grace period, remove
+// only marks it for deletion.
 func (s *Server) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 	if want := o.Preconditions; want != nil {
 		if want.UID != nil && *want.UID != old.object.GetUID() ||
@@ -447,8 +436,8 @@ func (s *Server) record(c change) {
 	s.changed = make(chan struct{})
 }
 
-// Put creates or replaces an object, including its status, and returns the stored object. It
-// ignores the object's uid and resourceVersion.
+// Put creates or replaces an object with its status, and returns the stored object. It ignores the
+// object's uid and resourceVersion.
 func Put[O Object](s *Server, object O) O {
 	next := object.DeepCopyObject().(Object)
 	next.SetUID("")
@@ -475,7 +464,7 @@ func Edit[O Object](s *Server, namespace, name string, change func(O)) bool {
 	})
 }
 
-// Get returns an object. The namespace of a node is "".
+// Get returns an object. A cluster-wide object has the namespace "".
 func Get[O Object](s *Server, namespace, name string) (object O, ok bool) {
 	ok = with[O](s, namespace, name, func(_ *resource, found *stored) error {
 		object = found.copy().(O)
@@ -484,7 +473,7 @@ func Get[O Object](s *Server, namespace, name string) (object O, ok bool) {
 	return object, ok
 }
 
-// List returns the objects of one namespace, or of all for "", sorted by namespace and name.
+// List returns the objects of a namespace, or of all for "", sorted by namespace and name.
 func List[O Object](s *Server, namespace string) []O {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -511,7 +500,7 @@ func Remove[O Object](s *Server, namespace, name string) bool {
 	})
 }
 
-// Volume returns a PersistentVolume of a driver that is bound to the claim with the same name.
+// Volume returns a driver's PersistentVolume, bound to the claim of the same name.
 func Volume(namespace, name, driver, handle string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeSpec{
@@ -541,7 +530,6 @@ func Pod(namespace, name, node string, claims ...string) *corev1.Pod {
 	return p
 }
 
-// with passes the object with this name to f, or returns false if there is none. f must not fail.
 func with[O Object](s *Server, namespace, name string, f func(*resource, *stored) error) bool {
 	r := resourceOf[O]()
 	s.mu.Lock()
