@@ -225,7 +225,8 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 }
 
-// unplugged sets lost and half for mounted volumes whose device is gone while a detach may go on.
+// unplugged sets lost and half for mounted volumes whose device is missing while a detach may be in
+// progress.
 func (h *History) unplugged(j *joint, calls []ended) {
 	for v, n := range everywhere {
 		_, seen := j.device(v, n)
@@ -243,7 +244,6 @@ func (h *History) lostBy(j *joint, v int, n string) bool {
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
 }
 
-// checkForeign fails if a bystander, or a disk that the driver did not create, has changed.
 func (h *History) checkForeign(j *joint, _ []ended) {
 	harness.Must(h.env.Bystanders.Check())
 	for _, d := range h.env.foreign {
@@ -294,7 +294,6 @@ func (h *History) believe(j *joint) {
 	w.seen = j.facts
 }
 
-// checkData reads every volume that is published to a pod, and compares its data with the model.
 func (h *History) checkData(j *joint, calls []ended) {
 	moving := underWay(calls)
 	for v, c := range h.contents {
@@ -358,7 +357,6 @@ func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	return errors.New("the volumes and snapshots cannot be deleted")
 }
 
-// until runs the steps that the function next returns, while more is true, but at most 20 steps.
 func (h *History) until(ctx context.Context, next func() (s Step, more bool)) {
 	for range 20 {
 		s, more := next()
@@ -407,8 +405,6 @@ func (h *History) readAll(ctx context.Context) {
 	}
 }
 
-// calm ends all disturbances: it starts the rack and all instances, removes faults and namesakes,
-// and closes the devices that hold has opened.
 func (h *History) calm(ctx context.Context) {
 	h.run(ctx, Step{op: startRack})
 	for _, n := range nodes {

@@ -60,7 +60,7 @@ func (w *testCluster) records() map[string]*recorded {
 
 const namespaceOfRecords = "oxide"
 
-// operation is what the checks have seen of a node's current and earlier operations.
+// operation describes a node's current and earlier operations, as the checks have seen them.
 type operation struct {
 	// ended is when the last operation ended, with or without a stop.
 	began, ended time.Time
@@ -233,8 +233,6 @@ func (w *testCluster) checkClusterRequest(k *replica, r keepertest.KubeRequest) 
 	return func() {}
 }
 
-// checkRecords checks a change of the keepers' records. The caller must call made after the change
-// was applied.
 func (w *testCluster) checkRecords(k *replica, r keepertest.KubeRequest) (made func()) {
 	made = func() {}
 	var next corev1.ConfigMap
@@ -258,7 +256,6 @@ func (w *testCluster) checkRecords(k *replica, r keepertest.KubeRequest) (made f
 	return made
 }
 
-// checkBegin checks the first record of an operation.
 func (w *testCluster) checkBegin(k *replica, n *corev1.Node, name string,
 	r *recorded) (made func()) {
 	o, byPeople := w.operations[name], w.byPeople[name]

@@ -64,7 +64,6 @@ func main() {
 	}
 }
 
-// release contains the options and the state of this command.
 type release struct {
 	Version   string // such as "v1.2.3"
 	Root, Out string
@@ -131,7 +130,6 @@ func catch(err *error) {
 	}
 }
 
-// prepare checks the options, and reads the commit and the Dockerfile.
 func (r *release) prepare(ctx context.Context) (err error) {
 	defer catch(&err)
 	r.Root, r.Out = got(filepath.Abs(r.Root)), got(filepath.Abs(r.Out))
@@ -187,7 +185,6 @@ func (r *release) commit(ctx context.Context) error {
 	return nil
 }
 
-// output runs a program in the project's directory and returns its standard output.
 func (r *release) output(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = r.Root
@@ -199,12 +196,10 @@ func (r *release) output(ctx context.Context, name string, args ...string) (stri
 	return out.String(), nil
 }
 
-// write writes content to a file of the release.
 func (r *release) write(name string, content []byte) {
 	need(os.WriteFile(filepath.Join(r.made, name), content, 0o644))
 }
 
-// project is the URL of the project's repository.
 const project = "https://github.com/oxidecomputer/oxide-csi-plugin"
 
 func (r *release) notes() {
@@ -274,7 +269,6 @@ func (r *release) checksums() {
 	r.write(sums, list.Bytes())
 }
 
-// file is a file in a tar.
 type file struct {
 	name    string
 	content []byte
@@ -305,7 +299,6 @@ func repack(packed io.Reader, date time.Time) []byte {
 	return out.Bytes()
 }
 
-// eachFile calls visit for each entry of a tar.
 func eachFile(archive io.Reader, visit func(header *tar.Header, content []byte)) {
 	for t := tar.NewReader(archive); ; {
 		header, err := t.Next()
@@ -317,7 +310,6 @@ func eachFile(archive io.Reader, visit func(header *tar.Header, content []byte))
 	}
 }
 
-// filesIn reads all files of a tree.
 func filesIn(tree fs.FS) (files []file) {
 	need(fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
@@ -328,7 +320,6 @@ func filesIn(tree fs.FS) (files []file) {
 	return files
 }
 
-// chartName is the chart's name in Chart.yaml.
 const chartName = "oxide-csi-driver"
 
 // kustomizations maps a directory of deploy/kustomize to the release's file with its manifests.
