@@ -123,7 +123,6 @@ func TestAControllerWithoutOneOfItsGuardsFailsATrial(t *testing.T) {
 	}
 }
 
-// answerProof runs trials against a rack with two controllers per lane, and counts their results.
 type answerProof struct {
 	t    *testing.T
 	p    *proof.Proof

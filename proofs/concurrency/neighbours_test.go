@@ -31,7 +31,6 @@ import (
 func TestMain(m *testing.M) { namespace.Main(m) }
 
 const (
-	// asksPerVolume is the number of health and usage calls for each volume whose disk hangs.
 	asksPerVolume = 10
 	// brief is the deadline of a call that may hang because its own disk hangs.
 	brief = 500 * time.Millisecond
@@ -111,7 +110,6 @@ func TestADriverWithoutOneOfItsGuardsGetsStuck(t *testing.T) {
 	}
 }
 
-// neighbours manages the volumes of one node, and counts the calls and threads that get stuck.
 type neighbours struct {
 	*proof.Environment
 	t          *testing.T

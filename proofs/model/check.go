@@ -32,8 +32,6 @@ func (h *History) check(j *joint, calls []ended) {
 	h.checkData(j, calls)
 }
 
-// checkFields fails if a fact has neither its earlier value nor a value that one of the calls may
-// give it.
 func (h *History) checkFields(j *joint, calls []ended) {
 	for _, f := range allFields {
 		value, allowed := j.facts[f], h.world.allowed(f, calls)
@@ -190,8 +188,6 @@ func (h *History) checkReleased(j *joint, calls []ended) {
 	}
 }
 
-// checkMounts fails if a mount is not at a path of a volume, is not the only one at its path, or
-// does not show the volume's device.
 func (h *History) checkMounts(j *joint, _ []ended) {
 	known := map[string]bool{}
 	for v, n := range everywhere {

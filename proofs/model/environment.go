@@ -32,10 +32,9 @@ const (
 // a node driver in each instance. Histories share an environment until one of them fails.
 type Environment struct {
 	*proof.Environment
-	Controllers []*harness.Plugin
-	Nodes       map[string]*harness.Plugin
-	foreign     []*foreignDisk
-	// bystandersAt is the node whose instance has the bystanders.
+	Controllers  []*harness.Plugin
+	Nodes        map[string]*harness.Plugin
+	foreign      []*foreignDisk
 	bystandersAt string
 	stopped      map[string]bool
 }
@@ -74,7 +73,6 @@ func (env *Environment) paths(v int, n string) []string {
 	return paths
 }
 
-// awaitIdle waits until neither a driver nor the rack works on a request.
 func (env *Environment) awaitIdle(ctx context.Context, rackDown bool) {
 	idle := func(who, handler string, profile []byte) {
 		if i := bytes.Index(profile, []byte(handler)); i >= 0 {

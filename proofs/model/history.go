@@ -57,7 +57,6 @@ type History struct {
 	preparing sync.Mutex
 }
 
-// counts contains the numbers that a proof reports.
 type counts struct {
 	steps, faults, restarts int
 	// bare counts the volumes that were attached without a device.

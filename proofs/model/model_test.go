@@ -37,8 +37,7 @@ type runner struct {
 	env     *Environment
 	formats proof.Formats
 	// page is the path of the page that shows the last failed history.
-	page string
-	// count contains the sums over all histories.
+	page  string
 	count counts
 }
 

@@ -33,9 +33,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// These functions simulate the programs of a cluster: attacher, controllers, kubelets, and a
-// program that starts stopped instances.
-
 // attacher tries each unfinished attach and detach once, like external-attacher with the driver.
 func (w *testCluster) attacher() {
 	states := w.states()

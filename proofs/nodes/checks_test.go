@@ -22,7 +22,6 @@ import (
 // values itself, and takes from the keeper only the names of labels and annotations and the format
 // of the record.
 
-// recorded contains the fields of a keeper's record that the checks use.
 type recorded struct {
 	Step     string `json:"step"`
 	Instance string `json:"instance"`
@@ -60,15 +59,13 @@ func (w *testCluster) records() map[string]*recorded {
 
 const namespaceOfRecords = "oxide"
 
-// operation describes a node's current and earlier operations, as the checks have seen them.
 type operation struct {
 	// ended is when the last operation ended, with or without a stop.
 	began, ended time.Time
 	// asked is set if a keeper has requested the instance's stop. sets are the StatefulSets whose pods
 	// end with the stop.
-	asked bool
-	sets  []string
-	// stopper is the keeper that has asked for the stop.
+	asked   bool
+	sets    []string
 	stopper *replica
 	// stopped is when the last operation with a stop ended, and stoppedSets are its StatefulSets.
 	stopped     time.Time

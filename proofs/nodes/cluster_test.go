@@ -53,8 +53,7 @@ type testCluster struct {
 	// byHand contains the nodes that a person has cordoned. The kubelets of dead nodes never report,
 	// and those of lying nodes report even while the instance is stopped.
 	byHand, dead, lying map[string]bool
-	// corrupted is set if a person has corrupted the keepers' records.
-	corrupted bool
+	corrupted           bool
 	// byPeople maps each instance that a person has stopped, or has to start, to the time of the stop.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden is set while the
@@ -69,8 +68,7 @@ type testCluster struct {
 	outage  time.Time
 	starter bool
 	looked  time.Time
-	// mended is set when all disturbances have ended.
-	mended bool
+	mended  bool
 	// The rack attaches disks to running instances since hotAttach, and also detaches them since
 	// hotplug.
 	hotplug, hotAttach time.Time

@@ -128,7 +128,6 @@ func (w *testCluster) turnOf(round func()) {
 	w.pass(2 * time.Second)
 }
 
-// arm gives the leading keeper a gate, which acts at one of its next requests.
 func (w *testCluster) arm(g *gate) { w.keepers[w.leader].gate = g }
 
 func (w *testCluster) round() {

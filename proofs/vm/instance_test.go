@@ -242,7 +242,7 @@ func TestMachinesEndWithTheirTemporaryRack(t *testing.T) {
 	_ = rack.Wait() // it was killed
 }
 
-// knownDifferences maps a pattern of a disk and its attribute to the reason why a guest view and a
+// knownDifferences maps a pattern of disk and attribute to the reason why a guest view and a
 // virtual machine show different values.
 var knownDifferences = map[string]string{
 	"*/device/serial":  "QEMU pads with spaces; the view with NULs, as a rack does",
@@ -373,7 +373,6 @@ func (i instance) attributes() (disk, firmware []string) {
 	return slices.Compact(disk), firmware
 }
 
-// parse returns the values that the reader has printed, by disk and attribute.
 func (i instance) parse(out string) map[string]string {
 	of := map[string]string{}
 	for line := range strings.Lines(strings.ReplaceAll(out, i.ID, "ID")) {

@@ -145,7 +145,7 @@ var (
 	filesystems = []string{"ext4", "xfs", "btrfs", "block"}
 	// stages contains the orchestrator's calls and the workload's write on a node, in order.
 	stages = []string{"attach", "stage", "publish", "write", "unpublish", "unstage", "detach"}
-	// plugs contains the disturbances of a machine and of its disk.
+	// plugs contains the disturbances of a machine, and of its disk while a workload may use it.
 	plugs = []string{"killed", "disk pulled", "reset", "paused", "disk put back"}
 )
 
@@ -157,7 +157,7 @@ type plan struct {
 	cold, moves, restore bool
 }
 
-// pull plans a disturbance: the plug is pulled in a round, during a call, after a delay.
+// pull is a planned disturbance: the plug is pulled in a round, during a call, after a delay.
 type pull struct {
 	plug, during string
 	delay        time.Duration
@@ -166,8 +166,8 @@ type pull struct {
 
 // draw returns a random plan. Consecutive plans have all kinds and plugs, and each kills the
 // machine when the volume has records. The first eight move a volume of each kind from either
-// kernel to the other. A disk is pulled only while a workload may use it. Only an xfs is restored
-// beside its origin: Linux 6.1 cannot mount a btrfs and its copy at the same time.
+// kernel to the other. Only an xfs is restored beside its origin: Linux 6.1 cannot mount a btrfs
+// and its copy at the same time.
 func draw(r *rand.Rand, number int) plan {
 	p := plan{number: number, kind: filesystems[number%len(filesystems)],
 		first: (number + number/4) % 2, moves: r.IntN(2) == 0 || number < 8,
@@ -260,7 +260,7 @@ type life struct {
 	// is set, after a write.
 	acked    int
 	unsynced bool
-	// plug is the plug that was pulled last. While pulling is set, it is pulled during this call.
+	// plug is the last disturbance. While pulling is set, it disturbs the present call.
 	plug    string
 	pulling bool
 	// wrote receives a value when the guest acknowledges a record while a plug is to be pulled.

@@ -162,7 +162,6 @@ func TestEachFaultFiresExactlyItsAlerts(t *testing.T) {
 	}
 }
 
-// quiet lists the situations in which no alert may fire.
 var quiet = []fault{
 	{name: "a healthy cluster"},
 	{name: "single failures of each kind", differ: series{

@@ -94,14 +94,13 @@ func (r *release) images(ctx context.Context) {
 
 func (r *release) seconds() string { return strconv.FormatInt(r.date.Unix(), 10) }
 
-// buildah runs buildah with a store in the temporary directory, and returns its output.
 func (r *release) buildah(ctx context.Context, args ...string) (output string) {
 	store := []string{"--root", filepath.Join(r.stage, "store"),
 		"--runroot", filepath.Join(r.stage, "run"), "--storage-driver", "vfs"}
 	return got(r.output(ctx, "buildah", append(store, args...)...))
 }
 
-// importBase makes an image of the root file system in Base, and returns the image's name.
+// importBase makes an image of the root file system in Base. Without Base, it returns "".
 func (r *release) importBase(ctx context.Context) (name string) {
 	if r.Base == "" {
 		return ""
@@ -189,7 +188,7 @@ func modules(info *buildinfo.BuildInfo) []part {
 var unfit = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
 // writeBill writes a bill of materials in the format SPDX to NAME.spdx.json. declared is the
-// license of the binary or image.
+// declared license, or unknown.
 func (r *release) writeBill(name, sha256, purpose, declared string, parts []part) {
 	const subject = "subject"
 	doc := v2_3.Document{SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense,

@@ -161,7 +161,8 @@ func (r *release) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// commit reads the commit's hash and date. Every file of the release gets this date.
+// commit reads the commit's hash, and the date of every file of the release: SOURCE_DATE_EPOCH, or
+// the commit's date.
 func (r *release) commit(ctx context.Context) error {
 	revision, err := r.output(ctx, "git", "describe", "--always", "--dirty", "--abbrev=40", "--match=")
 	if err != nil {
@@ -233,7 +234,6 @@ func section(changelog, version string) (string, error) {
 		"with text; rename the section Unreleased", version, version)
 }
 
-// binaries compiles the programs with `make binaries`, and writes a bill of materials for each.
 func (r *release) binaries(ctx context.Context) {
 	bin := filepath.Join(r.stage, "context", "bin")
 	got(r.output(ctx, "make", "binaries", "RELEASE="+r.Version, "BIN="+bin,
@@ -336,7 +336,6 @@ var jobs = map[string]string{
 	"node.nomad.hcl":       chartName + "-node.nomad.hcl",
 }
 
-// chart writes the chart as a .tgz, and as an OCI layout for registries.
 func (r *release) chart(ctx context.Context) {
 	version := r.Version[1:] // Helm needs SemVer, which has no v
 	got(r.output(ctx, "go", "tool", "-modfile=tools/go.mod", "helm", "package", "deploy/chart",
@@ -378,7 +377,6 @@ func (r *release) chartLayout(archive []byte, version string) {
 	r.writeLayout(l, chartName, version, add(manifest.MediaType, got(json.Marshal(manifest))))
 }
 
-// manifests writes the kustomizations' manifests and Nomad's jobs, with this version's images.
 func (r *release) manifests() {
 	deploy := filepath.Join(r.Root, "deploy")
 	for dir, name := range kustomizations {
