@@ -42,13 +42,9 @@ const (
 	lease     = time.Second
 )
 
-// lanes is the number of trials that run at the same time.
 const lanes = 6
 
-// In each trial an actor disturbs one call: a proxy gives a wrong answer with the rack's request
-// ID, the rack carries a request out after its answer, a person or another controller detaches the
-// disk, the leader is stopped right before its change while another controller leads, or the token
-// has no role for a moment. Faults of the rack cause the wrong and late answers.
+// In each trial an actor disturbs one call. Faults of the rack cause wrong and late answers.
 func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "answers")
@@ -72,7 +68,7 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	}
 }
 
-// answerRules lists guards of the controller. If a guard is removed, trials with the actors in
+// answerRules contains guards of the controller. Without a guard, a trial with the actors in
 // shownBy must fail.
 var answerRules = []struct {
 	proof.Guard
@@ -127,7 +123,6 @@ func TestAControllerWithoutOneOfItsGuardsFailsATrial(t *testing.T) {
 	}
 }
 
-// answerProof runs trials against a rack with two controllers per lane, and counts their results.
 type answerProof struct {
 	t    *testing.T
 	p    *proof.Proof
@@ -164,7 +159,7 @@ func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *an
 	return a
 }
 
-// run runs n trials with a random actor each. It stops after six failures.
+// run runs n trials with a random actor each, and stops after six failures.
 func (a *answerProof) run(n int, with []actor) {
 	seeds := make([]uint64, n)
 	for i := range seeds {
@@ -186,7 +181,6 @@ func (a *answerProof) results() []string {
 	return a.wrong
 }
 
-// report records that the trial failed, and increments count.
 func (v *life) report(count *atomic.Int64, format string, args ...any) {
 	count.Add(1)
 	v.mu.Lock()
@@ -216,7 +210,6 @@ func wrongAnswer(r *rand.Rand) *adminapi.Response {
 		Body: bodies[r.IntN(len(bodies))]}
 }
 
-// actor names the disturbance of one call of a trial.
 type actor string
 
 const (
@@ -229,7 +222,6 @@ const (
 
 var actors = []actor{aProxy, aLateRack, aPerson, aStoppedLeader, noRoleForAMoment}
 
-// leader is a controller with its token. Of a lane's two controllers, the first one leads.
 type leader struct {
 	*harness.Plugin
 	token string
@@ -313,8 +305,6 @@ var (
 	}
 )
 
-// trial makes some calls for one volume, while an actor disturbs one of them. Then it compares the
-// state of the rack with the acknowledged results.
 func (l *lane) trial(seed uint64, with []actor) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -475,8 +465,8 @@ func (v *life) lateness() (late time.Duration) {
 	return late
 }
 
-// call repeats a call until it succeeds or gets a final code. If once is set, it makes the call
-// only once. If the leader is stopped before it answers, call makes the call to the new leader.
+// call sends a request until it succeeds or gets a final code, or only once if once is set. If the
+// leader is stopped before it answers, call sends the request to the new leader.
 func (v *life) call(once bool, req proto.Message) (answer proto.Message, err error) {
 	for {
 		ctx, cancel := context.WithTimeout(v.ctx, v.limit)
@@ -522,8 +512,6 @@ func (v *life) create() error {
 	return err
 }
 
-// publish publishes the volume, always on the same node. Sometimes the orchestrator makes the call
-// only once. If the call fails, it unpublishes the volume.
 func (v *life) publish() error {
 	if v.node == "" {
 		v.node = v.rack.Instances[v.rand.IntN(2)].ID
@@ -541,8 +529,6 @@ func (v *life) unpublish() error {
 	return err
 }
 
-// delete deletes the volume. Sometimes the orchestrator makes the call only once. If the call
-// fails, it creates the volume again.
 func (v *life) delete() error {
 	_, err := v.call(v.rand.IntN(2) == 0, &csi.DeleteVolumeRequest{VolumeId: v.id})
 	if v.id = ""; err != nil {

@@ -31,7 +31,6 @@ import (
 func TestMain(m *testing.M) { namespace.Main(m) }
 
 const (
-	// asksPerVolume is the number of health and usage calls for each volume whose disk hangs.
 	asksPerVolume = 10
 	// brief is the deadline of a call that may hang because its own disk hangs.
 	brief = 500 * time.Millisecond
@@ -111,7 +110,6 @@ func TestADriverWithoutOneOfItsGuardsGetsStuck(t *testing.T) {
 	}
 }
 
-// neighbours manages the volumes of one node, and counts the calls and threads that get stuck.
 type neighbours struct {
 	*proof.Environment
 	t          *testing.T
@@ -125,7 +123,6 @@ type neighbours struct {
 	end                   []func()
 }
 
-// newNeighbours starts a rack with disks that can hang, a controller, and one node's driver.
 func newNeighbours(t *testing.T, options harness.PluginOptions, limit time.Duration) *neighbours {
 	t.Helper()
 	env := csitest.Got(proof.New(t, "hung-neighbour").StartEnvironment(t.Context(), harness.RunFor(t),
@@ -141,7 +138,6 @@ func newNeighbours(t *testing.T, options harness.PluginOptions, limit time.Durat
 
 type nodeCall = func(context.Context, csi.NodeClient) error
 
-// converge repeats a call until it succeeds.
 func (n *neighbours) converge(call nodeCall) {
 	n.t.Helper()
 	if err := harness.Await(n.t.Context(), 2*time.Minute, func() error {
@@ -151,7 +147,6 @@ func (n *neighbours) converge(call nodeCall) {
 	}
 }
 
-// neighbour is a volume with its paths on the node.
 type neighbour struct {
 	harness.Placement
 	n *neighbours
@@ -167,7 +162,6 @@ func (p *neighbour) health(ctx context.Context, node csi.NodeClient) error {
 		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging})
 }
 
-// data returns a harness.Data, which writes and verifies a workload's data in the volume.
 func (p *neighbour) data() harness.Data {
 	return harness.Data{Rack: p.n.Rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
 		Seed: 1, PieceBytes: 4096}
@@ -194,7 +188,6 @@ func (n *neighbours) attach(name, fsType string) *neighbour {
 	return p
 }
 
-// remove detaches and deletes a volume.
 func (p *neighbour) remove() {
 	p.n.converge(func(ctx context.Context, _ csi.NodeClient) error {
 		return csitest.Call(ctx, p.n.controller, harness.UnpublishRequest(p.Volume, ""))
@@ -258,13 +251,13 @@ func (n *neighbours) inTrouble() {
 	}
 	n.trouble("fails", "ext4", true, adminapi.DiskFault{On: []string{"write", "flush"}})
 	raw := n.trouble("locked", "block", true, adminapi.DiskFault{})
-	device := n.nodeOf(raw)
+	device := n.openDevice(raw)
 	csitest.Must(n.t, unix.Flock(int(device.Fd()), unix.LOCK_EX))
 	n.end = append(n.end, func() { csitest.Must(n.t, device.Close()) })
 	held := n.trouble("under-a-loop-device", "block", true, adminapi.DiskFault{})
-	node := n.nodeOf(held)
-	loop, err := exec.Command("losetup", "--find", "--show", node.Name()).Output()
-	csitest.Must(n.t, errors.Join(err, node.Close()))
+	heldDevice := n.openDevice(held)
+	loop, err := exec.Command("losetup", "--find", "--show", heldDevice.Name()).Output()
+	csitest.Must(n.t, errors.Join(err, heldDevice.Close()))
 	n.end = append(n.end, func() {
 		csitest.Must(n.t, exec.Command("losetup", "--detach", strings.TrimSpace(string(loop))).Run())
 	})
@@ -302,7 +295,6 @@ func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.Disk
 	return p
 }
 
-// ask requests the health and the usage of each volume asksPerVolume times.
 func (n *neighbours) ask(of ...*neighbour) {
 	for range asksPerVolume {
 		for _, p := range of {
@@ -336,9 +328,9 @@ func (n *neighbours) commit(p *neighbour) {
 	}))
 }
 
-// nodeOf opens a raw volume through the guest's device node, as a workload does through a mount in
-// its own namespace. So the published path itself is not in use.
-func (n *neighbours) nodeOf(p *neighbour) *os.File {
+// openDevice opens a raw volume through the guest's device node, as a workload does through a mount
+// in its own mount namespace. So the published path itself is not in use.
+func (n *neighbours) openDevice(p *neighbour) *os.File {
 	disk := csitest.Got(n.node.Instance.Device(p.Volume.GetVolumeContext()["diskName"]))(n.t)
 	device := csitest.Got(os.Open(disk.Path))(n.t)
 	return device

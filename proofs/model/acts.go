@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// blocks is the number of blocks to which pods write in each volume. blockSize is a block's size.
+	// blocks is the number of blocks to which pods write in each volume.
 	blocks    = 8
 	blockSize = 4096
 )
@@ -68,7 +68,7 @@ func (c *content) wrote(block int, value uint64, synced bool) {
 	c.written[block] = append(c.written[block], value)
 }
 
-// flushed records that all data are on the disk. Call it after a call that flushes has answered OK.
+// flushed records that all data are on the disk.
 func (c *content) flushed() {
 	for b, values := range c.written {
 		if !c.partial {
@@ -77,14 +77,13 @@ func (c *content) flushed() {
 	}
 }
 
-// cut records that the volume, if it exists, was detached from its node while in use.
+// cut records that the volume, if it exists, was detached while in use.
 func (c *content) cut() {
 	if c != nil {
 		c.partial = true
 	}
 }
 
-// hasFilesystem reports whether the volume exists and is formatted.
 func (c *content) hasFilesystem() bool { return c != nil && c.formatted }
 
 // values returns the values that a block may have, the most likely one first.
@@ -116,8 +115,7 @@ func (c *content) read(v int, data [][]byte) error {
 	return nil
 }
 
-// pattern returns the bytes of a block with a value. A restored volume has the same bytes as the
-// volume from which its snapshot was taken.
+// pattern returns the same bytes for a restored volume and for the volume of its snapshot.
 func pattern(v, block int, value uint64) []byte {
 	data := make([]byte, blockSize)
 	if value == 0 {
@@ -130,8 +128,7 @@ func pattern(v, block int, value uint64) []byte {
 	return data
 }
 
-// origin returns the volume from which v's data come through snapshots. For a volume that was
-// created blank, this is v itself.
+// origin returns the volume from which v's data come through snapshots.
 func origin(v int) int {
 	if s := kinds[v].snap; s != 0 {
 		return origin(snapOf[s])
@@ -139,7 +136,6 @@ func origin(v int) int {
 	return v
 }
 
-// describe describes the wrong content of a block.
 func describe(v, block int, data []byte) string {
 	if bytes.Equal(data, make([]byte, len(data))) {
 		return "zeros"
@@ -157,7 +153,6 @@ func describe(v, block int, data []byte) string {
 	return fmt.Sprintf("a damaged or misplaced copy of v%d block %d value %d", w, b, value)
 }
 
-// fileOf returns the file to which pods write: a file in the filesystem, or the raw device.
 func fileOf(path string, v int) string {
 	if kinds[v].block() {
 		return path
@@ -165,7 +160,7 @@ func fileOf(path string, v int) string {
 	return filepath.Join(path, "blocks")
 }
 
-// offsetOf returns a block's offset in its file. The last block is at the end of a raw device.
+// offsetOf puts the last block at the end of a raw device.
 func offsetOf(v, block int) int64 {
 	switch {
 	case !kinds[v].block():
@@ -220,8 +215,7 @@ func contents(path string, v int) (data [][]byte, err error) {
 // impossible is the result of a step that cannot be made in the present state.
 const impossible = "impossible"
 
-// act does a step that is not a call to a driver. It returns a text for the transcript, or
-// impossible.
+// act does a step that is not a call. It returns a text for the transcript, or impossible.
 func (h *History) act(ctx context.Context, s Step) (said string, err error) {
 	defer harness.Catch(&err)
 	switch s.op {
@@ -248,8 +242,6 @@ func (h *History) act(ctx context.Context, s Step) (said string, err error) {
 	return h.actOnRack(ctx, s.op), nil
 }
 
-// write writes a block as a pod does, unless the volume's device is lost or its filesystem is
-// frozen.
 func (h *History) write(s Step) string {
 	content := h.contents[s.vol]
 	if content == nil || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
@@ -313,7 +305,6 @@ func (h *History) addFault(ctx context.Context, name string) string {
 	return ""
 }
 
-// replace kills or stops a driver, and starts a new one.
 func (h *History) replace(ctx context.Context, s Step) string {
 	if (s.op == killNode || s.op == endNode) && h.world.down[s.node] {
 		return impossible
@@ -385,7 +376,7 @@ func (h *History) actOnRack(ctx context.Context, o op) string {
 }
 
 // freeze freezes or thaws a filesystem, as a backup does. Pods do not write to a frozen filesystem,
-// because the write would wait until it is thawed.
+// because the write would block until it is thawed.
 func (h *History) freeze(s Step) string {
 	here := h.at(s)
 	if kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
@@ -399,8 +390,8 @@ func (h *History) freeze(s Step) string {
 	return ""
 }
 
-// hold does the steps hold, holdByLoop and letGo: it opens a volume's device, attaches a loop
-// device to it, or closes it. So a process can use a device longer than the volume is published.
+// hold opens a volume's device, attaches a loop device to it, or closes it. So a process can use a
+// device for longer than the volume is published.
 func (h *History) hold(s Step) string {
 	here := h.at(s)
 	if s.op == letGo {
@@ -444,7 +435,7 @@ func (p *place) drop() (err error) {
 	return err
 }
 
-// dropLost closes the devices that hold has opened and that the guest does not show any more.
+// dropLost closes the devices that hold opened and the guest does not show any more.
 func (h *History) dropLost(j *joint) {
 	for v, n := range everywhere {
 		if _, seen := j.device(v, n); !seen {
@@ -460,8 +451,8 @@ func (h *History) dropAll() (err error) {
 	return err
 }
 
-// sensible reports whether the model can say what a call that is wrong on purpose has to answer.
-// For that it must know the state of both volumes: of vol, and of other, whose value the call uses.
+// sensible reports whether the model can say what an astray call has to answer. It must know the
+// state of both volumes: of vol, and of other, whose value the call uses.
 func (h *History) sensible(s Step) bool {
 	w, here, there := h.world, h.at(s), h.world.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {

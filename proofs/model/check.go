@@ -32,8 +32,6 @@ func (h *History) check(j *joint, calls []ended) {
 	h.checkData(j, calls)
 }
 
-// checkFields fails if a fact has neither its earlier value nor a value that one of the calls may
-// give it.
 func (h *History) checkFields(j *joint, calls []ended) {
 	for _, f := range allFields {
 		value, allowed := j.facts[f], h.world.allowed(f, calls)
@@ -190,8 +188,6 @@ func (h *History) checkReleased(j *joint, calls []ended) {
 	}
 }
 
-// checkMounts fails if a mount is not at a path of a volume, is not the only one at its path, or
-// does not show the volume's device.
 func (h *History) checkMounts(j *joint, _ []ended) {
 	known := map[string]bool{}
 	for v, n := range everywhere {
@@ -225,7 +221,8 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 }
 
-// unplugged sets lost and half for mounted volumes whose device is gone while a detach may go on.
+// unplugged sets lost and half for mounted volumes whose device is missing while a detach may be in
+// progress.
 func (h *History) unplugged(j *joint, calls []ended) {
 	for v, n := range everywhere {
 		_, seen := j.device(v, n)
@@ -243,7 +240,6 @@ func (h *History) lostBy(j *joint, v int, n string) bool {
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
 }
 
-// checkForeign fails if a bystander, or a disk that the driver did not create, has changed.
 func (h *History) checkForeign(j *joint, _ []ended) {
 	harness.Must(h.env.Bystanders.Check())
 	for _, d := range h.env.foreign {
@@ -294,7 +290,6 @@ func (h *History) believe(j *joint) {
 	w.seen = j.facts
 }
 
-// checkData reads every volume that is published to a pod, and compares its data with the model.
 func (h *History) checkData(j *joint, calls []ended) {
 	moving := underWay(calls)
 	for v, c := range h.contents {
@@ -358,7 +353,6 @@ func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	return errors.New("the volumes and snapshots cannot be deleted")
 }
 
-// until runs the steps that the function next returns, while more is true, but at most 20 steps.
 func (h *History) until(ctx context.Context, next func() (s Step, more bool)) {
 	for range 20 {
 		s, more := next()
@@ -407,8 +401,6 @@ func (h *History) readAll(ctx context.Context) {
 	}
 }
 
-// calm ends all disturbances: it starts the rack and all instances, removes faults and namesakes,
-// and closes the devices that hold has opened.
 func (h *History) calm(ctx context.Context) {
 	h.run(ctx, Step{op: startRack})
 	for _, n := range nodes {

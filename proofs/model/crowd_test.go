@@ -20,7 +20,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// callers is the number of callers in a crowd.
 const callers = 64
 
 // Each step of these histories is a crowd: many callers call two controllers, or a node, at once,
@@ -70,8 +69,6 @@ func (r *runner) formatsAre() (err error) {
 	return err
 }
 
-// close ends the environment. It returns how many data races the logs report, and how many
-// goroutines leaked.
 func (r *runner) close(t *testing.T) (races, leaked int) {
 	if r.env == nil {
 		return 0, 0
@@ -130,8 +127,6 @@ var (
 // contended is how often the crowd makes each wave of node calls that undo each other.
 const contended = 3
 
-// crowds takes one volume through its life with all callers. Except in the short form, it then does
-// the same with four volumes.
 func (h *History) crowds(ctx context.Context, r *rand.Rand, round int) {
 	lives := [][]int{{1 + round%4}, {1, 2, 3, 4}}
 	if h.env.Proof.Short() {
@@ -194,7 +189,7 @@ func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 	h.noteCrowd(volumes, w)
 }
 
-// faultOf returns a step that adds a fault, which affects the rack's operation for a call like s.
+// faultOf returns a step that adds a fault of the rack's operation for the call s.
 func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	names := slices.DeleteFunc(faultNames(), func(name string) bool {
 		return faults[name].Operation != operations[s.op] || faults[name].Device != nil

@@ -6,8 +6,6 @@
 // must never change (package proof). A step may have many calls at once (crowd_test.go). Package
 // crash runs histories of its own, and kills processes in the middle of a step.
 //
-// Read these files first: world.go (the objects, the effect of each call, and its allowed answers),
-// step.go (the steps, their text, and the calls that they make), acts.go (the content of the disks,
-// and what pods do), check.go (the checks after each step). The other files generate and run
-// histories.
+// Read these files first: world.go (objects, effects of calls, and allowed answers), step.go (steps
+// and their texts), acts.go (content of disks, and acts of pods), check.go.
 package model

@@ -32,13 +32,11 @@ const (
 // a node driver in each instance. Histories share an environment until one of them fails.
 type Environment struct {
 	*proof.Environment
-	Controllers []*harness.Plugin
-	Nodes       map[string]*harness.Plugin
-	foreign     []*foreignDisk
-	// bystandersAt is the node whose instance has the bystanders.
+	Controllers  []*harness.Plugin
+	Nodes        map[string]*harness.Plugin
+	foreign      []*foreignDisk
 	bystandersAt string
-	// stopped contains the nodes whose instance is stopped.
-	stopped map[string]bool
+	stopped      map[string]bool
 }
 
 // NewEnvironment starts a rack and its drivers. The environment is never nil, and has to be closed.
@@ -58,7 +56,6 @@ func NewEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof, bysta
 	return env, nil
 }
 
-// staging and target return the paths at which the orchestrator has a volume mounted on a node.
 func (env *Environment) staging(v int, n string) string {
 	return env.Nodes[n].Kubelet(fmt.Sprintf("v%d", v), "globalmount")
 }
@@ -76,7 +73,6 @@ func (env *Environment) paths(v int, n string) []string {
 	return paths
 }
 
-// awaitIdle waits until neither a driver nor the rack works on a request.
 func (env *Environment) awaitIdle(ctx context.Context, rackDown bool) {
 	idle := func(who, handler string, profile []byte) {
 		if i := bytes.Index(profile, []byte(handler)); i >= 0 {
@@ -97,7 +93,6 @@ func (env *Environment) awaitIdle(ctx context.Context, rackDown bool) {
 	}))
 }
 
-// activeFaults returns the names of the faults that may still apply.
 func (env *Environment) activeFaults(ctx context.Context, names map[string]string) (left []string) {
 	for _, r := range harness.Got(env.Rack.Admin.Faults(ctx)) {
 		if r.Fired == 0 {
@@ -107,7 +102,6 @@ func (env *Environment) activeFaults(ctx context.Context, names map[string]strin
 	return left
 }
 
-// stopNode stops an instance, kills its driver, and removes its mounts.
 func (env *Environment) stopNode(ctx context.Context, n string) {
 	if n == env.bystandersAt {
 		harness.Must(env.Bystanders.Suspend())
@@ -125,7 +119,6 @@ func (env *Environment) startNode(ctx context.Context, n string) {
 	harness.Must(env.Nodes[n].Start(ctx))
 }
 
-// resumeBystanders mounts the bystanders again, unless their instance is stopped.
 func (env *Environment) resumeBystanders(ctx context.Context) {
 	if env.stopped[env.bystandersAt] {
 		return
@@ -142,7 +135,6 @@ func (env *Environment) recordFirst(ctx context.Context, first bool) {
 	harness.Must(env.Rack.Admin.Switch(ctx, map[string]any{"hotplug": mode}))
 }
 
-// name returns the name that the orchestrator gives to a volume or a snapshot.
 func name(kind string, number any) string { return fmt.Sprint("model-", kind, number) }
 
 // joint is an observed state of the rack, the kernel and the guests.
@@ -175,7 +167,6 @@ func (h *History) observe(ctx context.Context, calls []ended) *joint {
 	return j
 }
 
-// remembered returns the last observed facts of the rack, with the changes of calls that succeeded.
 func (h *History) remembered(calls []ended) facts {
 	f := maps.Clone(h.world.seen)
 	for _, c := range calls {
@@ -315,7 +306,6 @@ func livingLoops(dir string) map[string][]string {
 	return loops
 }
 
-// device returns the device that has the volume's serial in the node's guest.
 func (j *joint) device(v int, n string) (harness.GuestDevice, bool) {
 	i := slices.IndexFunc(j.devices[n], func(d harness.GuestDevice) bool {
 		return d.Serial != "" && d.Serial == j.serials[v]
@@ -335,8 +325,6 @@ type foreignDisk struct {
 	state          proof.FileState
 }
 
-// makeForeign makes three foreign disks: a detached one with a filesystem and a name like the
-// driver's, one with a filesystem at node a, and one with random bytes at node b.
 func (env *Environment) makeForeign(ctx context.Context) {
 	for _, d := range []*foreignDisk{
 		{name: "csi-0123456789abcdef", gib: 1},
@@ -385,7 +373,6 @@ func (h *History) namesake(v int) *foreignDisk {
 	return nil
 }
 
-// takeForeign deletes a foreign disk. It fails if the disk's bytes have changed.
 func (env *Environment) takeForeign(ctx context.Context, d *foreignDisk) {
 	d.unchanged(true)
 	env.foreign = slices.DeleteFunc(env.foreign, func(f *foreignDisk) bool { return f == d })
@@ -393,7 +380,6 @@ func (env *Environment) takeForeign(ctx context.Context, d *foreignDisk) {
 	harness.Must(env.Rack.DeleteDisk(ctx, d.id))
 }
 
-// makeForeignDisk makes a disk with random bytes or with a filesystem, or a blank disk.
 func (env *Environment) makeForeignDisk(ctx context.Context, d *foreignDisk) {
 	disk := harness.Got(env.Rack.CreateDisk(ctx, env.Rack.Project, d.name, d.gib*gib))
 	d.id, d.path = disk.Id, proof.DiskFile(env.Rack, disk.Id)

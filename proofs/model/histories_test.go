@@ -21,15 +21,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// These texts are beginnings of histories. In inUse a pod writes to a filesystem, in deviceInUse to
-// a raw device. After deviceInUse, released detaches the volume, and moved publishes it on node b.
+// These texts are beginnings of histories. released and moved continue deviceInUse.
 const (
 	inUse = `
 		controller 1: create v1, and bring it to pod 1 on a, which writes block 3`
 	deviceInUse = `
 		controller 1: create v4, and bring it to pod 1 on a, which writes block 2
 		pod 1 on a: write and fsync v4 block 3`
-	// In bare the rack attaches v1, but the node gets no device. So the stage fails.
 	bare = `
 		controller 1: CreateVolume v1
 		rack: no device
@@ -41,7 +39,6 @@ const (
 		controller 2: bring v4 to pod 1 on b`
 )
 
-// skipCall answers OK to each call of the op o, and does not make the call.
 func skipCall(o op) manipulation {
 	return manipulation{answer: func(_ *History, s Step, real func() (any, error)) (any, error) {
 		if s.op == o {
@@ -245,8 +242,7 @@ func showInB(h *History) error {
 	return os.CopyFS(to, os.DirFS(from))
 }
 
-// TestEveryManipulatedHistoryFails tests the model itself, because a test that cannot fail proves
-// nothing.
+// TestEveryManipulatedHistoryFails tests the model itself.
 func TestEveryManipulatedHistoryFails(t *testing.T) {
 	r := newRunner(t, "model-lies")
 	noticed := 0

@@ -53,11 +53,10 @@ type History struct {
 	count      *counts
 	// ended contains the calls of the last step.
 	ended []ended
-	// preparing is locked while a call's request is made, and while Doubt runs.
+	// preparing is locked while the request of a node call is built, and while Doubt runs.
 	preparing sync.Mutex
 }
 
-// counts contains the numbers that a proof reports.
 type counts struct {
 	steps, faults, restarts int
 	// bare counts the volumes that were attached without a device.
@@ -137,7 +136,6 @@ func (h *History) step(ctx context.Context, s Step) (err error) {
 // fail ends the step with an error.
 func fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
-// around calls the function do. If the step has an Around, it passes do to Around instead.
 func (s Step) around(ctx context.Context, do func(context.Context)) (Mishap, error) {
 	if s.Around == nil {
 		do(ctx)
@@ -161,7 +159,8 @@ func (h *History) Doubt(s Step) {
 	h.world.doubts = append(h.world.doubts, s.intends()...)
 }
 
-// Wait waits until no process works on a call. Afterwards there are no doubts.
+// Wait waits until no process works on a call. Afterwards there are no doubts, unless the rack is
+// down.
 func (h *History) Wait(ctx context.Context) error { return h.step(ctx, Step{op: wait}) }
 
 // Transcript returns the text of the steps and their answers. ParseHistory can parse it.
@@ -206,7 +205,7 @@ func (h *History) logOnce(line string) {
 	}
 }
 
-// make makes the calls of a step, and returns their results. It returns nil if the orchestrator
+// make sends the calls of a step, and returns their results. It returns nil if the orchestrator
 // cannot make the calls in this state.
 func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 	var steps []*Step
@@ -340,7 +339,6 @@ func shown(err error) string {
 	return fmt.Sprintf("%s (%.300s)", status.Code(err), status.Convert(err).Message())
 }
 
-// outcome returns what the orchestrator knows about a call's effect after its answer.
 func (h *History) outcome(s Step, a answer) outcome {
 	switch {
 	case s.mishap == Overtaken:
@@ -463,7 +461,6 @@ func busy(s Step, err error) bool {
 		slices.Contains(reasons, harness.ReasonOf(status.Convert(err)))
 }
 
-// repeatable reports whether an orchestrator repeats a call after the error.
 func repeatable(err error) bool {
 	return slices.Contains([]codes.Code{codes.Aborted, codes.Unavailable, codes.DeadlineExceeded,
 		codes.Canceled, codes.Internal, codes.FailedPrecondition}, status.Code(err))
@@ -477,7 +474,6 @@ func (h *History) driver(s Step) *harness.Plugin {
 	return h.env.Controllers[s.ctl-1]
 }
 
-// killLater waits for the time s.after. Then it kills the driver that serves the call, or the rack.
 func (h *History) killLater(ctx context.Context, s Step) {
 	select {
 	case <-ctx.Done():

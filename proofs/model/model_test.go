@@ -23,7 +23,6 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// wholeHistories is the number of histories, and shortHistories the number in the short form.
 // longest is the maximum number of wishes in a history.
 const (
 	wholeHistories = 7
@@ -33,14 +32,12 @@ const (
 
 // runner runs histories in one environment. After a failed history it makes a new environment.
 type runner struct {
-	proof *proof.Proof
-	run   *harness.Run
-	env   *Environment
-	// formats counts the runs of mkfs in the environment.
+	proof   *proof.Proof
+	run     *harness.Run
+	env     *Environment
 	formats proof.Formats
 	// page is the path of the page that shows the last failed history.
-	page string
-	// count contains the sums over all histories.
+	page  string
 	count counts
 }
 
@@ -182,7 +179,7 @@ type wish struct {
 // GoString implements fmt.GoStringer. rapid uses it to print generated values.
 func (w wish) GoString() string { return fmt.Sprintf("%d:v%d", w.kind, w.vol) }
 
-// The kinds of wishes. When rapid simplifies a failed history, it prefers the first kind.
+// When rapid simplifies a failed history, it prefers the first kind.
 const (
 	onwards = iota
 	backwards
@@ -210,12 +207,10 @@ func kindOf(percent int) int {
 	return waiting
 }
 
-// restarts are the steps that end a process or an instance.
 var restarts = []op{killNode, killController, endNode, endController, killRack, restartRack,
 	stopInstance}
 
-// disturbances are acts of pods and administrators, and calls that are wrong on purpose. towards
-// and away never return them.
+// disturbances are acts of pods and administrators, and calls that are wrong on purpose.
 var disturbances = []op{freeze, thaw, hold, hold, holdByLoop, holdByLoop, letGo, stageAstray,
 	unstageAstray, publishOther, unpublishAstray, makeNamesake, makeNamesake, takeNamesake}
 
@@ -302,7 +297,6 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 	case misfortune:
 		return h.misfortune(w, v)
 	case restarting:
-		// If the rack or the instance is stopped, the step starts it.
 		if h.world.rackDown {
 			s.op = startRack
 		} else if h.world.down[n] && (s.op == stopInstance || s.op == killNode || s.op == endNode) {
@@ -324,7 +318,7 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 }
 
 // holding returns a step that keeps the device of a published volume open, and then calls that try
-// to release the volume. If the volume is not published, it returns the next step to publish it.
+// to release the volume.
 func (h *History) holding(s Step, volumes []int) []Step {
 	v := slices.IndexFunc(volumes, func(v int) bool { return h.goals[v] != "" })
 	if v < 0 {

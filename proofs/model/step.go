@@ -20,25 +20,24 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// op is a kind of step. Steps are printed and parsed in the form of its text. A word in braces
-// stands for a field of the Step.
+// op is a kind of step. Its text is the format in which steps are printed and parsed. A word in
+// braces stands for a field of the Step.
 type op string
 
 const (
-	createVolume   op = "controller {ctl}: CreateVolume v{vol}"
-	deleteVolume   op = "controller {ctl}: DeleteVolume v{vol}"
-	attach         op = "controller {ctl}: ControllerPublish v{vol} → node {node}"
-	detach         op = "controller {ctl}: ControllerUnpublish v{vol} → node {node}"
-	detachAll      op = "controller {ctl}: ControllerUnpublish v{vol} from wherever it is"
-	createSnapshot op = "controller {ctl}: CreateSnapshot s{snap}"
-	deleteSnapshot op = "controller {ctl}: DeleteSnapshot s{snap}"
-	stage          op = "node {node}: NodeStage v{vol}"
-	stageOther     op = "node {node}: NodeStage v{vol} as another filesystem"
-	stageAstray    op = "node {node}: NodeStage v{vol} with the disk of v{other}"
-	unstage        op = "node {node}: NodeUnstage v{vol}"
-	unstageAstray  op = "node {node}: NodeUnstage v{vol} at the path of v{other}"
-	publish        op = "node {node}: NodePublish v{vol} to pod {pod}"
-	// publishOther publishes a filesystem as a device, or a device as a filesystem.
+	createVolume    op = "controller {ctl}: CreateVolume v{vol}"
+	deleteVolume    op = "controller {ctl}: DeleteVolume v{vol}"
+	attach          op = "controller {ctl}: ControllerPublish v{vol} → node {node}"
+	detach          op = "controller {ctl}: ControllerUnpublish v{vol} → node {node}"
+	detachAll       op = "controller {ctl}: ControllerUnpublish v{vol} from wherever it is"
+	createSnapshot  op = "controller {ctl}: CreateSnapshot s{snap}"
+	deleteSnapshot  op = "controller {ctl}: DeleteSnapshot s{snap}"
+	stage           op = "node {node}: NodeStage v{vol}"
+	stageOther      op = "node {node}: NodeStage v{vol} as another filesystem"
+	stageAstray     op = "node {node}: NodeStage v{vol} with the disk of v{other}"
+	unstage         op = "node {node}: NodeUnstage v{vol}"
+	unstageAstray   op = "node {node}: NodeUnstage v{vol} at the path of v{other}"
+	publish         op = "node {node}: NodePublish v{vol} to pod {pod}"
 	publishOther    op = "node {node}: NodePublish v{vol} to pod {pod} as the other access type"
 	unpublish       op = "node {node}: NodeUnpublish v{vol} from pod {pod}"
 	unpublishAstray op = "node {node}: NodeUnpublish v{vol} from pod {pod} at the path of v{other}"
@@ -67,7 +66,6 @@ const (
 	wait           op = "wait until all is quiet"
 )
 
-// callOps contains the calls to a driver, and actOps all other steps.
 var (
 	callOps = []op{createVolume, deleteVolume, attach, detach, detachAll, createSnapshot,
 		deleteSnapshot, stage, stageOther, stageAstray, unstage, unstageAstray, publish, publishOther,
@@ -80,7 +78,6 @@ var (
 func (o op) onNode() bool { return strings.HasPrefix(string(o), "node ") }
 func (o op) isCall() bool { return slices.Contains(callOps, o) }
 
-// byPerson reports whether a pod or an administrator does the step.
 func (o op) byPerson() bool {
 	return strings.HasPrefix(string(o), "pod ") || strings.HasPrefix(string(o), "administrator: ")
 }
@@ -103,7 +100,6 @@ const (
 	Overtaken        // another process gets calls while the one that serves the call is paused
 )
 
-// mishaps contains the mishaps by their texts.
 var mishaps = map[string]Mishap{"abandoned": Abandoned, "killed": Killed, "the rack dies": rackDies}
 
 // Step is one step of a history. It uses only the fields in the text of its op.
@@ -168,7 +164,6 @@ func (s *Step) fields() map[string]any {
 
 var places = regexp.MustCompile(`\{(\w+)\}`)
 
-// patterns contains a regular expression for each op.
 var patterns = func() map[op]*regexp.Regexp {
 	all := map[op]*regexp.Regexp{}
 	for _, o := range slices.Concat(callOps, actOps) {
@@ -219,8 +214,8 @@ func parseOne(line string) (Step, error) {
 	return Step{}, fmt.Errorf("no step: %q", line)
 }
 
-// abbreviations contains abbreviations in histories, each with the steps that replace it. A star
-// before an abbreviation stands before each of these steps.
+// abbreviations contains abbreviations in histories, and the steps that replace them. A star before
+// an abbreviation stands before each of its steps.
 var abbreviations = []struct {
 	form  *regexp.Regexp
 	steps string
@@ -301,7 +296,7 @@ func accessOf(v int, fsType string) *csi.VolumeCapability {
 	return harness.InMode(mode, harness.Mounted(fsType))
 }
 
-// call sends the request of the step to a controller or a node, and returns a controller's answer.
+// call sends the request of the step. reply is the answer of a controller, or nil.
 func (h *History) call(ctx context.Context, s Step) (reply any, err error) {
 	if s.op.onNode() {
 		return nil, h.callNode(ctx, s)

@@ -21,13 +21,13 @@ type volumeKind struct {
 	fsType string
 	// shared allows both pods of a node to use the volume (SINGLE_NODE_MULTI_WRITER).
 	shared bool
-	// snap is the number of the snapshot from which the volume is restored. A blank volume has 0.
+	// snap is the number of the snapshot from which the volume is restored, or 0.
 	snap int
 }
 
 func (k volumeKind) block() bool { return k.fsType == "" }
 
-// bytes returns the size of the volume. A filesystem is restored to a larger disk.
+// bytes returns a larger size for a filesystem that is restored from a snapshot.
 func (k volumeKind) bytes() int64 {
 	if k.snap != 0 && !k.block() {
 		return 2 * gib
@@ -35,8 +35,8 @@ func (k volumeKind) bytes() int64 {
 	return gib
 }
 
-// kinds describes each volume, and snapOf contains the number of each snapshot's volume. Both have
-// the number of the volume or snapshot as index, beginning with 1.
+// A volume's number is its index in kinds. A snapshot's number is its index in snapOf, which
+// contains the number of the snapshot's volume. Both numbers begin with 1.
 var (
 	kinds = []volumeKind{{},
 		{fsType: "ext4", shared: true}, {fsType: "xfs"}, {fsType: "btrfs"}, {shared: true},
@@ -73,25 +73,24 @@ const (
 	anyID = "*"
 )
 
-// facts maps fields to values, which the model expects or the test has observed.
+// facts contains the values that the model expects or that the test has observed.
 type facts map[field]string
 
 func (f facts) published(v int, n string) bool {
 	return slices.ContainsFunc(pods, func(p int) bool { return f[publishedField(v, n, p)] != "" })
 }
 
-// mounted reports whether the volume has a mount on the node.
 func (f facts) mounted(v int, n string) bool {
 	return f[stagedField(v, n)] != "" || f.published(v, n)
 }
 
-// assign is one effect of a call: it gives the field a new value.
+// assign is one effect of a call.
 type assign struct {
 	field field
 	value string
 }
 
-// intends returns the changes of a call that succeeds. anyID is an ID that the rack chooses.
+// intends returns the changes of a call that succeeds.
 func (s Step) intends() []assign {
 	v, n := s.vol, s.node
 	switch s.op {
@@ -146,7 +145,6 @@ func (s Step) effects(f facts) []assign {
 	return s.intends()
 }
 
-// then returns the state after the call has made its changes in the state f.
 func (s Step) then(f facts) facts {
 	next := maps.Clone(f)
 	for _, a := range s.effects(f) {
@@ -166,21 +164,20 @@ type world struct {
 	// recordsFirst is set if the rack may record an attach although the instance gets no device.
 	recordsFirst bool
 
-	// down contains the instances that are stopped.
 	down map[string]bool
 	// rackDown is set while the rack's API does not answer. Its disks still work.
 	rackDown bool
 	// faults contains the names of the faults that may still apply.
 	faults []string
-	// open contains the targets of calls that were answered UNAVAILABLE. Until the given time, a
-	// controller may not know the effect of the call, and may answer EffectUnknown to further calls.
+	// open maps the target of a call that was answered UNAVAILABLE to a time. Until then a controller
+	// may not know the effect of the call, and may answer EffectUnknown to further calls.
 	open map[string]time.Time
 }
 
 // lateLimit is how long the driver waits for the effect of a change that the rack has not answered.
 const lateLimit = time.Minute
 
-// target returns the key of the step's volume or snapshot in world.open.
+// target returns the step's key in world.open.
 func (s Step) target() string {
 	if s.op == createSnapshot || s.op == deleteSnapshot {
 		return fmt.Sprintf("s%d", s.snap)
@@ -220,7 +217,7 @@ func newWorld() *world {
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
 
-// at returns the state of a volume on a node. Without a volume or a node, the place is empty.
+// at returns an empty place if v is no volume or n no node.
 func (w *world) at(v int, n string) *place {
 	if p := w.places[at(v, n)]; p != nil {
 		return p
@@ -230,7 +227,6 @@ func (w *world) at(v int, n string) *place {
 
 func (h *History) at(s Step) *place { return h.world.at(s.vol, s.node) }
 
-// everywhere yields each volume with each node.
 func everywhere(yield func(v int, n string) bool) {
 	for v := 1; v < len(kinds); v++ {
 		for _, n := range nodes {
@@ -273,7 +269,6 @@ const (
 	openCall
 )
 
-// ended is a call that has ended, with the effects that it may have had.
 type ended struct {
 	Step
 	how     outcome
@@ -310,7 +305,7 @@ func (w *world) allowed(f field, calls []ended) []string {
 	return append([]string{before}, perhaps...)
 }
 
-// isAllowed reports whether a value is allowed. anyID allows every value except "".
+// isAllowed reports whether a value is allowed: anyID allows every value except "".
 func isAllowed(value string, allowed []string) bool {
 	return slices.Contains(allowed, value) || value != "" && slices.Contains(allowed, anyID)
 }
@@ -360,7 +355,6 @@ func (w *world) controllerCodes(s Step, f facts) []codes.Code {
 	return list
 }
 
-// answers contains the codes that the model allows if apply is true.
 type answers struct {
 	apply   bool
 	allowed []codes.Code
@@ -368,7 +362,7 @@ type answers struct {
 
 func when(apply bool, allowed ...codes.Code) answers { return answers{apply, allowed} }
 
-// first returns the codes of the first answers that apply. If none apply, it returns OK.
+// first returns the codes of the first answers that apply, or OK.
 func first(all ...answers) []codes.Code {
 	for _, a := range all {
 		if a.apply {
@@ -482,7 +476,7 @@ func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 }
 
 // shadowed reports whether another block volume is still published on the node although its device
-// is gone. If v's device has got the same number, v seems to be in use.
+// does not exist any more. If v's device has got the same number, v seems to be in use.
 func (w *world) shadowed(v int, n string) bool {
 	for other := range kinds {
 		if other != v && kinds[other].block() && w.at(other, n).lost {

@@ -33,9 +33,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// These functions simulate the programs of a cluster: attacher, controllers, kubelets, and a
-// program that starts stopped instances.
-
 // attacher tries each unfinished attach and detach once, like external-attacher with the driver.
 func (w *testCluster) attacher() {
 	states := w.states()
@@ -94,7 +91,6 @@ func (w *testCluster) attachOnce(a *storagev1.VolumeAttachment) error {
 	return w.rack.AttachDisk(w.ctx, disk, instance)
 }
 
-// explain returns the message with which the driver reports an error of the rack.
 func explain(err error) string {
 	var answer *oxide.HTTPError
 	if errors.As(err, &answer) && answer.HTTPResponse.StatusCode == http.StatusBadRequest {
@@ -187,7 +183,6 @@ func (w *testCluster) most(app string) int {
 	return most
 }
 
-// budgets updates how many disruptions each PodDisruptionBudget allows.
 func (w *testCluster) budgets() {
 	for _, app := range apps {
 		expected, current := int32(0), int32(0)
@@ -348,7 +343,6 @@ func (q *queue) work(ctx context.Context) {
 	}
 }
 
-// try tries once to attach the disk of a VolumeAttachment, like external-attacher with the driver.
 func (q *queue) try(name string) {
 	a, ok := keepertest.Get[*storagev1.VolumeAttachment](q.w.api, "", name)
 	if !ok || a.Status.Attached {

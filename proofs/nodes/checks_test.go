@@ -22,7 +22,6 @@ import (
 // values itself, and takes from the keeper only the names of labels and annotations and the format
 // of the record.
 
-// recorded contains the fields of a keeper's record that the checks use.
 type recorded struct {
 	Step     string `json:"step"`
 	Instance string `json:"instance"`
@@ -60,15 +59,13 @@ func (w *testCluster) records() map[string]*recorded {
 
 const namespaceOfRecords = "oxide"
 
-// operation is what the checks have seen of a node's current and earlier operations.
 type operation struct {
 	// ended is when the last operation ended, with or without a stop.
 	began, ended time.Time
 	// asked is set if a keeper has requested the instance's stop. sets are the StatefulSets whose pods
 	// end with the stop.
-	asked bool
-	sets  []string
-	// stopper is the keeper that has asked for the stop.
+	asked   bool
+	sets    []string
 	stopper *replica
 	// stopped is when the last operation with a stop ended, and stoppedSets are its StatefulSets.
 	stopped     time.Time
@@ -233,8 +230,6 @@ func (w *testCluster) checkClusterRequest(k *replica, r keepertest.KubeRequest) 
 	return func() {}
 }
 
-// checkRecords checks a change of the keepers' records. The caller must call made after the change
-// was applied.
 func (w *testCluster) checkRecords(k *replica, r keepertest.KubeRequest) (made func()) {
 	made = func() {}
 	var next corev1.ConfigMap
@@ -258,7 +253,6 @@ func (w *testCluster) checkRecords(k *replica, r keepertest.KubeRequest) (made f
 	return made
 }
 
-// checkBegin checks the first record of an operation.
 func (w *testCluster) checkBegin(k *replica, n *corev1.Node, name string,
 	r *recorded) (made func()) {
 	o, byPeople := w.operations[name], w.byPeople[name]

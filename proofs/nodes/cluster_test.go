@@ -43,7 +43,7 @@ type testCluster struct {
 	rack  *harness.Rack
 	api   *keepertest.Server
 	clock time.Time
-	// keepers are the two replicas. restart replaces a killed replica by one with the same name.
+	// restart replaces a killed keeper by one with the same name.
 	keepers [2]*replica
 	leader  int
 
@@ -53,8 +53,7 @@ type testCluster struct {
 	// byHand contains the nodes that a person has cordoned. The kubelets of dead nodes never report,
 	// and those of lying nodes report even while the instance is stopped.
 	byHand, dead, lying map[string]bool
-	// corrupted is set if a person has corrupted the keepers' records.
-	corrupted bool
+	corrupted           bool
 	// byPeople maps each instance that a person has stopped, or has to start, to the time of the stop.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden is set while the
@@ -69,8 +68,7 @@ type testCluster struct {
 	outage  time.Time
 	starter bool
 	looked  time.Time
-	// mended is set when all disturbances have ended.
-	mended bool
+	mended  bool
 	// The rack attaches disks to running instances since hotAttach, and also detaches them since
 	// hotplug.
 	hotplug, hotAttach time.Time
@@ -81,7 +79,8 @@ type testCluster struct {
 	// delays maps an operation of the rack to the delay of its next request.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes maps an instance's change by the rack's clock to its time by the history's clock.
+	// changes maps the time of an instance's change on the rack's clock to that on the history's
+	// clock.
 	changes map[string]time.Time
 	// stale is set if a keeper may act on what it read before the other keeper acted, and raced if a
 	// disturbance happened within a round. Most checks are then skipped.
@@ -143,7 +142,7 @@ var errKilled = errors.New("the keeper is dead")
 
 var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 
-// pass runs before each read, and before and after each change. It calls act at request number at.
+// pass runs before each read, and before and after each change.
 func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil
@@ -213,7 +212,6 @@ func (w *testCluster) register(name, instance string) {
 // windowLength is the length of a keeper's maintenance window, which begins at each full hour.
 const windowLength = 10 * time.Minute
 
-// config returns a configuration with shorter intervals than the defaults.
 func config(node string) keeper.Config {
 	c := keeper.Defaults()
 	c.ColdAttach, c.StartupTaint, c.LeavingNodes, c.Fence, c.NodeName = true, true, true, true, node
@@ -264,7 +262,6 @@ type gatedTransport struct {
 	i int
 }
 
-// RoundTrip sends a request of a keeper, or returns an error if the keeper was killed.
 func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	w := g.w
 	if w.keepers[g.i] != g.k {
@@ -387,7 +384,6 @@ func (w *testCluster) changed(rack time.Time) time.Time {
 	return w.changes[key]
 }
 
-// intercept calls the keeper's gate for each change that a keeper makes in the cluster.
 func (w *testCluster) intercept(r keepertest.KubeRequest) error {
 	k := w.sender(r)
 	if k == nil || r.Resource == "events" {
@@ -412,7 +408,6 @@ func (w *testCluster) intercept(r keepertest.KubeRequest) error {
 	return k.gate.pass(false, true)
 }
 
-// interceptRead calls the gate of a keeper that reads from the cluster, or makes the read fail.
 func (w *testCluster) interceptRead(r keepertest.KubeRequest) error {
 	k := w.sender(r)
 	if k == nil {
@@ -510,7 +505,7 @@ func (w *testCluster) addPod(name string, kind int) {
 	w.log("%s %s is scheduled to %s", owner, pod.Name, name)
 }
 
-// addVolume creates a disk, with a claim and a PersistentVolume for it, and returns their name.
+// addVolume returns the common name of a new disk's claim and PersistentVolume.
 func (w *testCluster) addVolume() string {
 	w.volumes++
 	volume := fmt.Sprintf("pvc-%d", w.volumes)

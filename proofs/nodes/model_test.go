@@ -29,7 +29,6 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// wholeHistories is the number of histories, and shortHistories the number in the short form.
 // longest is the maximum number of acts in a history.
 const (
 	wholeHistories = 20
@@ -121,7 +120,6 @@ func (w *testCluster) do(a act) {
 // turn lets every program of the cluster and the leading keeper work once, within two seconds.
 func (w *testCluster) turn() { w.turnOf(w.round) }
 
-// turnOf does the same as turn, but calls the function round instead of w.round.
 func (w *testCluster) turnOf(round func()) {
 	w.controllers()
 	w.attacher()
@@ -130,7 +128,6 @@ func (w *testCluster) turnOf(round func()) {
 	w.pass(2 * time.Second)
 }
 
-// arm gives the leading keeper a gate, which acts at one of its next requests.
 func (w *testCluster) arm(g *gate) { w.keepers[w.leader].gate = g }
 
 func (w *testCluster) round() {
@@ -292,7 +289,6 @@ func startRack(t *testing.T) (rack *harness.Rack, dir string) {
 	return rack, run.Dir
 }
 
-// draw writes a page about a failed history, and returns the path of the page.
 func (w *testCluster) draw(p *proof.Proof, dir string, seed uint64, broken error) string {
 	return p.Draw(w.ctx, proof.Failure{Name: fmt.Sprint("seed ", seed), Seed: seed, Broken: broken,
 		At: w.brokenAt, Repeat: fmt.Sprintf("make nodes SEED=%d", seed), Dir: dir, Rack: w.rack,

@@ -272,9 +272,9 @@ func (w *testCluster) corrupt(string, act) {
 // mayStop records that the instance is perhaps stopped, and that a person has to start it.
 func (w *testCluster) mayStop(name string) { w.byPeople[name] = w.clock }
 
-// reregister registers the driver of a node with no instance, with another node's, or with its own
-// again. It first corrects the other nodes' registrations, because a keeper cannot handle two wrong
-// ones.
+// reregister registers the driver of a node with no instance, with another node's instance, or with
+// its own again. It first corrects the other nodes' registrations, because a keeper cannot handle
+// two wrong ones.
 func (w *testCluster) reregister(name string, a act) {
 	w.correctOthers(name)
 	other := names[(a.a+1)%len(names)]
@@ -364,7 +364,6 @@ func (w *testCluster) plug(_ string, a act) {
 	harness.Must(w.rack.Admin.Switch(w.ctx, map[string]any{"hotplug": mode}))
 }
 
-// configure restarts one or both keepers with another configuration.
 func (w *testCluster) configure(_ string, a act) {
 	for i := range w.keepers {
 		if a.b < 3 && i != a.b%2 {

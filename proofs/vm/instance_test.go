@@ -28,7 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
 )
 
-// instance is an instance of a rack in a test. Its guest has no driver.
+// instance is an instance whose guest has no driver.
 type instance struct {
 	*testing.T
 	*node
@@ -77,7 +77,6 @@ func (i instance) sees(serials string) {
 	}
 }
 
-// console reads the last bytes of the serial console through the rack's API.
 func (i instance) console() (string, error) {
 	got, err := i.rack.Client.InstanceSerialConsole(i.Context(), oxide.InstanceSerialConsoleParams{
 		Instance: oxide.NameOrId(i.ID), MostRecent: oxide.NewPointer(uint64(1 << 16))})
@@ -243,7 +242,7 @@ func TestMachinesEndWithTheirTemporaryRack(t *testing.T) {
 	_ = rack.Wait() // it was killed
 }
 
-// knownDifferences maps a pattern of a disk and its attribute to the reason why a guest view and a
+// knownDifferences maps a pattern of disk and attribute to the reason why a guest view and a
 // virtual machine show different values.
 var knownDifferences = map[string]string{
 	"*/device/serial":  "QEMU pads with spaces; the view with NULs, as a rack does",
@@ -276,8 +275,6 @@ for my $dir (glob "$sys/block/nvme*n1") {
 	print "$of/node/block\t", S_ISBLK($mode) ? 1 : 0, "\n$of/node/size\t", ask($f, 0x80081272, "Q"),
 		"\n$of/node/blocksize\t", ask($f, 0x1268, "L"), "\n$of/node/ro\t", ask($f, 0x125e, "L"), "\n" }`
 
-// TestGuestViewShowsWhatAMachineShows compares a guest view, which is a directory, with a virtual
-// machine that has the same disks.
 func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 	key := hostKey(t)
 	p, run := proof.New(t, "guest-view"), harness.RunFor(t)
@@ -336,7 +333,6 @@ func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
 	}
 }
 
-// attachAll attaches a disk of each block size, and one that is read-only.
 func (i instance) attachAll() {
 	i.Helper()
 	create := func(name string, source oxide.DiskSource) string {
@@ -377,7 +373,6 @@ func (i instance) attributes() (disk, firmware []string) {
 	return slices.Compact(disk), firmware
 }
 
-// parse returns the values that the reader has printed, by disk and attribute.
 func (i instance) parse(out string) map[string]string {
 	of := map[string]string{}
 	for line := range strings.Lines(strings.ReplaceAll(out, i.ID, "ID")) {

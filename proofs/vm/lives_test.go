@@ -129,12 +129,12 @@ func (l *lab) guard(t *testing.T) {
 }
 
 const (
-	// callTimeout is kubelet's timeout. A call is stuck if it takes this long. It is also stuck if the
-	// orchestrator has repeated it for the time convergence, and it still fails.
+	// callTimeout is kubelet's timeout. A call is stuck if it takes this long, or if it still fails
+	// after the orchestrator has repeated it for the time convergence.
 	callTimeout = 2 * time.Minute
 	convergence = 4 * time.Minute
 	patience    = 30 * time.Second
-	// recordBytes is the size of a record. A workload adds recordsRound records on each node.
+	// recordBytes is the size of a record. A workload adds recordsRound records in each round.
 	recordBytes  = 4096
 	recordsRound = 40
 	// manyRecords is more than a workload can write before the disturbance comes.
@@ -145,7 +145,7 @@ var (
 	filesystems = []string{"ext4", "xfs", "btrfs", "block"}
 	// stages contains the orchestrator's calls and the workload's write on a node, in order.
 	stages = []string{"attach", "stage", "publish", "write", "unpublish", "unstage", "detach"}
-	// plugs contains the disturbances of a machine and of its disk.
+	// plugs contains the disturbances of a machine, and of its disk while a workload may use it.
 	plugs = []string{"killed", "disk pulled", "reset", "paused", "disk put back"}
 )
 
@@ -157,7 +157,7 @@ type plan struct {
 	cold, moves, restore bool
 }
 
-// pull plans a disturbance: the plug is pulled in a round, during a call, after a delay.
+// pull is a planned disturbance: the plug is pulled in a round, during a call, after a delay.
 type pull struct {
 	plug, during string
 	delay        time.Duration
@@ -166,8 +166,8 @@ type pull struct {
 
 // draw returns a random plan. Consecutive plans have all kinds and plugs, and each kills the
 // machine when the volume has records. The first eight move a volume of each kind from either
-// kernel to the other. A disk is pulled only while a workload may use it. Only an xfs is restored
-// beside its origin: Linux 6.1 cannot mount a btrfs and its copy at the same time.
+// kernel to the other. Only an xfs is restored beside its origin: Linux 6.1 cannot mount a btrfs
+// and its copy at the same time.
 func draw(r *rand.Rand, number int) plan {
 	p := plan{number: number, kind: filesystems[number%len(filesystems)],
 		first: (number + number/4) % 2, moves: r.IntN(2) == 0 || number < 8,
@@ -194,9 +194,8 @@ func draw(r *rand.Rand, number int) plan {
 // second machine has a newer kernel and newer tools.
 type lab struct {
 	*proof.Proof
-	rack       *harness.Rack
-	controller csi.ControllerClient
-	// controllerAddress is the controller's endpoint.
+	rack              *harness.Rack
+	controller        csi.ControllerClient
 	controllerAddress string
 	nodes             []*node
 	kernels           []string
@@ -261,7 +260,7 @@ type life struct {
 	// is set, after a write.
 	acked    int
 	unsynced bool
-	// plug is the plug that was pulled last. While pulling is set, it is pulled during this call.
+	// plug is the last disturbance. While pulling is set, it disturbs the present call.
 	plug    string
 	pulling bool
 	// wrote receives a value when the guest acknowledges a record while a plug is to be pulled.
@@ -271,7 +270,6 @@ type life struct {
 // errPulled means that a plug was pulled, so that the orchestrator must visit the node again.
 var errPulled = errors.New("a plug was pulled")
 
-// newLife creates the volume. If snapshot is not empty, the volume is restored from it.
 func (l *lab) newLife(ctx context.Context, p plan, snapshot string) *life {
 	v := &life{lab: l, plan: p}
 	req := harness.CreateRequest(fmt.Sprintf("pvc-%d-%d", p.number, l.lives), harness.Access(p.kind))
@@ -404,8 +402,8 @@ func (v *life) pull(ctx context.Context, n *node) error {
 }
 
 // recover prepares the node for a new visit, as an orchestrator does: it waits for the node's boot,
-// or removes the volume from the node. After a pause answers may be lost, and the orchestrator may
-// repeat every call.
+// or removes the volume from the node. Then it ends the visit with errPulled. A pause needs no
+// preparation, because the orchestrator may repeat every call.
 func (v *life) recover(ctx context.Context, n *node) {
 	again := map[string][]string{"disk pulled": {"unpublish", "unstage", "detach"},
 		"disk put back": {"unpublish", "unstage"}}
@@ -418,8 +416,7 @@ func (v *life) recover(ctx context.Context, n *node) {
 	harness.Must(errPulled)
 }
 
-// coldly attaches the volume while the instance is stopped.
-func (v *life) coldly(ctx context.Context, n *node) {
+func (v *life) attachCold(ctx context.Context, n *node) {
 	n.sever()
 	harness.Must(v.rack.StopInstance(ctx, n.ID))
 	v.until(ctx, "attach", v.call("attach", n))
@@ -446,7 +443,6 @@ func (v *life) visit(ctx context.Context, n *node, round int, beside func()) (er
 	return nil
 }
 
-// makeDirs makes the directories that an orchestrator makes, if they do not exist.
 func (v *life) makeDirs(ctx context.Context, n *node) {
 	harness.Got(n.run(ctx, nil, fmt.Sprintf("mkdir -p %s %s", v.at.Staging,
 		filepath.Dir(v.at.Target))))
@@ -478,8 +474,6 @@ for (; $n < $end; $n++) {
 	select undef, undef, undef, 0.005
 }`
 
-// write runs the writer in the guest. The writer syncs each record before it acknowledges the
-// record, and leaves dirty pages that nobody syncs.
 func (v *life) write(ctx context.Context, n *node) error {
 	count, sync := recordsRound, "1"
 	if v.pulling && v.plug != "paused" {
@@ -519,7 +513,6 @@ func (v *life) write(ctx context.Context, n *node) error {
 	return nil
 }
 
-// verify reads all acknowledged records from the disk, and fails if a byte is lost.
 func (v *life) verify(ctx context.Context, n *node) {
 	if v.acked == 0 {
 		return
@@ -532,7 +525,6 @@ func (v *life) verify(ctx context.Context, n *node) {
 	}
 }
 
-// compare returns how many acknowledged bytes are lost.
 func (v *life) compare(ctx context.Context, n *node) (lost int) {
 	got := harness.Got(n.run(ctx, nil, fmt.Sprintf(
 		"dd if=%s bs=%d count=%d iflag=direct status=none", v.place(), recordBytes, v.acked)))
@@ -557,7 +549,7 @@ func (l *lab) live(ctx context.Context, p plan) (err error) {
 	}
 	for round, n := range append(at, at[1]) {
 		if p.cold && round == 1 {
-			v.coldly(ctx, n)
+			v.attachCold(ctx, n)
 		}
 		var beside func()
 		if p.restore && round == 1 {

@@ -46,7 +46,6 @@ func TestMain(m *testing.M) { namespace.Main(m) }
 // bootTime is how long a guest may take until its sshd answers.
 const bootTime = 10 * time.Minute
 
-// imageDir returns the directory of the machines' image. Without an image it skips the test.
 func imageDir(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("OXIDE_VM_IMAGE")
@@ -56,7 +55,7 @@ func imageDir(t *testing.T) string {
 	return dir
 }
 
-// hostKey returns the file of the ssh key for every guest, or skips the test without an image.
+// hostKey returns the file of the ssh key that every guest accepts.
 func hostKey(t *testing.T) string {
 	t.Helper()
 	return harness.Need(machine.Open(t.Context(), imageDir(t)))(t).Key()
@@ -92,7 +91,6 @@ func (n *node) ssh(ctx context.Context, command string, options ...string) *exec
 	return exec.CommandContext(ctx, "ssh", append(args, "root@127.0.0.1", command)...)
 }
 
-// run runs a command in the guest, and returns its output.
 func (n *node) run(ctx context.Context, stdin io.Reader, command string) ([]byte, error) {
 	c := n.ssh(ctx, command)
 	var out, said bytes.Buffer
@@ -169,7 +167,6 @@ func (n *node) reach(ctx context.Context) (err error) {
 	return nil
 }
 
-// sshd returns the address of the instance's sshd.
 func (n *node) sshd(ctx context.Context) (string, error) {
 	state, err := n.rack.Admin.State(ctx)
 	for _, m := range state.Machines {
@@ -241,7 +238,6 @@ func (n *node) pause(ctx context.Context, d time.Duration) (err error) {
 	return process.Signal(syscall.SIGCONT)
 }
 
-// after waits for the time d, or until ctx ends.
 func after(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -95,7 +95,6 @@ func TestRehearsalFollowsTheConformancePage(t *testing.T) {
 	}
 }
 
-// operator runs the commands of the page on one rack.
 type operator struct {
 	rack *harness.Rack
 	// work is the working directory, and env the environment of the operator's machine.

@@ -35,18 +35,15 @@ func (p target) of(metric string, labels ...string) string {
 	return text + "}"
 }
 
-// failed returns the series that counts a method's failures with a reason.
 func (p target) failed(method, reason string) string {
 	return p.of("oxide_csi_calls_total", "method", method, "code", "FailedPrecondition",
 		"reason", reason)
 }
 
-// done returns the series that counts a method's successes.
 func (p target) done(method string) string {
 	return p.of("oxide_csi_calls_total", "method", method, "code", "OK", "reason", "")
 }
 
-// problems returns the series that counts the node keeper's problems in a step.
 func (p target) problems(step string) string {
 	return p.of("oxide_node_keeper_problems_total", "step", step)
 }
@@ -84,7 +81,6 @@ func counts(n int) string {
 	return text.String()
 }
 
-// change returns a series whose value changes once, after the given number of samples.
 func change(from, to, after int) string {
 	return fmt.Sprintf("%dx%d %dx%d", from, after-1, to, samples-after)
 }
@@ -101,8 +97,7 @@ var (
 // days returns a constant series: a time in seconds, n days after the first sample.
 func days(n int) string { return always(n * 86400) }
 
-// healthy returns the series of a cluster in which nothing fails, with two controllers and two
-// nodes.
+// healthy returns the series of a cluster in which nothing fails.
 func healthy() series {
 	all := series{}
 	for _, p := range []target{leader, standby, nodeA, nodeB} {
@@ -167,7 +162,6 @@ func TestEachFaultFiresExactlyItsAlerts(t *testing.T) {
 	}
 }
 
-// quiet lists the situations in which no alert may fire.
 var quiet = []fault{
 	{name: "a healthy cluster"},
 	{name: "single failures of each kind", differ: series{
@@ -248,7 +242,6 @@ var quiet = []fault{
 	}},
 }
 
-// loud lists the faults for which alerts have to fire.
 var loud = []fault{
 	{name: "the rack is unreachable", want: []string{"OxideCSIRackDown"}, differ: series{
 		leader.of("oxide_csi_rack_up"):                             change(1, 0, 40),

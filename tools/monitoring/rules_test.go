@@ -25,7 +25,6 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// alertsFile is the path of the alert rules in the chart.
 const alertsFile = "../../deploy/chart/monitoring/alerts.yaml"
 
 // interval is the default time between two samples, and between two evaluations of the rules.
@@ -34,9 +33,7 @@ const interval = time.Minute
 // series maps a metric with its labels to its samples, in promtool's notation.
 type series map[string]string
 
-// firing loads the series and evaluates the rules after each sample, like Prometheus. It returns
-// the alerts that fire after the last sample, and the names of the alerts that have fired at any
-// time.
+// firing loads the series and evaluates the rules after each sample, like Prometheus.
 func firing(t *testing.T, interval time.Duration, all series) (atEnd []*rules.Alert,
 	ever []string) {
 	t.Helper()
@@ -79,7 +76,6 @@ func firing(t *testing.T, interval time.Duration, all series) (atEnd []*rules.Al
 	return atEnd, slices.Compact(ever)
 }
 
-// active returns the alerts of a group of rules that fire now.
 func active(t *testing.T, group *rules.Group) (found []*rules.Alert) {
 	t.Helper()
 	for _, rule := range group.Rules() {
@@ -97,7 +93,6 @@ func active(t *testing.T, group *rules.Group) (found []*rules.Alert) {
 	return found
 }
 
-// names returns the alerts' names, sorted and without duplicates.
 func names(alerts []*rules.Alert) []string {
 	all := []string{}
 	for _, alert := range alerts {
@@ -122,7 +117,6 @@ func checkTexts(t *testing.T, alerts []*rules.Alert) {
 	}
 }
 
-// read returns the content of a file of the project.
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../" + name)
@@ -132,7 +126,6 @@ func read(t *testing.T, name string) string {
 	return string(text)
 }
 
-// ruleList returns the alert and recording rules in alertsFile.
 func ruleList(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(alertsFile, false, model.UTF8Validation)
@@ -146,7 +139,6 @@ func ruleList(t *testing.T) []rulefmt.Rule {
 	return all
 }
 
-// alerts returns the alert rules in alertsFile.
 func alerts(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	return slices.DeleteFunc(ruleList(t), func(r rulefmt.Rule) bool { return r.Alert == "" })
@@ -204,7 +196,6 @@ func TestEveryAlertHasASeverityAndALinkToItsSection(t *testing.T) {
 var temporary = []string{"Canceled", "OperationPending", "DiskProofPending", "SnapshotNotReady",
 	"DiskBusy"}
 
-// volumeMethods matches the methods that change a volume or a snapshot.
 var volumeMethods = regexp.MustCompile(`^(Create|Delete|(Controller|Node)(Publish|Unpublish)|` +
 	`Node(Stage|Unstage))(Volume|Snapshot)$`)
 
@@ -383,7 +374,6 @@ func TestAnUnknownMetricLabelOrValueIsReported(t *testing.T) {
 	}
 }
 
-// dashboard contains the fields of Grafana's format that the test below checks.
 type dashboard struct {
 	UID, Title    string
 	SchemaVersion int
@@ -459,7 +449,6 @@ func TestTheDashboardIsValidAndUsesExistingMetrics(t *testing.T) {
 	}
 }
 
-// unselected returns the selectors in a query that lack the matcher cluster="$cluster".
 func unselected(t *testing.T, query string) (found []string) {
 	t.Helper()
 	expression, err := parser.ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))

@@ -59,7 +59,6 @@ func targetsOf(dockerfile string) ([]target, error) {
 	return targets, nil
 }
 
-// builds reports whether the release contains an image with this name.
 func (r *release) builds(image string) bool {
 	return slices.ContainsFunc(r.targets, func(t target) bool { return t.image == image })
 }
@@ -93,17 +92,15 @@ func (r *release) images(ctx context.Context) {
 	}
 }
 
-// seconds returns the commit's date in seconds since 1970, for buildah.
 func (r *release) seconds() string { return strconv.FormatInt(r.date.Unix(), 10) }
 
-// buildah runs buildah with a store in the temporary directory, and returns its output.
 func (r *release) buildah(ctx context.Context, args ...string) (output string) {
 	store := []string{"--root", filepath.Join(r.stage, "store"),
 		"--runroot", filepath.Join(r.stage, "run"), "--storage-driver", "vfs"}
 	return got(r.output(ctx, "buildah", append(store, args...)...))
 }
 
-// importBase makes an image of the root file system in Base, and returns the image's name.
+// importBase makes an image of the root file system in Base. Without Base, it returns "".
 func (r *release) importBase(ctx context.Context) (name string) {
 	if r.Base == "" {
 		return ""
@@ -148,13 +145,12 @@ func (r *release) joinArchitectures(name, dir string) (err error) {
 // digests is a file with a line for each image and for the chart: name, tag, platform and digest.
 const digests = "DIGESTS"
 
-// containerdName is an annotation. From it, containerd and Docker take the name of an image that
-// they import from a file.
+// containerdName is the annotation from which containerd and Docker take the name of an image that
+// they import from a file. Manifests use the same name.
 const containerdName = "io.containerd.image.name"
 
 // writeLayout writes a tar of the layout l with root as its only entry, and records root's digest.
 func (r *release) writeLayout(l layout.Path, name, tag string, root v1.Descriptor) {
-	// With this annotation, an image that somebody imports from the file has its name in manifests.
 	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag,
 		containerdName: "docker.io/oxidecomputer/" + name + ":" + tag}
 	need(l.AppendDescriptor(root))
@@ -176,7 +172,6 @@ const license, unknown = "MPL-2.0", "NOASSERTION"
 // part is a Go module or a Debian package in a binary or image.
 type part struct{ name, version, url string } // url is a package URL
 
-// modules returns the modules that are linked into a Go program, and Go's standard library.
 func modules(info *buildinfo.BuildInfo) []part {
 	golang := strings.TrimPrefix(info.GoVersion, "go")
 	parts := []part{{"stdlib", info.GoVersion, "pkg:golang/stdlib@" + golang}}
@@ -192,8 +187,8 @@ func modules(info *buildinfo.BuildInfo) []part {
 // unfit matches characters that are not allowed in an SPDX identifier.
 var unfit = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
-// writeBill writes a bill of materials to NAME.spdx.json, in the format SPDX: it lists the parts of
-// a binary or image with the given hash, purpose and license.
+// writeBill writes a bill of materials in the format SPDX to NAME.spdx.json. declared is the
+// declared license, or unknown.
 func (r *release) writeBill(name, sha256, purpose, declared string, parts []part) {
 	const subject = "subject"
 	doc := v2_3.Document{SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense,

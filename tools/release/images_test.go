@@ -17,7 +17,6 @@ import (
 	"github.com/spdx/tools-golang/json"
 )
 
-// imageArch is the only architecture for which the test builds the base image and the images.
 const imageArch = "amd64"
 
 // TestImagesAreCompleteAndReproducible builds every image twice, on a base of Debian packages and
@@ -53,7 +52,6 @@ func TestImagesAreCompleteAndReproducible(t *testing.T) {
 	}
 }
 
-// imageIs checks an image's configuration, program, digests and bill of materials.
 func imageIs(t *testing.T, dir, image, program, user string, packages []string) {
 	t.Helper()
 	layout := unpack(t, dir, image)

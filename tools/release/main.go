@@ -64,7 +64,6 @@ func main() {
 	}
 }
 
-// release contains the options and the state of this command.
 type release struct {
 	Version   string // such as "v1.2.3"
 	Root, Out string
@@ -131,7 +130,6 @@ func catch(err *error) {
 	}
 }
 
-// prepare checks the options, and reads the commit and the Dockerfile.
 func (r *release) prepare(ctx context.Context) (err error) {
 	defer catch(&err)
 	r.Root, r.Out = got(filepath.Abs(r.Root)), got(filepath.Abs(r.Out))
@@ -163,7 +161,8 @@ func (r *release) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// commit reads the commit's hash and date. Every file of the release gets this date.
+// commit reads the commit's hash, and the date of every file of the release: SOURCE_DATE_EPOCH, or
+// the commit's date.
 func (r *release) commit(ctx context.Context) error {
 	revision, err := r.output(ctx, "git", "describe", "--always", "--dirty", "--abbrev=40", "--match=")
 	if err != nil {
@@ -187,7 +186,6 @@ func (r *release) commit(ctx context.Context) error {
 	return nil
 }
 
-// output runs a program in the project's directory and returns its standard output.
 func (r *release) output(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = r.Root
@@ -199,12 +197,10 @@ func (r *release) output(ctx context.Context, name string, args ...string) (stri
 	return out.String(), nil
 }
 
-// write writes content to a file of the release.
 func (r *release) write(name string, content []byte) {
 	need(os.WriteFile(filepath.Join(r.made, name), content, 0o644))
 }
 
-// project is the URL of the project's repository.
 const project = "https://github.com/oxidecomputer/oxide-csi-plugin"
 
 func (r *release) notes() {
@@ -238,7 +234,6 @@ func section(changelog, version string) (string, error) {
 		"with text; rename the section Unreleased", version, version)
 }
 
-// binaries compiles the programs with `make binaries`, and writes a bill of materials for each.
 func (r *release) binaries(ctx context.Context) {
 	bin := filepath.Join(r.stage, "context", "bin")
 	got(r.output(ctx, "make", "binaries", "RELEASE="+r.Version, "BIN="+bin,
@@ -274,7 +269,6 @@ func (r *release) checksums() {
 	r.write(sums, list.Bytes())
 }
 
-// file is a file in a tar.
 type file struct {
 	name    string
 	content []byte
@@ -305,7 +299,6 @@ func repack(packed io.Reader, date time.Time) []byte {
 	return out.Bytes()
 }
 
-// eachFile calls visit for each entry of a tar.
 func eachFile(archive io.Reader, visit func(header *tar.Header, content []byte)) {
 	for t := tar.NewReader(archive); ; {
 		header, err := t.Next()
@@ -317,7 +310,6 @@ func eachFile(archive io.Reader, visit func(header *tar.Header, content []byte))
 	}
 }
 
-// filesIn reads all files of a tree.
 func filesIn(tree fs.FS) (files []file) {
 	need(fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
@@ -328,7 +320,6 @@ func filesIn(tree fs.FS) (files []file) {
 	return files
 }
 
-// chartName is the chart's name in Chart.yaml.
 const chartName = "oxide-csi-driver"
 
 // kustomizations maps a directory of deploy/kustomize to the release's file with its manifests.
@@ -345,7 +336,6 @@ var jobs = map[string]string{
 	"node.nomad.hcl":       chartName + "-node.nomad.hcl",
 }
 
-// chart writes the chart as a .tgz, and as an OCI layout for registries.
 func (r *release) chart(ctx context.Context) {
 	version := r.Version[1:] // Helm needs SemVer, which has no v
 	got(r.output(ctx, "go", "tool", "-modfile=tools/go.mod", "helm", "package", "deploy/chart",
@@ -387,7 +377,6 @@ func (r *release) chartLayout(archive []byte, version string) {
 	r.writeLayout(l, chartName, version, add(manifest.MediaType, got(json.Marshal(manifest))))
 }
 
-// manifests writes the kustomizations' manifests and Nomad's jobs, with this version's images.
 func (r *release) manifests() {
 	deploy := filepath.Join(r.Root, "deploy")
 	for dir, name := range kustomizations {

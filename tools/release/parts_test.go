@@ -96,7 +96,6 @@ func TestTheBillOfMaterialsListsOnlyInstalledPackages(t *testing.T) {
 	}
 }
 
-// pinned matches a workflow's action that is pinned to a commit, with its version in a comment.
 var pinned = regexp.MustCompile(`^[\w./-]+@[0-9a-f]{40} # v[0-9.]+$`)
 
 func TestWorkflowActionsAndTheBaseImageArePinned(t *testing.T) {

@@ -33,7 +33,6 @@ import (
 
 const testVersion = "v9.8.7-rc.1"
 
-// programs lists the programs whose binaries a release contains.
 var programs = []string{"oxide-conformance", "oxide-csi-plugin", "oxide-instance-metadata",
 	"oxide-node-keeper", "oxide-simulator"}
 
@@ -131,14 +130,11 @@ func copyOf(t *testing.T, root string) string {
 	return dir
 }
 
-// releaseOf returns a release without images for this machine, of a tree that may have uncommitted
-// changes.
 func releaseOf(root, out string) *release {
 	return &release{Version: testVersion, Root: root, Out: out, Arch: []string{runtime.GOARCH},
 		Dirty: true, Log: io.Discard}
 }
 
-// sameFiles compares two releases by their checksums.
 func sameFiles(t *testing.T, first, second string) {
 	t.Helper()
 	checksumsAreRight(t, second)
@@ -225,7 +221,6 @@ func chartIsOf(t *testing.T, root, dir string) {
 	}
 }
 
-// unpack extracts the OCI layout of an image or of the chart, and returns it.
 func unpack(t *testing.T, dir, name string) v1.ImageIndex {
 	t.Helper()
 	to := t.TempDir()
@@ -339,7 +334,6 @@ func read(t *testing.T, dir, name string) []byte {
 	return given(os.ReadFile(filepath.Join(dir, name)))(t)
 }
 
-// output runs a program and returns its standard output. It fails the test if the program fails.
 func output(t *testing.T, dir, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), name, args...)

@@ -10,8 +10,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// TestNodesAndALoadBalancerWorkOnARack calls the cloud controller manager's functions for nodes. It
-// creates a Service of type LoadBalancer, moves it to another node, and deletes it.
+// TestNodesAndALoadBalancerWorkOnARack calls the cloud controller manager's functions for nodes and
+// for a Service of type LoadBalancer.
 func TestNodesAndALoadBalancerWorkOnARack(t *testing.T) {
 	ctx := t.Context()
 	client, err := oxide.NewClient()
