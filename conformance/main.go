@@ -410,7 +410,6 @@ type mark struct {
 	Helper    string   `json:"helper,omitempty"`
 }
 
-// markWord begins every description that is a mark.
 const markWord = "oxide-conformance "
 
 var isRunID = regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString

@@ -115,7 +115,8 @@ type Bench struct {
 	// Oxide stops and starts instances and reads disks.
 	Oxide   *oxide.Client
 	Hotplug bool
-	Name    func(what string) string
+	// Name returns a unique name for an object.
+	Name func(what string) string
 	// Seed makes the data of one run differ from that of another.
 	Seed uint64
 	// Accesses are the kinds of access to test. Nil means ext4, xfs, btrfs and block.
@@ -124,8 +125,7 @@ type Bench struct {
 	Blocks int64
 	// Log records which blocks the checks compare; nil records nothing.
 	Log *Log
-	// SampleTime limits the read of a blank disk over 1 GiB, of which checks read a sample; 0 means 10
-	// s.
+	// SampleTime limits the read of a sample of a blank disk over 1 GiB; 0 means 10 s.
 	SampleTime time.Duration
 	// DeviceTimeout limits how long a device takes to appear or to disappear; 0 means 30 s.
 	DeviceTimeout time.Duration
@@ -263,7 +263,7 @@ func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRu
 
 func (s *checkRun) fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
-// ended returns the error of the step of part that failed.
+// ended returns the error of the step in part that failed.
 func ended(part func()) (err error) {
 	defer harness.Catch(&err)
 	part()

@@ -71,8 +71,8 @@ type Config struct {
 type Agent struct {
 	// dir is a tmpfs that contains everything that the agent creates.
 	dir *directory
-	// The agent's own calls hold 1 of calls and run concurrently. A call of the node service holds
-	// allCalls, and runs alone.
+	// Each call of the agent's own methods acquires 1 of calls, so they run concurrently. A call of
+	// the node service acquires allCalls, and runs alone.
 	calls *semaphore.Weighted
 
 	// Start sets config and plugin, before all other calls.
@@ -136,7 +136,6 @@ func (a *Agent) Close() (err error) {
 	return errors.Join(err, a.dir.remove())
 }
 
-// open calls the function open, and checks the serial of a raw volume's device.
 func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File, error) {
 	file, err := open(place)
 	if err != nil || !place.Raw() {
@@ -145,7 +144,6 @@ func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File,
 	return harness.Opened(file, a.ownDevice(file, place.Serial))
 }
 
-// ownDevice checks that a file is the guest's block device with this serial.
 func (a *Agent) ownDevice(file *os.File, serial string) (err error) {
 	defer harness.Catch(&err)
 	root := a.config.SysfsRoot
@@ -198,7 +196,6 @@ func removeCopy() {
 	}
 }
 
-// agentService begins the names of the agent's own gRPC methods.
 const agentService = "/oxide.Agent/"
 
 // methods has the agent's own gRPC methods. Arguments and results are in JSON.
@@ -284,7 +281,6 @@ func (a *Agent) call(ctx context.Context, name string, message []byte) (any, err
 	return run(ctx, a, message)
 }
 
-// codec passes on bytes unchanged, and encodes everything else in JSON.
 type codec struct{}
 
 func (codec) Name() string { return "proto" }
@@ -426,7 +422,7 @@ const markFile = ".oxide-conformance"
 // ErrNotOwn means that nothing proves that this program made a directory.
 var ErrNotOwn = errors.New("nothing proves that this program made it, so it was left")
 
-// MarkOwn marks a directory that this process has made with its purpose.
+// MarkOwn writes a purpose into the markFile of a directory that this process has made.
 func MarkOwn(dir, purpose string) error {
 	file, err := os.OpenFile(filepath.Join(dir, markFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -229,7 +229,7 @@ type link struct {
 	// close ends the agent in order, and kill ends it at once. Both wait until the agent has ended.
 	close func() error
 	kill  func()
-	// why returns what the agent printed last, as the end of an error.
+	// why returns the agent's last output, as the end of an error message.
 	why func() string
 }
 
@@ -292,7 +292,6 @@ func (g *AgentClient) call(ctx context.Context, method string, args, reply any) 
 	return errors.New(status.Convert(err).Message())
 }
 
-// lost returns the error of a call to an agent that has ended.
 func (l *link) lost(err error) error {
 	return fmt.Errorf("the agent does not answer: %s%s", status.Convert(err).Message(), l.why())
 }

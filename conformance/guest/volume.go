@@ -116,7 +116,6 @@ type Scan struct {
 }
 
 const (
-	// scanPiece is the number of bytes of one read.
 	scanPiece = 4 << 20
 	// sampleEnd is the number of bytes read at each end, sampleEdge that at and between boundaries.
 	sampleEnd  = 1 << 20
@@ -125,7 +124,6 @@ const (
 	boundary = 64 << 20
 )
 
-// ranges returns what is always read, and what is read in the time left.
 func (s *Sample) ranges(bytes int64) (always, rest []Range) {
 	for at := int64(0); at < bytes; at += scanPiece {
 		rest = append(rest, Range{at, min(at+scanPiece, bytes)})
@@ -323,8 +321,7 @@ type Pattern struct {
 	// Seed makes the blocks of one volume differ from those of another.
 	Seed uint64
 	// Generation counts the writes of the blocks. A block of generation 0 is zero.
-	Generation uint64
-	// First is the number of the first block, and Count the number of blocks.
+	Generation   uint64
 	First, Count int64
 	// Stride is the distance from one block to the next; 0 means BlockBytes.
 	Stride int64
@@ -369,7 +366,7 @@ type Finding struct {
 type Report struct {
 	// Read is the number of blocks that were compared, and Wrong the number of those that differ.
 	Read, Wrong int64
-	// Findings are the first of the blocks that differ.
+	// Findings has the first of the blocks that differ, at most maxFindings.
 	Findings []Finding
 }
 
@@ -414,7 +411,7 @@ func (p Pattern) compare(block []byte, n int64) *Finding {
 	return f
 }
 
-// identify reads the head of a block. The value whole means that the block's checksum is right.
+// If whole is false, the checksum of the block is wrong.
 func identify(block []byte) (p Pattern, whole bool) {
 	p = Pattern{
 		Seed:       binary.LittleEndian.Uint64(block[8:]),

@@ -289,8 +289,8 @@ type RoundTrip func(*http.Request) (*http.Response, error)
 // RoundTrip calls the function.
 func (f RoundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Try passes run the address of a proxy that applies an alteration in front of a rack. For some
-// kinds it calls run twice at the same time, or starts Strangers, too.
+// Try starts a proxy that applies an alteration in front of a rack, and calls run with its address.
+// For some kinds it calls run twice at the same time, or starts Strangers, too.
 func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(host string) error,
 ) (err error) {
 	defer harness.Catch(&err)

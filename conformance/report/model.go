@@ -190,8 +190,8 @@ type Ledger struct {
 	Left   []string       `json:"left"`
 }
 
-// Witness compares the results with a second record of the run, which Source names. A contradiction
-// is a finding, with which a run does not conform.
+// Witness compares the results with a second record of the run, which Source names. Findings are
+// the contradictions. A run with a finding does not conform.
 type Witness struct {
 	Source   string   `json:"source"`
 	Findings []string `json:"findings"`
@@ -466,7 +466,6 @@ func (m Measure) String() string {
 	return text
 }
 
-// inBytes returns a text such as "64 KiB" or "3.5 MiB".
 func inBytes(n int64) string {
 	switch {
 	case n >= 1<<30:

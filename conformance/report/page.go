@@ -125,7 +125,6 @@ var groupTitles = map[string]string{"rules": "Rules of the API", "ext4": "csi-sa
 	"xfs": "csi-sanity on xfs", "btrfs": "csi-sanity on btrfs",
 	"block": "csi-sanity on raw block volumes", "data": "Data"}
 
-// shares returns the segments of a bar, with the passed results first.
 func shares(results []Result) (all []share) {
 	order := Statuses()
 	slices.Reverse(order)
@@ -180,7 +179,6 @@ type latencyRow struct {
 	Bars          string // a path with a bar for each interval of time in which calls ended
 }
 
-// quantile is a latency as text, and its position on the axis.
 type quantile struct{ Text, X string }
 
 // axis is logarithmic, in milliseconds. Both its ends are powers of ten.
@@ -364,7 +362,6 @@ func verdictStatus(v Verdict) Status {
 
 func junitSeconds(seconds float64) string { return strconv.FormatFloat(seconds, 'f', 3, 64) }
 
-// evidenceText returns one line for each request, and one for its answer.
 func evidenceText(evidence []LoggedCall) string {
 	var text strings.Builder
 	for _, e := range evidence {

@@ -24,7 +24,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/browsertest"
 )
 
-// example is a report with passed, failed, blocked and untested results.
 func example() *Report {
 	began := time.Date(2026, 8, 28, 14, 3, 7, 0, time.UTC)
 	return &Report{
@@ -141,13 +140,11 @@ func exampleCalls() (all []Calls) {
 	return all
 }
 
-// minimal is the report of a run that ended before its first result.
 func minimal() *Report {
 	return &Report{Schema: SchemaVersion, Verdict: Incomplete, Why: "The rack did not answer.",
 		Rack: RackFacts{HotPlug: HotPlugUnknown}}
 }
 
-// good is the report of a run on a simulated rack in which everything passed.
 func good() *Report {
 	r := example()
 	r.Verdict, r.Why = Conforms, "All 61 results passed."

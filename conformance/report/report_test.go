@@ -67,7 +67,6 @@ func TestWriteWritesAllFilesWithEveryResult(t *testing.T) {
 	}
 }
 
-// The file testdata/junit.xml has one result of each status.
 func TestAJUnitReportHasEveryStatusAndTheVerdict(t *testing.T) {
 	const file = "testdata/junit.xml"
 	r := example()
