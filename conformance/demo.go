@@ -237,7 +237,7 @@ func (d *demo) pause(ctx context.Context, title string) error {
 
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
-// pictureFile is the environment variable that names the file for the page of draw.
+// pictureFile is the environment variable that names the file that draw writes.
 const pictureFile = "PICTURE"
 
 // draw writes the page of the volume's life, which ends with the error of a failed step.

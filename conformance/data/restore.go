@@ -255,7 +255,7 @@ func checkBlank(s *checkRun) {
 	}
 }
 
-// isBlank checks that a new raw volume is zero. Of more than 1 GiB it reads a sample.
+// isBlank checks that a new raw volume is zero. It reads a sample of a volume of more than 1 GiB.
 func (u *use) isBlank() {
 	var sample *guest.Sample
 	if u.volume.GetCapacityBytes() > harness.GiB {

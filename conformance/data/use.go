@@ -24,7 +24,8 @@ type use struct {
 	volume   *volume
 	guest    *guest.AgentClient
 	instance string
-	// attached and mounted are set before an attach or a mount, and cleared after its undoing.
+	// attached and mounted are set before an attach or a mount, and cleared after a detach or an
+	// unmount.
 	attached, mounted bool
 	// doubtful is set while an attach may or may not have taken effect.
 	doubtful bool
@@ -173,7 +174,7 @@ func next(p guest.Pattern) guest.Pattern {
 	return p
 }
 
-// write waits until the blocks are on the disk if sync is set.
+// If sync is set, write waits until the blocks are on the disk.
 func (u *use) write(sync bool, patterns ...guest.Pattern) {
 	harness.Must(u.tryWrite(sync, patterns...))
 }

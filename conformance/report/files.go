@@ -187,9 +187,9 @@ func decode(text []byte) (*Report, error) {
 
 const redacted = "[redacted]"
 
-// Redactor returns a replacer of secrets with "[redacted]". It finds a secret unchanged; escaped
-// for URLs, HTML and JSON; in hexadecimal digits; and in base64, alone or as a part of a longer
-// text. It ignores a secret of spaces.
+// Redactor returns a replacer that turns each secret into "[redacted]". It finds a secret
+// unchanged; escaped for URLs, HTML and JSON; in hexadecimal digits; and in base64, alone or as a
+// part of a longer text. It ignores a secret that consists of spaces.
 func Redactor(secrets ...string) *strings.Replacer {
 	var found []string
 	for _, secret := range secrets {
