@@ -21,8 +21,8 @@ import (
 
 // Demo shows the life of one volume. It starts a simulated rack and the driver in a temporary
 // directory, creates the volume, uses it on one instance, moves it to another, reads it there and
-// deletes it. It prints every step with the step's requests to the rack. If in is not nil, it waits
-// for a line of in before each step. Demo leaves nothing behind when it returns.
+// deletes it. It prints every step with the step's requests to the rack. If in is not nil, each
+// step waits for a line of in. Demo leaves nothing behind.
 func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string][]string) (
 	err error) {
 	run, err := harness.NewRun(out)
@@ -56,20 +56,19 @@ func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string]
 	return nil
 }
 
-// demo contains a rack, the driver's three processes, and the volume.
 type demo struct {
 	*harness.Environment
 	out io.Writer
-	// lines is the input: each step waits for a line of it. If it is nil, no step waits.
+	// lines is nil if no step waits for input.
 	lines      *bufio.Reader
 	controller csi.ControllerClient
 	nodes      map[string]*harness.Plugin
 	volume     *csi.Volume
-	// placements has, for each node, the volume's mount points, until the demo unmounts them.
+	// placements has the mount points of the volume on each node where it is mounted.
 	placements map[string]*harness.Placement
 
-	// steps and requests count the steps, and the requests to the rack, that the demo has printed.
-	// lastRequest is the sequence number of the last of these requests.
+	// steps and requests count what the demo has printed. lastRequest is the sequence number of the
+	// last request to the rack.
 	steps, requests, lastRequest int
 	began                        time.Time
 }
@@ -98,7 +97,6 @@ func (d *demo) open(ctx context.Context, run *harness.Run) (err error) {
 	return errors.Join(err, d.TakeBaseline(ctx))
 }
 
-// close unmounts what a failed step has left mounted, and stops the processes.
 func (d *demo) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -194,8 +192,8 @@ func mountedAt(path string, err error) string {
 	return "mounted: " + mounts[0]
 }
 
-// step runs a step. It prints the step's duration, its requests to the rack and its outcome. The
-// function do may panic with harness.Must, and so does step if the step fails.
+// step runs do and prints its duration, its requests to the rack and its outcome. If do panics with
+// harness.Must, so does step.
 func (d *demo) step(ctx context.Context, title string, do func() (outcome string)) {
 	harness.Must(d.pause(ctx, title))
 	start := time.Now()
@@ -225,7 +223,6 @@ func (d *demo) step(ctx context.Context, title string, do func() (outcome string
 	}
 }
 
-// pause prints the next step and waits for a line of d.lines, or returns at once if that is nil.
 func (d *demo) pause(ctx context.Context, title string) error {
 	if d.lines == nil {
 		return nil
@@ -240,12 +237,10 @@ func (d *demo) pause(ctx context.Context, title string) error {
 
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
-// pictureFile is the environment variable that names the file into which the demo draws the
-// volume's life.
+// pictureFile is the environment variable that names the file that draw writes.
 const pictureFile = "PICTURE"
 
-// draw writes the page that shows the volume's life. If a step failed, the page ends with the
-// error.
+// draw writes the page of the volume's life, which ends with the error of a failed step.
 func (d *demo) draw(ctx context.Context, broken error) error {
 	path := os.Getenv(pictureFile)
 	if path == "" || ctx.Err() != nil {

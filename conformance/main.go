@@ -2,9 +2,7 @@
 // driver needs, and whether data on the rack's disks survives.
 //
 // The program runs inside an instance of the rack, as one file that contains the driver. [Main]
-// runs the command line. Its verbs are: preflight examines the rack and the machine before a run,
-// run runs the tests, clean removes what a dead run left, diff compares the reports of two runs,
-// and demo shows the life of a volume on a simulated rack.
+// runs the command line.
 //
 // A run has parts, in this order: the rules of the API (package rules); csi-sanity over ext4, xfs,
 // btrfs and raw block (package csisuite); and data that is written, moved and read back (package
@@ -15,8 +13,8 @@
 // that passes without calling the RPC in its name counts as failed (parts.go).
 //
 // Every object that a run creates carries the run's mark. A disk that is created first and deleted
-// last records who runs it, where, and in which instances. So clean finds everything that belongs
-// to a run, and nothing else.
+// last records who runs it, where, and in which instances. So the verb clean finds everything that
+// belongs to a run, and nothing else.
 package conformance
 
 import (
@@ -48,7 +46,7 @@ const (
 	ExitInterrupted = 130
 )
 
-// Program runs oxide-conformance with these arguments, variables and streams.
+// Program is one call of oxide-conformance.
 type Program struct {
 	Args           []string // without its name
 	Getenv         func(string) string
@@ -56,8 +54,8 @@ type Program struct {
 	Stdout, Stderr io.Writer
 	// Version is the version of the suite and of the driver.
 	Version string
-	// Self has, by name, the commands that start the programs built into this one: oxide-csi-plugin,
-	// oxide-simulator and the agent for other instances.
+	// Self has the commands that start the programs built into this one, by their names:
+	// oxide-csi-plugin, oxide-simulator and the agent for other instances.
 	Self map[string][]string
 }
 
@@ -101,7 +99,6 @@ var verbs = map[string]func(context.Context, *Program, []string) (int, error){
 	},
 }
 
-// onRackDo returns a verb that calls the function do with a job on the rack of the settings.
 func onRackDo(verb string, do func(context.Context, *job) (int, error),
 ) func(context.Context, *Program, []string) (int, error) {
 	return func(ctx context.Context, p *Program, args []string) (int, error) {
@@ -163,26 +160,22 @@ func (p *Program) complain(err error) {
 
 func (p *Program) say(format string, args ...any) { fmt.Fprintf(p.Stdout, format+"\n", args...) }
 
-// settings are the values of the command line and the environment.
 type settings struct {
-	// The fields from host to devRoot have the meaning of the driver's settings with those names. The
-	// run passes them to its driver.
+	// The run passes these to its driver, which has settings of the same names.
 	host, token, tokenFile, project, caFile, sysfsRoot, devRoot string
 
 	// command has the verb and the flags, without their values: a shell's command may have a password.
-	command []string
-	// selected are the parts that run, in their order.
+	command              []string
 	selected             []string
 	onlyText, budgetText string
 	budget               amount
 	yes                  bool // the program runs or cleans without a question
-	// report is the folder of the report; "" means a folder in the working directory, named after
-	// the run.
+	// report is the report's folder; "" means a folder in the working directory with the run's ID.
 	report string
 	// release is the operator's name for the rack's release.
 	release string
 	// second and helper are the names of other instances. secondShell and guestShell are commands that
-	// run a script inside second and helper.
+	// run a script inside them.
 	second, secondShell, helper, guestShell string
 	admin                                   string // the address of the admin listener
 	run                                     string // the ID of the dead run that clean removes
@@ -191,9 +184,8 @@ type settings struct {
 // setting describes a flag and its environment variable. The flag has precedence.
 type setting struct {
 	flag, env, preset, usage string
-	// verbs are the verbs that accept the setting.
-	verbs string
-	field *string
+	verbs                    string
+	field                    *string
 }
 
 const (
@@ -201,8 +193,8 @@ const (
 	running = "preflight run"
 )
 
-// all returns the settings of the command line, each with its field of s. The token has no flag,
-// because the process list shows arguments to everybody.
+// all returns every setting with its field of s. The token has no flag, because the process list
+// shows arguments to everybody.
 func (s *settings) all() []setting {
 	return []setting{
 		{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com", onRack, &s.host},
@@ -312,7 +304,7 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 	return s, s.complete()
 }
 
-// complete reads the token's file, and returns an error if a setting is missing.
+// complete reads the token's file, and fails if a setting is missing.
 func (s *settings) complete() error {
 	if strings.Contains(s.host, "@") { // it may be a password, and is not printed
 		return errors.New("OXIDE_HOST (--host) has an @: a rack takes a token, and no user or " +
@@ -355,7 +347,6 @@ func (o setting) name() string {
 	return o.env + " (--" + o.flag + ")"
 }
 
-// printHelp writes all verbs, flags and variables.
 func printHelp(w io.Writer) {
 	fmt.Fprint(w, helpHead)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -400,32 +391,30 @@ command line or in the environment; 3 the rack blocks what is needed, such as ho
 // prefix and the run's ID form the cluster ID of the run's driver. Reports call it the run's mark.
 const prefix = "oxide-conformance-"
 
-// mark is, as JSON, the description of every object that a run creates without its driver. The disk
-// that a run creates first and deletes last has all fields, other objects only Run.
+// mark is the description, as JSON, of every object that a run creates without its driver. The disk
+// that a run creates first and deletes last has all fields; other objects have only Run.
 type mark struct {
 	// Run is the run's ID: 8 hexadecimal digits.
 	Run string `json:"run"`
-	// Host is the name of the machine on which the run works, PID the program's process ID there, and
-	// Boot the machine's bootID.
+	// Host is the machine on which the program runs, PID its process ID there, and Boot the machine's
+	// bootID.
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
 	Boot string `json:"boot,omitempty"`
-	// Start is the start time of the process, because a later process may have the same ID.
-	Start string `json:"start,omitempty"`
-	// Began is the time when the run began.
+	// Start is the start time of the process: a later process may have the same ID.
+	Start string     `json:"start,omitempty"`
 	Began *time.Time `json:"began,omitempty"`
-	// Instances are the IDs of the instances to which the run attaches disks. The first one is the
-	// instance in which it runs. Helper is the ID of the instance that it starts and stops.
+	// Instances are the IDs of the instances to which the run attaches disks, beginning with the one
+	// in which it runs. Helper is the ID of the instance that it starts and stops.
 	Instances []string `json:"instances,omitempty"`
 	Helper    string   `json:"helper,omitempty"`
 }
 
-// markWord begins every description that is a mark.
 const markWord = "oxide-conformance "
 
 var isRunID = regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString
 
-// whole reports whether the mark is that of the disk which describes its run.
+// whole reports whether the mark is that of the disk that a run creates first.
 func (m mark) whole() bool { return m.Host != "" && m.Began != nil }
 
 func (m mark) description() string {

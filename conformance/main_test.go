@@ -30,13 +30,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// runTimeout limits a whole run of the program on a busy machine.
 const runTimeout = 10 * time.Minute
 
 // canary is a token that no rack accepts, and that no program may print.
 const canary = "oxide-token-canary-5c1f"
 
-// bed is a simulated rack with the harness.Run that builds and starts its programs.
+// bed is a simulated rack and the harness.Run that started it.
 type bed struct {
 	*harness.Rack
 	run *harness.Run
@@ -44,7 +43,7 @@ type bed struct {
 
 // rackOf starts a simulated rack with TLS, the running instances a and b, and the stopped instance
 // helper. Its programs have no race detector. Only the test of a whole run on a rack with hot-plug
-// has it, with RACE=-race: that run covers everything except interruptions and clean.
+// has it, if RACE=-race is set: that run covers everything except interruptions and clean.
 func rackOf(t *testing.T, options harness.RackOptions) *bed {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -90,7 +89,7 @@ func environment(rack *bed) map[string]string {
 type program struct {
 	*exec.Cmd
 	out, errs bytes.Buffer
-	// folder is the folder of the program's report, which must not contain the text token.
+	// folder has the report, which must not contain token.
 	folder, token string
 }
 
@@ -139,7 +138,6 @@ func (p *program) await(t *testing.T, want int) {
 	}
 }
 
-// report reads the report that the program wrote, and checks that the token is not in it.
 func (p *program) report(t *testing.T) *report.Report {
 	t.Helper()
 	r := csitest.Got(report.Read(p.folder))(t)
@@ -155,8 +153,7 @@ func (p *program) report(t *testing.T) *report.Report {
 	return r
 }
 
-// balance records the objects of the rack. The returned function checks that the rack has the same
-// objects, unchanged.
+// balance returns a function that checks that the rack has the same objects as before, unchanged.
 func balance(t *testing.T, rack *bed) func() {
 	t.Helper()
 	before := csitest.Got(rack.Ledger(t.Context()))(t)
@@ -191,7 +188,7 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 		env      map[string]string
 		args     string
 		passes   bool
-		// Standard error has the texts of says, and standard output those of shows; | separates texts.
+		// Standard error has the texts in says, and standard output those in shows, separated by "|".
 		says, shows string
 	}{
 		"a rack in order": {args: "preflight", passes: true, shows: "pass  host |pass  simulator |" +
@@ -287,14 +284,12 @@ func TestHelpListsEveryVerbAndSetting(t *testing.T) {
 	}
 }
 
-// answering returns a transport that answers every request in the same way.
 func answering(status int) http.RoundTripper {
 	return legal.RoundTrip(func(r *http.Request) (*http.Response, error) {
 		return legal.Answer(r, status, ""), nil
 	})
 }
 
-// send sends a request through the budget, and reports whether the budget let it pass.
 func (b budgeted) send(t *testing.T, method, path, body string) bool {
 	t.Helper()
 	answer, err := b.RoundTrip(csitest.Got(http.NewRequestWithContext(t.Context(), method,
@@ -330,7 +325,7 @@ func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the status that answers the creation. If early is set, the deletion ends first.
+		// created is the status of the answer to the creation. If early is set, the deletion ends first.
 		created int
 		early   bool
 		left    int
@@ -391,7 +386,6 @@ func TestNothingIsCreatedWithoutTheMarkOfTheRun(t *testing.T) {
 	}
 }
 
-// vars are environment variables.
 type vars = map[string]string
 
 func shellOf(t *testing.T, text string) string {
@@ -435,7 +429,7 @@ func TestRunChecksNoDataIfAShellReachesTheWrongInstance(t *testing.T) {
 	}
 }
 
-// update makes the test write the picture: go test ./conformance -run DemoMoves -update.
+// update makes TestDemoMovesAVolumeAndLeavesNothing write the picture.
 var update = flag.Bool("update", false, "write docs/life-of-a-volume.png")
 
 func screenshot(t *testing.T, page string) {
@@ -450,7 +444,7 @@ func screenshot(t *testing.T, page string) {
 }
 
 func TestDemoMovesAVolumeAndLeavesNothing(t *testing.T) {
-	// row returns a pattern for the console's row about a change that a node's driver recorded.
+	// row matches the console's row about a change that a node's driver recorded.
 	row := func(node, change string) string {
 		return `<td>` + node + `<td><span title="[^<]*">` + change + `</span>[^\n]*<td>done<td>`
 	}

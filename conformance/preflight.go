@@ -51,22 +51,20 @@ func skip(advice, format string, args ...any) report.Line {
 }
 
 const (
-	// hotplugLine names the line that the preflight skips, because only a run finds out its result.
+	// Only a run finds out the result of hotplugLine, so the preflight skips the line.
 	hotplugLine, simulatorLine = "hot-plug", "simulator"
-	// soon is how long before its expiry the preflight warns of a certificate or a token.
+	// The preflight warns of a certificate or a token that expires within the time soon.
 	soon = 30 * 24 * time.Hour
-	// diskLimit is the number of disks that an instance may have (A16). roomNeeded is the number of
-	// disks that the run attaches at one time.
+	// An instance has at most diskLimit disks (A16). The run attaches roomNeeded disks at one time.
 	diskLimit, roomNeeded = 12, 4
-	// shellTimeout limits how long a command takes to answer through a shell.
-	shellTimeout = time.Minute
+	shellTimeout          = time.Minute
 )
 
-// Each of preflightLines examines one property of the rack or of this machine. Some store in the
-// job what the run needs later.
+// Each line examines one property of the rack or of this machine. Some store in the job what the
+// run needs later.
 var preflightLines = []struct {
 	name   string
-	needed bool // later lines cannot run without it: if it fails, the preflight ends
+	needed bool // if the line fails, the preflight ends
 	ask    func(*job, context.Context) report.Line
 }{
 	{"this machine", true, func(p *job, _ context.Context) report.Line {
@@ -321,7 +319,6 @@ var preflightLines = []struct {
 	}},
 }
 
-// preflight runs every line and prints it. It reports whether a run may begin.
 func (w *job) preflight(ctx context.Context) bool {
 	may := true
 	for _, line := range preflightLines {
@@ -343,8 +340,8 @@ func (w *job) preflight(ctx context.Context) bool {
 	return may
 }
 
-// askRole requests a disk of 0 bytes. The rack refuses with 403 if the role may not create disks,
-// and otherwise with 400 for the size.
+// askRole requests a disk of 0 bytes. The rack answers 403 if the role may not create disks, and
+// otherwise 400 for the size.
 func (p *job) askRole(ctx context.Context) report.Line {
 	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + p.id + "-role"),
@@ -363,7 +360,8 @@ func (p *job) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-// another finds a named instance that the run may stop. It fails if the instance has another state.
+// another finds an instance that the run may stop. It fails if the instance is not in the state
+// want.
 func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.find(ctx, named)
@@ -410,13 +408,13 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 		instance.Name, instance.Id)
 }
 
-// errAttach is the error of a rack that attaches no disks, attaches them only sometimes, or does
-// not show them to the instance.
+// errAttach means that the rack attaches no disks, attaches them only sometimes, or does not show
+// them to the instance.
 type errAttach struct{ error }
 
 // learnHotplug finds out whether the rack attaches a disk to this running instance. The rack has no
 // hot-plug if it refuses with the known error and then attaches the same disk to a stopped
-// instance. Any other refusal is a failure of attach.
+// instance. Any other refusal is an errAttach.
 //
 // A rack that attaches but does not detach would leave the disk here until this instance stops. So
 // the first trial uses an instance that the run creates. The rule checks report a failed trial.
@@ -474,8 +472,7 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 	return nil
 }
 
-// These limit how long an instance may take to show the device of an attached disk. A simulated
-// rack with an admin listener shows it at once.
+// A simulated rack with an admin listener shows the device of an attached disk at once.
 const (
 	deviceTimeout          = 30 * time.Second
 	simulatedDeviceTimeout = 5 * time.Second
@@ -539,9 +536,9 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 const deviceGrace = 2 * time.Second
 
 // readUntilGone reads uncached blocks of a device until a read fails. It returns the time from
-// began to the last read that succeeded. gone is false if all blocks up to size could be read: the
-// device may have been readable for longer. A removed device may have the size 0, so EOF is a
-// failed read.
+// began to the last read that succeeded. If all blocks up to size could be read, gone is false,
+// because the device may stay readable. A removed device may have the size 0, so EOF is a failed
+// read.
 func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.Duration,
 	gone bool) {
 	block, pace := make([]byte, 512), time.NewTicker(2*time.Millisecond)
@@ -556,8 +553,8 @@ func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.D
 	return last, false
 }
 
-// onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses
-// again to attach it to this running one. A rack that refuses only sometimes has hot-plug.
+// onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses it
+// to this running one again. A rack that refuses only sometimes has hot-plug.
 func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	refused error) error {
 	if err := w.attach(ctx, disk, stopped); err != nil {

@@ -1,10 +1,9 @@
 // Package data checks the bytes of volumes: after a volume was mounted again, moved, cut off or
 // restored, it contains what was written, and nothing else.
 //
-// [Checks] returns the table of checks. Each [Check] creates volumes through the driver's
-// controller on a [Bench], uses them in the Bench's instances through package guest, and removes
-// what it created, whether it succeeds or not. Its error names the wrong block of the volume and
-// describes the difference. [Check.Blocked] returns what a check needs and the Bench lacks.
+// Each [Check] of the table [Checks] creates volumes through the driver's controller on a [Bench],
+// uses them in the Bench's instances through package guest, and removes what it created, whether it
+// succeeds or not. Its error names the wrong block of the volume and describes the difference.
 //
 // The package uses driver and rack through their APIs only. It imports neither Ginkgo nor testing.
 package data
@@ -28,7 +27,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// These are the calls that most checks make: RPCs of CSI, and operations of the rack's API.
+// Most checks make these calls: RPCs of CSI, and operations of the rack's API.
 var (
 	ofVolume = []string{"CreateVolume", "DeleteVolume", "disk_create", "disk_delete"}
 	ofAttach = append([]string{"ControllerPublishVolume", "ControllerUnpublishVolume",
@@ -104,31 +103,29 @@ func Checks() []Check {
 	}
 }
 
-// Bench contains the clients, instances and settings that the checks use.
+// Bench is the environment of the checks.
 type Bench struct {
-	// Controller is the driver's controller service.
 	Controller csi.ControllerClient
 	// A is the agent in this instance. B is nil or the agent in another one, which checks may stop.
 	A, B *guest.AgentClient
-	// Helper is a stopped instance that checks may start, or nil.
+	// Helper is nil or a stopped instance that checks may start.
 	Helper *Helper
-	// MayStop is called right before a stop. It fails if somebody else uses the instance.
+	// MayStop is called right before a stop, and fails if somebody else uses the instance.
 	MayStop func(ctx context.Context, instance string) error
-	// Oxide is the rack's client, which stops and starts instances and reads disks.
-	Oxide *oxide.Client
-	// Hotplug reports whether the rack attaches disks to running instances.
+	// Oxide stops and starts instances and reads disks.
+	Oxide   *oxide.Client
 	Hotplug bool
-	// Name returns a unique name for an object that a check creates.
+	// Name returns a unique name for an object.
 	Name func(what string) string
 	// Seed makes the data of one run differ from that of another.
 	Seed uint64
 	// Accesses are the kinds of access to test. Nil means ext4, xfs, btrfs and block.
 	Accesses []string
-	// Blocks is the number of blocks that are written at a time; 0 means 512.
+	// Blocks is the number of blocks of one write; 0 means 512.
 	Blocks int64
-	// Log, if it is not nil, records which blocks the checks compare.
+	// Log records which blocks the checks compare; nil records nothing.
 	Log *Log
-	// SampleTime limits the reading of a sample of a blank disk over 1 GiB; 0 means 10 s.
+	// SampleTime limits the read of a sample of a blank disk over 1 GiB; 0 means 10 s.
 	SampleTime time.Duration
 	// DeviceTimeout limits how long a device takes to appear or to disappear; 0 means 30 s.
 	DeviceTimeout time.Duration
@@ -137,20 +134,19 @@ type Bench struct {
 // Helper is an instance that is stopped when a check begins and when it ends.
 type Helper struct {
 	InstanceID string
-	// Started is true while the instance runs because a check started it.
+	// Started is set while the instance runs because a check started it.
 	Started bool
-	// Connect connects to the instance while it runs.
 	Connect func(context.Context) (*guest.AgentClient, error)
 }
 
-// Check describes one check of data and runs it.
+// Check is one check of data.
 type Check struct {
 	// ID is D01, D02, …. An ID is never used for another check.
 	ID string
-	// Says states what holds if the check succeeds, and Source names the document that promises it.
+	// Says states what the check proves, and Source names the document that promises it.
 	Says, Source string
 	Needs        Needs
-	// GiB is the total size of the check's volumes at one time; 0 means only a few GiB.
+	// GiB is the total size of the check's volumes at one time; 0 means a few GiB.
 	GiB int64
 	// Calls lists the RPCs of CSI and the operations of the rack's API that the check must call.
 	Calls []string
@@ -160,7 +156,7 @@ type Check struct {
 // Needs lists what a check needs in addition to a controller and this instance.
 type Needs struct{ Hotplug, Second, Helper bool }
 
-// Blocked returns the reason why the check cannot run on a Bench, or "".
+// Blocked returns why the check cannot run on a Bench, or "".
 func (c Check) Blocked(b *Bench) string {
 	switch {
 	case c.Needs.Hotplug && !b.Hotplug:
@@ -180,20 +176,18 @@ func (b *Bench) accesses() []string {
 	return b.Accesses
 }
 
-// startTimeout limits how long an instance takes to stop, or to start and answer.
 const startTimeout = 5 * time.Minute
 
-// volumeBytes is the usual size of a volume.
 const volumeBytes = harness.GiB
 
-// once returns a function that runs a check with the first access only.
+// once runs a check with the first access only.
 func once(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		return b.runCheck(ctx, b.accesses()[0], check)
 	}
 }
 
-// eachAccess returns a function that runs a check for every filesystem and for raw block.
+// eachAccess runs a check for every filesystem and for raw block.
 func eachAccess(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		for _, access := range b.accesses() {
@@ -205,7 +199,7 @@ func eachAccess(check func(*checkRun)) func(context.Context, *Bench) error {
 	}
 }
 
-// rawOnly returns a function that runs a check for raw block, if the Bench has it.
+// rawOnly runs a check for raw block, if the Bench has it.
 func rawOnly(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		if !slices.Contains(b.accesses(), "block") {
@@ -216,38 +210,34 @@ func rawOnly(check func(*checkRun)) func(context.Context, *Bench) error {
 }
 
 const (
-	// cleanTimeout limits how long a check takes to remove what it created.
 	cleanTimeout = 5 * time.Minute
-	// retryTimeout limits how long a check repeats a call whose error asks for a retry.
+	// retryTimeout limits the retries of a call.
 	retryTimeout = 2 * time.Minute
 )
 
-// checkRun is one running check, and records what the check creates. A failing step panics and so
-// ends the check. Methods with a context return errors instead, because cleanUp calls them and
-// continues after an error.
+// checkRun is one running check. A failing step panics and so ends the check. Methods with a
+// context return errors instead, because cleanUp calls them and continues after an error.
 type checkRun struct {
 	*Bench
 	Log *Log
 	ctx context.Context
-	// access is ext4, xfs, btrfs or block: the form in which the check uses its volumes.
+	// access is ext4, xfs, btrfs or block.
 	access string
-	// last has functions that run when the check has ended, before cleanUp.
+	// last has functions that run at the end of the check, before cleanUp.
 	last []func(context.Context) error
-	// undo has, in the order of creation, functions that remove what the check creates.
+	// undo has functions that remove what the check created, the oldest first.
 	undo []func(context.Context) error
 	uses []*use
 }
 
-// volume is a volume that the check created.
 type volume struct {
 	*csi.Volume
 	name, access string
-	// kind is Blank, Restored, Larger or Again. disk is the log's record of a raw volume.
+	// kind is Blank, Restored, Larger or Again. For a raw volume, disk is its record in the log.
 	kind string
 	disk *disk
-	// like is nil or, for a restored volume, the scan that its snapshot has.
+	// like is the scan of the snapshot of a restored volume, or nil.
 	like *guest.Scan
-	// seed is the seed of the volume's blocks.
 	seed uint64
 	// request creates the volume. While Volume is nil, the volume may or may not exist.
 	request *csi.CreateVolumeRequest
@@ -257,7 +247,6 @@ type volume struct {
 // seeds makes the data of each volume differ from that of every other.
 var seeds atomic.Uint64
 
-// runCheck runs a check, and then removes what it created.
 func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRun)) error {
 	s := &checkRun{Bench: b, Log: cmp.Or(b.Log, &Log{}), ctx: ctx, access: access}
 	err := ended(func() { check(s) })
@@ -274,20 +263,20 @@ func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRu
 
 func (s *checkRun) fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
-// ended runs a part of a check and returns the error of the step that failed.
+// ended returns the error of the step in part that failed.
 func ended(part func()) (err error) {
 	defer harness.Catch(&err)
 	part()
 	return nil
 }
 
-// during runs a part of a check. If the part fails, the error begins with the name of the step.
+// during adds the name of a step to the error of part.
 func (s *checkRun) during(step string, part func()) {
 	harness.Must(harness.Wrap(ended(part), "%s", step))
 }
 
-// cleanUp removes what the check created, the newest first, and continues after an error. If it
-// repeats a creation, the source still exists: a volume or a snapshot.
+// cleanUp removes what the check created, the newest first, and continues after an error. So a
+// creation that must be repeated still has its source, a volume or a snapshot.
 func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
 		err = errors.Join(err, undo(ctx))
@@ -301,7 +290,7 @@ func mayExist(err error) bool {
 		codes.Aborted, codes.Unknown, codes.Internal}, status.Code(errors.Unwrap(err)))
 }
 
-// repeat repeats a call as long as its error asks for a retry, as an orchestrator does.
+// repeat repeats a call while its error asks for a retry, as an orchestrator does.
 func repeat(ctx context.Context, call func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
 	defer cancel()
@@ -314,7 +303,7 @@ func repeat(ctx context.Context, call func() error) error {
 	}
 }
 
-// create creates a volume of times GiB. It has the data of a snapshot if from is not nil.
+// create creates a volume of times GiB, with the data of a snapshot if from is not nil.
 func (s *checkRun) create(times int64, from *snapshot) *volume {
 	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access,
 		seed: s.Seed<<20 + seeds.Add(1)}
@@ -346,8 +335,8 @@ func (s *checkRun) make(ctx context.Context, v *volume) error {
 	return err
 }
 
-// delete deletes the volume. It first repeats a creation that failed but may have taken effect, to
-// learn the ID.
+// delete first repeats a creation that may have taken effect although it failed, to learn the
+// volume's ID.
 func (s *checkRun) delete(ctx context.Context, v *volume) (err error) {
 	defer harness.Catch(&err)
 	if v.Volume == nil && !v.deleted {
@@ -363,10 +352,9 @@ func (s *checkRun) delete(ctx context.Context, v *volume) (err error) {
 	})
 }
 
-// newInUse creates a volume of the usual size, and attaches, stages and publishes it in a guest.
+// newInUse creates a volume of the usual size, and attaches and mounts it.
 func (s *checkRun) newInUse(g *guest.AgentClient) *use { return s.inUse(s.create(1, nil), g) }
 
-// inUse attaches a volume to a guest, stages and publishes it.
 func (s *checkRun) inUse(v *volume, g *guest.AgentClient) *use {
 	u := s.attach(v, g)
 	u.mount()
@@ -391,7 +379,7 @@ func (s *checkRun) publish(v *volume, instance string) *use {
 	return u
 }
 
-// Log records which blocks of raw volumes a check compared. Its zero value is ready to use.
+// Log records which blocks of raw volumes a check compared. The zero value is ready to use.
 type Log struct {
 	Looks []*Look
 	more  report.Extent
@@ -399,12 +387,12 @@ type Log struct {
 
 // Look records which blocks a check compared on the disks of one kind and size.
 type Look struct {
-	// Kind is one of the kinds of disks below, and Bytes the size of a disk.
+	// Kind is one of the constants below, and Bytes the size of a disk.
 	Kind  string
 	Bytes int64
 	// Seen["new"] marks the blocks that a check compared before any other use. Seen["kept"] marks
 	// those that it compared after a detach and had not written since the last attach. Written marks
-	// the blocks of Seen["kept"] that the check had written before.
+	// the blocks of Seen["kept"] that it had written at an earlier time.
 	Seen    map[string][]bool
 	Written []bool
 }
@@ -420,13 +408,11 @@ const (
 // disk records the use of one raw volume's blocks. Two goroutines may write to two disks.
 type disk struct {
 	look *Look
-	// visit counts the attachments from 1. written has, for each block, the visit in which it was last
-	// written, or 0.
+	// visit counts the attachments from 1. written has the last visit that wrote each block, or 0.
 	visit   int32
 	written []int32
 }
 
-// disk adds a disk to the log.
 func (l *Log) disk(kind string, bytes int64) *disk {
 	n := bytes / guest.BlockBytes
 	i := slices.IndexFunc(l.Looks, func(k *Look) bool { return k.Kind == kind && k.Bytes == bytes })
@@ -438,7 +424,7 @@ func (l *Log) disk(kind string, bytes int64) *disk {
 	return &disk{look: l.Looks[i], visit: 1, written: make([]int32, n)}
 }
 
-// read records that bytes were compared with their expected content.
+// read records that the bytes were compared.
 func (d *disk) read(r guest.Range) {
 	d.each(r, func(block int64) {
 		switch last := d.written[block]; {
@@ -462,11 +448,11 @@ func (d *disk) each(r guest.Range, do func(block int64)) {
 	}
 }
 
-// Extent returns, for the report, how much the check looked at.
+// Extent returns how much the check looked at.
 func (l *Log) Extent() (all report.Extent) {
 	for _, look := range l.Looks {
 		for _, moment := range []string{"new", "kept"} {
-			// Leave out blank disks of 1 GiB that this check did not compare: other checks compare them.
+			// This check need not compare blank disks of 1 GiB, because other checks do.
 			usual := look.Kind == Blank && look.Bytes <= harness.GiB
 			if looked := look.Looked(moment); looked > 0 || !usual {
 				all.Look(report.Measure{What: look.What(moment), Looked: looked, Of: look.Bytes, Unit: "bytes"})
@@ -476,7 +462,7 @@ func (l *Log) Extent() (all report.Extent) {
 	return append(all, l.more...)
 }
 
-// What describes the disks at a moment, which is "new" or "kept".
+// What describes the disks at a moment, "new" or "kept".
 func (l Look) What(moment string) string {
 	after := "new"
 	if moment == "kept" {
@@ -485,7 +471,7 @@ func (l Look) What(moment string) string {
 	return fmt.Sprintf("%s of %d GiB, %s", l.Kind, l.Bytes/harness.GiB, after)
 }
 
-// Looked returns the number of bytes that were compared at a moment, which is "new" or "kept".
+// Looked returns how many bytes were compared at a moment, "new" or "kept".
 func (l Look) Looked(moment string) (bytes int64) {
 	for _, seen := range l.Seen[moment] {
 		if seen {

@@ -25,7 +25,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// TestMain runs this binary as an agent if its argument is guest.Verb.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == guest.Verb {
 		os.Exit(guest.Main(context.Background()))
@@ -36,15 +35,13 @@ func TestMain(m *testing.M) {
 // bench is a Bench on a simulated rack with the instances a, b and helper.
 type bench struct {
 	*data.Bench
-	env *harness.Environment
-	// config configures the driver in each instance.
+	env    *harness.Environment
 	config guest.Config
 }
 
-// deviceTimeout limits how long the driver and the checks wait for a device.
 const deviceTimeout = time.Second
 
-// newBench starts a bench whose programs have no race detector. Only the programs of
+// newBench starts a bench whose programs have no race detector. Only those of
 // TestARackInOrderPassesEveryCheck have it, if RACE=-race is set.
 func newBench(t *testing.T) *bench {
 	t.Helper()
@@ -90,7 +87,7 @@ func benchOf(t *testing.T, run *harness.Run) *bench {
 	}}
 }
 
-// shell returns a command that runs a script with the guest view of an instance.
+// shell returns a command that runs a script with an instance's guest view.
 func shell(rack *harness.Rack, instance string) []string {
 	view := rack.Instance(instance).Guest
 	return []string{"env", "OXIDE_SYSFS_ROOT=" + filepath.Join(view, "sys"),
@@ -123,7 +120,7 @@ func TestARackInOrderPassesEveryCheck(t *testing.T) { // D-12
 				made[r.Operation] = true
 			}
 			for _, call := range check.Calls {
-				// The rack's operations begin with a lower-case letter, CSI's RPCs with a capital.
+				// The rack's operations begin with a lower-case letter, and RPCs of CSI with a capital.
 				if call[0] >= 'a' && !made[call] {
 					t.Errorf("the check promises the call %s and did not make it", call)
 				}
@@ -179,7 +176,6 @@ func TestAnInstanceThatSomebodyElseUsesIsNotStopped(t *testing.T) {
 	}
 }
 
-// used creates a volume, attaches it to an instance, and stages and publishes it there.
 func (b *bench) used(t *testing.T, g *guest.AgentClient, instance, access string,
 ) *harness.Placement {
 	t.Helper()
@@ -198,7 +194,6 @@ func (b *bench) used(t *testing.T, g *guest.AgentClient, instance, access string
 	return p
 }
 
-// remove detaches and deletes a volume.
 func (b *bench) remove(t *testing.T, p *harness.Placement) {
 	t.Helper()
 	harness.Need(b.Controller.ControllerUnpublishVolume(t.Context(),
@@ -261,12 +256,12 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 	}
 }
 
-// holdersBelow returns how many processes have opened an agent's directory in dir.
+// holdersBelow counts the processes that have opened an agent's directory in dir.
 func holdersBelow(t *testing.T, dir string) (holders int) {
 	t.Helper()
 	links := harness.Need(filepath.Glob("/proc/[0-9]*/fd/*"))(t)
 	for _, link := range links {
-		// A process may have ended meanwhile, and has no files then.
+		// A process that has ended meanwhile has no files.
 		if path, err := os.Readlink(link); err == nil && filepath.Dir(path) == dir {
 			holders++
 		}

@@ -20,17 +20,16 @@ import (
 const (
 	// recordInterval is the pause between two records, in which a rack can copy the disk.
 	recordInterval = 25 * time.Millisecond
-	// minRecords is how many records the writer writes before a snapshot, and again after it.
-	minRecords = 20
-	maxRecords = 1 << 12
-	// writeTimeout limits how long minRecords may take.
+	// minRecords is the number of records before a snapshot, and again after it.
+	minRecords   = 20
+	maxRecords   = 1 << 12
 	writeTimeout = time.Minute
 )
 
-// snapshot is a snapshot that the check takes. While id is "", the snapshot may or may not exist.
+// While id is "", the snapshot may or may not exist.
 type snapshot struct {
 	id, name string
-	// whole is nil or the scan of the snapshot's volume.
+	// whole is the scan of the snapshot's volume, or nil.
 	whole *guest.Scan
 	// times is the size of the snapshot's volume in GiB.
 	times   int64
@@ -46,7 +45,7 @@ func (s *checkRun) snap(name string, v *volume) *snapshot {
 	return snap
 }
 
-// take takes the snapshot, or finds it if an earlier call has taken it.
+// take is idempotent, like CreateSnapshot.
 func (s *checkRun) take(ctx context.Context, snap *snapshot) error {
 	err := repeat(ctx, func() error {
 		resp, err := s.Controller.CreateSnapshot(ctx, snap.request)
@@ -60,7 +59,6 @@ func (s *checkRun) take(ctx context.Context, snap *snapshot) error {
 	return err
 }
 
-// snapWhole scans the whole device of a raw volume, and takes a snapshot.
 func (u *use) snapWhole() *snapshot {
 	whole := u.scan(nil)
 	snap := u.snap(u.Name("snapshot"), u.volume)
@@ -68,7 +66,6 @@ func (u *use) snapWhole() *snapshot {
 	return snap
 }
 
-// deleteSnapshot deletes the snapshot. Like delete, it first repeats a doubtful creation.
 func (s *checkRun) deleteSnapshot(ctx context.Context, snap *snapshot) (err error) {
 	defer harness.Catch(&err)
 	if snap.id == "" && !snap.deleted {
@@ -84,7 +81,6 @@ func (s *checkRun) deleteSnapshot(ctx context.Context, snap *snapshot) (err erro
 	})
 }
 
-// checkSnapshot takes a snapshot of a volume that is being written.
 func checkSnapshot(s *checkRun) {
 	u := s.newInUse(s.A)
 	records := guest.Pattern{Seed: u.volume.seed, Generation: 1, Count: maxRecords}
@@ -125,7 +121,7 @@ func (u *use) record(p guest.Pattern) *writer {
 	return w
 }
 
-// await waits until fsync has acknowledged this many records. It fails if the writer has failed.
+// await waits until fsync has acknowledged this many records.
 func (w *writer) await(want int64) (n int64) {
 	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
 		n, err = guest.Acknowledged(w.ctx, w.guest, w.number)
@@ -199,7 +195,6 @@ func checkRestore(s *checkRun) {
 	}
 }
 
-// size returns the number of bytes of the filesystem or device that the workload can use.
 func (u *use) size() int64 {
 	if u.volume.access != "block" {
 		return harness.Got(guest.FilesystemBytes(u.ctx, u.guest, u.Target))
@@ -233,7 +228,6 @@ func checkNeighbours(s *checkRun) {
 	})
 }
 
-// allInUse attaches all volumes to this instance, and then mounts them.
 func (s *checkRun) allInUse(volumes []*volume) (uses []*use) {
 	for _, v := range volumes {
 		uses = append(uses, s.attach(v, s.A))
@@ -244,7 +238,6 @@ func (s *checkRun) allInUse(volumes []*volume) (uses []*use) {
 	return uses
 }
 
-// writtenAndDeleted creates a raw volume, writes it and deletes it.
 func (s *checkRun) writtenAndDeleted() *volume {
 	u := s.newInUse(s.A)
 	u.write(true, u.patterns(1)...)
@@ -253,7 +246,6 @@ func (s *checkRun) writtenAndDeleted() *volume {
 	return u.volume
 }
 
-// checkBlank reads new volumes after another volume was written and deleted.
 func checkBlank(s *checkRun) {
 	old := s.writtenAndDeleted()
 	for times := range int64(2) {
@@ -279,7 +271,6 @@ func (u *use) isBlank() {
 	}
 }
 
-// isLike checks that a raw volume has the checksum of an earlier scan.
 func (u *use) isLike(before guest.Scan) {
 	if after := u.scan(nil); before.SHA256 != after.SHA256 || before.NonZero != after.NonZero {
 		u.fail("volume %s is another: expected the SHA-256 %s, and %d blocks that are not zero; found "+
@@ -288,7 +279,6 @@ func (u *use) isLike(before guest.Scan) {
 	u.volume.disk.read(guest.Range{To: u.volume.GetCapacityBytes()})
 }
 
-// checkWhole checks that a device has the same checksum after it was detached and attached.
 func checkWhole(s *checkRun) {
 	u := s.newInUse(s.A)
 	u.write(true, u.patterns(1)...)
@@ -299,7 +289,7 @@ func checkWhole(s *checkRun) {
 	u.verify(u.patterns(1)...)
 }
 
-// scan reads a device, or a sample of it, and checks that the device has the volume's size.
+// scan reads a device, or a sample of it, and checks the device's size.
 func (u *use) scan(sample *guest.Sample) guest.Scan {
 	scan, err := guest.ScanDevice(u.ctx, u.guest, guest.Task{Place: u.place(), Sample: sample})
 	if err == nil && scan.Bytes != u.volume.GetCapacityBytes() {
@@ -310,7 +300,6 @@ func (u *use) scan(sample *guest.Sample) guest.Scan {
 	return scan
 }
 
-// at returns the patterns with this generation.
 func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	for _, p := range patterns {
 		all = append(all, p.At(generation))
@@ -319,7 +308,7 @@ func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 }
 
 // visit attaches a volume, verifies the blocks want, writes the blocks write, and detaches the
-// volume. Its errors begin with the text which.
+// volume.
 func (s *checkRun) visit(which string, v *volume, want, write []guest.Pattern) {
 	first := v.disk.visit == 1
 	s.during(which, func() {
@@ -343,14 +332,14 @@ func (s *checkRun) restored(which string, from *snapshot, times int64,
 	return v
 }
 
-// restoredOnce restores a snapshot, verifies its blocks, and deletes the new volume.
+// restoredOnce also deletes the restored volume.
 func (s *checkRun) restoredOnce(which string, from *snapshot, want []guest.Pattern) {
 	harness.Must(s.delete(s.ctx, s.restored(which, from, 1, want, nil)))
 }
 
 // checkLineage writes a volume and the volumes that were restored from its snapshots, and deletes
 // the volume and a snapshot. No step may change another volume or snapshot. Each write has a new
-// generation, so the generation of a block shows which write the block is from.
+// generation, so a block shows which write it is from.
 func checkLineage(s *checkRun) {
 	u := s.newInUse(s.A)
 	origin, blocks := u.volume, u.patterns(1)
@@ -383,8 +372,8 @@ func checkLineage(s *checkRun) {
 	s.visit("restored, after yet another one was written", one, at(5, blocks), nil)
 }
 
-// checkLarger restores a snapshot of the origin u, with its second generation, into two volumes of
-// twice the size. What the snapshot lacks must be zero: the blocks behind the origin's end.
+// checkLarger restores a snapshot of u, with the second generation, into two volumes of twice the
+// size. The blocks behind the end of u must be zero.
 func (u *use) checkLarger(from *snapshot) {
 	const which = "restored from the second of two snapshots into a larger volume"
 	p, end := next(next(u.pattern(0))), u.lastBlock(0)
@@ -433,7 +422,6 @@ func checkRecreated(s *checkRun) {
 		Unit: "times", Words: "the driver makes no image"})
 }
 
-// spread returns patterns of blocks that are spread over a raw volume.
 func spread(v *volume) []guest.Pattern {
 	size := v.GetCapacityBytes()
 	return []guest.Pattern{
@@ -442,7 +430,6 @@ func spread(v *volume) []guest.Pattern {
 	}
 }
 
-// checkRestoredLarge restores a snapshot with data beyond 2 GiB.
 func checkRestoredLarge(s *checkRun) {
 	u := s.inUse(s.create(restoredTimes, nil), s.A)
 	u.isBlank()
@@ -456,11 +443,11 @@ func checkRestoredLarge(s *checkRun) {
 }
 
 const (
-	// restoredTimes is the size, in GiB, of the large volume that is restored.
+	// restoredTimes is the size in GiB of the large volume that is restored.
 	restoredTimes = 3
-	// largeTimes is the size, in GiB, of the largest volume. Its offsets need more than 34 bits.
+	// largeTimes is the size in GiB of the largest volume. Its offsets need more than 34 bits.
 	largeTimes = 17
-	// largeStride is the distance between the blocks that are compared in a large volume.
+	// largeStride is the distance of the compared blocks of a large volume.
 	largeStride = 64 * harness.MiB
 )
 

@@ -23,16 +23,16 @@ import (
 )
 
 // noticed names a check that must fail under a tamper, the accesses with which it must fail, and
-// parts of the expected error, separated by |. The error must contain one of the parts.
+// parts of the error, separated by "|". One part suffices.
 type noticed struct{ check, accesses, says string }
 
-// unmountable are the driver's errors for a filesystem that lacks some of its blocks.
+// unmountable has the driver's errors for a filesystem that lacks blocks.
 const (
 	filesystems = "ext4 xfs btrfs"
 	unmountable = "FilesystemDamaged: mount |NodeToolFailed: mount |the filesystem is damaged, or "
 )
 
-// tampers has, for each tamper of the simulator, the checks that must notice it.
+// tampers has the checks that must notice each tamper of the simulator.
 var tampers = map[string][]noticed{
 	"swapped-disks": {{"D07", "block", "of another volume (its seed is"},
 		{"D07", filesystems, "WrongFilesystem: "}},
@@ -59,16 +59,16 @@ var tampers = map[string][]noticed{
 	"device-elsewhere": {{"D02", "ext4", "the volume is in another instance, too"}},
 }
 
-// noticedBy returns the check that must notice a wrong block. On new disks this depends on the
-// damage: the block is not zero (D08), is shared with another disk (D07), or loses a write (D01).
+// noticedBy returns the check that must notice a wrong block. On a new disk the block is not zero
+// (D08), is shared with another disk (D07), or loses a write (D01).
 func noticedBy(wrong, moment string) string {
 	by := map[string]string{"stale:new": "D08", "foreign:new": "D08", "shared:new": "D07",
 		"new": "D01", "large": "D14", "recreated": "D13"}
 	return cmp.Or(by[wrong+":"+moment], by[moment], "D12")
 }
 
-// product returns the table tampers and the simulator's combined tampers, whose names have the form
-// WRONG:MOMENT:PLACE. Without PROOF_DURATION it adds only the half of them that the seed chooses.
+// product adds the simulator's combined tampers to the table tampers. Their names have the form
+// WRONG:MOMENT:PLACE. Without PROOF_DURATION it adds only the half that the seed chooses.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all := maps.Clone(tampers)
 	for n, name := range slices.Sorted(slices.Values(known)) {
@@ -83,7 +83,7 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 			all[name] = append(all[name], noticed{"D05", "ext4", "a workload has "})
 		}
 	}
-	// At byte 65536 the driver looks for a filesystem, so it refuses the disk.
+	// The driver looks for a filesystem at byte 65536, so it refuses the disk.
 	const begins = "foreign:new:65536"
 	all[begins] = append(all[begins], noticed{"D01", filesystems, "DiskNotBlank: "})
 	// The checks once missed the last block but one of these blank disks of more than 1 GiB.
@@ -129,7 +129,6 @@ func TestEveryTamperIsNoticed(t *testing.T) {
 	p.Figure("of", len(known), "tampers", len(all), "noticed", caught)
 }
 
-// notices checks that a check fails with the wanted error on a rack with a tamper.
 func (b *bench) notices(t *testing.T, tamper string, want noticed, access string) {
 	checks := data.Checks()
 	i := slices.IndexFunc(checks, func(c data.Check) bool { return c.ID == want.check })
@@ -147,7 +146,6 @@ func (b *bench) notices(t *testing.T, tamper string, want noticed, access string
 	}
 }
 
-// runTampered runs a check on a rack with a tamper, and returns the check's error.
 func (b *bench) runTampered(t *testing.T, tamper string, check data.Check) error {
 	t.Helper()
 	ctx := context.Background()
@@ -165,7 +163,8 @@ type recorded struct {
 	extent report.Extent
 }
 
-// byteMutant makes a block wrong on each disk of a kind and size: when new, or at every detach.
+// byteMutant makes a block wrong on each disk of a kind and size: on a new disk, or at every
+// detach.
 type byteMutant struct {
 	wrong, moment string
 	look          *data.Look
@@ -176,17 +175,16 @@ func (m byteMutant) String() string {
 	return fmt.Sprintf("%s at byte %d of %s", m.wrong, m.at, m.look.What(m.moment))
 }
 
-// tamper returns the name of the simulator's tamper that makes this block wrong.
+// tamper returns the name of the simulator's tamper.
 func (m byteMutant) tamper() string {
 	moments := map[string]string{data.Blank: "new", data.Restored: "restored", data.Larger: "larger",
 		data.Again: "recreated"}
 	return fmt.Sprintf("%s:%s:%d:%d", m.wrong, moments[m.look.Kind], m.at, m.look.Bytes)
 }
 
-// boundary is the size of the pieces into which a rack divides a disk.
 const boundary = 64 * harness.MiB
 
-// drawBytes draws a mutant of a run's disks: a block at an end, at a boundary, or anywhere else.
+// drawBytes draws a block near an end, near a boundary, or anywhere else.
 func drawBytes(random *rand.Rand, looks []*data.Look) byteMutant {
 	m := byteMutant{moment: "new", wrong: "foreign", look: looks[random.IntN(len(looks))]}
 	if m.look.Kind != data.Blank && random.IntN(2) == 0 {
@@ -223,10 +221,10 @@ func drawBytes(random *rand.Rand, looks []*data.Look) byteMutant {
 	return m
 }
 
-// on reports whether the mutant's disks have the kind and size of a look.
+// on reports whether l is about the mutant's disks.
 func (m byteMutant) on(l *data.Look) bool { return l.What("") == m.look.What("") }
 
-// noticed reports whether a check compared the mutant's block at the moment when it is wrong.
+// noticed reports whether a check compared the mutant's block while it was wrong.
 func (m byteMutant) noticed(r recorded) bool {
 	return slices.ContainsFunc(r.looks, func(l *data.Look) bool {
 		return m.on(l) && l.Seen[m.moment][m.at/guest.BlockBytes] &&
@@ -234,7 +232,7 @@ func (m byteMutant) noticed(r recorded) bool {
 	})
 }
 
-// said reports whether the run's reports state that disks of this kind were not read in full.
+// said reports whether the run states that it did not read disks of this kind in full.
 func (m byteMutant) said(run []recorded) (said bool) {
 	for _, r := range run {
 		for _, measure := range r.extent {
@@ -250,7 +248,7 @@ func (m byteMutant) said(run []recorded) (said bool) {
 	return said
 }
 
-// kindsOf returns the kinds and sizes of a run's disks, with all blocks that were written.
+// kindsOf returns the kinds and sizes of a run's disks, with the blocks that were written.
 func kindsOf(run []recorded) (all []*data.Look) {
 	for _, r := range run {
 		for _, l := range r.looks {
@@ -311,9 +309,9 @@ func TestEveryWrongBlockIsNoticedOrReportedAsUntested(t *testing.T) {
 		drawn-noticed-said, "kinds", len(kinds), "really_run", real)
 }
 
-// reallyRun runs a check on a rack with the mutant. by is the index of a check that must notice it.
-// If by is negative, reallyRun runs a check that has a disk of this kind and must succeed. An error
-// must name the block or the disk's checksum.
+// reallyRun runs a check on a rack with the mutant. The check with the index by must notice the
+// mutant; its error must name the block or the disk's checksum. If by is negative, reallyRun runs a
+// check that has a disk of this kind and must succeed.
 func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 	t.Helper()
 	if by < 0 {

@@ -17,16 +17,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// use is a volume that the check attaches to an instance and mounts there.
+// use is a volume in an instance.
 type use struct {
 	*checkRun
 	harness.Placement
 	volume   *volume
 	guest    *guest.AgentClient
 	instance string
-	// attached and mounted are set before an attach or a mount, and cleared after it is undone.
+	// attached and mounted are set before an attach or a mount, and cleared after a detach or an
+	// unmount.
 	attached, mounted bool
-	// doubtful is set when it is unknown whether an attach took effect.
+	// doubtful is set while an attach may or may not have taken effect.
 	doubtful bool
 	// stopped is set while the instance may be stopped or may have no agent.
 	stopped bool
@@ -89,7 +90,6 @@ func (u *use) unpublish(ctx context.Context) error {
 	})
 }
 
-// detach detaches the volume, and waits until the instance no longer shows its device.
 func (u *use) detach() {
 	harness.Must(u.unpublish(u.ctx))
 	u.awaitDevices(0)
@@ -98,7 +98,6 @@ func (u *use) detach() {
 	}
 }
 
-// end starts the instance again if it may be stopped, unmounts the volume and detaches it.
 func (u *use) end(ctx context.Context) (err error) {
 	if u.stopped {
 		err = u.revive(ctx)
@@ -116,7 +115,7 @@ func (u *use) serial() string {
 	return name[:min(len(name), 20)]
 }
 
-// awaitDevices waits until the instance shows this number of devices with the volume's serial.
+// awaitDevices waits until the instance shows want devices with the volume's serial.
 func (u *use) awaitDevices(want int) {
 	timeout := cmp.Or(u.DeviceTimeout, 30*time.Second)
 	harness.Must(harness.Await(u.ctx, timeout, func() error {
@@ -146,7 +145,7 @@ func (u *use) place() guest.Place {
 	return guest.Place{Path: filepath.Join(u.Target, "blocks")}
 }
 
-// pattern returns the usual number of blocks. On a device they are spread over the first half.
+// pattern spreads the usual number of blocks over the first half of a device.
 func (u *use) pattern(generation uint64) guest.Pattern {
 	p := guest.Pattern{Seed: u.volume.seed, Generation: generation, Count: cmp.Or(u.Blocks, 512)}
 	if u.volume.access == "block" {
@@ -156,13 +155,12 @@ func (u *use) pattern(generation uint64) guest.Pattern {
 	return p
 }
 
-// lastBlock returns the block at the end of a device, which pattern does not reach.
+// lastBlock is at the end of a device, which pattern does not reach.
 func (u *use) lastBlock(generation uint64) guest.Pattern {
 	return guest.Pattern{Seed: u.volume.seed, Generation: generation,
 		First: volumeBytes/guest.BlockBytes - 1, Count: 1}
 }
 
-// patterns returns all blocks that a check writes. On a device they include its last block.
 func (u *use) patterns(generation uint64) []guest.Pattern {
 	p := u.pattern(generation)
 	if u.volume.access != "block" {
@@ -171,18 +169,17 @@ func (u *use) patterns(generation uint64) []guest.Pattern {
 	return []guest.Pattern{p, next(p), u.lastBlock(generation)}
 }
 
-// next returns the blocks that follow those of p, as many as p has.
 func next(p guest.Pattern) guest.Pattern {
 	p.First += p.Count
 	return p
 }
 
-// write writes patterns. If sync is set, it waits until they are on the disk.
+// If sync is set, write waits until the blocks are on the disk.
 func (u *use) write(sync bool, patterns ...guest.Pattern) {
 	harness.Must(u.tryWrite(sync, patterns...))
 }
 
-// tryWrite is like write, but returns its error: only the check's own goroutine may panic.
+// tryWrite returns its error, because only the check's own goroutine may panic.
 func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	for _, p := range patterns {
 		_, err := guest.Write(u.ctx, u.guest, guest.Task{Place: u.place(), Pattern: p, Sync: sync})
@@ -211,11 +208,11 @@ func (u *use) verify(patterns ...guest.Pattern) {
 	}
 }
 
-// checkReturn remounts and reattaches a volume twice. Round 2 detects leftover blocks of round 1.
+// Round 2 detects leftover blocks of round 1.
 func checkReturn(s *checkRun) {
 	u := s.newInUse(s.A)
 	for generation := uint64(1); generation <= 2; generation++ {
-		// Do not sync these blocks, because unstaging must write them to the disk.
+		// Do not sync these blocks: unstaging must write them to the disk.
 		u.write(false, u.patterns(generation)...)
 		harness.Must(u.unmount(s.ctx))
 		u.mount()
@@ -226,7 +223,6 @@ func checkReturn(s *checkRun) {
 	}
 }
 
-// checkMove moves a volume to instance B and back.
 func checkMove(s *checkRun) {
 	u := s.newInUse(s.A)
 	written := []guest.Pattern{u.pattern(1)}
@@ -236,7 +232,7 @@ func checkMove(s *checkRun) {
 		u.leave()
 		u = s.inUse(u.volume, g)
 		s.during("moved to "+g.Name, func() { u.verify(written...) })
-		// By now the volume's instance shows the device. The other instance must not show it.
+		// The volume's instance shows the device now. The other instance must not.
 		away := *u
 		if away.guest, away.instance = s.A, "of this machine"; g == s.A {
 			away.guest, away.instance = s.B, "the second"
@@ -248,7 +244,6 @@ func checkMove(s *checkRun) {
 	}
 }
 
-// checkRestart stops and starts the instance that has a volume attached.
 func checkRestart(s *checkRun) {
 	u := s.newInUse(s.B)
 	u.write(true, u.pattern(1))
@@ -258,7 +253,7 @@ func checkRestart(s *checkRun) {
 	s.during("after the instance was stopped and started", func() { u.verify(u.pattern(1)) })
 }
 
-// checkCut detaches a volume that is mounted and being written.
+// checkCut detaches a volume that is mounted and has dirty pages.
 func checkCut(s *checkRun) {
 	lost := s.newInUse(s.A)
 	synced, dirty := lost.pattern(1), next(lost.pattern(1))
@@ -276,7 +271,6 @@ func checkCut(s *checkRun) {
 	}
 }
 
-// stop stops an instance, unless somebody else uses it, and waits until it is stopped.
 func (s *checkRun) stop(ctx context.Context, instance string) (err error) {
 	defer harness.Catch(&err)
 	harness.Must(s.MayStop(ctx, instance))
@@ -287,7 +281,7 @@ func (s *checkRun) stop(ctx context.Context, instance string) (err error) {
 	return err
 }
 
-// start starts an instance and waits until it runs. It returns false if the instance ran already.
+// start returns false if the instance ran already.
 func (s *checkRun) start(ctx context.Context, instance string) (started bool, err error) {
 	defer harness.Catch(&err)
 	if harness.Got(s.awaitState(ctx, instance, oxide.InstanceStateStopped, oxide.InstanceStateFailed,
@@ -307,22 +301,21 @@ func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxid
 	return harness.Administrator{Client: s.Oxide}.AwaitState(ctx, startTimeout, instance, want...)
 }
 
-// revive starts the instance if it does not run, and connects to its agent again. The instance has
-// lost its mounts.
+// revive starts the instance, if necessary, and a new agent. The mounts are lost.
 func (u *use) revive(ctx context.Context) error {
 	u.stopped, u.mounted = true, false
 	u.guest.Kill()
 	if _, err := u.start(ctx, u.instance); err != nil {
 		return err
 	}
-	// The instance answers some time after the rack reports it as running.
+	// An instance answers some time after the rack reports it as running.
 	err := harness.Await(ctx, startTimeout, func() error { return u.guest.Reconnect(ctx) })
 	u.stopped = err != nil
 	return err
 }
 
-// checkHelper attaches volumes, one for each access, to a stopped instance. It starts the instance,
-// uses the volumes, restarts the instance, reads the volumes again, and stops the instance.
+// checkHelper attaches a volume for each access to a stopped instance, starts the instance, and
+// writes the volumes. It restarts the instance and reads them.
 func checkHelper(s *checkRun) {
 	for _, s.access = range s.accesses() {
 		s.publish(s.create(1, nil), s.Helper.InstanceID)
@@ -358,7 +351,6 @@ func checkHelper(s *checkRun) {
 	}
 }
 
-// startHelper starts the helper instance and connects to it.
 func (s *checkRun) startHelper() {
 	started, err := s.start(s.ctx, s.Helper.InstanceID)
 	s.Helper.Started = s.Helper.Started || started
@@ -377,7 +369,7 @@ func (s *checkRun) startHelper() {
 	}
 }
 
-// stopHelper stops the helper if the check started it. The stop also ends the instance's mounts.
+// stopHelper stops the helper if the check started it, which also ends its mounts.
 func (s *checkRun) stopHelper(ctx context.Context) error {
 	if !s.Helper.Started {
 		return nil
@@ -393,7 +385,6 @@ func (s *checkRun) stopHelper(ctx context.Context) error {
 	return err
 }
 
-// checkDevices compares the devices of two volumes with the answers of rack and driver.
 func checkDevices(s *checkRun) {
 	for i := range 2 {
 		s.attach(s.create(int64(i+1), nil), s.A)
@@ -408,7 +399,6 @@ func checkDevices(s *checkRun) {
 	})
 }
 
-// compareDevice checks that the instance shows the disk with the rack's size and block size.
 func (u *use) compareDevice() {
 	disk, err := u.Oxide.DiskView(u.ctx,
 		oxide.DiskViewParams{Disk: oxide.NameOrId(u.volume.GetVolumeId())})

@@ -22,9 +22,9 @@
 // # What is left behind
 //
 // Nothing. An agent keeps its files in a tmpfs of its own mount namespace, and the driver dies with
-// the agent. The kernel removes the mounts with the last process of the namespace. The program that
-// calls Here must itself run in a mount namespace of its own (package namespace). A killed agent
-// leaves an empty directory, which the next agent on that machine removes.
+// the agent. The kernel removes the mounts with the last process of the mount namespace. The
+// program that calls Here must itself run in a mount namespace of its own (package namespace). A
+// killed agent leaves an empty directory, which the next agent on that machine removes.
 //
 // The package needs Linux and root. On other systems it builds, and Here and Main fail.
 package guest
@@ -56,27 +56,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// Config configures the driver in an instance. A zero field keeps the driver's default.
+// Config configures the driver in an instance.
 type Config struct {
-	// Plugin is the command that starts the driver, such as {"/proc/self/exe", "plugin"}: a path in
-	// the instance, and an argument before the driver's own.
+	// Plugin is the command that starts the driver, such as {"/proc/self/exe", "plugin"}. The path is
+	// one in the instance. If Plugin is empty, no driver runs.
 	Plugin []string
-	// Args are further arguments of the driver.
-	Args []string
-	// SysfsRoot and DevRoot are the directories of the guest's sysfs and device nodes. When empty,
-	// the agent reads them from its environment (OXIDE_SYSFS_ROOT, OXIDE_DEV_ROOT), with /sys and
-	// /dev as defaults.
+	Args   []string
+	// An empty SysfsRoot or DevRoot stands for OXIDE_SYSFS_ROOT or OXIDE_DEV_ROOT of the agent's
+	// environment, and then for /sys or /dev.
 	SysfsRoot, DevRoot string
 }
 
-// Agent does the work inside an instance. Here and Main create one, and an AgentClient calls it.
+// Agent works inside an instance. Here and Main create one, and an AgentClient calls it.
 type Agent struct {
 	// dir is a tmpfs that contains everything that the agent creates.
 	dir *directory
-	// calls lets the agent's own calls run at the same time. A call of the node service runs alone.
+	// Each call of the agent's own methods acquires 1 of calls, so they run concurrently. A call of
+	// the node service acquires allCalls, and runs alone.
 	calls *semaphore.Weighted
 
-	// Start sets config and plugin before all other calls.
+	// Start sets config and plugin, before all other calls.
 	config Config
 	plugin *harness.Plugin
 
@@ -90,10 +89,9 @@ func newAgent() (*Agent, error) {
 	return &Agent{dir: dir, writers: map[int]*writer{}, calls: semaphore.NewWeighted(allCalls)}, err
 }
 
-// allCalls is the weight of a call that excludes all others, each of which weighs 1.
 const allCalls = 1 << 30
 
-// dirPrefix begins the names of the directories that an agent works in or was copied to.
+// dirPrefix begins the names of agents' directories and of those with a copied program.
 const dirPrefix = "oxide-guest-"
 
 // Start starts the driver's node service and returns the agent's directory. Call it once.
@@ -117,7 +115,7 @@ func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
 	return a.dir.path, nil
 }
 
-// MakeDirs makes directories below the agent's own, as an orchestrator does.
+// MakeDirs makes directories below the agent's own.
 func (a *Agent) MakeDirs(_ context.Context, paths []string) (none Nothing, err error) {
 	defer harness.Catch(&err)
 	for _, path := range paths {
@@ -138,7 +136,6 @@ func (a *Agent) Close() (err error) {
 	return errors.Join(err, a.dir.remove())
 }
 
-// open opens a volume's file or device with the function open, and checks the device's serial.
 func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File, error) {
 	file, err := open(place)
 	if err != nil || !place.Raw() {
@@ -147,7 +144,6 @@ func (a *Agent) open(place Place, open func(Place) (*os.File, error)) (*os.File,
 	return harness.Opened(file, a.ownDevice(file, place.Serial))
 }
 
-// ownDevice checks that a file is a block device of the guest with this serial.
 func (a *Agent) ownDevice(file *os.File, serial string) (err error) {
 	defer harness.Catch(&err)
 	root := a.config.SysfsRoot
@@ -162,7 +158,6 @@ func (a *Agent) ownDevice(file *os.File, serial string) (err error) {
 	return nil
 }
 
-// greeting is the first line that an agent prints.
 const greeting = "oxide-guest agent 2"
 
 // Main runs an agent until standard input ends, and returns the exit status. An AgentClient calls
@@ -189,8 +184,8 @@ func Main(ctx context.Context) int {
 	return 0
 }
 
-// removeCopy removes this program's file if Connect copied it here. The process does not need it.
-// Like harness.Must, removeCopy panics on an error.
+// removeCopy removes this program's file, which the running process does not need, if Connect
+// copied it here. Like harness.Must, it panics on an error.
 func removeCopy() {
 	dir := filepath.Dir(harness.Got(os.Executable()))
 	if !strings.HasPrefix(filepath.Base(dir), dirPrefix) {
@@ -201,13 +196,12 @@ func removeCopy() {
 	}
 }
 
-// agentService begins the names of the agent's own gRPC methods.
 const agentService = "/oxide.Agent/"
 
-// methods has the agent's own calls by their gRPC names. Arguments and results are in JSON.
+// methods has the agent's own gRPC methods. Arguments and results are in JSON.
 var methods = map[string]func(ctx context.Context, a *Agent, args []byte) (any, error){}
 
-// Each of these functions runs a method of Agent in the instance of an AgentClient.
+// Each of these functions calls a method of Agent through an AgentClient.
 var (
 	startAgent      = method("Start", (*Agent).Start)
 	ReadFacts       = method("Facts", (*Agent).Facts)
@@ -221,7 +215,7 @@ var (
 	StopWriter      = method("StopWriter", (*Agent).StopWriter)
 )
 
-// method registers a method of Agent, and returns the function that calls it through a client.
+// method adds a method of Agent to methods, and returns the function that calls it.
 func method[In, Out any](name string, run func(*Agent, context.Context, In) (Out, error)) func(
 	context.Context, *AgentClient, In) (Out, error) {
 	name = agentService + name
@@ -240,7 +234,6 @@ func method[In, Out any](name string, run func(*Agent, context.Context, In) (Out
 	}
 }
 
-// serve answers calls until the connection ends. Then it cancels the running calls and awaits them.
 func (a *Agent) serve(ctx context.Context, conn *streams) {
 	server := grpc.NewServer(grpc.ForceServerCodec(codec{}), grpc.WaitForHandlers(true),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
@@ -262,7 +255,6 @@ func (a *Agent) serve(ctx context.Context, conn *streams) {
 	server.Stop()
 }
 
-// call calls a method of the agent, or passes the call to the driver's node service.
 func (a *Agent) call(ctx context.Context, name string, message []byte) (any, error) {
 	if !strings.HasPrefix(name, agentService) {
 		// Wait for the agent's own calls: a canceled one may still use the volume of this call.
@@ -289,7 +281,6 @@ func (a *Agent) call(ctx context.Context, name string, message []byte) (any, err
 	return run(ctx, a, message)
 }
 
-// codec passes on messages that are bytes already, and writes all others in JSON.
 type codec struct{}
 
 func (codec) Name() string { return "proto" }
@@ -309,7 +300,7 @@ func (codec) Unmarshal(data []byte, v any) error {
 	return json.Unmarshal(data, v)
 }
 
-// streams is a connection over two streams, and the listener that accepts it.
+// streams is a connection over two streams, and its own listener.
 type streams struct {
 	net.Conn // has the methods that streams lack, such as SetDeadline, which have no effect
 	in       io.Reader
@@ -333,7 +324,7 @@ func (s *streams) Write(p []byte) (int, error) { return s.out.Write(p) }
 func (s *streams) Close() error                { return s.end() }
 func (s *streams) Addr() net.Addr              { return s.LocalAddr() }
 
-// Accept returns the connection once. A second call waits until the connection is closed.
+// Accept returns the connection once. Later calls wait until the connection is closed.
 func (s *streams) Accept() (conn net.Conn, err error) {
 	s.accept.Do(func() { conn = s })
 	if conn == nil {
@@ -343,7 +334,7 @@ func (s *streams) Accept() (conn net.Conn, err error) {
 	return conn, nil
 }
 
-// Nothing is the argument or the result of a call that has no argument or no result.
+// Nothing stands for no argument or no result.
 type Nothing struct{}
 
 // Facts describes an instance, as seen from inside.
@@ -353,7 +344,7 @@ type Facts struct {
 	Devices    []Device
 }
 
-// Device is a block device as the guest's sysfs shows it.
+// Device is a block device in the guest's sysfs.
 type Device struct {
 	// Number is the device number, as major:minor.
 	Name, Number, Serial string
@@ -379,7 +370,7 @@ func (d Device) Open(devRoot string) (*os.File, error) {
 	return harness.Opened(file, err)
 }
 
-// Facts reads the instance's ID from the firmware, and its devices from sysfs.
+// Facts reads the instance's ID and devices.
 func (a *Agent) Facts(context.Context, Nothing) (Facts, error) {
 	id, _, errID := Firmware(a.config.SysfsRoot)
 	if errors.Is(errID, fs.ErrNotExist) {
@@ -389,7 +380,7 @@ func (a *Agent) Facts(context.Context, Nothing) (Facts, error) {
 	return Facts{id, devices}, errors.Join(errID, err)
 }
 
-// Firmware reads the ID of an instance, and the vendor that its firmware names, from its sysfs.
+// Firmware reads an instance's ID and its firmware's vendor from sysfs.
 func Firmware(sysfsRoot string) (instanceID, vendor string, err error) {
 	dmi := filepath.Join(sysfsRoot, "class", "dmi", "id")
 	instanceID, errID := attribute(dmi, "product_serial")
@@ -419,19 +410,19 @@ func blockDevice(dir string) (d Device, err error) {
 		SizeBytes: 512 * number("size"), BlockSize: number("queue/logical_block_size")}, nil
 }
 
-// attribute reads a file of sysfs without the firmware's padding of NULs and spaces.
 func attribute(dir, name string) (string, error) {
 	text, err := ReadFile(filepath.Join(dir, name))
 	return strings.Trim(string(text), "\x00 \n"), err
 }
 
-// markFile is a file in each directory that this program makes. It has the directory's purpose.
+// markFile is a file in each directory that this program makes. It contains the directory's
+// purpose.
 const markFile = ".oxide-conformance"
 
 // ErrNotOwn means that nothing proves that this program made a directory.
 var ErrNotOwn = errors.New("nothing proves that this program made it, so it was left")
 
-// MarkOwn writes the purpose of a directory, which this process has made, into its markFile.
+// MarkOwn writes a purpose into the markFile of a directory that this process has made.
 func MarkOwn(dir, purpose string) error {
 	file, err := os.OpenFile(filepath.Join(dir, markFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -441,9 +432,9 @@ func MarkOwn(dir, purpose string) error {
 	return errors.Join(err, file.Close())
 }
 
-// RemoveOwn removes a directory with its content, or does nothing if it does not exist. It refuses
-// a link, a directory that another user owns or may write to, one without the mark of this purpose,
-// and one with a mount below it.
+// RemoveOwn removes a directory with its content, if it exists. It refuses a link, a directory that
+// another user owns or may write to, one without the mark of this purpose, and one with a mount
+// below it.
 func RemoveOwn(path, purpose string) (err error) {
 	defer harness.Catch(&err)
 	parent := harness.Got(os.OpenRoot(filepath.Dir(path)))
@@ -487,7 +478,6 @@ func IsOwn(info fs.FileInfo) bool {
 	return is && int(st.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0
 }
 
-// maxFile limits what ReadFile reads.
 const maxFile = 16 << 20
 
 // ReadFile reads a regular file. It never blocks on a FIFO or a device.

@@ -29,7 +29,6 @@ import (
 // Verb is the argument that starts a program as an agent. The program must then call Main.
 const Verb = "agent"
 
-// endTimeout limits how long an agent takes to end.
 const endTimeout = 30 * time.Second
 
 // Here runs an agent in this process, which must be in a mount namespace of its own.
@@ -56,8 +55,8 @@ func here(context.Context) (*link, error) {
 	return l, err
 }
 
-// Connect copies this program into another instance and starts it there as an agent. The command
-// must run a shell script, its last argument, in that instance with root's rights, as "ssh b" does.
+// Connect copies this program into another instance and starts it there as an agent. The command,
+// such as "ssh b", must run its last argument there as a shell script, with root's rights.
 func Connect(ctx context.Context, command []string, c Config) (*AgentClient, error) {
 	g := &AgentClient{Name: "another instance", config: c}
 	if len(command) == 0 {
@@ -67,22 +66,22 @@ func Connect(ctx context.Context, command []string, c Config) (*AgentClient, err
 	return g, g.connect(ctx)
 }
 
-// copyScript saves its input as a program and prints the directory. If it fails, it removes both.
+// copyScript saves its input as a program in a new directory, and prints the directory. If it
+// fails, it removes both.
 const copyScript = `set -e; umask 077; ` +
 	`d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX"); ` +
 	`trap '` + removeScript + `' EXIT; trap 'exit 1' HUP INT PIPE TERM; ` +
 	`echo ` + copyMark + ` >"$d/` + markFile + `"; ` +
 	`cat >"$d/agent"; chmod 700 "$d/agent"; echo "` + copied + `$d"; trap - EXIT`
 
-// removeScript removes the files that copyScript has made in $d, and no others.
+// removeScript removes what copyScript has made in $d, and then $d if it is empty.
 const removeScript = `rm -f "$d/agent" "$d/` + markFile + `"; [ ! -d "$d" ] || rmdir "$d"`
 
-// copyMark marks the directory of a copied program.
 const copyMark = "copy"
 
 const copied = "oxide-guest copied to "
 
-// copiedTo finds the directory that copyScript prints. The path needs no quotes in a shell.
+// copiedTo matches the directory that copyScript prints. The path needs no quotes in a shell.
 var copiedTo = regexp.MustCompile(`(?m)^` + copied + `(/[A-Za-z0-9._/-]*` + dirPrefix +
 	`[A-Za-z0-9]{8})$`)
 
@@ -116,7 +115,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 	return startCopy(ctx, command, match[1])
 }
 
-// Shell returns the command with a script as its last argument, and without OXIDE_TOKEN.
+// Shell appends a script to the command, which runs without OXIDE_TOKEN.
 func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
 		script)...)
@@ -133,7 +132,7 @@ func startCopy(ctx context.Context, command []string, dir string) (*link, error)
 	cmd := Shell(context.WithoutCancel(ctx), command, script)
 	problem := &tail{}
 	cmd.Stderr = problem
-	// Setpgid keeps the terminal's interrupts from the command. WaitDelay limits the wait for output.
+	// Setpgid keeps the terminal's interrupts from the command.
 	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, time.Second
 	stdin, errIn := cmd.StdinPipe()
 	stdout, errOut := cmd.StdoutPipe()
@@ -174,7 +173,7 @@ func startCopy(ctx context.Context, command []string, dir string) (*link, error)
 	return l, nil
 }
 
-// awaitGreeting reads the agent's first line, and skips lines that a shell printed before it.
+// awaitGreeting skips lines that a shell prints before the agent's greeting.
 func awaitGreeting(lines *bufio.Reader) error {
 	for range 100 {
 		line, err := lines.ReadString('\n')
@@ -188,7 +187,6 @@ func awaitGreeting(lines *bufio.Reader) error {
 	return fmt.Errorf("expected the line %q within the first 100, found none", greeting)
 }
 
-// tail keeps the last bytes that a program prints.
 type tail struct {
 	mu sync.Mutex
 	// mu guards text.
@@ -203,7 +201,6 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// say returns the program's last output as the end of an error message.
 func (t *tail) say() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -226,14 +223,13 @@ type AgentClient struct {
 }
 
 type link struct {
-	// dir is the agent's directory.
 	dir     string
 	client  *grpc.ClientConn
 	streams *streams
 	// close ends the agent in order, and kill ends it at once. Both wait until the agent has ended.
 	close func() error
 	kill  func()
-	// why returns what the agent printed last, for the error of an agent that does not answer.
+	// why returns the agent's last output, as the end of an error message.
 	why func() string
 }
 
@@ -244,8 +240,8 @@ func newLink(s *streams) (*link, error) {
 	return &link{client: client, streams: s}, err
 }
 
-// end ends the agent before the gRPC client, because the client's Close waits until the streams
-// end. If the instance is down, the streams never end by themselves.
+// end ends the agent first, because the gRPC client's Close waits for the streams. If the instance
+// is down, the streams never end by themselves.
 func (l *link) end() error {
 	err := l.close()
 	_ = l.client.Close()
@@ -264,7 +260,7 @@ func (g *AgentClient) connect(ctx context.Context) error {
 	return nil
 }
 
-// Reconnect ends the old agent, and starts a new one after the instance was started again.
+// Reconnect replaces the agent after the instance was started again.
 func (g *AgentClient) Reconnect(ctx context.Context) error {
 	g.Kill()
 	return g.connect(ctx)
@@ -277,12 +273,11 @@ func (g *AgentClient) Kill() {
 	_ = l.client.Close()
 }
 
-// Close ends the agent and its processes. It returns an error if volumes were still mounted.
+// Close ends the agent. It returns an error if volumes were still mounted.
 func (g *AgentClient) Close() error {
 	return harness.Wrap(g.link.Load().end(), "end the agent in %s", g.Name)
 }
 
-// call calls one of the agent's own methods.
 func (g *AgentClient) call(ctx context.Context, method string, args, reply any) error {
 	l := g.link.Load()
 	err := l.client.Invoke(ctx, method, args, reply, grpc.ForceCodec(codec{}))
@@ -297,12 +292,11 @@ func (g *AgentClient) call(ctx context.Context, method string, args, reply any) 
 	return errors.New(status.Convert(err).Message())
 }
 
-// lost returns the error of a call whose agent has ended.
 func (l *link) lost(err error) error {
 	return fmt.Errorf("the agent does not answer: %s%s", status.Convert(err).Message(), l.why())
 }
 
-// Invoke calls the instance's node service. With it, AgentClient is a connection for CSI clients.
+// Invoke calls the instance's node service, so that CSI clients can use g as their connection.
 func (g *AgentClient) Invoke(ctx context.Context, method string, args, reply any,
 	options ...grpc.CallOption) error {
 	began, l := time.Now(), g.link.Load()
@@ -323,7 +317,7 @@ func (g *AgentClient) NewStream(context.Context, *grpc.StreamDesc, string, ...gr
 	return nil, status.Error(codes.Unimplemented, "an agent has no streams")
 }
 
-// Path returns a path below the agent's directory, for volumes.
+// Path returns a path below the agent's directory.
 func (g *AgentClient) Path(elements ...string) string {
 	return filepath.Join(append([]string{g.link.Load().dir}, elements...)...)
 }

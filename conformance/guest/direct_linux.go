@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// openDirect opens a file with O_DIRECT, or drops its cached pages where that is not supported.
+// openDirect drops the cached pages where O_DIRECT is not supported.
 func openDirect(place Place) (*os.File, error) {
 	file, err := os.OpenFile(place.Path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if !errors.Is(err, unix.EINVAL) {
@@ -26,8 +26,8 @@ func openDirect(place Place) (*os.File, error) {
 	return harness.Opened(file, harness.Wrap(err, "drop the cache of %s", place.Path))
 }
 
-// newBuffer allocates memory that begins at a page boundary, as O_DIRECT requires for reads.
-// Like harness.Must, it panics on an error.
+// newBuffer allocates whole pages, because O_DIRECT needs aligned memory. It panics on an error, as
+// harness.Must does.
 func newBuffer(size int) ([]byte, func()) {
 	buffer, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -42,7 +42,7 @@ func (*Agent) FilesystemBytes(_ context.Context, path string) (int64, error) {
 	return int64(st.Blocks) * st.Bsize, harness.Wrap(err, "statfs %s", path)
 }
 
-// HasMountSetattr reports whether the kernel has mount_setattr (Linux 5.12). The driver needs it.
+// HasMountSetattr reports whether the kernel has mount_setattr (Linux 5.12).
 func HasMountSetattr() bool { return unix.MountSetattr(-1, "", 0, nil) != unix.ENOSYS }
 
 // KernelRelease returns the output of uname -r.
@@ -79,7 +79,6 @@ func newDirectory() (_ *directory, err error) {
 	return &directory{path, lock}, nil
 }
 
-// agentMark marks the directory of an agent.
 const agentMark = "agent"
 
 // Sweep removes the directories of killed agents whose programs have all ended.
@@ -93,7 +92,8 @@ func Sweep() {
 	}
 }
 
-// remove unmounts the tmpfs and removes the directory. Its error names the volumes mounted there.
+// remove unmounts the tmpfs and removes the directory. If volumes are mounted there, its error
+// names them.
 func (d *directory) remove() error {
 	mounts, err := harness.MountsBelow(d.path)
 	if err == nil && len(mounts) > 1 {

@@ -18,7 +18,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// TestMain runs this binary as an agent if its argument is Verb.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == Verb {
 		os.Exit(Main(context.Background()))
@@ -55,8 +54,8 @@ func TestConnectReportsWhyACommandDoesNotReachTheInstance(t *testing.T) {
 	}
 }
 
-// The test makes files and directories with this program's names that may be somebody else's. If
-// RemoveOwn or Sweep opened a FIFO, the test would hang.
+// The files and directories have this program's names but may be somebody else's. If RemoveOwn or
+// Sweep opened a FIFO, the test would hang.
 func TestOnlyADirectoryWithTheProgramsMarkIsRemoved(t *testing.T) {
 	dir := func(path string) error { return os.Mkdir(path, 0o700) }
 	marked := func(path string) error { return errors.Join(dir(path), MarkOwn(path, "agent")) }

@@ -24,13 +24,12 @@ type Task struct {
 	Pattern Pattern
 	// Sync makes Write return only when the blocks are on the disk.
 	Sync bool
-	// Sample, if it is not nil, limits Scan to a part of the device.
+	// Sample limits Scan to a part of the device; nil means all of it.
 	Sample *Sample
 	// Interval is a writer's pause between two records. The writer ends after Pattern.Count records.
 	Interval time.Duration
 }
 
-// openForWriting opens a device or a file for writing, and creates a missing file.
 func openForWriting(place Place) (*os.File, error) {
 	if place.Raw() {
 		return os.OpenFile(place.Path, os.O_RDWR, 0)
@@ -57,8 +56,8 @@ func (a *Agent) Write(ctx context.Context, w Task) (none Nothing, err error) {
 	return none, nil
 }
 
-// Verify reads every block of a pattern from the disk and reports the wrong ones. A block after the
-// end of a file is lost, and so is every block of a missing file.
+// Verify reads every block of a pattern from the disk and reports the wrong ones. Blocks after the
+// end of a file, or of a missing file, are lost.
 func (a *Agent) Verify(ctx context.Context, r Task) (report Report, err error) {
 	defer harness.Catch(&err)
 	p := r.Pattern
@@ -95,12 +94,12 @@ func (a *Agent) Verify(ctx context.Context, r Task) (report Report, err error) {
 // Range is the bytes of a device from one offset up to another.
 type Range struct{ From, To int64 }
 
-// Sample chooses what Scan reads of a device: both ends, the surroundings of each boundary, a
-// random piece before each boundary, and as much of the rest as Within allows.
+// Sample limits Scan to the ends of a device, the surroundings of each boundary, a random piece
+// before each boundary, and as much of the rest as Within allows.
 type Sample struct {
-	// Seed chooses the random pieces.
+	// Seed chooses the random pieces and the order of the rest.
 	Seed uint64
-	// Within is the time after which Scan stops reading the rest of the device.
+	// Scan starts no further read of the rest after the time Within.
 	Within time.Duration
 }
 
@@ -109,7 +108,7 @@ type Scan struct {
 	// Bytes is the size of the device. Ranges lists what was read, in the order of the reads.
 	Bytes  int64
 	Ranges []Range
-	// SHA256 is the checksum of the blocks that are not zero, each with its offset.
+	// SHA256 covers the blocks that are not zero, each with its offset.
 	SHA256 string
 	// NonZero is the number of blocks that are not zero, and First describes the first of them.
 	NonZero int64
@@ -117,16 +116,14 @@ type Scan struct {
 }
 
 const (
-	// scanPiece is the number of bytes that are read at a time.
 	scanPiece = 4 << 20
-	// sampleEnd is the sample's size at a device's ends, sampleEdge that at and between boundaries.
+	// sampleEnd is the number of bytes read at each end, sampleEdge that at and between boundaries.
 	sampleEnd  = 1 << 20
 	sampleEdge = 64 << 10
 	// boundary is the size of the pieces into which a rack divides a disk.
 	boundary = 64 << 20
 )
 
-// ranges returns the ranges that are always read, and those that are read in the time left.
 func (s *Sample) ranges(bytes int64) (always, rest []Range) {
 	for at := int64(0); at < bytes; at += scanPiece {
 		rest = append(rest, Range{at, min(at+scanPiece, bytes)})
@@ -176,7 +173,7 @@ func (a *Agent) Scan(ctx context.Context, s Task) (scan Scan, err error) {
 	return scan, nil
 }
 
-// note counts and hashes the blocks that are not zero. A device may end with a part of a block.
+// note counts and hashes the blocks that are not zero. A device may end within a block.
 func (s *Scan) note(piece []byte, from int64, hash io.Writer) {
 	if allZero(piece) {
 		return
@@ -187,7 +184,6 @@ func (s *Scan) note(piece []byte, from int64, hash io.Writer) {
 		if allZero(block) {
 			continue
 		}
-		// A hash returns no error.
 		_ = binary.Write(hash, binary.LittleEndian, at)
 		_, _ = hash.Write(block)
 		if len(block) < BlockBytes {
@@ -210,15 +206,14 @@ func (s *Scan) note(piece []byte, from int64, hash io.Writer) {
 type WriterEnd struct {
 	// Acknowledged is the number of records that fsync acknowledged.
 	Acknowledged int64
-	// Failed is the reason why the writer ended before it was stopped, or "".
+	// Failed is why the writer ended before it was stopped, or "".
 	Failed string
 }
 
-// writer writes records one by one.
 type writer struct {
 	acknowledged atomic.Int64
 	cancel       context.CancelFunc
-	// done is closed when the writer has ended; err is its error then.
+	// done is closed when the writer has ended, and err is set then.
 	done chan struct{}
 	err  error
 }
@@ -240,7 +235,7 @@ func (a *Agent) StartWriter(_ context.Context, r Task) (number int, err error) {
 	return number, nil
 }
 
-// write writes records one by one until ctx ends, each after fsync has acknowledged the one before.
+// write writes records until ctx ends, each after fsync has acknowledged the one before.
 func (w *writer) write(ctx context.Context, r Task, file *os.File) error {
 	block := make([]byte, BlockBytes)
 	timer := time.NewTimer(0)
@@ -279,7 +274,7 @@ func (a *Agent) writer(number int) (*writer, error) {
 	return w, nil
 }
 
-// Acknowledged returns the number of a writer's records that fsync has acknowledged so far.
+// Acknowledged returns how many records fsync has acknowledged so far.
 func (a *Agent) Acknowledged(_ context.Context, number int) (records int64, err error) {
 	defer harness.Catch(&err)
 	return harness.Got(a.writer(number)).acknowledged.Load(), nil
@@ -297,11 +292,11 @@ func (a *Agent) StopWriter(_ context.Context, number int) (end WriterEnd, err er
 	return end, nil
 }
 
-// BlockBytes is the size of a block of a pattern: a multiple of every disk's block size.
+// BlockBytes is the size of a pattern's blocks, a multiple of every disk's block size.
 const BlockBytes = 4096
 
-// The layout of a block: a mark, the seed, the number, the generation, random bytes, and the
-// SHA-256 of everything before it.
+// A block consists of a mark, the seed, the number, the generation, random bytes, and the SHA-256
+// of everything before it.
 const (
 	blockMark   = "oxideblk"
 	payloadAt   = 8 + 8 + 8 + 8
@@ -314,11 +309,11 @@ type Place struct {
 	// Path is a file in a filesystem, or a device.
 	Path string
 	// Serial is the serial of a raw volume's device; "" means that Path is a file. The agent compares
-	// the serial before it writes, so that it never writes another disk through a stale path.
+	// the serial before it writes, so that a stale path never leads to another disk.
 	Serial string
 }
 
-// Raw reports whether the place is a device.
+// Raw reports whether the place is the device of a raw volume.
 func (p Place) Raw() bool { return p.Serial != "" }
 
 // Pattern describes blocks that are written to a volume and read back.
@@ -326,8 +321,7 @@ type Pattern struct {
 	// Seed makes the blocks of one volume differ from those of another.
 	Seed uint64
 	// Generation counts the writes of the blocks. A block of generation 0 is zero.
-	Generation uint64
-	// First is the number of the first block, and Count the number of blocks.
+	Generation   uint64
 	First, Count int64
 	// Stride is the distance from one block to the next; 0 means BlockBytes.
 	Stride int64
@@ -344,7 +338,6 @@ func (p Pattern) Range(n int64) Range { return Range{p.offset(n), p.offset(n) + 
 
 func (p Pattern) offset(n int64) int64 { return n * max(p.Stride, BlockBytes) }
 
-// fill fills a buffer with block n of the pattern.
 func (p Pattern) fill(block []byte, n int64) {
 	if p.Generation == 0 {
 		clear(block)
@@ -364,7 +357,7 @@ func (p Pattern) fill(block []byte, n int64) {
 // Finding is one block that differs from what was written.
 type Finding struct {
 	Block, Offset int64
-	// Lost reports whether the block is zero or missing. What describes the content that was found.
+	// Lost means that the block is zero or missing. What describes the content that was found.
 	Lost bool
 	What string
 }
@@ -373,11 +366,11 @@ type Finding struct {
 type Report struct {
 	// Read is the number of blocks that were compared, and Wrong the number of those that differ.
 	Read, Wrong int64
-	// Findings are the first of the blocks that differ.
+	// Findings has the first of the blocks that differ, at most maxFindings.
 	Findings []Finding
 }
 
-// Err returns nil if every block was right, and otherwise an error with the first wrong block.
+// Err returns an error with the first wrong block, or nil.
 func (r Report) Err() error {
 	if r.Wrong == 0 {
 		return nil
@@ -394,7 +387,6 @@ func (r *Report) add(f Finding) {
 	}
 }
 
-// compare compares the content of block n with the pattern. It returns nil if they are equal.
 func (p Pattern) compare(block []byte, n int64) *Finding {
 	want := make([]byte, BlockBytes)
 	p.fill(want, n)
@@ -419,7 +411,7 @@ func (p Pattern) compare(block []byte, n int64) *Finding {
 	return f
 }
 
-// identify reads the head of a block, and reports whether the block's checksum is right.
+// If whole is false, the checksum of the block is wrong.
 func identify(block []byte) (p Pattern, whole bool) {
 	p = Pattern{
 		Seed:       binary.LittleEndian.Uint64(block[8:]),
@@ -431,7 +423,6 @@ func identify(block []byte) (p Pattern, whole bool) {
 	return p, string(block[:8]) == blockMark && bytes.Equal(block[checksumAt:], sum[:])
 }
 
-// describeGarbage returns a description of the first bytes of a block that has no right checksum.
 func describeGarbage(block []byte) string {
 	if p, _ := identify(block); string(block[:8]) == blockMark {
 		return fmt.Sprintf("a torn block that begins as block %d of generation %d of the volume "+
@@ -442,5 +433,5 @@ func describeGarbage(block []byte) string {
 
 var zeros [scanPiece]byte
 
-// allZero reports whether all bytes of b are zero. b has at most scanPiece bytes.
+// allZero accepts at most scanPiece bytes.
 func allZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }

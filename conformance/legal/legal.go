@@ -1,7 +1,7 @@
 // Package legal tests that a program which checks racks does not blame a healthy rack. A proxy
-// between the rack and the program alters when and how the rack answers. A rack in order, the
-// network in front of it, and other users of its silo may cause each alteration, so no verdict may
-// count it as a failure of the rack.
+// between the two alters when and how the rack answers. A rack in order, the network in front of
+// it, or other users of its silo may cause each alteration, so no verdict may count it as a failure
+// of the rack.
 package legal
 
 import (
@@ -26,13 +26,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Kind is one alteration that the rack is not to blame for.
+// Kind is one alteration of a rack's answers.
 type Kind struct {
-	// Name identifies the alteration in reports. Says states how the rack's answers differ.
+	// Name identifies the alteration in reports. Says describes the altered answers.
 	Name, Says string
-	busy       bool // Strangers work in the silo meanwhile
-	more       int  // the number of further runs that check the rack at the same time
-	// alter answers a request. If it is nil, the rack's own answer is returned.
+	busy       bool // whether Strangers works in the silo
+	more       int  // the number of further, concurrent runs
+	// alter answers a request; nil means the rack's own answer.
 	alter func(*proxy, *http.Request) (*http.Response, error)
 }
 
@@ -155,12 +155,10 @@ func Kinds() []Kind {
 	}
 }
 
-// proxy answers requests in place of a rack.
 type proxy struct {
 	rack *harness.Rack
 	next *http.Transport // to the rack
-	// taking is locked while a snapshot is taken, so that nobody can see the snapshot before it is
-	// ready.
+	// taking is locked while a snapshot is taken, so that nobody sees the snapshot before it is ready.
 	taking sync.RWMutex
 
 	mu sync.Mutex
@@ -172,16 +170,15 @@ type proxy struct {
 	recent   []time.Time // of the requests of the last second
 }
 
-// forward sends the request to the rack, which carries it out even if its caller has gone.
+// forward sends the request to the rack, which completes it even if the caller has gone.
 func (p *proxy) forward(r *http.Request) (*http.Response, error) {
 	return p.next.RoundTrip(r.WithContext(context.WithoutCancel(r.Context())))
 }
 
-// errReset makes the proxy reset the caller's connection, as every error of a transport does.
+// errReset makes the proxy reset the caller's connection, as every transport error does.
 var errReset = errors.New("the connection was reset")
 
-// Answer returns an answer to a request that is not sent to the rack. header has a name, its value,
-// the next name and so on.
+// Answer answers a request without sending it to the rack. header has pairs of name and value.
 func Answer(r *http.Request, status int, body string, header ...string) *http.Response {
 	if r.Body != nil {
 		_ = r.Body.Close()
@@ -197,7 +194,6 @@ func Answer(r *http.Request, status int, body string, header ...string) *http.Re
 	return resp
 }
 
-// slowly is a body that is read in pieces, with a pause before each.
 type slowly struct {
 	io.ReadCloser
 	request *http.Request
@@ -216,7 +212,6 @@ func linger(r *http.Request, pause time.Duration) {
 
 const lateness = 100 * time.Millisecond
 
-// passes counts a request, and returns false if the last second already had 20 requests.
 func (p *proxy) passes() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -240,7 +235,7 @@ func (p *proxy) strikes() bool {
 // absence is the average number of requests between two absences of the rack.
 const absence = 300
 
-// leave reports whether the rack is away now. The function gone returns how long an absence lasts.
+// leave reports whether the rack is away now. The function gone returns the length of an absence.
 func (p *proxy) leave(gone func() time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -291,14 +286,14 @@ func Edit(resp *http.Response, err error, change func(at string, object map[stri
 	return resp, nil
 }
 
-// RoundTrip is a function that implements http.RoundTripper.
+// RoundTrip is a function as an http.RoundTripper.
 type RoundTrip func(*http.Request) (*http.Response, error)
 
 // RoundTrip calls the function.
 func (f RoundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Try starts a proxy that applies an alteration in front of a rack, and passes its address to the
-// function run. For some kinds it calls run twice at the same time, or starts Strangers, too.
+// Try starts a proxy that applies an alteration in front of a rack, and calls run with its address.
+// For some kinds it calls run twice at the same time, or starts Strangers, too.
 func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(host string) error,
 ) (err error) {
 	defer harness.Catch(&err)
@@ -334,13 +329,13 @@ func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(
 	return errors.Join(err, strangers.Wait())
 }
 
-// Strangers works in a rack's project until the context ends, as other users of the silo do. It
-// creates, changes and removes objects with names like those of a run. It returns an error if
-// somebody else has changed an object. When it returns, its objects are gone.
+// Strangers works in a rack's project until the context ends, as other users of the silo do. The
+// objects that it creates, changes and removes have names like those of a run. It returns an error
+// if somebody else has changed one. When it returns, its objects are gone.
 func Strangers(ctx context.Context, rack *harness.Rack) (err error) {
 	defer harness.Catch(&err)
 	project := oxide.NameOrId(rack.Project)
-	// The calls continue when ctx ends, so that no work stays half done.
+	// The calls ignore the end of ctx, so that no work stays half done.
 	for n, all := 0, context.WithoutCancel(ctx); ctx.Err() == nil; n++ {
 		name := oxide.Name(fmt.Sprintf("conf-1a2b3c4d-%05d", 100+n))
 		instance := harness.Got(rack.Client.InstanceCreate(all, oxide.InstanceCreateParams{

@@ -29,20 +29,19 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// These are the files of a report.
 const (
 	jsonFile  = "report.json"
 	junitFile = "junit.xml"
 	pageFile  = "index.html"
 )
 
-// ErrNotWritten is the error of Write if a file of the report is missing.
+// ErrNotWritten means that a file of the report is missing.
 var ErrNotWritten = errors.New("the report is not complete")
 
-// Write writes the report into a folder, which it makes: report.json, junit.xml and index.html. It
-// replaces every occurrence of the secrets, such as the token, with "[redacted]".
+// Write writes report.json, junit.xml and index.html into a new folder. It replaces every
+// occurrence of the secrets, such as the token, with "[redacted]".
 //
-// It also writes an inconsistent report, because that is the only record of the run. The error
+// Write also writes an inconsistent report, because that is the only record of the run. The error
 // then names what is wrong.
 func Write(dir string, r *Report, secrets ...string) error {
 	clean := r.scrub(secrets)
@@ -90,8 +89,8 @@ func writeNew(path string, content []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// MakeFolder makes the folder of a report. The folder must not exist, because files in it may be
-// somebody else's.
+// MakeFolder makes the folder of a report. If the folder exists, MakeFolder fails, because files in
+// it may be somebody else's.
 func MakeFolder(dir string) error {
 	err := os.MkdirAll(filepath.Dir(dir), 0o755)
 	if err == nil {
@@ -104,11 +103,9 @@ func MakeFolder(dir string) error {
 	return nil
 }
 
-// maxBytes limits the bytes that Read loads into memory. A large report has a tenth of that.
+// maxBytes limits what Read loads into memory. A large report has a tenth of that.
 const maxBytes = 256 << 20
 
-// schemaText is the JSON Schema of report.json.
-//
 //go:embed report.schema.json
 var schemaText []byte
 
@@ -169,7 +166,6 @@ func decode(text []byte) (*Report, error) {
 	}
 	err = schema.Validate(document)
 	if invalid, is := errors.AsType[*jsonschema.ValidationError](err); is {
-		// Name the first difference.
 		for len(invalid.Causes) > 0 {
 			invalid = invalid.Causes[0]
 		}
@@ -191,9 +187,9 @@ func decode(text []byte) (*Report, error) {
 
 const redacted = "[redacted]"
 
-// Redactor returns a replacer that replaces each secret with "[redacted]". It finds a secret
-// unchanged; escaped for URLs, HTML and JSON; in hexadecimal digits; and in base64, where the
-// secret may be a part of a longer text. It ignores a secret that consists of spaces only.
+// Redactor returns a replacer that turns each secret into "[redacted]". It finds a secret
+// unchanged; escaped for URLs, HTML and JSON; in hexadecimal digits; and in base64, alone or as a
+// part of a longer text. It ignores a secret that consists of spaces.
 func Redactor(secrets ...string) *strings.Replacer {
 	var found []string
 	for _, secret := range secrets {
@@ -222,9 +218,8 @@ func forms(secret string) []string {
 	for _, escaped := range []string{url.QueryEscape(secret), url.PathEscape(secret)} {
 		all = append(all, escaped, escape.ReplaceAllStringFunc(escaped, strings.ToLower))
 	}
-	// In base64 the secret may be alone or inside a longer text, where it has three forms for three
-	// positions. Leave out characters that depend on other bytes, and short forms, because they occur
-	// by chance.
+	// Inside a longer base64 text a secret has three forms, one for each position modulo 3. Leave out
+	// characters that depend on other bytes, and forms so short that they occur by chance.
 	for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
 		all = append(all, encoding.EncodeToString([]byte(secret)))
 		for before := range 3 {
@@ -242,8 +237,8 @@ func forms(secret string) []string {
 
 var escape = regexp.MustCompile(`%[0-9A-F]{2}`)
 
-// scrub returns a copy of the report. Its strings are plain and contain no secret, and its slices
-// and maps are not nil.
+// scrub returns a copy whose strings are plain and contain no secret, and whose slices and maps are
+// not nil.
 func (r *Report) scrub(secrets []string) *Report {
 	replacer := Redactor(secrets...)
 	clean := func(v reflect.Value) string { return Plain(replacer.Replace(v.String())) }
@@ -251,7 +246,6 @@ func (r *Report) scrub(secrets []string) *Report {
 	return &scrubbed
 }
 
-// copyOf returns a copy of a value in which the results of clean replace all strings.
 func copyOf(v reflect.Value, clean func(reflect.Value) string) reflect.Value {
 	if v.Type() == reflect.TypeFor[time.Time]() {
 		return v
@@ -280,9 +274,9 @@ func copyOf(v reflect.Value, clean func(reflect.Value) string) reflect.Value {
 	return result
 }
 
-// Plain replaces everything in a text that a terminal or a page would interpret instead of showing
-// it: control characters except line feeds and tabs, invisible marks, some of which change the
-// direction of writing, and bytes that are not UTF-8. Texts of a rack may contain any of them.
+// Plain replaces what a terminal or a page would interpret instead of showing it: control
+// characters except line feeds and tabs; invisible marks, some of which change the direction of
+// writing; and bytes that are not UTF-8. Texts of a rack may contain any of them.
 func Plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Cf, r) ||
@@ -293,14 +287,13 @@ func Plain(text string) string {
 	}, strings.ToValidUTF8(text, string(unicode.ReplacementChar)))
 }
 
-// PlainWriter replaces secrets with Redact, if that is not nil, and writes the text through Plain.
-// Each Write must consist of whole characters.
+// PlainWriter applies Redact, if it is not nil, and Plain. Each Write must consist of whole
+// characters.
 type PlainWriter struct {
 	To     io.Writer
 	Redact *strings.Replacer
 }
 
-// Write writes the plain text.
 func (w PlainWriter) Write(text []byte) (int, error) {
 	clean := string(text)
 	if w.Redact != nil {
@@ -314,16 +307,16 @@ func (w PlainWriter) Write(text []byte) (int, error) {
 
 // A change of latency is reported only if it reaches these limits.
 const (
-	// enoughCalls is the number of calls of an operation that each report needs.
+	// Each report needs enoughCalls calls of the operation.
 	enoughCalls = 20
-	// muchSlower is the least ratio of the larger to the smaller median, and muchLater the least
-	// difference in milliseconds.
+	// The larger median is at least muchSlower times the smaller one, and differs from it by at least
+	// muchLater milliseconds.
 	muchSlower = 1.5
 	muchLater  = 1.0
 )
 
-// Diff compares two reports, A (the earlier one) and B. The text is for a terminal: the verdict,
-// the facts, the results (the worsened first), the latencies, and whether B is worse.
+// Diff compares two reports, of which A is the earlier one. The text is for a terminal: the
+// verdict, the facts, the results (the worsened first), the latencies, and whether B is worse.
 //
 // B is worse if the verdict, a result, its extent, the number of left objects or the findings of
 // the witness got worse. B is also worse if it has a new result that failed, or lacks a result that
@@ -342,7 +335,6 @@ func Diff(a, b *Report) (text string, worse bool) {
 		"worse than A.\n", worse
 }
 
-// diffFacts compares verdict, rack, versions and run, except names and times.
 func diffFacts(a, b *Report) string {
 	var text strings.Builder
 	if a.Verdict == b.Verdict {
@@ -382,8 +374,7 @@ func (r *Report) facts(tools []string) []fact {
 		fact{"findings of the witness", fmt.Sprint(len(r.Witness.Findings))})
 }
 
-// oneLine replaces unprintable characters, which could change the terminal's state, and joins the
-// lines.
+// oneLine joins the lines, and replaces characters that could change the terminal's state.
 func oneLine(s string) string {
 	clean := strings.Map(func(c rune) rune {
 		if unicode.IsPrint(c) {
@@ -394,8 +385,8 @@ func oneLine(s string) string {
 	return strings.Join(strings.Fields(clean), " ")
 }
 
-// diffResults compares the results. If one report lacks a whole group, diffResults counts the
-// group's results and lists only new failures.
+// If one report lacks a whole group, diffResults lists only the group's new failures and counts the
+// rest.
 func diffResults(a, b *Report) (text string, worse bool) {
 	const less, inA, inB = "looked at less", "in A alone", "in B alone"
 	same, sections := 0, map[string][]string{}
@@ -468,7 +459,6 @@ func diffResults(a, b *Report) (text string, worse bool) {
 	return text, worse
 }
 
-// diffCalls compares the median latencies of the operations that both reports have.
 func diffCalls(a, b *Report) string {
 	type change struct {
 		ratio float64

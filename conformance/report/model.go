@@ -1,10 +1,8 @@
 // Package report writes, reads and compares the reports of oxide-conformance's runs.
 //
-// [Write] writes a report into a folder: report.json for programs (its JSON Schema is
-// report.schema.json in this package), junit.xml for CI, and index.html for people, one page that
-// loads nothing and runs no script. [Read] reads a folder back, and [Diff] compares two reports.
-//
-// No file contains a secret that the caller has passed to Write.
+// [Write] writes report.json for programs (its JSON Schema is report.schema.json in this package),
+// junit.xml for CI, and index.html for people, one page that loads nothing and runs no script. No
+// file contains a secret that the caller has passed to Write.
 package report
 
 import (
@@ -17,12 +15,11 @@ import (
 	"time"
 )
 
-// SchemaVersion is the version of report.json that this package writes and reads. It changes when
-// a property changes.
+// SchemaVersion is the version of report.json. It changes when a property changes.
 const SchemaVersion = 2
 
-// Report has the results of one run. report.schema.json describes the properties. A slice or map
-// may be nil, which report.json shows as empty.
+// Report has the results of one run. The file report.schema.json describes the properties. A nil
+// slice or map is empty in report.json.
 type Report struct {
 	Schema    int       `json:"schema"` // SchemaVersion
 	Verdict   Verdict   `json:"verdict"`
@@ -45,8 +42,7 @@ type Verdict string
 const (
 	// Conforms means that everything that was tested passed.
 	Conforms Verdict = "conforms"
-	// BlockedByRack means that nothing failed, but the rack lacks a feature that a part of the run
-	// needs.
+	// BlockedByRack means that nothing failed, but the rack lacks a feature that a part needs.
 	BlockedByRack Verdict = "blocked"
 	// Incomplete means that nothing failed, but the run could not be completed.
 	Incomplete Verdict = "incomplete"
@@ -57,8 +53,7 @@ const (
 	DoesNotConform Verdict = "does not conform"
 )
 
-// Run identifies the run and describes how it was started. Instance, Second and Helper are the
-// names of its instances; "" means that there was none.
+// Run describes the run. Instance, Second and Helper are the names of its instances, or "".
 type Run struct {
 	ID       string    `json:"id"`
 	Mark     string    `json:"mark"`
@@ -86,8 +81,7 @@ type RackFacts struct {
 // HotPlug states whether a rack attaches disks to running instances.
 type HotPlug string
 
-// These are the values of HotPlug. With HotPlugAttachOnly, a rack attaches disks to running
-// instances and does not detach them.
+// With HotPlugAttachOnly, a rack attaches disks to running instances and does not detach them.
 const (
 	HotPlugYes        HotPlug = "yes"
 	HotPlugNo         HotPlug = "no"
@@ -95,7 +89,7 @@ const (
 	HotPlugUnknown    HotPlug = "unknown"
 )
 
-// Versions are the versions of the programs and systems of the run.
+// Versions are the versions of the run's programs and systems.
 type Versions struct {
 	Suite  string            `json:"suite"`
 	Driver string            `json:"driver"`
@@ -115,10 +109,10 @@ type Line struct {
 	Advice string     `json:"advice"`
 }
 
-// LineStatus is the result of a check of the preflight.
+// LineStatus is the result of a Line.
 type LineStatus string
 
-// These are the results of a check.
+// These are the results of lines.
 const (
 	Pass LineStatus = "pass"
 	Warn LineStatus = "warn"
@@ -126,8 +120,8 @@ const (
 	Skip LineStatus = "skip"
 )
 
-// Result is the result of one rule or spec. Its ID is unique in its group; a spec without an ID has
-// only its name. A result that passed has an extent, and every other one has a reason.
+// Result is the result of one rule or spec. ID is unique in the group; a spec without an ID has
+// only a name. A result that passed has an extent, and every other one has a reason.
 type Result struct {
 	Group    string       `json:"group"`
 	ID       string       `json:"id"`
@@ -158,12 +152,12 @@ const (
 	Interrupted Status = "interrupted"
 )
 
-// Statuses returns all statuses, beginning with those that need a reader's attention.
+// Statuses returns all statuses. Those that need a reader's attention come first.
 func Statuses() []Status {
 	return []Status{Failed, Interrupted, Blocked, NotTested, NotApplicable, Passed}
 }
 
-// LoggedCall is one request and its answer: a call of the API, or an RPC.
+// LoggedCall is one call of the API or one RPC, and its answer.
 type LoggedCall struct {
 	Kind         Kind    `json:"kind"`
 	Operation    string  `json:"operation"`
@@ -174,8 +168,8 @@ type LoggedCall struct {
 	ErrorCode    string  `json:"error_code,omitempty"` // the API's, or the driver's reason
 	RequestID    string  `json:"request_id,omitempty"`
 	Milliseconds float64 `json:"milliseconds"`
-	// Answer is an excerpt of the answer. Redact an answer before you cut it, because Write does not
-	// find half a secret.
+	// Answer is an excerpt of the answer. Redact an answer before you cut it: Write does not find half
+	// a secret.
 	Answer string `json:"answer,omitempty"`
 }
 
@@ -189,7 +183,7 @@ const (
 )
 
 // Ledger counts the objects of each kind before and after the run. Left names the objects that the
-// driver should have deleted, and that the run found at its end.
+// driver should have deleted and has not.
 type Ledger struct {
 	Before map[string]int `json:"before"`
 	After  map[string]int `json:"after"`
@@ -203,12 +197,10 @@ type Witness struct {
 	Findings []string `json:"findings"`
 }
 
-// maxSamples is the number of latencies of an operation that a report keeps.
 const maxSamples = 1000
 
-// Calls has the latencies of one operation, sorted. If there were more than 1000 calls, it has 1000
-// evenly spaced latencies, including the shortest and the longest. [NewCalls] accepts samples in
-// any order and number.
+// Calls has the sorted latencies of one operation. If there were more than 1000 calls, it has 1000
+// evenly spaced latencies, including the shortest and the longest.
 type Calls struct {
 	Kind         Kind      `json:"kind"`
 	Operation    string    `json:"operation"`
@@ -217,7 +209,8 @@ type Calls struct {
 	Milliseconds []float64 `json:"milliseconds"`
 }
 
-// NewCalls returns the latencies of an operation from samples in milliseconds.
+// NewCalls returns the latencies of an operation. The samples, in milliseconds, may have any order
+// and number.
 func NewCalls(kind Kind, operation string, failed int, milliseconds []float64) Calls {
 	sorted := slices.Sorted(slices.Values(milliseconds))
 	calls := Calls{Kind: kind, Operation: operation, Count: len(sorted), Failed: failed,
@@ -232,7 +225,7 @@ func NewCalls(kind Kind, operation string, failed int, milliseconds []float64) C
 }
 
 // Quantile returns the latency in milliseconds that the share q (0 to 1) of the calls did not
-// exceed. The result is a sample, chosen by nearest rank, or 0 if there is none.
+// exceed, by nearest rank. It returns 0 if there was no call.
 func (c Calls) Quantile(q float64) float64 {
 	if len(c.Milliseconds) == 0 {
 		return 0
@@ -241,7 +234,7 @@ func (c Calls) Quantile(q float64) float64 {
 	return c.Milliseconds[min(max(rank, 1), len(c.Milliseconds))-1]
 }
 
-// Group has the name of a group of results and its results, in the report's order.
+// Group has the results of one group, in the report's order.
 type Group struct {
 	Name    string
 	Results []Result
@@ -282,10 +275,10 @@ func (g Group) Seconds() (sum float64) {
 	return sum
 }
 
-// Check returns nil if the report is consistent: every result occurs once, every result that did
-// not pass has a reason, the latencies agree with their counts, and the verdict follows from the
-// results. Otherwise the error names at most ten faults, one on each line. Only the schema limits
-// the values themselves.
+// Check returns an error if the report is inconsistent: every result must occur once, every result
+// that did not pass must have a reason, the latencies must agree with their counts, and the verdict
+// must follow from the results. The error names at most ten faults, one on each line. Only the
+// schema limits the values themselves.
 func (r *Report) Check() error {
 	var all []error
 	wrong := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
@@ -373,7 +366,7 @@ var headlines = map[Verdict]string{Conforms: "Conforms", BlockedByRack: "Blocked
 // groups are the groups of a whole run.
 var groups = []string{"rules", "ext4", "xfs", "btrfs", "block", "data"}
 
-// Headline returns the verdict as a heading. It names the groups if only some were selected.
+// Headline returns the verdict as a heading, with the groups if only some were selected.
 func (r *Report) Headline() string {
 	headline, selected := cmp.Or(headlines[r.Verdict], string(r.Verdict)), r.Run.Selected
 	if len(selected) == 0 || !slices.ContainsFunc(groups, func(group string) bool {
@@ -389,7 +382,7 @@ type Measure struct {
 	// What names the thing: "disk_list", "a blank disk of 17 GiB, when it is new".
 	What string `json:"what"`
 	// Looked is how much of the thing the test looked at. Of is the size of the thing, or of the part
-	// on which the driver relies; 0 means that the size is unknown.
+	// on which the driver relies; 0 means unknown.
 	Looked int64  `json:"looked"`
 	Of     int64  `json:"of"`
 	Unit   string `json:"unit"`
@@ -397,10 +390,10 @@ type Measure struct {
 	Words string `json:"words"`
 }
 
-// Extent lists what a test looked at and how much of it, in the order of the test.
+// Extent lists what a test looked at, in the order of the test.
 type Extent []Measure
 
-// Look adds a measure. If the extent has one of the same thing, Look adds up their numbers.
+// Look adds a measure, or adds its numbers to those of the same thing.
 func (e *Extent) Look(m Measure) {
 	if i := e.index(m); i >= 0 {
 		(*e)[i].Looked += m.Looked
@@ -410,7 +403,7 @@ func (e *Extent) Look(m Measure) {
 	*e = append(*e, m)
 }
 
-// Answer records an answer of an operation or an RPC. It counts each kind of answer once.
+// Answer records an answer. It counts each kind of answer of an operation or an RPC once.
 func (e *Extent) Answer(operation, kind string) {
 	m := Measure{What: operation, Unit: "kinds of answers", Looked: 1, Words: kind}
 	i := e.index(m)
@@ -429,13 +422,13 @@ func (e *Extent) index(m Measure) int {
 	})
 }
 
-// Partly returns the measures of things at which the test looked only in part.
+// Partly returns the things at which the test looked only in part.
 func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk describes each thing whose tested share is less than half as large in the extent later.
-// Measures without a known total do not count, because they depend on time or on other users.
+// Shrunk describes each thing of which later tested less than half the share. Measures without a
+// known total do not count, because they depend on time or on other users.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {
 		if m.Of == 0 {
@@ -454,7 +447,7 @@ func (e Extent) Shrunk(later Extent) (all []string) {
 	return all
 }
 
-// String returns the measure as text: "disk_list: 3 of 12 objects (in pages of 1)".
+// String returns a text such as "disk_list: 3 of 12 objects (in pages of 1)".
 func (m Measure) String() string {
 	number, unit := func(n int64) string { return fmt.Sprint(n) }, " "+m.Unit
 	if m.Unit == "bytes" {
@@ -473,7 +466,6 @@ func (m Measure) String() string {
 	return text
 }
 
-// inBytes returns a size with its unit: "64 KiB", "3.5 MiB".
 func inBytes(n int64) string {
 	switch {
 	case n >= 1<<30:
@@ -484,8 +476,8 @@ func inBytes(n int64) string {
 	return fmt.Sprintf("%.3g KiB", float64(n)/(1<<10))
 }
 
-// Promises returns a sentence that counts the promises that were kept, broken and not tested. It
-// names the last two kinds, and the promises that were kept only as far as the test looked.
+// Promises counts, in a sentence, the promises that were kept, broken and not tested. It names the
+// last two kinds, and those that were kept only as far as the test looked.
 func (r *Report) Promises() string {
 	var broken, partly, untested []string
 	for _, result := range r.Results {
@@ -512,10 +504,10 @@ func (r *Report) Promises() string {
 		len(broken), named(broken), len(untested), named(untested))
 }
 
-// short returns the ID of a result or, for a spec without an ID, a text such as "specs of ext4".
+// short returns the ID or, for a spec without an ID, a text such as "specs of ext4".
 func (r Result) short() string { return cmp.Or(r.ID, "specs of "+r.Group) }
 
-// together joins equal names: "specs of ext4" three times becomes "3 specs of ext4".
+// together joins equal names: three times "specs of ext4" is "3 specs of ext4".
 func together(names []string) (all []string) {
 	count := map[string]int{}
 	for _, name := range names {
@@ -531,7 +523,7 @@ func together(names []string) (all []string) {
 	return all
 }
 
-// Kept returns the status as text for people: "passed", or "kept, as far as …".
+// Kept returns the status in words: "passed", or "kept, as far as …".
 func (r Result) Kept() string {
 	if partly := r.Extent.Partly(); r.Status == Passed && len(partly) > 0 {
 		words := make([]string, len(partly))

@@ -91,7 +91,6 @@ func renderPage(r *Report) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// addResults arranges the results by group, and lists those that did not pass.
 func (p *pageView) addResults() {
 	n := 0
 	for i, group := range p.Report.Groups() {
@@ -126,7 +125,6 @@ var groupTitles = map[string]string{"rules": "Rules of the API", "ext4": "csi-sa
 	"xfs": "csi-sanity on xfs", "btrfs": "csi-sanity on btrfs",
 	"block": "csi-sanity on raw block volumes", "data": "Data"}
 
-// shares returns the segments of a bar, one for each status that occurs, passed results first.
 func shares(results []Result) (all []share) {
 	order := Statuses()
 	slices.Reverse(order)
@@ -158,7 +156,7 @@ func count(l Ledger) (rows []counted) {
 	return rows
 }
 
-// This is the size of a plot in units of its viewBox, which are pixels on a large screen.
+// A plot has these sizes in units of its viewBox, which are pixels on a large screen.
 const (
 	plotWidth  = 320.0
 	plotHeight = 26.0
@@ -174,7 +172,6 @@ type latencies struct {
 	Rows  []latencyRow
 }
 
-// latencyRow has the numbers of one operation and their plot.
 type latencyRow struct {
 	Calls
 	P50, P95, Max quantile
@@ -182,10 +179,9 @@ type latencyRow struct {
 	Bars          string // a path with a bar for each interval of time in which calls ended
 }
 
-// quantile is a latency as text, and its position on the axis.
 type quantile struct{ Text, X string }
 
-// axis is a logarithmic axis in milliseconds. Both its ends are powers of ten.
+// axis is logarithmic, in milliseconds. Both its ends are powers of ten.
 type axis struct {
 	low, high float64
 	Ticks     []tick
@@ -193,8 +189,7 @@ type axis struct {
 
 type tick struct{ X, Label string }
 
-// newAxis returns an axis that covers all latencies of a report. It treats less than 0.1 ms as
-// 0.1 ms.
+// newAxis returns an axis for all latencies. It treats less than 0.1 ms as 0.1 ms.
 func newAxis(all []Calls) axis {
 	a := axis{low: math.Inf(1), high: math.Inf(-1)}
 	for _, calls := range all {
@@ -220,15 +215,14 @@ func newAxis(all []Calls) axis {
 
 func decade(ms float64) float64 { return math.Log10(max(ms, 0.1)) }
 
-// at returns the position on the axis of a latency of 10^power milliseconds.
+// at returns the position of a latency of 10^power milliseconds.
 func (a axis) at(power float64) float64 {
 	return plotMargin + (power-a.low)/(a.high-a.low)*(plotWidth-2*plotMargin)
 }
 
 func pixels(x float64) string { return fmt.Sprintf("%.1f", x) }
 
-// plots returns the latencies of the API and of the RPCs on one axis. A kind without calls is
-// left out.
+// plots shows API and RPCs on one axis. A kind without calls is left out.
 func plots(all []Calls) []latencies {
 	a := newAxis(all)
 	var found []latencies
@@ -261,8 +255,7 @@ func (a axis) row(calls Calls) latencyRow {
 	row := latencyRow{Calls: calls, P50: of(0.5), P95: of(0.95), Max: of(1)}
 	row.Text = fmt.Sprintf("%s: of %s half took at most %s, 95 of 100 at most %s, the slowest %s",
 		calls.Operation, plural(calls.Count, "call"), row.P50.Text, row.P95.Text, row.Max.Text)
-	// The height of a bar is proportional to the square root of its number of calls, so that a single
-	// slow call stays visible.
+	// A height grows with the square root of the calls, so that a single slow call stays visible.
 	heights := make([]float64, int(plotWidth/barStep))
 	for _, ms := range calls.Milliseconds {
 		heights[int((a.at(decade(ms))-plotMargin)/barStep)]++
@@ -317,9 +310,9 @@ type (
 	}
 )
 
-// junit renders a suite for each group, and a suite with the verdict, so that a run without any
-// spec does not look like a success. Blocked and untested results are skipped, and interrupted
-// ones are errors.
+// junit renders a suite for each group, and one with the verdict, so that a run without any spec
+// does not look like a success. Blocked and untested results are skipped, and interrupted ones are
+// errors.
 func junit(r *Report) ([]byte, error) {
 	verdict := []Result{{Group: "verdict", Name: string(r.Verdict), Status: verdictStatus(r.Verdict),
 		Reason: r.Why}}
@@ -369,7 +362,6 @@ func verdictStatus(v Verdict) Status {
 
 func junitSeconds(seconds float64) string { return strconv.FormatFloat(seconds, 'f', 3, 64) }
 
-// evidenceText returns evidence as plain text: a line for each exchange and a line for its answer.
 func evidenceText(evidence []LoggedCall) string {
 	var text strings.Builder
 	for _, e := range evidence {
@@ -384,12 +376,12 @@ func evidenceText(evidence []LoggedCall) string {
 	return text.String()
 }
 
-// request describes the request: "disk_create POST /v1/disks", or the name of the RPC.
+// request returns a text such as "disk_create POST /v1/disks", or the name of the RPC.
 func (e LoggedCall) request() string {
 	return strings.Join(strings.Fields(e.Operation+" "+e.Method+" "+e.Path), " ")
 }
 
-// outcome describes the answer: "400 Bad Request ObjectAlreadyExists", "NotFound".
+// outcome returns a text such as "400 Bad Request ObjectAlreadyExists" or "NotFound".
 func (e LoggedCall) outcome() string {
 	var parts []string
 	if e.Status != 0 {
@@ -407,7 +399,7 @@ func (e LoggedCall) bad() bool {
 		(e.Status == 0 && e.Code == "")
 }
 
-// inMilliseconds returns a latency with its unit and three digits: "0.42 ms", "13 ms", "1.5 s".
+// inMilliseconds returns a text such as "0.42 ms", "13 ms" or "1.5 s".
 func inMilliseconds(ms float64) string {
 	switch {
 	case ms == 0:
@@ -420,7 +412,7 @@ func inMilliseconds(ms float64) string {
 	return inSeconds(ms / 1000)
 }
 
-// inSeconds returns a duration with its unit: "0.8 s", "12 s", "3 min 20 s", "1 h 2 min".
+// inSeconds returns a text such as "0.8 s", "3 min 20 s" or "1 h 2 min".
 func inSeconds(seconds float64) string {
 	switch {
 	case seconds == 0:
@@ -448,7 +440,6 @@ func moment(t time.Time) string {
 	return t.UTC().Format("2 January 2006, 15:04:05 UTC")
 }
 
-// plural returns a number with its noun: "1 call", "2 calls".
 func plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun

@@ -24,8 +24,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/browsertest"
 )
 
-// example returns the report of a run in which most results passed, and some failed, were blocked
-// or were not tested.
 func example() *Report {
 	began := time.Date(2026, 8, 28, 14, 3, 7, 0, time.UTC)
 	return &Report{
@@ -64,7 +62,7 @@ func example() *Report {
 	}
 }
 
-// exampleResults returns 61 results. All but those of the table odd have passed.
+// All but the results of the table odd have passed.
 func exampleResults() (results []Result) {
 	call := func(operation, method string, status int, answer string) LoggedCall {
 		return LoggedCall{Kind: API, Operation: operation, Method: method, Status: status, Answer: answer,
@@ -142,13 +140,11 @@ func exampleCalls() (all []Calls) {
 	return all
 }
 
-// minimal returns the smallest report: a run that ended before its first result.
 func minimal() *Report {
 	return &Report{Schema: SchemaVersion, Verdict: Incomplete, Why: "The rack did not answer.",
 		Rack: RackFacts{HotPlug: HotPlugUnknown}}
 }
 
-// good returns the report of a run against a simulated rack in which everything passed.
 func good() *Report {
 	r := example()
 	r.Verdict, r.Why = Conforms, "All 61 results passed."
@@ -160,7 +156,7 @@ func good() *Report {
 	return r
 }
 
-// hostile returns a report with strings that try to break the page's markup or its width.
+// hostile has strings that try to break the page's markup or its width.
 func hostile() *Report {
 	r := example()
 	long := strings.Repeat("oxide-", 60)
@@ -206,7 +202,7 @@ func TestThePageOfAReportIsReadableInABrowser(t *testing.T) {
 			page := open(t, b, r)
 			page.Do(browsertest.Scheme("dark"), browsertest.Scheme("light"))
 			requests, messages := page.Seen()
-			// The first request loads the page itself, and data:, is its empty icon.
+			// The first request loads the page, and "data:," is its empty icon.
 			if len(requests) == 0 || len(messages) > 0 || slices.ContainsFunc(requests[1:],
 				func(request string) bool { return request != "data:," }) {
 				t.Errorf("the page loads %q, and the console says %q", requests, messages)

@@ -41,7 +41,7 @@ func TestWriteWritesAllFilesWithEveryResult(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, path := range []string{dir, filepath.Join(dir, jsonFile)} {
-				// Write replaces control characters, so the report that is read is the scrubbed one.
+				// Write replaces control characters, so Read returns the scrubbed report.
 				got := must(Read(path))(t)
 				if diff := cmp.Diff(want.scrub(nil), got, cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("Read(%q) differs (-want +got):\n%s", path, diff)
@@ -67,7 +67,6 @@ func TestWriteWritesAllFilesWithEveryResult(t *testing.T) {
 	}
 }
 
-// The test compares a report that has one result of each status with testdata/junit.xml.
 func TestAJUnitReportHasEveryStatusAndTheVerdict(t *testing.T) {
 	const file = "testdata/junit.xml"
 	r := example()
@@ -191,8 +190,7 @@ func FuzzRead(f *testing.F) {
 // canary is a secret with characters that every encoding changes.
 const canary = `oxide-token-"7f<3a>&9c'/+%=ü e1`
 
-// spellings returns the encodings of the canary that a report may contain. It uses no code of
-// Redactor.
+// spellings returns encodings of the canary. It shares no code with Redactor.
 func spellings() map[string]string {
 	basic := base64.StdEncoding.EncodeToString
 	return map[string]string{
@@ -328,8 +326,8 @@ Latencies: the p50 of 1 of 4 operations changed by a factor of 1.5 or more
 B is worse than A.
 `
 
-// A is the report of a run without raw block. B is that of a run after an upgrade, without xfs: one
-// result is better, some are worse, and attaches are slower.
+// A is the report of a run without raw block. B is one after an upgrade, without xfs: one result is
+// better, some are worse, and attaches are slower.
 func TestDiffListsWorseResultsFirst(t *testing.T) {
 	a, b := example(), example()
 	a.Run.Selected = []string{"rules", "ext4", "xfs", "data"}
@@ -496,7 +494,6 @@ func TestCheckReturnsAnErrorForAnInconsistentReport(t *testing.T) {
 	}
 }
 
-// status returns a function that gives one result of a report this status.
 func status(s Status) func(*Report) {
 	return func(r *Report) {
 		r.Results[3].Status = s

@@ -448,8 +448,7 @@ func (c *Check) newSnapshot(name oxide.Name, disk string) oxide.SnapshotCreatePa
 		Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}}
 }
 
-// snapshotsOf takes every snapshot of the disk for this run's, because that of a finalized disk has
-// no mark.
+// Every snapshot of the disk counts as this run's, because that of a finalized disk has no mark.
 func (c *Check) snapshotsOf(disk string) kind[*oxide.Snapshot] {
 	return kind[*oxide.Snapshot]{c.readSnapshot, c.removeSnapshot,
 		func(s *oxide.Snapshot) (string, bool) {
@@ -467,7 +466,7 @@ var (
 	tooSmall   = invalidValue("size", "total size must be at least 1 GiB")
 	noWholeGiB = invalidValue("size", "total size must be a multiple of 1 GiB")
 	tooLarge   = invalidValue("size", "total size must be less than 1023 GiB")
-	// The rack looks for whole blocks before it compares the size with the limits in GiB.
+	// The rack compares a size with the block size before it applies the limits in GiB.
 	noWholeBlock = invalidValue("size and block_size",
 		"total size must be a multiple of block size 512")
 	tooManyDisks   = invalidRequest("cannot attach more than 12 disks to instance")
@@ -482,8 +481,8 @@ func (c *Check) refusesBeyondQuota(params oxide.DiskCreateParams) {
 	}
 }
 
-// beyondQuota returns a size in whole GiB that exceeds what is left of the silo's quota. It first
-// sets a simulated rack's quota to what is used.
+// beyondQuota returns a size in whole GiB that exceeds what is left of the silo's quota. On a
+// simulated rack it first sets the quota to what is used.
 func (c *Check) beyondQuota() int64 {
 	if c.simulated() {
 		c.Switch("quota_bytes", c.storageUsed())
@@ -500,7 +499,6 @@ func noDriveHas(err error) bool {
 	return errors.Is(err, oxide.ErrInvalidValue) && refused.ErrorResponse.Message != tooSmall.Message
 }
 
-// beginDisk sends a request that creates a disk. The end of ctx cancels the request.
 func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
 	return begin(c, c.disks(), params.Body.Name, "create a disk", "create_hold",
@@ -539,9 +537,8 @@ func (c *Check) checkUndone(name oxide.Name, provisioned int64) {
 	equal(c, "what is provisioned afterwards", c.storageUsed(), provisioned)
 }
 
-// newDisk returns the request for a blank disk that is created together with an instance, and
-// removes the disk at the end of the check. Call it before the instance is created, so that the
-// instance is removed first.
+// newDisk returns a blank disk for the creation of an instance. Call it before createInstance,
+// because the steps of cleanup run in reverse, and the instance must be removed first.
 func (c *Check) newDisk() oxide.InstanceDiskAttachment {
 	blank := c.blank().Body
 	c.disks().removeNamed(c, blank.Name)
@@ -549,8 +546,7 @@ func (c *Check) newDisk() oxide.InstanceDiskAttachment {
 		Description: blank.Description, Size: blank.Size, DiskBackend: blank.DiskBackend}}
 }
 
-// hold is how long a simulated rack delays an operation, so that a check can act in the middle of
-// it.
+// hold is how long a simulated rack delays an operation, so that a check can act meanwhile.
 const hold = time.Second
 
 func attachedElsewhere(verb string, disk *oxide.Disk) Refused {
@@ -561,7 +557,7 @@ func notStopped(verb string) Refused {
 	return invalidRequest("cannot %s disk: instance is not fully stopped", verb)
 }
 
-// faultedDisk returns a faulted disk of a simulated rack: it lets the disk's deletion fail halfway.
+// faultedDisk lets the deletion of a disk of a simulated rack fail halfway.
 func (c *Check) faultedDisk() *oxide.Disk {
 	disk := c.disk()
 	c.fault(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind})

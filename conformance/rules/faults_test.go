@@ -30,16 +30,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// fault describes an error that answers an operation's requests, or a wrong value in its answers.
 type fault struct {
-	// legal means that a rack in order, or the network, may cause the fault. No rule may fail then.
+	// legal means that a rack in order, or the network, may cause the fault. Then no check may fail.
 	legal bool
-	// noticed means that a check must fail, or report that it could not test its rule. If noticed is
-	// false, the fault must leave nothing behind on the rack.
+	// noticed means that a check must fail, or report that it could not test its rule. Without
+	// noticed, the fault must leave nothing behind on the rack.
 	noticed bool
 	// once means that the fault strikes one request of each check instead of every request.
 	once bool
-	// send answers a request. If it is nil, the function alters changes trial.field of the answer.
+	// send answers a request. If it is nil, alters changes trial.field of the answer.
 	send   func(*faulting, *http.Request) (*http.Response, error)
 	alters alteration
 }
@@ -61,7 +60,7 @@ func faults() map[string]fault {
 		refuse := func(_ *faulting, req *http.Request) (*http.Response, error) {
 			return answer(req, status), nil
 		}
-		// A rack in order may answer with these statuses now and then, but not always.
+		// A rack in order may answer with these statuses at times, but not always.
 		passing := slices.Contains([]int{429, 500, 503}, status)
 		all[fmt.Sprint(status, "-once")] = fault{legal: passing, noticed: !passing, once: true,
 			send: refuse}
@@ -77,7 +76,7 @@ func faults() map[string]fault {
 }
 
 // alteration puts a wrong value into a field of an answer. It returns false if a reader would see
-// no change. n is another number in each call.
+// no change. Each call gets another n.
 type alteration func(object map[string]any, key string, n int64) bool
 
 var alterations = map[string]alteration{
@@ -100,7 +99,6 @@ var alterations = map[string]alteration{
 	"another each time": replace,
 }
 
-// pageChanges are the ways to change the objects of one page of a list.
 var pageChanges = map[string]alteration{
 	"dropped": onPage(func(items []any, at int) []any { return slices.Delete(items, at, at+1) }),
 	"doubled": onPage(func(items []any, at int) []any { return slices.Insert(items, at, items[at]) }),
@@ -121,8 +119,7 @@ func onPage(change func(items []any, at int) []any) alteration {
 	}
 }
 
-// replace replaces a value with another one of its type. It does not replace objects, whose fields
-// are replaced one by one.
+// replace leaves objects alone, because their fields are replaced one at a time.
 func replace(object map[string]any, key string, n int64) bool {
 	id := fmt.Sprintf("11111111-1111-4111-8111-%012d", n)
 	switch value := object[key].(type) {
@@ -152,27 +149,25 @@ func replace(object map[string]any, key string, n int64) bool {
 
 type trial struct {
 	operation string
-	// field is the field that is altered, or "". It joins the names of nested fields with dots.
+	// field is the field that is altered, or "". Dots separate the names of nested fields.
 	field string
 	how   string // the name of the fault
 	seed  uint64 // chooses the random parts of the trial
 }
 
-// concerns reports whether the fault may strike a request for this path. A page is changed only in
-// requests for lists that a check compares with each other.
+// concerns lets a page be changed only in lists that a check compares with each other.
 func (t trial) concerns(path string) bool {
 	return t.field != "items" || strings.Contains(path, "sort_by=") ||
 		strings.Contains(path, "page_token=")
 }
 
-// faulting is a transport that applies a fault to the requests of one operation.
 type faulting struct {
 	trial
 	fault
 	next http.RoundTripper
-	skip atomic.Int64 // the number of requests before the one that is struck once
-	// count counts the values that were to be altered. struck counts the requests that the fault has
-	// struck, or the values that it has altered.
+	skip atomic.Int64 // with once, the number of requests to let pass
+	// count counts the values that were to be altered, and struck those that were, or the requests
+	// that the fault has struck.
 	count, struck atomic.Int64
 }
 
@@ -199,7 +194,6 @@ func (f *faulting) late(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// cut sends a request to the rack and loses the answer.
 func (f *faulting) cut(req *http.Request) (*http.Response, error) {
 	resp, err := f.next.RoundTrip(req)
 	if err == nil {
@@ -217,7 +211,6 @@ func answer(req *http.Request, status int) *http.Response {
 	return legal.Answer(req, status, body, "X-Request-Id", id, "Content-Type", "application/json")
 }
 
-// visited sends a request, and visits the fields of each object in a successful answer.
 func visited(next http.RoundTripper, req *http.Request,
 	visit func(at string, object map[string]any, key string)) (*http.Response, error) {
 	resp, err := next.RoundTrip(req)
@@ -228,10 +221,9 @@ func visited(next http.RoundTripper, req *http.Request,
 	})
 }
 
-// surveyed records the rules' requests and the fields of the answers on a rack in order.
 type surveyed struct {
-	// asking has the passed rules that call each operation: first those that have noticed a fault,
-	// then the quickest.
+	// asking has, for each operation, the passed rules that call it: first those that have noticed a
+	// fault, then the quickest.
 	asking  map[string][]Rule
 	results map[string]Result
 	fields  map[trial]bool // the fields of the answers
@@ -241,7 +233,7 @@ func survey(t *testing.T, config Config) surveyed {
 	t.Helper()
 	s := surveyed{map[string][]Rule{}, map[string]Result{}, map[trial]bool{}}
 	var mu sync.Mutex
-	// mu guards the fields, because some checks send two requests at the same time.
+	// mu guards s.fields, because some checks send two requests at the same time.
 	config.Through = func(next http.RoundTripper) http.RoundTripper {
 		return legal.RoundTrip(func(req *http.Request) (*http.Response, error) {
 			operation := OperationOf(req.Method, PathOf(req))
@@ -301,25 +293,24 @@ const (
 	// sampledAsking is the number of rules that are checked with each legal fault. If PROOF_DURATION
 	// is set, all rules are checked, except with the fault never-answered.
 	sampledAsking = 3
-	// sampledTrials is the number of trials unless PROOF_DURATION is set. pageTrials is how often the
-	// test changes each list in each way.
+	// sampledTrials is the number of trials without PROOF_DURATION. Each list is changed in each way
+	// in pageTrials trials.
 	sampledTrials, pageTrials = 230, 25
 	// ruleTimeout limits a check, which may wait for a value that an altered answer hides.
 	ruleTimeout = 10 * time.Second
 )
 
-// faultTest tries faults on several racks at the same time.
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// altered is a survey of a simulated rack. real is a survey of a simulated rack without an admin
-	// listener, which real racks lack, too.
+	// altered is a survey of a simulated rack. real is one without the admin listener, as on a real
+	// rack.
 	altered, real surveyed
 	trials        []trial
 
 	mu sync.Mutex
 	// mu guards the fields below, and the order of rules in asking. same counts the faults that
-	// changed nothing. alarms are failures with which checks blamed the rack for legal faults.
+	// changed nothing. alarms are failures of checks under legal faults.
 	tried, noticed, same, legal int
 	alarms, missed              []string
 }
@@ -413,8 +404,8 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	return err
 }
 
-// placeOf chooses one of the requests that the fault may strike and that succeeded without a fault.
-// It returns how many other requests that the fault may strike precede it.
+// placeOf chooses a request that the fault may strike and that succeeded without a fault. It
+// returns how many requests that the fault may strike precede it.
 func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	before, places := int64(0), []int64{}
 	for _, e := range exchanges {
@@ -430,8 +421,6 @@ func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	return places[random.IntN(len(places))]
 }
 
-// sweep returns the names of the objects that the checks of a run left. If there are any, it resets
-// the rack.
 func sweep(ctx context.Context, rack *harness.Rack, mark string) (left []string, err error) {
 	state, err := rack.Admin.State(ctx)
 	text, errText := json.Marshal(state)
@@ -442,8 +431,7 @@ func sweep(ctx context.Context, rack *harness.Rack, mark string) (left []string,
 	return left, err
 }
 
-// draw lists the trials: each fault of each operation's requests, each alteration of each field
-// that somebody relies on, and changes of pages. It returns how many fields are irrelevant.
+// draw returns the number of irrelevant fields.
 func (h *faultTest) draw(t *testing.T) (ignored int) {
 	t.Helper()
 	add := func(operation, field, how string) {

@@ -70,8 +70,8 @@ var ofGuests = []tested{
 		first := c.plug(oxide.Name(stem + "-first"))
 		shown := c.device(SerialOf(first.Name))
 		c.plug(oxide.Name(stem + "-second"))
-		// The third disk is attached after the second, so its device appears later. When the third device
-		// has appeared, the second cannot appear any more.
+		// The third disk is attached after the second. When its device has appeared, the second cannot
+		// appear any more.
 		c.device(SerialOf(c.plug(c.name() + "-with-a-longer-name").Name))
 		var names []string
 		for _, d := range c.devices() {
@@ -234,14 +234,13 @@ var ofGuests = []tested{
 }
 
 const (
-	// serialBytes is the number of bytes of a disk's name that a guest sees.
+	// A guest sees the first serialBytes bytes of a disk's name.
 	serialBytes = 20
-	// qemuModel is the model of QEMU's NVMe controllers. QEMU pads models and serials with spaces.
+	// QEMU's NVMe controllers pad models and serials with spaces.
 	qemuModel = "QEMU NVMe Ctrl"
-	// deviceTimeout limits how long a guest takes to show a disk. A simulated guest needs less time,
-	// because the rack only writes a file.
+	// A simulated guest shows a disk sooner than a real one, because the rack only writes a file.
 	deviceTimeout, simulatedDeviceTimeout = time.Minute, 5 * time.Second
-	// defaultNetwork is the name of a new project's VPC, and of that VPC's subnet.
+	// A new project's VPC, and that VPC's subnet, are named defaultNetwork.
 	defaultNetwork = "default"
 	// natPorts is the number of ports that an instance has on its shared address.
 	natPorts = 1 << 14
@@ -265,8 +264,8 @@ func (c *Check) needGuest() {
 	}
 }
 
-// disksHere returns disks that the guest shows: with hot-plug those that this run attached, and
-// otherwise all disks of its instance.
+// With hot-plug, disksHere returns disks that this run attached, and otherwise all disks of its
+// instance.
 func (c *Check) disksHere() []oxide.Disk {
 	c.needGuest()
 	if c.Hotplug {
@@ -288,8 +287,8 @@ func (c *Check) plug(name oxide.Name) *oxide.Disk {
 	return c.attach(disk.Id, c.Here.ID).must()
 }
 
-// devices lists the guest's devices that have a serial. A device that appears or disappears
-// meanwhile may be missing.
+// devices lists the guest's devices with a serial. It may miss a device that appears or disappears
+// meanwhile.
 func (c *Check) devices() []device {
 	entries, err := fs.ReadDir(c.Here.Sys, "block")
 	c.must("list the guest's devices", err)
@@ -311,7 +310,6 @@ func (c *Check) devices() []device {
 	return all
 }
 
-// device waits for the guest's device with a serial, and demands that it is the only one.
 func (c *Check) device(serial string) (found device) {
 	c.awaitGuest(func() error {
 		var with []device
@@ -349,7 +347,6 @@ func (c *Check) awaitGuest(ask func() error) {
 
 var otherVPCs = invalidRequest("All interfaces must be in the same VPC")
 
-// interfaces returns a request for count interfaces, which takes the VPCs one after another.
 func interfaces(count int, vpcs ...string) oxide.InstanceNetworkInterfaceAttachment {
 	create := &oxide.InstanceNetworkInterfaceAttachmentCreate{
 		Params: []oxide.InstanceNetworkInterfaceCreate{}}
@@ -361,8 +358,8 @@ func interfaces(count int, vpcs ...string) oxide.InstanceNetworkInterfaceAttachm
 	return oxide.InstanceNetworkInterfaceAttachment{Value: create}
 }
 
-// networked creates a stopped instance with interfaces. A project of a real rack may lack the
-// default network, and its silo may lack a pool of addresses. The rule is not tested then.
+// networked creates a stopped instance with interfaces. If a real rack's project lacks the default
+// network, or its silo a pool of addresses, the rule is not tested.
 func (c *Check) networked(nics oxide.InstanceNetworkInterfaceAttachment) *oxide.Instance {
 	create := c.newInstance()
 	create.Body.NetworkInterfaces = nics
@@ -399,7 +396,7 @@ func onlyV6() oxide.InstanceNetworkInterfaceAttachment {
 }
 
 // guestsAddresses demands that an interface has none of the first five addresses of its subnet.
-// The check knows the subnet's size only in a new project.
+// Only in a new project is the size of the subnet known.
 func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 	var texts []string
 	switch stack := nic.IpStack.Value.(type) {

@@ -245,7 +245,7 @@ var ofInstances = []tested{
 			equal(c, "create an instance with the host name "+test.name,
 				unplaced(refusedBy(c.createInstance(params).err)), badBody(test.problem))
 		}
-		// The instance stays stopped, and so uses nothing of the silo (A20).
+		// The instance stays stopped, so it uses nothing of the silo (A20).
 		create(maxCPUs, maxMemory).must()
 	}},
 	{"A51", "instance_create disk_view", checkUndoneInstance},
@@ -271,8 +271,8 @@ var ofInstances = []tested{
 		c.startAndAwait(instance.Id)
 		c.staysAttached(disk.Id, instance.Id)
 	}},
-	// The first request has every mistake. The check corrects the mistake that the rack reports, and
-	// sends the request again.
+	// The first request has every mistake. The check corrects the one that the rack reports, and
+	// repeats.
 	{"A66", "instance_create", func(c *Check) {
 		create := c.newInstance()
 		body := create.Body
@@ -342,12 +342,11 @@ func (a computing) less(b computing) computing {
 	return computing{a.cpus - b.cpus, a.memory - b.memory}
 }
 
-// shows demands that a change of an instance's state succeeds, and that its answer shows the state.
 func shows(changed outcome[*oxide.Instance], want oxide.InstanceState) {
 	equal(changed.c, changed.step+": its state", changed.must().RunState, want)
 }
 
-// stopSlowly stops an instance. It makes a simulated rack as slow as a real one.
+// stopSlowly makes a simulated rack as slow as a real one.
 func (c *Check) stopSlowly(instance string) {
 	if c.simulated() {
 		c.Switch("instance_delay", adminapi.Duration(hold))
@@ -377,7 +376,7 @@ func checkChangeWhileCreating(c *Check) {
 	c.Await(seen.Id, oxide.InstanceStateStopped)
 }
 
-// updated sends an instance's present values as an update, after the function change altered them.
+// updated sends an instance's present values, altered by change, as an update.
 func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) outcome[*oxide.Instance] {
 	now := c.see(id)
 	body := &oxide.InstanceUpdate{Ncpus: now.Ncpus, Memory: now.Memory,
@@ -446,7 +445,7 @@ func (c *Check) madeWith(backend oxide.DiskBackend, size oxide.ByteCount,
 		Description: c.Description, Size: size, DiskBackend: backend}}
 }
 
-// checkOwnSilo checks that requests with and without the silo's name or ID show the same use.
+// Requests with and without the silo's name or ID must show the same use.
 func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
 	use := c.utilization()
 	quotas := asked(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,
@@ -465,13 +464,12 @@ func (c *Check) utilization() *oxide.Utilization {
 	return asked(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization").must()
 }
 
-// looks is how often steadily calls look on a real rack, because others may change what the silo
-// has provisioned between two reads.
+// looks is the number of calls of look on a real rack, because others may change what the silo has
+// provisioned between two reads.
 const looks = 3
 
-// steadily calls look, which checks what the silo has provisioned. If look finds a problem on a
-// real rack, steadily calls it again, because other users may have caused the problem. A rack that
-// breaks the rule causes the same problem each time.
+// steadily calls look again if it finds a problem on a real rack: other users may have caused the
+// problem, but a rack that breaks the rule causes the same one each time.
 func (c *Check) steadily(look func()) {
 	before := len(c.problems)
 	var found []string

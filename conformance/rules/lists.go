@@ -132,14 +132,14 @@ var ofLists = []tested{
 	}},
 }
 
-// reading records a list that was read to its end, in one order and with one page size.
+// reading is one read of a whole list, in one order and with one page size.
 type reading struct {
 	order string
 	limit int // the size of the pages
 	pages [][]listed
-	// gone has the IDs of objects that were deleted before the reading began, and deleted the objects
-	// that were deleted during it. made has the objects that were created during it, at a place in the
-	// order that had not been read yet.
+	// gone has the IDs of objects that were deleted before the reading. deleted has the objects that
+	// were deleted during it. made has those that were created during it, at a place in the order that
+	// had not been read yet.
 	gone          []string
 	deleted, made []listed
 }
@@ -154,8 +154,8 @@ var orders = map[string]func(a, b listed) int{
 var creation = time.Minute
 
 // judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each
-// reading must have the known objects. Any other object must be in all readings from the first to
-// the last that has it. If it was created before the time began, it must also be in all earlier
+// reading must have the known objects. Any other object must be in all readings between the first
+// and the last that has it. If it was created before the time began, it must also be in all earlier
 // readings, and if it still exists, in all later ones.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {
@@ -218,14 +218,14 @@ func judgeReadings(readings []reading, known []listed, began time.Time,
 }
 
 const (
-	// smallPages is the number of small pages after which a reading goes on with large pages.
+	// A reading goes on with large pages after smallPages small ones.
 	smallPages = 24
-	// allAtOnce is a page size that exceeds the length of every list.
+	// allAtOnce is a page size that exceeds every list's length.
 	allAtOnce = 10000
 )
 
-// readList reads a list to its end, and calls the function between, if any, after the first page.
-// It reports whether all pages had the limit of r.
+// readList reads a list to its end. After the first page it calls between, if that is not nil. It
+// reports whether all pages had the limit of r.
 func (c *Check) readList(list, path string, r *reading, between func()) (whole bool) {
 	what := fmt.Sprintf("%s in the order %s, in pages of %d", list, r.order, r.limit)
 	base, _, _ := strings.Cut(path, "?")
@@ -252,8 +252,8 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 }
 
 // checkList reads a list of n objects in each order, in pages of 1, 2, 3, n-1 and n objects, and
-// compares the readings. began is a time before the first reading. During one reading it calls the
-// function between, if any, which deletes an object of the list and creates another one.
+// compares the readings, which start after the time began. If between is not nil, one reading calls
+// it to delete an object of the list and to create another one.
 func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	between func() (gone, made listed)) {
 	readings, gone := []reading{{order: "id_ascending", limit: allAtOnce}}, []string{}
@@ -299,7 +299,6 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	c.extent.Look(whole)
 }
 
-// item returns the fields of an object that a list must show.
 func (c *Check) item(object any) listed {
 	shown := fieldsOf[listed](c, object)
 	if shown.Made.IsZero() {
@@ -336,7 +335,7 @@ func (c *Check) page(what, path string) listPage {
 	return page
 }
 
-// tokenText returns the decoded token of the page that follows lastSeen in the project's list.
+// tokenText returns the decoded token of the page after lastSeen.
 func (c *Check) tokenText(sortBy, lastSeen string) string {
 	return fmt.Sprintf(`{"v":"v1","page_start":{"sort_by":%q,"project":%q,"last_seen":%q}}`, sortBy,
 		c.Project, lastSeen)
@@ -347,7 +346,7 @@ func (c *Check) after(sortBy, lastSeen string) string {
 		[]byte(c.tokenText(sortBy, lastSeen))))
 }
 
-// previous returns the UUID before id. The page after that UUID begins with id.
+// previous returns the UUID before id, so that the page after it begins with id.
 func previous(id string) string {
 	parsed, err := uuid.Parse(id)
 	if err != nil {
@@ -358,7 +357,7 @@ func previous(id string) string {
 	return parsed.String()
 }
 
-// checkToken checks the text of the token that a page with only the first disk returns.
+// checkToken checks the token that a page with only the first disk returns.
 func (c *Check) checkToken(sortBy, query string) {
 	what := "the first disk with " + sortBy
 	first := c.page(what, "/v1/disks?limit=1&"+c.inProject()+query)

@@ -19,8 +19,7 @@ import (
 // GiB is the unit of disks' sizes, in bytes.
 const GiB = 1 << 30
 
-// name returns a new name for an object of the check. Its first 20 bytes, which a guest shows,
-// are unique.
+// name returns a new name. Its first 20 bytes, which a guest shows, are unique.
 func (r *TestedRack) name() oxide.Name {
 	r.made++
 	return oxide.Name(fmt.Sprintf("conf-%s-%05d", r.Mark, r.made))
@@ -28,7 +27,7 @@ func (r *TestedRack) name() oxide.Name {
 
 func (r *TestedRack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
 
-// beside returns the project that a request needs to find an object by its name; an ID needs none.
+// beside returns the project if which is a name; a request with an ID needs none.
 func (r *TestedRack) beside(which string) oxide.NameOrId {
 	if uuid.Validate(which) == nil {
 		return ""
@@ -89,12 +88,10 @@ func (c *Check) createDisk(params oxide.DiskCreateParams) outcome[*oxide.Disk] {
 	return created(made, c.disks(), params.Body.Name)
 }
 
-// kind has what the removal of an object of one kind needs.
 type kind[T any] struct {
-	// read reads an object by its name in the project.
 	read   func(ctx context.Context, name string) (T, error)
 	remove func(ctx context.Context, id string) error
-	// own returns the object's ID, and reports whether the object has the mark of this run.
+	// own returns the object's ID, and whether the object has the mark of this run.
 	own func(T) (id string, is bool)
 }
 
@@ -119,8 +116,8 @@ func created[T any](made outcome[T], k kind[T], name oxide.Name) outcome[T] {
 	return made
 }
 
-// removeNamed removes, at the end of the check, an object that may exist although its creation was
-// not confirmed. It leaves an object that the checks share, and one with another mark.
+// removeNamed removes, at the end of the check, an object whose creation was not confirmed. It
+// spares an object that the checks share, and one with another mark.
 func (k kind[T]) removeNamed(c *Check, name oxide.Name) {
 	c.cleanup(func(ctx context.Context) error {
 		made, err := k.read(ctx, string(name))
@@ -134,7 +131,7 @@ func (k kind[T]) removeNamed(c *Check, name oxide.Name) {
 	})
 }
 
-// isOwn reports whether an object has the description of the checks. The check of A70 extends it.
+// isOwn accepts a description that begins with the checks', because the check of A70 extends it.
 func (r *TestedRack) isOwn(description string) bool {
 	return strings.HasPrefix(description, strings.TrimSuffix(r.Description, "}"))
 }
@@ -146,7 +143,7 @@ func leavesOpen(status int) bool {
 	return status == http.StatusInternalServerError || MeansBusy(status)
 }
 
-// shares reports whether all checks share an object, so that no single check may remove it.
+// The checks share these objects, so no single check may remove them.
 func (r *TestedRack) shares(id string) bool {
 	return r.stopped != nil && r.stopped.Id == id || r.running != nil && r.running.Id == id ||
 		r.runningDisk != nil && r.runningDisk.Id == id
@@ -162,8 +159,7 @@ func (c *Check) deleteDisk(id string) outcome[any] {
 		"delete disk %s", id)
 }
 
-// removeDisk deletes a disk of this check. If necessary it first detaches the disk, or ends its
-// import.
+// If necessary, removeDisk first detaches the disk or ends its import.
 func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 	remove := func() error {
 		return gone(r.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
@@ -200,8 +196,6 @@ func (c *Check) deleteSnapshot(id string) outcome[any] {
 		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)}), "delete snapshot %s", id)
 }
 
-// newInstance returns a request for the smallest instance. It has no disks and no network, and
-// stays stopped.
 func (r *TestedRack) newInstance() oxide.InstanceCreateParams {
 	return oxide.InstanceCreateParams{Project: r.project(), Body: &oxide.InstanceCreate{
 		Name: r.name(), Description: r.Description, Hostname: "conformance",
@@ -210,15 +204,13 @@ func (r *TestedRack) newInstance() oxide.InstanceCreateParams {
 			Value: &oxide.InstanceNetworkInterfaceAttachmentNone{}}}}
 }
 
-// createInstance sends a request for an instance, and removes the instance at the end if it was
-// created.
 func (c *Check) createInstance(params oxide.InstanceCreateParams) outcome[*oxide.Instance] {
 	name := params.Body.Name
 	return created(asked(c.Client.InstanceCreate(c.ctx, params))(c, "create instance %s", name),
 		c.instances(), name)
 }
 
-// RemoveInstance deletes an instance of this check. If necessary it stops the instance first.
+// RemoveInstance deletes an instance of this run. If necessary, it stops the instance first.
 func (r *TestedRack) RemoveInstance(ctx context.Context, id string) error {
 	instance := oxide.NameOrId(id)
 	remove := func() error {
@@ -253,8 +245,7 @@ func (r *TestedRack) StoppedInstance(ctx context.Context) (*oxide.Instance, erro
 	return r.stopped, r.Await(ctx, r.stopped.Id, oxide.InstanceStateStopped)
 }
 
-// createShared creates an instance that the checks share. If the creation is not confirmed, it
-// reads the instance by its name.
+// createShared reads the instance by its name if the creation is not confirmed.
 func (r *TestedRack) createShared(ctx context.Context,
 	params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	made, err := r.Client.InstanceCreate(ctx, params)
@@ -279,19 +270,18 @@ func (c *Check) detach(disk, instance string) outcome[*oxide.Disk] {
 		"detach disk %s from instance %s", disk, instance)
 }
 
-// Await waits until an instance has a state.
+// Await waits until an instance is in the state want, or ends the check.
 func (c *Check) Await(instance string, want oxide.InstanceState) {
 	c.must(fmt.Sprintf("wait until instance %s is %s", instance, want),
 		c.TestedRack.Await(c.ctx, instance, want))
 }
 
-// stateTimeout limits how long a rack takes to start or stop an instance. patience limits how long
-// a check waits for any other change of the rack.
+// stateTimeout limits the start or stop of an instance, and patience the wait for any other change.
 const stateTimeout, patience = 3 * time.Minute, time.Minute
 
-// Await waits until an instance is in a state. It sends at most one request a second, because a
-// real rack takes many seconds. A failed read ends the wait, because the transport has already
-// repeated what may be repeated.
+// Await waits until an instance is in the state want. Its pauses grow to a second, because a real
+// rack takes many seconds. A failed read ends the wait, because the transport has already repeated
+// what may be repeated.
 func (r *TestedRack) Await(ctx context.Context, instance string, want oxide.InstanceState) error {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
@@ -309,14 +299,13 @@ func (r *TestedRack) Await(ctx context.Context, instance string, want oxide.Inst
 
 func (c *Check) simulated() bool { return c.Admin != nil }
 
-// needSimulated ends a check that cannot create its situation on a real rack.
 func (c *Check) needSimulated(why string) {
 	if !c.simulated() {
 		c.notTested("%s", why)
 	}
 }
 
-// situations is the unit of the measures that arrange adds. Check.run completes them after a check.
+// situations is the unit of the measures of arrange. Check.run completes them.
 const situations = "situations"
 
 // arrange reports whether the check can create a situation, which needs a simulated rack. If it
@@ -330,8 +319,8 @@ func (c *Check) arrange(situation string) bool {
 	return c.simulated()
 }
 
-// runningInstance returns a small instance that all checks share. It has one disk, attached
-// before its start. It has no boot disk and no network, and is never stopped.
+// runningInstance returns a small instance with one disk, attached before its start. It has no boot
+// disk and no network. All checks share it, and none stops it.
 func (c *Check) runningInstance() (*oxide.Instance, *oxide.Disk) {
 	if c.runningDisk == nil {
 		params := c.blank()
@@ -386,8 +375,8 @@ func (c *Check) startAndAwait(instance string) {
 	c.Await(instance, oxide.InstanceStateRunning)
 }
 
-// fail brings an instance of a simulated rack into the state failed: it starts the instance, and
-// lets a reboot fail. The instance needs a disk.
+// fail brings an instance of a simulated rack into the state failed, by a failed reboot. The
+// instance needs a disk.
 func (c *Check) fail(instance string) {
 	c.startAndAwait(instance)
 	c.fault(adminapi.Fault{Operation: "instance_reboot", Object: instance,
@@ -401,8 +390,8 @@ func (c *Check) disksOf(instance string) []oxide.Disk {
 		Instance: oxide.NameOrId(instance)}))(c, "list the disks of instance "+instance).must()
 }
 
-// attachedTo demands that the answer to a request shows a disk attached to an instance; "" demands
-// that it is detached.
+// attachedTo demands that an answer shows a disk attached to an instance, or detached if instance
+// is "".
 func attachedTo(answer outcome[*oxide.Disk], instance string) {
 	want := "detached"
 	if instance != "" {
@@ -416,16 +405,15 @@ func attachedTo(answer outcome[*oxide.Disk], instance string) {
 	equal(answer.c, answer.step+": the disk", got, want)
 }
 
-// staysAttached checks that a disk is attached to an instance; "" means that it is detached.
 func (c *Check) staysAttached(disk, instance string) {
 	attachedTo(c.viewDisk(disk), instance)
 }
 
-// Trial describes what a rack did with the disks of a running instance that the trial created. The
-// trial attaches a disk only if the rack refuses to detach one.
+// Trial describes what a rack did with the disks of a running instance. The trial attaches a disk
+// only if the rack refuses to detach one.
 type Trial struct {
 	Attaches, Detaches bool
-	// Says are findings that an operator can send to Oxide, one sentence each.
+	// Says has sentences that an operator can send to Oxide.
 	Says []string
 }
 
@@ -463,7 +451,7 @@ func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 	return t, result
 }
 
-// TryRefusal tries to attach a disk that another instance has, and reports how the rack refuses.
+// TryRefusal tries to attach a disk of another instance, and reports how the rack refuses.
 func (r *TestedRack) TryRefusal(ctx context.Context) (Trial, Result) {
 	var t Trial
 	result := r.Run(ctx, Rule{ID: "refusal", Check: func(c *Check) {
@@ -489,8 +477,8 @@ func SaysNotStopped(err error) bool {
 		strings.Contains(Brief(err), "instance is not fully stopped")
 }
 
-// Recorded describes an attach that the rack answered with an error although it now shows the disk
-// as attached. It returns "" for every other attach.
+// Recorded describes an attach that failed although the rack now shows the disk as attached. It
+// returns "" for every other attach.
 func Recorded(err error, disk *oxide.Disk, instance string) string {
 	attached, is := disk.State.AsAttached()
 	if err == nil || IsUnanswered(err) || !is || attached.Instance != instance {

@@ -347,8 +347,7 @@ var ofPlain = []tested{
 	}},
 }
 
-// expected is a plain request and the answer that the rack must give. A refusal has a code and a
-// message; a success has neither.
+// The answer to a request that must succeed has neither code nor message.
 type expected struct {
 	what    string
 	request Plain
@@ -375,7 +374,7 @@ func badBody(message string) Refused  { return bad("unable to parse JSON body: "
 
 func (c *Check) inProject() string { return "project=" + url.QueryEscape(c.Project) }
 
-// place matches the position of a mistake that serde appends to its message.
+// place matches the position of a mistake, with which serde ends its message.
 var place = regexp.MustCompile(` at line \d+ column \d+$`)
 
 func unplaced(r Refused) Refused {
@@ -387,8 +386,7 @@ func (c *Check) post(collection, body string) Plain {
 	return Plain{Method: "POST", Path: "/v1/" + collection + "?" + c.inProject(), Body: body}
 }
 
-// sendDisk sends a request for a disk with a body of diskBody, and removes the disk at the end if
-// it was created.
+// sendDisk creates a disk with a body of diskBody, and removes it at the end of the check.
 func (c *Check) sendDisk(body string) Answer {
 	name := c.name()
 	plain := c.post("disks", c.named(name, body))
@@ -415,15 +413,15 @@ func (c *Check) object(what string, a Answer) map[string]json.RawMessage {
 // Plain is a request that Oxide's client cannot send, or whose answer it hides.
 type Plain struct {
 	Method string
-	// Path is the encoded path and query, beginning with the slash.
+	// Path is the encoded path and query, with the slash.
 	Path string
 	Body string
-	// Header is added to the headers of every request: the token, the content type and the version of
-	// the API. An empty value removes one of these.
+	// Header is added to the token, the content type and the version of the API. An empty value
+	// removes one of these.
 	Header map[string]string
 }
 
-// Send sends a plain request. It ends the check if there is no answer.
+// Send sends a plain request. Without an answer it ends the check.
 func (c *Check) Send(p Plain) Answer {
 	return asked(c.send(p))(c, p.Method+" "+p.Path).must()
 }
@@ -434,7 +432,7 @@ func (c *Check) send(p Plain) (Answer, error) {
 	if err != nil {
 		return Answer{}, fmt.Errorf("make the request: %w", err)
 	}
-	// As Opaque the path is sent unchanged; as Path the client would normalize it.
+	// The client would normalize the path in Path, and sends that in Opaque unchanged.
 	route, query, _ := strings.Cut(p.Path, "?")
 	req.URL.Opaque = route
 	req.URL.RawQuery = query
@@ -458,7 +456,7 @@ func (c *Check) send(p Plain) (Answer, error) {
 	return Answer{resp.StatusCode, resp.Header, body}, nil
 }
 
-// APIVersion is the API version that the pinned client requests.
+// APIVersion is the version that the pinned client requests.
 const APIVersion = "2026060800.0.0"
 
 func invalidRequest(format string, args ...any) Refused {
@@ -471,7 +469,6 @@ func invalidValue(label, problem string) Refused {
 
 func inConflict(message string) Refused { return Refused{409, "Conflict", message} }
 
-// notFound returns the refusal of a request for an object whose "id" or "name" is unknown.
 func notFound(kind, by, what string) Refused {
 	return Refused{404, "ObjectNotFound", fmt.Sprintf("not found: %s with %s %q", kind, by, what)}
 }
@@ -496,7 +493,7 @@ var (
 		"snapshots to free up resources or contact the rack operator to request a capacity increase."}
 )
 
-// fields has the fields of an object that the client knows, by their JSON names.
+// fields has an object's fields that the client knows, with their JSON names.
 type fields map[string]json.RawMessage
 
 // fieldsOf splits an object into [fields], or a list into []fields.
@@ -509,7 +506,7 @@ func fieldsOf[T any](c *Check, object any) (parts T) {
 	return parts
 }
 
-// same checks that two answers show the same object. It compares all fields except those in but.
+// same checks that two answers show the same object, except for the fields in but.
 func (c *Check) same(what string, got, want any, but ...string) {
 	g, w := fieldsOf[fields](c, got), fieldsOf[fields](c, want)
 	all := maps.Clone(w)
@@ -521,7 +518,7 @@ func (c *Check) same(what string, got, want any, but ...string) {
 	}
 }
 
-// listed checks that a list contains an object exactly once, with the same fields as want.
+// listed checks that a list contains an object exactly once, with the same fields.
 func (c *Check) listed(what string, list, want any) {
 	id := string(fieldsOf[fields](c, want)["id"])
 	items := fieldsOf[[]fields](c, list)
@@ -532,22 +529,21 @@ func (c *Check) listed(what string, list, want any) {
 	}
 }
 
-// diskBody returns a body that creates a disk named d. The arguments are pairs of a text and its
-// replacement.
+// diskBody returns a body that creates a disk named d. The arguments are texts and their
+// replacements.
 func diskBody(change ...string) string {
 	return strings.NewReplacer(change...).Replace(`{"name":"d","description":"made by a check",` +
 		`"size":1073741824,"disk_backend":{"type":"distributed",` +
 		`"disk_source":{"type":"blank","block_size":512}}}`)
 }
 
-// named gives the disk in a body a name, and the description of the check.
+// named puts a name, and the description of the check, into a body.
 func (c *Check) named(name oxide.Name, body string) string {
 	return strings.NewReplacer(`"d"`, fmt.Sprintf("%q", name), `"made by a check"`,
 		fmt.Sprintf("%q", c.Description)).Replace(body)
 }
 
-// badBodies checks that the rack refuses each body. A case has a description, a body and the reason
-// that the rack must give.
+// A case of badBodies has a description, a body and the reason that the rack must give.
 func (c *Check) badBodies(cases [][3]string) {
 	for _, test := range cases {
 		equal(c, "create a disk with "+test[0], unplaced(c.sendDisk(test[1]).Refused()), badBody(test[2]))
@@ -556,8 +552,8 @@ func (c *Check) badBodies(cases [][3]string) {
 
 const notAName = "data did not match any variant of untagged enum NameOrId"
 
-// idOf returns the request's ID, which the body of a refusal must contain. It is in the header or,
-// if a proxy in front of a real rack removed that, only in the body.
+// idOf returns the request's ID from the header or, if a proxy in front of a real rack removed
+// that, from the body of a refusal.
 func (c *Check) idOf(what string, a Answer) string {
 	id := a.Header.Get("X-Request-Id")
 	if id == "" && !c.simulated() {

@@ -26,21 +26,21 @@ import (
 
 // Config configures the checks of a rack.
 type Config struct {
-	// Host, Token and Project have the meaning of the driver's settings of those names. CAFile, if
-	// it is not empty, is a file with the authority of a private certificate in PEM.
+	// Host, Token and Project have the meaning of the driver's settings. CAFile is "" or a PEM file
+	// with the authority of a private certificate.
 	Host, Token, Project, CAFile string
-	// Mark is the run's mark: 1 to 8 characters of a-z0-9. It is a part of the name of every object
-	// that the checks create. Description is the description of these objects.
+	// Mark is the run's mark: 1 to 8 characters of a-z0-9. The name of every object contains it.
+	// Description is the description of every object.
 	Mark, Description string
-	// Hotplug is true if the rack attaches and detaches disks while an instance runs. AttachOnly is
-	// true if it only attaches them.
+	// Hotplug means that the rack attaches and detaches disks while an instance runs, and AttachOnly
+	// that it only attaches them.
 	Hotplug, AttachOnly bool
 	// Here is the instance in which this program runs. If it is nil, rules about guests are not
 	// tested.
 	Here *GuestFiles
-	// Through, if it is not nil, wraps the transport of all requests to the rack.
+	// Through wraps the transport of all requests to the rack, if it is not nil.
 	Through func(http.RoundTripper) http.RoundTripper
-	// Admin is the admin listener of a simulated rack. It is nil for a real rack.
+	// Admin is the admin listener of a simulated rack, and nil for a real one.
 	Admin *adminapi.Client
 }
 
@@ -50,7 +50,7 @@ type GuestFiles struct {
 	Sys fs.FS
 }
 
-// TestedRack is a rack that is being checked. Its checks run one at a time.
+// TestedRack is a rack with checks that run one at a time.
 type TestedRack struct {
 	Config
 	// Client is Oxide's own client, unmodified.
@@ -61,15 +61,14 @@ type TestedRack struct {
 	closeIdle func()
 	// cleaning limits the removal of what a check created. pause is the time between two tries.
 	cleaning, pause time.Duration
-	// made is the number of names that were given to objects.
-	made int
+	made            int
 	// The checks share two instances: stopped is never started, and running is never stopped.
 	// runningDisk was attached to running before its start.
 	stopped, running *oxide.Instance
 	runningDisk      *oxide.Disk
 }
 
-// Open prepares the checks. It sends no request to the rack.
+// Open prepares the checks without a request to the rack.
 func Open(c Config) (*TestedRack, error) {
 	transport, err := harness.Transport(c.CAFile)
 	if err != nil {
@@ -95,7 +94,7 @@ func Open(c Config) (*TestedRack, error) {
 	return r, nil
 }
 
-// connections reuses the connections of reads, because a handshake takes longer than a read. Each
+// connections reuses connections for reads, because a handshake takes longer than a read. Each
 // change has a new connection: a proxy may close a reused one while the request is sent, and then
 // nobody knows whether the rack has received the change.
 type connections struct{ reads, changes http.RoundTripper }
@@ -110,13 +109,11 @@ func (c connections) RoundTrip(r *http.Request) (*http.Response, error) {
 const (
 	// triesPause gives a busy rack time to do its work.
 	triesPause = 2 * time.Second
-	// requestTimeout limits a request, which may run a saga on a busy rack. requestPatience limits how
-	// long it is repeated.
+	// requestTimeout limits a request, which may run a saga on a busy rack, and requestPatience its
+	// repetitions.
 	requestTimeout, requestPatience = 2 * time.Minute, 15 * time.Second
-	// idleTimeout limits how long a connection stays open for the next request.
-	idleTimeout = 3 * time.Second
-	// answerExcerpt is the number of bytes of an answer that are kept.
-	answerExcerpt = 1 << 10
+	idleTimeout                     = 3 * time.Second
+	answerExcerpt                   = 1 << 10
 )
 
 // Close removes the objects that the checks shared, and closes the connections.
@@ -144,7 +141,7 @@ func (r *TestedRack) Close(ctx context.Context) error {
 // HTTP returns the HTTP client that sends the requests.
 func (r *TestedRack) HTTP() *http.Client { return r.http }
 
-// Exchanges returns, and forgets, the requests and answers since the last check or call.
+// Exchanges returns the requests and answers since the last check or call, and forgets them.
 func (r *TestedRack) Exchanges() []RecordedCall { return r.recorder.take() }
 
 func refusal(err error) *oxide.HTTPError {
@@ -152,7 +149,7 @@ func refusal(err error) *oxide.HTTPError {
 	return refused
 }
 
-// Brief describes an error of the client in one line, because the error's own text fills a page.
+// Brief returns an error of the client in one line, because its own text fills a page.
 func Brief(err error) string {
 	refused := refusal(err)
 	if refused == nil {
@@ -183,8 +180,8 @@ func statusOf(err error) int {
 	return 0
 }
 
-// IsUnanswered reports whether a call of the client ended without a readable answer. The client's
-// error does not show the cause.
+// IsUnanswered reports whether a call of the client got no readable answer. The client's error does
+// not show the cause.
 func IsUnanswered(err error) bool { return err != nil && refusal(err) == nil }
 
 // IsGone reports whether the rack answered that the object does not exist.
@@ -211,7 +208,7 @@ func (r Refused) String() string {
 	return fmt.Sprintf("HTTP %d %s: %s", r.Status, cmp.Or(r.Code, "without a code"), r.Message)
 }
 
-// refusedBy returns the rack's refusal in an error of the client, or the zero value.
+// refusedBy returns the refusal in an error of the client, or the zero value.
 func refusedBy(err error) Refused {
 	refused := refusal(err)
 	if refused == nil || refused.HTTPResponse == nil || refused.ErrorResponse == nil {
@@ -234,7 +231,7 @@ type Answer struct {
 	Body   []byte
 }
 
-// Refused reads the answer as a refusal.
+// Refused returns the answer as a refusal.
 func (a Answer) Refused() Refused {
 	body := errorIn(a.Body)
 	return Refused{a.Status, body.ErrorCode, body.Message}
@@ -247,24 +244,23 @@ func errorIn(body []byte) (e oxide.ErrorResponse) {
 
 // RecordedCall is one request to the rack and its answer.
 type RecordedCall struct {
-	// Operation is the API's operationId, or "" for an unknown path.
+	// Operation is the API's operationId; "" means that the path is unknown.
 	Operation    string
 	Method, Path string
-	// Status is 0 when there was no answer.
+	// Status is 0 without an answer.
 	Status    int
 	ErrorCode string
 	RequestID string
 	Began     time.Time
 	Took      time.Duration
-	// Answer is the beginning of the answer's body.
-	Answer string
+	Answer    string
 
 	repeated bool   // the same request was sent again, and the later answer counts
 	failure  error  // why there is no answer
 	location string // the target of a redirect
 }
 
-// ErrNotSent is wrapped by a transport's error if the transport refused to send the request.
+// ErrNotSent is wrapped by the error of a transport that refused to send a request.
 var ErrNotSent = errors.New("the request was not sent")
 
 // recorder is a transport that keeps every exchange until take returns it. It repeats every request
@@ -297,8 +293,8 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// mayRepeat reports whether to send a request again: a second one has no second effect and may get
-// another answer. An untrusted certificate stays untrusted.
+// mayRepeat reports whether a second request has no second effect and may get another answer. An
+// untrusted certificate stays untrusted.
 func mayRepeat(e RecordedCall) bool {
 	if _, untrusted := errors.AsType[*tls.CertificateVerificationError](e.failure); untrusted {
 		return false
@@ -307,13 +303,12 @@ func mayRepeat(e RecordedCall) bool {
 		e.Method == http.MethodGet && (e.unanswered() || MeansBusy(e.Status))
 }
 
-// unanswered reports whether a request was sent and not canceled, but got no answer.
 func (e RecordedCall) unanswered() bool {
 	return e.failure != nil && !errors.Is(e.failure, ErrNotSent) &&
 		!errors.Is(e.failure, errAnother) && !errors.Is(e.failure, context.Canceled)
 }
 
-// rewind prepares a request to be sent again. It returns false if that is impossible.
+// rewind returns false if the request cannot be sent again.
 func rewind(req *http.Request) bool {
 	if req.GetBody == nil {
 		return req.Body == nil || req.Body == http.NoBody
@@ -323,7 +318,7 @@ func rewind(req *http.Request) bool {
 	return err == nil
 }
 
-// retryAfter returns the time that the rack asks to wait; 0 means that the caller may choose.
+// retryAfter returns 0 if the caller may choose the pause.
 func retryAfter(resp *http.Response) time.Duration {
 	if resp == nil {
 		return 0
@@ -354,7 +349,7 @@ func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error)
 	}
 	exchange.Status, exchange.RequestID = resp.StatusCode, resp.Header.Get("X-Request-Id")
 	exchange.location = resp.Header.Get("Location")
-	// Redact before the answer is cut, because half a token would not be recognized.
+	// Redact before the cut, because half a token would not be recognized.
 	answer := strings.ReplaceAll(string(body), r.token, "[redacted]")
 	exchange.Answer = answer[:min(len(answer), answerExcerpt)]
 	if resp.StatusCode >= 300 {
@@ -363,11 +358,11 @@ func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error)
 	return exchange, resp, nil
 }
 
-// errAnother means that the rack has shown another object than the one that was read.
+// errAnother means that the rack has shown another object than the one asked for.
 var errAnother = errors.New("the rack shows another object")
 
-// another returns an error if an answer shows another object than the one that was read by ID or by
-// name. The reader would take the object for the right one, and might delete it.
+// another returns an error if a read by ID or by name shows another object. The reader would take
+// that for the right one, and might delete it.
 func another(operation, which string, status int, body []byte) error {
 	if status != http.StatusOK || !slices.Contains([]string{"disk_view", "snapshot_view",
 		"instance_view", "image_view", "project_view"}, operation) {
@@ -428,7 +423,7 @@ func objects(kind string) []operation {
 // PathOf returns the path of a request.
 func PathOf(req *http.Request) string { return cmp.Or(req.URL.Opaque, req.URL.Path) }
 
-// OperationOf returns the operation of a request, or "" if it is unknown here.
+// OperationOf returns the operation of a request, or "" if it is unknown.
 func OperationOf(method, urlPath string) string {
 	for _, op := range operations {
 		if is, err := path.Match(op.pattern, urlPath); err == nil && is && op.method == method {

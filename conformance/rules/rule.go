@@ -24,25 +24,18 @@
 //
 // A check is a function that gets a [Check], in the table of its subject. Each request returns an
 // outcome, from which the check demands a value or a refusal. A check ends at the first problem
-// after which it cannot continue:
-//
-//	{"A34", "instance_disk_attach", func(c *Check) { // refused attaches
-//		disk, stopped := c.disk(), c.StoppedInstance()
-//		running, there := c.runningInstance()
-//		c.attach(there.Id, stopped.Id).refused(attachedElsewhere("attach", there))
-//		c.attach(disk.Id, stopped.Id).must()
-//		…
-//	}},
+// after which it cannot continue.
 //
 // If the driver looks before the operation, the rule says "The driver looks first" and names the
 // operation, and a test compares the rule with the driver's calls. A mutation in simulator/broken
 // breaks the rule. If that endangers the driver, the mutation's DriverSays has the driver's reason
 // to refuse.
 //
-// faults_test.go tests the checks. It alters the fields of the rack's answers, one at a time: a
-// check must fail, or the table irrelevant states why nobody relies on the field. It also applies
-// every fault to the requests of every operation. A fault that the network or a rack in order may
-// cause must fail no check and leave nothing behind. Every other fault must fail a check.
+// The tests in faults_test.go test the checks. They alter the fields of the rack's answers, one at
+// a time: a check must fail, or the table irrelevant states why nobody relies on the field. They
+// also apply every fault to the requests of every operation. A fault that the network or a rack in
+// order may cause must fail no check. Every other fault must fail a check, or leave its rule
+// untested.
 //
 // The package does not use Ginkgo, and uses the rack only through its API.
 package rules
@@ -65,37 +58,35 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Rule is one assumption of the driver or the simulator about a rack, a row of ASSUMPTIONS.md.
+// Rule is one assumption about racks, a row of ASSUMPTIONS.md.
 type Rule struct {
 	// ID is "A" and two digits. It is never used for another rule.
 	ID string
-	// Says states what a rack does, Why names the code that relies on this and the purpose, and Source
-	// states how we know it, all as Markdown.
+	// Says states what a rack does, Why names the code that relies on this and its purpose, and Source
+	// states how we know it. All are Markdown.
 	Says, Why, Source string
-	// Calls are the operations that the check tests. A check that got no answer to one of them fails,
-	// because it has proved nothing.
+	// Calls are the operations that the check tests. Without an answer to each of them the check
+	// fails, because it has proved nothing.
 	Calls []string
-	// Check checks the rule on a rack.
 	Check func(*Check)
 }
 
-// Status is the result of a check.
+// Status is the status of a result.
 type Status = report.Status
 
 const passed, failed, blocked, notTested = report.Passed, report.Failed, report.Blocked,
 	report.NotTested
 
-// Result is the result of a rule's check on a rack.
+// Result is the result of a rule's check.
 type Result struct {
-	// Result has the status (Passed, Failed, Blocked on a rack without hot-plug, or NotTested if the
-	// check could not create its situation), the reason, the extent of the last try, the duration and
-	// the number of tries. A failed check is repeated if an answer was missing, or if it said that the
-	// rack was busy (429, 502, 503, 504) or has failed (500).
+	// Status is Passed, Failed, Blocked on a rack without hot-plug, or NotTested if the check could
+	// not create its situation. Extent is that of the last try. A failed check is repeated if an
+	// answer was missing, or if it said that the rack was busy (429, 502, 503, 504) or has failed
+	// (500).
 	report.Result
-	// Undecided means that the rule was not tested because something disturbed the check, such as a
-	// limit of requests. Another run may be able to test it.
+	// Undecided means that something disturbed the check, such as a limit of requests, so that the
+	// rule was not tested. Another run may be able to test it.
 	Undecided bool
-	// Exchanges are all requests of the check and their answers.
 	Exchanges []RecordedCall
 }
 
@@ -116,7 +107,7 @@ func triesOf(exchanges []RecordedCall) int {
 	return most
 }
 
-// Run runs the check of a rule. It repeats a failed check if a disturbance may be the reason.
+// Run runs the check of a rule, and repeats a failed one if a disturbance may be the reason.
 func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 	began := time.Now()
 	var result Result
@@ -148,7 +139,7 @@ func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 	return result
 }
 
-// answers waits until the rack answers. It returns false if that takes too long.
+// answers returns false if the rack does not answer in time.
 func (r *TestedRack) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, r.recorder.patience)
 	defer cancel()
@@ -156,7 +147,7 @@ func (r *TestedRack) answers(ctx context.Context) bool {
 	return !IsUnanswered(err) && !IsBusy(err)
 }
 
-// disturbed reports whether a request got no answer or that of a busy rack, and was not sent again.
+// disturbed reports whether a request got no answer or that of a busy rack, and was not repeated.
 func (e RecordedCall) disturbed() bool {
 	return !e.repeated && (e.unanswered() || MeansBusy(e.Status))
 }
@@ -175,7 +166,7 @@ func (c *Check) undecided(exchanges []RecordedCall) string {
 		// A 503 with an error code is the rack's own, and counts as its answer if it persists.
 		case e.disturbed() && (e.Status != http.StatusServiceUnavailable || e.ErrorCode == ""):
 			return fmt.Sprintf("%s was answered HTTP %d: the rack is busy", what, e.Status)
-		// Only the check of A39, the rule about this lock, expects the lock.
+		// Only the check of A39 expects this lock.
 		case e.Status == http.StatusConflict && c.rule.ID != "A39" &&
 			strings.Contains(e.Answer, "volume repair lock"):
 			return what + " was answered HTTP 409, volume repair lock: the rack seems to replace a region " +
@@ -194,7 +185,7 @@ func (c *Check) undecided(exchanges []RecordedCall) string {
 	return ""
 }
 
-// quotaNeeded is the most that the checks use of the silo's quota at one time.
+// The checks use at most quotaNeeded of the silo's quota at one time.
 const quotaNeeded = 16 * GiB
 
 func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
@@ -215,9 +206,8 @@ func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
 	return passed, ""
 }
 
-// extentOf returns the kinds of answers to the operations that the check tests, and the measures
-// that the check added. Answers of a rack that is busy or fails (429, 500, 502, 503, 504) count
-// only if there are no others.
+// extentOf returns the kinds of answers to the operations that the check tests, and the check's
+// measures. Answers of a rack that is busy or fails count only if there are no others.
 func (c *Check) extentOf(exchanges []RecordedCall) (all report.Extent) {
 	for _, failures := range []bool{false, true} {
 		for _, e := range exchanges {
@@ -253,13 +243,13 @@ type Check struct {
 	extent    report.Extent
 	withoutID bool // an answer had no x-request-id
 	unclean   bool // an object of the check is left
-	// undo are the steps that remove the check's objects. The last step runs first.
+	// The last step of undo runs first.
 	undo []func(context.Context) error
 }
 
 type over struct{}
 
-// run runs the check and removes its objects, also when the run is interrupted.
+// run also removes the check's objects, even if the run is interrupted.
 func (c *Check) run() {
 	defer c.clean()
 	defer func() {
@@ -314,8 +304,7 @@ func (c *Check) blocked(format string, args ...any) {
 	panic(over{})
 }
 
-// cleanup adds a step that removes something after the check. The step must succeed if the object
-// does not exist.
+// cleanup adds a step to undo. The step must succeed if its object does not exist.
 func (c *Check) cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
 
 type outcome[T any] struct {
@@ -325,7 +314,7 @@ type outcome[T any] struct {
 	err   error
 }
 
-// asked returns the outcome of a request: asked(c.Client.DiskView(…))(c, "read disk %s", id).
+// asked returns an outcome: asked(c.Client.DiskView(…))(c, "read disk %s", id).
 func asked[T any](value T, err error) func(c *Check, step string, args ...any) outcome[T] {
 	return func(c *Check, step string, args ...any) outcome[T] {
 		return outcome[T]{c, fmt.Sprintf(step, args...), value, err}
@@ -341,13 +330,12 @@ func (o outcome[T]) as(what string) outcome[T] {
 	return o
 }
 
-// must returns the value of the answer, or ends the check if the rack has refused the request.
 func (o outcome[T]) must() T {
 	o.c.must(o.step, o.err)
 	return o.value
 }
 
-// refused demands that the rack has refused the request with exactly this answer.
+// refused demands exactly this refusal.
 func (o outcome[T]) refused(want Refused) {
 	switch found := refusedBy(o.err); {
 	case o.err == nil:
@@ -365,8 +353,8 @@ func (c *Check) must(step string, err error) {
 	}
 }
 
-// Patiently repeats a step while the rack says that it is busy, and for a limited time while the
-// rack does not answer or fails. A read that shows another object is not repeated.
+// Patiently repeats a step while the rack says that it is busy, and for requestPatience while it
+// fails or does not answer. A read that shows another object is not repeated.
 func Patiently(ctx context.Context, step func(context.Context) error) error {
 	away := time.Now().Add(requestPatience)
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
@@ -415,14 +403,13 @@ type underway[T any] struct {
 	err        error
 	problems   int // that the check had found before
 	seen       T   // the object as a read shows it while the request is unanswered
-	// carriedOut, if it is not nil, reports whether the rack has carried out the request, answered
-	// or not.
+	// carriedOut is nil or reports whether the rack has carried out the request, answered or not.
 	carriedOut func() bool
 }
 
 // begin sends a request that creates an object, and waits until a read shows the object. A
 // simulated rack completes the request only when the check calls end. The end of the check removes
-// the object of the name, whether its creation was confirmed or not.
+// the object, whether its creation was confirmed or not.
 func begin[T any](c *Check, k kind[T], name oxide.Name, what, hold string,
 	send func() (T, error)) *underway[T] {
 	u := &underway[T]{c: c, what: what, hold: hold, problems: len(c.problems)}
@@ -471,9 +458,9 @@ func (u *underway[T]) over() bool {
 	}
 }
 
-// end makes a simulated rack complete the request, and returns its outcome. If a real rack may have
-// completed the request before, the problems that the check found since begin prove nothing: end
-// drops them and ends the check as not tested.
+// end makes a simulated rack complete the request, and returns its outcome. On a real rack that may
+// have completed it before, the problems found since begin prove nothing: end drops them and ends
+// the check as not tested.
 func (u *underway[T]) end() outcome[T] {
 	c := u.c
 	if c.simulated() {
@@ -490,12 +477,9 @@ func (u *underway[T]) end() outcome[T] {
 	return asked(u.answer, u.err)(c, u.what)
 }
 
-// assumptions is the table of the rules: what each says, why it matters and how we know it.
-//
 //go:embed ASSUMPTIONS.md
 var assumptions string
 
-// tested has the ID of a rule, the operations that its check tests, and the check.
 type tested struct {
 	id, calls string
 	check     func(*Check)
@@ -503,7 +487,7 @@ type tested struct {
 
 var table = slices.Concat(ofDisks, ofGuests, ofInstances, ofLists, ofPlain, ofSnapshots)
 
-// All lists the rules of ASSUMPTIONS.md in the order of their IDs, each with its check.
+// All lists the rules of ASSUMPTIONS.md in the order of their IDs.
 func All() []Rule {
 	var all []Rule
 	for line := range strings.Lines(assumptions) {

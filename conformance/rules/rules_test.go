@@ -69,11 +69,11 @@ func TestTheSimulatorCitesExactlyTheListedRules(t *testing.T) {
 	}
 }
 
-// marks numbers the runs, so that the names of their objects differ: a run on a broken rack may
-// leave objects that would disturb the next one.
+// marks numbers the runs. The names of their objects must differ, because a run on a broken rack
+// may leave objects that would disturb the next one.
 var marks atomic.Int64
 
-// configOf configures the checks of a simulated rack, as from inside its first instance.
+// configOf configures the checks as from inside the rack's first instance.
 func configOf(rack *harness.Rack, hotplug bool) Config {
 	here := rack.Instance("")
 	return Config{Host: rack.URL, Token: rack.Token, Project: rack.Project, CAFile: rack.CA,
@@ -82,8 +82,8 @@ func configOf(rack *harness.Rack, hotplug bool) Config {
 		Here:  &GuestFiles{ID: here.ID, Sys: os.DirFS(filepath.Join(here.Guest, "sys"))}}
 }
 
-// startRack starts a rack. In make proofs, only racks that are started with arguments have the race
-// detector: those of TestARackInOrderKeepsEveryRule.
+// In make proofs, only racks that are started with arguments have the race detector: those of
+// TestARackInOrderKeepsEveryRule.
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -163,7 +163,6 @@ func TestARestartedRackCompletesTheStartOfAnInstance(t *testing.T) {
 	}
 }
 
-// onRacks tries the cases on several racks at the same time.
 func onRacks[T any](t *testing.T, cases []T, try func(*harness.Rack, T) error) {
 	t.Helper()
 	var racks [3]*harness.Rack
@@ -225,8 +224,8 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 		noticed.Load())))
 }
 
-// answering opens the checks of a rack that gives the same body to every request. It answers with
-// the statuses of the script, one after another, and repeats the last one; 0 means no answer.
+// answering opens a rack that gives every request the same body, and the statuses of the script in
+// turn, of which it repeats the last; 0 means no answer.
 func answering(t *testing.T, body string, script ...int) *TestedRack {
 	t.Helper()
 	var asked atomic.Int64
@@ -399,8 +398,8 @@ func TestARecordedAnswerDoesNotContainTheToken(t *testing.T) {
 	}
 }
 
-// TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer loses one answer of a trial. A lost answer must
-// not look like a refusal, or like an attach that failed and stayed recorded (A17).
+// A lost answer must not look like a refusal, or like an attach that failed and stayed recorded
+// (A17).
 func TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -201,7 +201,6 @@ var ofSnapshots = []tested{
 	}},
 }
 
-// beginSnapshot starts to take a snapshot, and waits until the snapshot is visible.
 func (c *Check) beginSnapshot(disk string) *underway[*oxide.Snapshot] {
 	name := c.name()
 	u := begin(c, c.snapshotsOf(disk), name, "take a snapshot", "snapshot_hold",
@@ -225,7 +224,7 @@ func (r *TestedRack) finalize(ctx context.Context, disk string, snapshot oxide.N
 		Disk: oxide.NameOrId(disk), Body: &oxide.FinalizeDisk{SnapshotName: snapshot}})
 }
 
-// EndImport ends the import of a disk. Before that, the disk cannot be deleted.
+// EndImport ends the import of a disk, which cannot be deleted before.
 func (r *TestedRack) EndImport(ctx context.Context, disk *oxide.Disk) error {
 	switch disk.State.State() {
 	case oxide.DiskStateStateImportingFromBulkWrites:
@@ -328,7 +327,7 @@ func (c *Check) createImage(params oxide.ImageCreateParams) outcome[*oxide.Image
 	return made
 }
 
-// viewImage reads an image by its ID, or by its name in a project. No project means the silo.
+// viewImage reads an image by its ID, or by its name in a project; "" means the silo.
 func (c *Check) viewImage(which string, project oxide.NameOrId) outcome[*oxide.Image] {
 	return asked(c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(which),
 		Project: project}))(c, "read image %s", which)
@@ -338,7 +337,7 @@ func (r *TestedRack) deleteImage(ctx context.Context, id string) error {
 	return r.Client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: oxide.NameOrId(id)})
 }
 
-// checkPromotion gives an image to the silo and back. On a real rack others would see it.
+// checkPromotion gives an image to the silo and back. On a real rack, others would see it.
 func (c *Check) checkPromotion(image *oxide.Image) {
 	ref := oxide.NameOrId(image.Id)
 	promote := func() outcome[*oxide.Image] {
