@@ -279,7 +279,7 @@ func stranger(t *testing.T, user uint32, args ...string) (end func() error) {
 	}
 }
 
-// As on a real rack, the runs have no admin listener. All check the rules. If the form is not short,
+// As on a real rack, the runs have no admin listener. All check the rules. If the form is not short
 // those of some kinds also run csi-sanity, with one kind of access.
 func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 	t.Parallel()
