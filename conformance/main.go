@@ -166,7 +166,7 @@ type settings struct {
 
 	// command has the verb and the flags, without their values: a shell's command may have a password.
 	command              []string
-	selected             []string
+	selected             []string // the parts that run, in their order
 	onlyText, budgetText string
 	budget               amount
 	yes                  bool // the program runs or cleans without a question

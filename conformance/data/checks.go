@@ -176,6 +176,7 @@ func (b *Bench) accesses() []string {
 	return b.Accesses
 }
 
+// startTimeout limits how long an instance takes to stop, or to start and answer.
 const startTimeout = 5 * time.Minute
 
 const volumeBytes = harness.GiB
@@ -275,8 +276,8 @@ func (s *checkRun) during(step string, part func()) {
 	harness.Must(harness.Wrap(ended(part), "%s", step))
 }
 
-// cleanUp removes what the check created, the newest first, and continues after an error. So a
-// creation that must be repeated still has its source, a volume or a snapshot.
+// cleanUp removes what the check created, and continues after an error. The newest goes first, so
+// that a creation that must be repeated still has its source, a volume or a snapshot.
 func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
 		err = errors.Join(err, undo(ctx))

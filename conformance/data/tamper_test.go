@@ -182,6 +182,7 @@ func (m byteMutant) tamper() string {
 	return fmt.Sprintf("%s:%s:%d:%d", m.wrong, moments[m.look.Kind], m.at, m.look.Bytes)
 }
 
+// boundary is the size of the pieces into which a rack divides a disk.
 const boundary = 64 * harness.MiB
 
 // drawBytes draws a block near an end, near a boundary, or anywhere else.

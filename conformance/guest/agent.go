@@ -410,6 +410,7 @@ func blockDevice(dir string) (d Device, err error) {
 		SizeBytes: 512 * number("size"), BlockSize: number("queue/logical_block_size")}, nil
 }
 
+// attribute strips the padding of firmware: NULs and spaces.
 func attribute(dir, name string) (string, error) {
 	text, err := ReadFile(filepath.Join(dir, name))
 	return strings.Trim(string(text), "\x00 \n"), err

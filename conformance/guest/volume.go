@@ -184,7 +184,7 @@ func (s *Scan) note(piece []byte, from int64, hash io.Writer) {
 		if allZero(block) {
 			continue
 		}
-		_ = binary.Write(hash, binary.LittleEndian, at)
+		_ = binary.Write(hash, binary.LittleEndian, at) // a hash returns no error
 		_, _ = hash.Write(block)
 		if len(block) < BlockBytes {
 			continue
@@ -411,7 +411,7 @@ func (p Pattern) compare(block []byte, n int64) *Finding {
 	return f
 }
 
-// If whole is false, the checksum of the block is wrong.
+// If whole is false, the mark or the checksum of the block is wrong.
 func identify(block []byte) (p Pattern, whole bool) {
 	p = Pattern{
 		Seed:       binary.LittleEndian.Uint64(block[8:]),

@@ -294,6 +294,7 @@ type PlainWriter struct {
 	Redact *strings.Replacer
 }
 
+// Write writes the plain text.
 func (w PlainWriter) Write(text []byte) (int, error) {
 	clean := string(text)
 	if w.Redact != nil {

@@ -477,8 +477,8 @@ func SaysNotStopped(err error) bool {
 		strings.Contains(Brief(err), "instance is not fully stopped")
 }
 
-// Recorded describes an attach that failed although the rack now shows the disk as attached. It
-// returns "" for every other attach.
+// Recorded describes an attach that the rack answered with an error although it shows the disk as
+// attached. It returns "" for every other attach.
 func Recorded(err error, disk *oxide.Disk, instance string) string {
 	attached, is := disk.State.AsAttached()
 	if err == nil || IsUnanswered(err) || !is || attached.Instance != instance {

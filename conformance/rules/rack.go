@@ -29,8 +29,8 @@ type Config struct {
 	// Host, Token and Project have the meaning of the driver's settings. CAFile is "" or a PEM file
 	// with the authority of a private certificate.
 	Host, Token, Project, CAFile string
-	// Mark is the run's mark: 1 to 8 characters of a-z0-9. The name of every object contains it.
-	// Description is the description of every object.
+	// Mark is the run's mark: 1 to 8 characters of a-z0-9. The name of every object that the
+	// checks create contains it. Description is the description of these objects.
 	Mark, Description string
 	// Hotplug means that the rack attaches and detaches disks while an instance runs, and AttachOnly
 	// that it only attaches them.
@@ -253,7 +253,7 @@ type RecordedCall struct {
 	RequestID string
 	Began     time.Time
 	Took      time.Duration
-	Answer    string
+	Answer    string // the beginning of the body, without the token
 
 	repeated bool   // the same request was sent again, and the later answer counts
 	failure  error  // why there is no answer

@@ -91,6 +91,7 @@ func (w *testCluster) attachOnce(a *storagev1.VolumeAttachment) error {
 	return w.rack.AttachDisk(w.ctx, disk, instance)
 }
 
+// explain returns the message with which the driver reports an error of the rack.
 func explain(err error) string {
 	var answer *oxide.HTTPError
 	if errors.As(err, &answer) && answer.HTTPResponse.StatusCode == http.StatusBadRequest {

@@ -68,7 +68,7 @@ type testCluster struct {
 	outage  time.Time
 	starter bool
 	looked  time.Time
-	mended  bool
+	mended  bool // all disturbances have ended
 	// The rack attaches disks to running instances since hotAttach, and also detaches them since
 	// hotplug.
 	hotplug, hotAttach time.Time

@@ -145,7 +145,7 @@ var (
 	filesystems = []string{"ext4", "xfs", "btrfs", "block"}
 	// stages contains the orchestrator's calls and the workload's write on a node, in order.
 	stages = []string{"attach", "stage", "publish", "write", "unpublish", "unstage", "detach"}
-	// plugs contains the disturbances of a machine, and of its disk while a workload may use it.
+	// plugs contains the disturbances of a machine and of its disk.
 	plugs = []string{"killed", "disk pulled", "reset", "paused", "disk put back"}
 )
 
@@ -166,8 +166,8 @@ type pull struct {
 
 // draw returns a random plan. Consecutive plans have all kinds and plugs, and each kills the
 // machine when the volume has records. The first eight move a volume of each kind from either
-// kernel to the other. Only an xfs is restored beside its origin: Linux 6.1 cannot mount a btrfs
-// and its copy at the same time.
+// kernel to the other. A disk is pulled only while a workload may use it. Only an xfs is restored
+// beside its origin: Linux 6.1 cannot mount a btrfs and its copy at the same time.
 func draw(r *rand.Rand, number int) plan {
 	p := plan{number: number, kind: filesystems[number%len(filesystems)],
 		first: (number + number/4) % 2, moves: r.IntN(2) == 0 || number < 8,

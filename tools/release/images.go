@@ -146,7 +146,7 @@ func (r *release) joinArchitectures(name, dir string) (err error) {
 const digests = "DIGESTS"
 
 // containerdName is the annotation from which containerd and Docker take the name of an image that
-// they import from a file. Manifests use the same name.
+// they import from a file. The manifests in deploy use the same name.
 const containerdName = "io.containerd.image.name"
 
 // writeLayout writes a tar of the layout l with root as its only entry, and records root's digest.
