@@ -300,7 +300,7 @@ type operation struct {
 	Waiting []string `json:"waiting,omitempty"`
 	// Volumes contains, under their names, the PersistentVolumes for which the instance is stopped.
 	Volumes      map[string]cause `json:"volumes,omitempty"`
-	StatefulSets []string         `json:"statefulSets,omitempty"`
+	StatefulSets []string         `json:"statefulSets,omitempty"` // with pods that stop with the node
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
 	// Late reports whether the operation only starts an instance that stopped after the last one.
@@ -314,7 +314,7 @@ func (r *operation) id() string { return r.Started.UTC().Format("20060102T150405
 type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
-	Stopped  bool      `json:"stopped"`
+	Stopped  bool      `json:"stopped"` // whether the operation requested the stop
 	// StoppedWith maps each StatefulSet whose pods stopped with the node to the end of the operation.
 	// Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
@@ -329,8 +329,8 @@ type outcome struct {
 	Volumes map[string]history `json:"volumes,omitempty"`
 }
 
-// records returns the ConfigMap of records, which may not exist yet, and maps the UID of each Node
-// to its record.
+// records returns the ConfigMap of records, or an empty one if it does not exist yet, and the
+// records by the UIDs of their Nodes.
 func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]record, error) {
 	found, err := k.Kubernetes.Core.ConfigMaps(k.Namespace).Get(ctx, RecordsName, metav1.GetOptions{})
 	switch {

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-const pace = time.Second
+const pace = time.Second // between two rounds during an operation
 
 // lateStop is how long after an operation a stop of the instance counts as the keeper's own: a
 // keeper may have died while its request was on its way.

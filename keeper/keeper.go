@@ -127,6 +127,7 @@ func Connect(config *rest.Config, userAgent string) (*Cluster, error) {
 	return &c, nil
 }
 
+// component is the keeper's name in events, and the name of its Lease and its ConfigMap.
 const component = "oxide-node-keeper"
 
 func (k *Keeper) report(ctx context.Context, n *corev1.Node, r *operation, reason, message string) {
@@ -406,8 +407,8 @@ type Config struct {
 	ColdAttach, StartupTaint, LeavingNodes, DryRun, Fence bool
 	// NodeName is the node on which this keeper runs. The keeper never stops it.
 	NodeName string
-	// Settle is how long no further volume may begin to wait on a node before the keeper stops it. The
-	// keeper stops it anyway when a volume has waited five times as long.
+	// Settle is how long the keeper waits for further volumes after the last one began to wait on a
+	// node. It stops the node anyway when a volume has waited five times as long.
 	Settle time.Duration
 	// These fields limit how often nodes are stopped; see the flags. A nil Window is always open.
 	MinInterval, StatefulSetInterval   time.Duration
@@ -518,4 +519,5 @@ func (w *Window) open(now time.Time) bool {
 	return !next.IsZero() && !next.After(now) // zero: there is none within five years
 }
 
+// String returns the window's cron expression and its length.
 func (w *Window) String() string { return fmt.Sprintf("%q for %s", w.text, w.length) }

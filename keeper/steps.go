@@ -314,7 +314,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 		k.instanceGone(ctx, n.Record.Instance) == nil:
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
-		// A record of the same step also reports the problem again.
+		// Recording the same step again also reports the problem again.
 		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its start was "+
 			"requested; the keeper goes on trying: see the instance on the rack", k.Config.StartTimeout))
 	case err != nil:

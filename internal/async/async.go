@@ -24,7 +24,7 @@ func Recover(ctx context.Context, log *slog.Logger, work string, err *error) {
 	if !ok {
 		raised = &RaisedPanic{p, debug.Stack()}
 	}
-	// Do not log the panic's value, which may quote the request.
+	// Do not log the panic's value, which may quote the request. The stack does not.
 	log.ErrorContext(ctx, "panic", "in", work, "type", fmt.Sprintf("%T", raised.Value),
 		"stack", string(raised.stack))
 	*err = csierr.New(csierr.Internal, "bug in the driver: %s panicked; see its log", work)
@@ -42,6 +42,7 @@ type RaisedPanic struct {
 	stack []byte
 }
 
+// String returns the text that the Go runtime prints if the panic ends the process.
 func (p *RaisedPanic) String() string {
 	return fmt.Sprintf("%v, raised in another goroutine:\n%s", p.Value, p.stack)
 }

@@ -113,6 +113,7 @@ func TestOutputTailReturnsOneQuotedLine(t *testing.T) {
 	}
 }
 
+// entry matches a section of docs/reasons.md, definition a constant in reasons.go.
 var (
 	entry      = regexp.MustCompile("### `(\\w+)`\n\n`(\\w+)`.*\\.\n[^#]+\\.\n\nDo: ([^#]+)\n")
 	definition = regexp.MustCompile(`\t(\w+) +Reason = "(\w+)"`)

@@ -39,6 +39,7 @@ func Coded(code codes.Code, reason Reason, format string, args ...any) error {
 // Error returns the sentence without the reason, so that other errors can wrap it.
 func (e *Error) Error() string { return e.err.Error() }
 
+// Unwrap returns the wrapped error, which has the same sentence.
 func (e *Error) Unwrap() error { return e.err }
 
 // WithText returns an Error with the same reason and code, and another sentence.

@@ -41,7 +41,8 @@ const (
 	Failed Outcome = "failed"
 )
 
-// Fields describe a change. Mount flags have no field, because CSI calls them sensitive.
+// Fields describe a change. Volume, Snapshot and Instance are ids. No field may contain a secret,
+// so mount flags have no field: CSI calls them sensitive.
 type Fields struct {
 	Volume   string `json:"volume,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"`

@@ -234,8 +234,7 @@ func (w World) has(kind, text, project string) error {
 
 // Gone returns nil if an object is gone that the rack did not find. With another token, project or
 // rack, the rack would not find it either. So Gone first checks that the ids in World are
-// unchanged. Then it calls the function in again, which must read the object once more and not find
-// it.
+// unchanged. Then it calls again(), which must read the object once more and not find it.
 func (c *Client) Gone(ctx context.Context, again func() error) error {
 	if _, err := c.LookAtWorld(ctx); err != nil {
 		return err

@@ -325,6 +325,7 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 // list continues. CSI allows 128 bytes and the page token has about 200, so it is compressed. If it
 // is still too long it is omitted, and the pager skips entries up to the id.
 
+// packToken returns a starting token. page is "" for the rack's first page.
 func packToken(project, after, page string) string {
 	raw, err := base64.URLEncoding.DecodeString(page)
 	if err != nil || page == "" || base64.URLEncoding.EncodeToString(raw) != page {

@@ -125,9 +125,9 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 	return answer, nil
 }
 
-const maxRequestID = 64
+const maxRequestID = 64 // a rack's ids are UUIDs
 
-const maxErrorBytes = 64 << 10
+const maxErrorBytes = 64 << 10 // more than any error of a rack has
 
 type errorBody struct {
 	io.Reader
@@ -209,6 +209,7 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// retry returns nil if there is no newer token, or if the body cannot be sent again.
 func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
 	fresh, err := t.Tokens.get(req.Context(), true)
 	if err != nil || fresh == token {

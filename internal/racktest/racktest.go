@@ -1,5 +1,5 @@
 // Package racktest serves a scripted rack for tests. A script may contain responses that no working
-// rack sends. It also lists the requests that the driver has to send.
+// rack sends. It also lists, in order, the requests that the driver has to send.
 package racktest
 
 import (
@@ -114,7 +114,7 @@ func (e Exchange) To(want string) Exchange {
 	return e
 }
 
-// Serve serves the script until the test ends. A line without a request fails the test.
+// Serve serves the script until the test ends. The test fails if a line is not used.
 func Serve(t *testing.T, lines ...Exchange) (url string) {
 	t.Helper()
 	s := &script{t: t, lines: lines, worldly: map[string]bool{}}

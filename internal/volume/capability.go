@@ -30,7 +30,7 @@ func IsFilesystem(fsType string) bool { return slices.Contains(Filesystems, fsTy
 var Filesystems = []string{Ext4, Ext3, XFS, Btrfs}
 
 // supportedModes are the access modes in which one node reads and writes the volume, because a rack
-// attaches a disk to one instance (RFD 595). How many workloads share it is up to the node.
+// attaches a disk to one instance (RFD 595). How many workloads share the volume is up to the node.
 var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
@@ -246,7 +246,8 @@ var attrFlags = map[string]struct{ set, clear uint64 }{
 }
 
 var (
-	superFlags   = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
+	superFlags = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
+	// ignoredFlags are for mount(8) and init systems.
 	ignoredFlags = []string{"", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser"}
 	// labelFlags are SELinux's flags, which every filesystem accepts. Kubelet may add context.
 	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}

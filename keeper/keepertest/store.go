@@ -226,6 +226,7 @@ func (s *Server) apply(c call) ([]byte, error) {
 	return written.json, nil
 }
 
+// merge applies a JSON merge patch (RFC 7396).
 func merge(object, patch map[string]any) map[string]any {
 	if object == nil {
 		object = map[string]any{}

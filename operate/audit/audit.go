@@ -124,7 +124,7 @@ type comparison struct {
 }
 
 // compare lists the rack's objects, reads the wanted volumes, and lists the rack's objects again,
-// so that an orphan existed before and after the read.
+// so that an orphan existed before and after the read. An incomplete list is an error.
 func (a *audit) compare(ctx context.Context) (*comparison, error) {
 	world, err := a.World(ctx)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 // step is a step of a change or of an undo. The function do sends at most one request. Until done
 // returns true, the objects are read again and do is called again. If do has to wait, it returns
-// what it waits for. A step without do is done when the plan is gone.
+// what it waits for. If the field done is nil, the step is done when the plan is gone.
 type step struct {
 	name     string
 	describe func(p plan) string

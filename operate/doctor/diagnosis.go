@@ -305,6 +305,7 @@ func ParseQuestion(args []string) (q Question, err error) {
 	return q, nil
 }
 
+// String returns the question as it was asked.
 func (q Question) String() string {
 	return strings.TrimSpace(q.Kind + " " + path.Join(q.Namespace, q.Name))
 }
