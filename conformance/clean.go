@@ -439,30 +439,37 @@ type item struct {
 
 func (w *job) inventory(ctx context.Context) (all inventory, err error) {
 	defer harness.Catch(&err)
-	client, project := w.client, w.projectName
 	// If the rack does not answer, each list takes long. So the first error ends the inventory.
-	must := func(kind string, err error) { harness.Must(briefly("list the project's "+kind, err)) }
-	instances, failed := client.InstanceListAllPages(ctx, oxide.InstanceListParams{Project: project})
+	instances, failed := w.client.InstanceListAllPages(ctx,
+		oxide.InstanceListParams{Project: w.projectName})
 	for _, n := range instances {
 		all = append(all, item{"instance", n.Id, n.Name, n.Description, string(n.RunState), 0, nil})
 	}
-	must("instances", failed)
-	disks, failed := client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})
-	for _, d := range disks {
-		all = append(all, item{"disk", d.Id, d.Name, d.Description, string(d.State.State()), d.Size, &d})
-	}
-	must("disks", failed)
-	snapshots, failed := client.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: project})
-	for _, s := range snapshots {
-		all = append(all, item{"snapshot", s.Id, s.Name, s.Description, string(s.State), s.Size, nil})
-	}
-	must("snapshots", failed)
-	images, failed := client.ImageListAllPages(ctx, oxide.ImageListParams{Project: project})
+	harness.Must(briefly("list the project's instances", failed))
+	all = append(all, harness.Got(w.volumes(ctx))...)
+	images, failed := w.client.ImageListAllPages(ctx, oxide.ImageListParams{Project: w.projectName})
 	for _, m := range images {
 		all = append(all, item{"image", m.Id, m.Name, m.Description, "", m.Size, nil})
 	}
-	must("images", failed)
+	harness.Must(briefly("list the project's images", failed))
 	return all, nil
+}
+
+// volumes lists the disks and snapshots of the project.
+func (w *job) volumes(ctx context.Context) (all inventory, err error) {
+	disks, err := w.client.DiskListAllPages(ctx, oxide.DiskListParams{Project: w.projectName})
+	for _, d := range disks {
+		all = append(all, item{"disk", d.Id, d.Name, d.Description, string(d.State.State()), d.Size, &d})
+	}
+	if err != nil {
+		return nil, briefly("list the project's disks", err)
+	}
+	snapshots, err := w.client.SnapshotListAllPages(ctx,
+		oxide.SnapshotListParams{Project: w.projectName})
+	for _, s := range snapshots {
+		all = append(all, item{"snapshot", s.Id, s.Name, s.Description, string(s.State), s.Size, nil})
+	}
+	return all, briefly("list the project's snapshots", err)
 }
 
 // count returns how many objects and attachments there are, for the report's ledger.
@@ -502,25 +509,6 @@ func (i inventory) of(run string) inventory {
 	return slices.DeleteFunc(slices.Clone(i), func(one item) bool {
 		return run == "" || one.run() != run
 	})
-}
-
-func (i inventory) ids(kind string) (ids []string) {
-	for _, one := range i {
-		if one.kind == kind {
-			ids = append(ids, one.id)
-		}
-	}
-	return ids
-}
-
-// attached returns the ID of each attached disk, with that of its instance.
-func (i inventory) attached() (all []string) {
-	for _, one := range i {
-		if instance := one.attachedTo(); instance != "" {
-			all = append(all, one.id+" "+instance)
-		}
-	}
-	return all
 }
 
 func (i inventory) names() (names []string) {

@@ -561,9 +561,9 @@ func from(rack *bed, instance string, env map[string]string) {
 func TestRunsInOneInstanceTakeTurns(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
-	run := func() (w *job) {
-		w = jobOn(t, rack)
-		w.here = csitest.Got(w.find(t.Context(), "a"))(t)
+	run := func() *job {
+		w := jobOn(t, rack)
+		w.sysfsRoot = rack.Instance("a").Guest + "/sys"
 		return w
 	}
 	release := csitest.Got(run().claimInstance(t.Context()))(t)

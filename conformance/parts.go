@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -25,7 +26,6 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -52,7 +52,7 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	formatter.ColorableStdOut = log
 	suite, reporter := GinkgoConfiguration()
 	suite.PollProgressAfter = time.Minute
-	suite.GracePeriod = time.Minute
+	suite.GracePeriod, suite.Timeout = time.Minute, 0
 	reporter.NoColor, reporter.SilenceSkips = true, true
 	var accesses []string
 	for _, c := range csisuite.Combinations() {
@@ -75,33 +75,38 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	RegisterFailHandler(Fail)
 	csisuite.Quiet()
 	var point, each int
+	look := func() inventory {
+		all, err := w.volumes(ctx)
+		w.exchanges = append(w.exchanges, w.rack.Exchanges()...)
+		if err != nil {
+			return nil
+		}
+		return all
+	}
 	var before inventory
-	var unseen error // before could not be listed
+	var misled []error
 	ReportBeforeSuite(func(r Report) {
 		each = r.PreRunStats.TotalSpecs / len(accesses) // the specs are the same for each access
 	})
-	ReportBeforeEach(func(r SpecReport) {
+	// Ginkgo does not wait for the end of an interrupted function that takes no SpecContext.
+	ReportBeforeEach(func(_ SpecContext, r SpecReport) {
 		if access := r.ContainerHierarchyTexts[0]; w.progress.part != access {
 			w.progress.enter(access, each)
 		}
 		point = len(w.calls.since(0))
 		if !r.State.Is(types.SpecStateSkipped | types.SpecStatePending) {
-			before, unseen = w.inventory(ctx)
+			before = look()
 		}
 	})
-	ReportAfterEach(func(r SpecReport) {
+	ReportAfterEach(func(_ SpecContext, r SpecReport) {
 		calls := w.calls.since(point)
 		result := w.unlessLost(ctx, resultOf(r, calls, w.rack.Hotplug))
-		if result.Status == report.Failed && mayMislead(calls) && ctx.Err() == nil {
-			after, err := w.inventory(ctx)
-			if err = errors.Join(unseen, err); err == nil {
-				err = w.othersChanged(before, after, calls)
-			}
-			if err != nil {
+		if result.Status == report.Failed {
+			if err := w.misled(ctx, before, look(), calls); err != nil {
 				result.Status = report.NotTested
 				result.Reason = fmt.Sprintf("%s; what the spec found therefore says nothing: %s", err,
 					result.Reason)
-				w.incomplete(fmt.Errorf("%s %s is not tested: %w", result.Group, result.Name, err))
+				misled = append(misled, err)
 			}
 		}
 		w.result(result)
@@ -115,6 +120,10 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	RunSpecs(&verdictOfSpecs{}, "csi-sanity", suite, reporter)
 	if err == nil {
 		_ = os.Chdir(here) // the directory may be gone
+	}
+	if len(misled) > 0 {
+		w.incomplete(fmt.Errorf("specs that are not tested: %d, the first because %w", len(misled),
+			misled[0]))
 	}
 	return driver.Stop()
 }
@@ -181,63 +190,63 @@ func resultOf(r SpecReport, calls []rpc, hotplug bool) report.Result {
 	return result
 }
 
-// mayMislead reports whether objects of other users of the project can have made a spec fail. They
-// are in lists, and they use capacity and an instance's places for disks. They have other names.
-func mayMislead(calls []rpc) bool {
-	return slices.ContainsFunc(calls, func(c rpc) bool {
-		switch c.name {
-		case "ListVolumes", "ListSnapshots", "GetCapacity", "NodeGetInfo":
-			return true
-		}
-		return c.code == codes.ResourceExhausted
-	})
+// misled returns why other users of the silo may have made a spec fail, or nil. Their objects are
+// in lists, and they use the quota and the places for disks of this instance. before and after have
+// the disks and snapshots before and after the spec, or are nil if these could not be listed.
+func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) error {
+	if before == nil || after == nil || ctx.Err() != nil {
+		return nil
+	}
+	if err := w.othersChanged(before, after, calls); err != nil {
+		return err
+	}
+	full := slices.ContainsFunc(calls, func(c rpc) bool { return c.reason == "RackFull" })
+	if full && w.room(ctx) < parts["block"].need.gib {
+		return errors.New("others use the silo's quota")
+	}
+	return nil
 }
 
-// othersChanged returns an error if the objects of other users were not the same before a spec, in
-// each complete list that its calls got, and after it.
+// othersChanged returns an error if objects of others that the calls deal with have changed since
+// before, or were in a list although they should not be: the driver lists their attached disks, and
+// their snapshots that are ready.
 func (w *job) othersChanged(before, after inventory, calls []rpc) error {
 	own := map[string]bool{}
 	for _, one := range append(before.of(w.id), after.of(w.id)...) {
 		own[one.id] = true
 	}
-	foreign := func(objects []string) string {
-		objects = slices.DeleteFunc(slices.Clone(objects), func(object string) bool {
-			id, _, _ := strings.Cut(object, " ")
-			return own[id] || w.budget.made(id)
-		})
-		slices.Sort(objects)
-		return strings.Join(objects, ", ")
-	}
-	for _, kind := range []struct{ name, of, list string }{
-		{"disks", "disk", "ListVolumes"}, {"snapshots", "snapshot", "ListSnapshots"}} {
-		want := foreign(before.ids(kind.of))
-		looks := append(lists(calls, kind.list), after.ids(kind.of))
-		if slices.ContainsFunc(looks, func(ids []string) bool { return foreign(ids) != want }) {
-			return fmt.Errorf("others have made or deleted %s in the project meanwhile", kind.name)
+	for _, call := range calls {
+		in := func(item) bool { return false }
+		switch call.name {
+		case "ListVolumes":
+			in = func(i item) bool { return i.kind == "disk" }
+		case "ListSnapshots":
+			in = func(i item) bool { return i.kind == "snapshot" }
+		case "ControllerPublishVolume":
+			in = func(i item) bool { return i.attachedTo() == w.here.Id }
 		}
-	}
-	if foreign(before.attached()) != foreign(after.attached()) {
-		return errors.New("others have attached or detached disks in the project meanwhile")
+		foreign := func(all inventory) map[string]string {
+			states := map[string]string{}
+			for _, one := range all {
+				if in(one) && !own[one.id] {
+					states[one.id] = one.state + " " + one.attachedTo()
+				}
+			}
+			return states
+		}
+		states := foreign(before)
+		changed := !maps.Equal(states, foreign(after))
+		for _, id := range call.listed {
+			state, _, _ := strings.Cut(states[id], " ")
+			listed := state == "attached" || state == "ready" || own[id] || w.budget.made(id)
+			changed = changed || !listed
+		}
+		if changed {
+			return fmt.Errorf("others changed their disks or snapshots meanwhile, which %s deals with",
+				call.name)
+		}
 	}
 	return nil
-}
-
-// lists returns the IDs of each list that the calls got from its first to its last page.
-func lists(calls []rpc, name string) (all [][]string) {
-	var ids []string
-	begun := false
-	for _, c := range calls {
-		if c.name != name || c.code != codes.OK || c.object != "" { // the object selects entries
-			continue
-		}
-		if c.page.first {
-			ids, begun = nil, true
-		}
-		if ids = append(ids, c.page.ids...); begun && c.page.last {
-			all, begun = append(all, ids), false
-		}
-	}
-	return all
 }
 
 // rpcNames matches the names of CSI's RPCs. The name of a spec contains the RPC that it tests.

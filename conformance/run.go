@@ -39,6 +39,11 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
 		Go: runtime.Version(), Kernel: kernel, OS: osRelease(), Arch: runtime.GOARCH,
 		Tools: toolVersions()}
+	release, err := w.claimInstance(ctx)
+	if err != nil {
+		return interruptedOr(ctx, ExitUsage), fmt.Errorf("nothing was made: %w", err)
+	}
+	defer release()
 	if !w.preflight(ctx) {
 		if ctx.Err() != nil {
 			return ExitInterrupted, errors.New("interrupted; nothing was made")
@@ -61,22 +66,22 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 		return ExitUsage, fmt.Errorf("nothing was made: %w", err)
 	}
 	w.settings.report = folder
-	release, err := w.claimInstance(ctx)
-	if err != nil {
-		return interruptedOr(ctx, ExitUsage), fmt.Errorf("nothing was made: %w", err)
-	}
-	defer release()
 	w.carryOut(ctx)
 	return w.finish(ctx)
 }
 
 // claimInstance waits until no other run is in this instance: runs attach disks to it, csi-sanity
-// until it is full. The claim is a socket without a file, so it ends with the process.
+// until it is full. The claim is a socket without a file, so it ends with the process. Runs in
+// different network namespaces do not see each other's claims.
 func (w *job) claimInstance(ctx context.Context) (release func(), err error) {
+	id, err := w.firmwareID()
+	if err != nil {
+		return func() {}, nil // the preflight explains it
+	}
 	// On simulated racks, instances with the same name have the same ID.
-	sum := sha256.Sum256([]byte(w.here.Id + w.here.TimeCreated.String()))
+	sum := sha256.Sum256([]byte(id + w.sysfsRoot))
 	name := fmt.Sprintf("@oxide-conformance-%x", sum[:16])
-	for waits := false; ; waits = true {
+	for backoff := (harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}); ; {
 		claim, err := net.Listen("unix", name)
 		if err == nil {
 			return func() { _ = claim.Close() }, nil
@@ -84,9 +89,7 @@ func (w *job) claimInstance(ctx context.Context) (release func(), err error) {
 		if !errors.Is(err, syscall.EADDRINUSE) {
 			return nil, fmt.Errorf("claim this instance: %w", err)
 		}
-		if !waits {
-			w.say("Another run is in this instance: waiting until it ends.")
-		}
+		w.say("Another run is in this instance: waiting until it ends.")
 		// The connection is never accepted. It ends with the claim.
 		other, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
 		if err == nil {
@@ -95,8 +98,8 @@ func (w *job) claimInstance(ctx context.Context) (release func(), err error) {
 			stop()
 			_ = other.Close()
 		}
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+		if err := backoff.Wait(ctx); err != nil {
+			return nil, err
 		}
 	}
 }

@@ -229,33 +229,21 @@ type rpc struct {
 	tries  int
 	began  time.Time
 	took   time.Duration
-	page   page // of an answered list
+	listed []string // the IDs in the answer of a list
 }
 
-// page is a page of ListVolumes or ListSnapshots, with the IDs of its entries.
-type page struct {
-	first, last bool
-	ids         []string
-}
-
-func pageOf(req, reply any) (p page) {
-	if token, is := req.(interface{ GetStartingToken() string }); is {
-		p.first = token.GetStartingToken() == ""
-	}
-	if next, is := reply.(interface{ GetNextToken() string }); is {
-		p.last = next.GetNextToken() == ""
-	}
+func listedIn(reply any) (ids []string) {
 	switch reply := reply.(type) {
 	case *csi.ListVolumesResponse:
 		for _, e := range reply.GetEntries() {
-			p.ids = append(p.ids, e.GetVolume().GetVolumeId())
+			ids = append(ids, e.GetVolume().GetVolumeId())
 		}
 	case *csi.ListSnapshotsResponse:
 		for _, e := range reply.GetEntries() {
-			p.ids = append(p.ids, e.GetSnapshot().GetSnapshotId())
+			ids = append(ids, e.GetSnapshot().GetSnapshotId())
 		}
 	}
-	return p
+	return ids
 }
 
 // callLog records every call of the driver. Its zero value is ready to use.
@@ -289,22 +277,24 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
 	backoff := harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}
-	for {
+	for busy := 0; ; {
 		call.tries++
 		if lost := w.lost(); lost != nil {
 			err = status.Error(codes.Unavailable, lost.Error())
 			break
 		}
 		err = invoke(ctx, method, req, reply, conn, options...)
-		late := reasonOf(err) == "EffectUnknown" && time.Since(call.began) < lateTimeout
-		if !asksAgain(err) || call.tries >= callTries && !late || backoff.Wait(ctx) != nil ||
+		if reasonOf(err) != "EffectUnknown" || time.Since(call.began) > lateTimeout {
+			busy++
+		}
+		if !asksAgain(err) || busy == callTries || backoff.Wait(ctx) != nil ||
 			call.tries > callTries/2 && w.askRack(ctx) != nil {
 			break
 		}
 	}
 	call.took, call.code, call.reason = time.Since(call.began), status.Code(err), reasonOf(err)
 	if err == nil {
-		call.page = pageOf(req, reply)
+		call.listed = listedIn(reply)
 	}
 	end(reply, err)
 	w.calls.add(call)
@@ -312,12 +302,9 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 }
 
 // callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A rack that
-// is only busy answers before the last try.
-const callTries = 8
-
-// lateTimeout limits how often intercept makes a call that fails with EffectUnknown. It is twice as
-// long as the driver returns that for one unanswered change (OXIDE_LATE_LIMIT).
-const lateTimeout = 2 * time.Minute
+// is only busy answers before the last try. Until lateTimeout, tries that end with EffectUnknown do
+// not count: the driver returns that for OXIDE_LATE_LIMIT, a minute, after each unanswered change.
+const callTries, lateTimeout = 8, 2 * time.Minute
 
 func asksAgain(err error) bool {
 	switch reason := reasonOf(err); status.Code(err) {
