@@ -218,6 +218,7 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 		if !h.identify(one) || one.op.onNode() && h.world.down[one.node] ||
 			one.op == stageOther && !h.contents[one.vol].hasFilesystem() ||
 			one.op == createSnapshot && kinds[snapOf[one.snap]].fsType == "btrfs" &&
+				h.world.seen[diskField(snapOf[one.snap])] != "" &&
 				!h.contents[snapOf[one.snap]].hasFilesystem() || // BtrfsTwin
 			one.op.astray() && (len(steps) > 1 || !h.sensible(*one)) {
 			return nil, nil
