@@ -11,6 +11,9 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -183,6 +186,14 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 	before := csitest.Got(other.Admin.Requests(t.Context(), 0))(t)
 	usual := csitest.Got(rack.Admin.Switches(t.Context()))(t)
 	const gib, room = harness.GiB, "|the run has at most 15 GiB at one time"
+	proxy := httputil.NewSingleHostReverseProxy(csitest.Got(url.Parse(rack.URL))(t))
+	proxy.Transport = csitest.Got(harness.Transport(rack.CA))(t)
+	proxy.ModifyResponse = func(r *http.Response) error {
+		r.Header.Del("X-Request-Id")
+		return nil
+	}
+	withoutID := httptest.NewServer(proxy)
+	defer withoutID.Close()
 	for name, test := range map[string]struct {
 		switched map[string]any // the role or the quota
 		env      map[string]string
@@ -201,6 +212,8 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 			args: "preflight --only rules", shows: "fail  quota " + room},
 		"a silo with room for the rules": {switched: map[string]any{"quota_bytes": 15*gib + 1<<20},
 			args: "preflight --only rules", passes: true, shows: "pass  quota " + room},
+		"a proxy that removes the request ID": {env: vars{"OXIDE_HOST": withoutID.URL,
+			"OXIDE_CA_FILE": ""}, args: "run --yes", shows: "fail  host |x-request-id"},
 		"another rack's admin listener": {env: vars{"OXIDE_CONFORMANCE_SIMULATOR_ADMIN": other.Admin.URL},
 			args: "run --yes", shows: "fail  simulator "},
 		"no such verb":              {args: "purge", says: `"purge"|preflight, run, clean, diff`},

@@ -52,7 +52,7 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	formatter.ColorableStdOut = log
 	suite, reporter := GinkgoConfiguration()
 	suite.PollProgressAfter = time.Minute
-	suite.GracePeriod, suite.Timeout = time.Minute, 0
+	suite.GracePeriod, suite.Timeout = time.Minute, 12*time.Hour
 	reporter.NoColor, reporter.SilenceSkips = true, true
 	var accesses []string
 	for _, c := range csisuite.Combinations() {
@@ -201,34 +201,36 @@ func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) 
 		return err
 	}
 	full := slices.ContainsFunc(calls, func(c rpc) bool { return c.reason == "RackFull" })
-	if full && w.room(ctx) < parts["block"].need.gib {
+	if left, err := w.quotaLeft(ctx); full && err == nil && left < parts["block"].need.gib {
 		return errors.New("others use the silo's quota")
 	}
 	return nil
 }
 
 // othersChanged returns an error if objects of others that the calls deal with have changed since
-// before, or were in a list although they should not be: the driver lists their attached disks, and
-// their snapshots that are ready.
+// before, or were in a list although the driver does not list objects in their state.
 func (w *job) othersChanged(before, after inventory, calls []rpc) error {
 	own := map[string]bool{}
 	for _, one := range append(before.of(w.id), after.of(w.id)...) {
 		own[one.id] = true
 	}
 	for _, call := range calls {
-		in := func(item) bool { return false }
-		switch call.name {
-		case "ListVolumes":
-			in = func(i item) bool { return i.kind == "disk" }
-		case "ListSnapshots":
-			in = func(i item) bool { return i.kind == "snapshot" }
-		case "ControllerPublishVolume":
+		in, listed := func(item) bool { return false }, []string(nil)
+		switch {
+		case call.name == "ControllerPublishVolume":
 			in = func(i item) bool { return i.attachedTo() == w.here.Id }
+		case call.object != "": // others do not appear in what it selects
+		case call.name == "ListVolumes":
+			in = func(i item) bool { return i.kind == "disk" }
+			listed = []string{"attached", "attaching", "detaching"}
+		case call.name == "ListSnapshots":
+			in = func(i item) bool { return i.kind == "snapshot" }
+			listed = []string{"ready", "faulted"}
 		}
 		foreign := func(all inventory) map[string]string {
 			states := map[string]string{}
 			for _, one := range all {
-				if in(one) && !own[one.id] {
+				if in(one) && !own[one.id] && !w.budget.made(one.id) {
 					states[one.id] = one.state + " " + one.attachedTo()
 				}
 			}
@@ -238,8 +240,8 @@ func (w *job) othersChanged(before, after inventory, calls []rpc) error {
 		changed := !maps.Equal(states, foreign(after))
 		for _, id := range call.listed {
 			state, _, _ := strings.Cut(states[id], " ")
-			listed := state == "attached" || state == "ready" || own[id] || w.budget.made(id)
-			changed = changed || !listed
+			changed = changed || listed != nil && !slices.Contains(listed, state) &&
+				!own[id] && !w.budget.made(id)
 		}
 		if changed {
 			return fmt.Errorf("others changed their disks or snapshots meanwhile, which %s deals with",
@@ -337,10 +339,19 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 func (w *job) room(ctx context.Context) int64 {
 	now, _ := w.budget.held()
 	left := w.budget.limit.gib - now.gib
-	if use, err := w.client.UtilizationView(ctx); err == nil {
-		left = min(left, (int64(use.Capacity.Storage)-int64(use.Provisioned.Storage))/harness.GiB)
+	if quota, err := w.quotaLeft(ctx); err == nil {
+		left = min(left, quota)
 	}
 	return left
+}
+
+// quotaLeft returns how many GiB of the silo's quota are left.
+func (w *job) quotaLeft(ctx context.Context) (int64, error) {
+	use, err := w.client.UtilizationView(ctx)
+	if err != nil {
+		return 0, briefly("read the silo's utilization", err)
+	}
+	return (int64(use.Capacity.Storage) - int64(use.Provisioned.Storage)) / harness.GiB, nil
 }
 
 func notMade(check data.Check, calls []rpc) (missing []string) {

@@ -77,7 +77,13 @@ var preflightLines = []struct {
 	}},
 	{"host", true, func(p *job, ctx context.Context) report.Line {
 		_, err := p.client.Ping(ctx)
+		answers := p.rack.Exchanges()
+		p.exchanges = append(p.exchanges, answers...)
 		switch {
+		case err == nil && answers[len(answers)-1].RequestID == "" && p.selects(partNames[1:]...):
+			return fail("Let the proxy pass it, or check only the rules (--only "+partRules+"): the driver "+
+				"takes an answer without it for that of another server.",
+				"a proxy before %s removes x-request-id", p.host)
 		case err == nil:
 			return pass("%s answers", p.host)
 		case errors.Is(ctx.Err(), context.Canceled):

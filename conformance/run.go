@@ -34,7 +34,7 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 	host, _ := os.Hostname()
 	run := &w.report.Run
 	run.ID, run.Mark, run.Machine, run.Command = w.id, w.mark, host, w.command
-	run.Selected, run.Budget, run.Began = w.selected, w.settings.budget.String(), time.Now().UTC()
+	run.Selected, run.Budget = w.selected, w.settings.budget.String()
 	kernel, _ := guest.KernelRelease() // "" where it is not Linux
 	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
 		Go: runtime.Version(), Kernel: kernel, OS: osRelease(), Arch: runtime.GOARCH,
@@ -44,6 +44,7 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 		return interruptedOr(ctx, ExitUsage), fmt.Errorf("nothing was made: %w", err)
 	}
 	defer release()
+	run.Began = time.Now().UTC()
 	if !w.preflight(ctx) {
 		if ctx.Err() != nil {
 			return ExitInterrupted, errors.New("interrupted; nothing was made")
@@ -79,7 +80,7 @@ func (w *job) claimInstance(ctx context.Context) (release func(), err error) {
 		return func() {}, nil // the preflight explains it
 	}
 	// On simulated racks, instances with the same name have the same ID.
-	sum := sha256.Sum256([]byte(id + w.sysfsRoot))
+	sum := sha256.Sum256([]byte(id + filepath.Clean(w.sysfsRoot)))
 	name := fmt.Sprintf("@oxide-conformance-%x", sum[:16])
 	for backoff := (harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}); ; {
 		claim, err := net.Listen("unix", name)

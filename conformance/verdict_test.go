@@ -16,15 +16,19 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/onsi/ginkgo/v2/types"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/legal"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -357,7 +361,10 @@ func TestASpecIsMisledOnlyByForeignObjectsThatItsCallsDealWith(t *testing.T) {
 	publish := []rpc{{name: "ControllerPublishVolume", object: "o"}}
 	// The driver lists neither the boot disk nor the detached disk.
 	before := inventory{disk("detached", "", ""), disk("boot", "", "here"), disk("a", "mine", "b"),
-		snapshot("s", "ready"), snapshot("slow", "creating"), disk("o", own, "")}
+		snapshot("s", "ready"), snapshot("slow", "creating"), snapshot("bad", "faulted"),
+		disk("o", own, "")}
+	selects := snapshots("s", "x")
+	selects[0].object = "s"
 	with := func(more ...item) inventory { return append(more, before...) }
 	without := func(ids string) inventory {
 		return slices.DeleteFunc(slices.Clone(before), func(i item) bool { return i.id == ids })
@@ -367,12 +374,15 @@ func TestASpecIsMisledOnlyByForeignObjectsThatItsCallsDealWith(t *testing.T) {
 		calls  []rpc
 		misled bool
 	}{
-		"lists of what did not change": {before, append(volumes("a", "o"), snapshots("s")...), false},
-		"a list lacks a foreign disk":  {before, volumes(), false},
+		"lists of what did not change": {before, append(volumes("a", "o"), snapshots("s", "bad")...),
+			false},
+		"a list lacks a foreign disk": {before, volumes(), false},
 		"the run's own objects": {with(disk("p", own, "here")),
 			append(volumes("a", "p", gone), publish...), false},
 		"others make a disk, and the spec lists none": {with(disk("x", "", "")), publish, false},
 		"others make a snapshot, and the spec lists none": {with(snapshot("x", "ready")), volumes("a"),
+			false},
+		"others make a snapshot, and the spec selects one": {with(snapshot("x", "ready")), selects,
 			false},
 		"others make a disk":              {with(disk("x", "", "")), volumes("a"), true},
 		"others delete a disk":            {without("detached"), volumes("a"), true},
@@ -390,6 +400,46 @@ func TestASpecIsMisledOnlyByForeignObjectsThatItsCallsDealWith(t *testing.T) {
 		if err := w.othersChanged(before, test.after, test.calls); (err != nil) != test.misled {
 			t.Errorf("%s: expected %v; found %v", name, test.misled, err)
 		}
+	}
+}
+
+func TestACallIsRepeatedWhileTheDriverWaitsForALateChange(t *testing.T) {
+	for name, test := range map[string]struct {
+		code   codes.Code
+		reason string
+		until  time.Duration
+		ok     bool
+		within time.Duration
+	}{
+		"a change that is late for as long as the driver waits": {codes.Unavailable, "EffectUnknown",
+			70 * time.Second, true, 75 * time.Second},
+		"a change that stays unknown": {codes.Unavailable, "EffectUnknown", time.Hour, false,
+			3 * time.Minute},
+		"a rack that stays busy": {codes.Unavailable, "RackUnavailable", time.Hour, false,
+			15 * time.Second},
+		"a final error": {codes.AlreadyExists, "VolumeExists", time.Hour, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				w := &job{budget: newBudget(amount{20, 40})}
+				w.client = csitest.Got(oxide.NewClient(oxide.WithHost("http://rack"), oxide.WithToken("x"),
+					oxide.WithHTTPClient(&http.Client{Transport: legal.RoundTrip(
+						func(r *http.Request) (*http.Response, error) {
+							return legal.Answer(r, http.StatusNotFound, "{}"), nil
+						})})))(t)
+				err := w.intercept(t.Context(), "/csi.v1.Controller/DeleteVolume", nil, nil, nil,
+					func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+						if time.Since(began) < test.until {
+							return status.Error(test.code, test.reason+": no")
+						}
+						return nil
+					})
+				if took := time.Since(began); (err == nil) != test.ok || took > test.within {
+					t.Errorf("after %s: %v", took, err)
+				}
+			})
+		})
 	}
 }
 
