@@ -194,7 +194,8 @@ func resultOf(r SpecReport, calls []rpc, hotplug bool) report.Result {
 // in lists, and they use the quota and the places for disks of this instance. before and after have
 // the disks and snapshots before and after the spec, or are nil if these could not be listed.
 func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) error {
-	if before == nil || after == nil || ctx.Err() != nil {
+	seen := before != nil && after != nil && ctx.Err() == nil
+	if !seen {
 		return nil
 	}
 	if err := w.othersChanged(before, after, calls); err != nil {
