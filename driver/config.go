@@ -64,7 +64,7 @@ type Config struct {
 	LookLimit            time.Duration
 
 	// Topology lists the locations from which the rack's disks can be reached, best first. A node has
-	// at most one, its own.
+	// at most one location, its own.
 	Topology []volume.Segments
 	// TopologyInstance makes every node report its instance's id in addition to its location.
 	TopologyInstance bool
@@ -80,7 +80,7 @@ type Config struct {
 
 type setting struct {
 	flag, env, preset, usage string
-	// set parses and stores a value, which is trimmed and not empty. Its error never has the value.
+	// set parses and stores a value, which is trimmed and not empty. Errors never contain the value.
 	set func(value string) error
 }
 
@@ -148,7 +148,7 @@ func (s setting) name() string {
 	return s.env + " (--" + s.flag + ")"
 }
 
-// value trims whitespace, because the value of a Secret often ends with a newline.
+// The value of a Secret often ends with a newline, so whitespace is trimmed.
 func (s setting) value(flags map[string]string, getenv func(string) string) string {
 	value, given := flags[s.flag]
 	if s.flag == "" || !given {
@@ -304,7 +304,8 @@ func text(field *string) func(string) error {
 	}
 }
 
-// either returns a set function that accepts the two words in words. The one in yes sets the field.
+// either returns a function that accepts only the values in words, such as "text or json", and sets
+// *field to true if the value equals yes.
 func either(field *bool, yes, words string) func(string) error {
 	return func(value string) error {
 		if !slices.Contains(strings.Split(words, " or "), value) {
@@ -415,7 +416,7 @@ var clusterID = volume.Word{Most: 63,
 	Looks: regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
 
 // A run of oxide-conformance deletes all objects of its driver's cluster ID, which begins with
-// runPrefix. So a driver accepts such an ID only if the variable runVariable repeats it.
+// runPrefix. So a driver accepts such an ID only if the variable in runVariable has it, too.
 const (
 	runPrefix   = "oxide-conformance-"
 	runVariable = "OXIDE_CONFORMANCE_MARK"
@@ -462,7 +463,7 @@ func (c *Config) nodeTopology(instance string) map[string]string {
 
 func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
-// address returns a set function. If local is set, it refuses addresses that other machines reach.
+// The returned function sets *field. If local is true, it refuses what other machines can reach.
 func address(field *string, local bool) func(string) error {
 	return func(value string) error {
 		if strings.HasPrefix(value, "unix:") {

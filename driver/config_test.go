@@ -202,7 +202,7 @@ func TestRunFailsFastOnMisconfiguration(t *testing.T) { // B-26
 	}
 }
 
-// spokenDefaults contains the default texts in docs/configuration.md of settings without a preset.
+// For settings without a preset: what docs/configuration.md says in the column "default".
 var spokenDefaults = map[string]string{
 	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
 	"OXIDE_PPROF_ADDRESS": "none", "OXIDE_LIVENESS_ENDPOINT": "none", "OXIDE_LEAVE_SOCKET": "none",

@@ -48,7 +48,7 @@ type rackHealth struct {
 	Tokens *rack.TokenSource // nil: no token file to check
 	Log    *slog.Logger
 
-	// A value in asked requests a check before the interval ends.
+	// A value in this channel requests a check before the interval ends.
 	asked chan struct{}
 
 	mu sync.Mutex
@@ -61,7 +61,7 @@ type rackHealth struct {
 type rackKnown struct {
 	checked bool
 	fault   error
-	// reported is the reason in the last line that report has logged.
+	// The reason in the last line that report() has logged.
 	reported string
 	reached  bool // by the last check
 	answered bool // by any check
@@ -129,8 +129,8 @@ func (h *rackHealth) run(ctx context.Context) {
 	}
 }
 
-// soon returns the channel of requested checks. While a fault is known it returns nil, which never
-// sends, so a hundred refused calls cause one check.
+// soon returns the channel of requested checks. While a fault is known, it returns a nil channel,
+// so a hundred refused calls cause one check.
 func (h *rackHealth) soon() <-chan struct{} {
 	if h.now().fault != nil {
 		return nil
@@ -273,7 +273,7 @@ func (i *identityService) GetPluginCapabilities(context.Context,
 }
 
 // Probe reports whether this process is ready. It sends no request, so it may be called at any
-// rate. It succeeds during an outage of the rack, which a restart of the plugin does not end. A
+// rate. During an outage of the rack it succeeds, because a restart does not end the outage. A
 // refused token and missing programs are errors, because a person has to repair them.
 func (i *identityService) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse,
 	error) {

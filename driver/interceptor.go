@@ -219,8 +219,8 @@ func (r redacted) LogValue() slog.Value {
 const maxMapBytes = 4 << 10
 
 // fieldLimits lists the string fields with another limit than volume.MaxStringBytes; 0 means that
-// nothing is checked here. The node checks the length of paths. CSI has a code of its own for an
-// invalid starting token, and limits the total size of mount flags.
+// nothing is checked here: the node checks paths, an invalid starting token has a code of its own,
+// and CSI limits the total size of mount flags.
 var fieldLimits = map[protoreflect.Name]int{
 	"target_path": 0, "staging_target_path": 0, "volume_path": 0,
 	"starting_token": 0, "mount_flags": 0, "node_id": 256,
@@ -310,8 +310,8 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 			"this one later", csierr.Plain(key))
 	}
 	defer l.held.Delete(key)
-	// A caller that gave up this call may have made and finished a later one, which this call would
-	// undo. gRPC delivers the cancellation of a call before later calls of the same connection.
+	// A caller that gave up this call may have finished a later call, which this call would undo. gRPC
+	// delivers the cancellation of a call before later calls of the same connection.
 	switch ctx.Err() {
 	case nil:
 		return handler(ctx, req)

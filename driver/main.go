@@ -419,7 +419,7 @@ var readyCommand = subcommand{
 	settings: []string{"CSI_ENDPOINT"},
 }
 
-// readyTimeout is shorter than the chart's probe timeout, so that ready can still print the reason.
+// readyTimeout is shorter than the chart's probe timeout, so that the command can print the reason.
 const readyTimeout = 4 * time.Second
 
 func runReady(ctx context.Context, in invocation) (status int, err error) {

@@ -52,7 +52,7 @@ func TestTheDocumentationListsTheMetricsOfEachProcess(t *testing.T) {
 	}
 }
 
-// registered makes a call and a rack check first, so that every metric has a sample.
+// A call and a rack check are made first, so that every metric has a sample.
 func registered(t *testing.T, mode string) map[string]string {
 	t.Helper()
 	p := assembled(t, mode)

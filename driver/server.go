@@ -69,8 +69,8 @@ func (s *csiServer) serve(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// Run runs the plugin until ctx ends. An error before it serves is a misconfiguration: one line,
-// with the variable's name.
+// Run runs the plugin until ctx ends. If it fails before it serves, the plugin is misconfigured,
+// and the error is one line with the variable's name.
 func Run(ctx context.Context, c Config, logTo io.Writer) error {
 	m := newMetrics()
 	p := plugin{config: c, metrics: m}
@@ -142,7 +142,7 @@ type plugin struct {
 	health *rackHealth // nil without a controller
 	stop   func()      // ends calls that wait for long reads; nil without a node
 	closes []func()
-	// background contains functions that run until the last calls have ended.
+	// These functions run until the last calls have ended.
 	background []func(context.Context) error
 }
 

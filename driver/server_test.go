@@ -338,7 +338,7 @@ func TestFieldsOverTheirLimitAreRefused(t *testing.T) { // B-1, B-2, B-5
 	}
 }
 
-func TestOnlyAbsoluteUnixSocketsAreEndpoints(t *testing.T) { // B-18, B-17
+func TestAnEndpointMustBeAnAbsoluteUnixSocketPath(t *testing.T) { // B-18, B-17
 	for _, bad := range []string{
 		"", "unix://csi/csi.sock", "unix:/csi/csi.sock", "unix:csi.sock", "/csi/csi.sock",
 		"csi.sock",

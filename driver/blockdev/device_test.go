@@ -114,7 +114,7 @@ func openDisk(t *testing.T, size int64) (*guesttest.Disk, *OpenDevice) {
 }
 
 // A background read may outlive its call, and by then the device's path may lead to another disk.
-func TestReopenSurvivesCloseAndRename(t *testing.T) {
+func TestAReopenedDeviceOutlivesItsPathAndTheFirstDescriptor(t *testing.T) {
 	d, device := openDisk(t, guesttest.MiB)
 	d.WriteAt(t, 0, []byte("the disk that was opened"))
 	csitest.Must(t, os.Remove(device.Path))
@@ -126,9 +126,8 @@ func TestReopenSurvivesCloseAndRename(t *testing.T) {
 	}
 }
 
-// A copy of the descriptor (see awaitCopies) would keep the device in use, and the mkfs that
-// follows would find it busy.
-func TestTheDeviceIsFreeAfterAnExclusiveOpen(t *testing.T) {
+// While another process has a copy of the descriptor (see awaitCopies), mkfs finds the device busy.
+func TestWithExclusiveReleasesTheDeviceWhenItReturns(t *testing.T) {
 	_, device := openDisk(t, 64*guesttest.MiB)
 	over := make(chan struct{})
 	var others sync.WaitGroup

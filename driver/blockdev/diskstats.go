@@ -15,13 +15,13 @@ import (
 	"strconv"
 )
 
-// Counters contains how many sectors of a device all its users have read, written and discarded
-// since the kernel added it. A flush does not count.
+// Counters contains the numbers of sectors that were read, written and discarded since the kernel
+// added the device. A flush does not count.
 type Counters struct {
 	ReadSectors, WrittenSectors, DiscardedSectors uint64
 }
 
-// SameWrites reports whether c and later count the same written and discarded sectors.
+// SameWrites reports whether both counters have the same numbers of written and discarded sectors.
 func (c Counters) SameWrites(later Counters) bool {
 	return c.WrittenSectors == later.WrittenSectors && c.DiscardedSectors == later.DiscardedSectors
 }

@@ -28,8 +28,8 @@ func (d Device) isNode(st *unix.Statx_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major && st.Rdev_minor == d.Minor
 }
 
-// openers lists the visible processes, except this one, that have a file open. isFile recognizes
-// the file. A lock line in /proc/PID/fdinfo that contains mark shows a lock on the file.
+// openers lists the visible processes, except this one, that have a file open for which isFile
+// returns true. A line of a lock in /proc/PID/fdinfo that contains mark shows a lock on this file.
 func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	pids, err := Processes()
 	if err != nil {
@@ -54,9 +54,9 @@ func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	return found
 }
 
-// A busy node has tens of thousands of descriptors, and the driver reads all of them before it
-// formats, mounts or releases a device. So descriptors makes one system call for each, and the call
-// must not wait for a network filesystem's server.
+// A busy node has tens of thousands of open files, and the driver examines all of them before it
+// formats, mounts or releases a device. So each gets one system call, which never waits for the
+// server of a network filesystem.
 func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -270,7 +270,7 @@ type loop struct {
 	err   error  // why below is not known
 }
 
-// describe returns text for an error. over is the name of the device that l uses.
+// describe returns text for an error. The parameter over names the device that l uses.
 func (l loop) describe(h Host, over string) string {
 	words := fmt.Sprintf("%s (over %s by the path %.200q)", l.Name, over, l.file)
 	if at := h.mounted(l.Device); at != "" {
@@ -316,7 +316,7 @@ func askLoops(loops []loop) error {
 	return errors.Join(errs...)
 }
 
-// ask sets l.below to the kernel's answer, or l.err if there is none. It fails if it cannot ask.
+// ask stores the kernel's answer in l.below. If the kernel does not answer, it sets l.err instead.
 func (l *loop) ask() error {
 	var below uint64
 	var failed, err error
@@ -334,8 +334,8 @@ func (l *loop) ask() error {
 	return failed
 }
 
-// backing returns the number of the device that the loop device uses, or 0. It asks the kernel,
-// because the path of the file may lead to another file by now, or in this mount namespace.
+// backing returns the number of the device that the loop device uses, or 0. It asks the kernel: the
+// path in sysfs may lead to another file by now, or in this mount namespace.
 func (l *loop) backing(root int) (uint64, error) {
 	node, err := unix.Openat(root, strings.TrimPrefix(l.Path, "/"),
 		unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

@@ -110,7 +110,7 @@ func (d *OpenDevice) Reverify() error {
 // mapper, md, swap).
 //
 // It does not open the device itself: a child that is forked meanwhile, or a process that reads
-// /proc/PID/fd, could keep that descriptor open and the device in use. Instead it sets the block
+// /proc/PID/fd, could keep the descriptor open and the device in use. Instead it sets the block
 // size that the device already has, for which the kernel opens the device exclusively for a moment.
 func (d *OpenDevice) TryExclusive() error {
 	size, err := unix.IoctlGetInt(d.descriptor(), unix.BLKBSZGET)
@@ -255,9 +255,9 @@ func (d *OpenDevice) DropCache() error {
 	return nil
 }
 
-// MakeWritable fails if the device is read-only. If ours is set, it first clears the read-only
-// switch: a driver may have set it for a read-only block publication and died. The caller has
-// checked that nobody uses the device.
+// MakeWritable fails if the device is read-only. If the parameter ours is true, it clears the
+// read-only switch first: a driver may have set it for a read-only block publication and died. The
+// caller has checked that nobody uses the device.
 func (d *OpenDevice) MakeWritable(ours bool) error {
 	for range 2 {
 		readOnly, err := d.ReadOnly()
@@ -327,12 +327,12 @@ func Ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// Vanished reports whether an error means that the device was removed while it was read.
+// Vanished reports whether err means that the device was removed during a read.
 func Vanished(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }
 
-// Lost reports whether err is from a device that no longer answers, but can still be unmounted.
+// Lost reports whether err means that a device or its mount no longer answers.
 func Lost(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
 		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
@@ -346,9 +346,9 @@ const lockWait = 2 * time.Second
 // or a disk. The lock ends when the returned file is closed, here and in every program that has
 // inherited it. If Locks is empty or cannot be opened, Lock returns nil and locks nothing.
 //
-// The lock is on one byte of the file, at an offset that is a hash of the key. Workloads cannot
-// reach the file, and no lock has to be cleaned up. If two keys have the same hash, their calls
-// wait for each other.
+// The lock is on one byte of the file Locks, at an offset that is a hash of the key. Workloads
+// cannot reach this file, and no lock has to be cleaned up. If two keys have the same hash, their
+// calls wait for each other.
 func (h Host) Lock(ctx context.Context, key string) (*os.File, error) {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(key))
@@ -436,8 +436,8 @@ func (d *OpenDevice) Keep(lock *os.File) {
 }
 
 // flock takes the flock(2) of the device node, which also keeps udev from probing the device. A
-// workload that has the raw device may hold that flock for ever. So without wait, flock tries only
-// once and ignores a failure.
+// workload that has the raw device may hold that lock for ever. So if wait is false, a failure of
+// the only attempt is ignored.
 func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	take := func() error { return unix.Flock(d.descriptor(), unix.LOCK_EX|unix.LOCK_NB) }
 	if !wait {

@@ -19,13 +19,12 @@ import (
 //
 // No document names a limit for racks, and a rack finishes a request whose caller is gone. A change
 // is one transaction or one short saga, which ends within seconds; the latest change observed came
-// 25 s late. Common proxies also wait a minute for an answer (nginx: proxy_read_timeout).
+// 25 s late.
 //
-// A new process assumes that no change is open, because only its predecessor knew the changes that
-// were requested. If the rack makes such a change later, or needs longer than the limit, a disk may
-// be attached without any CO knowing it. Then ListVolumes shows its instance, and the next publish
-// to another node returns an error with the instance (DiskAttachedElsewhere). "audit" finds disks
-// and snapshots that no CO knows.
+// A new process does not know the open changes of its predecessor. If the rack makes one of these,
+// or any change after the limit, a disk may be attached without any CO knowing it. In that case
+// ListVolumes shows its instance, and the next publish to another node returns an error with the
+// instance (DiskAttachedElsewhere). "audit" finds disks and snapshots that no CO knows.
 const DefaultLateLimit = time.Minute
 
 // change describes a change that the driver requests from the rack. id is empty until the disk's or
@@ -58,7 +57,7 @@ func snapshotDeleted(id oxide.NameOrId) change {
 }
 
 // confirm marks the change as made in the flight recorder, because the rack's state shows that it
-// was made. more contains fields that were unknown before.
+// was made. The fields in more were unknown before.
 func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
 }
@@ -76,18 +75,18 @@ func (c change) blocks(like change) bool {
 		(c.instance == like.instance || like.instance == "")
 }
 
-// changes contains the changes that the rack has not answered and may still make. Each stays open
-// for LateLimit, because an object's state does not show which request changed it.
+// These are the changes that the rack has not answered and may still make. Each stays open for
+// LateLimit, because an object's state does not show which request changed it.
 type changes struct {
 	mu sync.Mutex
 	// guarded by mu: each open change, and until when the rack may make it
 	open map[change]time.Time
-	// held contains the creation of each object that a call is creating or deleting (see hold).
+	// The keys of held name the objects that calls are creating or deleting (see hold).
 	held sync.Map
 }
 
-// request calls do, which requests the change from the rack, unless look is too old. It remembers
-// the change while it is open. An error of the oxide client means that the rack refused the change.
+// request makes the change by calling do, unless the look is too old. It remembers the change while
+// it is open. An error of the oxide client means that the rack refused the change.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
 	record := flight.Of(ctx).Begin(ch.event, ch.noted)
@@ -109,7 +108,7 @@ func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch 
 	return record, err
 }
 
-// latest returns the open change that matches like and stays open longest, and when that ends.
+// latest returns the open change that blocks the given one longest, and the end of that time.
 func (l *changes) latest(like change) (latest change, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,7 +123,7 @@ func (l *changes) latest(like change) (latest change, until time.Time) {
 	return latest, until
 }
 
-// await waits until no change that matches like is open. It fails if the deadline is earlier.
+// await waits until no open change blocks the given one. It fails if ctx has an earlier deadline.
 func (l *changes) await(ctx context.Context, like change) (waited bool, err error) {
 	for {
 		late, until := l.latest(like)
@@ -170,8 +169,9 @@ func (l *changes) hold(create flight.Event, name string) (release func(), err er
 	return func() { l.held.Delete(key) }, nil
 }
 
-// remove deletes an object. read reads it, and gone proves that it is gone. While the object's
-// creation is open, remove waits and reads again: the rack may still create it, unknown to any CO.
+// remove deletes an object with the function in the parameter remove. The function gone proves that
+// the object is gone. While its creation is open, the rack may still create the object, unknown to
+// any CO. So remove waits and reads again.
 func remove[T any](ctx context.Context, l *changes, created change,
 	read func(context.Context, oxide.NameOrId) (*T, error), name func(*T) oxide.Name,
 	gone func() error, remove func(context.Context, rack.Look, *T) error) error {
@@ -204,8 +204,8 @@ func remove[T any](ctx context.Context, l *changes, created change,
 	}
 }
 
-// unlessOpen returns err, but a retryable error instead while the change is open: after a final
-// error of a create, the CO would forget the object, and nobody would delete it.
+// unlessOpen returns err, or a retryable error while the change is open. After a final error of a
+// create, the CO would forget the object, and nobody would delete it.
 func (l *changes) unlessOpen(ch change, err error) error {
 	if err == nil || csierr.Retryable(err) {
 		return err

@@ -83,7 +83,7 @@ func TestListVolumesListsOwnAndAttachedDisks(t *testing.T) { // D-69, LV-5
 	}
 }
 
-func TestAllCallsReturnTheSameVolume(t *testing.T) { // B-6, GV-3
+func TestAllCallsDescribeAVolumeAlike(t *testing.T) { // B-6, GV-3
 	restored := func(state string) string {
 		return diskOf(state, with("snapshot_id", racktest.Snapshot), tagged(volume.Tag{Name: "pvc-1",
 			Cluster: "blue", MkfsOptions: "reservedPercent=0"}))
@@ -246,8 +246,8 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	}.try(t, &csi.GetCapacityRequest{}, nil)
 }
 
-// longRack is a rack with pages of the requested length, or shorter if most limits them (0: no
-// limit).
+// A longRack answers with pages of the requested length. If most is not 0, no page is longer than
+// that.
 type longRack struct {
 	project string
 	most    int

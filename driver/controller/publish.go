@@ -91,7 +91,6 @@ func (a attachment) has(disk *oxide.Disk) bool {
 //
 // Right before the attach it reads the disk, and requests no attach if another instance has it. A
 // rack refuses such a request (A34), but a faulty rack could take the disk from a running workload.
-// Only the rack can refuse if another instance gets the disk between the read and the attach.
 func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if _, err := a.changes.await(ctx, a.detached()); err != nil {
 		return nil, err
@@ -141,9 +140,9 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	return disk, nil
 }
 
-// requestAttach attaches the disk and returns it. refused is the rack's first refusal during this
-// call, or nil. The state that made the rack refuse may end before the driver reads it. So
-// requestAttach asks once more, and explains only a second refusal by the instance's state.
+// requestAttach attaches the disk and returns it. The parameter refused is the rack's first refusal
+// during this call, or nil. The state that made the rack refuse may end before the driver reads it.
+// So requestAttach asks once more, and explains only a second refusal by the instance's state.
 func (a attachment) requestAttach(ctx context.Context, look rack.Look, before neighbours,
 	refused error) (disk *oxide.Disk, err error) {
 	const doing = "attach disk"
@@ -236,8 +235,8 @@ func (a attachment) resolveAttach(ctx context.Context, before neighbours, why er
 }
 
 // explainRefusedAttach derives the reason of the refusal from the disk's state or, if that allows
-// an attach, from the instance's. It returns the disk if that is attached as requested by now. If
-// the instance's disks have changed meanwhile, the error is retryable.
+// an attach, from the instance's. If the disk is attached as requested by now, it returns the disk.
+// If the instance's disks have changed meanwhile, the error is retryable.
 func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours, why error) (
 	*oxide.Disk, error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -393,7 +392,7 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	}
 	disk, isDisk := rack.ID(req.GetVolumeId())
 	instance, isInstance := rack.ID(req.GetNodeId())
-	// All ids of disks and instances are UUIDs, so a disk with another id is not attached.
+	// All ids of disks and instances are UUIDs. With any other id, no disk is attached.
 	if !isDisk || (req.GetNodeId() != "" && !isInstance) {
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
 	}
@@ -414,7 +413,7 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 
 // lookAndDetach requests no detach from an instance other than a.Instance, if that is set. A rack
 // ignores such a request (A37), but a faulty rack could take the disk from another instance's
-// running workload. Only the rack can refuse if the disk moves between the read and the detach.
+// running workload.
 func (a attachment) lookAndDetach(ctx context.Context) error {
 	look := rack.Looking()
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -434,8 +433,8 @@ func (a attachment) lookAndDetach(ctx context.Context) error {
 	return err
 }
 
-// detachEverywhere detaches the disk from a.Instance, which has it, and verifies that afterwards no
-// instance has it. If a.Instance is empty, no instance had the disk when it was read.
+// detachEverywhere detaches the disk from a.Instance and verifies that afterwards no instance has
+// it. If a.Instance is empty, no instance had the disk when it was read.
 func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	var err error
 	if a.Instance != "" {
@@ -456,7 +455,7 @@ func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *
 }
 
 // detach detaches the disk and verifies that the instance no longer has it. It returns the disk as
-// last read, or nil if it is gone. refused is the rack's first refusal during this call, or nil.
+// last read, or nil if it is gone.
 func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (disk *oxide.Disk,
 	err error) {
 	const doing = "detach disk"
@@ -515,8 +514,7 @@ func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error
 	return err
 }
 
-// statesWithoutInstance are the states of a disk that no instance has. A rack enters them only from
-// detached, or before the first attach.
+// statesWithoutInstance are the states of a disk that no instance has.
 var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDetached, oxide.DiskStateStateCreating, oxide.DiskStateStateMaintenance,
 	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromUrl,
@@ -524,8 +522,8 @@ var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDestroyed,
 }
 
-// checkDetached verifies that the instance does not have a disk whose state names no instance. Some
-// of these states, such as faulted, prove nothing. Then the instance's list of disks decides.
+// checkDetached verifies that the instance does not have the disk. Some states that name no
+// instance, such as faulted, prove nothing. For these, the instance's list of disks decides.
 func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil

@@ -30,7 +30,6 @@ const (
 
 const elsewhere = "attached " + racktest.OtherInstance
 
-// The exchange alone lists no disks, and together lists the volume's disk and others.
 var alone = listing()
 
 func together(others ...string) exchange {
@@ -187,7 +186,7 @@ func TestPublishRefusesASecondDiskWithTheSameSerial(t *testing.T) { // CP-12
 	}.after(alone, free, mine).try(t, publishRequest(), nil)
 }
 
-func TestPublishKeepsFilesystemAndRawBlockDisksApart(t *testing.T) {
+func TestPublishRefusesAnAccessTypeThatTheTagForbids(t *testing.T) {
 	const fs, block, both = volume.UseFilesystem, volume.UseBlock, volume.UseBoth
 	redName := volume.DiskName("red", "pvc-1") // of a disk that belongs to a former id of the cluster
 	for _, test := range []struct {
@@ -411,7 +410,7 @@ func TestUnpublishDetachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 	}.after(held, detachingNow).try(t, unpublishStep, nil)
 }
 
-func TestUnpublishWithoutANodeDetachesFromAnyInstance(t *testing.T) { // CU-2
+func TestUnpublishWithoutANodeDetachesFromTheInstanceWithTheDisk(t *testing.T) { // CU-2
 	scriptedCalls{
 		{"a disk that is attached", script{held, detachedNow}, ok},
 		{"a disk that is not attached", script{free}, ok},

@@ -188,9 +188,8 @@ type edit = func(map[string]any)
 
 func tagged(tag volume.Tag) edit { return with("description", tag.Description()) }
 
-// The function shown answers a read of the volume's disk by its id, and named a read by its name.
-// snap and snapNamed do this for the snapshot. instance answers for the instance, listing for its
-// disks.
+// shown() and named() answer a read of the volume's disk, by its id and by its name. snap() and
+// snapNamed() do this for the snapshot. listing() answers a list of the instance's disks.
 func shown(state string, edits ...edit) exchange {
 	return reply(viewDisk, diskOf(state, edits...))
 }
@@ -216,10 +215,9 @@ func listing(disks ...string) exchange {
 }
 
 var (
-	// free and held answer a read of the disk: free as detached, held as attached to the instance.
 	free, held = shown("detached"), shown(here)
-	// noDisk answers that there is no such disk. gone proves the deletion: between two answers without
-	// the disk the rack still shows the project and the user, so the token sees the project's disks.
+	// The script proves the deletion: between two answers without the disk the rack still shows the
+	// project and the user, so the token sees the project's disks.
 	gone         = script{noDisk, ownProject, ownUser, noDisk}
 	noDisk       = missing(viewDisk)
 	ownProject   = reply(racktest.ViewProject, racktest.ProjectOf())
@@ -263,7 +261,6 @@ func (all scriptedCalls) after(lines ...exchange) scriptedCalls {
 	return all
 }
 
-// try compares the response of each call that succeeds with want, unless want is nil.
 func (all scriptedCalls) try(t *testing.T, request, want proto.Message) {
 	t.Helper()
 	for _, s := range all {
@@ -319,7 +316,7 @@ var (
 	deleteSnapshotStep    = &csi.DeleteSnapshotRequest{SnapshotId: racktest.Snapshot}
 )
 
-// The steps named …Open fail because of an open change.
+// The steps named …Open fail because the rack may still make a change that it has not answered.
 var (
 	publishOK, publishOpen     = step{publishStep, codes.OK}, step{publishStep, codes.Unavailable}
 	unpublishOK, unpublishOpen = step{unpublishStep, codes.OK}, step{unpublishStep, codes.Unavailable}
@@ -328,8 +325,8 @@ var (
 	deleteOpen                 = step{deleteStep, codes.Unavailable}
 )
 
-// proofs/concurrency generates cases with one lost, late or wrong answer. These cases have more.
-func TestCallsFailWhileAChangeIsOpen(t *testing.T) { // CU-4, CV-18
+// proofs/concurrency generates cases with one lost, late or wrong answer. The cases here have more.
+func TestCallsFailWhileAnUnansweredChangeMayStillBeMade(t *testing.T) { // CU-4, CV-18
 	leaving := shown(detaching)
 	for _, s := range []struct {
 		name  string
@@ -344,7 +341,7 @@ func TestCallsFailWhileAChangeIsOpen(t *testing.T) { // CU-4, CV-18
 		{"attach lost while the disk is detaching, seen at unpublish", script{listing(diskOf(detaching)),
 			leaving, lostAttach, leaving, leaving, noDetach, leaving, free}, []step{{publishStep,
 			codes.Aborted}, {unpublishStep, codes.Aborted}, unpublishOpen}},
-		// The rack answers the first attach, which continues. Its answer to the second is lost.
+		// The first request starts an attach, which continues. The answer to the second request is lost.
 		{"second attach lost while the first is attaching", script{listing(diskOf(attaching)), shown(
 			attaching), lostAttach, held, together(), held, detachedNow}, []step{publishOK, unpublishOpen}},
 		{"a second detach leaves the first one open", script{held, lostDetach, held, detachedNow},
@@ -376,7 +373,7 @@ func TestCallsFailWhileAChangeIsOpen(t *testing.T) { // CU-4, CV-18
 	}
 }
 
-func TestCreateFailsDuringADeleteOfTheSameName(t *testing.T) { // CV-18
+func TestCreateFailsWhileTheObjectOfThatNameIsBeingDeleted(t *testing.T) { // CV-18
 	var c *Service
 	var got error
 	during := func(call proto.Message) func(*testing.T, []byte) {
@@ -395,7 +392,7 @@ func TestCreateFailsDuringADeleteOfTheSameName(t *testing.T) { // CV-18
 	fails(csierr.OperationPending)(t, got)
 }
 
-func TestChangesAreRefusedAfterAnOldLook(t *testing.T) {
+func TestNoChangeIsRequestedAfterAnOldLook(t *testing.T) {
 	slow := func(look exchange) exchange {
 		look.Hold = 50 * time.Millisecond
 		return look

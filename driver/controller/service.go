@@ -110,7 +110,7 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// mismatch is why no disk can fit, or "". The caller reports it only for a disk that exists.
+// mismatch says why no disk can fit, or is "". The caller reports it only for a disk that exists.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {
@@ -195,8 +195,8 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 }
 
 // ListVolumes lists the disks that this cluster made, and all other attached disks except boot
-// disks. Those others are of another cluster or made by hand. They are listed because a CO would
-// treat an attached volume that is missing from the list as lost.
+// disks. It lists these because a CO would treat an attached volume that is missing from the list
+// as lost.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
 	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())
@@ -312,7 +312,7 @@ func (c *Service) ControllerGetVolumeHealth(ctx context.Context,
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: volumeHealth(disk)}, nil
 }
 
-// volumeHealth reports only faulted as a problem: all other states are normal or transitional.
+// volumeHealth reports only the state "faulted" as a problem: the others are normal or temporary.
 func volumeHealth(disk *oxide.Disk) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: disk.Id}
 	if disk.State.State() == oxide.DiskStateStateFaulted {

@@ -103,7 +103,7 @@ func snapshotIDMissing() error {
 	return csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 }
 
-// create reads the disk first: the snapshot's tag records properties that a restore needs.
+// The disk is read first, because the snapshot's tag records properties that a restore needs.
 func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	const doing = "create snapshot"
 	look := rack.Looking()
@@ -177,9 +177,8 @@ func (s snapshotSpec) resolveCreate(ctx context.Context, why error) (*oxide.Snap
 	return snapshot, retryLater(err)
 }
 
-// existing returns the snapshot with the spec's name if it matches the spec. why is the rack's
-// refusal to take the snapshot. If existing cannot read the snapshot, the error is retryable,
-// because an earlier call may have taken it.
+// existing returns the snapshot with the spec's name if it matches the spec. If the snapshot cannot
+// be read, the error is retryable, because an earlier call may have taken it.
 func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot, error) {
 	snapshot, err := s.Rack.SnapshotNamed(ctx, s.rackName())
 	switch gone := csierr.IsNotFound(err); {
@@ -394,7 +393,7 @@ func (s snapshotSpec) checkAnswer(doing string, source *oxide.Disk, got *oxide.S
 	return nil
 }
 
-// difference returns how a snapshot differs from the spec, for an error, or "".
+// difference returns text for an error about how a snapshot differs from the spec, or "".
 func (s snapshotSpec) difference(got *oxide.Snapshot) string {
 	m, tagged := volume.ParseTag(got.Description)
 	switch {

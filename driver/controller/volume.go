@@ -226,9 +226,9 @@ func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, 
 	return nil, retryLater(err)
 }
 
-// existing returns the disk with the spec's name if it matches the spec. why is the rack's refusal
-// to create the disk, or nil if the rack was not asked. If existing cannot read the disk, the error
-// is retryable, because an earlier call may have created the disk.
+// existing returns the disk with the spec's name if it matches the spec. The parameter why is nil
+// if the rack was not asked to create the disk. If the disk cannot be read, the error is retryable,
+// because an earlier call may have created it.
 func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := v.Rack.DiskNamed(ctx, v.diskName())
 	switch gone := csierr.IsNotFound(err); {
@@ -360,7 +360,7 @@ func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	return v
 }
 
-// volumeContext contains the disk's id, which shows if the attributes are another volume's.
+// The disk's id shows a later call that it got the attributes of another volume.
 func volumeContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -377,9 +377,9 @@ func volumeContext(d *oxide.Disk) map[string]string {
 }
 
 // publishContext returns what the node has to know about the disk: what the rack shows, and the
-// origin and use in the ownership tag of any cluster. If the tag has no use, the context allows
-// both, because the node refuses a raw publication without a use. If the tag has no origin, the
-// node reads the whole disk before it formats it.
+// origin and use (filesystem, raw block or both) in the ownership tag of any cluster. If the tag
+// has no use, the context allows both, because the node refuses a raw publication without a use. If
+// the tag has no origin, the node reads the whole disk before it formats it.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -419,8 +419,8 @@ func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 }
 
 // useProblem returns why a disk does not fit these capabilities, or "". A workload's bytes on a raw
-// device may look blank, or like a filesystem of the driver. The disk's cluster reads only a sample
-// before it formats, so every cluster must keep to the use in the tag.
+// device may look blank, or like a filesystem of the driver, and of some disks a format reads only
+// a sample. So every cluster keeps to the use in the tag.
 func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	m, ok := rack.DiskTag(d)
 	if use := useOf(wanted); !ok || m.Use == "" || m.Use == volume.UseBoth || m.Use == use {

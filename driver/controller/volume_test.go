@@ -74,7 +74,7 @@ func TestCreateVolumeOfABlankDiskNeedsOneRequest(t *testing.T) { // B-14, D-13, 
 	csitest.SameMessage(t, csitest.Got(c.CreateVolume(t.Context(), r))(t), blank)
 }
 
-func TestCreateVolumeRecordsTheUse(t *testing.T) {
+func TestCreateVolumeRecordsTheAccessTypesInTheTag(t *testing.T) {
 	raw := &csi.VolumeCapability{AccessMode: csitest.Filesystem("").GetAccessMode(),
 		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 	for use, capabilities := range map[string][]*csi.VolumeCapability{

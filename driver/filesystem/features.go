@@ -70,9 +70,9 @@ var extFeatures = []featureWord{
 	{"s_journal_uuid", 0xD0, 8, ""}, {"s_journal_uuid", 0xD8, 8, ""}, {"s_journal_dev", 0xE4, 4, ""},
 }
 
-// xfsFeatures and xfsV5Features refuse a realtime section (with zoned it is on the same device),
-// because the driver would grow the filesystem into it. They refuse needsrepair, which only
-// xfs_repair may clear.
+// xfsFeatures and xfsV5Features refuse a realtime section, because the driver would grow the
+// filesystem into it. With the feature zoned the section is on the same device. They also refuse
+// needsrepair, which only xfs_repair may clear.
 var (
 	xfsFeatures = []featureWord{
 		{"sb_rblocks", 16, 8, ""}, {"sb_rextents", 24, 8, ""}, {"sb_inprogress", 126, 1, ""},

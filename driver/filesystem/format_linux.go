@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// format formats a device that was proven blank. If unfinished is set, the device was proven to
-// hold only an unfinished format of this volume, which wrote the chunks in left.
+// format formats a device that was proven blank. If unfinished is true, the device was proven to
+// hold only an unfinished format of this volume, which wrote to the chunks at the offsets in left.
 func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) {
 	d, v := disk{p.Device}, p.Volume
 	proof := "read whole"
@@ -42,22 +42,20 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 }
 
 // mkfsCommand returns the mkfs program for the volume's filesystem and its arguments. No argument
-// lets it overwrite content: mkfs.xfs and mkfs.btrfs refuse a disk that is not blank, a second
-// check after the driver's. (mke2fs, which asks a user on a terminal, has no such check here.)
+// forces it to overwrite content, so mkfs.xfs and mkfs.btrfs also refuse a disk that is not blank.
+// mke2fs does not: it only asks a user on a terminal.
 //
 // The arguments disable discards: the disk is blank, so a discard could only do harm.
-// reservedPercent defaults to 0, as in Kubernetes' own formatting: no root daemon lives on a
-// volume. mke2fs leaves the inode tables to the kernel, because writing all of them could overwrite
-// the records. An ext becomes read-only at its first error, so that somebody notices the error.
+// reservedPercent defaults to 0, as in Kubernetes' own formatting, because no daemon of root writes
+// to a volume. mke2fs leaves the inode tables to the kernel, because writing all of them could
+// overwrite the records. An ext becomes read-only at its first error, so that somebody notices it.
 //
 // The filesystem gets the volume's UUID, so the driver notices if another disk is attached instead.
 // mkfs.btrfs refuses a UUID that another disk of the machine has, such as the snapshot's origin. So
 // setBtrfsUUID sets the UUID of a btrfs after mkfs.
 //
 // The arguments switch each feature on or off (see newFeatures). The mkfs program refuses unknown
-// features, and a newer version may switch on a feature that no list contains. So xfsSwitches and
-// btrfsSwitches ask the program which features it knows. checkNewFeatures finds a feature that the
-// program does not list.
+// features. So xfsSwitches and btrfsSwitches ask the program which features it knows.
 func mkfsCommand(v Volume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
@@ -93,7 +91,7 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 	return name, slices.Concat(args, v.Mkfs.Args(v.FSType)), nil
 }
 
-// xfsSwitch matches, in mkfs.xfs's usage text, a 0|1 option or the letter of an option group.
+// xfsSwitch matches a 0|1 option, or the letter of an option group, in the usage text of mkfs.xfs.
 var xfsSwitch = regexp.MustCompile(`\[-(\w) |(\w+)=0\|1[],]`)
 
 // xfsSwitches returns arguments that set each switch of the groups -m, -i and -n that the usage
@@ -140,8 +138,7 @@ func btrfsSwitches(v Volume) (args []string, err error) {
 }
 
 // format makes a filesystem on the device and verifies the result. The device is proven blank
-// except for the chunks in left, which an unfinished format of this volume wrote. The caller keeps
-// it open from inspect to the mount, so the kernel gives its device number to no other disk.
+// except for the chunks at the offsets in left, which an unfinished format of this volume wrote.
 //
 // A later call repeats a format that was cut off at any instant. The driver writes the records
 // first, and starts mkfs when they are durable. At least one record of this volume stays on the
@@ -391,10 +388,10 @@ func growthSlots(sizeBytes, end int64) []int64 {
 	return slices.DeleteFunc(GrowthOffsets(sizeBytes), func(slot int64) bool { return slot < end })
 }
 
-// eraseRecords durably erases the records in the slots for which match returns true. What the tools
-// wrote is durable already: each mkfs syncs at its end. e2fsck -f and resize2fs flush the disk
-// before and after they write the superblock last, and fail if a flush fails (ext2fs_flush2,
-// unix_flush). A slot without a record may contain data of the filesystem, and stays as it is.
+// eraseRecords durably erases each record in the slots that match accepts. What the tools wrote is
+// durable already: each mkfs syncs at its end. e2fsck -f and resize2fs flush the disk before and
+// after they write the superblock last, and fail if a flush fails (ext2fs_flush2, unix_flush). A
+// slot without a record may contain data of the filesystem, and stays as it is.
 func (d disk) eraseRecords(w *os.File, slots []int64, match func(Record) bool) error {
 	for _, slot := range slots {
 		b, err := d.Read(slot, sectorBytes)
@@ -461,8 +458,8 @@ func (p *Preparation) DropRecord(mounted bool) error {
 	return err
 }
 
-// ownRecords returns the offsets of the records in the scan that the driver wrote to this disk or
-// to the disk that this one was restored from.
+// Of the records in the scan, ownRecords returns the offsets of those that the driver wrote to this
+// disk or to the disk that this one was restored from.
 func (d disk) ownRecords(v Volume, s scan) (own []int64, err error) {
 	formats, growths := s.Records, s.Growth
 	if len(formats) > 0 {

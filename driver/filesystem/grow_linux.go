@@ -187,8 +187,8 @@ func (d disk) allow(sb Superblock) error {
 		sb.Type, d.Path, d.Serial, sb.Refused)
 }
 
-// allowCopy does what allow does for the copy of a damaged superblock that e2fsck will use. The
-// size in the copy may be larger, because a growth writes the copies before the superblock.
+// allowCopy checks the copy of a damaged superblock, which e2fsck will use, as allow checks a
+// superblock. The size in the copy may be larger, because a growth writes the copies first.
 func (d disk) allowCopy(sb Superblock) error {
 	at := sb.CopyBlock * sb.BlockBytes
 	b, err := d.Read(at&^(sectorBytes-1), sectorBytes)
@@ -205,8 +205,7 @@ func (d disk) allowCopy(sb Superblock) error {
 
 // checkDescriptors returns an error if a group descriptor is damaged. e2fsck -p ignores the copies
 // of the descriptors: it does not find the journal and deletes it, overwrites the copies with the
-// damaged descriptors, and asks for a manual repair, which then finds no files. Without -p e2fsck
-// uses a copy.
+// damaged descriptors, and asks for a manual repair, which then finds no files.
 func (d disk) checkDescriptors() error {
 	head, err := d.Read(0, sectorBytes)
 	if err != nil {

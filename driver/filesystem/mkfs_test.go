@@ -111,8 +111,8 @@ func mkfs(t *testing.T, v Volume, path string, size ...string) toolResult {
 }
 
 // The driver can repeat an unfinished format only if no mkfs, with any options, overwrites all
-// records of a disk, and if the driver recognizes every byte that mkfs wrote. Otherwise it would
-// refuse the disk forever. With PROOF_DURATION set, the test tries all combinations.
+// records of a disk, and if the driver recognizes every byte that mkfs wrote. With PROOF_DURATION
+// set, the test tries all combinations.
 func TestMkfsLeavesARecordAndOnlyKnownBytes(t *testing.T) {
 	long := os.Getenv("PROOF_DURATION") != ""
 	sizes := []int64{64 * mib, 300 * mib, gib}
@@ -174,7 +174,6 @@ func slotOptions(fsType string, size int64) []string {
 	return []string{"", "nodeSize=4096", "nodeSize=32768", "nodeSize=65536", "label=data"}
 }
 
-// mkfsAmongRecords returns false if mkfs refuses the disk.
 func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options string) bool {
 	t.Helper()
 	g := guesttest.New(t)
@@ -367,7 +366,7 @@ func TestTracesAcceptWhatResize2fsWrites(t *testing.T) {
 	}
 }
 
-// acceptedFlags contains the lowest and the highest value of each range.
+// For a flag with a number, the list has the lowest and the highest value that the driver accepts.
 func acceptedFlags(t *testing.T, fsType string) []string {
 	t.Helper()
 	candidates := strings.Fields("journal ordered writeback abort ignore remount-ro v2 sync async " +

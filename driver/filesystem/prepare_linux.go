@@ -32,8 +32,8 @@ type Preparation struct {
 	Scans  *ZeroScans
 	Flight flight.Call // records the changes to the disk
 	Log    *slog.Logger
-	// Run calls Begin after every check, right before its first write to the disk or the mount.
-	// coversBytes is the size of a filesystem that does not cover its disk, and 0 for others.
+	// Run calls Begin once, after all checks and right before its first write to the disk or the
+	// mount. coversBytes is the size of a filesystem that does not cover its disk, and 0 for others.
 	Begin func(coversBytes int64) error
 }
 
@@ -104,8 +104,8 @@ func (p *Preparation) confirm(found state) {
 	}
 }
 
-// proveMountable proves what must hold before a format, too: nothing else uses the device, and it
-// is still the same device. It also decides whether the filesystem may grow.
+// proveMountable proves, as a format does, that nothing else uses the device and that it is still
+// the same device. It also decides whether the filesystem may grow.
 func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	covers := int64(0)
 	if err := p.Device.AwaitNoWriters(); err != nil {
@@ -155,16 +155,16 @@ func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	return err == nil, err
 }
 
-// proveTail proves that from an offset on the device holds only zeroes and the writes that e
-// explains. It reads every byte, even if the rack reports that it created this part blank: that
-// report is no proof, and a growth needs this read only once.
+// proveTail proves that everything behind an offset on the device is zero or explained by e. It
+// reads every byte, even if the rack reports that it created this part blank: that report is no
+// proof, and a growth needs this read only once.
 func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) error {
 	_, err := p.proveRange(ctx, from, p.Device.SizeBytes, e)
 	return err
 }
 
-// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. Before the mount this
-// needs no privilege beyond the device. xfs and btrfs grow after the mount (see GrowMounted).
+// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. xfs and btrfs grow
+// after the mount (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
 	// The check and the mount must read the disk. The kernel's cache may differ from it.
@@ -190,8 +190,8 @@ func (p *Preparation) finish(found state) error {
 }
 
 // Mount calls mount.New and explains the kernel's refusals. On a read-only device the kernel
-// returns EROFS for an ext or xfs whose log has to be replayed. For a btrfs, proveMountable has
-// checked that before.
+// returns EROFS for an ext or xfs whose log has to be replayed. proveMountable has refused such a
+// btrfs.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
 	if errors.Is(err, unix.EROFS) {

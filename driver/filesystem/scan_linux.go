@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// scan contains the parts of a disk that were read, and blkid's result. judge uses nothing else.
+// scan contains what was read of a disk, and blkid's result.
 type scan struct {
 	Path      string
 	SizeBytes int64
@@ -244,8 +244,8 @@ const (
 	blkidAmbiguous = 8
 )
 
-// blkid runs blkid on the open device. It inherits the descriptor, so it cannot read another disk.
-// It returns the filesystem's type, and more words if blkid finds more than one filesystem.
+// The program blkid inherits the descriptor, so it cannot read another disk. The result is the
+// filesystem's type, and more words if the program finds more than one filesystem.
 func blkid(f *os.File) (string, error) {
 	result, err := runTool([]*os.File{f}, "blkid", "-p", "-o", "export", inherited)
 	if err != nil {
@@ -320,7 +320,7 @@ func (s scan) judge(v Volume) (state, error) {
 }
 
 // needsCheck reports whether the disk's btrfs may be incomplete because a power failure cut off
-// mkfs: it shows no sign of a mount, and all format records on the disk are this volume's.
+// mkfs: the btrfs shows no sign of a mount, and all format records on the disk are this volume's.
 func (s scan) needsCheck(v Volume) bool {
 	return len(s.Found) == 1 && s.Found[0].MaybeFresh && len(s.Records) > 0 &&
 		!slices.ContainsFunc(s.Records, func(r foundRecord) bool { return !r.of(v, s.SizeBytes) })
@@ -344,8 +344,8 @@ func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 }
 
 // growth returns this volume's growth records if a growth of the disk's ext3 or ext4 was cut off.
-// Signatures behind the filesystem then count as the growth's. The records of a filesystem that was
-// mounted later are invalid.
+// In that case, signatures behind the filesystem count as the growth's. The records of a filesystem
+// that was mounted later are invalid.
 func (s scan) growth(v Volume) []foundRecord {
 	if len(s.Found) != 1 || !s.Found[0].isExt() {
 		return nil

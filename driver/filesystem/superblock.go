@@ -148,7 +148,7 @@ func extSuperblock(head []byte) (Superblock, bool) {
 	return sb, true
 }
 
-// extTable describes where the group descriptors of an ext are, and which values are valid in them.
+// extTable describes where the group descriptors of an ext are, and which values they may have.
 type extTable struct {
 	Offset, Bytes int64 // Bytes is 0 if there is no single table or the superblock is invalid
 	descBytes     int64

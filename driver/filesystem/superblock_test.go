@@ -85,7 +85,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	f.Add([]byte("XFSB"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, head []byte) {
-		// Zeroes before head bring a short input to the offset of a btrfs superblock, too.
+		// With zeroes before it, even a short input reaches the offset of a btrfs superblock.
 		far := append(make([]byte, btrfsOffset), head...)
 		far = append(far, make([]byte, btrfsBytes)...)
 		for _, b := range [][]byte{head, far} {

@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// behind returns what an interrupted growth may have written behind the filesystem. xfs and btrfs
+// behind() returns what an interrupted growth may have written behind the filesystem. xfs and btrfs
 // blocks contain the filesystem's UUID. Most ext blocks do not, so they are only expected if a
 // growth record is on the disk.
 func (found state) behind() expected {
@@ -30,7 +30,7 @@ type traces struct {
 	expected
 	sizeBytes int64
 	slots     []int64 // of the driver's own records
-	// read reads from the disk, because a btrfs block is recognized by its first sector.
+	// read() is needed because a btrfs block is recognized by its first sector.
 	read func(offset, n int64) ([]byte, error)
 }
 

@@ -176,7 +176,7 @@ func ParseRecord(b []byte) (Record, error) {
 	return r, nil
 }
 
-// of reports whether the record was written for this volume on a disk of this size, or for the
+// of() reports whether the record was written for this volume on a disk of this size, or for the
 // volume from whose snapshot the disk was restored.
 func (r Record) of(v Volume, sizeBytes int64) bool {
 	return r.Volume == v.ID && r.Disk == v.DiskName && r.SizeBytes == sizeBytes || r.inherited(v)

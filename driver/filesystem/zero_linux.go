@@ -23,10 +23,10 @@ const (
 	maxReads = 3
 )
 
-// proveBlank proves that the whole disk is blank. If unfinished is set, the disk may also hold
-// records, and bytes that a mkfs of the driver writes. It does not read a disk without records that
-// was created blank for filesystems: the scan has read the regions, and mkfs and the driver write
-// to these first. It returns the offsets of the chunks that mkfs has written to.
+// proveBlank proves that the whole disk is blank. If unfinished is true, the disk may also hold
+// records, and bytes that a mkfs of the driver writes. A disk without records that was created
+// blank for filesystems needs no further read: mkfs and the driver write to the regions of the scan
+// first. The result is the offsets of the chunks that mkfs has written to.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {
 	if p.Volume.madeBlank() && !unfinished {
 		return nil, nil
@@ -101,8 +101,8 @@ func scanPending(d disk, progress string) error {
 		"%s; the read goes on, and the repeated call waits for it", d.Path, progress)
 }
 
-// judgeScan decides whether a job's result is still valid; again asks for another read. joined
-// means that another call started the job, and old that the job ended before this call.
+// judgeScan decides whether a job's result is still valid, or the caller has to read again. The
+// parameter joined is true if another call started the job; old, if the job ended before this call.
 func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error) {
 	switch {
 	case old && (job.err != nil || job.DiskSeq == 0):
@@ -240,11 +240,12 @@ const (
 	chunkBytes   = 1 << 20
 )
 
-// byteCheck returns the index of the first unexpected byte in b, or -1. at is b's offset.
+// byteCheck returns the index of the first unexpected byte in b, or -1. The parameter at is the
+// offset of b.
 type byteCheck func(b []byte, at int64) (int, error)
 
-// findUnexpected returns the offset of the first byte in [from, to) that check does not expect, or
-// -1. Several goroutines call progress, with the number of bytes that passed the check.
+// findUnexpected returns the offset of the first byte in [from, to) that check does not accept, or
+// -1. Several goroutines call progress(), with the number of bytes that passed the check.
 func findUnexpected(ctx context.Context, d *blockdev.OpenDevice, from, to int64, check byteCheck,
 	progress func(n int64)) (int64, error) {
 	if from < 0 || to > d.SizeBytes || from > to {

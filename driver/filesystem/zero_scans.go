@@ -52,7 +52,7 @@ type zeroScan struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	// The job writes these fields before it closes done.
+	// The job writes these fields before it closes the channel done.
 
 	leftMu sync.Mutex
 	left   []int64 // chunks with expected bytes; guarded by leftMu while the job runs
@@ -114,7 +114,7 @@ func (z *ZeroScans) dropIf(unwanted func(*zeroScan) bool) {
 	}
 }
 
-// Close stops all jobs. After it, join starts none.
+// Close stops all jobs, and prevents new ones.
 func (z *ZeroScans) Close() {
 	z.mu.Lock()
 	z.closed = true

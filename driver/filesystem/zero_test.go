@@ -363,7 +363,7 @@ func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
 	}
 }
 
-// A child process with the variable driverOf acts as the driver and runs a program.
+// A child process with this environment variable acts as the driver and runs a program.
 const driverOf = "TEST_DRIVER_OF"
 
 func TestDriverDeathKillsToolsButNotRepairs(t *testing.T) {

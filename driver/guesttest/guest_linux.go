@@ -155,7 +155,6 @@ func (g *Guest) Plug(d *Disk) {
 	var st unix.Stat_t
 	csitest.Must(g.t, unix.Stat(d.Loop, &st))
 	csitest.Must(g.t, unix.Mknod(g.Dev(d.Name), unix.S_IFBLK|0o660, int(st.Rdev)))
-	// The rack pads a serial with NULs to 20 bytes, and sysfs adds a newline.
 	var serial [volume.SerialBytes]byte
 	copy(serial[:], d.Serial)
 	csitest.Must(g.t, os.WriteFile(filepath.Join(dir, "device/serial"), append(serial[:], '\n'),

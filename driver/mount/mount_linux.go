@@ -90,8 +90,8 @@ func madeOf(path string) string {
 const NodeMark = unix.MOUNT_ATTR_NODIRATIME
 
 // Made reports whether a mount has the driver's mark: NodeMark for a device node, or madeOf's
-// source for a filesystem. False proves nothing: a device scan replaces the source of a btrfs, and
-// earlier versions of the driver used another source and no NodeMark.
+// source for a filesystem. Without a mark the mount may still be the driver's: a device scan
+// replaces the source of a btrfs, and earlier versions used another source and no NodeMark.
 func Made(m *mountinfo.Info) bool {
 	if node, _ := NodeRoot(m); node {
 		return slices.Contains(strings.Split(m.Options, ","), "nodiratime")
@@ -200,7 +200,7 @@ func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 	return st, err
 }
 
-// Verify fails if the mount is of another device than d, which may have had the same path.
+// Verify fails if the mount is of another device, which may have had the path of d.
 func (m *Mount) Verify(d blockdev.Device) error {
 	major, minor, err := m.number(d)
 	if err != nil {
@@ -214,7 +214,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the disk that the mounted filesystem is on, or of the disk whose
-// device node is mounted. If several devices may hold a btrfs, number tests likely.
+// device node is mounted. If several devices may hold a btrfs, the one in likely is tested.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
@@ -316,7 +316,7 @@ func UnmountAll(path string, layers int) error {
 		"process that mounts it", path)
 }
 
-// OnlyAt fails if the filesystem that layer mounts is also mounted at a path other than path.
+// OnlyAt fails if the filesystem of the mount in layer is also mounted at another path.
 func (t Table) OnlyAt(path string, layer *mountinfo.Info) error {
 	others := slices.DeleteFunc(slices.Clone(t), func(m *mountinfo.Info) bool {
 		return m.Mountpoint == path || !SameFilesystem(m, layer)

@@ -85,7 +85,7 @@ func TestABtrfsIsMountedDuringDeviceScans(t *testing.T) {
 	must(t, csitest.Err(scans()))
 }
 
-func TestStageBtrfsAfterAFailedMount(t *testing.T) {
+func TestABtrfsIsMountedAfterAFailedMountOfItsDevice(t *testing.T) {
 	for _, origin := range []string{"failed", "mounted"} {
 		t.Run(origin+" origin", func(t *testing.T) {
 			g := guesttest.New(t)
@@ -174,7 +174,7 @@ func TestTableListsMountsFlagsAndConditions(t *testing.T) {
 	}
 }
 
-// In a user namespace any user can create deep directories, and so lines of this length.
+// Any user can make such lines, with deep directories in a user namespace.
 func TestMountLinesOfAnyLengthAreParsed(t *testing.T) {
 	deep := strings.Repeat("/a-directory", 10_000)
 	table, err := parseTable([]byte("21 1 254:0 / / rw - ext4 /dev/root rw\n" +

@@ -202,9 +202,9 @@ func Describe[T any](all []T) string {
 	return strings.Join(words, ", ")
 }
 
-// Of lists the mounts of a disk in all mount namespaces: those of the filesystem on d, those of d's
-// device node, and those of the filesystem that layer mounts, even if its device is gone. d may be
-// the zero device, and layer may be nil.
+// Of lists the mounts of a disk in all mount namespaces: those of the filesystem on d, of d's
+// device node, and of the filesystem that the mount in layer has, even if its device is gone. d may
+// be the zero device, and layer may be nil.
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false
 	if d.Path != "" {
@@ -248,8 +248,8 @@ func SameFilesystem(a, b *mountinfo.Info) bool {
 		(a.Major != 0 || a.Source == b.Source)
 }
 
-// shows reports whether m mounts the filesystem on d, or d's device node, which has to be in this
-// instance's device directory: home if known is set.
+// shows reports whether m mounts the filesystem on d, or d's device node. If known is true, the
+// device node has to be in the directory home, this instance's device directory.
 func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
 	switch {
 	case m.Major != 0 && uint32(m.Major) == d.Major && uint32(m.Minor) == d.Minor:
@@ -339,8 +339,8 @@ func (v view) parent(m *mountinfo.Info) *mountinfo.Info {
 	return v.byID()[m.Parent]
 }
 
-// attachedAt reports whether m's mount point is the location at. The copies that propagation makes
-// of a mount have the same location as the mount.
+// attachedAt reports whether the mount m is at the location in the parameter at. The copies that
+// propagation makes of a mount have the same location as the mount.
 func (v view) attachedAt(m *mountinfo.Info, at location) bool {
 	parent := v.parent(m)
 	return parent != nil && parent.Major == at.major && parent.Minor == at.minor &&
@@ -385,7 +385,7 @@ func (vs Views) receivers(group string) map[string]bool {
 	return groups
 }
 
-// Elsewhere returns those of the mounts that stay when the driver unmounts the mounts in own.
+// Elsewhere returns those of the mounts that stay when the driver unmounts its own.
 //
 // If kubelet and the driver's container share a directory, both have a copy of a mount there. When
 // the driver unmounts, the kernel unmounts kubelet's copy, too, so the copy is not a user of the
@@ -413,10 +413,10 @@ func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	return mounts
 }
 
-// AwaitNone waits until find returns no mounts. If some stay, its error lists them. It does not
-// wait for a mount in the driver's own namespace, which is a publication and stays until it is
-// unpublished. A mount in another namespace may end soon, as when a container starts. unread names
-// the processes whose namespaces may have further mounts.
+// AwaitNone waits until find returns no mounts. It does not wait for a mount in the driver's own
+// namespace, which is a publication and stays until it is unpublished. A mount in another namespace
+// may end soon, as when a container starts. The result unread names the processes whose namespaces
+// may have further mounts.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	find func(Views) []Found) (unread string, err error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,

@@ -48,8 +48,8 @@ func ReadTable() (Table, error) {
 	return parseTable(before)
 }
 
-// parseTable parses a mount table with lines of any length. With directories in a user namespace
-// any user can create a line that is too long for a bufio.Scanner.
+// parseTable parses a mount table with lines of any length. Any user can mount deep directories in
+// a user namespace, which makes a line that is too long for a bufio.Scanner.
 func parseTable(b []byte) (table Table, err error) {
 	for line := range strings.Lines(string(b)) {
 		if line = strings.TrimSuffix(line, "\n"); line == "" {
@@ -212,8 +212,8 @@ func IsNode(m *mountinfo.Info) bool {
 	return ok
 }
 
-// Device returns the number of the disk that is mounted. likely is the device that it tests if
-// several devices may hold a btrfs.
+// Device returns the number of the disk that is mounted. If several devices may hold a btrfs, the
+// one in likely is tested.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
@@ -310,9 +310,9 @@ var btrfsControl = int(unix.Mkdev(10, 234))
 
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
-// TwinsError reports that the kernel lists several devices for the UUID of a mounted btrfs. If a
-// volume and a copy of it, such as a restored snapshot, are both mounted, a device scan may give
-// the copy the UUID of its origin.
+// TwinsError reports that the kernel lists several devices for the UUID of a mounted btrfs. A
+// device scan may give a mounted copy of a volume, such as a restored snapshot, the UUID of its
+// origin.
 type TwinsError struct{ devices []string }
 
 // Error names the devices by their numbers.
@@ -354,8 +354,8 @@ func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 
 // btrfsMountNumber returns the number of the disk that a mounted btrfs is on. The mount table does
 // not contain it: a btrfs mount has a device number of its own, and its source is only a name,
-// which another disk may have by now. So the function asks the filesystem. It uses the name only if
-// it cannot open the mount, because another mount hides it or it is in another namespace.
+// which another disk may have by now. The name is used only if the filesystem cannot be asked,
+// because another mount hides it or it is in another namespace.
 func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {
@@ -366,9 +366,8 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 }
 
 // btrfsNumber returns the number of the disk that an open directory's btrfs is on. If the kernel
-// lists several devices, it tests the device in likely, unless that is the zero device. If the test
-// proves nothing, it returns a TwinsError, and the number of the device at the path that the kernel
-// has recorded.
+// lists several devices, it tests the one in likely, unless that is the zero device. If the test
+// proves nothing, it returns a TwinsError, and the number of the device at the recorded path.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
 	if err != nil {

@@ -54,7 +54,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// The function end ends the use of the device. Errors about the use have to contain the names.
+// Each function starts a use of the device. end() ends it, and errors have to contain the names.
 var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
 	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
 		node string) (func(), []string) {
@@ -342,7 +342,7 @@ func manyMounts(power int) {
 	double(0, power)
 }
 
-// double bind-mounts the working directory, with all mounts in it, on its subdirectories named
+// double() bind-mounts the working directory, with all mounts in it, on its subdirectories named
 // from, from+1, … to-1. Each bind mount doubles the number of mounts.
 func double(from, to int) {
 	for i := from; i < to; i++ {

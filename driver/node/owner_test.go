@@ -137,7 +137,7 @@ func (v testVolume) stats(path string) error {
 	return v.ask(&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.guest.path(path)})
 }
 
-func TestARawTargetDoesNotFollowAReusedDeviceNumber(t *testing.T) {
+func TestAReusedDeviceNumberDoesNotConfuseTwoVolumes(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) (v, w testVolume) {
 		v = statefulGuest(t).disk(16, "block")
 		v.up("dev")
@@ -312,7 +312,7 @@ func (v testVolume) unpublishSoon(target string) error {
 	return csitest.Call(v.guest.t.Context(), v.guest.impatient(), v.unpublishRequest(target))
 }
 
-// held checks that unstage fails with an error that contains the names, and unmounts nothing.
+// held checks that unstage unmounts nothing and fails with an error that contains the names.
 func (v testVolume) held(names ...string) {
 	t := v.guest.t
 	t.Helper()
@@ -368,7 +368,7 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 }
 
 // sharedGuest returns a guest whose kubelet directory propagates its mounts to other namespaces, as
-// on a node whose driver runs in a container. aside is a directory outside of that directory.
+// on a node whose driver runs in a container. The directory aside is outside of it.
 func sharedGuest(t *testing.T) (g *testGuest, aside string) {
 	t.Helper()
 	g = statefulGuest(t)

@@ -493,10 +493,10 @@ func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([
 	return nil, nil
 }
 
-// claimPath locks a path for a call that mounts at it, against calls of every process of the
-// driver: nobody could tell two volumes at one path apart later. The lock is on the directory or
-// file that the mount will hide, and ends when the returned file is closed. If the kernel cannot
-// lock that directory or file, the call goes on without a lock.
+// claimPath locks a path, at which the caller mounts, against calls of every process of the driver:
+// nobody could tell two volumes at one path apart later. The lock is on the directory or file that
+// the mount will hide, and ends when the returned file is closed. If the kernel cannot lock that
+// directory or file, the call goes on without a lock.
 func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -536,8 +536,8 @@ func undoError(err error) error {
 	return err
 }
 
-// goneToo returns text for the error about a mount whose disk is gone. It names a volume whose
-// recorded disk is gone, too, because the mount may be that volume's; "" if there is none.
+// goneToo returns text for the error about a mount whose disk is gone. If the disk in a volume's
+// record is gone, too, the text names the volume, because the mount may be its mount.
 func goneToo(host blockdev.Host, records []volumeRecord) string {
 	for _, r := range records {
 		if _, err := host.Lookup(volume.Serial(r.Disk)); csierr.Has(err, csierr.DeviceNotFound) {

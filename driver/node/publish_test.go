@@ -191,7 +191,7 @@ func TestAMountOfAnotherInstancesDeviceNodeIsNoPublication(t *testing.T) {
 	must(t, v.publish("pod"))
 	must(t, v.unpublish("pod"))
 
-	// A mount of this instance's device node is a publication, even after that was replaced.
+	// A mount of this instance's device node is a publication, even after the node was replaced.
 	must(t, os.WriteFile(g.path("old"), nil, 0o600))
 	guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "dev", v.disk.Name), g.path("old"))
 	g.Unplug(v.disk)
@@ -349,7 +349,7 @@ func TestUnstageFailsIfTheDeviceCannotBeOpened(t *testing.T) { // NU-5
 	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
 }
 
-// freeze also thaws the filesystem when the test ends, even if it is no longer mounted.
+// When the test ends, the filesystem is thawed, even if it is no longer mounted.
 func (v testVolume) freeze(path string) {
 	t := v.guest.t
 	t.Helper()

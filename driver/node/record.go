@@ -49,7 +49,7 @@ type volumeRecord struct {
 	Covers int64 `json:"covers,omitempty"`
 }
 
-// asKnown makes save keep the recorded value of Covers, for calls that do not read the filesystem.
+// asKnown tells save() to keep the recorded Covers, for calls that do not read the filesystem.
 const asKnown = -1
 
 // recordStore contains a record for each volume from its stage or publish to its unstage. Records
@@ -105,7 +105,7 @@ func recordKey(volumeID string) string {
 	return volumeID
 }
 
-// recordFile hashes an id that is no UUID, because that may contain any characters.
+// recordFile hashes an id that is no UUID, because such an id may contain any characters.
 func recordFile(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id + recordSuffix
@@ -192,7 +192,7 @@ func (s storedRecord) load() (volumeRecord, bool) {
 }
 
 // otherVolume describes the disk with the serial if the records show that it is not the volume's,
-// and otherwise returns "". certain reports whether any volume's record names the disk.
+// and otherwise returns "". The result certain is true if any volume's record names the disk.
 func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	known, ok := s.load()
 	want := volume.Serial(known.Disk)
@@ -211,7 +211,7 @@ func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	return "", false
 }
 
-// all lists every valid record, twice if memory and a file have it. open has logged invalid files.
+// all lists every valid record, twice if memory and a file have it.
 func (s *recordStore) all() []volumeRecord {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.kept))
@@ -232,7 +232,7 @@ func (s *recordStore) all() []volumeRecord {
 	return all
 }
 
-// delete only logs a failure: a record that stays only makes a later answer stricter.
+// A failure is only logged, because a record that stays only makes a later answer stricter.
 func (s storedRecord) delete() {
 	s.mu.Lock()
 	delete(s.kept, s.volume)
@@ -295,7 +295,7 @@ func (s *recordStore) write(r volumeRecord) error {
 // OpenState prepares the state directory, when a driver starts.
 func (n *Service) OpenState() error { return n.records().open() }
 
-// The error of open does not name the directory, because that is the value of a setting.
+// The returned error does not name the directory, because that is the value of a setting.
 func (s *recordStore) open() error {
 	if s.dir == "" {
 		s.log.Warn("no state directory: after a restart the node will not know which " +
@@ -325,8 +325,8 @@ func (s *recordStore) open() error {
 	return nil
 }
 
-// unfinishedFile matches the names of the temporary files of write and tryState. open removes no
-// other file, because an operator may name a directory that other programs use, too.
+// unfinishedFile matches the names of temporary files. The driver removes no other file, because an
+// operator may name a directory that other programs use, too.
 var unfinishedFile = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|` +
 		`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)

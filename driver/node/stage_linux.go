@@ -47,7 +47,7 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stage keeps the device open to the mount, so that no other disk can get its number.
+// stage keeps the device open until the mount, so that no other disk can get its number.
 func (v *nodeVolume) stage(ctx context.Context) error {
 	found, err := v.node.host().Await(ctx, v.serial(),
 		cmp.Or(v.node.DeviceTimeout, defaultDeviceTimeout))
@@ -110,10 +110,10 @@ func (v *nodeVolume) preparation() *filesystem.Preparation {
 		Flight: v.flight, Log: v.node.log(), Begin: v.begin}
 }
 
-// open opens and locks the device d, and compares its size and block size with those that the
-// controller reports of the disk. It does not compare whether they are read-only, because an
-// instance's NVMe device need not show that. If the device is read-only and the disk is not, the
-// call fails before the first write (MakeWritable).
+// open opens the device d and locks it, and compares its size and block size with those that the
+// controller reports of the disk. An instance's NVMe device need not show that its disk is
+// read-only, so this is not compared. If only the device is read-only, the call fails before the
+// first write (MakeWritable).
 func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %s, but the disk has %s",
@@ -226,11 +226,11 @@ func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 	return nil
 }
 
-// begin runs after every proof, right before the first write to the volume's disk, or before the
-// mount. The device of a read-only disk may look writable, so begin makes it read-only for good:
-// the kernel then writes nothing, and refuses a filesystem whose log it would have to replay. begin
-// makes the device of a writable disk writable only if the disk may have been published as a raw
-// device, because the driver makes a device read-only for no other use.
+// begin runs after all proofs, right before the first write to the volume's disk, or before the
+// mount. The device of a read-only disk may look writable, so it is made read-only for good: the
+// kernel then writes nothing, and refuses a filesystem whose log it would have to replay. The
+// read-only switch of a writable disk is cleared only if the disk may have been published as a raw
+// device, because the driver sets the switch for no other use.
 func (v *nodeVolume) begin(covers int64) error {
 	known, _ := v.record.load()
 	if err := v.record.save(v.DiskName, v.Block, covers); err != nil {
@@ -290,7 +290,7 @@ type nodeVolume struct {
 	MountFlags volume.MountOptions
 	Staging    string
 
-	// Only a request of NodePublishVolume has these.
+	// Only a request of NodePublishVolume has these fields.
 	Target          string
 	PublishReadOnly bool // for the workload; the disk itself may be writable
 

@@ -167,9 +167,9 @@ func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []moun
 }
 
 // unmount syncs and unmounts the filesystems at the staging path, and waits until no namespace has
-// the disks mounted. If the sync fails, the data are lost in any case, so unmount continues. It
-// returns the error as unwritten, because the unmount itself reports none. If the filesystem had
-// failed before, unwritten is nil, because the volume's health has reported that.
+// the disks mounted. A failed sync does not stop it, because the data are lost in any case. The
+// result unwritten is the sync's error, or nil if the filesystem had failed before, because the
+// volume's health has reported that.
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {
@@ -208,8 +208,7 @@ func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinf
 }
 
 // release flushes a disk and waits until nobody uses its device: it has no mount in any namespace,
-// no other user in the kernel, and no process that writes to it. gone reports that the device does
-// not exist any more.
+// no other user in the kernel, and no process that writes to it.
 func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err error) {
 	if d.Path == "" {
 		return true, nil
@@ -328,9 +327,9 @@ type heldVolume struct {
 	flight flight.Call
 }
 
-// hold locks the volume against other processes of the driver until unlock. Every call that changes
-// a volume on this node has the lock from its beginning to its end, so that no call returns OK
-// while another process is in the middle of a change.
+// hold locks the volume against other processes of the driver until its result is unlocked. Every
+// call that changes a volume on this node has the lock from its beginning to its end, so that no
+// call returns OK while another process is in the middle of a change.
 func (n *Service) hold(ctx context.Context, volumeID string) (heldVolume, error) {
 	lock, err := n.host().Lock(ctx, "the volume "+recordKey(volumeID))
 	return heldVolume{node: n, id: volumeID, lock: lock, record: n.records().of(volumeID),
