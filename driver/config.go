@@ -463,7 +463,8 @@ func (c *Config) nodeTopology(instance string) map[string]string {
 
 func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
-// The returned function sets *field. If local is true, it refuses what other machines can reach.
+// The returned function stores an address in *field. If local is true, it refuses an address that
+// other machines can reach.
 func address(field *string, local bool) func(string) error {
 	return func(value string) error {
 		if strings.HasPrefix(value, "unix:") {

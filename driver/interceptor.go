@@ -364,8 +364,8 @@ type hidden struct {
 }
 
 const (
-	// maxTokens limits the tokens that hidden keeps. Responses to requests with older tokens are no
-	// longer expected.
+	// maxTokens limits the tokens that are kept. Responses to requests with older tokens are no longer
+	// expected.
 	maxTokens = 16
 	// minPrefix is the number of bytes by which a truncated token is recognized.
 	minPrefix = 12

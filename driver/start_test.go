@@ -105,7 +105,7 @@ func TestARefusedControllerReportsWhyAndStaysAlive(t *testing.T) { // D-45
 	secure := secureRack(t, moody(inOrder))
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(ca, racktest.PEM(secure.Certificate().Raw), 0o600))
-	// No pattern recognizes this token, and quoting changes it.
+	// This token has no prefix by which it could be recognized, and quoting changes it.
 	const echoed = `a"tweety<b\c`
 	for _, test := range []struct {
 		name  string

@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// canaryToken is the driver's token. No pattern recognizes it.
+// canaryToken is the driver's token. It has no prefix by which it could be recognized.
 const canaryToken = "tweetytweety-without-a-prefix"
 
 const canaryObjects = `{"kind":"List","items":[{"kind":"PersistentVolume",` +

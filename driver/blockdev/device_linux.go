@@ -222,7 +222,7 @@ func readNumber(path string) (uint64, error) {
 
 // Counters returns the kernel's counters of the device. It flushes cached writes first, so that
 // they are counted. The kernel updates a counter shortly after the end of a request, so Counters
-// then reads from the device and waits until that read is counted. If accounting is switched off,
+// also reads from the device and waits until the read is counted. If accounting is switched off,
 // the read is never counted, and Counters returns the zero value.
 func (d *OpenDevice) Counters() (Counters, error) {
 	if err := d.Flush(); err != nil {

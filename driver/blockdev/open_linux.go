@@ -175,7 +175,7 @@ func (d *OpenDevice) Read(offset, n int64) ([]byte, error) {
 	return b, nil
 }
 
-// ReadInto fills b from the offset. b must be aligned for O_DIRECT.
+// ReadInto fills b, which must be aligned for O_DIRECT, with the bytes at the offset.
 func (d *OpenDevice) ReadInto(b []byte, offset int64) error {
 	got, err := d.File.ReadAt(b, offset)
 	if got < len(b) {
@@ -401,11 +401,11 @@ func (h Host) openLocks() *os.File {
 }
 
 // OpenLocked opens and verifies the device and locks it against other processes of the driver.
-// Programs that are started with Inherited keep the lock. So if the driver dies during a mkfs or an
-// e2fsck, the next driver waits until the program has ended.
+// Programs that inherit the files in Inherited keep the lock. So if the driver dies during a mkfs
+// or an e2fsck, the next driver waits until the program has ended.
 //
-// If unshared is set, no workload ever gets the raw device. Then only drivers lock the device node,
-// so OpenLocked locks it, too. That excludes a driver with another lock file.
+// If unshared is true, no workload ever gets the raw device, and only drivers lock the device node.
+// So OpenLocked locks it, too, which excludes a driver with another lock file.
 //
 // The locks do not exclude other programs. TryExclusive and AwaitNoWriters find those.
 func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*OpenDevice, error) {

@@ -269,8 +269,8 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 	return nil, instanceRefusal("attach", disk, instance, why)
 }
 
-// stateProblem returns why a disk that is not detached cannot be attached; nil if it is attached to
-// a.Instance, or being attached.
+// stateProblem returns why a disk that is not detached cannot be attached. It returns nil if the
+// disk is attached to a.Instance, or being attached.
 func (a attachment) stateProblem(disk *oxide.Disk) error {
 	switch state := disk.State.State(); {
 	case state == oxide.DiskStateStateDetaching:

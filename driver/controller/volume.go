@@ -418,9 +418,9 @@ func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	return m.FilesystemUUID
 }
 
-// useProblem returns why a disk does not fit these capabilities, or "". A workload's bytes on a raw
-// device may look blank, or like a filesystem of the driver, and of some disks a format reads only
-// a sample. So every cluster keeps to the use in the tag.
+// useProblem returns why a disk does not fit these capabilities, or "". Every cluster keeps to the
+// use in the tag: a workload's bytes on a raw device may look blank, or like a filesystem, to a
+// driver that reads only a sample.
 func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	m, ok := rack.DiskTag(d)
 	if use := useOf(wanted); !ok || m.Use == "" || m.Use == volume.UseBoth || m.Use == use {

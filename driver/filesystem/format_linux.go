@@ -226,8 +226,8 @@ func (d disk) finishFormat(v Volume, sb Superblock) error {
 
 // wipe overwrites with zeroes what an unfinished format wrote to the chunks, and proves that the
 // disk is blank again except for the records. It overwrites the first 512 bytes of btrfs
-// superblocks and tree blocks last, because they identify the block: if wipe is cut off or a write
-// fails, the next call still recognizes what is left.
+// superblocks and tree blocks last, because they identify the block: if the wipe is cut off or a
+// write fails, the next call still recognizes what is left.
 func (d disk) wipe(v Volume, chunks []int64) error {
 	if err := d.WithExclusive(func(w *os.File) error {
 		if err := d.clearSectors(w, chunks, false); err != nil {
@@ -248,8 +248,8 @@ func (d disk) wipe(v Volume, chunks []int64) error {
 	return s.checkBlank()
 }
 
-// clearSectors durably overwrites the chunks with zeroes. Unless heads is set, it keeps the first
-// 512 bytes of btrfs blocks: every disk writes 512 bytes whole, even in a power failure.
+// clearSectors durably overwrites the chunks with zeroes. If heads is false, it keeps the first 512
+// bytes of btrfs blocks: every disk writes 512 bytes whole, even in a power failure.
 func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	const wholeBytes = 512
 	slots := RecordOffsets(d.SizeBytes)

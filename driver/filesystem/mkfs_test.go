@@ -23,8 +23,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// The test tries combinations of mkfs options on disks of several sizes. mkfs must refuse options
-// that the driver refuses for a size, except if the inodes would fill over half of the disk.
+// The test tries combinations of mkfs options on disks of several sizes. If the driver refuses
+// options for a size, mkfs must refuse them, too, unless the inodes would fill over half of the
+// disk.
 func TestMkfsAcceptsTheOptionsThatTheDriverAccepts(t *testing.T) {
 	type format struct {
 		fsType, options string
@@ -448,8 +449,8 @@ func TestFilesystemsMountWithAllAcceptedFlags(t *testing.T) {
 	}
 }
 
-// A raw user may keep the device busy, and end while the driver tries to thaw a frozen filesystem.
-// Then the driver mounts a workload's raw device, and must not replay a log on it.
+// A user of the raw device may keep it busy, and end while the driver tries to thaw a frozen
+// filesystem. Then the driver mounts a workload's raw device, and must not replay a log on it.
 func TestThawUnmountedReplaysNoJournal(t *testing.T) {
 	sizes := map[string]int64{volume.Ext3: 64 * mib, volume.Ext4: 64 * mib,
 		volume.XFS: 300 * mib, volume.Btrfs: 128 * mib}

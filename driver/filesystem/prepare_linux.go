@@ -220,9 +220,9 @@ var forgetting = make(chan struct{}, 1)
 
 // ForgetBtrfs calls mount.ForgetBtrfs for an unmounted device if it holds a btrfs.
 //
-// The kernel then visits every btrfs of the node, and waits if the disk of one hangs in a commit.
-// So ForgetBtrfs skips devices without a btrfs, and returns after forgetWait. The thread that is
-// stuck in the kernel stays; later calls start no second one.
+// The kernel visits every btrfs of the node in that call, and waits if the disk of one hangs in a
+// commit. So ForgetBtrfs skips devices without a btrfs, and returns after forgetWait. The thread
+// that is stuck in the kernel stays; later calls start no second one.
 func ForgetBtrfs(d *blockdev.OpenDevice) {
 	found, _ := Find(d)
 	if !slices.ContainsFunc(found, func(sb Superblock) bool { return sb.Type == volume.Btrfs }) {

@@ -131,7 +131,7 @@ func TestXFSLogFreshAcceptsOnlyTheLogOfMkfs(t *testing.T) {
 	}
 }
 
-// knownFeatures are features that Linux 6.18 supports on one device and the driver allows:
+// knownFeatures are features that Linux 6.18 supports on a single device and the driver allows:
 // EXT4_FEATURE_*_SUPP, XFS_SB_VERSION_OKBITS, XFS_SB_FEAT_*_ALL, BTRFS_FEATURE_*_SUPP.
 var knownFeatures = map[string]uint64{
 	"s_rev_level": 1, "s_feature_compat": 0x1E3F, "s_feature_incompat": 0x3E7D6,

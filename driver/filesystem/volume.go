@@ -13,9 +13,9 @@
 // durable before the first other write, and erased after the last one. So a process that dies at
 // any instruction leaves an untouched disk, or one that the next call can finish.
 //
-// The package attaches no mount to a path: it uses detached mounts only to thaw. It imports no CSI
-// types, so the proof that only blank disks are formatted can be reviewed without CSI. Reading a
-// disk needs Linux; parsing its layouts (regions, superblocks, records) does not.
+// The package attaches no mount to a path. It imports no CSI types, so the proof that only blank
+// disks are formatted can be reviewed without CSI. Reading a disk needs Linux; parsing its layouts
+// (regions, superblocks, records) does not.
 package filesystem
 
 import (
@@ -48,8 +48,8 @@ type Volume struct {
 // neverRaw reports whether, according to the controller, no workload ever had the raw device.
 func (v Volume) neverRaw() bool { return v.Use == volume.UseFilesystem }
 
-// madeBlank reports whether the disk was created blank and never published as a raw device. Then a
-// sample of its bytes proves that it is still blank. Any other disk is read whole.
+// madeBlank reports whether the disk was created blank and never published as a raw device. If so,
+// a sample of its bytes proves that it is still blank. Any other disk is read whole.
 func (v Volume) madeBlank() bool { return v.Origin == volume.OriginBlank && v.neverRaw() }
 
 // slots returns the offsets of the volume's records on a disk of this size. If the disk was

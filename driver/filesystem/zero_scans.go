@@ -73,7 +73,7 @@ func (j *zeroScan) ended() bool {
 }
 
 // join returns the job for the range, and whether it existed before. For a new job it starts run in
-// a goroutine. After Close it returns nil instead.
+// a goroutine. After Close, it returns a nil job.
 func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan, joined bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -94,8 +94,8 @@ func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan, joine
 	return job, false
 }
 
-// Drop stops the volume's jobs and forgets their results, because the volume is being published or
-// unstaged. It returns when the jobs have closed the device.
+// Drop stops the volume's jobs and forgets their results. It returns when the jobs have closed the
+// device.
 func (z *ZeroScans) Drop(volume string) {
 	z.dropIf(func(j *zeroScan) bool { return j.Volume == volume })
 }

@@ -338,9 +338,9 @@ func Sync(path string) error {
 }
 
 // If a frozen filesystem is unmounted, it stays in the kernel and keeps its device open forever. A
-// backup that was killed may leave one. So NodeUnstageVolume thaws a volume that is no longer
-// published, and NodeStageVolume thaws a filesystem without a mount. No other call thaws, because
-// the process that froze the filesystem may rely on the freeze.
+// killed backup program may leave a filesystem frozen. So NodeUnstageVolume thaws a volume that is
+// no longer published, and NodeStageVolume thaws a filesystem without a mount. No other call thaws,
+// because the process that froze the filesystem may rely on the freeze.
 
 // ioctlThaw is FITHAW of linux/fs.h, which x/sys lacks.
 const ioctlThaw = 0xC0045878
@@ -358,8 +358,8 @@ func Thaw(root *os.File) error {
 // mount. Such a process may rely on the freeze, and prevents the unmount in any case.
 func ThawAt(m *mountinfo.Info) error {
 	// The first unmount with MNT_EXPIRE returns EAGAIN if the mount is not in use. If another process
-	// has already made a first call, this call unmounts. The frozen filesystem then keeps the device
-	// in use, which the exclusive open at the end of the CSI call finds.
+	// made the first, this second one unmounts. In that case the frozen filesystem keeps the device in
+	// use, which the exclusive open at the end of the CSI call finds.
 	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
 	if !errors.Is(err, unix.EAGAIN) {
 		return nil

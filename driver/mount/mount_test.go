@@ -194,7 +194,7 @@ func TestMountLinesOfAnyLengthAreParsed(t *testing.T) {
 	}
 }
 
-func TestReceiversFollowALongChainOfPeerGroups(t *testing.T) {
+func TestReceiversAreFoundThroughALongChainOfPeerGroups(t *testing.T) {
 	const groups = 50_000
 	var table Table
 	for i := range groups { // in reverse, which is the worst order

@@ -252,7 +252,7 @@ func TestADeviceThatADeadDriverLeftReadOnlyBecomesWritable(t *testing.T) {
 }
 
 // hostile describes a process that tries to delay the driver, in a copy of the test's mount
-// namespace. Unless root is set, it is an unprivileged user in a user namespace.
+// namespace. If root is false, it is an unprivileged user in a user namespace.
 type hostile struct {
 	kind string
 	root bool

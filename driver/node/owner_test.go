@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// twoVolumes returns a published volume and another volume, which is staged if known is set.
+// twoVolumes returns a published volume and another volume, which is staged if known is true.
 func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	g := statefulGuest(t)
 	v = g.disk(512, fsType)

@@ -220,8 +220,8 @@ func (v *nodeVolume) publishBlock(table mount.Table) error {
 	return v.attachCopy(v.device.Path, "", set, 0, 0)
 }
 
-// attachCopy bind-mounts source, a directory or a device node, at the target, which it creates if
-// it is missing. First it verifies that the copied mount is of the volume's device.
+// attachCopy verifies that the mount at source, a directory or a device node, is of the volume's
+// device, and bind-mounts source at the target. It creates a missing target.
 func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind fs.FileMode) error {
 	m, err := mount.Clone(source, fsType)
 	if err != nil {
@@ -527,7 +527,7 @@ func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 }
 
 // undoError converts the error of an unpublish or unstage. CSI does not allow ALREADY_EXISTS for
-// these calls, so that becomes INTERNAL. The orchestrator then repeats the call until it succeeds.
+// these calls, so it becomes INTERNAL. The orchestrator repeats the call until it succeeds.
 func undoError(err error) error {
 	err = csierr.Convert(err, csierr.NodeToolFailed)
 	if csierr.IsAlreadyExists(err) {

@@ -227,8 +227,8 @@ func TestALinkInTheStateDirectoryIsNotFollowed(t *testing.T) {
 	must(t, v.unstage())
 }
 
-// stopOnce makes a call that runs the program, and waits until the program has begun. The program
-// then waits until goOn is called, which returns the result of the call.
+// stopOnce makes a call that runs the program, and waits until the program has begun. goOn() lets
+// the program continue, and returns the result of the call.
 func stopOnce(t *testing.T, program string, call func() error) (goOn func() error) {
 	t.Helper()
 	begun, file := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")

@@ -23,8 +23,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// NodeStageVolume mounts the volume's filesystem at the staging path. It formats the disk first if
-// that is blank. For a raw block volume it only verifies that the device is there.
+// NodeStageVolume mounts the volume's filesystem at the staging path. If the disk is blank, the
+// call formats it first. For a raw block volume it only verifies that the device is there.
 func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (
 	*csi.NodeStageVolumeResponse, error) {
 	v, err := parseStage(req)

@@ -173,8 +173,8 @@ func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []moun
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {
-		// If the device is not released in time, the orchestrator repeats the call. Nothing is mounted
-		// then, and only the record tells which disk to release.
+		// If the device is not released in time, the orchestrator repeats the call. By that time nothing
+		// is mounted, and only the record tells which disk to release.
 		if d.Path != "" {
 			v.record.saveDisk(d.Serial)
 		}
