@@ -56,7 +56,7 @@ type Plane struct {
 	owner string
 	// device is the st_dev of the files in Dir. On overlayfs, Dir itself may have another st_dev.
 	device uint64
-	// noDevices is the reason why disks have no loop devices, or nil if they have.
+	// noDevices is the reason why disks have no loop devices, or nil.
 	noDevices error
 	// machines is the host of the virtual machines, or nil if the guests are only guest views.
 	machines *machine.Host

@@ -141,8 +141,8 @@ const (
 	tamperBlock = 4096
 	// lateDevice is longer than any check waits for a device.
 	lateDevice = 10 * time.Minute
-	// tear waits for tornWrites writes before it copies half of the blocks again. tornWait limits the
-	// wait for the next write, because the disk may be idle.
+	// tear copies half of the blocks again after tornWrites more writes, or if no write comes for
+	// tornWait.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )

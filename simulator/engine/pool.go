@@ -225,8 +225,8 @@ func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool)
 	return pool, ok
 }
 
-// PoolLink is the body of a request that links a pool to the Silo, or changes a link. In a change
-// Silo is empty. With IsDefault the pool becomes the default pool of the silo.
+// PoolLink is the body of a request that links a pool to a silo, or that changes a link; then Silo
+// is empty. IsDefault makes the pool the default pool of the silo.
 type PoolLink struct {
 	Silo      store.Selector
 	IsDefault bool

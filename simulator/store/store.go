@@ -114,7 +114,7 @@ type Tx struct{ *bbolt.Tx }
 // ended is the panic with which Check ends a transaction.
 type ended struct{ error }
 
-// Check ends the transaction with an error, and does not return. If the error is nil, it returns.
+// Check ignores nil. With any other error it ends the transaction, and does not return.
 func (tx *Tx) Check(err error) {
 	if err != nil {
 		panic(ended{err})
