@@ -10,8 +10,9 @@
 //	identity              the identity of the rack, which its devices carry
 //	guests/<uuid>/sys     what that instance's guest sees as /sys
 //	guests/<uuid>/dev     what it sees as /dev
-//	guests/<uuid>/hidden  a file for each disk hidden by one with the same serial (A54)
+//	guests/<uuid>/hidden  a file for each disk that stays hidden in the guest (A54)
 //	guests/<uuid>/aside   entries of sys and dev that are being created or removed
+//	guests/<uuid>/machine the files of its virtual machine (package machine)
 //	tamper                files of the active [Tamper]
 //	fuse-…                the files behind the guests' devices, with Config.FlakyDisks
 //
@@ -55,11 +56,11 @@ type Plane struct {
 	owner string
 	// device is the st_dev of the files in Dir. On overlayfs, Dir itself may have another st_dev.
 	device uint64
-	// noDevices is the reason why no disk has a loop device, or nil if disks have one.
+	// noDevices is the reason why disks have no loop devices, or nil.
 	noDevices error
-	// machines runs the virtual machines. It is nil if the guests are only guest views.
+	// machines is the host of the virtual machines, or nil if the guests are only guest views.
 	machines *machine.Host
-	// starting lets one machine start at a time, so that two do not count on the same free memory.
+	// starting lets only one machine start at a time: two could claim the same free memory.
 	starting sync.Mutex
 
 	// Stop cancels ctx. working counts goroutines that show a delayed device or watch a machine.
@@ -67,14 +68,14 @@ type Plane struct {
 	cancel  context.CancelFunc
 	working sync.WaitGroup
 
-	// disks locks a disk while its file or device is created, removed or copied.
+	// disks has a lock for each disk whose file or device is being created, removed or copied.
 	disks keylock.Map
 
 	guests    guests
 	tampering tampering
 }
 
-// Firmware has what the firmware reports and, for a virtual machine, memory and root's SSH keys.
+// Firmware has a guest's identity and, for a virtual machine, its memory and root's SSH keys.
 type Firmware struct {
 	InstanceID, Name string
 	MemoryBytes      int64
@@ -115,8 +116,8 @@ func SerialOf(loop loopdev.Device) string {
 	return serial
 }
 
-// Fault changes a device: the device never appears, appears after Delay, or has SizeBytes. With
-// Fails the plane cannot plug the disk in. The zero value changes nothing.
+// Fault changes a device: it never appears, it appears after Delay, or its size is SizeBytes. If
+// Fails is true, Plug returns an error. The zero value changes nothing.
 type Fault struct {
 	Never     bool
 	Delay     time.Duration
@@ -245,9 +246,9 @@ func (p *Plane) Stop() {
 	}
 }
 
-// Close removes every device from its guest and releases it. A device in use keeps its bytes until
-// its last user closes it, so that the guest can unmount the filesystem. Close then returns an
-// error that names the device.
+// Close removes every device from its guest and releases it. If a device is in use, Close returns
+// an error that names it. The device keeps its bytes until its last user closes it, so that the
+// guest can unmount the filesystem.
 func (p *Plane) Close() (err error) {
 	defer wrap(&err, "close the data plane")
 	errs := []error{p.Tamper(Tamper{})}
@@ -261,7 +262,6 @@ func (p *Plane) Close() (err error) {
 	for _, g := range p.guests.all() {
 		devices = append(devices, p.guests.devices(g)...)
 	}
-	// Close waits at most two seconds for all devices in use together.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	for _, d := range devices {
@@ -287,7 +287,7 @@ var ErrNoMemory = errors.New("this computer lacks the memory for one more virtua
 
 func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(id), "machine") }
 
-// againPath returns the path of the file that Close writes when it stops a virtual machine.
+// againPath returns the path of a file. It tells Adopt that Close stopped the virtual machine.
 func (p *Plane) againPath(id string) string { return filepath.Join(p.machineDir(id), "again") }
 
 func (p *Plane) machineDisk(d *plugged) machine.Disk {
@@ -345,7 +345,7 @@ func (p *Plane) Run(f Firmware) error {
 
 var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
 
-// hasMemory counts a running machine with mostMemory, because it takes its memory gradually.
+// hasMemory counts mostMemory for each running machine: a machine takes its memory gradually.
 func (p *Plane) hasMemory(more int64) error {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -358,7 +358,7 @@ func (p *Plane) hasMemory(more int64) error {
 	return fits(string(text), used, more)
 }
 
-// fits returns ErrNoMemory if used is over three quarters of the memory, or more is unavailable.
+// fits fails if "used" is over three quarters of MemTotal, or "more" is over MemAvailable.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
@@ -403,7 +403,7 @@ func (p *Plane) Halt(id string) error {
 	return nil
 }
 
-// Reset restarts the virtual machine of a guest, and reports whether it has one.
+// Reset restarts a guest that is a virtual machine, and reports whether it is one.
 func (p *Plane) Reset(id string) (has bool, err error) {
 	g := p.guests.all()[id]
 	if g == nil || p.machines == nil {
@@ -451,8 +451,8 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 }
 
 // Adopt takes over the virtual machines that an earlier plane has started, and stops those of
-// instances that are not running. gone has the running instances without a virtual machine, and
-// again those of them whose machine was stopped by Close of the earlier plane.
+// instances that are not running. The result "gone" lists the running instances without a virtual
+// machine. The result "again" lists those of them whose machine the earlier plane's Close stopped.
 func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(filepath.Join(p.Dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -493,7 +493,7 @@ func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	return gone, again, errors.Join(errs...)
 }
 
-// keep unplugs from each virtual machine the disks that its instance does not have.
+// keep unplugs from each virtual machine every disk that is not attached to its instance.
 func (p *Plane) keep(ctx context.Context, attached []Device) error {
 	var errs []error
 	for id, g := range p.guests.all() {
@@ -521,7 +521,7 @@ func (p *Plane) SSH() map[string]string {
 	return addresses
 }
 
-// SSHKey returns the path of the key for root of each virtual machine, or "" without machines.
+// SSHKey returns the path of root's private key, or "" if the guests are not virtual machines.
 func (p *Plane) SSHKey() string {
 	if p.machines == nil {
 		return ""
@@ -529,9 +529,8 @@ func (p *Plane) SSHKey() string {
 	return p.machines.Key()
 }
 
-// Console reads up to most bytes of the text that a guest's serial console has printed since its
-// last start. from is the offset of the first byte; a negative offset counts back from the end, and
-// -1 is the end. end is the offset behind the last byte that was read.
+// Console reads a guest's serial console, as [machine.Console] does. A guest that never started has
+// an empty one.
 func (p *Plane) Console(id string, from, most int64) (text []byte, end int64, err error) {
 	text, end, err = machine.Console(p.machineDir(id), from, most)
 	if errors.Is(err, fs.ErrNotExist) {

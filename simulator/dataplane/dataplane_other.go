@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// On this system a plane has no devices, so it calls few of these functions.
+// Without Linux a plane has no devices, so it calls few of these functions.
 
 func checkNodes(string) (uint64, error)     { return 0, errors.ErrUnsupported }
 func removeMount(string) error              { return errors.ErrUnsupported }

@@ -38,7 +38,7 @@ func newPlaneIn(t *testing.T, c Config) *Plane {
 	t.Helper()
 	p := openPlane(t, c)
 	t.Cleanup(func() {
-		// If another process creates a mount namespace meanwhile, our mounts and devices stay in use.
+		// A new mount namespace of another process copies our mounts, and so keeps devices in use.
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
@@ -197,7 +197,7 @@ func TestDeviceNumbersDoNotFollowTheOrderOfAttachment(t *testing.T) {
 	}
 }
 
-func TestForceDetachCutsTheGuestOffFromTheDisk(t *testing.T) {
+func TestUnplugCutsOffAGuestThatUsesTheDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			p := newPlane(t)
@@ -238,7 +238,7 @@ func TestForceDetachCutsTheGuestOffFromTheDisk(t *testing.T) {
 	}
 }
 
-func TestOpenRefusesADirectoryWithoutDeviceNodes(t *testing.T) {
+func TestOpenRefusesANodevFilesystem(t *testing.T) {
 	looptest.NeedRoot(t)
 	dir := t.TempDir()
 	looptest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "nodev,size=1m")
@@ -248,7 +248,7 @@ func TestOpenRefusesADirectoryWithoutDeviceNodes(t *testing.T) {
 	}
 }
 
-func TestCloseAndRemoveGuestReleaseEveryDevice(t *testing.T) {
+func TestEveryDeviceIsReleasedByRemoveGuestAndByClose(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	again := func() error { return p.RemoveGuest(id) }
@@ -289,7 +289,7 @@ func TestPlugDoesNotWaitForAnotherGuest(t *testing.T) {
 	}
 }
 
-func TestFitsRefusesAMachineThatNeedsTooMuchMemory(t *testing.T) {
+func TestFitsFailsForAMachineThatNeedsTooMuchMemory(t *testing.T) {
 	const meminfo = "MemTotal:        8388608 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n"
 	for name, test := range map[string]struct {
 		used, more int64
@@ -346,7 +346,7 @@ func TestADetachedDiskKeepsItsFaultsUntilHeal(t *testing.T) {
 	}
 }
 
-func TestUnplugFailsTheWritesOfAHangingDisk(t *testing.T) {
+func TestUnplugMakesHangingWritesFail(t *testing.T) {
 	p := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	guest := newGuest(t, p)
 	d := plugDisk(t, p, guest, "db")
@@ -366,7 +366,7 @@ func TestUnplugFailsTheWritesOfAHangingDisk(t *testing.T) {
 	}
 }
 
-func TestReconcileReplacesTheDevicesOfAKilledSimulator(t *testing.T) {
+func TestReconcileReplacesFlakyDevicesOfAKilledSimulator(t *testing.T) {
 	dir := t.TempDir()
 	p := openPlane(t, Config{Dir: dir, FlakyDisks: true})
 	guest := newGuest(t, p)
@@ -416,7 +416,7 @@ func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
 	before := newPlane(t)
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
-	// Attach the file by a path that the test then unmounts, as after the removal of a container.
+	// Attach the file by a path that does not exist afterwards, as if a container had been removed.
 	elsewhere := t.TempDir()
 	looptest.Command(t, "mount", "--bind", before.Dir, elsewhere)
 	loop := looptest.Got(loopdev.Attach(t.Context(), loopdev.Config{
@@ -434,7 +434,7 @@ func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
 	}
 }
 
-func TestReconcileKeepsTheDevicesOfAnotherRack(t *testing.T) {
+func TestReconcileDoesNotReleaseADeviceOfAnotherRack(t *testing.T) {
 	for _, name := range []string{"in use", "whose file was removed", "on another filesystem"} {
 		t.Run(name, func(t *testing.T) {
 			theirs := newPlane(t)
@@ -483,7 +483,7 @@ func TestReconcileReplacesDevicesThatDifferFromTheirDisks(t *testing.T) {
 	}
 }
 
-// If Reconcile adopted the device, the kernel would remove it when its holder closes it.
+// If Reconcile adopted the device, the kernel would still remove it at the last close.
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	spec := plugDisk(t, before, newGuest(t, before), "leaving")
@@ -523,7 +523,7 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	nodeOf(t, p, id)
 }
 
-func TestReconcileRemovesFilesWithoutARecord(t *testing.T) {
+func TestReconcileRemovesOrphansAndKeepsForeignFiles(t *testing.T) {
 	p := newPlane(t)
 	kept, snapshot, guest := newID(), newID(), newGuest(t, p)
 	looptest.Must(t, p.CreateDisk(kept, testDiskSize))
@@ -536,7 +536,7 @@ func TestReconcileRemovesFilesWithoutARecord(t *testing.T) {
 		p.GuestDir(gone), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
 		p.view(guest).nodePath("nvme4n1"),
 	}
-	// These files stay: no record ever had their IDs, or a rack does not use their names.
+	// These files stay: no record ever had their IDs, or no rack uses such names.
 	others := []string{p.DiskPath(newID()), p.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
 		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~",
 		filepath.Join(p.Dir, "images", "thesis.img"), filepath.Join(p.Dir, "fuse-notes")}
@@ -676,11 +676,10 @@ func TestAPlaneRefusesPipesAndImagesLargerThanTheDisk(t *testing.T) {
 	}
 }
 
-// A writer writes increasing numbers, each durably to the first block of a disk and then to the
-// last block. In a snapshot the first block must have the last block's number or the next one. The
-// last block must have the number that was durable before the snapshot, or a later one. xfs and
-// btrfs have reflinks.
-func TestASnapshotOfADiskInUseShowsOneMoment(t *testing.T) {
+// A writer writes 1, 2, 3 and so on durably, each number to the first block of a disk and then to
+// the last block. In a snapshot the first block may be ahead of the last block by one. No block may
+// be behind the number that was in both blocks before the snapshot. xfs and btrfs have reflinks.
+func TestASnapshotOfADiskInUseShowsTheDiskAtOneMoment(t *testing.T) {
 	places := []int64{0, testDiskSize - 4096}
 	for _, host := range []string{"xfs", "btrfs", "ext4"} {
 		t.Run(host, func(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Kinds are the kinds of objects with files. Each kind is also the name of a directory with files.
+// Kinds are the kinds of objects with files. Each is also the name of the directory of its files.
 var Kinds = []string{"disks", "snapshots", "images"}
 
 // IdentityFile is the name of the file with the rack's identity.
@@ -69,8 +69,8 @@ func (p *Plane) CreateDisk(id string, size int64) (err error) {
 	return p.tampering.life(event{what: diskMade, disk: id, bytes: size}, err)
 }
 
-// CloneDisk creates a disk with the bytes of source, the file of a snapshot or an image, followed
-// by zeroes. It does not change a disk that exists.
+// CloneDisk creates a disk with the bytes of a snapshot's or an image's file, and zeroes behind
+// them. It does not change a disk that exists.
 func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (err error) {
 	defer wrap(&err, "create disk %s", id)
 	if t := p.tampering.tamper(); t.source != nil {
@@ -292,8 +292,8 @@ func (p *Plane) trim(diskID string, size int64) error {
 	return os.Truncate(p.DiskPath(diskID), size)
 }
 
-// diskInodes maps the names of the disks' files to their inodes. An inode identifies the file of a
-// loop device. Its path is valid only in the mount namespace of the attach.
+// diskInodes maps the names of the disks' files to their inodes. Only the inode identifies the file
+// of a loop device: the file's path depends on the mount namespace in which it was attached.
 func (p *Plane) diskInodes() (map[string]uint64, error) {
 	entries, err := os.ReadDir(filepath.Join(p.Dir, "disks"))
 	if err != nil {
@@ -317,8 +317,8 @@ func (p *Plane) diskInodes() (map[string]uint64, error) {
 
 var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.img(\.tmp)?$`)
 
-// removeOrphans removes the files of objects in left, which have no record, and the unfinished
-// files of objects in ids. It keeps all other files, because the rack may not have created them.
+// removeOrphans removes all files of deleted objects ("left"), and unfinished files of objects with
+// a record ("ids"). It keeps all other files, because the rack may not have created them.
 func (p *Plane) removeOrphans(kind string, ids, left []string) error {
 	dir := filepath.Join(p.Dir, kind)
 	entries, err := os.ReadDir(dir)
@@ -348,7 +348,7 @@ func exists(path string) bool {
 }
 
 // ErrWrittenMeanwhile means that no consistent copy of a disk could be made: the host's filesystem
-// has no reflinks, and a guest wrote to the disk during every attempt to copy it.
+// has no reflinks, and a guest wrote during each copy, or the kernel does not count writes.
 var ErrWrittenMeanwhile = errors.New("the disk was written while it was copied")
 
 const snapshotAttempts = 20
@@ -416,7 +416,7 @@ func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) er
 }
 
 // copyOnce copies a disk, and reports whether no write happened meanwhile. Before the copy it
-// counts the completed writes and then those in flight; after it, first those in flight. So it
+// counts the completed writes and then those in flight; after the copy, in the reverse order. So it
 // notices every write that began or ended during the copy.
 func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, err error) {
 	before, err := countWrites(*d.loop)

@@ -70,8 +70,8 @@ func (p *Plane) unplugAll(id string) error {
 	return nil
 }
 
-// Empty unplugs every disk and removes all guests. The guest views stay for instances that are
-// added again, and Reconcile removes the views of other instances.
+// Empty unplugs every disk and removes all guests, but not their views. Reconcile removes the views
+// of instances that are not added again.
 func (p *Plane) Empty() error {
 	for id := range p.guests.all() {
 		if err := errors.Join(p.Halt(id), RemoveTree(p.machineDir(id))); err != nil {
@@ -86,19 +86,19 @@ func (p *Plane) Empty() error {
 }
 
 type guestState struct {
-	// plugged has the guest's disks, whose keys are their IDs. The mu of Plane.guests guards it.
+	// plugged maps IDs to the guest's disks. The mutex of Plane.guests guards it.
 	plugged map[string]*plugged
 
 	mu sync.Mutex
-	// mu guards the guest view, its device nodes, and the fields below. A goroutine that needs both
-	// this mu and that of Plane.guests locks this mu first.
+	// mu guards the guest view, its device nodes, random and removed. A goroutine locks it before the
+	// mutex of Plane.guests, never after it.
 	//
 	// random chooses the numbers of the devices.
 	random *rand.Rand
 	// removed means that RemoveGuest or Empty has removed the guest.
 	removed bool
 
-	// copying keeps the virtual machine from starting or continuing while a disk is copied.
+	// copying is locked during the copy of a disk, so that no virtual machine starts or continues.
 	copying sync.Mutex
 	// machine is the guest's running virtual machine, or nil. It is started and stopped under mu.
 	machine atomic.Pointer[machine.Machine]
@@ -107,22 +107,22 @@ type guestState struct {
 type plugged struct {
 	spec  Device
 	guest *guestState
-	// loop is nil if a fault hides the device for ever, or if the plane has no devices.
+	// loop is nil if a fault hides the device for ever, or if guests get no loop devices.
 	loop *loopdev.Device
-	// never keeps the disk from the guest's virtual machine. wrongSize is the size that a fault gives
-	// the disk in this machine, or 0.
+	// If never is set, the guest's virtual machine does not get the disk. wrongSize is the size that a
+	// fault gives the disk in this machine, or 0.
 	never     bool
 	wrongSize int64
 	// node is the device's name in the guest. It is "" while the guest does not see the device.
 	node string
-	// cancel ends the goroutine that shows a delayed device. The goroutine closes appeared at its end.
+	// cancel ends the goroutine that shows a delayed device, and appeared is closed when it has ended.
 	cancel   context.CancelFunc
 	appeared chan struct{}
 }
 
 type guests struct {
 	mu sync.Mutex
-	// mu guards byID and the plugged disks of each guest. No goroutine holds it while it writes files.
+	// mu guards byID and each guestState.plugged. No goroutine writes files while it holds mu.
 	byID map[string]*guestState
 }
 
@@ -150,7 +150,7 @@ func (g *guests) devices(of *guestState) []*plugged {
 	return slices.Collect(maps.Values(of.plugged))
 }
 
-// lock locks the mu of an instance's guest. Without a guest it returns nil.
+// lock locks an instance's guest and returns it, or nil if the instance has no guest.
 func (g *guests) lock(instanceID string) *guestState {
 	guest := g.all()[instanceID]
 	if guest == nil {

@@ -28,7 +28,7 @@ const (
 )
 
 // Plug plugs a disk into a running guest. The guest sees the disk when Plug returns or, if the
-// fault has a Delay, later. Plug succeeds if the guest already has the disk.
+// fault has a Delay, later. Plug also succeeds if the guest already has the disk.
 func (p *Plane) Plug(spec Device, f Fault) (err error) {
 	defer p.disks.Lock(spec.DiskID)()
 	defer wrap(&err, "plug disk %s into instance %s", spec.DiskID, spec.InstanceID)
@@ -173,7 +173,7 @@ func (p *Plane) appear(d *plugged) error {
 }
 
 // Unplug removes a disk from a guest, even if the guest uses it. When it returns, no further write
-// of the guest reaches the disk's file. It succeeds if the guest does not have the disk.
+// of the guest reaches the disk's file. It also succeeds if the guest does not have the disk.
 func (p *Plane) Unplug(instanceID, diskID string) (err error) {
 	defer p.disks.Lock(diskID)()
 	defer wrap(&err, "unplug disk %s from instance %s", diskID, instanceID)
@@ -201,10 +201,10 @@ func (p *Plane) Unplug(instanceID, diskID string) (err error) {
 	return p.tampering.life(event{what: diskUnplugged, disk: diskID}, p.trim(diskID, d.spec.SizeBytes))
 }
 
-// forceDetach releases a loop device. If a program still has the device open after
-// forceDetachTimeout, it cuts the device off from the disk's file, because a rack does not wait for
-// the guest either. The device then has no size and stays until its last user closes it. Meanwhile
-// another guest can get the disk. diskID is "" if the plane knows only the device.
+// forceDetach releases a loop device. If a program keeps the device open for forceDetachTimeout,
+// forceDetach cuts the device off from the disk's file. The device then has no size, and exists
+// until its last user closes it. Another guest can get the disk at once, as on a rack. diskID is ""
+// if the plane knows only the device.
 func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), forceDetachTimeout)
 	defer cancel()
@@ -235,7 +235,7 @@ func (p *Plane) RemoveDisk(id string) (err error) {
 	return nil
 }
 
-// hide removes the device's directory in sysfs before the device node.
+// hide removes a device from its guest view: first the directory in sysfs, then the node.
 func (p *Plane) hide(d *plugged) error {
 	d.guest.mu.Lock()
 	defer d.guest.mu.Unlock()
@@ -257,10 +257,10 @@ type IDs map[string][]string
 // Left is the key in [IDs] for objects that have no record any more, but may have files.
 const Left = "left"
 
-// Reconcile makes the data plane match the records, even after a kill of the last simulator.
-// attached has the disks of running instances, whose guests the caller has added. Reconcile keeps
-// each device that matches its disk, so that the guest notices nothing, and releases all other
-// devices. It removes the files of objects that have no record any more.
+// Reconcile makes the data plane match the records, even after a kill of the last simulator. The
+// caller has already added the guests of the attached disks. Reconcile keeps each device that
+// matches its disk, so that the guest notices nothing, and releases all other devices. It removes
+// the files of objects that have no record any more.
 func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err error) {
 	defer wrap(&err, "reconcile the data plane")
 	devices, err := p.OwnDevices()
@@ -394,7 +394,7 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	if err := v.clearAside(); err != nil {
 		return err
 	}
-	// Note these devices first, so that the method appear hides others with the same serial.
+	// First note the devices that keep their names: appear() compares the others with them.
 	var others []*plugged
 	for _, d := range own {
 		if d.node == "" && !exists(v.hiddenPath(d.spec.DiskID)) {
@@ -415,8 +415,8 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 // ErrCannotFail means that the rack was started without Config.FlakyDisks.
 var ErrCannotFail = errors.New("the disks of this rack cannot fail")
 
-// Flaky has the disks of a plane with Config.FlakyDisks. A detached disk keeps its faults, which
-// then apply in its next guest.
+// Flaky has the disks of a plane with Config.FlakyDisks. A detached disk keeps its faults for its
+// next guest.
 type Flaky struct {
 	path func(id string) string
 	dir  string
@@ -437,7 +437,7 @@ type flakyDisk struct {
 	file flakydisk.File
 }
 
-// open removes the mounts of killed simulators in dir. If serve is true, it mounts a FUSE server.
+// open removes mounts that killed simulators left in dir, and mounts a FUSE server if requested.
 func (f *Flaky) open(dir string, serve bool) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -483,7 +483,7 @@ func (f *Flaky) HealAll() {
 	}
 }
 
-// disk creates a missing entry. The caller holds mu.
+// disk returns a disk's entry, and creates it if it is missing. The caller holds mu.
 func (f *Flaky) disk(id string) *flakyDisk {
 	if f.disks[id] == nil {
 		f.disks[id] = &flakyDisk{Disk: flakydisk.NewDisk(nil)}
@@ -499,7 +499,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path at which the FUSE server serves a disk's file, or path if there is none.
+// plug returns the path at which the FUSE server serves a disk's file, or path without a server.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil
@@ -549,7 +549,7 @@ func (f *Flaky) Faults(id string) (faults []flakydisk.Fault, err error) {
 	return faults, err
 }
 
-// Activity returns the number of operations of a disk in each of the last seconds since its plug.
+// Activity counts a plugged disk's operations in each of the last seconds.
 func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
 	err = f.with(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
 	return all, err

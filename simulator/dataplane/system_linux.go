@@ -107,7 +107,7 @@ func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }
 
-// hurry raises the thread's priority until the caller calls end, if the kernel permits it.
+// hurry raises the thread's priority, if the kernel permits it, until the caller calls end().
 func hurry() (end func()) {
 	runtime.LockOSThread()
 	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
@@ -122,7 +122,7 @@ func hurry() (end func()) {
 	}
 }
 
-// nextData finds the next part of f at or behind offset that is not a hole, or returns errNoData.
+// nextData finds the first part of f, from an offset on, that is no hole, or returns errNoData.
 func nextData(f *os.File, offset int64) (start, end int64, err error) {
 	start, err = f.Seek(offset, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {

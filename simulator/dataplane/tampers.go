@@ -21,15 +21,15 @@ import (
 type Tamper struct {
 	Name, Says string
 
-	// source returns the path of the file from which the plane copies a new disk, in place of path.
+	// source replaces the path of the file from which the plane copies a new disk.
 	source func(p *Plane, path string) (string, error)
-	// shown returns the device that a guest sees in place of d. others has the devices of the guest.
+	// shown returns what a guest sees in place of the device d. The slice others has its devices.
 	shown func(d Device, others []*plugged) Device
-	// copied may change the file of a snapshot after the plane has copied the disk d to it.
+	// copied() may change the file of a snapshot after the plane has copied the disk d to it.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// keeps leaves a detached disk visible in its guest. elsewhere shows a plugged disk to all guests.
+	// keeps: a detached disk stays visible in its guest. elsewhere: all guests see a plugged disk.
 	keeps, elsewhere bool
-	// The plane calls life for every event of a disk or a snapshot.
+	// The plane calls life() for every event of a disk or a snapshot.
 	life func(p *Plane, e event) error
 }
 
@@ -44,7 +44,7 @@ type tampering struct {
 	undo map[string][]func() error
 }
 
-// Tamper activates t, or no tamper if t is zero. It removes devices and files of the last tamper.
+// Tamper replaces the active tamper, and removes its devices and files. A zero t means no tamper.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
 	undo := p.tampering.undo
@@ -67,7 +67,7 @@ func (a *tampering) tamper() Tamper {
 
 func (a *tampering) path(name string) string { return filepath.Join(a.plane.Dir, "tamper", name) }
 
-// life passes the event e on to the tamper. If failed is not nil, it only returns this error.
+// life passes an event on to the tamper. After a failed operation it only returns the error.
 func (a *tampering) life(e event, failed error) error {
 	if t := a.tamper(); failed == nil && t.life != nil {
 		return t.life(a.plane, e)
@@ -141,8 +141,8 @@ const (
 	tamperBlock = 4096
 	// lateDevice is longer than any check waits for a device.
 	lateDevice = 10 * time.Minute
-	// tear waits for tornWrites writes before it copies half of the blocks again. tornWait limits the
-	// wait for the next write, because the disk may be idle.
+	// tear copies half of the blocks again after tornWrites more writes, or if no write comes for
+	// tornWait.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )
@@ -190,7 +190,7 @@ func faulty(change func(event)) func(*Plane, event) error {
 	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
 
-// otherDisk returns the ID of a disk other than diskID for which fits returns true, or "".
+// otherDisk returns the ID of a disk other than diskID that the function fits accepts, or "".
 func (p *Plane) otherDisk(diskID string, fits func(id string, sizeBytes int64) bool) string {
 	paths, _ := filepath.Glob(p.DiskPath("*")) // fails only for an invalid pattern
 	for _, path := range paths {
@@ -321,7 +321,7 @@ func doubleSerial(d Device, others []*plugged) Device {
 
 func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
-// otherSource returns the path of another snapshot with at most the same size, or path.
+// otherSource returns the path of another snapshot that is not larger, or else its argument.
 func otherSource(p *Plane, path string) (string, error) {
 	own, err := fileSize(path)
 	if err != nil || filepath.Dir(path) != filepath.Dir(p.SnapshotPath("")) {
@@ -339,11 +339,11 @@ func otherSource(p *Plane, path string) (string, error) {
 // A corruption damages one block of a victim: the file of a disk or a snapshot. It combines the
 // kind of damage, the moment at which a file becomes a victim, and the block's place in the file.
 
-// damage changes a victim's block when a file becomes a victim, and after each unplug of the disk.
+// damage changes the block when the file becomes a victim, and after each unplug of its disk.
 type damage struct {
 	name, effect string
 	do           func(v *victim) error
-	// unplugged means that the damage waits for an unplug.
+	// unplugged means that only an unplug changes the block.
 	unplugged bool
 }
 
@@ -379,7 +379,7 @@ var damages = []damage{
 
 type moment struct {
 	name, object string
-	// The function find returns the files that become victims at an event of this kind.
+	// At an event of the kind "when", find() returns the files that become victims.
 	when happening
 	find func(c *corruption, p *Plane, e event) []*victim
 }
@@ -403,7 +403,7 @@ type place int64
 
 const last place = -tamperBlock
 
-// in returns the offset of the block in a file, or -1 if the block is not between from and to.
+// in returns the block's offset, or -1 if the block is not within the bytes [from, to) of a file.
 func (at place) in(from, to int64) int64 {
 	offset := int64(at)
 	if offset < 0 {
@@ -482,8 +482,7 @@ const (
 
 type event struct {
 	what happening
-	// disk is a disk's ID. name, the disk's name, is set for a plug. bytes, the disk's size, is set
-	// for a plug and a creation.
+	// disk is a disk's ID. Only a plug has its name, and only a plug or a creation its size in bytes.
 	disk, name string
 	bytes      int64
 	// fault is the fault with which the plane plugs a disk in. A tamper may change it.
@@ -502,19 +501,19 @@ type corruption struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	//
-	// names maps the IDs of the disks that were plugged to their names. remains maps the names of
-	// deleted disks to their blocks. last is the block of the disk that was deleted last.
+	// names has the names of all disks that were ever plugged in, by ID. remains has the blocks of
+	// deleted disks, by name. last is the block of the disk that was deleted last.
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
-	// originOf maps a snapshot's path to its disk. sourceOf maps a disk's ID to its source's path.
+	// originOf maps a snapshot's path to a disk's ID. sourceOf maps a disk's ID to its source's path.
 	originOf, sourceOf map[string]string
 	// held is the block of the snapshot that was deleted last.
 	held    []byte
 	victims []*victim
 }
 
-// life damages files that become victims, and victims that are unplugged.
+// life damages files that become victims, and again victims whose disk is unplugged.
 func (c *corruption) life(p *Plane, e event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -552,7 +551,7 @@ func (c *corruption) life(p *Plane, e event) error {
 	return errors.Join(errs...)
 }
 
-// victim returns a file as a victim, or nil if the file has the wrong size or lacks the block.
+// victim makes a file a victim. It returns nil if the size is wrong or the file lacks the block.
 func (c *corruption) victim(path string, from, to int64, old []byte, peers ...string) []*victim {
 	v := &victim{path: path, at: c.at.in(from, to), old: old}
 	if size, err := fileSize(path); v.at < 0 || err != nil || c.bytes > 0 && size != c.bytes {
@@ -570,7 +569,7 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 	return []*victim{v}
 }
 
-// newBehind returns a find function for new disks whose block is behind the offset from.
+// newBehind returns a function that chooses a new disk if its block is not before an offset.
 func newBehind(from int64) func(*corruption, *Plane, event) []*victim {
 	return func(c *corruption, p *Plane, e event) []*victim {
 		return c.victim(p.DiskPath(e.disk), from, e.bytes, c.last,

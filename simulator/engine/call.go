@@ -40,15 +40,15 @@ type Call struct {
 	Object store.Identity
 }
 
-// Window is the requested part of a list: at most Limit items that come after the name or ID After,
-// sorted by SortBy.
+// Window is the requested part of a list that is sorted by SortBy: at most Limit items, which come
+// behind the name or ID in After.
 type Window struct {
 	SortBy string
 	After  *string
 	Limit  int
 }
 
-// The delay that deviceFault returns is at least the delay in the switches.
+// deviceFault returns the call's fault, with at least the delay in the switches.
 func (c *Call) deviceFault(delay adminapi.Duration) dataplane.Fault {
 	d := cmp.Or(c.Device, &adminapi.DeviceFault{})
 	return dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
@@ -131,7 +131,7 @@ func AsError(err error) *Error {
 	return errInternal
 }
 
-// selectorTexts has the rack's errors for an ID with a project, and a name without a project (A05).
+// selectorTexts has the rack's errors for an ID with a project and for a name without one (A05).
 var selectorTexts = map[string]struct{ both, neither string }{
 	"disk": {
 		"when providing disk as an ID project should not be specified",
@@ -153,7 +153,7 @@ func (r *Simulation) allow(call *Call, tx *store.Tx, kind string, sel store.Sele
 	tx.Refuse(role == adminapi.RoleViewer && !call.ReadOnly, ErrForbidden)
 }
 
-// allowInSilo lets all users read, and collaborators and fleet administrators change objects.
+// allowInSilo lets all users read, but only collaborators and fleet administrators write.
 func (r *Simulation) allowInSilo(call *Call, tx *store.Tx) {
 	tx.Refuse(!call.ReadOnly && !r.collaborates(), ErrForbidden)
 }
@@ -188,7 +188,7 @@ func lookupIn[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.T
 	return object
 }
 
-// owner returns the ID of the project in which the rack looks up sel. It is "" if sel has an ID.
+// owner returns the ID of the project in which the rack looks up a name, and "" for an ID.
 func owner(tx *store.Tx, kind string, project, sel store.Selector) string {
 	given, texts := project.Given(), selectorTexts[kind]
 	tx.Refuse(sel.ID != "" && given, invalidRequest("%s", texts.both))
@@ -246,8 +246,8 @@ func view[T store.Record](r *Simulation, call *Call, t store.Table[T]) (T, error
 	return Reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t) })
 }
 
-// remove holds the object's lock while it calls drop to delete the record, and then rest to remove
-// the object's files and devices.
+// remove locks an object, calls drop() to delete its record, and then calls rest() to remove its
+// files and devices.
 func remove[T store.Record](r *Simulation, call *Call, t store.Table[T],
 	drop func(*store.Tx, T), rest func(T) error) error {
 	object, err := view(r, call, t)

@@ -20,7 +20,7 @@ import (
 const (
 	dirVersion  = "2"
 	recordsFile = "rack.db"
-	// markFile is the name of a file in every directory of a simulator. It has the lines markText, the
+	// markFile is the name of a file in every directory of a simulator. Its lines are markText, the
 	// version and, in a temporary directory, the process that made the directory.
 	markFile = "oxide-simulator.mark"
 	markText = "This directory belongs to oxide-simulator. It removes files here."
@@ -84,8 +84,8 @@ func (m mark) write(dir string) error {
 	return dataplane.FlushDir(dir)
 }
 
-// prepareDir creates dir, or verifies that dir is empty or has the mark and the records of this
-// version, before it changes anything. process identifies this process if dir is temporary.
+// prepareDir creates a directory. If it exists, it must be empty, or have the mark and the records
+// of this version; otherwise prepareDir changes nothing. A new mark contains the process.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)

@@ -158,7 +158,6 @@ func TestOpenRefusesADirectoryWithForeignFiles(t *testing.T) {
 	}
 }
 
-// TestOpenReportsDamagedRecordsAndKeepsTheDisk damages each page of the records in several ways.
 func TestOpenReportsDamagedRecordsAndKeepsTheDisk(t *testing.T) {
 	dir, disk := rackDir(t)
 	records := filepath.Join(dir, recordsFile)

@@ -27,7 +27,7 @@ type DiskCreate struct {
 	ID                string // the disk's ID; "" means a new ID
 }
 
-// DiskSource is the source of a disk's content.
+// DiskSource describes what a new disk contains.
 type DiskSource struct {
 	Kind      string
 	BlockSize int
@@ -45,7 +45,7 @@ const (
 
 const (
 	minDiskSize = gibibyte
-	// A25: 1023 GiB itself is allowed.
+	// A25: a disk of exactly 1023 GiB is allowed, despite the error's text.
 	maxDistributed = 1023 * gibibyte
 	// maxLocal is the usable size of a drive of 3.2 TB (A26).
 	maxLocal = 2900 * gibibyte
@@ -67,9 +67,9 @@ func (s Disks) Create(call *Call) (store.Disk, error) {
 	return s.create(call, owner, call.Body.(DiskCreate))
 }
 
-// create runs the rack's saga: it creates the record, which other callers then see, then the bytes,
-// and then sets the state in which the disk can be used. It returns the record as it was inserted:
-// in the state creating, although the disk is detached by then (A22).
+// create runs the rack's saga: it creates the record, creates the bytes, and makes the disk usable.
+// Other callers see the disk from the first step on. The result has the state "creating", although
+// the disk is already detached (A22).
 func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
 	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()), c.Name, c.Description)}
 	defer s.creating.Lock(d.ID)()
@@ -105,7 +105,7 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	return s.fillBytes(*d)
 }
 
-// fillBytes undoes the creation of the disk if it fails. It keeps bytes that exist already.
+// fillBytes creates a disk's bytes, unless they exist. If that fails, it removes the disk.
 func (s Disks) fillBytes(d store.Disk) error {
 	file := ""
 	err := s.store.View(func(tx *store.Tx) {
@@ -331,7 +331,7 @@ func (s Disks) moveImport(call *Call, from, to string) error {
 	})
 }
 
-// importing refuses a local disk with a 500, as a rack does (A90).
+// importing finds the disk of an import. A local disk is refused with a 500, as on a rack (A90).
 func (s Disks) importing(call *Call) (store.Disk, error) {
 	d, err := view(s.Simulation, call, store.Disks)
 	if err == nil && d.DiskType == store.TypeLocal {
@@ -408,9 +408,9 @@ func decodeBase64(text string) ([]byte, error) {
 	return data, nil
 }
 
-// Finalize ends an import, so that the disk can be used. If the body has the name of a snapshot, it
-// first takes the snapshot; meanwhile other callers see the disk as finalizing. If the snapshot
-// fails, the disk is import_ready again (A90).
+// Finalize ends an import, so that the disk can be used. If the body names a snapshot, Finalize
+// first takes this snapshot; meanwhile the disk's state is "finalizing". If the snapshot fails, the
+// disk is import_ready again (A90).
 func (s Disks) Finalize(call *Call) error {
 	const refusal = "cannot finalize disk in state DiskState(%s)"
 	snapshot := call.Body.(string)
@@ -444,9 +444,9 @@ func (s Attachments) List(call *Call, tx *store.Tx) []store.Disk {
 	return tx.DisksOf(lookup(s.Simulation, call, tx, store.Instances).ID)
 }
 
-// locked passes the call's instance and disk to the function work, while it holds the locks of
-// both. It looks up a disk's name in the instance's project, and a disk's ID in all projects (A30).
-// A disk that is being created may be attached; locked waits for its bytes (A32).
+// locked locks the call's instance and disk, and calls work() with them. It looks up a disk's name
+// in the instance's project, and a disk's ID in all projects (A30). If the disk is still being
+// created, it waits until the bytes exist (A32).
 func (s Attachments) locked(call *Call,
 	work func(store.Instance, store.Disk) (store.Disk, error)) (d store.Disk, err error) {
 	var i store.Instance
@@ -469,7 +469,7 @@ func (s Attachments) locked(call *Call,
 	return d, nil
 }
 
-// Attach attaches the disk that the body names to an instance.
+// Attach attaches a disk, which the body names, to an instance.
 func (s Attachments) Attach(call *Call) (store.Disk, error) {
 	return s.locked(call, func(i store.Instance, d store.Disk) (store.Disk, error) {
 		if d.ProjectID != i.ProjectID {
@@ -534,7 +534,7 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 		conflict("cannot attach local storage disk: instance is starting"))
 	tx.Refuse(!i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating,
 		invalidRequest("cannot attach disk to instance in %s state", i.RunState))
-	// An instance that is being created may still get a boot disk. checkCreate has checked its limit.
+	// An instance that is being created has no boot disk yet; checkCreate has checked the limit.
 	limit := r.diskLimit(now, i.BootDiskID != nil || i.RunState == store.StateCreating)
 	tx.Refuse(len(tx.DisksOf(i.ID)) >= limit,
 		invalidRequest("cannot attach more than %d disks to instance", limit))
@@ -543,7 +543,7 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 // ejectTime is how long a guest may use a disk after the request to detach it (SurpriseRemoval).
 const ejectTime = time.Second
 
-// Detach detaches the disk that the body names from an instance.
+// Detach detaches a disk, which the body names, from an instance.
 func (s Attachments) Detach(call *Call) (store.Disk, error) {
 	return s.locked(call, func(i store.Instance, d store.Disk) (store.Disk, error) {
 		now := s.Switches()

@@ -182,7 +182,7 @@ const (
 
 const maxExternalIPs = 32
 
-// attachable permits an instance in the state creating, which gets its addresses before its disks.
+// attachable checks that an instance can get an external IP, even while it is being created.
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) {
 	tx.Refuse(i.RunState == store.RunFailed,
 		invalidRequest("cannot attach %s IP to instance in failed state", kind))
@@ -226,7 +226,7 @@ func (c *Change) attachFloating(i store.Instance) {
 	c.moveTo(i.ID)
 }
 
-// moveTo detaches the record if instanceID is nil.
+// moveTo attaches the record to an instance, or detaches it if instanceID is nil.
 func (c *Change) moveTo(instanceID any) {
 	c.record.Fields["instance_id"] = instanceID
 	c.record.Touch()
@@ -256,7 +256,7 @@ func detachable(tx *store.Tx, kind string, i store.Instance) {
 	checkSettled(tx, i)
 }
 
-// If the record is not attached, detach fails with the parameter detached, unless it is nil.
+// If the record is not attached, detach fails with the given error, or succeeds if that is nil.
 func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	check func(store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
@@ -269,7 +269,7 @@ func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	return c.record
 }
 
-// DetachFloatingIP detaches a floating IP. It succeeds if the IP is not attached.
+// DetachFloatingIP detaches a floating IP. It also succeeds if the IP is not attached.
 func (s Resources) DetachFloatingIP(call *Call, tx *store.Tx) store.Resource {
 	return s.detach(call, tx, FloatingIP, nil,
 		func(i store.Instance) { detachable(tx, kindFloating, i) })

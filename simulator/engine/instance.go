@@ -18,7 +18,7 @@ import (
 // Instances has the operations on instances.
 type Instances struct{ *Simulation }
 
-// change locks an instance and edits its record. If the edit changes the record, it calls work.
+// change locks an instance and edits its record. If the record has changed, it calls work().
 func (s Instances) change(call *Call, change func(*store.Tx, *store.Instance),
 	work func(before, after store.Instance) error) (store.Instance, error) {
 	before, err := view(s.Simulation, call, store.Instances)
@@ -124,7 +124,7 @@ func (s Instances) Reboot(call *Call) (store.Instance, error) {
 	})
 }
 
-// failInstance leaves an instance that can be started again. The caller holds the instance's lock.
+// failInstance halts an instance and makes it failed. The caller holds the instance's lock.
 func (s Instances) failInstance(i store.Instance, cause error) {
 	s.logFailure("an instance has failed", "instance", i.ID, cause)
 	i.SetRunState(store.RunFailed)
@@ -145,8 +145,8 @@ func (s Instances) halt(i store.Instance) error {
 	return s.unplugAll(i)
 }
 
-// settleLater ends an instance's start, stop or reboot after the delay. If the rack closes first,
-// its next start does this.
+// settleLater completes an instance's start, stop or reboot after the InstanceDelay. If the rack
+// closes first, the rack's next start completes it.
 func (s Instances) settleLater(i store.Instance) {
 	delay := time.Duration(s.Switches().InstanceDelay)
 	s.background(func() {
@@ -191,8 +191,7 @@ func (s Instances) run(call *Call, i store.Instance) error {
 // ErrNoConsole means that this rack's instances have no serial consoles.
 var ErrNoConsole = errors.New("the instances of this rack are not virtual machines")
 
-// Console reads up to most bytes of an instance's serial console from an offset. A negative offset
-// counts back from the end, and -1 is the end. Console returns the offset behind the last byte.
+// Console reads an instance's serial console, as [dataplane.Plane.Console] does.
 func (s Instances) Console(call *Call, from, most int64) (text []byte, end int64, err error) {
 	i, err := view(s.Simulation, call, store.Instances)
 	switch {
@@ -457,7 +456,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 	return nil
 }
 
-// selector returns the name or ID of the disk. A disk that is not created yet already has its ID.
+// selector returns the name of an existing disk, or the ID that is chosen for a new disk.
 func (a DiskAttachment) selector() store.Selector {
 	if a.Create != nil {
 		return store.Selector{ID: a.Create.ID}
@@ -543,7 +542,7 @@ func checkSize(tx *store.Tx, ncpus int, memory int64) {
 	tx.Refuse(ncpus == 0, lacking("ncpus of 0"))
 }
 
-// checkCreate makes the rack's checks before that of the name, in the rack's order (A66).
+// checkCreate makes, in the rack's order, the checks that precede the check of the name (A66).
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) {
 	checkSize(tx, c.NCPUs, c.Memory)
 	attachments := c.attachments()

@@ -30,7 +30,7 @@ const (
 	StackDual = "dual_stack"
 )
 
-// DefaultInterface is the interface of an instance whose request names none (A52).
+// DefaultInterface is the interface of an instance whose request names no interface (A52).
 var DefaultInterface = InterfaceCreate{
 	Name: "net0", Description: "default primary interface", Stack: StackDual,
 	VPC: defaultNetwork, Subnet: defaultNetwork,
@@ -67,7 +67,7 @@ func newInterfaces(tx *store.Tx, i store.Instance,
 	return nics
 }
 
-// newInterface returns a new interface of an instance. A second one in a subnet is an error (A64).
+// newInterface returns a new interface of an instance, which has at most one in a subnet (A64).
 func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterface,
 	c InterfaceCreate) store.NetworkInterface {
 	vpc := find(tx, VPC.Table(), i.ProjectID, store.Selector{Name: c.VPC})
@@ -106,8 +106,8 @@ func checkAddress(tx *store.Tx, subnet store.Resource, field string, wanted neti
 		invalidRequest("Cannot request a broadcast address"))
 }
 
-// newStack returns the requested addresses of an interface. Without a request it returns the lowest
-// free ones of the subnet. The rack reserves the first five and, for IPv4, the last one (A52).
+// newStack returns the addresses of an interface: the requested ones, or the subnet's lowest free
+// ones. The rack reserves the first five addresses and, for IPv4, the last address (A52).
 func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) store.IPStack {
 	used := map[string]bool{}
 	for nic := range tx.AllInterfaces() {
@@ -181,7 +181,7 @@ func (s Instances) Interface(call *Call, tx *store.Tx) store.NetworkInterface {
 	return nic
 }
 
-// CreateInterface adds the interface that an [InterfaceCreate] describes to a stopped instance.
+// CreateInterface adds an interface to a stopped instance. The body is an [InterfaceCreate].
 func (s Instances) CreateInterface(call *Call, tx *store.Tx) store.NetworkInterface {
 	c := call.Body.(InterfaceCreate)
 	tx.Refuse(c.Unsupported != "", lacking(c.Unsupported))
@@ -519,7 +519,7 @@ func setRouteKind(c *Change, value any) {
 	c.record.Fields["kind"] = value
 }
 
-// setTarget accepts every route to a subnet, because only the rack itself creates those.
+// setTarget does not check a route to a subnet, because only the rack itself creates such routes.
 func setTarget(c *Change, value any) {
 	kind := c.record.Text("kind")
 	from, to := c.record.Fields["destination"].(map[string]any), value.(map[string]any)
@@ -563,8 +563,8 @@ func permitRoute(c *Change, in *ResourceInput) {
 	}
 }
 
-// defaultGateway reports whether the record is the gateway to which the rack attaches the default
-// pool. The option cascade permits its deletion.
+// defaultGateway forbids the deletion of the gateway to which the rack attaches the default pool,
+// unless the request has the option "cascade".
 func defaultGateway(c *Change) (string, bool) {
 	return "", c.old.Name == defaultNetwork && !c.cascade
 }

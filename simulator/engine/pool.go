@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// The API does not show these fields of a pool's record. isDefault is null while the pool is not
-// linked to the rack's only silo.
+// These are fields of a pool's record. isDefault is null while the pool is not linked to the rack's
+// only silo.
 const (
 	isDefault = "is_default"
 	extents   = "extents"
@@ -33,8 +33,7 @@ type poolWords struct {
 	// otherVersion, overlaps and missing are errors about an extent. otherVersion is formatted with
 	// the extent's IP version, the pool's IP version and the pool's ID.
 	otherVersion, overlaps, missing string
-	// usedExtent and usedPool are the errors for the removal of an extent or a link from which
-	// addresses are allocated.
+	// usedExtent and usedPool are the errors for the removal of an extent or a link that is in use.
 	usedExtent, usedPool string
 	// secondDefault is the error for a second default pool; "" means the error for a second link.
 	secondDefault string
@@ -226,8 +225,8 @@ func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool)
 	return pool, ok
 }
 
-// PoolLink is the body of a request that links a pool to the Silo, or changes a link. In a change
-// Silo is empty. With IsDefault the pool becomes the default pool of the silo.
+// PoolLink is the body of a request that links a pool to a silo, or that changes a link; then Silo
+// is empty. IsDefault makes the pool the default pool of the silo.
 type PoolLink struct {
 	Silo      store.Selector
 	IsDefault bool
@@ -269,7 +268,7 @@ func (s Resources) UpdatePoolLink(call *Call, tx *store.Tx) Item {
 	return linkOf(c.kind, c.record)
 }
 
-// UnlinkPool removes the link between a pool and a silo. It refuses while an address is in use.
+// UnlinkPool removes the link between a pool and a silo. It refuses while the pool is in use.
 func (s Resources) UnlinkPool(call *Call, tx *store.Tx) {
 	c := s.change(call, tx, call.Kind)
 	c.Check(checkSilo(call.Named["silo"]))
@@ -358,7 +357,7 @@ func (c *Change) checkExtent(e Extent) {
 	}
 }
 
-// RemoveExtent removes an [Extent]. It refuses one from which an address or a subnet is allocated.
+// RemoveExtent removes an [Extent], unless an address or a subnet is allocated from it.
 func (s Resources) RemoveExtent(call *Call, tx *store.Tx) {
 	c := s.change(call, tx, call.Kind)
 	e := call.Body.(Extent)
@@ -421,7 +420,7 @@ func setBlocks(c *Change, value any) {
 }
 
 // Replace creates an address lot or the settings of a port. If the name is taken, it replaces the
-// blocks of that lot, or those settings. The ID stays the same.
+// blocks of the lot or the settings, and keeps the ID.
 func (s Resources) Replace(call *Call, tx *store.Tx) store.Resource {
 	k, in := call.Kind, call.Body.(ResourceInput)
 	s.parent(call, tx, k)
@@ -488,7 +487,7 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// parts writes a list of objects into a field. names maps keys of these objects to new keys.
+// parts writes a list of objects into a field. It replaces the objects' keys that are in names.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {
@@ -504,7 +503,7 @@ func parts(c *Change, name string, list []any, names map[string]string) {
 	c.record.Fields[name] = out
 }
 
-// flat joins the lists that all links have in a field. It adds the link's name to each object.
+// flat joins the lists that a port's links have in a field. Each object gets its link's name.
 func flat(value any, name string) (list []any) {
 	for _, link := range value.([]any) {
 		for _, one := range link.(map[string]any)[name].([]any) {

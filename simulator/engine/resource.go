@@ -36,7 +36,7 @@ type Kind struct {
 	Hidden []string
 	// Fields has the fields of a request, in the order in which the rack checks them.
 	Fields []Field
-	// Created, Updated and Deleted change other records when a record was created, updated or deleted.
+	// Created, Updated and Deleted change other records after a creation, an update or a deletion.
 	Created, Updated, Deleted func(*Change)
 	// Permit may refuse an update or a deletion. For a deletion, its second argument is nil.
 	Permit func(*Change, *ResourceInput)
@@ -120,7 +120,7 @@ func holds[T store.Record](t store.Table[T], text string) Holder {
 	}, text}
 }
 
-// Table returns the kind's records.
+// Table returns the table with the kind's records.
 func (k *Kind) Table() store.Table[store.Resource] { return store.Resources(k.Name, k.In) }
 
 // Ancestors returns the parameters of the kinds that contain this one, beginning with the parent.
@@ -155,7 +155,7 @@ type Change struct {
 	record store.Resource
 	// cascade permits the deletion of a record with its dependents.
 	cascade bool
-	// derive gives new records IDs that depend only on their names, so all racks have the same IDs.
+	// With derive, the IDs of new records depend only on their names, so all racks have the same IDs.
 	derive bool
 }
 

@@ -67,9 +67,9 @@ type Config struct {
 	// SnapshotHold are the minimum durations of the creation of a disk and of a snapshot.
 	// InstanceDelay is the time that an instance takes to start, stop or reboot.
 	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay time.Duration
-	// FreeDelay makes deletion soft, as in a coming release. A disk or a snapshot is gone when its
-	// DELETE is answered, but its bytes and its share of the quota are freed after the delay. With 0
-	// they are freed before the answer, as on present racks (A68).
+	// FreeDelay makes deletion soft, as on future racks. A disk or a snapshot is gone when its DELETE
+	// is answered, but its bytes and its share of the quota are freed after the delay. With 0 they are
+	// freed before the answer, as on present racks (A68).
 	FreeDelay time.Duration
 	// QuotaFirst frees the quota of a deleted object before the answer, and its bytes after FreeDelay.
 	QuotaFirst bool
@@ -144,7 +144,7 @@ type Simulation struct {
 	// before a disk, and a disk before a snapshot, so that no two calls wait for each other. The
 	// records need no locks, because only one transaction at a time changes them.
 	locks keylock.Map
-	// creating locks each disk during its creation.
+	// creating has a lock for each disk that is being created.
 	creating keylock.Map
 	// repairs has the IDs of the disks with the rack's "volume repair lock", which a disk has while a
 	// snapshot of it is taken (A39).
@@ -156,7 +156,7 @@ type Simulation struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	// Reset and Close lock life, so that only one of them runs. Close sets released.
+	// Reset and Close hold this mutex, so that only one of them runs. Close sets released.
 	life     sync.Mutex
 	released bool
 	mu       sync.Mutex
@@ -277,7 +277,7 @@ func (r *Simulation) logFailure(what, kind, id string, err error) {
 	}
 }
 
-// Begin registers a call. Close waits until the caller calls end. After Close, ok is false.
+// Begin registers a call. Close waits until end() is called. After Close, ok is false.
 func (r *Simulation) Begin() (end func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -313,7 +313,7 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold waits for the duration that the function long returns. It follows a change of the switches.
+// hold waits for the duration that long() takes from the switches, and follows their changes.
 func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
 	if call.Resumed {
 		return
@@ -342,8 +342,8 @@ func (r *Simulation) Records() *store.Store { return r.store }
 // Plane returns the rack's data plane.
 func (r *Simulation) Plane() *dataplane.Plane { return r.plane }
 
-// deferredWork counts the unfinished work that DeferWork got since the last RunDeferred.
-// RunDeferred closes the channel now, which ends the delays.
+// deferredWork counts the unfinished work that DeferWork got since the last RunDeferred. To end the
+// delays, RunDeferred closes the channel.
 type deferredWork struct {
 	now  chan struct{}
 	work sync.WaitGroup
@@ -351,8 +351,8 @@ type deferredWork struct {
 
 func newDeferredWork() *deferredWork { return &deferredWork{now: make(chan struct{})} }
 
-// DeferWork starts a goroutine, which waits for the end of ctx and then for the delay, and calls
-// the function do. If the rack closes first, it does not call do.
+// DeferWork starts a goroutine, which waits for the end of ctx, then for the delay, and then calls
+// do(). If the rack closes first, it does not call do().
 func (r *Simulation) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -423,7 +423,7 @@ func (r *Simulation) free(call *Call, id string, size int64, remove func(id stri
 	return nil
 }
 
-// release frees a deleted object's share of the quota, or records that free does it later (A68).
+// release frees a deleted object's share of the quota, or records that free() must do so (A68).
 func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 	if now.FreeDelay > 0 && !now.QuotaFirst {
 		tx.DeferRelease(id, size)
@@ -432,8 +432,8 @@ func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 	}
 }
 
-// noSpace reports whether the rack is out of physical space (A27). more is the number of bytes that
-// the quota does not count yet. A deleted object takes space until its bytes are freed (A68).
+// noSpace reports whether the rack lacks physical space for bytes that the quota does not count yet
+// (A27). A deleted object takes space until its bytes are freed (A68).
 func (r *Simulation) noSpace(more int64) bool {
 	now, unfreed := r.Switches(), r.unfreed.Load()
 	if now.Full || unfreed == 0 {
@@ -453,7 +453,7 @@ func (r *Simulation) Reset(ctx context.Context) error {
 	if !r.end() {
 		return ErrClosed
 	}
-	// end has returned, so no other goroutine uses the fields that Reset changes below without a lock.
+	// After end() no other goroutine uses the fields that Reset sets below without a lock.
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(r.ctx))
 	r.unfreed.Store(0)
 	err := r.plane.Empty()

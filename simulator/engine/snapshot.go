@@ -57,8 +57,8 @@ func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
 		func(*store.Tx) {})
 }
 
-// take takes a snapshot of a disk, if the disk's state permits it. Before its own checks, it calls
-// the function begin in the transaction that adds the record.
+// take takes a snapshot of a disk, if the disk's state permits it. The transaction that checks this
+// and adds the record first calls begin().
 func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 	begin func(*store.Tx)) (store.Snapshot, error) {
 	_, locked := s.repairs.LoadOrStore(d.ID, true)
@@ -131,8 +131,8 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 	return record, undone(err, undo)
 }
 
-// end calls change to update the snapshot's record, and ends the maintenance of the disk. If the
-// snapshot finalizes an import, it sets the disk's state to the parameter imported (A90).
+// end calls change() to update the snapshot's record, and ends the maintenance of the disk. If the
+// snapshot finalizes an import, the disk gets the state that the parameter imported has (A90).
 func (s Snapshots) end(record store.SnapshotRecord, imported string, change func(*store.Tx)) error {
 	return s.store.Update(func(tx *store.Tx) {
 		d, ok := store.Disks.Get(tx, record.DiskID)
@@ -147,7 +147,7 @@ func (s Snapshots) end(record store.SnapshotRecord, imported string, change func
 }
 
 // Delete deletes a snapshot and frees its share of the quota, now or later (A68). Disks that were
-// created from it do not change (A43). If it cannot remove the bytes, the next start does.
+// created from it do not change (A43). If it cannot remove the bytes, the next start removes them.
 func (s Snapshots) Delete(call *Call) error {
 	now := s.Switches()
 	return remove(s.Simulation, call, store.Snapshots,
@@ -227,7 +227,7 @@ func putImage(tx *store.Tx, kind string, img store.Image) {
 }
 
 // Delete deletes an image. Disks that were created from it do not change (A91). If it cannot remove
-// the bytes, the next start does.
+// the bytes, the next start removes them.
 func (s Images) Delete(call *Call) error {
 	return remove(s.Simulation, call, store.Images, store.Images.Delete,
 		func(i store.Image) error { return s.plane.RemoveImage(i.ID) })
@@ -246,7 +246,7 @@ func (s Images) Promote(call *Call) (store.Image, error) {
 	})
 }
 
-// Demote moves an image of the silo, where it looks up the name, to the query's project (A91).
+// Demote moves an image of the silo to the project that the query names (A91).
 func (s Images) Demote(call *Call) (store.Image, error) {
 	return s.move(call, store.Selector{}, "project-image",
 		func(tx *store.Tx, img store.Image) *string {
@@ -256,8 +256,8 @@ func (s Images) Demote(call *Call) (store.Image, error) {
 		})
 }
 
-// move moves an image to the project whose ID the parameter to returns, or to the silo for nil. The
-// parameter from is the project in which it looks up the image's name.
+// move moves an image to the project whose ID to() returns, or to the silo if to() returns nil. It
+// looks up the image's name in the project "from".
 func (s Images) move(call *Call, from store.Selector, kind string,
 	to func(*store.Tx, store.Image) *string) (img store.Image, err error) {
 	err = s.store.Update(func(tx *store.Tx) {

@@ -27,8 +27,8 @@ func (r *Simulation) State() (adminapi.State, error) {
 	return state, err
 }
 
-// RecordedState returns the state without the loop devices. version increases with every change of
-// the records.
+// RecordedState returns the state without the loop devices, and a version that increases with every
+// change of the records.
 func (r *Simulation) RecordedState() (state adminapi.State, version int, err error) {
 	state.Attachments, state.LoopDevices = []adminapi.Attachment{}, []adminapi.LoopDevice{}
 	err = r.store.View(func(tx *store.Tx) {
@@ -101,9 +101,9 @@ func checkSwitches(s adminapi.Switches) error {
 
 type switchboard struct {
 	mu sync.Mutex
-	// mu guards now and changed.
+	// mu guards the fields below.
 	now adminapi.Switches
-	// changed is closed at the next change.
+	// The channel changed is closed at the next change.
 	changed chan struct{}
 }
 

@@ -56,14 +56,14 @@ const (
 	maxEntries = 5000
 	maxLine    = 8 << 10
 	maxFiles   = 4096
-	// seldom is the least time between two reads of the files.
+	// The files are read at most once in this time.
 	seldom = 50 * time.Millisecond
 )
 
 // Log keeps the newest entries of flight records.
 type Log struct {
-	// Dirs are the directories with the flight records, or patterns of them (filepath.Match). Set it
-	// before the first use. A directory need not exist.
+	// Dirs are the directories with the flight records, or patterns of them (filepath.Match). They
+	// must not change after the first use. A directory need not exist.
 	Dirs []string
 
 	mu sync.Mutex
@@ -166,13 +166,13 @@ const maxRead = 256 << 10
 // file records how far the lines of a file were read.
 type file struct {
 	info os.FileInfo // at the last read
-	// last is the hash of the last line that was read. By this hash, read finds the line again after
-	// the driver has dropped the oldest lines of a file that was too long, which changes all offsets.
+	// last is the hash of the last line that was read. An offset would not do, because the driver
+	// drops the oldest lines of a file that is too long.
 	last [sha256.Size]byte
 }
 
 // read returns the entries of the lines that were written since its last call. It reads nothing if
-// now equals the info at that call. It leaves an incomplete last line for its next call.
+// the file's size and time have not changed. It leaves an incomplete last line for its next call.
 func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	if f.info != nil && os.SameFile(f.info, now) && f.info.Size() == now.Size() &&
 		f.info.ModTime().Equal(now.ModTime()) || !now.Mode().IsRegular() {

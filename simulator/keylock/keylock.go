@@ -7,7 +7,7 @@ import "sync"
 // Map has a mutex for each key that a goroutine holds or awaits. Its zero value is ready for use.
 type Map struct {
 	mu sync.Mutex
-	// mu guards held.
+	// mu guards the map below.
 	held map[string]*entry
 }
 

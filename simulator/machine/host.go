@@ -40,7 +40,7 @@ const (
 	disks = "qemu-img"
 )
 
-// Open returns a Host if the programs and, in dir, the image of tools/vm-image exist.
+// Open returns a Host if QEMU is installed and dir has an image that tools/vm-image made.
 func Open(ctx context.Context, dir string) (*Host, error) {
 	for _, program := range []string{qemu, disks} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -168,7 +168,7 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 	return m, nil
 }
 
-// hold locks the directory of a machine. QEMU inherits the lock and holds it until it has ended.
+// hold locks the directory of a machine. QEMU inherits the lock and keeps it until its own end.
 func hold(dir string) (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -361,7 +361,7 @@ func peer(conn *net.UnixConn) (pidfd int, err error) {
 	return unix.PidfdOpen(int(of.Pid), 0)
 }
 
-// keptText is the least number of bytes at the end of the console text that shorten keeps.
+// keptText is how many bytes of the newest console text are kept at least.
 const keptText = 1 << 20
 
 func (m *Machine) shorten(dir string) {
@@ -392,9 +392,9 @@ func forgetText(dir string) error {
 		(size-keptText)&^0xfff)
 }
 
-// Console reads up to most bytes of what the serial console has printed since the last start. from
-// is the offset of the first byte: a negative one counts back from the end, and -1 is the end.
-// Console skips text that is not kept any more. end is the offset behind the last byte.
+// Console reads what the serial console has printed since the last start, except for text that is
+// not kept any more: at most "most" bytes, beginning at the offset "from". The offset -1 is the end
+// of the text, and -2 its last byte. The result "end" is the offset behind the last byte read.
 func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -25,8 +25,8 @@ type Machine struct {
 	qmp     *monitor
 	sshPort int // of 127.0.0.1, which QEMU forwards to the guest's sshd
 
-	// mu lets one call at a time change the disks. It guards ports, which means that the machine has
-	// PCIe root ports for its disks. The method plugged sets ports.
+	// mu lets one call at a time change the disks, and guards ports. The method plugged() sets ports
+	// to true if the machine has PCIe root ports for its disks.
 	mu    sync.Mutex
 	ports bool
 
@@ -48,8 +48,8 @@ func (m *Machine) PoweredOff() bool {
 // SSHPort returns the port of 127.0.0.1 that QEMU forwards to the guest's sshd.
 func (m *Machine) SSHPort() int { return m.sshPort }
 
-// Release closes the connection to QEMU, and the machine runs on if it has not ended. Only then can
-// another process find the machine, because QEMU serves one connection at a time.
+// Release closes the connection to QEMU, but does not end the machine. Until then no other process
+// can find the machine, because QEMU serves one connection at a time.
 func (m *Machine) Release() error {
 	m.pidMu.Lock()
 	defer m.pidMu.Unlock()
@@ -67,8 +67,8 @@ const rootSlot = 0x9
 // slots are the PCI slots of the rack's disks.
 var slots = []int{0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1c, 0x1d}
 
-// ejectTime is how long the guest has to release a disk. Unplug repeats the request after each
-// askAgain, because a guest ignores it while it boots.
+// ejectTime is how long the guest has to release a disk. Unplug repeats its request every askAgain,
+// because a guest that boots ignores the request.
 const (
 	ejectTime = 10 * time.Second
 	askAgain  = time.Second
@@ -128,8 +128,8 @@ func (m *Machine) plugged(ctx context.Context) (map[string]int, error) {
 	return used, nil
 }
 
-// behindPorts returns the slots with disks behind root ports. query-pci does not list these disks
-// until the firmware has numbered the buses.
+// behindPorts maps the IDs of disks behind root ports to their slots. query-pci does not list these
+// disks until the firmware has numbered the buses.
 func (m *Machine) behindPorts(ctx context.Context) (map[string]int, error) {
 	const peripheral = "/machine/peripheral"
 	var devices []struct{ Name string }

@@ -4,7 +4,7 @@
 // started. Disks can be plugged into a running machine and unplugged. A machine is like those of
 // the rack's hypervisor: an i440FX with one PCI bus, on which each disk is an NVMe controller that
 // ACPI plugs and ejects. A [Host] can also build a Q35 with PCIe root ports, which no rack has. A
-// machine also has a root disk over the image that tools/vm-image makes. What the guest writes
+// machine's root disk is an overlay of the image that tools/vm-image makes. What the guest writes
 // there survives a stop. QEMU's user network connects the machine: a port of 127.0.0.1 leads to its
 // sshd, and nothing else can be reached from outside.
 //

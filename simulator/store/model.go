@@ -1,9 +1,9 @@
 // Package store keeps the simulated rack's records: projects, instances, disks, snapshots and
 // images, how much of the quota they use, and the indexes that find them.
 //
-// A change is one transaction in a bbolt file, and is on disk when [Store.Update] returns. So a
-// power cut cannot undo a change that a caller has been told of. The record types have the form of
-// the API's JSON. The rules of the rack are in package engine.
+// A change is one transaction in a bbolt file, and is on disk when [Store.Update] returns, unless
+// the store is volatile. The record types have the form of the API's JSON. Package engine has the
+// rules of the rack.
 package store
 
 import (
@@ -108,7 +108,7 @@ type Selector struct{ ID, Name string }
 // InvalidNameOrID is the rack's error for a text that is neither a name nor an ID (A05).
 const InvalidNameOrID = "data did not match any variant of untagged enum NameOrId"
 
-// ParseSelector parses a name or an ID. problem is the rack's error for any other text.
+// ParseSelector parses a name or an ID. For any other text it returns the rack's error, too.
 func ParseSelector(s string) (sel Selector, problem string) {
 	if id, err := uuid.Parse(s); err == nil {
 		return Selector{ID: id.String()}, ""
@@ -160,8 +160,8 @@ type NetworkInterface struct {
 	IPStack    IPStack `json:"ip_stack"`
 }
 
-// IPStack contains the addresses of an interface. Value has the field ip, or the fields v4 and v6.
-// Each of these two has an object with the field ip.
+// IPStack contains the addresses of an interface. Value has the field "ip". In a dual stack it has
+// the fields "v4" and "v6" instead, each with an object that has the field "ip".
 type IPStack struct {
 	Type  string         `json:"type"`
 	Value map[string]any `json:"value"`
@@ -204,7 +204,7 @@ func (tx *Tx) AllInterfaces() iter.Seq[NetworkInterface] {
 	}
 }
 
-// NextHost returns a number that no interface had, for the MAC address of a new interface.
+// NextHost returns a new number for the MAC address of an interface.
 func (tx *Tx) NextHost() uint64 {
 	n, err := tx.Bucket(bucketInterfaces).NextSequence()
 	tx.Check(err)
@@ -256,8 +256,8 @@ func (r *Resource) UnmarshalJSON(data []byte) error {
 
 var identityFields = []string{"id", "name", "description", "time_created", "time_modified"}
 
-// Resources returns the table of one kind of resource. parent is the field with the ID of the
-// parent; "" means that the silo is the parent.
+// Resources returns the table of one kind of resource. The parameter parent is the field with the
+// parent's ID; "" means that the silo is the parent.
 func Resources(kind, parent string) Table[Resource] {
 	return Table[Resource]{kind, func(r Resource) string { return r.Text(parent) }}
 }

@@ -19,7 +19,7 @@ import (
 type Store struct {
 	db *bbolt.DB
 	mu sync.Mutex
-	// mu guards gone: IDs whose files were removed. The next change deletes them from bucketLeft.
+	// mu guards the IDs whose files were removed. The next change deletes them from bucketLeft.
 	gone []string
 }
 
@@ -114,7 +114,7 @@ type Tx struct{ *bbolt.Tx }
 // ended is the panic with which Check ends a transaction.
 type ended struct{ error }
 
-// Check ends the transaction with an error, and then does not return. It ignores nil.
+// Check ignores nil. With any other error it ends the transaction, and does not return.
 func (tx *Tx) Check(err error) {
 	if err != nil {
 		panic(ended{err})
@@ -337,7 +337,7 @@ func (t Table[T]) Delete(tx *Tx, record T) {
 	))
 }
 
-// Scan returns the first limit records of a parent, sorted by sortBy, after the name or ID last.
+// Scan returns up to limit records of a parent, sorted by sortBy, behind the name or ID in last.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) []T {
 	index := t.names(tx)
 	if sortBy == ByID {
@@ -383,7 +383,7 @@ var (
 	bucketAttached = []byte("attached")
 	// bucketInterfaces has the network interfaces of each instance.
 	bucketInterfaces = []byte("interfaces")
-	// bucketSagas has the requests of disks and instances that are not completely created.
+	// bucketSagas has the requests for disks and instances whose creation is not complete.
 	bucketSagas = []byte("sagas")
 	// bucketUnfreed has the sizes of deleted disks and snapshots that the quota still counts.
 	bucketUnfreed = []byte("unfreed")
@@ -391,7 +391,7 @@ var (
 	bucketLeft = []byte("left")
 )
 
-// Prepare creates the buckets that are missing. tables are the names of the kinds of [Resource].
+// Prepare creates the buckets that are missing, also those of the given kinds of [Resource].
 func Prepare(tx *Tx, tables ...string) {
 	names := [][]byte{bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
 		bucketLinks}
@@ -434,7 +434,7 @@ const (
 	ByID             = "id_ascending"
 )
 
-// OtherNames returns the IDs of all objects named subject, or the name of the object with this ID.
+// OtherNames returns the IDs of all objects with a name, or the name of the object with an ID.
 func (tx *Tx) OtherNames(parent, subject string) []string {
 	return slices.Concat(
 		aliases(tx, Disks, parent, subject),
@@ -498,7 +498,7 @@ func ReleaseDeleted(tx *Tx) {
 // OpenSaga records the request of a creation that begins, so that a restart can complete it.
 func (tx *Tx) OpenSaga(id string, request any) { tx.put(bucketSagas, id, request) }
 
-// SagaRequest reads the request that OpenSaga has recorded. Without a request into is unchanged.
+// SagaRequest reads the request that OpenSaga has recorded. If there is none, it changes nothing.
 func (tx *Tx) SagaRequest(id string, into any) { tx.get(bucketSagas, id, into) }
 
 // CloseSaga deletes the request that OpenSaga has recorded.

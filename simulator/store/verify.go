@@ -49,7 +49,7 @@ func verify(path string) error {
 // lockTimeout is how long to wait for another simulator to end and unlock the file.
 const lockTimeout = time.Second
 
-// guarded calls the function open. If open panics or accesses invalid memory, it returns an error.
+// guarded calls open(). If open() panics or accesses invalid memory, guarded returns an error.
 func guarded(path string, open func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
