@@ -223,7 +223,7 @@ func tool(t *testing.T, name string) string {
 	if made := madeBeside(name); made != "" {
 		return made
 	}
-	// Make builds with the same flags, so Go finds the program in its cache.
+	// The Makefile uses the same flags, so Go finds the program in its cache.
 	out, complaints, err := run(t, nil, "env", "CGO_ENABLED=0", "GOFLAGS=-trimpath",
 		"go", "tool", toolsModule, "-n", name)
 	if err != nil {
@@ -244,7 +244,7 @@ func program(t *testing.T, name string) string {
 	return built
 }
 
-// madeBeside returns the path of a program that make has built beside the driver, or "".
+// madeBeside returns the path of a program that `make` has built beside the driver, or "".
 func madeBeside(name string) string {
 	path := filepath.Join(filepath.Dir(os.Getenv("OXIDE_CSI_PLUGIN")), name)
 	if _, err := os.Stat(path); err != nil {

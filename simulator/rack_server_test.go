@@ -178,7 +178,7 @@ func (r *rackServer) disk(name string, oldNew ...string) store.Disk {
 	return unmarshal[store.Disk](r.t, r.demand(201, "", newDisk(name, oldNew...)))
 }
 
-// view returns an object of the project default, such as "disks/d".
+// view returns an object of the project "default", such as "disks/d".
 func view[T any](r *rackServer, object string) T {
 	r.t.Helper()
 	return unmarshal[T](r.t, r.demand(200, "", "GET /v1/"+object+"?project=default"))
@@ -189,7 +189,7 @@ func (r *rackServer) state(disk string) string {
 	return view[store.Disk](r, "disks/"+disk).State.State
 }
 
-// list returns all objects of a kind, such as "disks", in the project default.
+// list returns all objects of a kind, such as "disks", in the project "default".
 func list[T any](r *rackServer, kind string) []T {
 	r.t.Helper()
 	return unmarshal[page[T]](r.t,
@@ -228,7 +228,7 @@ func (r *rackServer) snapshot(name, disk string) store.Snapshot {
 	return unmarshal[store.Snapshot](r.t, r.demand(201, `"state":"ready"`, newSnapshot(name, disk)))
 }
 
-// newInstance returns the request to create an instance. more has further fields of its body.
+// newInstance returns the request to create an instance, with the given further fields in its body.
 func newInstance(name, more string) string {
 	return fmt.Sprintf(`POST /v1/instances?project=default {"name":%q,"description":"",`+
 		`"hostname":"i","ncpus":1,"memory":1073741824%s}`, name, more)
@@ -252,7 +252,7 @@ func (r *rackServer) change(verb, instance, state string) {
 	r.awaitState(instance, state)
 }
 
-// update runs the function change in a transaction; project is the ID of the project default.
+// update runs change() in a transaction, with the ID of the project "default".
 func (r *rackServer) update(change func(tx *store.Tx, project string) error) {
 	r.t.Helper()
 	looptest.Must(r.t, r.rack.Records().Update(func(tx *store.Tx) {

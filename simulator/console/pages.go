@@ -184,7 +184,7 @@ func toggles(s adminapi.Switches) []toggle {
 	}
 }
 
-// rule returns a fault as JSON. It hides the token to which the fault may be limited.
+// rule returns a fault as JSON, without the token to which the fault may be limited.
 func rule(f adminapi.Fault) string {
 	if f.Bearer != "" {
 		f.Bearer = "…"

@@ -40,8 +40,7 @@ const (
 	diskFiles = "file"
 	diskFUSE  = "fuse"
 	diskNone  = "none"
-	// guestVM is the value of --guests for virtual machines.
-	guestVM = "vm"
+	guestVM   = "vm"
 )
 
 type options struct {
@@ -380,8 +379,7 @@ type instance struct {
 	Name  string `json:"name"`
 	ID    string `json:"id"`
 	Guest string `json:"guest"`
-	// SSH is the address of the sshd in the instance's virtual machine.
-	SSH string `json:"ssh,omitempty"`
+	SSH   string `json:"ssh,omitempty"`
 }
 
 func reachable(listener net.Addr) string {
