@@ -56,8 +56,8 @@ type output struct {
 
 var templates = map[string]output{}
 
-// helm returns the output of `helm template` on the chart. It caches the output by its arguments,
-// so after a change of the API server or of a values file, a test has to pass another URL or path.
+// helm returns the output of `helm template` on the chart. It caches the output for each list of
+// arguments, so a test that changes the API server or a values file has to use another URL or path.
 func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 	t.Helper()
 	name := fmt.Sprintf("%q", args)

@@ -292,8 +292,8 @@ func whole(t *testing.T) []string {
 	return strings.Split(strings.ReplaceAll("\n"+text, "\n+", "\n"), "\n")[1:]
 }
 
-// matching returns the text of the pattern's groups in each line that begins with a match: the
-// groups joined by spaces, the texts sorted and without duplicates.
+// matching returns the texts of the pattern's groups, joined by spaces, for each line that begins
+// with the pattern. It sorts the results and drops duplicates.
 func matching(lines []string, pattern string) (found []string) {
 	for _, line := range lines {
 		if m := regexp.MustCompile("^" + pattern).FindStringSubmatch(line); m != nil {
@@ -418,10 +418,10 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 }
 
 // forever lists the fields that Kubernetes refuses to change in an existing object, with the values
-// that every release has to render. If a release changed one, `helm upgrade` and `kubectl apply`
-// would fail with "field is immutable", and the user would have to delete the object while pods use
-// volumes. podInfoOnMount and fsGroupPolicy are missing: they have been mutable since 1.29, the
-// chart's oldest Kubernetes.
+// that every release has to render. If a release changed one of these values, `helm upgrade` and
+// `kubectl apply` would fail with "field is immutable", and the user would have to delete the
+// object while pods use volumes. podInfoOnMount and fsGroupPolicy are missing: they are mutable
+// since 1.29, the chart's oldest Kubernetes.
 var forever = []string{
 	`CSIDriver/csi.oxide.computer.spec.attachRequired: true`,
 	`CSIDriver/csi.oxide.computer.spec.volumeLifecycleModes[]: "Persistent"`,

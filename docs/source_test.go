@@ -28,7 +28,7 @@ const anID = `[A-Z]{1,3}-\d+`
 
 var (
 	// requirementRow matches a row of a page in docs/requirements. The last cell contains test files,
-	// which the test below writes there, or one of these texts:
+	// which `go test -update` writes there, or one of these texts:
 	//
 	//	csi-sanity: the name of its test
 	//	see CV-12, OF-7                  their tests cover this requirement, too

@@ -387,8 +387,8 @@ func identify(number int) (Device, error) {
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
-	// The ioctl asks the filesystem of the device's file. If a FUSE server has ended, the error is one
-	// of the first two. If an XFS was shut down, it is EIO.
+	// The ioctl asks the filesystem of the device's file. If a FUSE server has ended, the error is
+	// ENOTCONN or ECONNABORTED. If an XFS was shut down, it is EIO.
 	case isAny(err, unix.ENOTCONN, unix.ECONNABORTED, unix.EIO):
 		d.Orphaned = true
 	case err != nil:

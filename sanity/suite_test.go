@@ -321,7 +321,7 @@ func TestEverySpecRunsInExactlyOneProcess(t *testing.T) {
 	}
 }
 
-// endMargin is the time that a suite keeps before its process's deadline, to write its report.
+// A suite ends this long before the deadline of its process, so that it can write its report.
 const endMargin = time.Minute
 
 // timeLeft returns the time limit for a process that this test starts now; 0 means no limit.

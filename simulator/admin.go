@@ -61,7 +61,7 @@ func (s *Server) Admin() http.Handler {
 	return s.addConsole(mux)
 }
 
-// adminAnswer answers a request with body or err. If both are nil, the status is 204.
+// adminAnswer returns the body of an answer or an error. If both are nil, the status is 204.
 type adminAnswer func(*http.Request) (body any, err error)
 
 // adminError is an error with the status of its response. For other errors the status is 500.

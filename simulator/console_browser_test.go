@@ -143,7 +143,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 		}
 	}
 
-	// If the user presses a button with the keyboard, the button that replaces it has the focus.
+	// If the user presses a button with the keyboard, the button that replaces it must get the focus.
 	first.Do(chromedp.Focus(card("b")+` button`), chromedp.KeyEvent(" "))
 	sees("the stopped instance", card("b")+" .state", "stopped")
 	const focused = `document.activeElement.textContent`

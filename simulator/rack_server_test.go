@@ -79,7 +79,7 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 	return &rackServer{s, c.Dir, t, server.URL, client}
 }
 
-// TestAnswersMatchThePublishedSchema replaces watch, which wraps the handler of each served rack.
+// TestAnswersMatchThePublishedSchema replaces this function, which wraps each rack's handler.
 var watch = func(_ *testing.T, s http.Handler) http.Handler { return s }
 
 type reply struct {
@@ -88,7 +88,7 @@ type reply struct {
 	body   string
 }
 
-// try sends a request in the form "METHOD PATH BODY". header contains names and values alternately.
+// try sends a request such as "METHOD PATH BODY". The header's names and values alternate.
 func (r *rackServer) try(ctx context.Context, request string, header ...string) (reply, error) {
 	method, rest, _ := strings.Cut(request, " ")
 	path, body, _ := strings.Cut(rest, " ")
@@ -134,7 +134,7 @@ var identities = regexp.MustCompile(`NAME=([a-z0-9-]+)`)
 
 // play sends the requests of a script, one in each line. A line has the wanted status, the method,
 // the path below /v1/, the body, and after => a part of the answer; an indented line continues it.
-// NAME=x stands for the fields name and description. oldNew has pairs of a word and the text that
+// NAME=x stands for the fields name and description. In oldNew, each word precedes the text that
 // replaces it. play returns the last answer.
 func (r *rackServer) play(script string, oldNew ...string) (answer string) {
 	r.t.Helper()
@@ -156,14 +156,14 @@ func (r *rackServer) on(t *testing.T) *rackServer {
 	return &sub
 }
 
-// These texts are in newDisk's request. A test replaces them by newDisk's parameter oldNew.
+// newDisk() puts these texts into its request. With oldNew, a test replaces them.
 const (
 	blankSource  = `{"type":"blank","block_size":512}`
 	blankBackend = `{"type":"distributed","disk_source":` + blankSource + `}`
 	oneGiB       = `1073741824`
 )
 
-// newDisk's oldNew has pairs of a text in the request's body and the text that replaces it.
+// In oldNew, each text of the request's body precedes the text that replaces it.
 func newDisk(name string, oldNew ...string) string {
 	return "POST /v1/disks?project=default " + strings.NewReplacer(oldNew...).Replace(`{"name":"`+name+
 		`","description":"","size":`+oneGiB+`,"disk_backend":`+blankBackend+`}`)

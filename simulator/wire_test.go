@@ -71,7 +71,7 @@ func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 }
 
 // TestInvalidBodiesGetTheErrorMessagesOfSerde checks messages of serde that no rack has confirmed
-// yet. The conformance rule A06 checks the other messages.
+// yet. The conformance suite checks the other messages (A06).
 func TestInvalidBodiesGetTheErrorMessagesOfSerde(t *testing.T) { // A06, A63
 	r := serveRack(t, engine.Config{})
 	const post = "POST /v1/disks?project=default "

@@ -269,7 +269,7 @@ func (d *Disk) Resize(sizeBytes int64) error {
 	return d.store.Resize(sizeBytes)
 }
 
-// WithStore calls do with the disk's content. Operations on the disk wait until do has returned.
+// WithStore calls do() with the disk's content. Operations on the disk wait meanwhile.
 func (d *Disk) WithStore(do func(Store)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

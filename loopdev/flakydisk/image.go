@@ -148,7 +148,7 @@ func (m *Image) Sum() uint64 {
 	return sum
 }
 
-// EachPage calls do with every page that is not zero, in any order, until do returns false.
+// EachPage calls do() with every page that is not zero, in any order, until do() returns false.
 func (m *Image) EachPage(do func(offset int64, data []byte) bool) {
 	for number, p := range m.pages {
 		if !do(number*PageBytes, p.data[:]) {

@@ -218,7 +218,7 @@ type Request struct {
 	Deferred bool `json:"deferred,omitempty"`
 }
 
-// Mutation describes a mutation: a change that makes the rack break one of its rules.
+// Mutation is a change that makes the rack break one of its rules.
 type Mutation struct {
 	Name string `json:"name"`
 	// Rule is the ID of the rule that the mutation breaks, or "data" for a promise about data.
@@ -273,8 +273,8 @@ const (
 // Fault injects a failure into the rack.
 //
 // A fault matches the requests of Operation (an operationId) that name Object (a name or an ID) and
-// carry the token Bearer; an empty field matches everything. It skips the first Skip matches, and
-// then fires Times times (0 means always), each time with Probability (0 means always; Seed seeds
+// carry the token Bearer; an empty field matches everything. It ignores the first matches (Skip),
+// and then fires for some (Times; 0 means all), each with a Probability (0 means always; Seed seeds
 // the random numbers). A request that another fault ends in an earlier phase is no match.
 //
 // When the fault fires, it waits for Delay. Then it lets the request continue, or ends it with
@@ -332,11 +332,11 @@ type ActiveFault struct {
 	Fired   int `json:"fired"`
 }
 
-// DiskFault makes a disk fail, in every guest to which it is attached. On lists the operations that
-// fail ("read", "write", "flush"); a discard counts as a write. The fault affects the bytes From up
-// to To (both 0: all bytes), and every flush. It takes effect Times times (0: until the disk is
-// healed). An affected operation fails with EIO, takes longer (Delay), waits until the disk is
-// healed or detached (Hang), or is acknowledged without being done (Lie).
+// DiskFault makes a disk fail, in every guest to which it is attached. The operations in On fail
+// ("read", "write", "flush"); a discard counts as a write. The fault affects the bytes From up to
+// To (both 0: all bytes), and every flush. Times limits how often (0: until the disk is healed). An
+// affected operation fails with EIO, takes longer (Delay), waits until the disk is healed or
+// detached (Hang), or is acknowledged without being done (Lie).
 //
 // The rack needs disks that can fail: oxide-simulator serve --disks=fuse.
 type DiskFault struct {

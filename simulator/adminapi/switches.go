@@ -78,7 +78,7 @@ const (
 	HotplugFull Hotplug = "full"
 	// HotplugAttachOnly attaches disks at any time, and detaches them while the instance is stopped.
 	HotplugAttachOnly Hotplug = "attach-only"
-	// HotplugNone does both only while the instance is stopped, as racks do today (A17).
+	// HotplugNone attaches and detaches only while the instance is stopped, as racks do today (A17).
 	HotplugNone Hotplug = "none"
 )
 

@@ -579,7 +579,7 @@ const more = "00n1"
 // second returns the directory of A54-twice's second device; dir is the first device's directory.
 func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
 
-// plugged returns an After function that calls change with the sysfs directory of a device, after
+// plugged returns an After function that calls change() with the sysfs directory of a device, after
 // the device's disk was attached to a running instance.
 func plugged(change func(disk store.Disk, dir string) error) func(*Interception) {
 	return func(x *Interception) {

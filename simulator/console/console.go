@@ -47,7 +47,7 @@ type Console struct {
 	Faults   func() []adminapi.ActiveFault
 	// Requests returns the last hour's requests for which keep() is true, the newest first.
 	Requests func(limit int, keep func(*adminapi.Request) bool) []adminapi.Request
-	// Flights does the same with entries of flight records.
+	// Flights returns the last hour's flight records for which keep() is true, the newest first.
 	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
 	Disk    func(id string) (Disk, error)
 	Admin   http.Handler
@@ -211,7 +211,7 @@ const tokenHeader = "X-Console-Token"
 
 // Guard refuses the requests that CheckPage refuses. It also refuses a change that a browser
 // requests without the token of the console's pages. Other clients, such as curl, send no Origin
-// and need no token. Guard reads the whole body of a request before it calls next.
+// and need no token. Guard reads the whole body of a request first.
 func (c *Console) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()

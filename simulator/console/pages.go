@@ -280,7 +280,7 @@ func watch(state adminapi.State, name string) watched {
 	return w
 }
 
-// For a deleted disk, wants compares only the name or ID of the page with the request.
+// For a deleted disk, wants can compare only w.Name with the request.
 func (w watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||

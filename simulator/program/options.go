@@ -330,7 +330,7 @@ func (o *options) serverLog() *log.Logger {
 	return slog.NewLogLogger(o.rack.Log.Handler(), slog.LevelDebug)
 }
 
-// secure wraps a listener in TLS if the options ask for HTTPS. Clients must trust the file caFile.
+// secure wraps a listener in TLS if the options ask for HTTPS. Clients must then trust caFile.
 func (o *options) secure(l net.Listener, dir string) (_ net.Listener, caFile string, err error) {
 	var cert tls.Certificate
 	switch {
