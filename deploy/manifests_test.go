@@ -21,8 +21,7 @@ var update = flag.Bool("update", false, "write the rendered manifests instead of
 
 const renderedHead = "# Rendered from deploy/chart; change that, and run `make manifests`.\n"
 
-// carried maps a file to the name of its subtest, which contains the requirements that the file
-// fulfills. So a failed subtest names the requirements that a change of the file may break.
+// carried maps a file to its subtest's name, which has the requirements that the file fulfills.
 var carried = map[string]string{
 	"base/controller.yaml": "the controller " +
 		"(D-8, D-10, D-11, D-41, D-43, D-44, D-46, D-47, D-48, D-49, B-46)",
@@ -103,7 +102,7 @@ func sidecarPatch(t *testing.T, controller string) string {
 }
 
 // components lists the components of deploy/kustomize with the chart's values that have the same
-// effect. Of the components with the same option, a kustomization can use only one.
+// effect. A kustomization can use only one component of each option.
 var components = []struct {
 	name, option string
 	values       []string
@@ -230,7 +229,7 @@ func TestNomadJobsHaveTheRequiredSettings(t *testing.T) { // D-3
 			`.config.image: "the-image"`, `.config.readonly_rootfs: true`, `.config.cap_drop[]: "ALL"`,
 			`.env.OXIDE_TOKEN_FILE: "/secrets/token"`, `.destination: "/secrets/token"`,
 			`\nOXIDE_HOST={{ .host }}\nOXIDE_PROJECT={{ .project }}\nOXIDE_CLUSTER_ID={{ .cluster_id }}`},
-			// To replace a token in a variable, Nomad would have to restart the driver.
+			// A token in a variable is not allowed: Nomad cannot replace it in a running driver.
 			[]string{"privileged", "OXIDE_TOKEN="}},
 		{"node.nomad.hcl", "job", []string{`.type: "system"`, `.csi_plugin.type: "node"`,
 			`.config.args[]: "--mode=node"`, `.config.args[]: "--endpoint=unix:///csi/csi.sock"`,

@@ -56,8 +56,8 @@ type output struct {
 
 var templates = map[string]output{}
 
-// helm returns the output of `helm template` on the chart. It caches the output by its arguments,
-// so after a change of the API server or of a values file, a test has to pass another URL or path.
+// helm returns the output of `helm template` on the chart. It caches the output for each list of
+// arguments, so a test that changes the API server or a values file has to use another URL or path.
 func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 	t.Helper()
 	name := fmt.Sprintf("%q", args)
@@ -223,7 +223,7 @@ func tool(t *testing.T, name string) string {
 	if made := madeBeside(name); made != "" {
 		return made
 	}
-	// Make builds with the same flags, so Go finds the program in its cache.
+	// The Makefile uses the same flags, so Go finds the program in its cache.
 	out, complaints, err := run(t, nil, "env", "CGO_ENABLED=0", "GOFLAGS=-trimpath",
 		"go", "tool", toolsModule, "-n", name)
 	if err != nil {
@@ -244,7 +244,7 @@ func program(t *testing.T, name string) string {
 	return built
 }
 
-// madeBeside returns the path of a program that make has built beside the driver, or "".
+// madeBeside returns the path of a program that `make` has built beside the driver, or "".
 func madeBeside(name string) string {
 	path := filepath.Join(filepath.Dir(os.Getenv("OXIDE_CSI_PLUGIN")), name)
 	if _, err := os.Stat(path); err != nil {

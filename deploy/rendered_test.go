@@ -14,12 +14,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// extras is the beginning of a JSON object. The function everywhere completes it.
+// extras is the beginning of a JSON object, which everywhere() completes.
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside returns JSON that gives each Helm value in names an argument, a variable, a mount and
-// more.
+// beside returns JSON that gives each named Helm value an argument, a variable and a mount. The
+// last parameter is the text of further fields.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {
@@ -46,8 +46,7 @@ func everywhere(t *testing.T) []string {
 		beside("instanceMetadata", `, "enabled": true`)+"}")
 }
 
-// everything returns Helm arguments that switch on every feature of the chart, except its own
-// Secret.
+// everything returns Helm arguments for every feature of the chart except its own Secret.
 func everything(more ...string) []string {
 	return with(append([]string{"snapshots.enabled=true", "instanceMetadata.enabled=true",
 		"nodeKeeper.enabled=true", "metrics.enabled=true", "metrics.podMonitor=true", "ownCA=true",
@@ -69,8 +68,8 @@ const (
 	theWhole = "with everything there are these fields (B-34, D-45, D-54, D-63, D-66, E-31)"
 )
 
-// change compares two renderings of the chart. The fields from and to contain Helm's arguments,
-// "kustomize DIR..." for plain manifests, or "nothing" for no objects.
+// change compares two renderings of the chart. Each side contains Helm's arguments, "kustomize
+// DIR..." for plain manifests, or "nothing" for no objects.
 type change struct {
 	name     string
 	from, to []string
@@ -175,8 +174,7 @@ func changes(t *testing.T) []change {
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
 		// On a node that shuts down, kubelet can unmount only while the registrar runs. So the container
-		// named leave ends first, then the driver's preStop hook, one minute before the grace period
-		// ends.
+		// "leave" ends first. The driver's preStop hook ends one minute before the grace period.
 		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",
@@ -294,8 +292,8 @@ func whole(t *testing.T) []string {
 	return strings.Split(strings.ReplaceAll("\n"+text, "\n+", "\n"), "\n")[1:]
 }
 
-// matching returns the text of the pattern's groups in each line that begins with a match: the
-// groups joined by spaces, the texts sorted and without duplicates.
+// matching returns the texts of the pattern's groups, joined by spaces, for each line that begins
+// with the pattern. It sorts the results and drops duplicates.
 func matching(lines []string, pattern string) (found []string) {
 	for _, line := range lines {
 		if m := regexp.MustCompile("^" + pattern).FindStringSubmatch(line); m != nil {
@@ -420,10 +418,10 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 }
 
 // forever lists the fields that Kubernetes refuses to change in an existing object, with the values
-// that every release has to render. If a release changed one, `helm upgrade` and `kubectl apply`
-// would fail with "field is immutable", and the user would have to delete the object while pods use
-// volumes. podInfoOnMount and fsGroupPolicy are missing: they have been mutable since 1.29, the
-// chart's oldest Kubernetes.
+// that every release has to render. If a release changed one of these values, `helm upgrade` and
+// `kubectl apply` would fail with "field is immutable", and the user would have to delete the
+// object while pods use volumes. podInfoOnMount and fsGroupPolicy are missing: they are mutable
+// since 1.29, the chart's oldest Kubernetes.
 var forever = []string{
 	`CSIDriver/csi.oxide.computer.spec.attachRequired: true`,
 	`CSIDriver/csi.oxide.computer.spec.volumeLifecycleModes[]: "Persistent"`,
@@ -462,7 +460,7 @@ func TestNameOverridesRenameEveryObject(t *testing.T) {
 		}
 	}
 	text := strings.Join(all.lines(), "\n")
-	// The overrides do not change these labels: other programs select the pods by their values.
+	// Leave out the labels by which other programs select the pods: the overrides do not change them.
 	references := regexp.MustCompile(`(?m)^.*(\.app|values\[\]): .*$`).ReplaceAllString(text, "")
 	for _, o := range objects(t, everything()...) {
 		if !slices.Contains(known, o.GetName()) && strings.Contains(references, o.GetName()) {

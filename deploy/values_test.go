@@ -110,7 +110,7 @@ func refused(t *testing.T, want string, args ...string) {
 	}
 }
 
-func TestAWrongClassParameterIsRefusedWithItsValue(t *testing.T) {
+func TestAWrongClassParameterIsRefusedWithAnExplanation(t *testing.T) {
 	const class, fsType = "storageClass.parameters.", `csi\.storage\.k8s\.io/`
 	const names = "which the driver does not know; it knows blockSize, diskType, imageId, " +
 		"mkfsOptions, placement and csi.storage.k8s.io/fstype"
@@ -184,7 +184,7 @@ func TestAnOldKubernetesIsRefusedWithAnExplanation(t *testing.T) {
 		on("1.34.2", "instanceMetadata.enabled=true", "instanceMetadata.via=env")...)
 }
 
-// `helm lint` compares the chart's own values with its schema, so it fails if the schema lacks one.
+// `helm lint` compares the chart's values with its schema, so it fails if the schema lacks a value.
 func TestTheDefaultValuesPassHelmLintAndHaveComments(t *testing.T) {
 	out, complaints, err := run(t, nil, tool(t, "helm"), "lint", "chart", "--strict", "--kube-version",
 		kubernetes)
@@ -298,7 +298,7 @@ secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
 	}
 	for _, text := range short.Some(t, 3, []string{"on", "123", "a\n- --b=c", "null", "1e3", "~",
 		"0x1f", "{{ 1 }}", "a: b", "a #b", `"`, "'", "- a", "2001-01-01", "a\nb: c"}) {
-		// Leave out settings that accept this text but not an ordinary word, such as numbers.
+		// Leave out settings that accept this text but no ordinary word: numbers, for example.
 		taken := accepted(accepted(paths, text), plain)
 		odd, _ := render(taken, text)
 		usual, _ := render(taken, plain)
@@ -327,8 +327,8 @@ var unchecked = map[string]string{
 	"secret.caBundle": "the driver reads the certificates",
 }
 
-// Helm renders templates only if the schema accepts all values, so a second run has only those that
-// the schema accepted.
+// Helm renders templates only if the schema accepts all values. So the second run leaves out the
+// values that the schema has refused.
 func TestAWrongValueOfEachSettingIsReported(t *testing.T) {
 	wrong := func(path string, value any) any {
 		switch value.(type) {

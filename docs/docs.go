@@ -110,11 +110,11 @@ func (p Page) linesOf(n ast.Node) string {
 	return string(n.Lines().Value(p.source))
 }
 
-// These are the runners of blocks.
+// The runners of blocks.
 const (
 	Here    = "here"
 	Cluster = "cluster"
-	// The rehearsal in proofs/vm runs these two: on the operator's machine, or in the instance "a".
+	// proofs/vm runs the blocks of these two: on the operator's machine, and in the instance "a".
 	Rehearsal   = "rehearsal"
 	RehearsalOn = "rehearsal on a"
 )

@@ -24,7 +24,7 @@ import (
 
 const pageTimeout = 10 * time.Minute
 
-// programs lists the programs on the commands' PATH; link adds helm.
+// programs lists the programs on the commands' PATH, to which link() adds helm.
 var programs = []string{"oxide-csi-plugin", "oxide-simulator"}
 
 var compiles = regexp.MustCompile(`\bgo (build|run|test)\b`)
@@ -52,7 +52,7 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 			dir := try(os.MkdirTemp(run.Dir, "page-"))(t) // kept after a failed test
 			rack := try(run.StartRack(t.Context(), harness.RackOptions{}))(t)
 			defer func() { must(t, rack.Stop()) }()
-			// With make's settings, the commands' `go build` finds in Go's cache what make has compiled.
+			// With the Makefile's flags, `go build` in a page finds the results of make in Go's cache.
 			session := Session{Root: root, Dir: dir, Env: append(harness.Environ(),
 				"CGO_ENABLED=0", "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath"),
 				"PATH="+path+":"+os.Getenv("PATH"), "OXIDE_HOST="+rack.URL,
@@ -192,7 +192,7 @@ func TestCommandsPrintTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 				must(t, exec.CommandContext(t.Context(), "install", "-m", "755",
 					try(run.Binary(t.Context(), program))(t), filepath.Join(bin, "true-"+program)).Run())
 			}
-			// The command go would compile for minutes. A script in its place copies the programs.
+			// `go build` would take minutes, so a script with the name "go" copies the programs instead.
 			script := func(name, text string) {
 				text = strings.ReplaceAll("#!/bin/bash\n"+text+"\n", "SIMULATOR",
 					filepath.Join(bin, "true-oxide-simulator"))

@@ -28,7 +28,7 @@ const anID = `[A-Z]{1,3}-\d+`
 
 var (
 	// requirementRow matches a row of a page in docs/requirements. The last cell contains test files,
-	// which the test below writes there, or one of these texts:
+	// which `go test -update` writes there, or one of these texts:
 	//
 	//	csi-sanity: the name of its test
 	//	see CV-12, OF-7                  their tests cover this requirement, too
@@ -231,9 +231,9 @@ func TestVersionsInRequirementsMatchTheirFiles(t *testing.T) {
 	}
 }
 
-// tools contains, for each of the operator's tools, the folder of its main package, a regular
-// expression for its own packages, and a function that reports whether a node of the syntax tree
-// changes state. If folder equals own, docs/proven.md lists functions without package and type.
+// tools contains, for each tool, the folder of its main package, a regular expression for its own
+// packages, and a function that reports whether a node of the syntax tree changes state. If folder
+// and own are equal, docs/proven.md lists functions without package and type.
 var tools = map[string]struct {
 	folder, own string
 	is          func(ast.Node, types.Info) bool
@@ -308,8 +308,8 @@ func TestProvenPageListsEveryFunctionThatChangesState(t *testing.T) {
 	}
 }
 
-// changesIn returns the functions that change state, as package.Type.name. It reads only those
-// packages of the program whose path matches own.
+// changesIn returns the functions that change state, as package.Type.name. It reads only the
+// program's packages whose path matches the expression in own.
 func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) bool) []string {
 	t.Helper()
 	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json", "./"+folder)
@@ -381,8 +381,8 @@ func isOpening(n ast.Node, info types.Info) bool {
 	return ok && openings.MatchString(f.FullName()) && !looks.MatchString(f.FullName())
 }
 
-// isChange reports whether a node is a call, with ctx as its first argument, of a method that
-// changes matches, or a call that has one of kubectl's verbs among its arguments.
+// isChange reports whether a node is a call that has one of kubectl's verbs among its arguments, or
+// the call of a method whose name means a change, with ctx as its first argument.
 func isChange(n ast.Node, _ types.Info) bool {
 	call, ok := n.(*ast.CallExpr)
 	if !ok {

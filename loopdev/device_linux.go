@@ -53,8 +53,8 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes a device that refuses discards, because with this number Linux would keep
-// the refusal for the next attachment. It stays if another process already uses it again.
+// leaveDiscards removes an unused loop device that refuses discards. Otherwise Linux would keep the
+// refusal for the next attachment with this number.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil
@@ -102,10 +102,10 @@ func (d Device) Cut() error {
 // cutOffset is larger than any file. Its sum with the size of any device does not overflow.
 const cutOffset = 1 << 62
 
-// with opens the device and passes it to do, if it still has d's attachment. While the descriptor
-// is open, the attachment cannot change, because the kernel releases the file only at the last
-// close. Opening for reading is enough for root's ioctls, and a kernel may refuse to open a mounted
-// device for writing.
+// with opens the device and calls do(), if the device still has d's attachment. While the
+// descriptor is open, the attachment cannot change, because the kernel releases the file only at
+// the last close. Opening for reading is enough for root's ioctls, and a kernel may refuse to open
+// a mounted device for writing.
 func (d Device) with(do func(*os.File) error) error {
 	// Check before the open, which would create a removed device again.
 	if held, err := d.attached(); err != nil || !held {
@@ -234,7 +234,7 @@ func (c Config) open() (*os.File, error) {
 }
 
 // tryNext attaches the file to a free device. It fails if another process takes the device first.
-// With Config.First, it tries numbers from *from on, and advances *from.
+// With Config.First, it begins at the number that "from" points to, and advances this number.
 func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	number, err := c.free(control, from)
 	if err != nil {
@@ -302,8 +302,8 @@ func (d Device) limitRequests(file *os.File) error {
 
 func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
 
-// free returns the number of a device that was free a moment ago: the kernel's lowest or, with
-// Config.First, the first from *from on, which it adds.
+// free returns the number of a device that was free a moment ago. With Config.First, it adds the
+// first free device that has the number *from or a higher one. Otherwise the kernel chooses.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
 		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
@@ -354,7 +354,7 @@ func List() ([]Device, error) {
 	return devices, nil
 }
 
-// describe reads one loop device. If the device has no file, it returns an error in absent.
+// describe reads one loop device. Without a file, it returns an error of the list "absent".
 func describe(number int) (d Device, err error) {
 	// Most devices are free, and need not be opened.
 	if _, err := os.Stat(sysDir(number) + "/loop/backing_file"); err != nil {
@@ -387,8 +387,8 @@ func identify(number int) (Device, error) {
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
-	// The ioctl asks the filesystem of the device's file. If a FUSE server has ended, the error is one
-	// of the first two. If an XFS was shut down, it is EIO.
+	// The ioctl asks the filesystem of the device's file. If a FUSE server has ended, the error is
+	// ENOTCONN or ECONNABORTED. If an XFS was shut down, it is EIO.
 	case isAny(err, unix.ENOTCONN, unix.ECONNABORTED, unix.EIO):
 		d.Orphaned = true
 	case err != nil:

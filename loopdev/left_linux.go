@@ -107,8 +107,8 @@ func Ended(owner string) (bool, error) {
 // devices of living processes and of other PID namespaces alone. As in [Device.Detach], the error
 // is [ErrBusy] if a device is still in use, for example by a mount in another mount namespace.
 //
-// An orphaned device does not show its owner. DetachLeft takes the name of its file for the owner,
-// so a process that serves files should name them [Process], ".", and any text.
+// An orphaned device does not show its owner, so DetachLeft reads the owner from the name of the
+// device's file. A process that serves files should name them [Process], ".", and any text.
 func DetachLeft(ctx context.Context) ([]Device, error) {
 	all, err := List()
 	if err != nil {
@@ -147,7 +147,7 @@ func (d Device) unmount() error {
 	return errors.Join(errs...)
 }
 
-// sourceOf compares paths' devices, because a btrfs mount has another number than its device.
+// sourceOf compares device nodes, because a btrfs mount has another number than its device.
 func (d Device) sourceOf(m *mountinfo.Info) bool {
 	var st unix.Stat_t
 	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&

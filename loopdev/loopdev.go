@@ -77,8 +77,8 @@ type Device struct {
 	Sequence uint64
 }
 
-// On reports whether d's file is a device node of the loop device other, at any path. A kubelet
-// attaches a loop device to the device node of each raw block volume.
+// On reports whether d is attached to a device node of the other loop device, at any path. A
+// kubelet attaches a loop device to the device node of each raw block volume.
 func (d Device) On(other Device) bool {
 	return d.BackingNumber != 0 && d.BackingNumber == unix.Mkdev(other.Major, other.Minor)
 }

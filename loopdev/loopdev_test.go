@@ -69,7 +69,7 @@ func mustFind(t *testing.T, serial string) []loopdev.Device {
 	return find(t, func(d loopdev.Device) bool { return d.Serial == serial })
 }
 
-func TestAReusedDeviceNumberAcceptsWrites(t *testing.T) {
+func TestADeviceWithAReusedNumberAcceptsWrites(t *testing.T) {
 	const first = 7000 // no other test uses this number
 	c := loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first}
 	d := attach(t, c)
@@ -85,7 +85,7 @@ func TestAReusedDeviceNumberAcceptsWrites(t *testing.T) {
 }
 
 // Without leaveDiscards, the next device with this number would refuse discards.
-func TestAReusedDeviceNumberAcceptsDiscards(t *testing.T) {
+func TestADeviceWithAReusedNumberAcceptsDiscards(t *testing.T) {
 	path := newFile(t, mib)
 	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
 		NoDiscards: true})
@@ -227,7 +227,7 @@ func TestListReportsADeviceWhoseFilesystemWasShutDownAsOrphaned(t *testing.T) {
 	}
 }
 
-// waiting is the content of a disk. While on is set, Size waits until goOn is closed.
+// waiting is the content of a disk. If "on" is true, Size waits until the channel goOn is closed.
 type waiting struct {
 	*flakydisk.Image
 	on      atomic.Bool
@@ -339,7 +339,7 @@ func detachLeft(t *testing.T) (serials []string) {
 
 func TestDetachLeftReadsTheOwnerOfAnOrphanFromItsFileName(t *testing.T) {
 	for name, released := range map[string]bool{
-		// This is the owner of a process with the PID 1 that has ended.
+		// The owner is an earlier process with the PID 1, which has ended.
 		"p." + strings.Split(loopdev.Process(), ".")[1] + ".1.zzzzz.disk-1": true,
 		loopdev.Process() + ".disk-1":                                       false,
 		"disk-1":                                                            false,
@@ -409,7 +409,7 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	}
 }
 
-func TestDeviceOnReportsWhetherALoopDeviceBacksAnother(t *testing.T) {
+func TestALoopDeviceOnALoopDeviceIsRecognized(t *testing.T) {
 	own, foreign := attachIn(t, t.TempDir()), attachIn(t, t.TempDir())
 	upper := attachNode(t, t.TempDir(), own) // as in a pod
 	if !upper.On(own) || upper.On(foreign) || own.On(foreign) || own.On(own) {

@@ -25,7 +25,7 @@ import (
 )
 
 // The benchmarks (make bench) print their medians as FIGURE lines, which docs/sizing.md cites.
-// Lists are measured alternately with and without the driver, so that other load on the machine
+// They measure lists alternately with and without the driver, so that other load on the machine
 // affects both.
 
 type bench struct {

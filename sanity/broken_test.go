@@ -25,7 +25,6 @@ import (
 // brokenRack is a mutation of the rack under which the driver must refuse a call. Otherwise the
 // driver would lose data, change a foreign object, leak, or repeat a call for ever.
 type brokenRack struct {
-	// mutation is the mutation's name, which begins with the ID of the broken rule.
 	mutation string
 	// reason is the reason of the driver's error. It is "" if CSI requires OK: then the call must
 	// succeed and change nothing.
@@ -33,8 +32,7 @@ type brokenRack struct {
 	code   codes.Code
 	// sentence completes the spec's name, "on a broken rack the driver ...".
 	sentence string
-	// provoke makes the scenario's calls. It hands r.refuses the call that must fail, and then checks
-	// that disks and data are unchanged.
+	// provoke passes the call that must fail to r.refuses, and then checks that nothing has changed.
 	provoke func(ctx SpecContext, r *brokenFixture)
 }
 
@@ -180,8 +178,8 @@ var brokenAttachments = []brokenRack{
 		"writes to neither of two devices with the disk's serial (NS-6)", provokeStage},
 }
 
-// provokeSnapshot takes a snapshot, which the driver must not report. Without the mutation, the
-// repeated call must find the snapshot that was taken.
+// provokeSnapshot takes a snapshot, but the driver must return an error. Without the mutation, the
+// repeated call must return this snapshot.
 func provokeSnapshot(ctx SpecContext, r *brokenFixture) {
 	req := harness.SnapshotRequest(fresh("snapshot"), r.volume(ctx).GetVolumeId())
 	r.refuses(ctx, func() error { return errOf(r.ctl.CreateSnapshot(ctx, req)) })

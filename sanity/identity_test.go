@@ -118,7 +118,7 @@ var _ = describeController("the driver", harness.PluginOptions{}, func(f *fixtur
 					absent = append(absent, string(method.Name()))
 					continue
 				}
-				// The driver changes nothing for an empty request of any RPC.
+				// Most RPCs need a field, so they must refuse an empty request as invalid.
 				Expect(status.Code(err)).To(BeElementOf(codes.OK, codes.InvalidArgument),
 					"%s: %v", method.Name(), err)
 			}
@@ -169,7 +169,7 @@ func TestTheDriverImplementsOneVersionOfCSI(t *testing.T) { // B-7, B-21
 	}
 }
 
-func TestCSIEndpointIsTheOnlyReservedVariableOfTheDriver(t *testing.T) { // B-24
+func TestTheDriverReadsNoReservedVariableButCSIEndpoint(t *testing.T) { // B-24
 	reserved := regexp.MustCompile(`"CSI_[A-Z_]+"`)
 	for _, pattern := range []string{"../driver/*.go", "../driver/*/*.go", "../internal/*/*.go",
 		"../cmd/oxide-csi-plugin/*.go"} {
@@ -185,7 +185,7 @@ func TestCSIEndpointIsTheOnlyReservedVariableOfTheDriver(t *testing.T) { // B-24
 	}
 }
 
-func TestCSISanityRunsInEveryCombination(t *testing.T) { // B-48
+func TestCSISanityTestsMountAndBlockVolumesInBothModes(t *testing.T) { // B-48
 	seen := map[string]bool{}
 	for _, c := range csisuite.Combinations() {
 		config := c.Config()

@@ -108,8 +108,8 @@ func describeCSISanity() {
 
 var theRun *harness.Run
 
-// startRack stops the rack at the end of the spec or container, and fails if the rack leaves
-// anything behind.
+// startRack starts a rack, and stops it at the end of the spec or container. It fails the spec if
+// the rack leaves anything behind.
 func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 	GinkgoHelper()
 	rack := got(theRun.StartRack(ctx, options))
@@ -133,7 +133,7 @@ func startPlugin(ctx context.Context, rack *harness.Rack, options harness.Plugin
 
 // mustBalance counts disks, snapshots, attachments, loop devices, mounts, open files and
 // goroutines, and fails at the end of the spec or container if any number has grown. Call it after
-// the last startRack and startPlugin, so that it counts before they stop their processes.
+// the last startRack and startPlugin, so that the processes still run at the end.
 func mustBalance(ctx context.Context, rack *harness.Rack, plugins ...*harness.Plugin) {
 	GinkgoHelper()
 	start := got(rack.Ledger(ctx, plugins...))
@@ -231,7 +231,6 @@ func runParts(t *testing.T, run *harness.Run) {
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var (
-		// mu guards whole.
 		mu    sync.Mutex
 		whole = csisuite.NewAudit(csisuite.Skips)
 	)
@@ -300,7 +299,7 @@ func runPart(cmd *exec.Cmd, file string) (types.Report, []byte, error) {
 	return reports[0], output.Bytes(), err
 }
 
-func TestEverySpecIsInExactlyOnePart(t *testing.T) {
+func TestEverySpecRunsInExactlyOneProcess(t *testing.T) {
 	var filters []types.LabelFilter
 	for _, p := range parts() {
 		filters = append(filters, types.MustParseLabelFilter(p.filter))
@@ -322,7 +321,7 @@ func TestEverySpecIsInExactlyOnePart(t *testing.T) {
 	}
 }
 
-// endMargin is the time that a suite keeps before its process's deadline, to write its report.
+// A suite ends this long before the deadline of its process, so that it can write its report.
 const endMargin = time.Minute
 
 // timeLeft returns the time limit for a process that this test starts now; 0 means no limit.

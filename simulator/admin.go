@@ -61,7 +61,7 @@ func (s *Server) Admin() http.Handler {
 	return s.addConsole(mux)
 }
 
-// adminAnswer answers a request with body or err. If both are nil, the status is 204.
+// adminAnswer returns the body of an answer or an error. If both are nil, the status is 204.
 type adminAnswer func(*http.Request) (body any, err error)
 
 // adminError is an error with the status of its response. For other errors the status is 500.
@@ -289,7 +289,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	return c.Guard(admin)
 }
 
-// consoleDisk returns no error for a deleted disk.
+// For a deleted disk, or one that cannot have faults, consoleDisk returns no error.
 func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	plane := s.rack.Plane()
 	d.AllocatedBytes, err = plane.Allocated(id)
@@ -312,7 +312,7 @@ func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	return d, err
 }
 
-// run carries out an API request of the console, which needs no token. Faults do not affect it.
+// run carries out a request of the console to the API, without a token and without faults.
 func (s *Server) run(ctx context.Context, method, path string) (status int, answer []byte) {
 	hr, err := http.NewRequestWithContext(ctx, method, path, nil)
 	if err != nil {

@@ -129,7 +129,7 @@ func parseInstanceCreate(f *fields) any {
 	return c
 }
 
-// unsupported returns the first name whose list is not empty, for a 501.
+// unsupported returns the name of the first list that is not empty, which the answer 501 shows.
 func (f *fields) unsupported(names ...string) string {
 	for _, name := range names {
 		var wanted []json.RawMessage
@@ -166,7 +166,7 @@ func parseInstanceUpdate(f *fields) any {
 	return u
 }
 
-// readInterfaces returns nil for "none", and an empty list for "create" without interfaces.
+// readInterfaces returns nil for "none", and an empty list for a "create" without interfaces.
 func readInterfaces(f *fields) []engine.InterfaceCreate {
 	if !f.has("network_interfaces") {
 		return []engine.InterfaceCreate{engine.DefaultInterface}
@@ -222,7 +222,7 @@ func readInterface(f *fields) engine.InterfaceCreate {
 	return c
 }
 
-// assignment returns the zero value for "auto".
+// assignment returns an address, or the zero value for the type "auto".
 func (f *fields) assignment(version string, is func(netip.Addr) bool) (address netip.Addr) {
 	ip := f.object("ip")
 	if ip.variant("auto", "explicit") == "explicit" {

@@ -29,7 +29,7 @@ const live = `body[data-live=yes]`
 
 const claimed = `csi.example {"name":"pvc-42","claim":"shop/orders","cluster":"blue","use":"mount"}`
 
-// recordFlights lets the console follow a file that does not exist yet. write appends to it.
+// recordFlights lets the console follow a file that does not exist yet, to which write() appends.
 func recordFlights(t *testing.T, s *Server) (write func(line string)) {
 	dir := filepath.Join(t.TempDir(), "flight")
 	s.Flights.Dirs = []string{dir}
@@ -98,7 +98,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	r.disk("spare")
 	sees("a spare disk", "#shelf li", "spare")
 
-	// After the button on the disk's page, the guest's reads must fail.
+	// A click on the button of the disk's page makes the guest's reads fail.
 	page := browser.Open(t, admin+"/console/disks/"+disk.ID)
 	page.Do(chromedp.WaitReady(live), chromedp.Click(`button[value^="fail"]`))
 	said(page, "fails")
@@ -143,7 +143,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 		}
 	}
 
-	// If the user presses a button with the keyboard, the button that replaces it has the focus.
+	// If the user presses a button with the keyboard, the button that replaces it must get the focus.
 	first.Do(chromedp.Focus(card("b")+` button`), chromedp.KeyEvent(" "))
 	sees("the stopped instance", card("b")+" .state", "stopped")
 	const focused = `document.activeElement.textContent`

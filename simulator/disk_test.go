@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// TestCreatingADiskRefusesSourcesOfOtherProjects is not a conformance rule, because a real rack may
+// TestCreatingADiskRefusesSourcesOfOtherProjects is no conformance check, because a real rack may
 // have no image in the silo, and only one project that the token can use.
 func TestCreatingADiskRefusesSourcesOfOtherProjects(t *testing.T) { // A40
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, Images: []engine.ImageSpec{
@@ -91,8 +91,8 @@ func TestInstanceIDsDoNotDependOnTheRacksDirectory(t *testing.T) {
 	}
 }
 
-// TestDeletedDisksAndSnapshotsAreFreedAfterADelay checks what the conformance rule A68 cannot check
-// on a real rack: the files of deleted disks, and each event that ends the delay.
+// TestDeletedDisksAndSnapshotsAreFreedAfterADelay checks what the conformance suite cannot check on
+// a real rack (A68): the files of deleted disks, and each event that ends the delay.
 func TestDeletedDisksAndSnapshotsAreFreedAfterADelay(t *testing.T) { // A68
 	later := func(r *rackServer) *rackServer {
 		looptest.Must(t, r.RunDeferred(t.Context()))

@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
 )
 
-// In the rack's process, Oxide's client creates a disk, attaches it to a running instance and takes
-// a snapshot. Tests can use simulatortest.Start instead, which also allows them to inject faults.
+// The rack runs in this process. Oxide's client creates a disk, attaches it to a running instance
+// and takes a snapshot. Tests can also use simulatortest.Start, and then inject faults.
 func ExampleOpen() {
 	ctx := context.Background()
 	rack, err := simulator.Open(ctx, simulator.Config{

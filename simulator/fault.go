@@ -22,7 +22,7 @@ import (
 // Faults contains the active faults of a rack. Its zero value has none.
 type Faults struct {
 	mu sync.Mutex
-	// mu guards active, the counters of the active faults, and last, the newest fault's ID.
+	// mu guards the list, its counters, and the ID of the newest fault.
 	active []*activeFault
 	last   int
 }
@@ -95,7 +95,7 @@ func (f *Faults) empty() bool {
 }
 
 // match returns the faults that fire for a request, ordered by phase and, in a phase, by ID. If a
-// fault ends the request before its effect, the faults after it do not fire.
+// fault prevents the operation, later faults do not fire.
 func (f *Faults) match(r *apiRequest) (fired []adminapi.ActiveFault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -134,7 +134,7 @@ func (r *activeFault) fires() bool {
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
-// The operations for faults of the phase Unwind, of the phase Reread, and for device faults.
+// Faults of the phases Unwind and Reread, and with a Device, may name only these operations.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "disk_finalize_import", "image_create",
 		"instance_create", "snapshot_create"}
@@ -274,8 +274,8 @@ func (s *Server) resolve(r *apiRequest) error {
 	})
 }
 
-// amongFaults carries out the request and applies its faults, each in its phase. If refusal is not
-// nil, it responds with refusal after the faults of the phase Before.
+// amongFaults carries out the request and applies its faults, each in its phase. If the rack
+// refuses the request, only faults of the phase Before are applied.
 func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 	if a, ended := s.applyFaults(r, adminapi.Before); ended {
 		return a
@@ -304,7 +304,7 @@ func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 	return a
 }
 
-// applyFaults applies the faults of one phase. It returns true if a fault ended the request.
+// applyFaults applies the faults of one phase, and reports whether one of them ended the request.
 func (s *Server) applyFaults(r *apiRequest, phase adminapi.Phase) (response, bool) {
 	for _, f := range r.faults {
 		if f.Phase != phase {
@@ -370,7 +370,7 @@ func drop(object map[string]json.RawMessage, fields []string) {
 	}
 }
 
-// writeFaulty writes a slow or truncated body if a fault asks for it, and reports whether it has.
+// writeFaulty returns false if no fault asks for a slow or truncated body.
 func (s *Server) writeFaulty(w http.ResponseWriter, r *apiRequest, body []byte) bool {
 	for _, f := range r.faults {
 		switch {

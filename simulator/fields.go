@@ -98,7 +98,7 @@ func unexpected(raw json.RawMessage, expected string) string {
 	return fmt.Sprintf("invalid %s: %s, expected %s", what, found, expected)
 }
 
-// fail records a problem with a field. It keeps an earlier error, and ignores a problem of "".
+// fail records a problem with a field. It keeps an earlier error, and ignores an empty problem.
 func (f *fields) fail(name, problem string) {
 	if *f.err != nil || problem == "" {
 		return
@@ -116,7 +116,7 @@ func (f *fields) at(name string) string {
 	return f.path + "." + name
 }
 
-// get returns a field that the rack knows. It records an error if the field occurs twice (A63).
+// get returns a field. It records an error if a field that the rack knows occurs twice (A63).
 func (f *fields) get(name string) (json.RawMessage, bool) {
 	if f.repeated[name] {
 		f.fail("", duplicateField(name))
@@ -165,7 +165,7 @@ func (f *fields) newIdentity() (name, description *string) {
 
 func (f *fields) text(name string) string { return valueOf[string](f, name, "a string") }
 
-// valueOf reads a value of a simple type. expected is serde's word for the type.
+// valueOf reads a value of a simple type, for which the last argument is serde's word.
 func valueOf[T any](f *fields, name, expected string) (value T) {
 	f.read(name, expected, &value)
 	return value

@@ -86,7 +86,7 @@ func closeSchema(ref *openapi3.SchemaRef) {
 
 var lookarounds = regexp.MustCompile(`\(\?<?[!=](\([^()]*\)|[^()])*\)`)
 
-// watch checks each request to next and its answer against the schema.
+// watch checks each request and its answer against the schema.
 func (s *schema) watch(t *testing.T, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		op, params, err := route(r.Method, r.URL.EscapedPath())

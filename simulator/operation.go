@@ -180,7 +180,7 @@ func parseOperations(text string) []*operation {
 }
 
 // route returns the operation for a method and a path, and the parameters in the path. The error is
-// 405 if the path has other methods only, and 404 if the path is unknown (A01).
+// 404 if the path is unknown, and 405 if the path lacks only the method (A01).
 func route(method, escapedPath string) (*operation, url.Values, error) {
 	segments, err := parsePath(escapedPath)
 	if err != nil {
@@ -291,8 +291,8 @@ func rows[G group, T, P any](read func(G, *engine.Call, *store.Tx) []T,
 	}
 }
 
-// paged expects one page from the function read. listed expects all objects, and responds with one
-// page of them. whole responds with all objects.
+// The function passed to paged() returns one page. That passed to listed() or whole() returns all
+// objects, of which listed() sends one page, and whole() all.
 func paged[G group, T named](read func(G, *engine.Call, *store.Tx) []T) handler {
 	return rows(read, newPage[T])
 }
@@ -352,8 +352,8 @@ func noGroups(s engine.Silo, call *engine.Call, tx *store.Tx) []struct{} {
 	return nil
 }
 
-// withResources adds the operations on affinity groups' members, and those on each kind of
-// resource, such as vpc_create for the kind vpc and the verb create.
+// withResources adds the operations on members of affinity groups and on each kind of resource,
+// such as vpc_create for the kind "vpc" and the verb "create".
 func withResources(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
 	for _, k := range []*engine.Kind{engine.AffinityGroup, engine.AntiAffinityGroup} {

@@ -161,7 +161,7 @@ func decodeToken(token string) ([]byte, string) {
 	return data, ""
 }
 
-// after returns the token of the page that begins after the item, as a rack writes it.
+// after returns a page token, as a rack writes it. The page begins after the given item.
 func (s scan) after(item store.Identity) *string {
 	last := item.Name
 	if s.SortBy == store.ByID {

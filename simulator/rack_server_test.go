@@ -79,7 +79,7 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 	return &rackServer{s, c.Dir, t, server.URL, client}
 }
 
-// TestAnswersMatchThePublishedSchema replaces watch, which wraps the handler of each served rack.
+// TestAnswersMatchThePublishedSchema replaces this function, which wraps each rack's handler.
 var watch = func(_ *testing.T, s http.Handler) http.Handler { return s }
 
 type reply struct {
@@ -88,7 +88,7 @@ type reply struct {
 	body   string
 }
 
-// try sends a request in the form "METHOD PATH BODY". header contains names and values alternately.
+// try sends a request such as "METHOD PATH BODY". The header's names and values alternate.
 func (r *rackServer) try(ctx context.Context, request string, header ...string) (reply, error) {
 	method, rest, _ := strings.Cut(request, " ")
 	path, body, _ := strings.Cut(rest, " ")
@@ -134,7 +134,7 @@ var identities = regexp.MustCompile(`NAME=([a-z0-9-]+)`)
 
 // play sends the requests of a script, one in each line. A line has the wanted status, the method,
 // the path below /v1/, the body, and after => a part of the answer; an indented line continues it.
-// NAME=x stands for the fields name and description. oldNew has pairs of a word and the text that
+// NAME=x stands for the fields name and description. In oldNew, each word precedes the text that
 // replaces it. play returns the last answer.
 func (r *rackServer) play(script string, oldNew ...string) (answer string) {
 	r.t.Helper()
@@ -156,14 +156,14 @@ func (r *rackServer) on(t *testing.T) *rackServer {
 	return &sub
 }
 
-// These texts are in newDisk's request. A test replaces them by newDisk's parameter oldNew.
+// newDisk() puts these texts into its request. With oldNew, a test replaces them.
 const (
 	blankSource  = `{"type":"blank","block_size":512}`
 	blankBackend = `{"type":"distributed","disk_source":` + blankSource + `}`
 	oneGiB       = `1073741824`
 )
 
-// newDisk's oldNew has pairs of a text in the request's body and the text that replaces it.
+// In oldNew, each text of the request's body precedes the text that replaces it.
 func newDisk(name string, oldNew ...string) string {
 	return "POST /v1/disks?project=default " + strings.NewReplacer(oldNew...).Replace(`{"name":"`+name+
 		`","description":"","size":`+oneGiB+`,"disk_backend":`+blankBackend+`}`)
@@ -178,7 +178,7 @@ func (r *rackServer) disk(name string, oldNew ...string) store.Disk {
 	return unmarshal[store.Disk](r.t, r.demand(201, "", newDisk(name, oldNew...)))
 }
 
-// view returns an object of the project default, such as "disks/d".
+// view returns an object of the project "default", such as "disks/d".
 func view[T any](r *rackServer, object string) T {
 	r.t.Helper()
 	return unmarshal[T](r.t, r.demand(200, "", "GET /v1/"+object+"?project=default"))
@@ -189,7 +189,7 @@ func (r *rackServer) state(disk string) string {
 	return view[store.Disk](r, "disks/"+disk).State.State
 }
 
-// list returns all objects of a kind, such as "disks", in the project default.
+// list returns all objects of a kind, such as "disks", in the project "default".
 func list[T any](r *rackServer, kind string) []T {
 	r.t.Helper()
 	return unmarshal[page[T]](r.t,
@@ -228,7 +228,7 @@ func (r *rackServer) snapshot(name, disk string) store.Snapshot {
 	return unmarshal[store.Snapshot](r.t, r.demand(201, `"state":"ready"`, newSnapshot(name, disk)))
 }
 
-// newInstance returns the request to create an instance. more has further fields of its body.
+// newInstance returns the request to create an instance, with the given further fields in its body.
 func newInstance(name, more string) string {
 	return fmt.Sprintf(`POST /v1/instances?project=default {"name":%q,"description":"",`+
 		`"hostname":"i","ncpus":1,"memory":1073741824%s}`, name, more)
@@ -252,7 +252,7 @@ func (r *rackServer) change(verb, instance, state string) {
 	r.awaitState(instance, state)
 }
 
-// update runs the function change in a transaction; project is the ID of the project default.
+// update runs change() in a transaction, with the ID of the project "default".
 func (r *rackServer) update(change func(tx *store.Tx, project string) error) {
 	r.t.Helper()
 	looptest.Must(r.t, r.rack.Records().Update(func(tx *store.Tx) {

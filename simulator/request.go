@@ -32,7 +32,7 @@ const (
 	// maxBody limits the body of a request (A12), and maxBulkWrite the body of a bulk write (A90).
 	maxBody      = 1 << 20
 	maxBulkWrite = 8 << 20
-	// The server reads any number of bodies up to smallBody bytes at the same time.
+	// The server reads only a few bodies of more than smallBody bytes at the same time.
 	smallBody = 64 << 10
 )
 
@@ -196,7 +196,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *apiRequest) ([]byte, error) 
 	op, _, err := route(r.Method, r.URL.EscapedPath())
 	if err != nil || op.body == nil {
 		if r.ContentLength != 0 {
-			// net/http discards a body that is not read. Limit the time for that, too.
+			// net/http reads the body to discard it. Limit the time for that, too.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyTime))
 		}
 		return nil, nil

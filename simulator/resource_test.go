@@ -20,8 +20,8 @@ import (
 )
 
 var lives = map[string]struct {
-	// query names the parent. fields are the fields in the body of a creation, except name and
-	// description. The test replaces N in them by 1, 2 and so on.
+	// query names the parent. fields are the fields of a creation besides name and description, in
+	// which the test replaces each N by 1, 2 and so on.
 	query, fields string
 	// update is the body of an update, and shows is a text in the updated record. update is "" if the
 	// kind cannot be updated.
@@ -235,7 +235,7 @@ func (r *rackServer) loadBalancer() {
 		"SECOND", r.instance("b").ID)
 }
 
-// After machine has deleted its instance and disk, the floating IP and the group must still exist.
+// When machine() has deleted its instance and disk, the floating IP and the group must still exist.
 func (r *rackServer) machine() {
 	id := func(answer string) string { return unmarshal[store.Identity](r.t, answer).ID }
 	words := []string{"IN", "project=default", "KEY",

@@ -32,7 +32,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// again closes the rack, and serves the rack's directory again.
+// again closes the rack, and opens another one in the same directory.
 func (r *rackServer) again() *rackServer {
 	r.t.Helper()
 	if err := r.Close(); err != nil {
@@ -64,7 +64,7 @@ func TestARestartKeepsARenamedProject(t *testing.T) {
 	next.demand(404, "", "GET /v1/projects/default")
 }
 
-func TestARestartCreatesAnInstanceAlthoughItsVPCIsRenamed(t *testing.T) {
+func TestARestartRestoresADeletedInstanceAfterItsVPCWasRenamed(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.demand(200, "", `PUT /v1/vpcs/default?project=default {"name":"renamed"}`)
 	r.demand(204, "", "DELETE /v1/instances/idle?project=default")
@@ -538,8 +538,8 @@ func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 }
 
 // TestAKilledRackKeepsAcknowledgedChanges kills a rack that has acknowledged some changes and is in
-// the middle of others. The next simulator must keep the acknowledged ones, complete the others
-// (A19), and leave no other file, device or used quota. proofs/model kills racks at any moment.
+// the middle of others. The next simulator must keep the acknowledged changes, complete the others
+// (A19), and leave nothing else. proofs/model kills racks at any moment.
 func TestAKilledRackKeepsAcknowledgedChanges(t *testing.T) {
 	binary, dir := buildSimulator(t), filepath.Join(t.TempDir(), "rack")
 	p := startProcess(t, binary, dir)

@@ -280,7 +280,7 @@ func (s *Server) exchange(r *apiRequest) *broken.Interception {
 	return x
 }
 
-// keptBytes limits the size of the request log, and keptText each text of a client in the log.
+// keptBytes limits the size of the request log, and keptText the length of a text from a client.
 const (
 	keptBytes = 64 << 20
 	keptText  = 1 << 10
@@ -300,7 +300,7 @@ type requestLog struct {
 	seq     int
 }
 
-// add adds an entry. If the log is full, add first drops the older half of the entries.
+// add adds an entry. If the log is full, it first drops the older half of the entries.
 func (l *requestLog) add(entry adminapi.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -71,7 +71,7 @@ func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 }
 
 // TestInvalidBodiesGetTheErrorMessagesOfSerde checks messages of serde that no rack has confirmed
-// yet. The conformance rule A06 checks the other messages.
+// yet. The conformance suite checks the other messages (A06).
 func TestInvalidBodiesGetTheErrorMessagesOfSerde(t *testing.T) { // A06, A63
 	r := serveRack(t, engine.Config{})
 	const post = "POST /v1/disks?project=default "
@@ -100,7 +100,7 @@ func TestInvalidBodiesGetTheErrorMessagesOfSerde(t *testing.T) { // A06, A63
 }
 
 // TestSlowOrLargeRequestsDoNotBlockOtherRequests sends incomplete requests without a token. The
-// rack must still answer others and a reset, and must log only a limited part of large requests.
+// rack must still answer other requests and a reset, and must log only a part of large requests.
 func TestSlowOrLargeRequestsDoNotBlockOtherRequests(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	begin := func(r *rackServer, request, body string) net.Conn {
@@ -165,8 +165,8 @@ func TestTheAPIRefusesRequestsOfOtherOrigins(t *testing.T) {
 	}
 }
 
-// FuzzPageToken checks that the simulator accepts only tokens that it could have returned. It must
-// also accept the next page's token, which must continue the same list.
+// FuzzPageToken checks that the simulator accepts only tokens that it could have returned. The
+// token of the next page must be accepted, too, and must continue the same list.
 func FuzzPageToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token, last string) {
 		s, err := parseToken(token)

@@ -18,7 +18,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	// A second signal ends the process at once.
+	// After the first signal the defaults apply again, so a second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
 	os.Exit(driver.Main(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
 }

@@ -26,8 +26,8 @@ const (
 	testToken = "a-service-account's-token"
 )
 
-// apiServer starts a Kubernetes API with the node testNode. If a request for the node has the token
-// testToken, answer writes the response.
+// apiServer starts a Kubernetes API with the node testNode. It calls answer() for each request for
+// the node that has the token testToken.
 func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -105,7 +105,7 @@ func environment(key, value string) func(string) string {
 	}
 }
 
-func TestTheInstanceComesFromTheProviderID(t *testing.T) { // D-65
+func TestTheInstanceIDComesFromTheProviderID(t *testing.T) { // D-65
 	for _, id := range []string{testID, strings.ToUpper(testID)} {
 		file, said, err := tell(t, apiServer(t, nodeWith("oxide://"+id)), testNode)
 		// D-67: the kubelet reads a value only if it is in single quotes.
@@ -118,7 +118,7 @@ func TestTheInstanceComesFromTheProviderID(t *testing.T) { // D-65
 	}
 }
 
-func TestErrorsAreOneLineAndSayWhatToDo(t *testing.T) { // D-65 D-66
+func TestErrorsHaveOneLineAndSayWhatToDo(t *testing.T) { // D-65 D-66
 	status := func(code int, message string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { refuse(w, code, message) }
 	}

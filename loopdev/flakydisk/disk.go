@@ -11,10 +11,9 @@
 // might lose that write.
 //
 // A process that serves disks must not wait for them: it must not call sync(2). If one of its
-// threads needs memory, the kernel may make this thread wait until a write to such a disk is done.
-// Other threads serve the write, but not while Go's garbage collector has stopped them, and waits
-// for the thread that needs memory. So a process that allocates much must run the garbage collector
-// while its disks are not in use (runtime/debug.SetGCPercent).
+// threads needs memory, the kernel may make this thread wait for a write to such a disk. If Go's
+// garbage collector has stopped the threads that serve the write, all wait for ever. So a process
+// that allocates much must collect garbage while its disks are idle (runtime/debug.SetGCPercent).
 //
 // A process that serves disks may be killed at any time, even while it waits for one of them. Then
 // a small guard process unmounts the filesystem by force, and every process that waits for these
@@ -45,7 +44,6 @@ type Store interface {
 
 // Disk is a disk that can fail. It is safe for use by several goroutines.
 type Disk struct {
-	// mu guards the fields below.
 	mu      sync.Mutex
 	store   Store
 	logging bool
@@ -88,7 +86,7 @@ type Fault struct {
 	Fired int
 }
 
-// armed is a fault that AddFault added to a disk. Heal closes removed.
+// armed is a fault that AddFault added to a disk. Heal closes its channel.
 type armed struct {
 	Fault
 	removed chan struct{}
@@ -99,7 +97,7 @@ func (f *armed) strikes(op Op, offset, n int64) bool {
 		(op == OnFlush || f.From == 0 && f.To == 0 || offset < f.To && offset+n > f.From)
 }
 
-// AddFault adds a fault. The function fired returns how often the fault has taken effect.
+// AddFault adds a fault. fired() returns how often the fault has taken effect.
 func (d *Disk) AddFault(f Fault) (fired func() int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -133,7 +131,7 @@ func (d *Disk) Heal() {
 	d.faults = nil
 }
 
-// Cut cuts the disk's power. Every later operation fails, and every hanging operation fails, too.
+// Cut cuts the disk's power. Every later operation and every hanging one fails.
 func (d *Disk) Cut() {
 	d.mu.Lock()
 	d.cut = true
@@ -141,7 +139,7 @@ func (d *Disk) Cut() {
 	d.Heal()
 }
 
-// StartLog starts an empty log. It logs reads only if reads is true.
+// StartLog starts an empty log, in which reads appear only if the argument is true.
 func (d *Disk) StartLog(reads bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -162,7 +160,7 @@ func (d *Disk) Note(text string) {
 	d.add(LogEntry{Kind: Note, Text: text})
 }
 
-// add appends an entry to the log, if StartLog asks for it. The caller holds mu.
+// add appends an entry to the log, if the log has entries of this kind. The caller holds mu.
 func (d *Disk) add(e LogEntry) {
 	if d.logging && (e.Kind != Read || d.reads) {
 		d.log = append(d.log, e)
@@ -271,7 +269,7 @@ func (d *Disk) Resize(sizeBytes int64) error {
 	return d.store.Resize(sizeBytes)
 }
 
-// WithStore calls do with the disk's content. Operations on the disk wait until do has returned.
+// WithStore calls do() with the disk's content. Operations on the disk wait meanwhile.
 func (d *Disk) WithStore(do func(Store)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -284,7 +282,7 @@ const ActivitySeconds = 60
 // Activity counts the operations of one second, including those that fail or hang.
 type Activity struct{ Reads, Writes, Flushes int }
 
-// second counts the operations of one second. at is its Unix time.
+// second counts the operations of one second of Unix time.
 type second struct {
 	at int64
 	Activity

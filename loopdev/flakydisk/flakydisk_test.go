@@ -188,7 +188,7 @@ func (s stuck) WriteAt([]byte, int64) (int, error) {
 }
 
 // waitForItself serves a disk, writes to it, and prints its loop device when the write hangs. Then
-// a thread of this process waits for its own server, and no signal interrupts this thread.
+// a thread waits for the server of its own process, and no signal interrupts this thread.
 func waitForItself(dir string) error {
 	server, err := flakydisk.Mount(dir)
 	if err != nil {

@@ -25,7 +25,7 @@ type page struct {
 }
 
 // Image is a disk's content in memory, as a [Store]. Bytes that were never written are zero and
-// need no memory. Several goroutines must not use an image at the same time, but may use its forks.
+// need no memory. Only one goroutine may use an image at a time, but another may use its fork.
 type Image struct {
 	size  int64
 	pages map[int64]*page // by their number
@@ -148,7 +148,7 @@ func (m *Image) Sum() uint64 {
 	return sum
 }
 
-// EachPage calls do with every page that is not zero, in any order, until do returns false.
+// EachPage calls do() with every page that is not zero, in any order, until do() returns false.
 func (m *Image) EachPage(do func(offset int64, data []byte) bool) {
 	for number, p := range m.pages {
 		if !do(number*PageBytes, p.data[:]) {

@@ -98,8 +98,8 @@ func (s *Server) Remove(name string) {
 	s.root.mu.Lock()
 	delete(s.root.disks, name)
 	s.root.mu.Unlock()
-	// The kernel must drop the file from its cache, where it might stay for ever. Only then does the
-	// server free the disk.
+	// The kernel might keep the file in its cache for ever. The server frees the disk only when the
+	// kernel has dropped the file.
 	_ = s.root.NotifyEntry(name)
 }
 
@@ -116,7 +116,6 @@ func (s *Server) Close() error {
 type root struct {
 	fs.Inode
 
-	// mu guards the fields below.
 	mu    sync.Mutex
 	disks map[string]*file
 	last  uint64 // the inode number that was used last
@@ -259,7 +258,7 @@ func newGuard(dir string) (*guard, error) {
 	}
 	started := make(chan error)
 	go func() {
-		// The guard unmounts when the thread that started it ends. So this thread must outlive the guard.
+		// The guard unmounts when the thread that started it ends, so this thread must outlive the guard.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(g.ended)

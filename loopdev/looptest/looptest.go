@@ -26,7 +26,7 @@ func Got[T any](value T, err error) func(*testing.T) T {
 	}
 }
 
-// Await waits until holds returns true. It fails the test if this takes too long.
+// Await waits until holds() is true. It fails the test if this takes too long.
 func Await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !holds(); <-time.After(5 * time.Millisecond) {

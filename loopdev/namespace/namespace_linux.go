@@ -47,8 +47,8 @@ func Enter() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// A copied mount keeps its filesystem in use. So when the machine unmounts the filesystem, the
-	// kernel unmounts the copy. The machine does not see the mounts of this namespace.
+	// The machine does not see the mounts of this namespace. But when the machine unmounts a
+	// filesystem, the kernel also unmounts the copy here, which would keep the filesystem in use.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep the mounts of a namespace to itself: %w", err)
 	}

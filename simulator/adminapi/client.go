@@ -211,15 +211,14 @@ type Request struct {
 	Object    string `json:"object"`
 	ObjectID  string `json:"object_id"`
 	// Status is the HTTP status of the answer, or 0 if the connection was cut.
-	Status     int     `json:"status"`
-	DurationMS float64 `json:"duration_ms"`
-	// Faults are the IDs of the faults that fired.
-	Faults []string `json:"faults"`
+	Status     int      `json:"status"`
+	DurationMS float64  `json:"duration_ms"`
+	Faults     []string `json:"faults"`
 	// Deferred marks a request that the rack carried out after a fault had answered it.
 	Deferred bool `json:"deferred,omitempty"`
 }
 
-// Mutation describes a mutation: a change that makes the rack break one of its rules.
+// Mutation is a change that makes the rack break one of its rules.
 type Mutation struct {
 	Name string `json:"name"`
 	// Rule is the ID of the rule that the mutation breaks, or "data" for a promise about data.
@@ -249,13 +248,12 @@ func (c Client) Mend(ctx context.Context) error {
 type Phase string
 
 const (
-	// Before acts before the rack authenticates the caller. If the fault answers the request, the rack
-	// does not carry out the operation.
+	// Before is the phase before the rack authenticates the caller. If the fault answers the request,
+	// the rack does not carry out the operation.
 	Before Phase = "before"
-	// Instead acts when the rack has read the request and authenticated the caller. The rack does not
-	// carry out the operation.
+	// Instead is like Before, but after the rack has read the request and authenticated the caller.
 	Instead Phase = "instead"
-	// After acts when the operation has taken effect. The fault's response replaces the rack's.
+	// After is the phase when the operation has taken effect. The fault may replace the response.
 	After Phase = "after"
 	// Twice carries out the operation twice, as a proxy with retries does. The caller gets the second
 	// response, or the fault's.
@@ -275,15 +273,15 @@ const (
 // Fault injects a failure into the rack.
 //
 // A fault matches the requests of Operation (an operationId) that name Object (a name or an ID) and
-// carry the token Bearer; an empty field matches everything. It skips the first Skip matches, and
-// then fires Times times (0 means always), each time with Probability (0 means always; Seed seeds
+// carry the token Bearer; an empty field matches everything. It ignores the first matches (Skip),
+// and then fires for some (Times; 0 means all), each with a Probability (0 means always; Seed seeds
 // the random numbers). A request that another fault ends in an earlier phase is no match.
 //
 // When the fault fires, it waits for Delay. Then it lets the request continue, or ends it with
 // Response, with a Cut connection, or with a Hang that ends in a cut. Other fields change the
 // response: SlowBody and SlowByte send it with pauses, in eight pieces or byte by byte;
-// TruncateBody cuts it off after so many bytes; DropFields removes fields of the object, or of each
-// object of a page. Device changes the device of an attached disk.
+// TruncateBody cuts it off after this number of bytes; DropFields removes fields of the object, or
+// of each object of a page. Device changes the device of an attached disk.
 type Fault struct {
 	Operation    string       `json:"operation,omitempty"`
 	Object       string       `json:"object,omitempty"`
@@ -334,11 +332,11 @@ type ActiveFault struct {
 	Fired   int `json:"fired"`
 }
 
-// DiskFault makes a disk fail, in every guest to which it is attached. On lists the operations that
-// fail ("read", "write", "flush"); a discard counts as a write. The fault affects the bytes From up
-// to To (both 0: all bytes), and every flush. It takes effect Times times (0: until the disk is
-// healed). An affected operation fails with EIO, takes Delay longer, Hangs until the disk is healed
-// or detached, or is acknowledged without being done (Lie).
+// DiskFault makes a disk fail, in every guest to which it is attached. The operations in On fail
+// ("read", "write", "flush"); a discard counts as a write. The fault affects the bytes From up to
+// To (both 0: all bytes), and every flush. Times limits how often (0: until the disk is healed). An
+// affected operation fails with EIO, takes longer (Delay), waits until the disk is healed or
+// detached (Hang), or is acknowledged without being done (Lie).
 //
 // The rack needs disks that can fail: oxide-simulator serve --disks=fuse.
 type DiskFault struct {

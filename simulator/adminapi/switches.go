@@ -23,9 +23,8 @@ type Switches struct {
 	// FreeDelay is the time from the deletion of a disk or a snapshot until the rack frees its space
 	// and its quota; with 0 the request frees them (A68).
 	FreeDelay Duration `json:"free_delay"`
-	// QuotaFirst frees the quota of a deleted object at once, and its space after FreeDelay. The
-	// rack's space is then as large as its quota. So a creation within the quota may fail until the
-	// space is free (A68).
+	// QuotaFirst frees the quota of a deleted object at once, and its space after FreeDelay. The rack
+	// has only as much space as quota, so a creation within the quota may fail meanwhile (A68).
 	QuotaFirst bool `json:"quota_first"`
 	// InstanceDelay is the time that an instance takes to start, stop or reboot.
 	InstanceDelay Duration `json:"instance_delay"`
@@ -79,7 +78,7 @@ const (
 	HotplugFull Hotplug = "full"
 	// HotplugAttachOnly attaches disks at any time, and detaches them while the instance is stopped.
 	HotplugAttachOnly Hotplug = "attach-only"
-	// HotplugNone does both only while the instance is stopped, as racks do today (A17).
+	// HotplugNone attaches and detaches only while the instance is stopped, as racks do today (A17).
 	HotplugNone Hotplug = "none"
 )
 

@@ -30,17 +30,15 @@ type Mutation struct {
 	Name string
 	// Rule is the ID of the broken rule, or Data if the mutation is a tamper.
 	Rule string
-	// Says describes in a sentence what the broken rack does.
 	Says string
 	// DriverSays is the reason (docs/reasons.md) of the error that the driver must return. It is "" if
 	// the mutation does not endanger the driver, or if the driver cannot notice it.
 	DriverSays string
-	// Before may change a request, or answer it. After may change the answer.
+	// Before is called with a request, and may change or answer it. After may change the answer.
 	Before, After func(*Interception)
 	// Guests changes the guest views when the mutation begins (broken is true), and restores them when
 	// the mutation ends.
 	Guests func(rack *engine.Simulation, broken bool) error
-	// tamper damages bytes or devices; the zero value does nothing.
 	tamper dataplane.Tamper
 }
 
@@ -61,20 +59,20 @@ func Table() []Mutation {
 
 // Interception is one request to a broken rack and its answer.
 type Interception struct {
-	// Rack is the simulated rack. Calls of its methods bypass the mutation.
+	// Calls of the methods of Rack bypass the mutation.
 	Rack      *engine.Simulation
 	RequestID string
 	// Operation is the API's operationId, or "" for an unknown path.
 	Operation string
-	// Request is the request, whose URL and header Before may change.
+	// Request is the request. Before() may change its URL and its header.
 	Request *http.Request
 	// Path has the values of the parameters in the URL's path, such as instance.
 	Path url.Values
-	// Body is the request's body, which Before may change.
+	// Body is the request's body. Before() may change it.
 	Body []byte
-	// Answer is nil when Before is called. If Before sets it, the rack does not carry out the request.
+	// Answer is nil when Before() is called. If Before() sets it, the rack skips the operation.
 	Answer *Answer
-	// Carry carries out this request without the mutation. Before may call Carry more than once.
+	// Carry carries out this request without the mutation. Before() may call it more than once.
 	Carry func() *Answer
 }
 
@@ -120,7 +118,7 @@ func (x *Interception) Sent() map[string]any { return object(x.Body) }
 // Send replaces the request's body.
 func (x *Interception) Send(body map[string]any) { x.Body, _ = json.Marshal(body) }
 
-// Edit applies change to the JSON object in a successful answer, or to each item of a page.
+// Edit calls change() for the JSON object in a successful answer, or for each item of a page.
 func (x *Interception) Edit(change func(map[string]any)) {
 	if x.Answer.Status >= 300 {
 		return
@@ -138,7 +136,7 @@ func (x *Interception) Edit(change func(map[string]any)) {
 	})
 }
 
-// EditBody applies change to the whole JSON object in the answer, even of an error or a page.
+// EditBody calls change() for the whole JSON object in the answer, even of an error or a page.
 func (x *Interception) EditBody(change func(map[string]any)) {
 	if body := object(x.Answer.Body); body != nil {
 		change(body)
@@ -235,7 +233,7 @@ func (x *Interception) takeAway(disk store.Disk) store.Disk {
 
 func (x *Interception) accept(object any) { x.Reply(202, object) }
 
-// on returns an After function that applies change to the successful answers to these operations.
+// on returns an After function that edits the successful answers to these operations.
 func on(change func(map[string]any), operations ...string) func(*Interception) {
 	return func(x *Interception) {
 		if x.Is(operations...) {
@@ -248,7 +246,7 @@ func set(field string, value any) func(map[string]any) {
 	return func(object map[string]any) { object[field] = value }
 }
 
-// sends returns a Before function that changes a field in the bodies of these operations.
+// sends returns a Before function that changes one field in the bodies of these operations.
 func sends[T any](field string, change func(T) T, operations ...string) func(*Interception) {
 	return func(x *Interception) {
 		body := x.Sent()
@@ -259,7 +257,7 @@ func sends[T any](field string, change func(T) T, operations ...string) func(*In
 	}
 }
 
-// acceptsIn returns a Before function that answers 202 to the operation in this state.
+// acceptsIn returns a Before function. If the instance has this run state, it answers with 202.
 func acceptsIn(operation, state string) func(*Interception) {
 	return func(x *Interception) {
 		if i := x.instance(); x.Is(operation) && i.RunState == state {
@@ -277,8 +275,8 @@ func ofDisk(operation, state string, status int, code, message string) func(*Int
 	}
 }
 
-// reword returns an After function. In error answers with this status and text it sets the status
-// to want, and sets the code and the message unless they are "".
+// reword returns an After function for error answers with this status and text. It gives them the
+// new status, and the code and the message unless these are "".
 func reword(status int, text string, want int, code, message string) func(*Interception) {
 	return func(x *Interception) {
 		if !x.Refused(status, text) {

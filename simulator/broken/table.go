@@ -453,7 +453,7 @@ var table = []Mutation{
 	{Name: "A65-all-ports", Says: "a source NAT address has all ports",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
 			"instance_external_ip_list")},
-	// Most of the following change a guest's device after an attach, until the next attach.
+	// Most of the mutations below change a guest's device after an attach, until the next attach.
 	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
 		After: plugged(func(disk store.Disk, dir string) error {
@@ -579,7 +579,7 @@ const more = "00n1"
 // second returns the directory of A54-twice's second device; dir is the first device's directory.
 func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
 
-// plugged returns an After function that calls change with the sysfs directory of a device, after
+// plugged returns an After function that calls change() with the sysfs directory of a device, after
 // the device's disk was attached to a running instance.
 func plugged(change func(disk store.Disk, dir string) error) func(*Interception) {
 	return func(x *Interception) {

@@ -45,13 +45,12 @@ type Console struct {
 	Machines func() []adminapi.Machine
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault
-	// Requests returns up to limit requests of the last hour that keep accepts, the newest first.
+	// Requests returns the last hour's requests for which keep() is true, the newest first.
 	Requests func(limit int, keep func(*adminapi.Request) bool) []adminapi.Request
-	// Flights does the same with entries of flight records.
+	// Flights returns the last hour's flight records for which keep() is true, the newest first.
 	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
 	Disk    func(id string) (Disk, error)
-	// Admin handles the requests to the admin listener (package adminapi).
-	Admin http.Handler
+	Admin   http.Handler
 	// Run carries out a request without a body on the rack's API.
 	Run        func(ctx context.Context, method, path string) (status int, answer []byte)
 	Operations []string
@@ -134,8 +133,8 @@ func (c *Console) state() (adminapi.State, int, error) {
 }
 
 // answered sends err, or 304 if the browser already has the page, and reports whether it has sent
-// an answer. It sets the ETag, a hash of all that the page shows; more is the page's own data. The
-// hash includes the token, so a restart of the simulator changes the ETag.
+// an answer. The ETag is a hash of all that the page shows, and of the token, which a restart of
+// the simulator changes.
 func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,
 	more any) bool {
 	var request, entry int
@@ -212,7 +211,7 @@ const tokenHeader = "X-Console-Token"
 
 // Guard refuses the requests that CheckPage refuses. It also refuses a change that a browser
 // requests without the token of the console's pages. Other clients, such as curl, send no Origin
-// and need no token. Guard reads the whole body of a request before it calls next.
+// and need no token. Guard reads the whole body of a request first.
 func (c *Console) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -255,9 +254,9 @@ func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.D
 
 // CheckPage refuses requests that web pages of other origins send. A browser on the same machine
 // can reach the listener, and anyone can make a name resolve to the listener's address (DNS
-// rebinding). So a name in Host must be localhost or one of hosts, to which the user adds names
-// with the command-line flag. An Origin must be the listener's own. A request that the browser
-// marks as cross-site may only open a page.
+// rebinding). So a name in Host must be localhost or in the list "hosts", which the user extends
+// with the given command-line flag. An Origin must be the listener's own. A request that the
+// browser marks as cross-site may only open a page.
 func CheckPage(r *http.Request, hosts []string, flag string) error {
 	if !ownHost(r.Host, hosts) {
 		return fmt.Errorf("the request's Host is %q, and any name can be made to resolve to this "+
@@ -319,7 +318,7 @@ func ownHost(host string, hosts []string) bool {
 	return err == nil
 }
 
-// order is a form's request, to the rack's API if ofAPI is true, otherwise to the admin listener.
+// order is a form's request: to the rack's API if ofAPI is true, otherwise to the admin listener.
 type order struct {
 	method, path string
 	ofAPI        bool
@@ -427,7 +426,7 @@ func newFault(form url.Values) (adminapi.Fault, error) {
 	return adminapi.Fault{}, errors.New("the form does not say what is to happen")
 }
 
-// act answers the script with text. It redirects a browser without the script to the form's page.
+// act carries out a form. It redirects a browser without the page's script to the form's page.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if err := r.ParseForm(); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

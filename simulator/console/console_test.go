@@ -18,7 +18,7 @@ import (
 // hostile has markup, a terminal's escape sequence and a right-to-left override.
 const hostile = "<script>alert(1)</script>\x1b[31m\u202egpj.exe\"'"
 
-// testConsole returns a console with hostile texts. Its Admin handler appends to forwarded.
+// testConsole returns a console with hostile texts, whose Admin handler notes its requests.
 func testConsole(forwarded *[]string) *Console {
 	c := New()
 	c.Machines = func() []adminapi.Machine { return nil }
@@ -70,8 +70,8 @@ func testConsole(forwarded *[]string) *Console {
 	return c
 }
 
-// ask sends a request such as "GET /". header has names and values alternately. An empty value is
-// sent only for Host.
+// ask sends a request such as "GET /". The header's names and values alternate, and an empty value
+// is sent only for Host.
 func ask(h http.Handler, request string, form url.Values, header ...string) (
 	w *httptest.ResponseRecorder) {
 	method, path, _ := strings.Cut(request, " ")

@@ -184,7 +184,7 @@ func toggles(s adminapi.Switches) []toggle {
 	}
 }
 
-// rule returns a fault as JSON. It hides the token to which the fault may be limited.
+// rule returns a fault as JSON, without the token to which the fault may be limited.
 func rule(f adminapi.Fault) string {
 	if f.Bearer != "" {
 		f.Bearer = "…"
@@ -280,7 +280,7 @@ func watch(state adminapi.State, name string) watched {
 	return w
 }
 
-// For a deleted disk, wants compares only the name or ID of the page with the request.
+// For a deleted disk, wants can compare only w.Name with the request.
 func (w watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||

@@ -40,8 +40,7 @@ const (
 	diskFiles = "file"
 	diskFUSE  = "fuse"
 	diskNone  = "none"
-	// guestVM is the value of --guests for virtual machines.
-	guestVM = "vm"
+	guestVM   = "vm"
 )
 
 type options struct {
@@ -331,7 +330,7 @@ func (o *options) serverLog() *log.Logger {
 	return slog.NewLogLogger(o.rack.Log.Handler(), slog.LevelDebug)
 }
 
-// secure wraps a listener in TLS if the options ask for HTTPS. Clients must trust the file caFile.
+// secure wraps a listener in TLS if the options ask for HTTPS. Clients must then trust caFile.
 func (o *options) secure(l net.Listener, dir string) (_ net.Listener, caFile string, err error) {
 	var cert tls.Certificate
 	switch {
@@ -380,8 +379,7 @@ type instance struct {
 	Name  string `json:"name"`
 	ID    string `json:"id"`
 	Guest string `json:"guest"`
-	// SSH is the address of the sshd in the instance's virtual machine.
-	SSH string `json:"ssh,omitempty"`
+	SSH   string `json:"ssh,omitempty"`
 }
 
 func reachable(listener net.Addr) string {

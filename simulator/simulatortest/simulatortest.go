@@ -3,9 +3,9 @@
 //	rack := simulatortest.Start(t)
 //	disk, err := rack.DiskCreate(t.Context(), …) // Oxide's own client
 //
-// The rack runs in the test's process and ends with the test. It has the project default with the
-// running instances a and b. It runs on any system and for any user, because its disks are files
-// without devices: the API is complete, but no instance sees its disks. An [Option] adds devices.
+// The rack runs in the test's process and ends with the test. It has the project "default" with the
+// running instances "a" and "b". It runs on any system and for any user, because its disks are
+// files: the API is complete, but no instance sees its disks. An [Option] adds devices.
 //
 // The rack attaches disks to running instances, which no rack of today does. Set Config.Hotplug to
 // [adminapi.HotplugNone] to get a rack of today.
@@ -78,7 +78,7 @@ func Start(t testing.TB, options ...Option) *Rack {
 	return r
 }
 
-// Fault adds a fault. fired returns how often it has fired. An invalid fault fails the test.
+// Fault adds a fault, and fired() returns how often it has fired. An invalid fault fails the test.
 func (r *Rack) Fault(f adminapi.Fault) (fired func() int) {
 	r.t.Helper()
 	id, err := r.Server.Faults.Add(f)

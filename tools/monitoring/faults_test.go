@@ -12,8 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// samples is the number of samples in a series. One sample is a minute, unless a fault has another
-// interval.
+// samples is the number of samples in a series: one a minute, unless a fault has another interval.
 const samples = 90
 
 // target is the name of a pod that Prometheus scrapes.
@@ -52,7 +51,7 @@ func (p target) operations(result string) string {
 	return p.of("oxide_node_keeper_operations_total", "result", result)
 }
 
-// These are the values of series, in promtool's notation.
+// The values of series, in promtool's notation.
 var (
 	always0, always1 = always(0), always(1)
 	// eachMinute counts the retries of a sidecar.
@@ -85,8 +84,8 @@ func change(from, to, after int) string {
 	return fmt.Sprintf("%dx%d %dx%d", from, after-1, to, samples-after)
 }
 
-// once is a counter that grows by one in minute 40. since40 grows by one in minute 40 and in each
-// later minute, for5 in five minutes from minute 40 on.
+// The first three are counters that grow by one in minute 40. The second grows in each later
+// minute, too, and the third in the next four minutes.
 var (
 	once     = change(0, 1, 40)
 	since40  = fmt.Sprintf("0x39 1+1x%d", samples-41)
@@ -131,7 +130,7 @@ type fault struct {
 	interval time.Duration // the time between samples, if not a minute
 }
 
-func TestEachFaultFiresExactlyItsAlerts(t *testing.T) {
+func TestEachFaultCausesExactlyTheListedAlerts(t *testing.T) {
 	wanted := map[string]bool{}
 	for _, f := range slices.Concat(quiet, loud) {
 		t.Run(f.name, func(t *testing.T) {

@@ -144,8 +144,7 @@ func alerts(t *testing.T) []rulefmt.Rule {
 	return slices.DeleteFunc(ruleList(t), func(r rulefmt.Rule) bool { return r.Alert == "" })
 }
 
-// reasons returns the reasons in docs/reasons.md. A test of the driver checks that this page has all
-// reasons.
+// reasons returns the reasons in docs/reasons.md. A test of the driver checks that none is missing.
 func reasons(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -199,7 +198,7 @@ var temporary = []string{"Canceled", "OperationPending", "DiskProofPending", "Sn
 var volumeMethods = regexp.MustCompile(`^(Create|Delete|(Controller|Node)(Publish|Unpublish)|` +
 	`Node(Stage|Unstage))(Volume|Snapshot)$`)
 
-func TestEachLastingReasonAndEachVolumeMethodFiresExactlyOneAlert(t *testing.T) {
+func TestEachLastingFailureOfAVolumeCallCausesOneAlert(t *testing.T) {
 	const attach, lasting = "ControllerPublishVolume", "Conflict"
 	all, want, got := healthy(), []string{}, []string{}
 	fails := func(method, reason string, lasts bool) {
@@ -231,8 +230,7 @@ func TestEachLastingReasonAndEachVolumeMethodFiresExactlyOneAlert(t *testing.T) 
 	}
 }
 
-// targetLabels lists the labels that Prometheus adds to every series. Some installations do not add
-// namespace, pod and cluster.
+// targetLabels lists the labels that Prometheus adds. Some installations lack the last three.
 var targetLabels = []string{"job", "instance", "namespace", "pod", "cluster"}
 
 // metricRows returns the rows of docs/metrics.md: name, type and labels of each of our metrics.
@@ -246,8 +244,8 @@ func metricRows(t *testing.T) [][]string {
 	return rows
 }
 
-// known returns the labels of each metric that a rule may use: our metrics, up, and recorded ones.
-// Tests of the driver and of the keeper check that docs/metrics.md has all of our metrics.
+// known returns the labels of each metric that a rule may use: our metrics, "up", and recorded
+// ones. Tests of the driver and of the keeper check that docs/metrics.md has all of our metrics.
 func known(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{"up": targetLabels,
@@ -321,9 +319,8 @@ func problems(t *testing.T, text string) (found []string) {
 	return found
 }
 
-// problemsOfMatcher returns an error if a matcher's label is not in own, the metric's labels, or if
-// the label never has a value in the matcher. A regular expression with parentheses only has to
-// match one value.
+// problemsOfMatcher returns an error if the metric lacks the matcher's label, or if the label never
+// has a value of the matcher. A regular expression with parentheses only has to match one value.
 func problemsOfMatcher(t *testing.T, own []string, m *labels.Matcher) (found []string) {
 	t.Helper()
 	if m.Name == labels.MetricName {

@@ -100,7 +100,7 @@ func (r *release) buildah(ctx context.Context, args ...string) (output string) {
 	return got(r.output(ctx, "buildah", append(store, args...)...))
 }
 
-// importBase makes an image of the root file system in Base. Without Base, it returns "".
+// importBase makes an image of the root file system r.Base. If r.Base is "", the name is "", too.
 func (r *release) importBase(ctx context.Context) (name string) {
 	if r.Base == "" {
 		return ""
@@ -122,7 +122,7 @@ func (r *release) contextDir() {
 	}
 }
 
-// joinArchitectures joins the images in the layout dir, each tagged with its architecture, into one
+// joinArchitectures joins the images in an OCI layout, each tagged with its architecture, into one
 // image, and writes it. It also writes a bill of materials for each architecture.
 func (r *release) joinArchitectures(name, dir string) (err error) {
 	defer catch(&err)
@@ -149,7 +149,7 @@ const digests = "DIGESTS"
 // they import from a file. The manifests in deploy use the same name.
 const containerdName = "io.containerd.image.name"
 
-// writeLayout writes a tar of the layout l with root as its only entry, and records root's digest.
+// writeLayout adds an entry to an OCI layout, writes a tar of it, and records the entry's digest.
 func (r *release) writeLayout(l layout.Path, name, tag string, root v1.Descriptor) {
 	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag,
 		containerdName: "docker.io/oxidecomputer/" + name + ":" + tag}
@@ -187,8 +187,7 @@ func modules(info *buildinfo.BuildInfo) []part {
 // unfit matches characters that are not allowed in an SPDX identifier.
 var unfit = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
-// writeBill writes a bill of materials in the format SPDX to NAME.spdx.json. declared is the
-// declared license, or unknown.
+// writeBill writes a bill of materials in the format SPDX. The declared license may be unknown.
 func (r *release) writeBill(name, sha256, purpose, declared string, parts []part) {
 	const subject = "subject"
 	doc := v2_3.Document{SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense,

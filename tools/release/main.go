@@ -81,7 +81,7 @@ type release struct {
 	pushed   strings.Builder // the lines of DIGESTS
 }
 
-// run writes the release into a temporary folder, and then replaces the folder Out by it.
+// run writes the release into a temporary folder, and then replaces the folder r.Out by it.
 func (r *release) run(ctx context.Context) (err error) {
 	defer catch(&err)
 	need(r.prepare(ctx))
@@ -98,7 +98,7 @@ func (r *release) run(ctx context.Context) (err error) {
 	}
 	r.checksums()
 	need(os.RemoveAll(r.Out))
-	// A rename would fail if Out is on another file system.
+	// A rename would fail if r.Out is on another file system.
 	need(os.CopyFS(r.Out, os.DirFS(r.made)))
 	got(fmt.Fprintf(r.Log, "release: %s is in %s\n", r.Version, r.Out))
 	return nil
@@ -107,7 +107,7 @@ func (r *release) run(ctx context.Context) (err error) {
 // failed is a panic's value that catch turns into an error.
 type failed struct{ error }
 
-// need and got panic if err is not nil. Otherwise got returns the result.
+// need() and got() panic if err is not nil. Otherwise got() returns the result.
 func need(err error) {
 	if err != nil {
 		panic(failed{err})
@@ -161,8 +161,7 @@ func (r *release) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// commit reads the commit's hash, and the date of every file of the release: SOURCE_DATE_EPOCH, or
-// the commit's date.
+// commit reads the commit's hash, and the files' date: SOURCE_DATE_EPOCH or the commit's date.
 func (r *release) commit(ctx context.Context) error {
 	revision, err := r.output(ctx, "git", "describe", "--always", "--dirty", "--abbrev=40", "--match=")
 	if err != nil {
@@ -257,8 +256,7 @@ func (r *release) binaries(ctx context.Context) {
 // sums is the file of checksums. prepare refuses to replace a folder without this file.
 const sums = "SHA256SUMS"
 
-// checksums writes the digests of images and chart, and the SHA-256 of all files in the format of
-// sha256sum.
+// checksums writes the digests of images and chart, and the SHA-256 of all files for sha256sum.
 func (r *release) checksums() {
 	r.write(digests, []byte(r.pushed.String()))
 	var list bytes.Buffer
@@ -396,7 +394,7 @@ func (r *release) manifests() {
 // ours matches the name and the tag of one of the project's images.
 var ours = regexp.MustCompile(`\boxidecomputer/([a-z0-9-]+):([\w.-]+)`)
 
-// writePinned writes the text with this version as the tag of the project's images.
+// writePinned writes a text, with the release's version as the tag of the project's images.
 func (r *release) writePinned(name string, text []byte) {
 	for _, m := range ours.FindAllSubmatch(text, -1) {
 		if !r.builds(string(m[1])) {

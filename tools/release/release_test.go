@@ -85,8 +85,8 @@ func TestAReleaseIsCompleteAndReproducible(t *testing.T) {
 	})
 }
 
-// whole skips a test that makes a release if go test has -short. It logs the number of skipped
-// cases in the format of internal/short, which this module cannot import.
+// whole skips a test that makes a release if `go test` has the flag -short. It logs the number of
+// skipped cases in the format of internal/short, which this module cannot import.
 func whole(t *testing.T, cases int) {
 	t.Helper()
 	if testing.Short() {
@@ -271,8 +271,8 @@ func helmPulls(t *testing.T, root, dir string) {
 	}
 }
 
-// imagesAre checks that all images of the project in a text have the version as their tag, and
-// returns their number. If some is set, there has to be one.
+// imagesAre checks that all images of the project in a text have the release's version, and returns
+// their number. If the last argument is true, there must be an image.
 func imagesAre(t *testing.T, name string, text []byte, some bool) int {
 	t.Helper()
 	found := map[string]bool{}
