@@ -192,8 +192,8 @@ func mountedAt(path string, err error) string {
 	return "mounted: " + mounts[0]
 }
 
-// step runs do and prints its duration, its requests to the rack and its outcome. If do panics with
-// harness.Must, so does step.
+// step runs a step of the demo, and prints its duration, its requests to the rack and its outcome.
+// If the step panics with harness.Must, so does this method.
 func (d *demo) step(ctx context.Context, title string, do func() (outcome string)) {
 	harness.Must(d.pause(ctx, title))
 	start := time.Now()

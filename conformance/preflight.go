@@ -53,7 +53,7 @@ func skip(advice, format string, args ...any) report.Line {
 const (
 	// Only a run finds out the result of hotplugLine, so the preflight skips the line.
 	hotplugLine, simulatorLine = "hot-plug", "simulator"
-	// The preflight warns of a certificate or a token that expires within the time soon.
+	// The preflight warns of a certificate or a token that expires within this time.
 	soon = 30 * 24 * time.Hour
 	// An instance has at most diskLimit disks (A16). The run attaches roomNeeded disks at one time.
 	diskLimit, roomNeeded = 12, 4
@@ -120,7 +120,7 @@ var preflightLines = []struct {
 		return pass("%s", says)
 	}},
 	{"api-version", false, func(p *job, ctx context.Context) report.Line {
-		// The client sends its version in every request, so the rack has also accepted it in the ping.
+		// Each request names the API's version, so any answer shows whether the rack serves it.
 		if _, err := p.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
 			return fail("The rack is older than the driver, or no rack: use a driver of its time.",
 				"%s: %s", rules.APIVersion, rules.Brief(err))
@@ -366,8 +366,8 @@ func (p *job) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-// another finds an instance that the run may stop. It fails if the instance is not in the state
-// want.
+// another finds an instance that the run may stop. It fails if somebody else uses the instance, or
+// if the instance is not in the wanted state.
 func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.find(ctx, named)
@@ -538,7 +538,7 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 	return nil
 }
 
-// deviceGrace is the time after a detach for which a device may still answer reads.
+// deviceGrace is how long a device may still answer reads after a detach.
 const deviceGrace = 2 * time.Second
 
 // readUntilGone reads uncached blocks of a device until a read fails. It returns the time from

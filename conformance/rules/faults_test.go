@@ -31,14 +31,14 @@ import (
 )
 
 type fault struct {
-	// legal means that a rack in order, or the network, may cause the fault. Then no check may fail.
+	// legal means that a healthy rack, or the network, may cause the fault. Then no check may fail.
 	legal bool
-	// noticed means that a check must fail, or report that it could not test its rule. Without
-	// noticed, the fault must leave nothing behind on the rack.
+	// noticed means that a check must fail, or report that it could not test its rule. If noticed is
+	// false, the fault must leave nothing behind on the rack.
 	noticed bool
 	// once means that the fault strikes one request of each check instead of every request.
 	once bool
-	// send answers a request. If it is nil, alters changes trial.field of the answer.
+	// send answers a request. If send is nil, alters() changes trial.field of the answer.
 	send   func(*faulting, *http.Request) (*http.Response, error)
 	alters alteration
 }
@@ -60,7 +60,7 @@ func faults() map[string]fault {
 		refuse := func(_ *faulting, req *http.Request) (*http.Response, error) {
 			return answer(req, status), nil
 		}
-		// A rack in order may answer with these statuses at times, but not always.
+		// A healthy rack may answer with these statuses at times, but not always.
 		passing := slices.Contains([]int{429, 500, 503}, status)
 		all[fmt.Sprint(status, "-once")] = fault{legal: passing, noticed: !passing, once: true,
 			send: refuse}
@@ -155,7 +155,7 @@ type trial struct {
 	seed  uint64 // chooses the random parts of the trial
 }
 
-// concerns lets a page be changed only in lists that a check compares with each other.
+// concerns restricts changes of a page to the lists that a check compares with each other.
 func (t trial) concerns(path string) bool {
 	return t.field != "items" || strings.Contains(path, "sort_by=") ||
 		strings.Contains(path, "page_token=")
@@ -166,8 +166,8 @@ type faulting struct {
 	fault
 	next http.RoundTripper
 	skip atomic.Int64 // with once, the number of requests to let pass
-	// count counts the values that were to be altered, and struck those that were, or the requests
-	// that the fault has struck.
+	// count gives a number to each value that is to be altered. struck counts the altered values, or
+	// the requests that the fault has struck.
 	count, struck atomic.Int64
 }
 
@@ -222,8 +222,8 @@ func visited(next http.RoundTripper, req *http.Request,
 }
 
 type surveyed struct {
-	// asking has, for each operation, the passed rules that call it: first those that have noticed a
-	// fault, then the quickest.
+	// asking has, for each operation, the rules that call it and passed: first those that have noticed
+	// a fault, then the quickest.
 	asking  map[string][]Rule
 	results map[string]Result
 	fields  map[trial]bool // the fields of the answers
@@ -303,8 +303,7 @@ const (
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// altered is a survey of a simulated rack. real is one without the admin listener, as on a real
-	// rack.
+	// altered is a survey of a simulated rack, and real a survey without its admin listener.
 	altered, real surveyed
 	trials        []trial
 

@@ -346,7 +346,7 @@ func shows(changed outcome[*oxide.Instance], want oxide.InstanceState) {
 	equal(changed.c, changed.step+": its state", changed.must().RunState, want)
 }
 
-// stopSlowly makes a simulated rack as slow as a real one.
+// stopSlowly stops an instance. It makes a simulated rack as slow as a real one.
 func (c *Check) stopSlowly(instance string) {
 	if c.simulated() {
 		c.Switch("instance_delay", adminapi.Duration(hold))
@@ -376,7 +376,7 @@ func checkChangeWhileCreating(c *Check) {
 	c.Await(seen.Id, oxide.InstanceStateStopped)
 }
 
-// updated sends an instance's present values, altered by change, as an update.
+// updated sends an instance's present values, altered by change(), as an update.
 func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) outcome[*oxide.Instance] {
 	now := c.see(id)
 	body := &oxide.InstanceUpdate{Ncpus: now.Ncpus, Memory: now.Memory,
