@@ -232,8 +232,8 @@ func (w *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) erro
 	return err
 }
 
-// removeDirs removes the directories of dead agents on this machine and, if run is not "", those of
-// the dead run with this ID.
+// removeDirs removes the directories of dead agents on this machine. If the ID of a dead run is
+// given, it also removes the directories of that run.
 func (p *Program) removeDirs(run string) error {
 	guest.Sweep()
 	if run == "" {

@@ -92,7 +92,7 @@ func environment(rack *bed) map[string]string {
 type program struct {
 	*exec.Cmd
 	out, errs bytes.Buffer
-	// folder has the report, which must not contain token.
+	// folder has the report, which must not contain the token.
 	folder, token string
 }
 

@@ -542,7 +542,7 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 const deviceGrace = 2 * time.Second
 
 // readUntilGone reads uncached blocks of a device until a read fails. It returns the time from
-// began to the last read that succeeded. If all blocks up to size could be read, gone is false,
+// "began" to the last successful read. If all blocks up to size could be read, gone is false,
 // because the device may stay readable. A removed device may have the size 0, so EOF is a failed
 // read.
 func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.Duration,
@@ -559,8 +559,8 @@ func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.D
 	return last, false
 }
 
-// onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses it
-// to this running one again. A rack that refuses only sometimes has hot-plug.
+// onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses
+// again to attach it to the running one. A rack that refuses only sometimes has hot-plug.
 func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	refused error) error {
 	if err := w.attach(ctx, disk, stopped); err != nil {

@@ -469,9 +469,9 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// created returns the disks and snapshots that a request creates. together reports whether they are
-// created with an instance, whose answer does not contain their IDs. It returns an error if an
-// object would lack the run's mark.
+// created returns the disks and snapshots that a request creates. together means that they are
+// created with an instance, so the answer does not contain their IDs. created returns an error if
+// an object would lack the run's mark.
 func created(req *http.Request, run string) (objects []*object, together bool, err error) {
 	operation := rules.OperationOf(req.Method, rules.PathOf(req))
 	if req.Body == nil ||

@@ -146,7 +146,7 @@ type Check struct {
 	// Says states what the check proves, and Source names the document that promises it.
 	Says, Source string
 	Needs        Needs
-	// GiB is the total size of the check's volumes at one time; 0 means a few GiB.
+	// GiB is the most that the check's volumes take at one time; 0 means a few GiB.
 	GiB int64
 	// Calls lists the RPCs of CSI and the operations of the rack's API that the check must call.
 	Calls []string
@@ -242,7 +242,7 @@ type volume struct {
 	deleted bool
 }
 
-// seeds makes the data of each volume differ from that of every other.
+// Each volume takes the next seed, so that its data differs from that of every other.
 var seeds atomic.Uint64
 
 func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRun)) error {
@@ -459,7 +459,7 @@ func (l *Log) Extent() (all report.Extent) {
 	return append(all, l.more...)
 }
 
-// What describes the disks at a moment, "new" or "kept".
+// What returns a description of the disks at a moment, "new" or "kept".
 func (l Look) What(moment string) string {
 	after := "new"
 	if moment == "kept" {

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// use is a volume in an instance.
+// use is the attachment of a volume to an instance, and its mounts there.
 type use struct {
 	*checkRun
 	harness.Placement
@@ -74,7 +74,7 @@ func (u *use) publish(ctx context.Context) error {
 }
 
 // unpublish detaches the volume. A rack may finish an attach after the detach if the caller of the
-// attach gave up. So unpublish repeats a doubtful attach, which waits until the first has ended.
+// attach gave up. So unpublish repeats a doubtful attach: the new call waits for the earlier one.
 func (u *use) unpublish(ctx context.Context) error {
 	if !u.attached {
 		return nil

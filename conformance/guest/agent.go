@@ -58,8 +58,8 @@ import (
 
 // Config configures the driver in an instance.
 type Config struct {
-	// Plugin is the command that starts the driver, such as {"/proc/self/exe", "plugin"}. The path is
-	// one in the instance. If Plugin is empty, no driver runs.
+	// Plugin is the command that starts the driver in the instance, such as {"/proc/self/exe",
+	// "plugin"}. If Plugin is empty, no driver runs.
 	Plugin []string
 	Args   []string
 	// If SysfsRoot or DevRoot is empty, the agent uses OXIDE_SYSFS_ROOT or OXIDE_DEV_ROOT of its

@@ -273,7 +273,7 @@ func survey(t *testing.T, config Config) surveyed {
 	return s
 }
 
-// irrelevant names fields of operations, with the reason why nobody relies on them.
+// irrelevant lists fields of answers, with the reason why nobody relies on them.
 var irrelevant = []struct{ operations, fields, reason string }{
 	{"ping", "*", "the answer itself is the news"},
 	{"current_user_view", "*", "the driver does not ask, and oxide-conformance prints it"},
@@ -293,8 +293,8 @@ const (
 	// sampledAsking is the number of rules that are checked with each legal fault. If PROOF_DURATION
 	// is set, all rules are checked, except with the fault never-answered.
 	sampledAsking = 3
-	// sampledTrials is the number of trials without PROOF_DURATION. Each list is changed in each way
-	// in pageTrials trials.
+	// sampledTrials is the number of trials without PROOF_DURATION. pageTrials is the number of trials
+	// for each list and each change of a page.
 	sampledTrials, pageTrials = 230, 25
 	// ruleTimeout limits a check, which may wait for a value that an altered answer hides.
 	ruleTimeout = 10 * time.Second
@@ -308,8 +308,8 @@ type faultTest struct {
 	trials        []trial
 
 	mu sync.Mutex
-	// mu guards the fields below, and the order of rules in asking. same counts the faults that
-	// changed nothing. alarms are failures of checks under legal faults.
+	// mu guards the fields below, and the order of rules in asking. alarms are failures of checks
+	// under legal faults. same is the number of faults that changed nothing.
 	tried, noticed, same, legal int
 	alarms, missed              []string
 }
@@ -430,7 +430,7 @@ func sweep(ctx context.Context, rack *harness.Rack, mark string) (left []string,
 	return left, err
 }
 
-// draw returns the number of irrelevant fields.
+// draw adds every trial, and returns the number of irrelevant fields.
 func (h *faultTest) draw(t *testing.T) (ignored int) {
 	t.Helper()
 	add := func(operation, field, how string) {

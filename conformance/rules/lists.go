@@ -150,7 +150,7 @@ var orders = map[string]func(a, b listed) int{
 	"id_ascending":    func(a, b listed) int { return cmp.Compare(a.ID, b.ID) },
 }
 
-// creation limits the time from an object's time_created until lists show it.
+// creation is the longest time from an object's time_created until lists show it.
 var creation = time.Minute
 
 // judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each

@@ -245,7 +245,7 @@ func (r *TestedRack) StoppedInstance(ctx context.Context) (*oxide.Instance, erro
 	return r.stopped, r.Await(ctx, r.stopped.Id, oxide.InstanceStateStopped)
 }
 
-// createShared reads the instance by its name if the creation is not confirmed.
+// createShared creates an instance, or finds it by its name if the creation is not confirmed.
 func (r *TestedRack) createShared(ctx context.Context,
 	params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	made, err := r.Client.InstanceCreate(ctx, params)

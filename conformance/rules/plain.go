@@ -506,7 +506,7 @@ func fieldsOf[T any](c *Check, object any) (parts T) {
 	return parts
 }
 
-// same checks that two answers show the same object. It does not compare the fields whose names follow.
+// same checks that two answers show the same object, except for the fields whose names follow.
 func (c *Check) same(what string, got, want any, but ...string) {
 	g, w := fieldsOf[fields](c, got), fieldsOf[fields](c, want)
 	all := maps.Clone(w)

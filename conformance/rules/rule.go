@@ -80,9 +80,9 @@ const passed, failed, blocked, notTested = report.Passed, report.Failed, report.
 // Result is the result of a rule's check.
 type Result struct {
 	// Status is Passed, Failed, Blocked on a rack without hot-plug, or NotTested if the check could
-	// not create its situation. Extent is that of the last try. A failed check is repeated if an
-	// answer was missing, or if it said that the rack was busy (429, 502, 503, 504) or has failed
-	// (500).
+	// not create its situation. Extent is only the extent of the last try. A failed check is repeated
+	// if an answer was missing, or if it said that the rack was busy (429, 502, 503, 504) or has
+	// failed (500).
 	report.Result
 	// Undecided means that something disturbed the check, such as a limit of requests, so that the
 	// rule was not tested. Another run may be able to test it.
