@@ -93,8 +93,8 @@ func ask(ctx context.Context, p *Program, question string) bool {
 	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
 }
 
-// readLine returns the next line of the input. It returns "" at the end of the input and after an
-// interrupt, then with the cause.
+// readLine returns the next line of the input, or "" at the end of the input. After an interrupt it
+// returns the interrupt's cause as its error.
 func readLine(ctx context.Context, in *bufio.Reader) (string, error) {
 	lines := make(chan string, 1)
 	// A read of a terminal cannot be interrupted: after an interrupt this goroutine stays.
@@ -128,7 +128,8 @@ func (r deadRun) plan() []string {
 	return lines
 }
 
-// detaches reports whether clean may detach disks from an instance: the run created or named it.
+// detaches reports whether the run created or named an instance. Clean detaches disks from no
+// other.
 func (r deadRun) detaches(instance string) bool {
 	return slices.Contains(r.mark.Instances, instance) ||
 		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })
@@ -231,8 +232,8 @@ func (w *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) erro
 	return err
 }
 
-// removeDirs removes the directories of dead agents on this machine and, if run is not "", those of
-// the dead run with this ID.
+// removeDirs removes the directories of dead agents on this machine. If the ID of a dead run is
+// given, it also removes the directories of that run.
 func (p *Program) removeDirs(run string) error {
 	guest.Sweep()
 	if run == "" {
@@ -337,8 +338,8 @@ func (r deadRun) alive(here string) string {
 	}
 }
 
-// notAsBefore describes the instances that the run stopped or started and that are still stopped or
-// running. Clean leaves them so, because somebody may rely on their state by now.
+// notAsBefore describes the other instances of the run that are stopped now, and the helper if it
+// runs now. Clean does not change these states, because somebody may rely on them.
 func (r deadRun) notAsBefore(all inventory) (notes []string) {
 	for _, n := range all {
 		i, state := slices.Index(r.mark.Instances, n.id), oxide.InstanceState(n.state)
@@ -392,8 +393,8 @@ func (p *Program) endProcesses(ctx context.Context, run string) error {
 	return ended()
 }
 
-// workDir returns the name of the directory in which a run's processes work. The report's folder is
-// another directory, which may be next to it.
+// workDir returns the name of the directory in which a run's processes work. The suffix keeps it
+// apart from the report's folder.
 func workDir(run string) string { return prefix + run + ".work" }
 
 // processesOf finds this user's driver processes whose socket is in the run's directory. It skips
@@ -433,7 +434,7 @@ type item struct {
 	name               oxide.Name
 	description, state string
 	size               oxide.ByteCount
-	// disk is nil unless the item is a disk.
+	// disk is set only if kind is "disk".
 	disk *oxide.Disk
 }
 
@@ -543,8 +544,8 @@ func (w *job) meet(ctx context.Context, instance *oxide.Instance) error {
 }
 
 // mayStop returns an error if somebody else may use an instance: it is in another project, a run
-// created it, or another run names it. An attached disk is a sign, too, if it belongs to another
-// run or to a cluster, or was attached since the preflight.
+// created it, another run names it, or a disk is attached to it that belongs to another run or to a
+// cluster, or that was not attached at the preflight.
 func (w *job) mayStop(ctx context.Context, id string) (err error) {
 	defer harness.Catch(&err)
 	instance := harness.Got(w.find(ctx, id))

@@ -156,8 +156,7 @@ func TestMayStopRefusesAnInstanceThatOthersUse(t *testing.T) {
 	expect(helper, "not in the project")
 }
 
-// In this test the helper runs, and a disk of the run is attached to it.
-func TestDetachStopsOnlyTheRunsOwnHelper(t *testing.T) {
+func TestDetachingADiskStopsOnlyTheRunsOwnHelper(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{Hotplug: adminapi.HotplugNone})
 	helper := rack.Instance("helper").ID
@@ -279,8 +278,8 @@ func stranger(t *testing.T, user uint32, args ...string) (end func() error) {
 	}
 }
 
-// As on a real rack, the runs have no admin listener. All check the rules. If the form is not short
-// those of some kinds also run csi-sanity, with one kind of access.
+// The runs have no admin listener, as on a real rack. Each run checks the rules. Except in a short
+// test, some runs also run csi-sanity for one kind of access.
 func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 	t.Parallel()
 	kinds := short.Some(t, 2, legal.Kinds())
@@ -295,7 +294,7 @@ func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 		for i, kind := range kinds {
 			rack := rackOf(t, harness.RackOptions{})
 			only, draw := partRules, seed+uint64(i)
-			// Within a limit of requests, csi-sanity takes many minutes.
+			// With the kind "limited", csi-sanity takes many minutes.
 			sanity := !p.Short() && (kind.Others() || draw%4 == 0 && (p.Long() || kind.Name != "limited"))
 			if sanity {
 				only += "," + []string{"ext4", "xfs", "btrfs", "block"}[draw/4%4]
@@ -378,20 +377,20 @@ func TestMain(m *testing.M) {
 	os.Exit(p.Main(ctx))
 }
 
-// creating is a proxy that counts the requests which create something. The run dies at number at.
+// creating is a proxy that counts creations. The run dies at the creation with the number at.
 type creating struct {
 	rack     http.Handler
 	at       int64
 	seen     atomic.Int64
 	answered bool // the run gets the answer to request number at before it ends
-	// made is closed when the rack has carried out request number at, and ended when the run ends.
+	// made is closed when the rack has carried out that creation, and ended when the run has ended.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
 	exit   error
 	reader io.Closer
 }
 
-// A bulk-write-start begins an import, which clean has to end before it deletes the disk.
+// A bulk-write-start counts, too: it begins an import, and clean has to end every import.
 var creates = regexp.MustCompile(
 	`^/v1/(disks|snapshots|images|instances)(/[^/]+/bulk-write-start)?$`).MatchString
 
@@ -422,9 +421,8 @@ type death struct {
 	at              int
 }
 
-// killed and killedLater kill a run, which then removes nothing, before or right after it gets the
-// answer to a request. twice interrupts a run a second time, because the rack lets it remove
-// nothing. After each ending in ends, the run removes its objects, or tries to.
+// After SIGKILL, the run removes nothing. With "SIGINT twice", the rack refuses every request, so
+// that the second interrupt ends a run that still tries to remove its objects.
 const killed, killedLater, twice = "SIGKILL", "SIGKILL after the answer", "SIGINT twice"
 
 var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
@@ -458,14 +456,14 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	if !p.Long() {
 		units = units[:len(units)/10]
 	}
-	// series describes several deaths, one for each entry of ways: at request death.at, and at every
-	// step-th request after it up to last.
+	// series repeats a death at every step-th request, from request death.at up to request last, in
+	// each of the ways.
 	type series struct {
 		death
 		step, last int
 		ways       []string
 	}
-	// Without the rules, the check of the role makes the first request, and Ginkgo runs at the tenth.
+	// In a run without the rules, request 1 checks the role, and request 10 is one of csi-sanity.
 	all := []series{{death{part: "ext4", at: 10}, 1, 10, []string{twice}}}
 	hows := ends
 	if !p.Long() {
@@ -550,7 +548,7 @@ func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 }
 
 // asOthersHave returns the environment of a run on a shared rack: no admin listener, TMPDIR for the
-// agents' directories, and no variable OXIDE_CONFORMANCE_X for any X in without.
+// agents' directories, and none of the variables OXIDE_CONFORMANCE_X for the given X.
 func asOthersHave(rack *bed, without ...string) map[string]string {
 	env := vars{"TMPDIR": rack.Dir, "OXIDE_CONFORMANCE_SIMULATOR_ADMIN": ""}
 	for _, name := range without {
@@ -593,7 +591,7 @@ func (i interruptOn) Write(p []byte) (int, error) {
 }
 
 // dieAndClean removes the working directory of a run, ends the run early, cleans up, and checks
-// that the rack is as before. It returns how many requests create something, and whether the run
+// that the rack is as before. It returns how many requests created something, and whether the run
 // died before its regular end.
 func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	t.Helper()
@@ -648,7 +646,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	// The killed run's driver may still be in a call. Clean can remove its directory only afterwards.
+	// Clean can remove the agent's directory only when the agent's driver has ended.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

@@ -21,8 +21,8 @@ import (
 
 // Demo shows the life of one volume. It starts a simulated rack and the driver in a temporary
 // directory, creates the volume, uses it on one instance, moves it to another, reads it there and
-// deletes it. It prints every step with the step's requests to the rack. If in is not nil, each
-// step waits for a line of in. Demo leaves nothing behind.
+// deletes it. It prints every step with the step's requests to the rack. If the reader is not nil,
+// each step waits for a line from it. Demo leaves nothing behind.
 func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string][]string) (
 	err error) {
 	run, err := harness.NewRun(out)
@@ -192,8 +192,8 @@ func mountedAt(path string, err error) string {
 	return "mounted: " + mounts[0]
 }
 
-// step runs do and prints its duration, its requests to the rack and its outcome. If do panics with
-// harness.Must, so does step.
+// step runs a step of the demo, and prints its duration, its requests to the rack and its outcome.
+// If the step panics with harness.Must, so does this method.
 func (d *demo) step(ctx context.Context, title string, do func() (outcome string)) {
 	harness.Must(d.pause(ctx, title))
 	start := time.Now()

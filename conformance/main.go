@@ -193,8 +193,8 @@ const (
 	running = "preflight run"
 )
 
-// all returns every setting with its field of s. The token has no flag, because the process list
-// shows arguments to everybody.
+// all returns the settings, each with the field that it sets. The token has no flag, because the
+// process list shows arguments to everybody.
 func (s *settings) all() []setting {
 	return []setting{
 		{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com", onRack, &s.host},
@@ -388,7 +388,7 @@ command line or in the environment; 3 the rack blocks what is needed, such as ho
 130 interrupted.
 `
 
-// prefix and the run's ID form the cluster ID of the run's driver. Reports call it the run's mark.
+// prefix and the run's ID form the driver's cluster ID, which reports call the run's mark.
 const prefix = "oxide-conformance-"
 
 // mark is the description, as JSON, of every object that a run creates without its driver. The disk
@@ -396,8 +396,8 @@ const prefix = "oxide-conformance-"
 type mark struct {
 	// Run is the run's ID: 8 hexadecimal digits.
 	Run string `json:"run"`
-	// Host is the machine on which the program runs, PID its process ID there, and Boot the machine's
-	// bootID.
+	// Host is the machine on which the program runs. There, PID is its process ID, and Boot the result
+	// of bootID.
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
 	Boot string `json:"boot,omitempty"`
@@ -437,8 +437,8 @@ func markOf(description string) (m mark) {
 // driverWord begins the description of every object that the driver creates.
 const driverWord = "csi.oxide.computer "
 
-// runOf returns the run that created an object, from the description that the run or its driver
-// wrote, or "". It ignores names, because anybody may choose them.
+// runOf returns the ID of the run that created an object, or "". The run or its driver wrote the ID
+// into the description. The name does not count, because anybody may choose such a name.
 func runOf(description string) string {
 	var tag struct {
 		Cluster string `json:"cluster"`

@@ -92,7 +92,7 @@ func environment(rack *bed) map[string]string {
 type program struct {
 	*exec.Cmd
 	out, errs bytes.Buffer
-	// folder has the report, which must not contain token.
+	// folder has the report, which must not contain the token.
 	folder, token string
 }
 
@@ -199,7 +199,7 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 		env      map[string]string
 		args     string
 		passes   bool
-		// Standard error has the texts in says, and standard output those in shows, separated by "|".
+		// says and shows have texts, separated by "|", of standard error and of standard output.
 		says, shows string
 	}{
 		"a rack in order": {args: "preflight", passes: true, shows: "pass  host |pass  simulator |" +
@@ -338,7 +338,7 @@ func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the status of the answer to the creation. If early is set, the deletion ends first.
+		// created is the status of the creation's answer. If early is set, the deletion ends before it.
 		created int
 		early   bool
 		left    int
@@ -413,7 +413,7 @@ func TestAHangingShellDoesNotDelayAnInterrupt(t *testing.T) {
 	defer cancel()
 	const hangs = 15 * time.Second
 	began := time.Now()
-	// After the shell is killed, its child sleep keeps the output open.
+	// After the shell is killed, its child process "sleep" keeps the output open.
 	shell := shellOf(t, fmt.Sprintf("sleep %d & wait", hangs/time.Second))
 	got := askShell(ctx, "--second-shell", shell, &oxide.Instance{Name: "b"})
 	if took := time.Since(began); got.Status != report.Fail || took > hangs/2 {
@@ -528,7 +528,7 @@ func TestDemoMovesAVolumeAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// watcher is the demo's output. When the demo first prints a key of at, Write calls its function.
+// When the demo first prints a key of the map "at", Write calls the function of that key.
 type watcher struct {
 	bytes.Buffer
 	at map[string]func()

@@ -114,7 +114,7 @@ func (w *job) runCSISanity(ctx context.Context) error {
 			AbortSuite(err.Error())
 		}
 	})
-	// Ginkgo exits if the working directory is gone, and the run could not remove its objects.
+	// Ginkgo exits if the working directory is gone. Then the run could not remove its objects.
 	here, err := os.Getwd()
 	_ = os.Chdir("/") // always exists
 	RunSpecs(&verdictOfSpecs{}, "csi-sanity", suite, reporter)
@@ -190,9 +190,9 @@ func resultOf(r SpecReport, calls []rpc, hotplug bool) report.Result {
 	return result
 }
 
-// misled returns why other users of the silo may have made a spec fail, or nil. Their objects are
-// in lists, and they use the quota and the places for disks of this instance. before and after have
-// the disks and snapshots before and after the spec, or are nil if these could not be listed.
+// misled returns why other users of the silo may have made a spec fail, or nil: their objects were
+// in lists, or they used the quota or this instance's places for disks. The inventories from before
+// and after the spec are nil if the rack did not list them.
 func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) error {
 	seen := before != nil && after != nil && ctx.Err() == nil
 	if !seen {
@@ -208,8 +208,8 @@ func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) 
 	return nil
 }
 
-// othersChanged returns an error if objects of others that the calls deal with have changed since
-// before, or were in a list although the driver does not list objects in their state.
+// othersChanged returns an error if foreign objects that the calls deal with changed during the
+// spec, or if a list has a foreign object that was in a state which the driver does not list.
 func (w *job) othersChanged(before, after inventory, calls []rpc) error {
 	own := map[string]bool{}
 	for _, one := range append(before.of(w.id), after.of(w.id)...) {
@@ -465,11 +465,11 @@ var parts = map[string]struct {
 	partData: {amount{9, 18}, 780, 55 * time.Second, nil},
 }
 
-// optional is how many GiB partData can lack: the run then leaves out its largest checks.
+// optional is how many GiB of partData's need only its largest checks use.
 const optional = 8
 
 // needOf returns the most that the selected parts need at one time, plus the disk that describes
-// the run. lacking is how many GiB of its need partData does without.
+// the run. lacking is subtracted from the GiB that partData needs.
 func needOf(selected []string, lacking int64) amount {
 	var most amount
 	for _, part := range selected {
@@ -596,7 +596,7 @@ type progress struct {
 	began   time.Time
 	// expected is the estimate for the whole run. spent is the estimate for the parts that are done.
 	expected, spent time.Duration
-	// part is the part that runs now. partDone of its partAll checks or specs are done.
+	// part runs now. partAll is the number of its checks or specs, and partDone how many are done.
 	part              string
 	partDone, partAll int
 }
@@ -648,7 +648,7 @@ func round(d time.Duration) string {
 	return fmt.Sprintf("%d min", int((d + 30*time.Second).Minutes()))
 }
 
-// maxNameLength is the longest name that CSI allows, which csi-sanity uses.
+// maxNameLength is the limit that CSI sets. csi-sanity uses names of this length.
 const maxNameLength = 128
 
 // withMark puts the mark before the name of every volume and snapshot in a request to create one.

@@ -53,7 +53,7 @@ func skip(advice, format string, args ...any) report.Line {
 const (
 	// Only a run finds out the result of hotplugLine, so the preflight skips the line.
 	hotplugLine, simulatorLine = "hot-plug", "simulator"
-	// The preflight warns of a certificate or a token that expires within the time soon.
+	// The preflight warns of a certificate or a token that expires within this time.
 	soon = 30 * 24 * time.Hour
 	// An instance has at most diskLimit disks (A16). The run attaches roomNeeded disks at one time.
 	diskLimit, roomNeeded = 12, 4
@@ -120,7 +120,7 @@ var preflightLines = []struct {
 		return pass("%s", says)
 	}},
 	{"api-version", false, func(p *job, ctx context.Context) report.Line {
-		// The client sends its version in every request, so the rack has also accepted it in the ping.
+		// Each request names the API's version, so any answer shows whether the rack serves it.
 		if _, err := p.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
 			return fail("The rack is older than the driver, or no rack: use a driver of its time.",
 				"%s: %s", rules.APIVersion, rules.Brief(err))
@@ -366,8 +366,8 @@ func (p *job) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-// another finds an instance that the run may stop. It fails if the instance is not in the state
-// want.
+// another finds an instance that the run may stop. It fails if somebody else uses the instance, or
+// if the instance is not in the wanted state.
 func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.find(ctx, named)
@@ -538,11 +538,11 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 	return nil
 }
 
-// deviceGrace is the time after a detach for which a device may still answer reads.
+// deviceGrace is how long a device may still answer reads after a detach.
 const deviceGrace = 2 * time.Second
 
 // readUntilGone reads uncached blocks of a device until a read fails. It returns the time from
-// began to the last read that succeeded. If all blocks up to size could be read, gone is false,
+// "began" to the last successful read. If all blocks up to size could be read, gone is false,
 // because the device may stay readable. A removed device may have the size 0, so EOF is a failed
 // read.
 func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.Duration,
@@ -559,8 +559,8 @@ func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.D
 	return last, false
 }
 
-// onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses it
-// to this running one again. A rack that refuses only sometimes has hot-plug.
+// onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses
+// again to attach it to the running one. A rack that refuses only sometimes has hot-plug.
 func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	refused error) error {
 	if err := w.attach(ctx, disk, stopped); err != nil {

@@ -132,7 +132,7 @@ func (w *job) carryOut(ctx context.Context) {
 	if err == nil {
 		err = w.runParts(ctx)
 	}
-	// If the rack is lost, judge gives that as the reason, and not this error.
+	// If the rack is lost, the verdict names the loss, and not this error.
 	if err != nil && w.askRack(ctx) == nil {
 		w.incomplete(err)
 	}
@@ -258,10 +258,9 @@ func (w *job) result(r report.Result) {
 	w.progress.done(status, strings.TrimSpace(r.ID+" "+r.Name), reason)
 }
 
-// sweep removes every object with the run's mark. It reports the objects that the driver should
-// have deleted, and the run fails. It does not report the program's own objects: a check that
-// cannot remove its objects fails, and only sweep can find an object whose creation was not
-// answered. sweep returns false if the rack does not list its objects.
+// sweep removes every object with the run's mark. The run fails if the driver should have deleted
+// one of them. The program's own objects do not count, because the answer to a creation may have
+// been lost. sweep returns false if the rack does not list its objects.
 func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()

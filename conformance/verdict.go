@@ -111,9 +111,9 @@ func oneLine(text string) string {
 	return strings.Join(lines, "; ")
 }
 
-// leaves lists operations of the rack's API for each RPC. A successful call sends at least one of
-// them: the change, or a read which shows that the change was made before.
-var leaves = map[string][]string{
+// effects lists, for each RPC, operations of the rack's API. A successful call sends at least one
+// of them: the change, or a read which shows that the change was made before.
+var effects = map[string][]string{
 	"CreateVolume":              {"disk_create"},
 	"DeleteVolume":              {"disk_view", "disk_delete"},
 	"ControllerPublishVolume":   {"instance_disk_attach", "instance_disk_list", "disk_view"},
@@ -193,7 +193,7 @@ func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc
 	}
 	slices.SortStableFunc(calls, func(a, b rpc) int { return a.began.Compare(b.began) })
 	for _, call := range calls {
-		operations := leaves[call.name]
+		operations := effects[call.name]
 		isID := call.object == "" || isUUID(call.object) // other IDs need no request
 		if call.code != codes.OK || operations == nil || !isID {
 			continue
@@ -301,9 +301,9 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 	return err
 }
 
-// callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A rack that
-// is only busy answers before the last try. Until lateTimeout, tries that end with EffectUnknown do
-// not count: the driver returns that for OXIDE_LATE_LIMIT, a minute, after each unanswered change.
+// callTries limits how often intercept makes a call: a busy rack answers before the last try. Until
+// lateTimeout, tries that end with EffectUnknown do not count, because the driver returns this
+// reason for OXIDE_LATE_LIMIT, a minute, after each unanswered change.
 const callTries, lateTimeout = 8, 2 * time.Minute
 
 func asksAgain(err error) bool {
@@ -379,8 +379,8 @@ func evidence(calls []rpc) []report.LoggedCall {
 	return all
 }
 
-// describes matches the description in an answer of the rack, even if the answer is cut off.
-var describes = regexp.MustCompile(`"description"\s*:\s*"(?:[^"\\]|\\.)*`)
+// anyDescription matches the description in an answer of the rack, even if the answer is cut off.
+var anyDescription = regexp.MustCompile(`"description"\s*:\s*"(?:[^"\\]|\\.)*`)
 
 // answers converts recorded calls for the report. It removes descriptions that no run has written.
 func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
@@ -389,7 +389,7 @@ func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
 		if strings.HasSuffix(e.Operation, "_list") && e.Status < 300 {
 			e.Answer = "" // it contains objects of others
 		}
-		e.Answer = describes.ReplaceAllStringFunc(e.Answer, func(description string) string {
+		e.Answer = anyDescription.ReplaceAllStringFunc(e.Answer, func(description string) string {
 			if strings.Contains(description, markWord) || strings.Contains(description, prefix) {
 				return description
 			}
@@ -457,7 +457,7 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 		ids = append(ids, idOf(resp))
 	}
 	end(made, ids...)
-	// If a creation was not answered, the run reads the object by name and deletes it by ID.
+	// If a creation was not answered, the next read by name shows the object's ID.
 	if err == nil && req.Method == http.MethodGet && resp.StatusCode == http.StatusOK {
 		b.budget.identify(path.Base(rules.PathOf(req)), func() string { return idOf(resp) })
 	}
@@ -469,9 +469,9 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// created returns the disks and snapshots that a request creates. together reports whether they are
-// created with an instance, whose answer does not contain their IDs. It returns an error if an
-// object would lack the run's mark.
+// created returns the disks and snapshots that a request creates. together means that they are
+// created with an instance, so the answer does not contain their IDs. created returns an error if
+// an object would lack the run's mark.
 func created(req *http.Request, run string) (objects []*object, together bool, err error) {
 	operation := rules.OperationOf(req.Method, rules.PathOf(req))
 	if req.Body == nil ||

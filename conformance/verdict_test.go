@@ -216,11 +216,11 @@ func TestVerdictFollowsFromTheResults(t *testing.T) {
 	statuses := map[rune]report.Status{'p': report.Passed, 'f': report.Failed, 'b': report.Blocked,
 		'n': report.NotTested, 'a': report.NotApplicable, 'i': report.Interrupted}
 	for name, test := range map[string]struct {
-		// results has the initials of the results' statuses. but has words for other events of the run.
-		results, but string
-		verdict      report.Verdict
-		status       int
-		says         string
+		// results has the initials of the statuses, and events names what else happened in the run.
+		results, events string
+		verdict         report.Verdict
+		status          int
+		says            string
 	}{
 		"all passed":                           {"p", "", conforms, ExitConforms, "all 1"},
 		"some are not tested":                  {"pn", "", conforms, ExitConforms, "1 more"},
@@ -250,8 +250,8 @@ func TestVerdictFollowsFromTheResults(t *testing.T) {
 				}
 				r.Results = append(r.Results, result)
 			}
-			for but := range strings.FieldsSeq(test.but) {
-				switch but {
+			for event := range strings.FieldsSeq(test.events) {
+				switch event {
 				case "over":
 					ctx = over
 				case "left":
@@ -341,7 +341,7 @@ func TestSpecPassesOnlyIfItCallsTheRPCInItsName(t *testing.T) {
 	}
 }
 
-func TestASpecIsMisledOnlyByForeignObjectsThatItsCallsDealWith(t *testing.T) {
+func TestASpecIsExcusedOnlyByForeignObjectsThatItsCallsDealWith(t *testing.T) {
 	const gone = "00000000-0000-4000-8000-000000000001" // of the run
 	w := &job{id: "1a2b3c4d", budget: newBudget(amount{20, 40}), here: &oxide.Instance{Id: "here"}}
 	w.budget.deleted(gone)
@@ -515,8 +515,7 @@ func TestDataCheckNamesTheCallsThatItDidNotMake(t *testing.T) {
 }
 
 func TestWriteReportReplacesNoFile(t *testing.T) {
-	// The run prints the path of its report, wherever it is. A run that begins in the temporary
-	// directory has it next to its work directory.
+	// By default the report's folder is in this directory, next to the run's work directory.
 	t.Chdir(t.TempDir())
 	here := csitest.Got(os.Getwd())(t)
 	const taken = "name one that does not exist with --report"

@@ -115,8 +115,8 @@ func withFilesystem(filesystem string) grpc.UnaryClientInterceptor {
 	}
 }
 
-// removeEmpty removes a directory that must be empty. csi-sanity ignores the error of its own
-// removal, so a leaked mount would only appear as a confusing failure of the next spec.
+// removeEmpty removes a directory that must be empty. csi-sanity itself ignores an error of the
+// removal, so a leaked mount would only show as a confusing failure of the next spec.
 func removeEmpty(path string) error {
 	GinkgoHelper()
 	entries, err := os.ReadDir(path)
@@ -153,7 +153,7 @@ func Quiet() {
 type ExplainedSkip struct {
 	// Spec matches the whole text of the spec, containers included.
 	Spec *regexp.Regexp
-	// Capability is the requirement's ID, such as CAP-3, for the capability that the spec tests.
+	// Capability is the ID, such as CAP-3, of the requirement for the tested capability.
 	Capability string
 	// Reason says in a few words why the spec does not apply.
 	Reason string
@@ -256,8 +256,7 @@ func (a *Audit) Unused() []string {
 	return faults
 }
 
-// leftOut reports whether the caller chose not to run a spec. That does not count as a skip. Specs
-// count as skipped if they skip themselves or if their author marked them as pending.
+// leftOut reports whether the caller excluded a spec. Such a spec does not count as skipped.
 func leftOut(spec types.SpecReport, config types.SuiteConfig) bool {
 	if spec.State.Is(types.SpecStatePending) {
 		filter, err := types.ParseLabelFilter(config.LabelFilter)

@@ -1,5 +1,5 @@
-// Package data checks the bytes of volumes: after a volume was mounted again, moved, cut off or
-// restored, it contains what was written, and nothing else.
+// Package data checks the bytes of volumes: after a volume was mounted again, moved, restored, or
+// detached while it was mounted, it contains what was written, and nothing else.
 //
 // Each [Check] of the table [Checks] creates volumes through the driver's controller on a [Bench],
 // uses them in the Bench's instances through package guest, and removes what it created, whether it
@@ -106,7 +106,7 @@ func Checks() []Check {
 // Bench is the environment of the checks.
 type Bench struct {
 	Controller csi.ControllerClient
-	// A is the agent in this instance. B is nil or the agent in another one, which checks may stop.
+	// A is the agent in this instance. B is nil, or the agent in an instance that checks may stop.
 	A, B *guest.AgentClient
 	// Helper is nil or a stopped instance that checks may start.
 	Helper *Helper
@@ -125,7 +125,7 @@ type Bench struct {
 	Blocks int64
 	// Log records which blocks the checks compare; nil records nothing.
 	Log *Log
-	// SampleTime limits the read of a sample of a blank disk over 1 GiB; 0 means 10 s.
+	// SampleTime limits how long a sample of a blank disk over 1 GiB is read; 0 means 10 s.
 	SampleTime time.Duration
 	// DeviceTimeout limits how long a device takes to appear or to disappear; 0 means 30 s.
 	DeviceTimeout time.Duration
@@ -146,7 +146,7 @@ type Check struct {
 	// Says states what the check proves, and Source names the document that promises it.
 	Says, Source string
 	Needs        Needs
-	// GiB is the total size of the check's volumes at one time; 0 means a few GiB.
+	// GiB is the most that the check's volumes take at one time; 0 means a few GiB.
 	GiB int64
 	// Calls lists the RPCs of CSI and the operations of the rack's API that the check must call.
 	Calls []string
@@ -181,14 +181,13 @@ const startTimeout = 5 * time.Minute
 
 const volumeBytes = harness.GiB
 
-// once runs a check with the first access only.
+// once is for a check that needs only one kind of access.
 func once(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		return b.runCheck(ctx, b.accesses()[0], check)
 	}
 }
 
-// eachAccess runs a check for every filesystem and for raw block.
 func eachAccess(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		for _, access := range b.accesses() {
@@ -200,7 +199,6 @@ func eachAccess(check func(*checkRun)) func(context.Context, *Bench) error {
 	}
 }
 
-// rawOnly runs a check for raw block, if the Bench has it.
 func rawOnly(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		if !slices.Contains(b.accesses(), "block") {
@@ -212,7 +210,6 @@ func rawOnly(check func(*checkRun)) func(context.Context, *Bench) error {
 
 const (
 	cleanTimeout = 5 * time.Minute
-	// retryTimeout limits the retries of a call.
 	retryTimeout = 2 * time.Minute
 )
 
@@ -234,18 +231,18 @@ type checkRun struct {
 type volume struct {
 	*csi.Volume
 	name, access string
-	// kind is Blank, Restored, Larger or Again. For a raw volume, disk is its record in the log.
+	// kind is one of the constants Blank, Restored, Larger and Again. Only a raw volume has a disk.
 	kind string
 	disk *disk
-	// like is the scan of the snapshot of a restored volume, or nil.
+	// like is nil, or the scan that a restored volume must equal.
 	like *guest.Scan
 	seed uint64
-	// request creates the volume. While Volume is nil, the volume may or may not exist.
+	// While Volume is nil and deleted is false, the volume may exist.
 	request *csi.CreateVolumeRequest
 	deleted bool
 }
 
-// seeds makes the data of each volume differ from that of every other.
+// Each volume takes the next seed, so that its data differs from that of every other.
 var seeds atomic.Uint64
 
 func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRun)) error {
@@ -264,20 +261,20 @@ func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRu
 
 func (s *checkRun) fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
-// ended returns the error of the step in part that failed.
+// ended runs a part of a check, and returns the error of the step that failed.
 func ended(part func()) (err error) {
 	defer harness.Catch(&err)
 	part()
 	return nil
 }
 
-// during adds the name of a step to the error of part.
+// during runs a part of a check, and adds the name of the step to its error.
 func (s *checkRun) during(step string, part func()) {
 	harness.Must(harness.Wrap(ended(part), "%s", step))
 }
 
-// cleanUp removes what the check created, and continues after an error. The newest goes first, so
-// that a creation that must be repeated still has its source, a volume or a snapshot.
+// cleanUp removes what the check created, and continues after an error. It begins with the newest
+// object: to learn a volume's ID, it may have to create the volume again from a snapshot.
 func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
 		err = errors.Join(err, undo(ctx))
@@ -304,7 +301,7 @@ func repeat(ctx context.Context, call func() error) error {
 	}
 }
 
-// create creates a volume of times GiB, with the data of a snapshot if from is not nil.
+// create creates a volume of the given size in GiB. If a snapshot is given, create restores it.
 func (s *checkRun) create(times int64, from *snapshot) *volume {
 	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access,
 		seed: s.Seed<<20 + seeds.Add(1)}
@@ -336,8 +333,7 @@ func (s *checkRun) make(ctx context.Context, v *volume) error {
 	return err
 }
 
-// delete first repeats a creation that may have taken effect although it failed, to learn the
-// volume's ID.
+// If the volume's ID is unknown, delete creates the volume again to learn the ID.
 func (s *checkRun) delete(ctx context.Context, v *volume) (err error) {
 	defer harness.Catch(&err)
 	if v.Volume == nil && !v.deleted {
@@ -391,9 +387,9 @@ type Look struct {
 	// Kind is one of the constants below, and Bytes the size of a disk.
 	Kind  string
 	Bytes int64
-	// Seen["new"] marks the blocks that a check compared before any other use. Seen["kept"] marks
-	// those that it compared after a detach and had not written since the last attach. Written marks
-	// the blocks of Seen["kept"] that it had written at an earlier time.
+	// Seen["new"] marks the blocks that a check compared in the first attachment, before it wrote
+	// them. Seen["kept"] marks the blocks that it compared in a later attachment, before it wrote them
+	// there. Written marks the blocks of Seen["kept"] that an earlier attachment had written.
 	Seen    map[string][]bool
 	Written []bool
 }
@@ -406,7 +402,7 @@ const (
 	Again    = "a disk with the name of a deleted one"
 )
 
-// disk records the use of one raw volume's blocks. Two goroutines may write to two disks.
+// disk records which blocks of one raw volume a check wrote and compared.
 type disk struct {
 	look *Look
 	// visit counts the attachments from 1. written has the last visit that wrote each block, or 0.
@@ -463,7 +459,7 @@ func (l *Log) Extent() (all report.Extent) {
 	return append(all, l.more...)
 }
 
-// What describes the disks at a moment, "new" or "kept".
+// What returns a description of the disks at a moment, "new" or "kept".
 func (l Look) What(moment string) string {
 	after := "new"
 	if moment == "kept" {

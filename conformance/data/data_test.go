@@ -42,7 +42,7 @@ type bench struct {
 const deviceTimeout = time.Second
 
 // newBench starts a bench whose programs have no race detector. Only those of
-// TestARackInOrderPassesEveryCheck have it, if RACE=-race is set.
+// TestAHealthyRackPassesEveryCheck have it, if RACE=-race is set.
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -94,7 +94,7 @@ func shell(rack *harness.Rack, instance string) []string {
 		"OXIDE_DEV_ROOT=" + filepath.Join(view, "dev"), "sh", "-c"}
 }
 
-func TestARackInOrderPassesEveryCheck(t *testing.T) { // D-12
+func TestAHealthyRackPassesEveryCheck(t *testing.T) { // D-12
 	t.Parallel()
 	b := benchOf(t, harness.RunFor(t))
 	if testing.Short() {

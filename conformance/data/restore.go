@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// recordInterval is the pause between two records, in which a rack can copy the disk.
+	// recordInterval is the pause between two records. The rack can copy the disk meanwhile.
 	recordInterval = 25 * time.Millisecond
-	// minRecords is the number of records before a snapshot, and again after it.
+	// minRecords is the least number of records before a snapshot, and also after it.
 	minRecords   = 20
 	maxRecords   = 1 << 12
 	writeTimeout = time.Minute
 )
 
-// While id is "", the snapshot may or may not exist.
+// While id is "" and deleted is false, the snapshot may exist.
 type snapshot struct {
 	id, name string
 	// whole is the scan of the snapshot's volume, or nil.
@@ -150,7 +150,7 @@ func (w *writer) stop(ctx context.Context) (end guest.WriterEnd, err error) {
 }
 
 // judgeRecords checks that a snapshot has the first records without a gap: at least those that were
-// acknowledged before it, and at most one more than the writer's total.
+// acknowledged before it, and at most one that was never acknowledged.
 func judgeRecords(found guest.Report, before, all int64) error {
 	whole, prefix, gap := found.Read-found.Wrong, found.Read, ""
 	if found.Wrong > 0 {
@@ -307,8 +307,7 @@ func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	return all
 }
 
-// visit attaches a volume, verifies the blocks want, writes the blocks write, and detaches the
-// volume.
+// visit attaches a volume, verifies its content, writes to it, and detaches it.
 func (s *checkRun) visit(which string, v *volume, want, write []guest.Pattern) {
 	first := v.disk.visit == 1
 	s.during(which, func() {
@@ -332,7 +331,6 @@ func (s *checkRun) restored(which string, from *snapshot, times int64,
 	return v
 }
 
-// restoredOnce also deletes the restored volume.
 func (s *checkRun) restoredOnce(which string, from *snapshot, want []guest.Pattern) {
 	harness.Must(s.delete(s.ctx, s.restored(which, from, 1, want, nil)))
 }
@@ -372,8 +370,8 @@ func checkLineage(s *checkRun) {
 	s.visit("restored, after yet another one was written", one, at(5, blocks), nil)
 }
 
-// checkLarger restores a snapshot of u, with the second generation, into two volumes of twice the
-// size. The blocks behind the end of u must be zero.
+// checkLarger restores a snapshot with blocks of generation 2 into two volumes of twice the size.
+// The blocks behind the snapshot's size must be zero until the check writes them.
 func (u *use) checkLarger(from *snapshot) {
 	const which = "restored from the second of two snapshots into a larger volume"
 	p, end := next(next(u.pattern(0))), u.lastBlock(0)
@@ -447,7 +445,7 @@ const (
 	restoredTimes = 3
 	// largeTimes is the size in GiB of the largest volume. Its offsets need more than 34 bits.
 	largeTimes = 17
-	// largeStride is the distance of the compared blocks of a large volume.
+	// largeStride is the distance between two compared blocks of a large volume.
 	largeStride = 64 * harness.MiB
 )
 

@@ -23,7 +23,7 @@ import (
 )
 
 // noticed names a check that must fail under a tamper, the accesses with which it must fail, and
-// parts of the error, separated by "|". One part suffices.
+// texts, separated by "|", of which the error must contain one.
 type noticed struct{ check, accesses, says string }
 
 // unmountable has the driver's errors for a filesystem that lacks blocks.
@@ -67,8 +67,8 @@ func noticedBy(wrong, moment string) string {
 	return cmp.Or(by[wrong+":"+moment], by[moment], "D12")
 }
 
-// product adds the simulator's combined tampers to the table tampers. Their names have the form
-// WRONG:MOMENT:PLACE. Without PROOF_DURATION it adds only the half that the seed chooses.
+// product adds the simulator's combined tampers to a copy of the table tampers. Their names have
+// the form WRONG:MOMENT:PLACE. Without PROOF_DURATION it adds only the half that the seed chooses.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all := maps.Clone(tampers)
 	for n, name := range slices.Sorted(slices.Values(known)) {
@@ -156,7 +156,7 @@ func (b *bench) runTampered(t *testing.T, tamper string, check data.Check) error
 	return err
 }
 
-// recorded is a check that ran on a rack in order, with the blocks that it compared.
+// recorded is a check that ran on a healthy rack, with the blocks that it compared.
 type recorded struct {
 	check  data.Check
 	looks  []*data.Look
@@ -222,7 +222,6 @@ func drawBytes(random *rand.Rand, looks []*data.Look) byteMutant {
 	return m
 }
 
-// on reports whether l is about the mutant's disks.
 func (m byteMutant) on(l *data.Look) bool { return l.What("") == m.look.What("") }
 
 // noticed reports whether a check compared the mutant's block while it was wrong.
@@ -233,7 +232,7 @@ func (m byteMutant) noticed(r recorded) bool {
 	})
 }
 
-// said reports whether the run states that it did not read disks of this kind in full.
+// said(run) is true if the run states that it did not read the mutant's disks in full.
 func (m byteMutant) said(run []recorded) (said bool) {
 	for _, r := range run {
 		for _, measure := range r.extent {
@@ -310,9 +309,9 @@ func TestEveryWrongBlockIsNoticedOrReportedAsUntested(t *testing.T) {
 		drawn-noticed-said, "kinds", len(kinds), "really_run", real)
 }
 
-// reallyRun runs a check on a rack with the mutant. The check with the index by must notice the
-// mutant; its error must name the block or the disk's checksum. If by is negative, reallyRun runs a
-// check that has a disk of this kind and must succeed.
+// reallyRun runs a check on a rack with the mutant. If the index "by" is not negative, run[by] must
+// fail, and its error must name the block or the disk's checksum. Otherwise reallyRun chooses a
+// check that has a disk of this kind, and that check must succeed.
 func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 	t.Helper()
 	if by < 0 {

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// use is a volume in an instance.
+// use is the attachment of a volume to an instance, and its mounts there.
 type use struct {
 	*checkRun
 	harness.Placement
@@ -74,7 +74,7 @@ func (u *use) publish(ctx context.Context) error {
 }
 
 // unpublish detaches the volume. A rack may finish an attach after the detach if the caller of the
-// attach gave up. So unpublish repeats a doubtful attach, which waits until the first has ended.
+// attach gave up. So unpublish repeats a doubtful attach: the new call waits for the earlier one.
 func (u *use) unpublish(ctx context.Context) error {
 	if !u.attached {
 		return nil
@@ -115,7 +115,7 @@ func (u *use) serial() string {
 	return name[:min(len(name), 20)]
 }
 
-// awaitDevices waits until the instance shows want devices with the volume's serial.
+// awaitDevices waits until the instance shows this number of devices with the volume's serial.
 func (u *use) awaitDevices(want int) {
 	timeout := cmp.Or(u.DeviceTimeout, 30*time.Second)
 	harness.Must(harness.Await(u.ctx, timeout, func() error {
@@ -155,7 +155,7 @@ func (u *use) pattern(generation uint64) guest.Pattern {
 	return p
 }
 
-// lastBlock is at the end of a device, which pattern does not reach.
+// lastBlock returns a pattern of only the last block of a device.
 func (u *use) lastBlock(generation uint64) guest.Pattern {
 	return guest.Pattern{Seed: u.volume.seed, Generation: generation,
 		First: volumeBytes/guest.BlockBytes - 1, Count: 1}
@@ -174,7 +174,6 @@ func next(p guest.Pattern) guest.Pattern {
 	return p
 }
 
-// If sync is set, write waits until the blocks are on the disk.
 func (u *use) write(sync bool, patterns ...guest.Pattern) {
 	harness.Must(u.tryWrite(sync, patterns...))
 }
@@ -208,7 +207,7 @@ func (u *use) verify(patterns ...guest.Pattern) {
 	}
 }
 
-// Round 2 detects leftover blocks of round 1.
+// Blocks of generation 2 replace those of generation 1, so a lost write is noticed.
 func checkReturn(s *checkRun) {
 	u := s.newInUse(s.A)
 	for generation := uint64(1); generation <= 2; generation++ {
@@ -369,7 +368,7 @@ func (s *checkRun) startHelper() {
 	}
 }
 
-// stopHelper stops the helper if the check started it, which also ends its mounts.
+// stopHelper stops the helper if the check started it. The stop also ends the mounts there.
 func (s *checkRun) stopHelper(ctx context.Context) error {
 	if !s.Helper.Started {
 		return nil

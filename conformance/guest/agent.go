@@ -23,10 +23,10 @@
 //
 // Nothing. An agent keeps its files in a tmpfs of its own mount namespace, and the driver dies with
 // the agent. The kernel removes the mounts with the last process of the mount namespace. The
-// program that calls Here must itself run in a mount namespace of its own (package namespace). A
+// program that calls [Here] must itself run in a mount namespace of its own (package namespace). A
 // killed agent leaves an empty directory, which the next agent on that machine removes.
 //
-// The package needs Linux and root. On other systems it builds, and Here and Main fail.
+// The package needs Linux and root. On other systems it can be built, but [Here] and [Main] fail.
 package guest
 
 import (
@@ -58,24 +58,24 @@ import (
 
 // Config configures the driver in an instance.
 type Config struct {
-	// Plugin is the command that starts the driver, such as {"/proc/self/exe", "plugin"}. The path is
-	// one in the instance. If Plugin is empty, no driver runs.
+	// Plugin is the command that starts the driver in the instance, such as {"/proc/self/exe",
+	// "plugin"}. If Plugin is empty, no driver runs.
 	Plugin []string
 	Args   []string
-	// An empty SysfsRoot or DevRoot stands for OXIDE_SYSFS_ROOT or OXIDE_DEV_ROOT of the agent's
-	// environment, and then for /sys or /dev.
+	// If SysfsRoot or DevRoot is empty, the agent uses OXIDE_SYSFS_ROOT or OXIDE_DEV_ROOT of its
+	// environment. If that is empty, too, it uses /sys or /dev.
 	SysfsRoot, DevRoot string
 }
 
-// Agent works inside an instance. Here and Main create one, and an AgentClient calls it.
+// Agent works inside an instance. An AgentClient calls it.
 type Agent struct {
 	// dir is a tmpfs that contains everything that the agent creates.
 	dir *directory
-	// Each call of the agent's own methods acquires 1 of calls, so they run concurrently. A call of
-	// the node service acquires allCalls, and runs alone.
+	// Calls of the agent's own methods acquire 1 each, so they run concurrently. A call of the node
+	// service acquires allCalls, so it runs alone.
 	calls *semaphore.Weighted
 
-	// Start sets config and plugin, before all other calls.
+	// The method Start sets config and plugin before any other call.
 	config Config
 	plugin *harness.Plugin
 
@@ -215,7 +215,7 @@ var (
 	StopWriter      = method("StopWriter", (*Agent).StopWriter)
 )
 
-// method adds a method of Agent to methods, and returns the function that calls it.
+// method adds a method of Agent to the map "methods", and returns the function that calls it.
 func method[In, Out any](name string, run func(*Agent, context.Context, In) (Out, error)) func(
 	context.Context, *AgentClient, In) (Out, error) {
 	name = agentService + name
@@ -300,7 +300,7 @@ func (codec) Unmarshal(data []byte, v any) error {
 	return json.Unmarshal(data, v)
 }
 
-// streams is a connection over two streams, and its own listener.
+// streams is a connection over two streams. It is also the listener that accepts this connection.
 type streams struct {
 	net.Conn // has the methods that streams lack, such as SetDeadline, which have no effect
 	in       io.Reader

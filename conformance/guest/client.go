@@ -115,7 +115,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 	return startCopy(ctx, command, match[1])
 }
 
-// Shell appends a script to the command, which runs without OXIDE_TOKEN.
+// Shell appends a script to the command, and removes OXIDE_TOKEN from its environment.
 func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
 		script)...)
@@ -226,10 +226,10 @@ type link struct {
 	dir     string
 	client  *grpc.ClientConn
 	streams *streams
-	// close ends the agent in order, and kill ends it at once. Both wait until the agent has ended.
+	// close() lets the agent clean up, and kill() need not. Both wait until the agent has ended.
 	close func() error
 	kill  func()
-	// why returns the agent's last output, as the end of an error message.
+	// why() returns the agent's last output for the end of an error message.
 	why func() string
 }
 
@@ -240,8 +240,8 @@ func newLink(s *streams) (*link, error) {
 	return &link{client: client, streams: s}, err
 }
 
-// end ends the agent first, because the gRPC client's Close waits for the streams. If the instance
-// is down, the streams never end by themselves.
+// end ends the agent before it closes the gRPC client, whose Close waits for the streams. If the
+// instance is down, the streams never end by themselves.
 func (l *link) end() error {
 	err := l.close()
 	_ = l.client.Close()

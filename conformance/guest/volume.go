@@ -117,7 +117,7 @@ type Scan struct {
 
 const (
 	scanPiece = 4 << 20
-	// sampleEnd is the number of bytes read at each end, sampleEdge that at and between boundaries.
+	// A sample has sampleEnd bytes at each end, and sampleEdge bytes at and between the boundaries.
 	sampleEnd  = 1 << 20
 	sampleEdge = 64 << 10
 	// boundary is the size of the pieces into which a rack divides a disk.
@@ -213,7 +213,7 @@ type WriterEnd struct {
 type writer struct {
 	acknowledged atomic.Int64
 	cancel       context.CancelFunc
-	// done is closed when the writer has ended, and err is set then.
+	// When the writer has ended, err is set, and done is closed.
 	done chan struct{}
 	err  error
 }
@@ -357,7 +357,7 @@ func (p Pattern) fill(block []byte, n int64) {
 // Finding is one block that differs from what was written.
 type Finding struct {
 	Block, Offset int64
-	// Lost means that the block is zero or missing. What describes the content that was found.
+	// Lost means that the block is zero or missing. The text What describes what was found.
 	Lost bool
 	What string
 }

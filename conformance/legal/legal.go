@@ -1,7 +1,7 @@
 // Package legal tests that a program which checks racks does not blame a healthy rack. A proxy
-// between the two alters when and how the rack answers. A rack in order, the network in front of
-// it, or other users of its silo may cause each alteration, so no verdict may count it as a failure
-// of the rack.
+// between the two alters when and how the rack answers. A healthy rack, the network in front of it,
+// or other users of its silo may cause each alteration, so no verdict may count it as a failure of
+// the rack.
 package legal
 
 import (
@@ -36,7 +36,7 @@ type Kind struct {
 	alter func(*proxy, *http.Request) (*http.Response, error)
 }
 
-// Others reports whether others use the rack meanwhile.
+// Others reports whether another run or other users use the rack at the same time.
 func (k Kind) Others() bool { return k.busy || k.more > 0 }
 
 // Kinds lists every alteration.
@@ -235,7 +235,7 @@ func (p *proxy) strikes() bool {
 // absence is the average number of requests between two absences of the rack.
 const absence = 300
 
-// leave reports whether the rack is away now. The function gone returns the length of an absence.
+// leave reports whether the rack is away now. When an absence begins, gone() returns its length.
 func (p *proxy) leave(gone func() time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -247,8 +247,8 @@ func (p *proxy) leave(gone func() time.Duration) bool {
 	return time.Now().Before(p.backAt)
 }
 
-// Edit passes each JSON object of a successful answer to the function change, with the names of the
-// objects around it, each followed by a dot. An object in a list is passed as if it were alone.
+// Edit calls change() for each JSON object of a successful answer. The parameter "at" has the names
+// of the objects around it, each followed by a dot, but no names of lists.
 func Edit(resp *http.Response, err error, change func(at string, object map[string]any),
 ) (*http.Response, error) {
 	if err != nil || resp.StatusCode >= 300 {
@@ -331,7 +331,7 @@ func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(
 
 // Strangers works in a rack's project until the context ends, as other users of the silo do. The
 // objects that it creates, changes and removes have names like those of a run. It returns an error
-// if somebody else has changed one. When it returns, its objects are gone.
+// if somebody else has changed one of them. When it returns, its objects are gone.
 func Strangers(ctx context.Context, rack *harness.Rack) (err error) {
 	defer harness.Catch(&err)
 	project := oxide.NameOrId(rack.Project)

@@ -393,7 +393,7 @@ type Measure struct {
 // Extent lists what a test looked at, in the order of the test.
 type Extent []Measure
 
-// Look adds a measure, or adds its numbers to those of the same thing.
+// Look adds a measure to the extent, or its numbers to the measure of the same thing.
 func (e *Extent) Look(m Measure) {
 	if i := e.index(m); i >= 0 {
 		(*e)[i].Looked += m.Looked
@@ -427,8 +427,8 @@ func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk describes each thing of which later tested less than half the share. Measures without a
-// known total do not count, because they depend on time or on other users.
+// Shrunk describes each thing of which the later extent has less than half the share. Measures
+// without a known total do not count, because they depend on time or on other users.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {
 		if m.Of == 0 {

@@ -222,7 +222,7 @@ func (a axis) at(power float64) float64 {
 
 func pixels(x float64) string { return fmt.Sprintf("%.1f", x) }
 
-// plots shows API and RPCs on one axis. A kind without calls is left out.
+// plots uses one axis for the API's calls and the RPCs. A kind without calls is left out.
 func plots(all []Calls) []latencies {
 	a := newAxis(all)
 	var found []latencies

@@ -62,7 +62,7 @@ func example() *Report {
 	}
 }
 
-// All but the results of the table odd have passed.
+// All results have passed, except for those in the table "odd".
 func exampleResults() (results []Result) {
 	call := func(operation, method string, status int, answer string) LoggedCall {
 		return LoggedCall{Kind: API, Operation: operation, Method: method, Status: status, Answer: answer,

@@ -326,8 +326,8 @@ Latencies: the p50 of 1 of 4 operations changed by a factor of 1.5 or more
 B is worse than A.
 `
 
-// A is the report of a run without raw block. B is one after an upgrade, without xfs: one result is
-// better, some are worse, and attaches are slower.
+// A is the report of a run without raw block. B is the report after an upgrade, without xfs. In B
+// one result is better, some are worse, and attaches are slower.
 func TestDiffListsWorseResultsFirst(t *testing.T) {
 	a, b := example(), example()
 	a.Run.Selected = []string{"rules", "ext4", "xfs", "data"}
@@ -363,7 +363,7 @@ func TestDiffListsWorseResultsFirst(t *testing.T) {
 	}
 }
 
-func TestDiffCountsAReportThatProvesLessAsWorse(t *testing.T) {
+func TestAReportThatProvesLessIsWorse(t *testing.T) {
 	of := func(r *Report) *Measure { return &r.Results[0].Extent[0] }
 	for _, test := range []struct {
 		name   string

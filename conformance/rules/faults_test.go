@@ -31,14 +31,14 @@ import (
 )
 
 type fault struct {
-	// legal means that a rack in order, or the network, may cause the fault. Then no check may fail.
+	// legal means that a healthy rack, or the network, may cause the fault. Then no check may fail.
 	legal bool
-	// noticed means that a check must fail, or report that it could not test its rule. Without
-	// noticed, the fault must leave nothing behind on the rack.
+	// noticed means that a check must fail, or report that it could not test its rule. If noticed is
+	// false, the fault must leave nothing behind on the rack.
 	noticed bool
 	// once means that the fault strikes one request of each check instead of every request.
 	once bool
-	// send answers a request. If it is nil, alters changes trial.field of the answer.
+	// send answers a request. If send is nil, alters() changes trial.field of the answer.
 	send   func(*faulting, *http.Request) (*http.Response, error)
 	alters alteration
 }
@@ -60,7 +60,7 @@ func faults() map[string]fault {
 		refuse := func(_ *faulting, req *http.Request) (*http.Response, error) {
 			return answer(req, status), nil
 		}
-		// A rack in order may answer with these statuses at times, but not always.
+		// A healthy rack may answer with these statuses at times, but not always.
 		passing := slices.Contains([]int{429, 500, 503}, status)
 		all[fmt.Sprint(status, "-once")] = fault{legal: passing, noticed: !passing, once: true,
 			send: refuse}
@@ -155,7 +155,7 @@ type trial struct {
 	seed  uint64 // chooses the random parts of the trial
 }
 
-// concerns lets a page be changed only in lists that a check compares with each other.
+// concerns restricts changes of a page to the lists that a check compares with each other.
 func (t trial) concerns(path string) bool {
 	return t.field != "items" || strings.Contains(path, "sort_by=") ||
 		strings.Contains(path, "page_token=")
@@ -166,8 +166,8 @@ type faulting struct {
 	fault
 	next http.RoundTripper
 	skip atomic.Int64 // with once, the number of requests to let pass
-	// count counts the values that were to be altered, and struck those that were, or the requests
-	// that the fault has struck.
+	// count gives a number to each value that is to be altered. struck counts the altered values, or
+	// the requests that the fault has struck.
 	count, struck atomic.Int64
 }
 
@@ -222,8 +222,8 @@ func visited(next http.RoundTripper, req *http.Request,
 }
 
 type surveyed struct {
-	// asking has, for each operation, the passed rules that call it: first those that have noticed a
-	// fault, then the quickest.
+	// asking has, for each operation, the rules that call it and passed: first those that have noticed
+	// a fault, then the quickest.
 	asking  map[string][]Rule
 	results map[string]Result
 	fields  map[trial]bool // the fields of the answers
@@ -273,7 +273,7 @@ func survey(t *testing.T, config Config) surveyed {
 	return s
 }
 
-// irrelevant names fields of operations, with the reason why nobody relies on them.
+// irrelevant lists fields of answers, with the reason why nobody relies on them.
 var irrelevant = []struct{ operations, fields, reason string }{
 	{"ping", "*", "the answer itself is the news"},
 	{"current_user_view", "*", "the driver does not ask, and oxide-conformance prints it"},
@@ -293,8 +293,8 @@ const (
 	// sampledAsking is the number of rules that are checked with each legal fault. If PROOF_DURATION
 	// is set, all rules are checked, except with the fault never-answered.
 	sampledAsking = 3
-	// sampledTrials is the number of trials without PROOF_DURATION. Each list is changed in each way
-	// in pageTrials trials.
+	// sampledTrials is the number of trials without PROOF_DURATION. pageTrials is the number of trials
+	// for each list and each change of a page.
 	sampledTrials, pageTrials = 230, 25
 	// ruleTimeout limits a check, which may wait for a value that an altered answer hides.
 	ruleTimeout = 10 * time.Second
@@ -303,14 +303,13 @@ const (
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// altered is a survey of a simulated rack. real is one without the admin listener, as on a real
-	// rack.
+	// altered is a survey of a simulated rack, and real a survey without its admin listener.
 	altered, real surveyed
 	trials        []trial
 
 	mu sync.Mutex
-	// mu guards the fields below, and the order of rules in asking. same counts the faults that
-	// changed nothing. alarms are failures of checks under legal faults.
+	// mu guards the fields below, and the order of rules in asking. alarms are failures of checks
+	// under legal faults. same is the number of faults that changed nothing.
 	tried, noticed, same, legal int
 	alarms, missed              []string
 }
@@ -431,7 +430,7 @@ func sweep(ctx context.Context, rack *harness.Rack, mark string) (left []string,
 	return left, err
 }
 
-// draw returns the number of irrelevant fields.
+// draw adds every trial, and returns the number of irrelevant fields.
 func (h *faultTest) draw(t *testing.T) (ignored int) {
 	t.Helper()
 	add := func(operation, field, how string) {

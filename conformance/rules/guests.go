@@ -159,7 +159,7 @@ var ofGuests = []tested{
 		for _, test := range []struct {
 			what string
 			nics oxide.InstanceNetworkInterfaceAttachment
-			// early means that the rack refuses the interfaces before the name.
+			// early means that the rack refuses the interfaces before it checks the name.
 			early bool
 			want  Refused
 		}{
@@ -264,8 +264,8 @@ func (c *Check) needGuest() {
 	}
 }
 
-// With hot-plug, disksHere returns disks that this run attached, and otherwise all disks of its
-// instance.
+// With hot-plug, disksHere returns disks that this run attached. Otherwise it returns all disks of
+// this instance.
 func (c *Check) disksHere() []oxide.Disk {
 	c.needGuest()
 	if c.Hotplug {
@@ -396,7 +396,7 @@ func onlyV6() oxide.InstanceNetworkInterfaceAttachment {
 }
 
 // guestsAddresses demands that an interface has none of the first five addresses of its subnet.
-// Only in a new project is the size of the subnet known.
+// Only the size of a new project's subnets is known.
 func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 	var texts []string
 	switch stack := nic.IpStack.Value.(type) {

@@ -245,7 +245,7 @@ var ofInstances = []tested{
 			equal(c, "create an instance with the host name "+test.name,
 				unplaced(refusedBy(c.createInstance(params).err)), badBody(test.problem))
 		}
-		// The instance stays stopped, so it uses nothing of the silo (A20).
+		// A stopped instance uses no CPUs and no memory of the silo (A20).
 		create(maxCPUs, maxMemory).must()
 	}},
 	{"A51", "instance_create disk_view", checkUndoneInstance},
@@ -346,7 +346,7 @@ func shows(changed outcome[*oxide.Instance], want oxide.InstanceState) {
 	equal(changed.c, changed.step+": its state", changed.must().RunState, want)
 }
 
-// stopSlowly makes a simulated rack as slow as a real one.
+// stopSlowly stops an instance. It makes a simulated rack as slow as a real one.
 func (c *Check) stopSlowly(instance string) {
 	if c.simulated() {
 		c.Switch("instance_delay", adminapi.Duration(hold))
@@ -376,7 +376,7 @@ func checkChangeWhileCreating(c *Check) {
 	c.Await(seen.Id, oxide.InstanceStateStopped)
 }
 
-// updated sends an instance's present values, altered by change, as an update.
+// updated sends an instance's present values, altered by change(), as an update.
 func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) outcome[*oxide.Instance] {
 	now := c.see(id)
 	body := &oxide.InstanceUpdate{Ncpus: now.Ncpus, Memory: now.Memory,
@@ -464,11 +464,11 @@ func (c *Check) utilization() *oxide.Utilization {
 	return asked(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization").must()
 }
 
-// looks is the number of calls of look on a real rack, because others may change what the silo has
-// provisioned between two reads.
+// looks is the number of calls of look() on a real rack, because others may change what the silo
+// has provisioned between two reads.
 const looks = 3
 
-// steadily calls look again if it finds a problem on a real rack: other users may have caused the
+// steadily calls look() again if it finds a problem on a real rack: other users may have caused the
 // problem, but a rack that breaks the rule causes the same one each time.
 func (c *Check) steadily(look func()) {
 	before := len(c.problems)

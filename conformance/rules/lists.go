@@ -138,8 +138,8 @@ type reading struct {
 	limit int // the size of the pages
 	pages [][]listed
 	// gone has the IDs of objects that were deleted before the reading. deleted has the objects that
-	// were deleted during it. made has those that were created during it, at a place in the order that
-	// had not been read yet.
+	// were deleted during it. made has the objects that were created during it, behind the place up to
+	// which it had read.
 	gone          []string
 	deleted, made []listed
 }
@@ -150,13 +150,13 @@ var orders = map[string]func(a, b listed) int{
 	"id_ascending":    func(a, b listed) int { return cmp.Compare(a.ID, b.ID) },
 }
 
-// creation limits the time from an object's time_created until lists show it.
+// creation is the longest time from an object's time_created until lists show it.
 var creation = time.Minute
 
 // judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each
 // reading must have the known objects. Any other object must be in all readings between the first
-// and the last that has it. If it was created before the time began, it must also be in all earlier
-// readings, and if it still exists, in all later ones.
+// and the last that has it. An object that is much older than the readings must also be in all
+// earlier ones, and an object that still exists, in all later ones.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {
 	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}
@@ -224,8 +224,8 @@ const (
 	allAtOnce = 10000
 )
 
-// readList reads a list to its end. After the first page it calls between, if that is not nil. It
-// reports whether all pages had the limit of r.
+// readList reads a list to its end. After the first page it calls between(), unless that is nil. It
+// returns whether all pages had the size r.limit.
 func (c *Check) readList(list, path string, r *reading, between func()) (whole bool) {
 	what := fmt.Sprintf("%s in the order %s, in pages of %d", list, r.order, r.limit)
 	base, _, _ := strings.Cut(path, "?")
@@ -252,8 +252,8 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 }
 
 // checkList reads a list of n objects in each order, in pages of 1, 2, 3, n-1 and n objects, and
-// compares the readings, which start after the time began. If between is not nil, one reading calls
-// it to delete an object of the list and to create another one.
+// compares the readings. One reading calls between(), unless that is nil, to delete an object of
+// the list and to create another one.
 func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	between func() (gone, made listed)) {
 	readings, gone := []reading{{order: "id_ascending", limit: allAtOnce}}, []string{}
@@ -346,7 +346,7 @@ func (c *Check) after(sortBy, lastSeen string) string {
 		[]byte(c.tokenText(sortBy, lastSeen))))
 }
 
-// previous returns the UUID before id, so that the page after it begins with id.
+// previous returns the UUID before id. A page that begins after that UUID begins with id.
 func previous(id string) string {
 	parsed, err := uuid.Parse(id)
 	if err != nil {

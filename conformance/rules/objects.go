@@ -27,7 +27,7 @@ func (r *TestedRack) name() oxide.Name {
 
 func (r *TestedRack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
 
-// beside returns the project if which is a name; a request with an ID needs none.
+// beside returns the project for a request with an object's name; a request with an ID needs none.
 func (r *TestedRack) beside(which string) oxide.NameOrId {
 	if uuid.Validate(which) == nil {
 		return ""
@@ -105,7 +105,7 @@ func (r *TestedRack) instances() kind[*oxide.Instance] {
 		func(i *oxide.Instance) (string, bool) { return i.Id, r.isOwn(i.Description) }}
 }
 
-// created removes the object that a request has created, at the end of the check.
+// created makes the check remove an object at its end, if the request may have created it.
 func created[T any](made outcome[T], k kind[T], name oxide.Name) outcome[T] {
 	if mayBeDone(made.err) {
 		k.removeNamed(made.c, name)
@@ -131,7 +131,7 @@ func (k kind[T]) removeNamed(c *Check, name oxide.Name) {
 	})
 }
 
-// isOwn accepts a description that begins with the checks', because the check of A70 extends it.
+// isOwn also accepts an extended description, because the check of A70 makes one.
 func (r *TestedRack) isOwn(description string) bool {
 	return strings.HasPrefix(description, strings.TrimSuffix(r.Description, "}"))
 }
@@ -143,7 +143,7 @@ func leavesOpen(status int) bool {
 	return status == http.StatusInternalServerError || MeansBusy(status)
 }
 
-// The checks share these objects, so no single check may remove them.
+// No check may remove an object that the checks share.
 func (r *TestedRack) shares(id string) bool {
 	return r.stopped != nil && r.stopped.Id == id || r.running != nil && r.running.Id == id ||
 		r.runningDisk != nil && r.runningDisk.Id == id
@@ -245,7 +245,7 @@ func (r *TestedRack) StoppedInstance(ctx context.Context) (*oxide.Instance, erro
 	return r.stopped, r.Await(ctx, r.stopped.Id, oxide.InstanceStateStopped)
 }
 
-// createShared reads the instance by its name if the creation is not confirmed.
+// createShared creates an instance, or finds it by its name if the creation is not confirmed.
 func (r *TestedRack) createShared(ctx context.Context,
 	params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	made, err := r.Client.InstanceCreate(ctx, params)
@@ -305,7 +305,7 @@ func (c *Check) needSimulated(why string) {
 	}
 }
 
-// situations is the unit of the measures of arrange. Check.run completes them.
+// situations is the unit of the measures that arrange adds. Check.run completes these measures.
 const situations = "situations"
 
 // arrange reports whether the check can create a situation, which needs a simulated rack. If it

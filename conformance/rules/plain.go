@@ -413,7 +413,7 @@ func (c *Check) object(what string, a Answer) map[string]json.RawMessage {
 // Plain is a request that Oxide's client cannot send, or whose answer it hides.
 type Plain struct {
 	Method string
-	// Path is the encoded path and query, with the slash.
+	// Path is the encoded path and query, with the leading slash.
 	Path string
 	Body string
 	// Header is added to the token, the content type and the version of the API. An empty value
@@ -432,7 +432,7 @@ func (c *Check) send(p Plain) (Answer, error) {
 	if err != nil {
 		return Answer{}, fmt.Errorf("make the request: %w", err)
 	}
-	// The client would normalize the path in Path, and sends that in Opaque unchanged.
+	// The client would normalize the path in URL.Path. It sends the path in URL.Opaque unchanged.
 	route, query, _ := strings.Cut(p.Path, "?")
 	req.URL.Opaque = route
 	req.URL.RawQuery = query
@@ -506,7 +506,7 @@ func fieldsOf[T any](c *Check, object any) (parts T) {
 	return parts
 }
 
-// same checks that two answers show the same object, except for the fields in but.
+// same checks that two answers show the same object, except for the fields whose names follow.
 func (c *Check) same(what string, got, want any, but ...string) {
 	g, w := fieldsOf[fields](c, got), fieldsOf[fields](c, want)
 	all := maps.Clone(w)
@@ -552,8 +552,8 @@ func (c *Check) badBodies(cases [][3]string) {
 
 const notAName = "data did not match any variant of untagged enum NameOrId"
 
-// idOf returns the request's ID from the header or, if a proxy in front of a real rack removed
-// that, from the body of a refusal.
+// idOf returns the request's ID from the header. If a proxy in front of a real rack removed the
+// header, the ID is from the body of a refusal.
 func (c *Check) idOf(what string, a Answer) string {
 	id := a.Header.Get("X-Request-Id")
 	if id == "" && !c.simulated() {

@@ -62,8 +62,8 @@ type TestedRack struct {
 	// cleaning limits the removal of what a check created. pause is the time between two tries.
 	cleaning, pause time.Duration
 	made            int
-	// The checks share two instances: stopped is never started, and running is never stopped.
-	// runningDisk was attached to running before its start.
+	// The checks share these objects. No check starts the stopped instance, or stops the running one,
+	// to which runningDisk was attached before its start.
 	stopped, running *oxide.Instance
 	runningDisk      *oxide.Disk
 }
@@ -141,7 +141,7 @@ func (r *TestedRack) Close(ctx context.Context) error {
 // HTTP returns the HTTP client that sends the requests.
 func (r *TestedRack) HTTP() *http.Client { return r.http }
 
-// Exchanges returns the requests and answers since the last check or call, and forgets them.
+// Exchanges returns and forgets the requests and answers since its last call or the last check.
 func (r *TestedRack) Exchanges() []RecordedCall { return r.recorder.take() }
 
 func refusal(err error) *oxide.HTTPError {
@@ -264,7 +264,7 @@ type RecordedCall struct {
 var ErrNotSent = errors.New("the request was not sent")
 
 // recorder is a transport that keeps every exchange until take returns it. It repeats every request
-// that is answered 429, and reads that have no answer or that of a busy rack.
+// that is answered 429, and every read that was not answered or that a busy rack refused.
 type recorder struct {
 	next     http.RoundTripper
 	token    string        // removed from the answers that are kept
@@ -362,7 +362,7 @@ func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error)
 var errAnother = errors.New("the rack shows another object")
 
 // another returns an error if a read by ID or by name shows another object. The reader would take
-// that for the right one, and might delete it.
+// it for the right object, and might delete it.
 func another(operation, which string, status int, body []byte) error {
 	if status != http.StatusOK || !slices.Contains([]string{"disk_view", "snapshot_view",
 		"instance_view", "image_view", "project_view"}, operation) {

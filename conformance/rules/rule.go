@@ -33,8 +33,8 @@
 //
 // The tests in faults_test.go test the checks. They alter the fields of the rack's answers, one at
 // a time: a check must fail, or the table irrelevant states why nobody relies on the field. They
-// also apply every fault to the requests of every operation. A fault that the network or a rack in
-// order may cause must fail no check. Every other fault must fail a check, or leave its rule
+// also apply every fault to the requests of every operation. A fault that the network or a healthy
+// rack may cause must fail no check. Every other fault must fail a check, or leave its rule
 // untested.
 //
 // The package does not use Ginkgo, and uses the rack only through its API.
@@ -80,9 +80,9 @@ const passed, failed, blocked, notTested = report.Passed, report.Failed, report.
 // Result is the result of a rule's check.
 type Result struct {
 	// Status is Passed, Failed, Blocked on a rack without hot-plug, or NotTested if the check could
-	// not create its situation. Extent is that of the last try. A failed check is repeated if an
-	// answer was missing, or if it said that the rack was busy (429, 502, 503, 504) or has failed
-	// (500).
+	// not create its situation. Extent is only the extent of the last try. A failed check is repeated
+	// if an answer was missing, or if it said that the rack was busy (429, 502, 503, 504) or has
+	// failed (500).
 	report.Result
 	// Undecided means that something disturbed the check, such as a limit of requests, so that the
 	// rule was not tested. Another run may be able to test it.
@@ -99,7 +99,7 @@ func triesOf(exchanges []RecordedCall) int {
 			return lasting // the request was repeated for long
 		case e.disturbed():
 			most = disturbed
-		// A rack in order undoes a failed creation, and the next try may succeed (A19).
+		// A healthy rack undoes a failed creation, and the next try may succeed (A19).
 		case e.Status == http.StatusInternalServerError:
 			most = max(most, lasting)
 		}
@@ -147,7 +147,7 @@ func (r *TestedRack) answers(ctx context.Context) bool {
 	return !IsUnanswered(err) && !IsBusy(err)
 }
 
-// disturbed reports whether a request got no answer or that of a busy rack, and was not repeated.
+// disturbed reports whether the rack was busy or did not answer, and the request was not repeated.
 func (e RecordedCall) disturbed() bool {
 	return !e.repeated && (e.unanswered() || MeansBusy(e.Status))
 }
@@ -236,7 +236,7 @@ type Check struct {
 	*TestedRack
 	ctx  context.Context
 	rule Rule
-	// problems are the differences that the check found. status and reason are set if it ends early.
+	// problems has the differences found. status and reason are set if the check ends early.
 	problems  []string
 	status    Status
 	reason    string
@@ -249,7 +249,7 @@ type Check struct {
 
 type over struct{}
 
-// run also removes the check's objects, even if the run is interrupted.
+// run runs the check and removes its objects, even after an interrupt.
 func (c *Check) run() {
 	defer c.clean()
 	defer func() {
@@ -458,8 +458,8 @@ func (u *underway[T]) over() bool {
 	}
 }
 
-// end makes a simulated rack complete the request, and returns its outcome. On a real rack that may
-// have completed it before, the problems found since begin prove nothing: end drops them and ends
+// end makes a simulated rack complete the request, and returns its outcome. A real rack may have
+// completed it earlier. Then the problems found meanwhile prove nothing: end drops them, and ends
 // the check as not tested.
 func (u *underway[T]) end() outcome[T] {
 	c := u.c

@@ -73,7 +73,7 @@ func TestTheSimulatorCitesExactlyTheListedRules(t *testing.T) {
 // may leave objects that would disturb the next one.
 var marks atomic.Int64
 
-// configOf configures the checks as from inside the rack's first instance.
+// configOf configures the checks as if they ran in the rack's first instance.
 func configOf(rack *harness.Rack, hotplug bool) Config {
 	here := rack.Instance("")
 	return Config{Host: rack.URL, Token: rack.Token, Project: rack.Project, CAFile: rack.CA,
@@ -82,8 +82,8 @@ func configOf(rack *harness.Rack, hotplug bool) Config {
 		Here:  &GuestFiles{ID: here.ID, Sys: os.DirFS(filepath.Join(here.Guest, "sys"))}}
 }
 
-// In make proofs, only racks that are started with arguments have the race detector: those of
-// TestARackInOrderKeepsEveryRule.
+// In "make proofs", only racks that are started with arguments have the race detector: those of
+// TestAHealthyRackKeepsEveryRule.
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -96,7 +96,7 @@ func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	return rack
 }
 
-func TestARackInOrderKeepsEveryRule(t *testing.T) {
+func TestAHealthyRackKeepsEveryRule(t *testing.T) {
 	t.Parallel()
 	// The rules cover these requirements.
 	const requirements = "OF-1 OF-2 OF-3 OF-4 OF-5 OF-6 OF-7 OF-8 OF-9 OF-10 OF-11 OF-12 OF-13 " +
@@ -224,8 +224,8 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 		noticed.Load())))
 }
 
-// answering opens a rack that gives every request the same body, and the statuses of the script in
-// turn, of which it repeats the last; 0 means no answer.
+// answering opens a rack that answers every request with this body, and with the statuses of the
+// script in turn. It repeats the last status; 0 means no answer.
 func answering(t *testing.T, body string, script ...int) *TestedRack {
 	t.Helper()
 	var asked atomic.Int64
