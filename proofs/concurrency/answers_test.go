@@ -30,8 +30,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// The limits replace longer defaults of the driver. As in the chart, a call and a look end before
-// another controller can take the lease.
+// lateLimit and lookLimit replace longer defaults of the driver. As in the chart, a call and a look
+// end before another controller can take the lease.
 const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
@@ -553,8 +553,8 @@ func (v *life) deleteSnapshot() error {
 	return nil
 }
 
-// end removes the volume and its snapshots. A trial that is void proves nothing; otherwise end
-// first compares the rack with the acknowledged results.
+// end removes the volume and its snapshots. If the trial is not void, end first compares the rack
+// with the acknowledged results.
 func (v *life) end(void bool) error {
 	state, err := v.rack.Admin.State(v.ctx)
 	// want and got map the ID of a disk to its node, and the ID of a snapshot to aSnapshot.

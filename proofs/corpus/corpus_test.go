@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1, NS-6
+func TestOnlyDisksThatAreBlankOrHaveAnUnfinishedFormatAreFormatted(t *testing.T) { // E-1, NS-6
 	l := newLab(t, "blank-corpus")
 	p := l.p
 	program, err := proof.BuildMutant(t.Context(), l.run.Dir, mutable(guards()))

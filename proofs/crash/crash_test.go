@@ -488,7 +488,7 @@ var shapes = map[string]string{
 		* controller 1: DeleteVolume COPY
 		* controller 1: DeleteVolume VOL
 		* controller 1: DeleteSnapshot SNAP`,
-	// The lifecycle continues with these steps after a move to the other node.
+	// To move a volume, the orchestrator detaches it and makes these steps.
 	elsewhere: `
 		controller 1: bring VOL to pod 1 on b, which writes block 1
 		controller 1: take VOL from pod 1 on b
