@@ -36,7 +36,7 @@ const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
 	lookLimit  = 400 * time.Millisecond
-	// A fault delays a request or an answer by pause. Meanwhile the actor acts.
+	// For this time a fault delays a request or an answer, while the actor acts.
 	pause     = 150 * time.Millisecond
 	callLimit = 800 * time.Millisecond
 	lease     = time.Second
@@ -68,8 +68,7 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	}
 }
 
-// answerRules contains guards of the controller. Without one of them, a trial with its actors must
-// fail.
+// Without one of these guards of the controller, a trial with an actor in shownBy must fail.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor

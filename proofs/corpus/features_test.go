@@ -330,8 +330,8 @@ func sumXFS(b []byte) {
 
 func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
 
-// patch replaces bytes of a superblock, from its index at on, and corrects its checksum. The
-// superblock has n bytes and begins at the offset.
+// patch changes a superblock, the n bytes at the offset: it copies the new bytes to b[at:], and
+// corrects the checksum.
 func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	b := im.read(offset, n)
 	copy(b[at:], bytes)

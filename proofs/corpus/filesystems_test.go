@@ -365,7 +365,7 @@ func (f *fixture) mountedBytes() int64 {
 }
 
 // growthOfAnother stages the disk as another volume, and makes resize2fs fail. So a growth record
-// of the other volume is left. Behind the filesystem, growthOfAnother writes a byte.
+// of the other volume is left. Then a byte is written behind the filesystem.
 func (f *fixture) growthOfAnother() {
 	volume := f.VolumeID
 	f.VolumeID = randomUUID(f.trial)

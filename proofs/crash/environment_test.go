@@ -354,8 +354,8 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	return killed
 }
 
-// whileRunning returns a context that ends when the process ends, and a function that also ends it.
-// The caller must call this function before it starts the process again.
+// whileRunning returns a context that ends with the process, and a function that ends the context.
+// The function must be called before the process starts again.
 func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup

@@ -183,7 +183,7 @@ func (m *matrix) choose() {
 	}
 }
 
-// some returns up to n cells of each kind, each in another phase.
+// some returns up to n cells of each kind, with different phases.
 func some(all []cell, n int, kind func(cell) string) (chosen []cell) {
 	taken := map[string][]adminapi.Phase{}
 	for _, c := range all {
@@ -427,7 +427,7 @@ func (r *cellRun) checkResult() {
 func (r *cellRun) now() rackState { return r.state().since(r.start) }
 
 // repeat makes the call again, as an orchestrator does, until the driver knows what the first call
-// has changed. If the first call succeeded, the last answer must be equal to its answer.
+// has changed. If the first call succeeded, the first and the last answer must be equal.
 func (r *cellRun) repeat(what string) {
 	var again proto.Message
 	var err error

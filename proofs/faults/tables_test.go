@@ -235,7 +235,7 @@ var doubt = map[string]map[string][]codes.Code{
 		"InvalidRequest": {codes.Internal}, "Conflict": {},
 		"ObjectNotFound": {codes.Internal, codes.Unavailable, codes.Aborted},
 	},
-	// The driver takes the disk for deleted in the meantime.
+	// The driver assumes that the disk was deleted in the meantime.
 	"disk_view": {
 		"ObjectNotFound": {codes.Aborted},
 		// A rack never answers a read like this. If the source is missing, NOT_FOUND is right, too.
@@ -294,7 +294,7 @@ func (c cell) allowed() []codes.Code {
 // call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
-// open reports whether it is not known after the answer if the change was made.
+// open reports whether only the rack's state tells if the change was made.
 func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && c.answer.code == codes.Unavailable
 }

@@ -59,7 +59,7 @@ func pretend(o op, err error) manipulation {
 	}}
 }
 
-// onBacking calls change() for the file behind v's disk, after the step that begins with when.
+// After the step whose line begins with the text when, change() gets the file behind v's disk.
 func onBacking(when string, v int, change func(path string) error) manipulation {
 	return after(when, func(h *History) error {
 		return change(proof.DiskFile(h.env.Rack, h.volumes[v].GetVolumeId()))

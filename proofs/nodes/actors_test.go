@@ -80,7 +80,7 @@ func (w *testCluster) attacher() {
 	}
 }
 
-// attachOnce attaches a disk only if the rack does not show it as attached, like the driver.
+// Like the driver, attachOnce attaches a disk only if the rack does not show it as attached.
 func (w *testCluster) attachOnce(a *storagev1.VolumeAttachment) error {
 	disk, instance := w.disks[*a.Spec.Source.PersistentVolumeName], w.rack.Instance(a.Spec.NodeName).ID
 	attached, err := w.rack.Client.InstanceDiskListAllPages(w.ctx,
@@ -379,7 +379,7 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // wake lets a keeper stop an instance in real time, and returns how long after the stop the
 // attacher attached the disk. At the stop the attacher also gets calls for other nodes. A program
-// starts the instance after startsAfter.
+// starts the instance startsAfter later.
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)

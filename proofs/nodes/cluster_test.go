@@ -62,8 +62,8 @@ type testCluster struct {
 	// With noEviction the budgets allow no disruption. With stuck, deleted pods do not end. With
 	// lagging, Kubernetes does not notice that a kubelet is dead.
 	noEviction, stuck, lagging bool
-	// Until outage the API server is unavailable. starter is set while a program starts all stopped
-	// instances every ten seconds, for the last time at looked.
+	// The API server is unavailable until the time outage. starter is set while a program starts all
+	// stopped instances every ten seconds, for the last time at looked.
 	outage  time.Time
 	starter bool
 	looked  time.Time

@@ -151,7 +151,7 @@ func (w *testCluster) round() {
 	}
 }
 
-// startStopped lets both keepers start stopped instances. No keeper needs to lead for this.
+// startStopped lets both keepers start stopped instances. A keeper need not lead for this.
 func (w *testCluster) startStopped() {
 	for _, k := range w.keepers {
 		if err := k.StartStopped(w.ctx); err != nil {

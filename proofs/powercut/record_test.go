@@ -314,7 +314,7 @@ type ledger struct {
 	events []event
 }
 
-// at returns the promises after this number of events, and whether the volume is staged.
+// at returns the promises after this number of events, and whether the volume was staged by then.
 func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 	promises = maps.Clone(l.first)
 	if promises == nil {

@@ -144,8 +144,8 @@ func (s *tracing) run() error {
 	return nil
 }
 
-// release makes run() detach from the process. Any thread may call it. Go programs ignore SIGURG,
-// but stop for the tracer, so run() does not wait any longer.
+// release makes run() detach from the process. Any thread may call it. SIGURG causes a stop, so
+// that run() does not wait for another one. Go programs ignore this signal.
 func (s *tracing) release() {
 	s.letGo.Store(true)
 	_ = unix.Kill(s.order.PID, unix.SIGURG)
