@@ -30,13 +30,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// lateLimit and lookLimit replace longer defaults of the driver. As in the chart, callLimit and
-// lookLimit are shorter than the lease, after which another controller leads.
+// lateLimit and lookLimit replace longer defaults of the driver. As in the chart, a call and a look
+// end before another controller can take the lease.
 const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
 	lookLimit  = 400 * time.Millisecond
-	// pause is the time for which a fault delays a request or an answer, so that the actor acts first.
+	// For this time a fault delays a request or an answer, while the actor acts.
 	pause     = 150 * time.Millisecond
 	callLimit = 800 * time.Millisecond
 	lease     = time.Second
@@ -44,7 +44,7 @@ const (
 
 const lanes = 6
 
-// In each trial an actor disturbs one call. Faults of the rack cause wrong and late answers.
+// In each trial an actor disturbs one call.
 func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "answers")
@@ -68,8 +68,7 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	}
 }
 
-// answerRules contains guards of the controller. Without a guard, a trial with the actors in
-// shownBy must fail.
+// Without one of these guards of the controller, a trial with an actor in shownBy must fail.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor
@@ -137,7 +136,7 @@ type answerProof struct {
 
 func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *answerProof {
 	t.Helper()
-	// The rack accepts any token. Each controller has its own token, by which faults select it.
+	// The rack accepts any token. A fault selects the requests of one controller by their token.
 	rack := csitest.Got(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{
 		Args: []string{"--token="}}))(t)
 	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
@@ -189,9 +188,9 @@ func (v *life) report(count *atomic.Int64, format string, args ...any) {
 		fmt.Sprintf(format, args...)))
 }
 
-// wrongAnswer returns an answer of a proxy, or a 503 of the rack. nil means that the connection is
-// cut. Each answer gets the request ID of the rack's own answer. So 204 is not among the statuses:
-// with this ID it would be a valid answer of the rack to a delete.
+// wrongAnswer returns an answer of a proxy, a 503 of the rack, or nil to cut the connection. Each
+// answer gets the request ID of the rack's own answer. With this ID, 204 would be a right answer to
+// a delete, so it is not among the statuses.
 func wrongAnswer(r *rand.Rand) *adminapi.Response {
 	if r.IntN(6) == 0 {
 		return nil
@@ -227,8 +226,8 @@ type leader struct {
 	token string
 }
 
-// stop sends SIGSTOP and returns when all threads have stopped. On a busy machine a thread may run
-// on for a while after the signal, and send its change.
+// stop sends SIGSTOP and waits until all threads have stopped. On a busy machine a thread may run
+// for a while after the signal, and send a request.
 func (l leader) stop() error {
 	if err := l.Signal(syscall.SIGSTOP); err != nil {
 		return err
@@ -277,7 +276,7 @@ type life struct {
 	// node is the node on which the volume was last published.
 	node      string
 	published bool
-	// left waits for calls to a controller that was stopped before it answered.
+	// Calls to a controller that was stopped before it answered.
 	left sync.WaitGroup
 	// late is the ID of the fault that makes the rack carry a request out after its answer, or "".
 	late string
@@ -321,7 +320,7 @@ func (v *life) live() {
 		all = slices.Insert(slices.Clone(steps), 3, publishing, unpublishing)
 	}
 	all = all[:1+v.rand.IntN(len(all))]
-	// The actor disturbs one of the last three calls. Later calls could repair an earlier damage.
+	// The actor disturbs one of the last three calls, because later calls could repair the damage.
 	disturbed := max(0, len(all)-1-v.rand.IntN(3))
 	for i, s := range all {
 		end := func() {}
@@ -397,7 +396,7 @@ func (v *life) disturb(s step) (end func()) {
 	return v.inject(f, meanwhile)
 }
 
-// inject adds a fault, and calls meanwhile when the fault fires. end removes the fault.
+// inject adds a fault, and calls meanwhile() when the fault fires. end() removes the fault.
 func (v *life) inject(f adminapi.Fault, meanwhile func()) (end func()) {
 	admin := v.rack.Admin
 	id, err := admin.AddFault(v.ctx, f)
@@ -465,8 +464,8 @@ func (v *life) lateness() (late time.Duration) {
 	return late
 }
 
-// call sends a request until it succeeds or gets a final code, or only once if once is set. If the
-// leader is stopped before it answers, call sends the request to the new leader.
+// call sends a request until it succeeds or gets a final code; with once = true, it sends only one
+// request. If the leader is stopped before it answers, the new leader gets the request.
 func (v *life) call(once bool, req proto.Message) (answer proto.Message, err error) {
 	for {
 		ctx, cancel := context.WithTimeout(v.ctx, v.limit)
@@ -553,8 +552,8 @@ func (v *life) deleteSnapshot() error {
 	return nil
 }
 
-// If void is false, end compares the rack with the acknowledged results. Then it removes the volume
-// and its snapshots.
+// end removes the volume and its snapshots. If the trial is not void, end first compares the rack
+// with the acknowledged results.
 func (v *life) end(void bool) error {
 	state, err := v.rack.Admin.State(v.ctx)
 	// want and got map the ID of a disk to its node, and the ID of a snapshot to aSnapshot.

@@ -167,7 +167,6 @@ func (p *neighbour) data() harness.Data {
 		Seed: 1, PieceBytes: 4096}
 }
 
-// attach creates a volume and attaches it to the node.
 func (n *neighbours) attach(name, fsType string) *neighbour {
 	capability := harness.Access(fsType)
 	p := &neighbour{n: n, Placement: harness.Placement{Capability: capability,
@@ -329,7 +328,7 @@ func (n *neighbours) commit(p *neighbour) {
 }
 
 // openDevice opens a raw volume through the guest's device node, as a workload does through a mount
-// in its own mount namespace. So the published path itself is not in use.
+// in its own mount namespace. The published path itself is then not in use.
 func (n *neighbours) openDevice(p *neighbour) *os.File {
 	disk := csitest.Got(n.node.Instance.Device(p.Volume.GetVolumeContext()["diskName"]))(n.t)
 	device := csitest.Got(os.Open(disk.Path))(n.t)

@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1, NS-6
+func TestOnlyDisksThatAreBlankOrHaveAnUnfinishedFormatAreFormatted(t *testing.T) { // E-1, NS-6
 	l := newLab(t, "blank-corpus")
 	p := l.p
 	program, err := proof.BuildMutant(t.Context(), l.run.Dir, mutable(guards()))
@@ -225,7 +225,7 @@ func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 			if g.name != "" && m.p.Over() {
 				break
 			}
-			if err := m.one(ctx, g, seed); err != nil {
+			if err := m.runWithout(ctx, g, seed); err != nil {
 				errs = append(errs, fmt.Errorf("guard %q (seed %d): %w", g.name, seed, err))
 			}
 		}
@@ -251,8 +251,8 @@ func trialsOf(guards []guard) []string {
 	return slices.Compact(names)
 }
 
-// one runs a guard's trials without the guard. A guard without a name removes nothing.
-func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
+// runWithout tries a guard's trials without the guard. A guard with no name removes nothing.
+func (m *mutation) runWithout(ctx context.Context, g guard, seed uint64) error {
 	b, err := m.newBench(ctx, m.program, g.name)
 	if err != nil {
 		return err
@@ -401,7 +401,7 @@ type bench struct {
 	evidence, kept bool
 }
 
-// newBench starts the run's driver. If program is set, it starts this program without the guard.
+// newBench starts the program without the guard or, if program is "", the unmodified driver.
 func (l *lab) newBench(ctx context.Context, program, guard string) (*bench, error) {
 	started, err := proof.StartBench(ctx, l.run, program, map[string]string{proof.RemovedGuard: guard})
 	return &bench{Bench: started, lab: l}, err
@@ -428,8 +428,8 @@ type trial struct {
 	// Rand depends only on the seed and the trial's name.
 	Rand *rand.Rand
 	Fill func(*image)
-	// The driver must not change a refused disk before the offset Until; 0 means the whole disk.
-	// Behind Until, the kernel may write, or the driver may write growth records.
+	// A refused disk must not change before this offset; 0 means the whole disk. Behind this offset
+	// the kernel or the driver may write.
 	Until int64
 	// Set, if not nil, changes the disk or the request after the guest has the disk.
 	Set func(*fixture)
@@ -444,17 +444,17 @@ const (
 	formatted outcome = "formatted"
 	mounted   outcome = "mounted"
 	refused   outcome = "refused"
-	// either allows a mount, or a refusal whose evidence contains one of want.Names.
+	// The driver may mount the disk, or refuse it with evidence that contains one of want.Names.
 	either outcome = "mounted or refused"
 )
 
 type want struct {
 	Outcome outcome
-	// The reason of a refusal must be one of Reasons.
+	// A refusal must have one of these reasons.
 	Reasons []string
-	// The evidence must contain one of Names, or an offset at which the disk is not zero.
+	// The evidence must contain one of these names, or an offset at which the disk is not zero.
 	Names []string
-	// The evidence must contain all of Says.
+	// The evidence must contain each of these texts.
 	Says []string
 	// Begun is set for a blank disk that the driver may refuse after it has begun a format.
 	Begun bool
@@ -481,7 +481,7 @@ const (
 
 func refuse(reasons ...string) want { return want{Outcome: refused, Reasons: reasons} }
 
-// foreign wants a refusal because the disk is not blank. See want.Names.
+// foreign is the outcome for a disk that the driver must refuse because it is not blank.
 func foreign(names ...string) want {
 	return want{Outcome: refused, Reasons: []string{notBlank}, Names: names}
 }
@@ -491,7 +491,7 @@ var (
 	isMounted   = want{Outcome: mounted}
 )
 
-// generator makes a trial: it changes the default one, a small blank disk and a request for ext4.
+// A generator changes the default trial: a small blank disk, and a request for ext4.
 type generator struct {
 	name string
 	make func(t *trial)
@@ -501,11 +501,11 @@ func blank(name, fs string, w want, set func(*fixture)) generator {
 	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
 }
 
-// with makes a disk with a filesystem. The function change, if not nil, then changes its file.
+// The function change, if not nil, changes the file of a disk with a filesystem.
 func with(name, kind string, w want, change func(*image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		k := kindOf(kind)
-		k.of(t)
+		k.setUp(t)
 		if change != nil {
 			t.Fill = func(im *image) {
 				im.filesystem(k)
@@ -532,8 +532,8 @@ func corpus() []generator {
 		foreignParts(), forged(), forgedRecords())
 }
 
-// mke2fs uses its default options for disks of at least this size. Most disks are not much larger,
-// because the driver reads many of them completely.
+// For smaller disks, mke2fs has other default options. Most disks are not much larger, because the
+// driver reads many of them completely.
 const smallest = 512 * mib
 
 func defaults(name string, r *rand.Rand) *trial {
@@ -553,8 +553,8 @@ const (
 // ours contains the filesystem types that volumes can have.
 var ours = []string{ext3, ext4, xfs, btrfs}
 
-// each returns n generators whose trials differ only in their random numbers.
-func each(n int, name string, make func(t *trial)) []generator {
+// repeated returns n generators whose trials differ only in their random numbers.
+func repeated(n int, name string, make func(t *trial)) []generator {
 	if n == 1 {
 		return []generator{{name, make}}
 	}

@@ -21,8 +21,8 @@
 // No call may change a bystander, or a file in which a workload has forged the driver's records
 // (package proof).
 //
-// A disk depends only on the seed and its generator's name. The test tries each generator once. The
-// short form tries some for each outcome, and the long form all with many seeds.
+// A disk depends only on the seed and its generator's name. The test tries each generator once; in
+// the short form it tries some for each outcome, and in the long form all with many seeds.
 //
 // # Features
 //
@@ -43,9 +43,9 @@
 //
 // # What it does not prove
 //
-// If the driver created a disk blank, for filesystems only, it reads only samples and the regions
-// in which filesystems, tables and labels have marks. So it may format such a disk if other data
-// fill less than a hundredth of it. It reads every other disk completely.
+// If the driver has created a disk blank and for filesystems only, it reads samples of the disk and
+// the regions in which filesystems, tables and labels have marks. So it may format this disk if
+// other data fill less than a hundredth of it. It reads every other disk completely.
 //
 // The environment variable PROOF_ONLY is a pattern for the names of the disks to try. If
 // PROOF_ANSWERS is set, the test logs the answer of each call.

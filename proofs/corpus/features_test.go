@@ -27,11 +27,10 @@ type featureImage struct {
 	patch   []fieldValue
 }
 
-// fieldValue is a value for a superblock field. With or = true, the field's other bits stay.
 type fieldValue struct {
 	field
 	value uint64
-	or    bool
+	or    bool // keeps the other bits of the field
 }
 
 type field struct {
@@ -56,7 +55,7 @@ type layout struct {
 	groups [][]string
 }
 
-func TestFilesystemsWithUnknownFeaturesAreRefused(t *testing.T) {
+func TestFilesystemsWithUnsupportedFeaturesAreRefused(t *testing.T) {
 	c := &tally{lab: newLab(t, "features"), outcomes: map[outcome]int{}, features: true}
 	p := c.p
 	all, rest := featureImages()
@@ -331,7 +330,7 @@ func sumXFS(b []byte) {
 
 func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
 
-// patch writes bytes to index at of the superblock, which has n bytes and begins at offset. It then
+// patch changes a superblock, the n bytes at the offset: it copies the new bytes to b[at:], and
 // corrects the checksum.
 func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	b := im.read(offset, n)
@@ -393,8 +392,8 @@ func countOne(f *fixture) {
 	}
 }
 
-// featureTrials returns the trials that fail if the driver does not check features. Two pass even
-// then: blkid finds the ext4 journal, and the kernel does not mount the btrfs that counts one disk.
+// featureTrials returns trials that fail if the driver does not check features. It omits two that
+// pass: blkid finds the ext4 journal, and the kernel does not mount the btrfs that counts one disk.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {

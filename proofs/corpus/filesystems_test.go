@@ -119,8 +119,8 @@ func kindOf(name string) kind {
 	return kinds[i]
 }
 
-// of gives the trial a disk with the filesystem, and a request for it if volumes can have its type.
-func (k kind) of(t *trial) {
+// setUp sets the filesystem of the disk and, if volumes can have it, of the request.
+func (k kind) setUp(t *trial) {
 	t.Size, t.BlockSize = fsBytes, max(k.sector, 512)
 	t.Fill = func(im *image) { im.filesystem(k) }
 	if slices.Contains(ours, k.fs) {
@@ -144,7 +144,7 @@ func filesystems() []generator {
 
 func (k kind) on(name string, w want, set func(*fixture)) generator {
 	return generator{k.name + name, func(t *trial) {
-		k.of(t)
+		k.setUp(t)
 		t.Want, t.Set = w, set
 	}}
 }
@@ -222,7 +222,7 @@ func (im *image) keepOnlyPage(offset int64) {
 func (k kind) wiped() []generator {
 	copies := k.copies(fsBytes)
 	wipe := func(t *trial, start, end int64) {
-		k.of(t)
+		k.setUp(t)
 		t.Fill = func(im *image) {
 			im.filesystem(k)
 			im.wipe(0, start)
@@ -241,7 +241,7 @@ func (k kind) wiped() []generator {
 	for i, offset := range copies {
 		name := fmt.Sprintf("%s with only copy %d", k.name, i+1)
 		all = append(all, generator{name, func(t *trial) {
-			k.of(t)
+			k.setUp(t)
 			t.Fill = func(im *image) {
 				im.filesystem(k)
 				im.keepOnlyPage(offset)
@@ -254,7 +254,7 @@ func (k kind) wiped() []generator {
 
 func (k kind) nested() []generator {
 	inside := func(t *trial, offset int64) {
-		k.of(t)
+		k.setUp(t)
 		t.Size = 2 * fsBytes
 		t.Fill = func(im *image) { im.filesystemAt(k, offset) }
 		t.Want = foreign(k.fs, "ext4", "ext3", "ext2")
@@ -318,7 +318,7 @@ func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) {
 func tail(name, fs string, fill func(*trial, *image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		var before string
-		kindOf(fs).of(t)
+		kindOf(fs).setUp(t)
 		t.Size += fsBytes
 		t.Fill = func(im *image) {
 			im.filesystem(kindOf(fs))
@@ -364,8 +364,8 @@ func (f *fixture) mountedBytes() int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// growthOfAnother stages the disk as another volume, but makes resize2fs fail. So the disk has a
-// growth record of that volume. Then it writes a byte behind the filesystem.
+// growthOfAnother stages the disk as another volume, and makes resize2fs fail. So a growth record
+// of the other volume is left. Then a byte is written behind the filesystem.
 func (f *fixture) growthOfAnother() {
 	volume := f.VolumeID
 	f.VolumeID = randomUUID(f.trial)
@@ -410,7 +410,7 @@ func descriptors() []generator {
 			{"location of its inodes", true, false, []func(*trial, *image, span){misplaceInodes}},
 		} {
 			all = append(all, generator{k.name + ", damaged in the " + d.of, func(t *trial) {
-				k.of(t)
+				k.setUp(t)
 				larger := k.growable() && t.Rand.IntN(2) == 0
 				damage := d.damages[t.Rand.IntN(len(d.damages))]
 				t.Fill = func(im *image) {
@@ -473,7 +473,7 @@ var damages = []func(*trial, *image, span){
 	func(t *trial, im *image, s span) {
 		im.write(s.offset, slices.Repeat([]byte{byte(0x20 + t.Rand.IntN(0x60))}, int(s.bytes))...)
 	},
-	// The first group has a bitmap or its inode table at block 0 or behind the filesystem.
+	// This function puts a bitmap or the first inode table at block 0 or behind the filesystem.
 	func(t *trial, im *image, s span) {
 		at := []uint32{0, 1 << 30, 1<<32 - 1}[t.Rand.IntN(3)]
 		im.write(s.offset+4*t.Rand.Int64N(3), le.AppendUint32(nil, at)...)

@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// guard is a check in the driver, with the edits that remove it. Each of its trials must then fail.
+// guard is a check in the driver. If the edits remove the check, each of the trials must fail.
 type guard struct {
 	name   string
 	edits  []edit
@@ -44,17 +44,17 @@ func guards() []guard {
 
 func in(place, text, with string) []edit { return []edit{{place, text, with}} }
 
-// asked removes a refusal that the driver makes if the condition in text is true.
+// asked is for a guard that refuses if the condition in the text is true.
 func asked(name, place, text string, trials ...string) guard {
 	return guard{name, in(place, text, proof.NotAsked), trials}
 }
 
-// called removes a refusal that the driver makes if the call in text returns an error.
+// called is for a guard that refuses if the call in the text returns an error.
 func called(name, place, text string, trials ...string) guard {
 	return guard{name, in(place, text, proof.NotCalled), trials}
 }
 
-// taken removes a refusal that the driver makes if the condition in text is false.
+// taken is for a guard that refuses if the condition in the text is false.
 func taken(name, place, text string, trials ...string) guard {
 	return guard{name, in(place, text, proof.Taken), trials}
 }

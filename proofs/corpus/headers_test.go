@@ -113,7 +113,7 @@ func headers() (all []generator) {
 			im.write(page*kib-10, []byte("S1SUSPEND\x00")...)
 		})
 	}
-	// LUKS2 has a second header behind the area of the first header, which has one of these sizes.
+	// LUKS2 has a second header. Its offset is the size of the first header's area: one of these.
 	for offset := 16 * kib; offset <= 4*mib; offset *= 2 {
 		add(fmt.Sprintf("LUKS2 with only its second header, at %d KiB", offset/kib), "luks",
 			func(im *image) { im.write(offset, []byte("SKUL\xba\xbe\x00\x02")...) })
@@ -202,7 +202,7 @@ func mdMembers() []generator {
 			}
 			all = append(all, generator{k + " on a member of an md RAID " + version,
 				func(t *trial) {
-					kindOf(k).of(t)
+					kindOf(k).setUp(t)
 					t.Size += 128 * kib
 					t.Fill = func(im *image) {
 						im.filesystem(kindOf(k))
@@ -380,7 +380,7 @@ func regions() []generator {
 	for _, s := range spots {
 		all = append(all, singleByte(s.where, s.at))
 	}
-	all = append(all, each(6, "a copy of an ext superblock", func(t *trial) {
+	all = append(all, repeated(6, "a copy of an ext superblock", func(t *trial) {
 		block := kib << t.Rand.IntN(7)
 		group := min(8*block, 1<<16-8) * block
 		first := int64(0)
@@ -397,14 +397,14 @@ func regions() []generator {
 		t.Size = (n*group+first)/gib*gib + gib*(1+t.Rand.Int64N(9))
 		fillByte(t, n*group+first+t.Rand.Int64N(kib))
 	})...)
-	return append(all, each(4, "a copy of an xfs superblock", func(t *trial) {
+	return append(all, repeated(4, "a copy of an xfs superblock", func(t *trial) {
 		groups := int64(2) << t.Rand.IntN(5)
 		blocks := (t.Size/4096 + groups - 1) / groups
 		fillByte(t, (1+t.Rand.Int64N(groups-1))*blocks*4096+t.Rand.Int64N(512))
 	})...)
 }
 
-// inAHundredth writes to a hundredth of the disk where, at this size, no format has a mark.
+// inAHundredth writes to a hundredth of the disk, in which no format has a mark.
 func inAHundredth(t *trial) {
 	t.Size = 3*gib + 8*mib
 	start := t.Size / 1000 * 515 &^ (pageBytes - 1)
@@ -437,10 +437,10 @@ func noise() []generator {
 		oneByte("the last byte of the first MiB", func(*trial) int64 { return provenStart - 1 }),
 		oneByte("the first byte of the last MiB", func(t *trial) int64 { return t.Size - provenEnd }),
 	}
-	all = append(all, each(6, "one byte somewhere in the first MiB", func(t *trial) {
+	all = append(all, repeated(6, "one byte somewhere in the first MiB", func(t *trial) {
 		fillByte(t, t.Rand.Int64N(provenStart))
 	})...)
-	return append(all, each(6, "one byte somewhere in the last MiB", func(t *trial) {
+	return append(all, repeated(6, "one byte somewhere in the last MiB", func(t *trial) {
 		fillByte(t, t.Size-1-t.Rand.Int64N(provenEnd))
 	})...)
 }

@@ -45,7 +45,7 @@ func (f *fixture) hasExpected() error {
 	return nil
 }
 
-// identities returns disks for which the controller reports the UUID on the disk, or another.
+// identities returns disks for which the controller reports the right UUID or another UUID.
 func identities() []generator {
 	var all []generator
 	other, identified := (*fixture).expectOther, func(t *trial) { t.Check = (*fixture).hasExpected }
@@ -234,17 +234,17 @@ var superblocks = map[string][2]int64{ext3: {1024, 1024}, ext4: {1024, 1024}, xf
 	btrfs: {64 * kib, 4096}}
 
 // forgery returns a trial in which a workload has written forged records to files of the volume.
-// The function then, if not nil, changes the disk before the driver stages it again.
+// The function change, if not nil, changes the disk before the driver stages it again.
 func forgery(name, fs string, size int64, write forging, want outcome,
-	then func(*fixture)) generator {
+	change func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		t.FS, t.Size = fs, size
 		var files proof.ForgedFiles
 		checks := ""
 		t.Set = func(f *fixture) {
 			f.used(func() { files = harness.Got(write(f.forgery(), f.Staging)) })
-			if then != nil {
-				then(f)
+			if change != nil {
+				change(f)
 			}
 			checks = filepath.Join(f.dir, "checks")
 			f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))

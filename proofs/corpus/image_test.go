@@ -54,7 +54,7 @@ func (im *image) resize(size int64) {
 // cut changes only the size of the file, so a part of the disk cannot be read.
 func (im *image) cut(size int64) { harness.Must(os.Truncate(im.Path, size)) }
 
-// at resolves a negative offset, which counts from the end of the disk.
+// at returns an offset from the start of the disk. A negative offset counts from the end.
 func (im *image) at(offset int64) int64 {
 	if offset < 0 {
 		return im.Size + offset
@@ -135,7 +135,7 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made, whose functions make a filesystem's file at their first call.
+	// mu guards the map. At its first call, a function in the map makes the file of a filesystem.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }

@@ -62,10 +62,10 @@ func (f *fixture) poke(offset int64, b ...byte) {
 	harness.Must(proof.WriteAt(f.loop.Path, offset, b...))
 }
 
-// markOnly writes the driver's marks to the disk, as if mkfs had not begun.
+// markOnly leaves the disk with nothing but the driver's marks.
 func (f *fixture) markOnly() { f.learnMark() }
 
-// formatted makes the driver format the disk completely, but not erase its marks.
+// formatted leaves the disk with a complete filesystem and the driver's marks.
 func (f *fixture) formatted() { f.cutOff(failAtEnd) }
 
 func (f *fixture) pokeAll(pieces []piece) {
@@ -148,7 +148,7 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 	}
 }
 
-// formatAndLose formats the disk, and wipes each page for which lose returns true, but no mark.
+// formatAndLose formats the disk, and wipes the pages for which lose() is true, except marks.
 func (f *fixture) formatAndLose(lose func(at int64, page []byte) bool) {
 	marks := f.learnMark()
 	f.formatted()
@@ -160,11 +160,10 @@ func (f *fixture) formatAndLose(lose func(at int64, page []byte) bool) {
 	}))
 }
 
-// formattedInPart formats the disk, and wipes random pages of the filesystem, as a power cut loses
-// writes that no flush followed. The marks stay, because the driver had flushed them. It always
-// wipes the first superblock of a btrfs, because the driver mounts a whole btrfs in which btrfs
-// check finds no damage. It wipes whole btrfs blocks, because only a block's header names its
-// filesystem.
+// formattedInPart formats the disk, and wipes random pages of the filesystem, like a power cut
+// before a flush. The marks stay, because the driver had flushed them. A btrfs always loses its
+// first superblock: otherwise the driver mounts it if btrfs check finds no damage. A btrfs loses
+// whole blocks, because only a block's header names its filesystem.
 func (f *fixture) formattedInPart() {
 	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
 	if f.FS == btrfs {

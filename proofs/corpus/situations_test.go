@@ -33,7 +33,7 @@ func onHealthy(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext4, w, nil, set)
 }
 
-// onProbed is onHealthy for an ext3, whose superblock has no checksum. So the driver runs blkid.
+// An ext3 has no checksum in its superblock, so the driver runs blkid.
 func onProbed(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext3, w, nil, set)
 }
@@ -186,8 +186,8 @@ func names() []generator {
 		w.Says = []string{diskDevice, twin}
 		return w
 	}
-	// without changes the disk's serial, so that no disk of the guest has the requested serial.
-	without := func(serial func(f *fixture) string) func(f *fixture) {
+	// withSerial changes the disk's serial, so that no disk of the guest has the requested serial.
+	withSerial := func(serial func(f *fixture) string) func(f *fixture) {
 		return func(f *fixture) { f.attribute("device/serial", serial(f)) }
 	}
 	lost := refuse(notFound)
@@ -197,14 +197,14 @@ func names() []generator {
 		situation("two disks with one serial, the other before this", both("nvme0n1"), twin("nvme0n1")),
 		onHealthy("two disks with one serial, one of them healthy", both("nvme3n1"), twin("nvme3n1")),
 		situation("a disk whose serial differs in the last byte", lost,
-			without(func(f *fixture) string { return f.DiskName[:19] + "z\n" })),
+			withSerial(func(f *fixture) string { return f.DiskName[:19] + "z\n" })),
 		situation("a disk whose serial is a part of the name", lost,
-			without(func(f *fixture) string { return f.DiskName[:19] + "\x00\n" })),
+			withSerial(func(f *fixture) string { return f.DiskName[:19] + "\x00\n" })),
 		situation("a disk whose serial differs in case", lost,
-			without(func(f *fixture) string { return "CSI" + f.DiskName[3:] + "\n" })),
+			withSerial(func(f *fixture) string { return "CSI" + f.DiskName[3:] + "\n" })),
 		situation("a disk whose serial is longer", lost,
-			without(func(f *fixture) string { return f.DiskName + "0\n" })),
-		situation("a disk without a serial", lost, without(func(*fixture) string { return "\n" })),
+			withSerial(func(f *fixture) string { return f.DiskName + "0\n" })),
+		situation("a disk without a serial", lost, withSerial(func(*fixture) string { return "\n" })),
 		blank("a disk whose name is longer than a serial", ext4, isFormatted, func(f *fixture) {
 			f.Publish["diskName"] = f.DiskName + "-by-hand"
 		}),
@@ -256,7 +256,7 @@ func blanks() []generator {
 				t.BlockSize = 4096
 			}))
 	}
-	all = append(all, each(4, "blank of an odd size", func(t *trial) {
+	all = append(all, repeated(4, "blank of an odd size", func(t *trial) {
 		t.Size += 512 * t.Rand.Int64N(4*mib/512)
 		t.FS = ours[t.Rand.IntN(len(ours))]
 		t.Want = isFormatted
@@ -293,7 +293,7 @@ func grown() []generator {
 	var all []generator
 	for _, name := range slices.Sorted(maps.Keys(histories)) {
 		add := func(n int, what string, make func(*trial)) {
-			all = append(all, each(n, what+" "+name, func(t *trial) {
+			all = append(all, repeated(n, what+" "+name, func(t *trial) {
 				t.History = histories[name]
 				make(t)
 			})...)
@@ -379,13 +379,13 @@ func races() []generator {
 	return []generator{
 		begun(swapped+"when mke2fs begins", ext4, "mke2fs", refuse(changed), (*fixture).swapNode),
 		begun(swapped+"when mkfs.xfs begins", xfs, "mkfs.xfs", refuse(changed), (*fixture).swapNode),
-		// mkfs.btrfs inspects the device node, which is now the decoy's, and fails by itself.
+		// mkfs.btrfs notices by itself that the device node is now the decoy's, and fails.
 		begun(swapped+"when mkfs.btrfs begins", btrfs, "mkfs.btrfs", failed, (*fixture).swapNode),
 		begun("a disk whose serial is duplicated while mkfs runs", ext4, "mke2fs", refuse(notUnique),
 			twin),
 		begun("a disk that gets a new sequence number while mkfs runs", ext3, "mke2fs", refuse(changed),
 			bornAgain),
-		// The driver must mount the disk that it has opened, not the one that the device node now is.
+		// The driver must mount the disk that it has opened, not the decoy at the disk's device node.
 		with(swapped+"while its filesystem is checked", ext4, isMounted, nil,
 			during("e2fsck", (*fixture).swapNode)).larger(),
 		situation("a disk whose node is replaced during the call", refuse(changed),

@@ -271,7 +271,7 @@ type trial struct {
 	// second, if not nil, is a point in the first repetition of the call, at which the process is
 	// killed again.
 	second *trace.Point
-	// soon, if not 0, limits the restart: a process that does not serve by then is killed again.
+	// soon, if not 0, limits the restart: if the process does not serve in time, it is killed again.
 	soon time.Duration
 }
 
@@ -354,8 +354,8 @@ func trials(p point) []trial {
 	return all
 }
 
-// goingUp reports whether the orchestrator can give up at the point. It cannot when it already
-// removes the volume.
+// goingUp reports whether the orchestrator can give up at the point: it does not remove the volume
+// yet.
 func (p point) goingUp() bool {
 	return slices.Contains([]string{"CreateVolume", "ControllerPublish", "NodeStage", "NodePublish",
 		"NodeGetVolumeStats", "CreateSnapshot", "stop instance a"}, p.rpc)
@@ -488,7 +488,7 @@ var shapes = map[string]string{
 		* controller 1: DeleteVolume COPY
 		* controller 1: DeleteVolume VOL
 		* controller 1: DeleteSnapshot SNAP`,
-	// The action elsewhere detaches the volume, and then makes these steps.
+	// To move a volume, the orchestrator detaches it and makes these steps.
 	elsewhere: `
 		controller 1: bring VOL to pod 1 on b, which writes block 1
 		controller 1: take VOL from pod 1 on b
@@ -504,7 +504,7 @@ var objects = map[string]*strings.Replacer{
 	"block": strings.NewReplacer("VOL", "v4", "SNAP", "s2", "COPY", "v6"),
 }
 
-// step is a step of a lifecycle. on is the driver that gets the call rpc, or "" if there is none.
+// step is a step of a lifecycle. If it is a call, the driver "on" gets the call rpc.
 type step struct {
 	model.Step
 	rpc, on string

@@ -30,8 +30,8 @@ const (
 	driverA     = "a"
 	driverB     = "b"
 	rackProcess = "rack"
-	// beside is a second node driver in instance a. It uses the state directory of the first one, as
-	// after a forced deletion of the first driver's pod.
+	// A second node driver in instance a. It uses the state directory of the first one, as after a
+	// forced deletion of the first driver's pod.
 	beside = "beside"
 )
 
@@ -39,11 +39,11 @@ const (
 type environment struct {
 	*model.Environment
 	processes map[string]process
-	// second is the process beside.
+	// second is the second node driver in instance a.
 	second  *harness.Plugin
 	watcher *trace.Watcher
-	// files lists the files before the first lifecycle. storage is what the rack charged then, in
-	// bytes.
+	// files and storage describe the rack before the first lifecycle: its files, and the bytes that it
+	// charged.
 	files   harness.Ledger
 	storage int64
 	// unformatted counts mounted volumes that no driver has formatted, because they were restored.
@@ -74,8 +74,7 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env 
 	for name, p := range map[string]*harness.Plugin{driverA: env.Nodes[driverA],
 		driverB: env.Nodes[driverB], beside: env.second, "controller 1": env.Controllers[0]} {
 		env.processes[name] = process{p, "driver", p.LogFile, p.Lane()}
-		// Otherwise only the first lifecycle would make this directory, and no trial could reach the
-		// point of this effect.
+		// If a lifecycle made this directory, only the first one could reach the point of this effect.
 		harness.Must(os.MkdirAll(filepath.Dir(p.FlightFile("none")), 0o700))
 	}
 	env.watcher = harness.Got(trace.NewWatcher())
@@ -107,7 +106,7 @@ type killable interface {
 	Start(ctx context.Context) error
 }
 
-// watched calls do while a tracer watches a process, and kills it at the point kill, if any.
+// watched calls do() under a tracer, which kills the process at the point kill if it is not nil.
 func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
 	order := env.order(name, kill)
 	if err := env.watcher.Watch(order); err != nil {
@@ -207,7 +206,7 @@ type lifecycle struct {
 	steps []step
 	// copies counts the volumes that the lifecycle restores from a snapshot.
 	copies int
-	// reached is set after the kill or the pause. effects are those of the point's step.
+	// reached is set after the kill or the pause.
 	reached bool
 	effects []trace.Effect
 }
@@ -312,8 +311,8 @@ func mayOutlive(program string, at trace.Point) bool {
 	return slices.Contains(mayOutliveDriver, program)
 }
 
-// killDuring makes a step, kills the watched process at a point, and starts it again. If it does
-// not serve within the time soon, killDuring kills and starts it once more; 0 means no limit.
+// killDuring makes a step, kills the watched process at a point, and starts it again. If soon is
+// not 0 and the process does not serve in this time, killDuring kills and starts it once more.
 func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	soon time.Duration) (killed bool) {
 	process := l.processes[st.watched]
@@ -355,8 +354,8 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	return killed
 }
 
-// whileRunning returns a function, and a context that ends when the process ends or the function is
-// called. After this call, the process can be started again.
+// whileRunning returns a context that ends with the process, and a function that ends the context.
+// The function must be called before the process starts again.
 func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup

@@ -26,7 +26,7 @@ const (
 	diskLimit = 5
 	// otherProject is a project for which the driver is not configured.
 	otherProject = "other"
-	// No object has the ID nobody.
+	// nobody is an ID that no object has.
 	nobody = "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"
 )
 
@@ -39,21 +39,21 @@ type environment struct {
 	run   *harness.Run
 	ctl   csi.ControllerClient
 
-	// up is an instance that runs. down and full are stopped instances, and full has the maximum
-	// number of disks.
+	// The instance up runs. The instances down and full are stopped, and full has the maximum number
+	// of disks.
 	up, down, full string
-	// The instance down boots from the disk boot.
+	// boot is the boot disk of the instance down.
 	boot *oxide.Disk
 	// snap is a snapshot of the volume source. The volume of the snapshot orphan was deleted.
 	source       *csi.Volume
 	snap, orphan *csi.Snapshot
-	// The project otherProject has the snapshot foreign and the disk foreignDisk. The disk local has
-	// the type local.
+	// The snapshot foreign and the disk foreignDisk are in the project otherProject. The disk local
+	// has the type local.
 	foreign     *oxide.Snapshot
 	foreignDisk *oxide.Disk
 	local       *oxide.Disk
 	image       *oxide.Image
-	// others maps a kind of object to the JSON of a wrong object for answers.
+	// others maps a kind of object to the JSON of an object that no call of a cell is about.
 	others map[string]string
 
 	// page is the path of the page about the last failed cell.
@@ -269,7 +269,7 @@ func (state rackState) add(name string, more int64) {
 	state[name] = item{Size: state[name].Size + more}
 }
 
-// fresh replaces the ID of each object that did not exist when the cell began.
+// This text replaces the ID of each object that did not exist when the cell began.
 const fresh = "new"
 
 func (env *environment) state() rackState {
@@ -304,7 +304,7 @@ func (state rackState) insert(name string, object item) {
 	state[free] = object
 }
 
-// since returns the state with the ID fresh for each object that the earlier state lacks.
+// since returns the state with "new" in place of each ID that the earlier state lacks.
 func (state rackState) since(earlier rackState) rackState {
 	now, known := maps.Clone(state), map[string]bool{"": true}
 	for _, object := range earlier {

@@ -125,8 +125,8 @@ func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
 
 const sampledPhases = 2
 
-// choose takes cells with each operation and answer in sampledPhases phases. In the long form it
-// adds the other cells, and in the short form it takes one cell for each operation.
+// choose takes each operation with each answer, in sampledPhases phases. The long form adds the
+// other cells. The short form takes one cell for each operation.
 func (m *matrix) choose() {
 	m.t.Helper()
 	var all []cell
@@ -183,7 +183,7 @@ func (m *matrix) choose() {
 	}
 }
 
-// some returns up to n cells of each kind, which have different phases.
+// some returns up to n cells of each kind, with different phases.
 func some(all []cell, n int, kind func(cell) string) (chosen []cell) {
 	taken := map[string][]adminapi.Phase{}
 	for _, c := range all {
@@ -213,7 +213,7 @@ func (c cell) repetition(env *environment) string {
 	return fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed)
 }
 
-func TestACallWithAWrongCodeFailsAndGetsAFailurePage(t *testing.T) {
+func TestACellWhoseCallReturnsAWrongCodeFailsAndGetsAFailurePage(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	env, err := newEnvironment(t, p, harness.RunFor(t))
 	p.Fatal(err)
@@ -227,7 +227,7 @@ func TestACallWithAWrongCodeFailsAndGetsAFailurePage(t *testing.T) {
 		"CreateVolume"))
 }
 
-// The controller uses the operation background only for a metric, and in no call.
+// The controller makes this request only for a metric, and in no call.
 const background = "current_user_access_token_list"
 
 // driverOperations returns the operations whose client methods the driver's source mentions.
@@ -290,7 +290,7 @@ func (c cell) String() string {
 var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
 	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
 
-// on returns the cell for a rack, on which the call may have another code even without a fault.
+// on returns the cell with another hot-plug mode, in which another code may be right.
 func (c cell) on(rack adminapi.Hotplug) cell {
 	c.hotplug = rack
 	switch {
@@ -340,7 +340,7 @@ func (c cell) run(env *environment) error {
 	}
 }
 
-// cellRun is a run of a cell. start is the rack's state before, and want after a correct call.
+// cellRun is a run of a cell. A correct call changes the rack's state from start to want.
 type cellRun struct {
 	cell
 	*environment
@@ -427,7 +427,7 @@ func (r *cellRun) checkResult() {
 func (r *cellRun) now() rackState { return r.state().since(r.start) }
 
 // repeat makes the call again, as an orchestrator does, until the driver knows what the first call
-// has changed. If the first call succeeded, both answers must be equal.
+// has changed. If the first call succeeded, the first and the last answer must be equal.
 func (r *cellRun) repeat(what string) {
 	var again proto.Message
 	var err error

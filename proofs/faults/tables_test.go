@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// later is the phase in which the rack makes the change after its answer to the repeated call. With
-// adminapi.Deferred it does so between the wrong answer and the repeated call.
+// In this phase the rack makes the change after its answer to the repeated call. With
+// adminapi.Deferred the rack makes it between the wrong answer and the repeated call.
 const later adminapi.Phase = "later"
 
 // phases contains the moments of an operation's change, relative to the wrong answer.
@@ -129,8 +129,8 @@ var answers = []answer{
 
 func (r *cellRun) other() string { return r.others[kindOf(r.operation)] }
 
-// setBody gives the answer a body, which the fault then damages: the rack's own body if it has made
-// the change, otherwise a wrong object. A delete has no body, so it gets an error instead.
+// setBody gives the answer a body, which the fault damages: the rack's own body if the rack makes
+// the change before it answers, otherwise a wrong object. A delete has no body and gets an error.
 func setBody(f *adminapi.Fault, r *cellRun) {
 	switch {
 	case strings.HasSuffix(r.operation, "_delete"):
@@ -235,17 +235,17 @@ var doubt = map[string]map[string][]codes.Code{
 		"InvalidRequest": {codes.Internal}, "Conflict": {},
 		"ObjectNotFound": {codes.Internal, codes.Unavailable, codes.Aborted},
 	},
-	// For the driver the object is missing: it may have been deleted in the meantime.
+	// The driver assumes that the disk was deleted in the meantime.
 	"disk_view": {
 		"ObjectNotFound": {codes.Aborted},
 		// A rack never answers a read like this. If the source is missing, NOT_FOUND is right, too.
 		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
 	},
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
-	// The list after the attach shows the disk without a field, so the call must be repeated.
+	// The answer shows the disk without a field, so the call must be repeated.
 	"instance_disk_list": {
 		"other-release": {codes.Unavailable},
-		// The driver also reads the disk, and may answer by what it reads.
+		// The driver also reads the disk, and may derive its answer from it.
 		"ObjectNotFound": {},
 	},
 	// The image is a parameter of the call (CV-6).
@@ -289,12 +289,12 @@ func (c cell) allowed() []codes.Code {
 	return all
 }
 
-// After an answer that does not tell whether one of these operations was done, the driver reads the
-// state. If the change is missing, it answers UNAVAILABLE: after INTERNAL the orchestrator would
-// not repeat the call, and would lose the object.
+// If it is not known whether one of these operations was done, the driver reads the state. If the
+// change is missing, it answers UNAVAILABLE: after INTERNAL the orchestrator would not repeat the
+// call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
-// open reports whether the answer does not tell if the change was made.
+// open reports whether only the rack's state tells if the change was made.
 func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && c.answer.code == codes.Unavailable
 }
@@ -362,8 +362,8 @@ func publishEffect(s *environment, node string) effect {
 	return s.moves(name, node, harness.PublishRequest(s.volume(name), node))
 }
 
-// unpublishEffect creates a volume and calls attach, which attaches it to the instance from. It
-// returns the effect of a request that detaches the volume from node, or from any node if it is "".
+// unpublishEffect creates a volume, and attaches it to an instance with the function attach. The
+// effect detaches the volume from the node, or with node = "" from any node.
 func unpublishEffect(s *environment, attach func(disk, instance string), from, node string) effect {
 	name := s.name("unpublish")
 	id := s.volume(name).GetVolumeId()

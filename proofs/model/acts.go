@@ -58,7 +58,7 @@ func (c *content) clone() *content {
 	return &copied
 }
 
-// wrote records a write. A synced write is acknowledged, and replaces all earlier values.
+// wrote records a write. A synced value is acknowledged, and replaces all earlier values.
 func (c *content) wrote(block int, value uint64, synced bool) {
 	if synced {
 		// The driver's checks find data only in the first and the last block of a raw device.
@@ -77,7 +77,7 @@ func (c *content) flushed() {
 	}
 }
 
-// cut records that the volume, if it exists, was detached while in use.
+// cut records that a volume was detached while in use. It ignores a volume that does not exist.
 func (c *content) cut() {
 	if c != nil {
 		c.partial = true
@@ -96,7 +96,7 @@ func (c *content) values(block int) []uint64 {
 	return all
 }
 
-// read fails if a block has a value that the model does not allow, and records the values it read.
+// read fails if the model does not allow a block's value. Otherwise it records the value.
 func (c *content) read(v int, data [][]byte) error {
 	for b, got := range data {
 		values := c.values(b)
@@ -390,8 +390,8 @@ func (h *History) freeze(s Step) string {
 	return ""
 }
 
-// hold opens a volume's device, attaches a loop device to it, or closes it. So a process can use a
-// device for longer than the volume is published.
+// hold makes a process open a volume's device, put a loop device over it, or release it. So the use
+// of a device can last longer than the publication.
 func (h *History) hold(s Step) string {
 	here := h.at(s)
 	if s.op == letGo {
@@ -435,7 +435,7 @@ func (p *place) drop() (err error) {
 	return err
 }
 
-// dropLost closes the devices that hold opened and the guest does not show any more.
+// dropLost releases the held devices that the guest does not show any more.
 func (h *History) dropLost(j *joint) {
 	for v, n := range everywhere {
 		if _, seen := j.device(v, n); !seen {
@@ -452,7 +452,7 @@ func (h *History) dropAll() (err error) {
 }
 
 // sensible reports whether the model can say what an astray call has to answer. It must know the
-// state of both volumes: of vol, and of other, whose value the call uses.
+// state of both volumes: the volume of the call, and the one whose value the call uses.
 func (h *History) sensible(s Step) bool {
 	w, here, there := h.world, h.at(s), h.world.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {

@@ -102,8 +102,8 @@ func (h *History) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// deviceless sets bare for the volumes that are attached to a node without a device. The rack has
-// only recorded the attach, or the guest showed a namesake's device, which is gone now (A54).
+// deviceless records volumes that are attached to a node without a device. The rack has only
+// recorded the attach, or the guest showed a namesake's device, which is gone now (A54).
 func (h *History) deviceless(j *joint, calls []ended) {
 	w := h.world
 	for v, n := range everywhere {
@@ -212,7 +212,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 	device, ok := j.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
-		// If an abandoned call has unmounted the volume meanwhile, number does not belong to its mount.
+		// If an abandoned call has ended the mount meanwhile, the number is not that of the mount.
 		now := harness.Got(mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint)))
 		if len(now) > 0 && now[0].ID == infos[0].ID {
 			fail("device %s is mounted at %s, not the device of v%d (%v)", number,

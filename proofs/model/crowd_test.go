@@ -22,8 +22,8 @@ import (
 
 const callers = 64
 
-// Each step of these histories is a crowd: many callers call two controllers, or a node, at once,
-// for one volume or for four. The long form repeats the histories until its time is over.
+// In each step of a history, many callers make calls for one volume or for four at the same time,
+// to two controllers or to a node. The long form repeats the histories until its time is over.
 func TestConcurrentCallsReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-13, D-41
 	before := goleak.IgnoreCurrent()
 	r := newRunner(t, "concurrency")
@@ -46,11 +46,11 @@ func TestConcurrentCallsReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-1
 	}
 	races, leaked := r.close(t)
 	goleak.VerifyNone(t, before)
-	r.proof.Error(proof.Print(proof.Line("one-name", "creates", n.of[createVolume],
-		"controllers", 2, "names", n.names, "disks", n.disks, "ids", n.ids, "attaches", n.of[attach],
-		"snapshots", n.of[createSnapshot], "deletes", n.of[deleteVolume])))
-	r.proof.Error(proof.Print(proof.Line("one-volume", "stages", n.of[stage],
-		"publishes", n.of[publish], "formats", n.formats, "mounts", n.mounts)))
+	r.proof.Error(proof.Print(proof.Line("one-name", "creates", n.ops[createVolume],
+		"controllers", 2, "names", n.names, "disks", n.disks, "ids", n.ids, "attaches", n.ops[attach],
+		"snapshots", n.ops[createSnapshot], "deletes", n.ops[deleteVolume])))
+	r.proof.Error(proof.Print(proof.Line("one-volume", "stages", n.ops[stage],
+		"publishes", n.ops[publish], "formats", n.formats, "mounts", n.mounts)))
 	r.proof.Figure("callers", callers, "calls", n.calls.Load(), "aborted", n.aborted.Load(),
 		"abandoned", n.abandoned, "volumes", n.volumes, "wrong", n.wrong, "races", races,
 		"leaked_goroutines", leaked)
@@ -124,7 +124,7 @@ var (
 	})
 )
 
-// contended is how often the crowd makes each wave of node calls that undo each other.
+// contended is the number of repetitions of each wave of node calls that undo each other.
 const contended = 3
 
 func (h *History) crowds(ctx context.Context, r *rand.Rand, round int) {
@@ -173,7 +173,7 @@ func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 			h.count.abandoned++
 			late = true
 		}
-		h.count.of[s.op]++
+		h.count.ops[s.op]++
 		first = s
 	}
 	if w.disturbed {
@@ -189,7 +189,7 @@ func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 	h.noteCrowd(volumes, w)
 }
 
-// faultOf returns a step that adds a fault of the rack's operation for the call s.
+// faultOf returns a step that adds a fault of the operation that the rack does for a call.
 func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	names := slices.DeleteFunc(faultNames(), func(name string) bool {
 		return faults[name].Operation != operations[s.op] || faults[name].Device != nil

@@ -39,7 +39,7 @@ type Environment struct {
 	stopped      map[string]bool
 }
 
-// NewEnvironment starts a rack and its drivers. The environment is never nil, and has to be closed.
+// NewEnvironment starts a rack and its drivers. Even after an error the environment must be closed.
 func NewEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof, bystandersAt string,
 	member proof.Member, node harness.PluginOptions) (env *Environment, err error) {
 	started, err := p.StartEnvironment(ctx, run, harness.RackOptions{Instances: nodes}, bystandersAt,
@@ -126,7 +126,7 @@ func (env *Environment) resumeBystanders(ctx context.Context) {
 	harness.Must(env.Bystanders.Resume(ctx))
 }
 
-// recordFirst makes the rack record an attach before the instance has the device, or after it.
+// recordFirst makes the rack record an attach before the instance has the device, if first is set.
 func (env *Environment) recordFirst(ctx context.Context, first bool) {
 	mode := adminapi.HotplugFull
 	if first {

@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// These texts are beginnings of histories. released and moved continue deviceInUse.
+// Histories begin with these texts. The texts released and moved continue deviceInUse.
 const (
 	inUse = `
 		controller 1: create v1, and bring it to pod 1 on a, which writes block 3`
@@ -59,7 +59,7 @@ func pretend(o op, err error) manipulation {
 	}}
 }
 
-// onBacking passes the file behind v's disk to change, after the step whose line begins with when.
+// After the step whose line begins with the text when, change() gets the file behind v's disk.
 func onBacking(when string, v int, change func(path string) error) manipulation {
 	return after(when, func(h *History) error {
 		return change(proof.DiskFile(h.env.Rack, h.volumes[v].GetVolumeId()))
@@ -242,7 +242,6 @@ func showInB(h *History) error {
 	return os.CopyFS(to, os.DirFS(from))
 }
 
-// TestEveryManipulatedHistoryFails tests the model itself.
 func TestEveryManipulatedHistoryFails(t *testing.T) {
 	r := newRunner(t, "model-lies")
 	noticed := 0

@@ -28,9 +28,8 @@ type History struct {
 
 	env   *Environment
 	world *world
-	// volumes and taken contain the volumes and the snapshot IDs that the orchestrator knows from
-	// answers, by number. They may be out of date. given contains the publications that were tried and
-	// not undone.
+	// volumes and taken map numbers to the volumes and the snapshot IDs in answers, which may be out
+	// of date. given contains the publications that were tried and not undone.
 	volumes map[int]*csi.Volume
 	taken   map[int]string
 	given   map[field]bool
@@ -61,8 +60,8 @@ type counts struct {
 	steps, faults, restarts int
 	// bare counts the volumes that were attached without a device.
 	bare int
-	// holders counts the devices that a process kept open. released counts the unstages that answered
-	// OK although a process kept the device open.
+	// holders counts the devices that a process kept open, and released the successful unstages of
+	// such devices.
 	holders, released int
 	// bytes counts acknowledged bytes, and lost the acknowledged bytes that were lost.
 	bytes, lost int64
@@ -70,8 +69,8 @@ type counts struct {
 	copies int
 	// calls counts all calls. aborted counts how often a call was repeated.
 	calls, aborted atomic.Int64
-	// of maps an op to the number of its calls in crowds. The next fields count their results.
-	of                                   map[op]int
+	// ops counts the calls of crowds by op. The next fields count their results.
+	ops                                  map[op]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
 	// formats is the number of runs of mkfs, and formatted the number of volumes that need one run.
@@ -90,7 +89,7 @@ func NewHistory(env *Environment) *History {
 func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil &&
 		(s.op.byPerson() || h.doubtSince >= 3) {
-		// A person's step needs a known state. Other steps wait only after some steps with doubts.
+		// A person's step needs a known state. Other steps wait only for doubts that are some steps old.
 		if err := h.Wait(ctx); err != nil {
 			return err
 		}
@@ -152,7 +151,7 @@ func (h *History) Succeeded() bool {
 // Deviceless returns how many volumes were attached although the node got no device.
 func (h *History) Deviceless() int { return h.count.bare }
 
-// Doubt adds the changes of a call in progress to the doubts, so that other steps may run.
+// Doubt records that a call in progress may still make its changes, so that other steps may run.
 func (h *History) Doubt(s Step) {
 	h.preparing.Lock()
 	defer h.preparing.Unlock()
@@ -312,8 +311,8 @@ func judge(s Step, err error, allowed []codes.Code) error {
 	return nil
 }
 
-// explained returns an error if a stage that found no device is answered with a text that lacks the
-// cause or one of the two remedies.
+// explained returns an error if a stage finds no device, and the text of its answer lacks the cause
+// or one of the two remedies.
 func (h *History) explained(s Step, err error) error {
 	if s.op != stage || status.Code(err) != codes.NotFound || len(h.world.doubts) > 0 ||
 		!h.at(s).bare {
@@ -498,8 +497,8 @@ func (h *History) restart(ctx context.Context, s Step) error {
 type manipulation struct {
 	// answer, if not nil, is called instead of the driver. Its parameter real makes the original call.
 	answer func(h *History, s Step, real func() (any, error)) (any, error)
-	// action, if not nil, runs after the step whose line begins with when, before the state is
-	// observed.
+	// action, if not nil, runs after the step whose line begins with the text when, before the state
+	// is observed.
 	when   string
 	action func(h *History) error
 }

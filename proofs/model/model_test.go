@@ -43,7 +43,7 @@ type runner struct {
 
 func newRunner(t testing.TB, name string) *runner {
 	t.Helper()
-	r := &runner{proof: proof.New(t, name), run: harness.RunFor(t), count: counts{of: map[op]int{}}}
+	r := &runner{proof: proof.New(t, name), run: harness.RunFor(t), count: counts{ops: map[op]int{}}}
 	t.Cleanup(func() {
 		if r.env != nil {
 			r.proof.Error(r.env.Close())
@@ -150,7 +150,7 @@ func TestRandomHistoriesReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-3
 	}
 }
 
-func TestParseStepIsTheInverseOfString(t *testing.T) {
+func TestParseStepParsesWhatStringPrints(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		h := NewHistory(nil)
 		for _, s := range h.resolve(drawWish(rt), []int{1, 4}) {
@@ -340,7 +340,7 @@ func (h *History) holding(s Step, volumes []int) []Step {
 	return append([]Step{s}, calls...)
 }
 
-// misfortune returns a step that adds a fault, and a call that the fault may affect.
+// misfortune returns a step that adds a fault, and a call that may meet the fault.
 func (h *History) misfortune(w wish, v int) []Step {
 	next := h.towards(v, h.goals[v])
 	if !w.shadow {
@@ -368,7 +368,7 @@ var operations = map[op]string{
 	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
 }
 
-// pair returns two calls as one step: the volume's next call, and a copy of it or the call other.
+// pair returns two calls as one step: the volume's next call, and a copy of it or another call.
 func (h *History) pair(w wish, v int, other Step) Step {
 	s := h.towards(v, h.goals[v])
 	if !s.op.isCall() {

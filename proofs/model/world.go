@@ -362,7 +362,7 @@ type answers struct {
 
 func when(apply bool, allowed ...codes.Code) answers { return answers{apply, allowed} }
 
-// first returns the codes of the first answers that apply, or OK.
+// first returns the codes of the first answers that apply, or OK if none applies.
 func first(all ...answers) []codes.Code {
 	for _, a := range all {
 		if a.apply {
@@ -463,7 +463,7 @@ func (w *world) nodeCodes(s Step, f facts) []codes.Code {
 }
 
 // namesakeCodes returns the codes that are allowed while the guest shows a namesake's device. list
-// contains the codes for the volume's own device. A volume in use remains in use.
+// contains the codes for the volume's own device. A volume in use stays in use.
 func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 	switch {
 	case s.op == stage && f[stagedField(s.vol, s.node)] != "",

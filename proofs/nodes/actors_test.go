@@ -91,7 +91,7 @@ func (w *testCluster) attachOnce(a *storagev1.VolumeAttachment) error {
 	return w.rack.AttachDisk(w.ctx, disk, instance)
 }
 
-// explain returns the message with which the driver reports an error of the rack.
+// explain returns the driver's message about an error of the rack.
 func explain(err error) string {
 	var answer *oxide.HTTPError
 	if errors.As(err, &answer) && answer.HTTPResponse.StatusCode == http.StatusBadRequest {
@@ -158,8 +158,8 @@ func (w *testCluster) end(p *corev1.Pod) {
 
 var apps = []string{"db", "web"}
 
-// most returns how many pods of an app may be unavailable. After mend these are at least as many as
-// the app has on any node, so that each node can be stopped.
+// most returns how many pods of an app may be unavailable. After mend() a node never has more pods
+// of the app, so that each node can be stopped.
 func (w *testCluster) most(app string) int {
 	most, on, healthies := 2, map[string]int{}, 0
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -177,7 +177,7 @@ func (w *testCluster) most(app string) int {
 	case w.noEviction:
 		return 0
 	// Only few pods are healthy, because the others were lost with their nodes. With the usual budget,
-	// no node could be stopped any more.
+	// no node could be stopped.
 	case w.mended && healthies <= most:
 		return 100
 	}
@@ -275,7 +275,7 @@ func (w *testCluster) runJob(p *corev1.Pod, ready bool) {
 		Running: &corev1.ContainerStateRunning{}}}}
 }
 
-// starts simulates a program that every ten seconds starts the stopped instances.
+// starts simulates a program that starts the stopped instances every ten seconds.
 func (w *testCluster) starts() {
 	if !w.starter || w.clock.Sub(w.looked) < 10*time.Second {
 		return
@@ -290,7 +290,7 @@ func (w *testCluster) starts() {
 	}
 }
 
-// pass advances the clock, and sends the delayed requests that are due.
+// pass advances the clock, and sends the delayed requests whose time has come.
 func (w *testCluster) pass(d time.Duration) {
 	end := w.clock.Add(d)
 	w.onWay = slices.DeleteFunc(w.onWay, func(r onWay) bool {
@@ -307,7 +307,7 @@ func (w *testCluster) pass(d time.Duration) {
 	w.starts()
 }
 
-// startsAfter is the time after which Cluster API's provider starts an instance that was stopped.
+// startsAfter is the time in which Cluster API's provider starts a stopped instance.
 const startsAfter = 10 * time.Second
 
 // threads is the number of the attacher's worker threads in the chart. While the attacher is busy,
@@ -364,7 +364,7 @@ func (q *queue) try(name string) {
 	q.attached <- time.Since(*instance.TimeRunStateUpdated)
 }
 
-// onStop calls the function do before it sends a request to stop an instance.
+// onStop calls do() before it sends a request to stop an instance.
 type onStop struct {
 	http.RoundTripper
 	do func()
@@ -378,8 +378,8 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // wake lets a keeper stop an instance in real time, and returns how long after the stop the
-// attacher attached the disk. others is the number of calls for other nodes that the attacher gets
-// at the stop. A program starts the instance startsAfter later.
+// attacher attached the disk. At the stop the attacher also gets calls for other nodes. A program
+// starts the instance startsAfter later.
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)
@@ -438,7 +438,7 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	}
 }
 
-func TestTheAttacherAttachesBeforeAProgramStartsTheInstance(t *testing.T) { // D-61
+func TestTheAttacherAttachesBeforeAnotherProgramStartsTheInstance(t *testing.T) { // D-61
 	p := proof.New(t, "keeper-wake")
 	rack, _ := startRack(t)
 	many, busyCalls := 20, 10*threads

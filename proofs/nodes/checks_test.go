@@ -62,8 +62,8 @@ const namespaceOfRecords = "oxide"
 type operation struct {
 	// ended is when the last operation ended, with or without a stop.
 	began, ended time.Time
-	// asked is set if a keeper has requested the instance's stop. sets are the StatefulSets whose pods
-	// end with the stop.
+	// asked is set if a keeper has requested the instance's stop. This stop ends the pods of the
+	// StatefulSets in sets.
 	asked   bool
 	sets    []string
 	stopper *replica
@@ -72,8 +72,8 @@ type operation struct {
 	stoppedSets []string
 }
 
-// late is how long after an operation the keeper starts a stopped instance again, because a delayed
-// request of a keeper may have stopped it.
+// For this time after an operation, the keeper starts a stopped instance again: a delayed request
+// of a keeper may have stopped it.
 const late = 2 * time.Minute
 
 func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
@@ -193,7 +193,7 @@ func (w *testCluster) registered(name string) string {
 	return c.Spec.Drivers[0].NodeID
 }
 
-// ready returns the first condition of a Node, or an empty one if the Node has none.
+// ready returns the Node's first condition, or an empty condition.
 func ready(n *corev1.Node) corev1.NodeCondition {
 	if len(n.Status.Conditions) == 0 {
 		return corev1.NodeCondition{}
@@ -202,7 +202,7 @@ func ready(n *corev1.Node) corev1.NodeCondition {
 }
 
 // checkClusterRequest checks a change that a keeper requests in the cluster. The caller must call
-// made after the change was applied.
+// made() after the change.
 func (w *testCluster) checkClusterRequest(k *replica, r keepertest.KubeRequest) (made func()) {
 	if r.Subresource == "eviction" {
 		p, ok := keepertest.Get[*corev1.Pod](w.api, r.Namespace, r.Name)
@@ -320,8 +320,8 @@ func (w *testCluster) statefulSets(name string) []string {
 	return sets
 }
 
-// checkBudgets checks that stopping a node violates no disruption budget. A pod that waits for its
-// volume has never run on its node, and does not count as unavailable.
+// checkBudgets checks that the stop of a node violates no disruption budget. A pod that waits for
+// its volume has never run on its node, and does not count as unavailable.
 func (w *testCluster) checkBudgets(name string) {
 	if w.stale || w.raced {
 		return

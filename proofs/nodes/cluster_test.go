@@ -32,8 +32,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// names are the names of the nodes and of their instances. A keeper runs on each of the first two
-// nodes.
+// These nodes and their instances have the same names. A keeper runs on nodes a and b.
 var names = []string{"a", "b", "c"}
 
 // testCluster is a simulated cluster on a simulated rack, with two keepers and the disturbances.
@@ -43,7 +42,7 @@ type testCluster struct {
 	rack  *harness.Rack
 	api   *keepertest.Server
 	clock time.Time
-	// restart replaces a killed keeper by one with the same name.
+	// A killed keeper is replaced by a keeper with the same name.
 	keepers [2]*replica
 	leader  int
 
@@ -60,11 +59,11 @@ type testCluster struct {
 	// keepers' token has no rights, so that they see no instance.
 	destroyed map[string]bool
 	hidden    bool
-	// noEviction makes the budgets allow no disruption. stuck keeps deleted pods from ending. lagging
-	// keeps Kubernetes from noticing that a kubelet is dead.
+	// With noEviction the budgets allow no disruption. With stuck, deleted pods do not end. With
+	// lagging, Kubernetes does not notice that a kubelet is dead.
 	noEviction, stuck, lagging bool
-	// outage is the time at which the API server is available again. starter runs a program that
-	// checks every ten seconds, last at looked, and starts all stopped instances.
+	// The API server is unavailable until the time outage. starter is set while a program starts all
+	// stopped instances every ten seconds, for the last time at looked.
 	outage  time.Time
 	starter bool
 	looked  time.Time
@@ -88,9 +87,8 @@ type testCluster struct {
 	// made is called after the API server has applied the change that a keeper requested.
 	made       func()
 	operations map[string]*operation
-	// causes maps a volume to the stops of instances for this volume. ask empties it, because a person
-	// then permits further stops. mostStops is the highest number of stops for one volume within a
-	// day.
+	// causes maps a volume to the stops for this volume. A person may empty the map to permit further
+	// stops. mostStops is the highest number of stops for one volume within a day.
 	causes map[string][]stop
 	// ends maps the pod of a Job to the time at which the pod ends.
 	ends      map[string]time.Time
@@ -112,8 +110,8 @@ type replica struct {
 	cut  func()
 }
 
-// gate calls the function act once, right before the keeper's at-th change. If reads is set, gate
-// counts all requests, not only changes. If after is set, it calls act after the change.
+// A gate calls act() once, right before the at-th change of the keeper, or after it if after is
+// set. If reads is set, the gate counts all requests, not only changes.
 type gate struct {
 	at     int
 	after  bool
@@ -147,7 +145,7 @@ func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil
 	}
-	// The gate acts only once, because its action makes changes, too.
+	// The number is reached only once, so the changes that act() makes do not call act() again.
 	if g.passed++; g.passed == g.at {
 		return g.act()
 	}
@@ -185,7 +183,7 @@ func (w *testCluster) calm() {
 }
 
 // join creates a Node, and registers its driver. The record of an earlier Node's last operation is
-// lost. If a stop request of this operation is still delayed, a person has to start the instance.
+// lost. If a stop request of that operation is delayed, a person has to start the instance.
 func (w *testCluster) join(name string) {
 	w.operations[name] = &operation{}
 	for volume, stops := range w.causes {

@@ -151,7 +151,7 @@ func (w *testCluster) round() {
 	}
 }
 
-// startStopped lets both keepers start stopped instances. Not only the leader does this.
+// startStopped lets both keepers start stopped instances. A keeper need not lead for this.
 func (w *testCluster) startStopped() {
 	for _, k := range w.keepers {
 		if err := k.StartStopped(w.ctx); err != nil {
@@ -160,8 +160,8 @@ func (w *testCluster) startStopped() {
 	}
 }
 
-// elect makes keeper i the leader. It clears stale if no earlier decision can still have an effect:
-// no request is delayed, and every instance runs.
+// elect makes keeper i the leader. It resets the field stale if no request is delayed and every
+// instance runs, because then no earlier decision can still have an effect.
 func (w *testCluster) elect(i int) {
 	w.leader = i
 	if !w.stale || len(w.onWay) > 0 || len(w.busy()) > 1 {
@@ -175,7 +175,7 @@ func (w *testCluster) elect(i int) {
 	w.stale = false
 }
 
-// kill stops the leader. The method round then replaces it by a new keeper and elects a leader.
+// kill stops the leader. The method round then starts a new keeper and elects a leader.
 func (w *testCluster) kill() error {
 	k := w.keepers[w.leader]
 	w.log("the keeper on %s is killed", k.node)

@@ -102,8 +102,7 @@ func init() {
 	}
 }
 
-// disturb causes a disturbance: now, in the middle of a keeper's operation, or in the middle of a
-// keeper's round.
+// disturb causes a disturbance at once, during a keeper's operation, or during a keeper's round.
 func (w *testCluster) disturb(a act) {
 	name, does := names[a.a%len(names)], disturbances[a.kind]
 	if a.at%2 != 0 || strings.HasSuffix(a.kind, "record") {
@@ -235,7 +234,7 @@ func (w *testCluster) untilStopped(name string, a act) {
 func (w *testCluster) stoppedBy(name string) *replica { return w.operations[name].stopper }
 
 // forge writes annotations on a Node, as its kubelet could, with records of another instance's
-// operation. The keepers must ignore them. But after CordonAnnotation is overwritten, the node
+// operation. The keepers must ignore them. But if CordonAnnotation is overwritten, a cordoned node
 // stays cordoned.
 func (w *testCluster) forge(name string, a act) {
 	w.log("the kubelet of %s forges records", name)
@@ -251,8 +250,8 @@ func (w *testCluster) forge(name string, a act) {
 	})
 }
 
-// corrupt makes the records unreadable, so that the keepers do not know the last operations any
-// more. A person who corrupts records has to check the instances.
+// corrupt makes the records unreadable, so that the keepers do not know the last operations. A
+// person who corrupts records has to check the instances.
 func (w *testCluster) corrupt(string, act) {
 	w.log("somebody corrupts the records")
 	w.corrupted = true
@@ -273,8 +272,8 @@ func (w *testCluster) corrupt(string, act) {
 func (w *testCluster) mayStop(name string) { w.byPeople[name] = w.clock }
 
 // reregister registers the driver of a node with no instance, with another node's instance, or with
-// its own again. It first corrects the other nodes' registrations, because a keeper cannot handle
-// two wrong ones.
+// the right instance. It first corrects the other nodes' registrations, because a keeper cannot
+// handle two wrong ones.
 func (w *testCluster) reregister(name string, a act) {
 	w.correctOthers(name)
 	other := names[(a.a+1)%len(names)]

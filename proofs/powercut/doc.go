@@ -14,7 +14,7 @@
 // flush in the long form, it makes an image with all writes before the flush and none after it.
 // Other images also have some of the writes until the next flush: all up to a chosen write, all but
 // one, one alone, or some in any order, whole or torn at 512 bytes. Equal images are tried once.
-// Then a driver that has no record of the volume stages each image. It must answer OK, and then:
+// Then a driver that has no record of the volume stages each image. It must answer OK. After this:
 //
 //   - all acknowledged data are there, byte for byte;
 //   - a filesystem that had been in use was not formatted;

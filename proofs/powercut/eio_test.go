@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// So many sectors fail in each scenario. In the long form, sectors of all requests fail.
+// This number of sectors fails in each scenario. In the long form, sectors of all requests fail.
 const (
 	sampledSectors = 4
 	shortSectors   = 1
@@ -85,7 +85,7 @@ func (c *failures) round(ctx context.Context, seed uint64) {
 		}
 		found, most = append(found, sectors), max(most, len(sectors))
 	}
-	// The jobs alternate between the scenarios, so each has results even if the time is over early.
+	// The jobs alternate between scenarios, so each scenario has results even if the time ends early.
 	var jobs []job
 	for i := range most {
 		for _, sectors := range found {
@@ -120,8 +120,8 @@ func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	c.p.SayOften("%d sectors; the last one: %v", c.sectors, f)
 }
 
-// sectorsOf returns, in random order, one sector each of some requests. In the long form it returns
-// the sectors of all requests twice: with times = 0 and with times = 1.
+// sectorsOf returns sectors in random order: one sector of each of some requests. In the long form
+// it returns the sectors of all requests twice: with times = 0 and with times = 1.
 func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	found := requests(of, r)
 	r.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
@@ -209,7 +209,7 @@ func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) 
 	return notGrown, err
 }
 
-// stageFailing returns the driver's answer in said, and an error if the driver did something wrong.
+// stageFailing returns the driver's answer as a text, and an error if the driver breaks a promise.
 func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool, said string,
 	err error) {
 	fired := p.disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,
@@ -221,7 +221,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
-	// Before Heal, the kernel's own writes could fail, too, so count the failures only now.
+	// Until Heal, the kernel's own writes can also fail, so the failures are counted after Heal.
 	struck, said := fired(), fmt.Sprint(answer)
 	after := harness.Got(p.bench.formats.Count())
 	switch {
@@ -278,7 +278,7 @@ func wrongReason(f failing, answer error) error {
 	return fmt.Errorf("the reason is none of %q: %w", reasons, answer)
 }
 
-// onNewDisk stages and publishes a volume on a new disk, writes and syncs a file, and calls do.
+// onNewDisk stages and publishes a volume on a new disk, writes and syncs a file, and calls do().
 func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
 	do func(*recorder)) (err error) {
 	life := lifeOf(newVolume(access))
@@ -363,8 +363,8 @@ func TestAFailedFlushDuringUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 
-// checkReported calls the function fails for a volume of each access type. This function causes a
-// failure, and returns an error in wrong if the driver does not report it.
+// checkReported calls fails() for a volume of each access type. This function causes a failure, and
+// returns an error in wrong if the driver does not report it.
 func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()

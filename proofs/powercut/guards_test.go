@@ -31,22 +31,22 @@ type flush struct {
 	stream uint64 // of random numbers
 }
 
-// scenario makes a recording, with the driver of b, of whole, or of both. The driver of whole is
-// unmodified.
+// scenario makes a recording with the drivers of the two benches, or with one of them. The bench
+// whole has the unmodified driver.
 type scenario func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording
 
-// trial returns what the driver of b does wrong.
+// trial returns what the driver of the bench b does wrong.
 type trial func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error)
 
-// of returns a trial that records a scenario, and then checks images of the recording.
-func of(access string, record scenario) trial {
+// imagesOf returns a trial that records a scenario, and then checks images of the recording.
+func imagesOf(access string, record scenario) trial {
 	return func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error) {
 		defer harness.Catch(&err)
 		return whole.firstWrong(ctx, record(ctx, b, whole, newVolume(access), r), r, false)
 	}
 }
 
-// directly returns a trial that calls the function fails with the driver of b. It is for a flush
+// directly returns a trial that calls fails() with the driver of the bench b. It is for a flush
 // whose removal makes no image wrong, because another program flushes, too.
 func directly(access string, fails func(context.Context, *bench, string, *rand.Rand) (wrong,
 	err error)) trial {
@@ -55,8 +55,8 @@ func directly(access string, fails func(context.Context, *bench, string, *rand.R
 	}
 }
 
-// flushes returns the driver's flushes of disks, except the one after a growth record. resize2fs
-// flushes before it writes, so no test would fail without that one.
+// flushes returns the driver's flushes of disks, except the flush after a growth record. resize2fs
+// flushes before it writes, so no test fails without the driver's flush.
 func flushes() []flush {
 	one := func(name, place, text, with string, try trial) flush {
 		return flush{Guard: proof.Guard{Name: name,
@@ -66,25 +66,25 @@ func flushes() []flush {
 	return []flush{
 		one("the record of a format is durable before mkfs", "filesystem.disk.writeRecords", last,
 			"if REMOVED && slices.Equal(slots, RecordOffsets(d.SizeBytes)) {\nreturn nil\n}\nTEXT",
-			of(xfs, aLife)),
+			imagesOf(xfs, aLife)),
 		one("records are erased before the disk is used", "filesystem.disk.eraseRecords", last, skip,
-			of(ext4, aLife)),
+			imagesOf(ext4, aLife)),
 		one("the UUID of a btrfs is durable before its records are erased",
 			"filesystem.disk.setBtrfsUUID", "errors.Join(blockdev.WriteAt(w, b, at), w.Sync())",
-			"errors.Join(blockdev.WriteAt(w, b, at), unless(REMOVED, w.Sync))", of(btrfs, aLife)),
+			"errors.Join(blockdev.WriteAt(w, b, at), unless(REMOVED, w.Sync))", imagesOf(btrfs, aLife)),
 		one("a record is erased before a workload gets the raw disk", "filesystem.disk.eraseRecords",
-			last, skip, of(ext4, aRelease)),
+			last, skip, imagesOf(ext4, aRelease)),
 		one("what was written is durable when the volume is unstaged", "node.heldVolume.flush",
-			"device.Flush()", proof.NotCalled, of(raw, aLife)),
+			"device.Flush()", proof.NotCalled, imagesOf(raw, aLife)),
 		// On an ext4 the journal would report the failure, even without this flush.
 		one("an unstage reports what could not be written", "node.heldVolume.unmount",
 			"mount.Sync(path)", proof.NotCalled, directly(xfs, flushFails)),
 		one("an unstage reports a journal that has failed", "node.heldVolume.release",
 			"checkJournal(v.node.log(), device)", proof.NotCalled, directly(ext4, journalFails)),
 		one("the remains of a format are wiped before mkfs", "filesystem.disk.clearSectors", last, skip,
-			of(btrfs, aResumption)),
+			imagesOf(btrfs, aResumption)),
 		one("a format that had ended is durable before its records are erased",
-			"filesystem.disk.finishFormat", "w.Sync()", proof.NotCalled, of(btrfs, aFinish)),
+			"filesystem.disk.finishFormat", "w.Sync()", proof.NotCalled, imagesOf(btrfs, aFinish)),
 	}
 }
 
@@ -92,7 +92,7 @@ func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) *recording 
 	return recorded(ctx, b, lifeOf(v), r, liveOnce)
 }
 
-// after returns a scenario that calls next with a recording of the unmodified driver.
+// after returns a scenario that calls next() with a recording of the unmodified driver.
 func after(next func(context.Context, *bench, *recording, *rand.Rand) *recording) scenario {
 	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording {
 		return next(ctx, b, aLife(ctx, whole, nil, v, r), r)
@@ -136,7 +136,7 @@ func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
 			t.Fatalf("PROOF_ONLY=%q is the name of no flush", only)
 		}
 	}
-	// Three trials run at the same time, because a trial mostly waits. Each has an unmodified driver.
+	// Three trials run at the same time, because a trial mostly waits.
 	p.Error(harness.Share(3, some, func(_ int, jobs <-chan flush) (err error) {
 		defer harness.Catch(&err)
 		whole := harness.Got(newBench(t.Context(), g.run, "", nil))
@@ -259,8 +259,8 @@ func lifeOf(v volume) *recording {
 		base: flakydisk.NewImage(v.size)}
 }
 
-// wholeLife returns a recording like lifeOf, for a volume that may also be used as a raw device.
-// The driver reads its whole disk before a format, which takes long, so no images are made.
+// wholeLife returns an empty recording for a volume that may also be used as a raw device. The
+// driver reads its whole disk before a format, which takes long, so no images are made.
 func wholeLife(v volume) *recording {
 	life := lifeOf(v)
 	life.name, life.readWhole = "the life of a disk that is read whole", true
@@ -297,9 +297,9 @@ func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recordi
 	return recorded(ctx, b, made, r, useAgain)
 }
 
-// growAgain records a repeated growth. A power cut interrupted the first one after a write behind
-// the old end of the filesystem. A btrfs writes there only in a commit, so any write may be the
-// last.
+// growAgain records a repeated growth. A power cut interrupted the first growth after a write
+// behind the old end of the filesystem. A btrfs writes there only in a commit, so for a btrfs the
+// power cut may come after any write.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) *recording {
 	base := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()
@@ -332,8 +332,8 @@ func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 	return resumeFrom(ctx, b, life, unfinishedFormat(ctx, b, life, r), r)
 }
 
-// resumeBtrfs records a repeated format for btrfs. A power cut interrupted the first one when mkfs
-// had written the unfinished superblock and a whole tree block.
+// resumeBtrfs records a repeated format for btrfs. A power cut interrupted the first format after
+// mkfs had written the unfinished superblock and a whole tree block.
 func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	return resumeFrom(ctx, b, life, cutAt(ctx, b, life, r, func(m image) bool {
 		content, magic, tree := m.content(), make([]byte, 8), make([]byte, 16<<10)
@@ -359,8 +359,8 @@ func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Ra
 	})
 }
 
-// finish records a repeated format for btrfs. A power cut interrupted the first one between the
-// last write of a superblock and the flush after this write. The log begins with this write.
+// finish records a repeated format for btrfs. A power cut interrupted the first format between the
+// last write of a superblock and the next flush. The log begins with this write.
 func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	last := -1
 	for i, record := range life.log[:life.used] {
@@ -418,8 +418,8 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 		ledger: ledger{first: life.kept}}, r, useAgain)
 }
 
-// cutAt returns an image for which fits returns true, and from which the driver converges. It skips
-// images that the driver may refuse. If an image is wrong, cutAt saves it and fails.
+// cutAt returns an image that fits, and from which the driver converges. It skips images that the
+// driver may refuse. If an image is wrong, cutAt saves it and fails.
 func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 	fits func(image) bool) image {
 	s := harness.Got(newSampler(of, r))

@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// size contains the number of images in a round, and per scenario the number with a power cut at a
-// flush and the least number with random writes.
+// size contains numbers of images: in a round, at flushes of a scenario, and with random writes of
+// a scenario (at least).
 type size struct{ images, flushes, sampled int }
 
 var (
@@ -270,7 +270,7 @@ type bench struct {
 	shown   int
 }
 
-// newBench starts the program or, if program = "", the run's driver.
+// newBench starts a driver: the program or, if program is "", the unmodified driver.
 func newBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
 	b *bench, err error) {
 	defer harness.Catch(&err)
@@ -331,7 +331,7 @@ func peakMiB() (int64, error) {
 // A failure page shows the last shownEntries entries of the disk's log before the power cut.
 const shownEntries = 12
 
-// cut starts a new history with the last entries of the disk's log and the image's power cut.
+// cut starts a new history with the log's last entries and the power cut, for a failure page.
 func (b *bench) cut(m image) {
 	b.Plugin.History.Begin()
 	for _, e := range m.of.log[max(0, m.at-shownEntries):m.at] {

@@ -56,8 +56,8 @@ type recorder struct {
 	loose map[string]promise
 }
 
-// record attaches a disk with the content of the recording's base, calls do, and stores the disk's
-// log in the recording.
+// record attaches a disk with the content of the recording's base, calls do(), and stores the
+// disk's log in the recording.
 func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 	do func(context.Context, *recorder), faults ...flakydisk.Fault) (err error) {
 	image := r.base.Fork()
@@ -292,9 +292,8 @@ func usedFrom(base *flakydisk.Image, log []flakydisk.LogEntry) int {
 	return len(log)
 }
 
-// promise describes what a file, or a range of a raw volume, may contain: one of contents, where
-// nil means a missing file; anything, while the workload writes it; or forged records with this
-// hash.
+// promise describes what a file, or a range of a raw volume, may contain: one of contents (nil if
+// the file is missing), anything while the workload writes it, or forged records with this hash.
 type promise struct {
 	anything bool
 	forged   *[sha256.Size]byte
@@ -315,7 +314,7 @@ type ledger struct {
 	events []event
 }
 
-// at returns the promises after this number of events, and whether the volume was then staged.
+// at returns the promises after this number of events, and whether the volume was staged by then.
 func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 	promises = maps.Clone(l.first)
 	if promises == nil {

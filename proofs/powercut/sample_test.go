@@ -25,7 +25,7 @@ type image struct {
 	of      *recording
 	durable *flakydisk.Image
 	pieces  []flakydisk.Piece
-	// The power cut is before the log entry with the index at. events counts the events until then.
+	// The power cut comes before log[at], and after this number of events.
 	at, events int
 	// torn is set if a piece is only a part of a log entry.
 	torn bool
@@ -54,7 +54,7 @@ type sampler struct {
 	rand   *rand.Rand
 	epochs []flakydisk.Epoch
 	seen   map[[2]uint64]bool
-	// equal counts the images that the sampler had made before.
+	// equal counts images that were omitted because the sampler had made them before.
 	equal int
 	err   error
 }

@@ -104,8 +104,8 @@ func runLives(t *testing.T, p *proof.Proof, count int, args ...string) *lab {
 	return l
 }
 
-// guard checks that compare finds lost bytes: a writer acknowledges bytes that it has not synced,
-// and then the machine is killed.
+// guard checks that the method compare finds lost bytes. A writer acknowledges bytes that it has
+// not synced, and then the machine is killed.
 func (l *lab) guard(t *testing.T) {
 	ctx, n := t.Context(), l.nodes[0]
 	var err error
@@ -263,7 +263,7 @@ type life struct {
 	// plug is the last disturbance. While pulling is set, it disturbs the present call.
 	plug    string
 	pulling bool
-	// wrote receives a value when the guest acknowledges a record while a plug is to be pulled.
+	// wrote receives a value when the guest acknowledges a record and a plug waits to be pulled.
 	wrote chan struct{}
 }
 
@@ -425,7 +425,7 @@ func (v *life) attachCold(ctx context.Context, n *node) {
 }
 
 // visit brings the volume to a node, verifies its data, writes more, and removes it from the node.
-// While the volume is published, it calls the function beside, which may be nil.
+// While the volume is published, it calls beside() unless it is nil.
 func (v *life) visit(ctx context.Context, n *node, round int, beside func()) (err error) {
 	defer harness.Catch(&err)
 	v.makeDirs(ctx, n)

@@ -61,8 +61,8 @@ func hostKey(t *testing.T) string {
 	return harness.Need(machine.Open(t.Context(), imageDir(t)))(t).Key()
 }
 
-// node is an instance that runs as a virtual machine, with the driver's node service in it. An ssh
-// process keeps one connection to it, which forwards the driver's socket and carries all commands.
+// node is an instance that runs as a virtual machine, with the driver's node service in it. One ssh
+// connection to the machine forwards the driver's socket and carries all commands.
 type node struct {
 	harness.Instance
 	rack *harness.Rack

@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// stepTime is how long the commands of one block may take. A conformance run takes longest.
+	// stepTime limits the commands of one block. A conformance run takes longest.
 	stepTime = 40 * time.Minute
 	// gateway is the address at which a guest reaches the operator's machine.
 	gateway = "10.0.2.2"

@@ -90,7 +90,7 @@ func always(target string) func(call) (Effect, bool) {
 	return func(call) (Effect, bool) { return Effect{Target: target}, true }
 }
 
-// file is for calls that change the file of the descriptor in argument arg.
+// file returns the function of calls that change the file of the descriptor in argument arg.
 func file(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		target, ok := c.fileTarget(int(int32(c.arg(arg))))
@@ -98,13 +98,13 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path is for calls that change the path in argument arg.
+// path returns the function of calls that change the path in argument arg.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt is for calls that change the path in argument 1, below the directory in argument 0. If
-// flag is not 0, a call without this flag in argument 2 has no effect.
+// pathAt returns the function of calls that change the path in argument 1, below the directory in
+// argument 0. If flag is not 0, a call without this flag in argument 2 has no effect.
 func pathAt(flag uint64) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if flag != 0 && c.flags(2)&flag == 0 {
@@ -137,7 +137,7 @@ func kernelFile(name string) bool {
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
-// opens is for calls that open a file. They have an effect only if they may create the file.
+// opens returns the function of an open, which has an effect only if it may create the file.
 func opens(name, flags int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(flags)&unix.O_CREAT == 0 {

@@ -102,7 +102,7 @@ func (s *script) has(name string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-func TestEffectsAreReportedInOrderWithTheirCounts(t *testing.T) {
+func TestEffectsAreReportedInOrderWithTheirNumbers(t *testing.T) {
 	s := start(t, `echo 1 >a; echo 2 >>a; mkdir d; mkdir d; mv a d/b; cat d/b >/dev/null`)
 	var names []string
 	for _, e := range s.watch(t, nil).Effects {

@@ -45,14 +45,14 @@ type tracing struct {
 	paused  func() error
 	goOn    chan struct{}
 	resumed sync.Once
-	// letGo is set by the method release. Then the method run detaches from all threads.
+	// letGo is set by release(). Then run() detaches from all threads.
 	letGo    atomic.Bool
 	detached bool
 }
 
 type thread struct {
 	pid int
-	// doing is an index in report.Effects while the thread makes this call, or reading, or -1.
+	// doing is the index in report.Effects of the thread's call, the constant reading, or -1.
 	doing int
 }
 
@@ -121,7 +121,7 @@ func wait() (tid int, status syscall.WaitStatus, err error) {
 	}
 }
 
-// run handles stops until the process is released, or until it and its tools have ended.
+// run handles each stop of a thread, until the process is released, or it and its tools have ended.
 func (s *tracing) run() error {
 	for len(s.threads) > 0 {
 		if s.letGo.Load() && !s.detached && !s.report.Killed {
@@ -144,8 +144,8 @@ func (s *tracing) run() error {
 	return nil
 }
 
-// release makes the method run release the process. Any thread may call it. SIGURG makes the
-// process stop, so that run stops waiting. Go programs ignore this signal.
+// release makes run() detach from the process. Any thread may call it. SIGURG causes a stop, so
+// that run() does not wait for another one. Go programs ignore this signal.
 func (s *tracing) release() {
 	s.letGo.Store(true)
 	_ = unix.Kill(s.order.PID, unix.SIGURG)
@@ -196,7 +196,7 @@ func (s *tracing) add(tid, pid int) *thread {
 	return t
 }
 
-// expect records the new thread that maker has created, so that run waits for it, too.
+// expect records the new thread that the thread maker has created. So run() also waits for it.
 func (s *tracing) expect(maker int) error {
 	made, err := unix.PtraceGetEventMsg(maker)
 	if tid := int(made); err == nil && !s.known[tid] {
@@ -205,7 +205,7 @@ func (s *tracing) expect(maker int) error {
 	return err
 }
 
-// ignoreKilled drops ESRCH, which means that the thread was killed. wait reports its end later.
+// ignoreKilled drops ESRCH, which means that the thread was killed. wait() reports its end later.
 func ignoreKilled(err error) error {
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -252,7 +252,7 @@ func (s *tracing) ended(tid int) {
 			_ = s.leave(tid, 0)
 		}
 	}
-	// The remaining threads belong to tools. The method step detaches from each when it stops.
+	// The remaining threads belong to tools. The tracer detaches from each when it stops.
 	for tid := range s.threads {
 		_ = interrupt(tid)
 	}
@@ -323,7 +323,7 @@ func (s *tracing) enter(c call, t *thread) error {
 
 var readCalls = []uint64{unix.SYS_READ, unix.SYS_READV, unix.SYS_RECVFROM}
 
-// The field thread.doing has this value while the thread reads from the descriptor tracing.answers.
+// While a thread reads from the descriptor tracing.answers, thread.doing has this value.
 const reading = -2
 
 func (s *tracing) leaveCall(t *thread, info syscallInfo) error {
@@ -350,7 +350,7 @@ func (s *tracing) here(e Effect, phase Phase) bool {
 	return k != nil && k.Phase == phase && k.N == e.N && k.Name == e.Name()
 }
 
-// resume ends the pause, or prevents a later one. A second call does nothing.
+// resume ends the pause, or prevents it if it has not begun. A second call does nothing.
 func (s *tracing) resume() { s.resumed.Do(func() { close(s.goOn) }) }
 
 func (s *tracing) actAt() error {

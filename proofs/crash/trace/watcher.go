@@ -22,8 +22,7 @@ import (
 // Phase is a moment before, during or after an effect, at which the process is killed or paused.
 type Phase string
 
-// Only a request has the phase Sent: the process has sent the request, and the answer has not
-// arrived.
+// Only a request has the phase Sent: it has left the process, but no answer has arrived.
 const (
 	Before Phase = "before"
 	Sent   Phase = "sent"
@@ -91,7 +90,7 @@ type Report struct {
 	// Orphans are tools of the process that still ran when the process was dead.
 	Orphans []string `json:"orphans,omitempty"`
 	Error   string   `json:"error,omitempty"`
-	// Over is set in the last report. The process is then released or dead.
+	// Over is set in the last report, when the process is released or dead.
 	Over bool `json:"over,omitempty"`
 }
 
@@ -180,8 +179,8 @@ func (w *Watcher) Watch(order Order) error {
 // Release lets the process continue if it still runs, and returns a report of its effects.
 func (w *Watcher) Release() (Report, error) { return w.finish(w.ask(message{})) }
 
-// ReleaseAtPause replaces Release for an order with Pause. It calls do, which makes the process
-// work. If the process pauses before do returns, it calls meanwhile and then ends the pause.
+// ReleaseAtPause replaces Release for an order with Pause. It calls do(), which makes the process
+// work. If the process pauses before the end of do(), it calls meanwhile() and ends the pause.
 func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	paused, done := make(chan answer, 1), make(chan struct{})
 	go func() {
@@ -196,7 +195,7 @@ func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	var first answer
 	select {
 	case <-done:
-		// The process may be paused later, or never. The empty message also ends a pause.
+		// The process may pause from now on, or never. The empty message also ends a pause.
 		err := w.orders.Encode(message{})
 		if first = <-paused; err != nil || !first.report.Paused || first.report.Over {
 			return w.finish(first.report, errors.Join(err, first.err))
