@@ -1,6 +1,6 @@
 // Package async starts the driver's goroutines and paces its retries. A panic that nobody recovers
-// ends the process, and with it all calls. So this package recovers each panic, and the caller that
-// waits for the goroutine gets an error, or panics itself.
+// ends the process, and with it all calls. So the panic of a goroutine is recovered, and raised
+// again in the caller that waits for the goroutine.
 package async
 
 import (
@@ -100,7 +100,7 @@ func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (st
 	})
 }
 
-// Linger returns a context that ends this long after ctx, and a function that ends it at once.
+// Linger returns a context that outlives ctx by the given time, and a function to end it at once.
 func Linger(ctx context.Context, while time.Duration) (longer context.Context, end func()) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -113,13 +113,13 @@ func Linger(ctx context.Context, while time.Duration) (longer context.Context, e
 	}
 }
 
-// hanging maps a key of Within to a channel, which is closed when the function that took too long
-// returns.
+// hanging maps the key of a function that took too long to a channel, which is closed when the
+// function returns.
 var hanging sync.Map
 
-// Within runs f, which may hang, and reports whether f returned within wait. While an earlier f
-// with the same key hangs, it returns false without running f, so that a hanging file does not
-// block more and more threads. If it returns false, the caller must not read what f writes.
+// Within runs f, which may hang, and reports whether f returned in time. While an earlier f with
+// the same key hangs, Within returns false without running f, so that a hanging file does not block
+// more and more threads. After false, f may still run, so the caller must not read what f writes.
 func Within(key string, wait time.Duration, f func()) bool {
 	if ended, ok := hanging.Load(key); ok {
 		select {

@@ -113,7 +113,7 @@ func TestOutputTailReturnsOneQuotedLine(t *testing.T) {
 	}
 }
 
-// entry matches a section of docs/reasons.md, definition a constant in reasons.go.
+// The expressions match a section of docs/reasons.md, and a constant of reasons.go.
 var (
 	entry      = regexp.MustCompile("### `(\\w+)`\n\n`(\\w+)`.*\\.\n[^#]+\\.\n\nDo: ([^#]+)\n")
 	definition = regexp.MustCompile(`\t(\w+) +Reason = "(\w+)"`)
@@ -147,8 +147,8 @@ func TestReasonsPageMatchesTheTable(t *testing.T) {
 	}
 }
 
-// The driver's tests name a reason's constant; those in proofs/corpus contain its text.
-func TestTheTableListsAllReasonsInOrderAndATestCausesEach(t *testing.T) {
+// A test names a reason as the constant csierr.X or, in proofs/corpus, as the text "X".
+func TestReasonsAreListedInOrderAndEachHasATest(t *testing.T) {
 	var tests strings.Builder
 	for _, pattern := range []string{"driver/*", "driver/*/*", "internal/rack/*", "internal/volume/*",
 		"proofs/corpus/*"} {

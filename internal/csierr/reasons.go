@@ -42,7 +42,7 @@ func (e *Error) Error() string { return e.err.Error() }
 // Unwrap returns the wrapped error, which has the same sentence.
 func (e *Error) Unwrap() error { return e.err }
 
-// WithText returns an Error with the same reason and code, and another sentence.
+// WithText returns an Error with the same reason and code, but with this sentence.
 func (e *Error) WithText(text string) *Error {
 	return &Error{Reason: e.Reason, code: e.code, err: errors.New(text)}
 }
@@ -64,8 +64,8 @@ const repairAdvice = "take a snapshot, and repair a copy of the disk first: " +
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.code, e.Message()) }
 
 // Convert converts an error to an Error, and nil to nil. If err wraps an Error, the result keeps
-// the text of err. The error of a context gets the reason DeadlineExceeded or Canceled. Any other
-// error gets the reason in the parameter otherwise.
+// the text of err. An error of a context or of gRPC may have a reason of its own, such as Canceled.
+// Any other error gets the reason that the caller passes.
 func Convert(err error, otherwise Reason) error {
 	if err == nil {
 		return nil
@@ -139,19 +139,19 @@ var retryable = []codes.Code{
 func Retryable(err error) bool { return slices.Contains(retryable, status.Code(err)) }
 
 // rackToken matches a token of the rack in a program's quoted output, where an unescaped quote ends
-// it. rackTokenAsSent matches a token in other text. A token may contain any visible ASCII
-// character.
+// the token. rackTokenAsSent matches a token in any other text. A token may contain any visible
+// ASCII character.
 var (
 	rackToken       = regexp.MustCompile(`oxide-token-(\\+[!-~]|[!#-\[\]-~])*`)
 	rackTokenAsSent = regexp.MustCompile(`oxide-token-[!-~]*`)
 )
 
-// Plain converts untrusted text to one line of valid UTF-8 of at most about 1000 bytes. Any server
-// may answer at the rack's address. Plain removes tokens, and characters that change the order in
+// Plain converts untrusted text, such as a response from the rack's address, to one line of valid
+// UTF-8 of at most about 1000 bytes. It removes tokens, and characters that change the order in
 // which text is displayed.
 func Plain(text string) string {
 	const most = 1000
-	// Cut first: the regular expression also matches the beginning of a token.
+	// Cut first. If that cuts a token, the expression still matches the beginning of the token.
 	text = text[:min(len(text), 2*most)]
 	text = rackTokenAsSent.ReplaceAllString(strings.ToValidUTF8(text, "�"), "***")
 	text = strings.Map(func(r rune) rune {

@@ -29,7 +29,7 @@ func Must(t testing.TB, err error) {
 	}
 }
 
-// Want ends the test unless err has the code, the reason and all words, and is Presentable.
+// Want ends the test unless err has the code, reason and words, and passes Presentable.
 func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason, words ...string) {
 	t.Helper()
 	s := status.Convert(err)
@@ -46,13 +46,13 @@ func OK(t *testing.T, err error) {
 	Must(t, err)
 }
 
-// Fails returns a check with Want for an error with this reason and the reason's code.
+// Fails returns a check that calls Want with this reason and the reason's code.
 func Fails(reason csierr.Reason, words ...string) func(*testing.T, error) {
 	own, _ := csierr.Explain(reason)
 	return Coded(own.Code, reason, words...)
 }
 
-// Coded is like Fails, for a code that is not the reason's.
+// Coded is like Fails, with another code than the reason's.
 func Coded(code codes.Code, reason csierr.Reason, words ...string) func(*testing.T, error) {
 	return func(t *testing.T, err error) {
 		t.Helper()
@@ -87,7 +87,7 @@ func Call(ctx context.Context, service any, request proto.Message) error {
 	return Err(Answer(ctx, service, request))
 }
 
-// Answer calls the method of a server or a client that takes this request.
+// Answer calls the method for this request on a server or a client.
 func Answer(ctx context.Context, service any, request proto.Message) (proto.Message, error) {
 	name := strings.TrimSuffix(string(request.ProtoReflect().Descriptor().Name()), "Request")
 	results := reflect.ValueOf(service).MethodByName(name).Call([]reflect.Value{
@@ -171,7 +171,7 @@ func Topologies(texts ...string) []*csi.Topology {
 	return list
 }
 
-// Await waits until met returns true, at most 10 seconds.
+// Await waits at most 10 seconds until met() is true.
 func Await(t *testing.T, what string, met func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {

@@ -33,8 +33,8 @@ import (
 // Outcome is the progress of a change.
 type Outcome string
 
-// The outcomes. After Begun alone it is unknown whether the change was made: the process ended, or
-// the rack did not answer.
+// The outcomes. If a change has only the entry Begun, it is unknown whether the change was made:
+// the process ended, or the rack did not answer.
 const (
 	Begun  Outcome = "begun"
 	Done   Outcome = "done"
@@ -50,8 +50,8 @@ type Fields struct {
 	Disk     string `json:"disk,omitempty"` // the name on the rack
 	Instance string `json:"instance,omitempty"`
 	Device   string `json:"device,omitempty"` // such as /dev/nvme1n1
-	// DiskSeq is the device's diskseq. The kernel gives the disk another one each time it is attached.
-	// Between detach and attach, another node may have written to the disk.
+	// DiskSeq is the device's diskseq. The kernel gives a disk a new one at each attach. Between a
+	// detach and an attach, another node may have written to the disk.
 	DiskSeq    uint64 `json:"diskseq,omitempty"`
 	Path       string `json:"path,omitempty"` // the staging or target path
 	Filesystem string `json:"filesystem,omitempty"`
@@ -119,8 +119,8 @@ func (f Fields) attrs() []slog.Attr {
 }
 
 type history interface {
-	// add adds an entry. It adds the end of a change only while the change is open, so that no two
-	// processes report the same change. With always, it adds every entry.
+	// add adds an entry. Unless always is set, it adds the end of a change only while the change is
+	// open, so that no two processes report the same change.
 	add(e Entry, always bool) (added bool, err error)
 }
 
@@ -174,7 +174,7 @@ type Call struct {
 
 type callKey struct{}
 
-// With returns a context for one CSI call, whose changes r records with these fields.
+// With returns a context for one CSI call. The recorder adds these fields to the call's changes.
 func With(ctx context.Context, r *Recorder, f Fields) context.Context {
 	return context.WithValue(ctx, callKey{}, Call{r, f, &atomic.Pointer[string]{}})
 }
@@ -240,7 +240,7 @@ func (c *Change) End(err error, more Fields) {
 }
 
 // Confirm ends the open change with this event and these fields, if there is one. Call it after
-// seeing that the change was made. more contains fields that were unknown at Begin.
+// seeing that the change was made. The last parameter contains fields that were unknown at Begin.
 func (c Call) Confirm(event Event, f, more Fields) {
 	if c.recorder == nil {
 		return
@@ -368,7 +368,7 @@ const (
 	// When a file reaches maxBytes, its last keepEntries entries are kept.
 	keepEntries = 200
 	maxBytes    = 128 << 10
-	// The begin of a change is searched for only in the last recentBytes: few changes follow it.
+	// Confirm looks for the entry of Begin only in a file's last recentBytes: few entries follow it.
 	recentBytes = 8 << 10
 	// A file beyond maxVolumes replaces the one written longest ago.
 	maxVolumes = 256
@@ -395,8 +395,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without a file no change is open, so Confirm has nothing to end. At End, somebody has removed
-		// the file since the change began: the change is logged.
+		// Without a file, Confirm has no open change to end. End still logs its change, although somebody
+		// has removed the file since Begin.
 		return !e.Seen, nil
 	}
 	if err != nil {
@@ -485,7 +485,7 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 	}
 }
 
-// makeRoom creates the directory. If that has maxVolumes files, it removes the oldest one.
+// makeRoom creates the directory or, for a new file, removes the oldest of maxVolumes files.
 func (s *files) makeRoom(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
@@ -547,8 +547,8 @@ func endsLine(f *os.File, size int64) bool {
 	return err == nil && last[0] == '\n'
 }
 
-// readLast returns the file's size and the valid entries in its last bytes. Unless event is "", it
-// may omit entries of other events.
+// readLast reads only the end of the file. It returns the valid entries there, and the file's size.
+// Unless event is "", it may omit entries of other events.
 func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {

@@ -23,7 +23,7 @@ const Format = 1
 const MaxBytes = 16 << 20
 
 // Report describes a node's disks and volumes. It contains no mount flags, because they may be
-// secret. A node has no token that it could contain.
+// secret, and no token, because a node has none.
 type Report struct {
 	Format   int       `json:"format"`
 	Version  string    `json:"version"` // of the driver
@@ -34,13 +34,13 @@ type Report struct {
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }
 
-// Unseen names a part of the report that inspect could not fill, with the reason.
+// Unseen names a part that the report lacks, with the reason.
 type Unseen struct {
 	Part string `json:"part"`
 	Why  string `json:"why"`
 }
 
-// The parts of a report that inspect may be unable to fill.
+// The parts that a report may lack.
 const (
 	PartInstance   = "instance"
 	PartDevices    = "devices"
@@ -144,7 +144,7 @@ func Parse(data []byte) (Report, error) {
 	return r, nil
 }
 
-// Asked is a volume that inspect must describe.
+// Asked is a volume that the report must describe.
 type Asked struct {
 	ID   string
 	Disk string // the disk's name, if it is known

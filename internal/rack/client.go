@@ -98,7 +98,7 @@ func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 		return nil, err
 	}
 	base.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12,
-		// VerifyConnection verifies the server with the certificates that are in the file now.
+		// VerifyConnection verifies the server with the file's current certificates.
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies
 		VerifyConnection: func(c tls.ConnectionState) error {
 			pool, err := roots.get(context.Background(), false)
@@ -232,9 +232,9 @@ func (w World) has(kind, text, project string) error {
 		"%s; the driver leaves it alone", kind, text, project, w.Project)
 }
 
-// Gone returns nil if an object is gone that the rack did not find. With another token, project or
-// rack, the rack would not find it either. So Gone first checks that the ids in World are
-// unchanged. Then it calls again(), which must read the object once more and not find it.
+// Gone returns nil if an object that was not found no longer exists. With another token, project or
+// rack, it would not be found either. So Gone first checks that the ids in World are unchanged.
+// Then it calls again(), which must read the object once more and not find it.
 func (c *Client) Gone(ctx context.Context, again func() error) error {
 	if _, err := c.LookAtWorld(ctx); err != nil {
 		return err
@@ -266,9 +266,9 @@ func (c *Client) SnapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	})
 }
 
-// Error converts an error of the Oxide client to the error for the CO. doing names the call, such
-// as "create disk". If a refusal depends on an object's state, RPCs do not call Error: they read
-// the object and decide from its state.
+// Error converts an error of the Oxide client to the error for the CO. The text "doing" names the
+// call, such as "create disk". If a refusal depends on an object's state, RPCs do not call Error:
+// they read the object and decide from its state.
 func Error(ctx context.Context, doing string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
@@ -357,8 +357,8 @@ var address = regexp.MustCompile(`(dial|read|write|local error|remote error) tcp
 var otherNames = regexp.MustCompile(`x509: (certificate is (not )?valid for|` +
 	`cannot validate certificate for) .*`)
 
-// transportText shortens an error of net/http, before which the SDK puts the URL. It removes the
-// rack's address, which the readers of the message may not be allowed to know.
+// transportText shortens an error of net/http. It removes the URL, which the SDK puts before the
+// error, and the rack's address, which the readers of the message may not be allowed to know.
 func transportText(err error) string {
 	text := err.Error()
 	if _, after, ok := strings.Cut(text, `": `); ok {

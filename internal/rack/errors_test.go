@@ -257,7 +257,7 @@ func TestRequestSendsNoChangeAfterAnOldLook(t *testing.T) {
 	if open {
 		t.Error("it is open")
 	}
-	// The limit includes the time until the client has a connection.
+	// LookLimit also covers the time until the client has a connection.
 	slow := make(chan struct{})
 	dialing := fixedToken()
 	c = clientWith(t, Options{Host: "http://rack.invalid"}, dialing)

@@ -15,8 +15,8 @@ import (
 )
 
 // DefaultLookLimit is the age after which a look is too old for the change that depends on it. It
-// is shorter than the leader's lease (deploy/chart), so a former leader sends no change after the
-// next leader has answered calls.
+// is shorter than the leader's lease (deploy/chart). So a former leader sends no change once the
+// next leader answers calls.
 const DefaultLookLimit = 5 * time.Second
 
 // Look is the time right before a read of the rack. Its clock also runs while the process is
@@ -40,10 +40,10 @@ type attemptKey struct{}
 
 var errLookOld = errors.New("the look at the rack is too old")
 
-// Request calls do, which requests a change, if the look is recent enough. open reports that the
-// outcome is unknown: the rack has neither refused nor confirmed the change. If the rack itself has
-// refused it, err is the SDK's error. do must also return an error if the response describes
-// another object.
+// Request calls do(), which requests a change. The Transport sends that request only if the look is
+// recent enough. The result "open" is true if the outcome is unknown: the rack has neither refused
+// nor confirmed the change. If the rack has refused it, err is the SDK's error. do() must also
+// return an error if the response describes another object.
 func (c *Client) Request(ctx context.Context, doing string, look Look,
 	do func(context.Context) error) (open bool, err error) {
 	a := &attempt{look: look, limit: cmp.Or(c.LookLimit, DefaultLookLimit)}

@@ -88,8 +88,8 @@ func (p *Pager) Take(id string, entry proto.Message) bool {
 // Full reports whether the page is complete.
 func (p *Pager) Full() bool { return p.Next != "" }
 
-// nextPage returns the token of the rack's next page, and the number of objects to request. If the
-// CSI page has a limit and no object is filtered out, two requests suffice: the second shows
+// nextPage returns the token of the rack's next page, and the number of objects to request. Two
+// requests suffice for a CSI page with a limit, unless objects are filtered out: the second shows
 // whether an entry follows the page.
 func (p *Pager) nextPage(token string) (page string, limit int) {
 	p.page = cmp.Or(token, p.from)
@@ -143,8 +143,8 @@ func eachObject[T any](ctx context.Context, doing string,
 		case err != nil:
 			return Error(ctx, doing, err)
 		case p.Items == nil:
-			// On an empty page, the rack's list is empty but not missing. If another server's response
-			// counted as an empty page, all objects would seem to be lost.
+			// The rack never omits the list, even on an empty page. If another server's response counted as
+			// an empty page, all objects would seem to be lost.
 			return InvalidResponse("list", "the page has no list of objects")
 		}
 		if empty++; len(p.Items) > 0 {
@@ -245,8 +245,8 @@ func eachFrom[T any](ctx context.Context, c *Client, pages *Pager, doing string,
 	}, visit)
 }
 
-// listParams returns the parameters for a list of the project in the order of ids. A page token
-// already contains both.
+// listParams returns the parameters for a list of the project's objects in the order of ids. A page
+// token already contains the project and the order.
 func (c *Client) listParams(token string, limit int) oxide.DiskListParams {
 	if token != "" {
 		return oxide.DiskListParams{Limit: &limit, PageToken: token}
@@ -302,7 +302,7 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	for n := range min(atOnce, len(all)) {
 		asked.Go(func() {
 			for i := n; i < len(all); i += atOnce {
-				// Check no project: the instance's other disks may be in any project.
+				// The zero World matches every project: the instance may have disks of other projects.
 				disks, err := c.disksOf(ctx, World{}, oxide.NameOrId(all[i]))
 				if !csierr.IsNotFound(err) { // a deleted instance has no disks
 					errs[i] = err

@@ -24,8 +24,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 )
 
-// Transport sends the client's requests with the current token. If the rack refuses that, it
-// repeats the request once with a newer token.
+// Transport sends the client's requests with the current token. If the rack refuses the token,
+// Transport repeats the request once with a newer one.
 type Transport struct {
 	Base   http.RoundTripper
 	Tokens *TokenSource
@@ -169,7 +169,7 @@ const patience = 5 * time.Second
 
 // withPatience returns a context for the request, and a function that ends it. A rack completes a
 // change even if the client stops waiting. So the driver waits longer than its caller, and keeps
-// the volume locked: the next call, which may report the disk as detached, sees the effect.
+// the volume locked meanwhile. The next call then sees the effect of the change.
 func withPatience(req *http.Request) (context.Context, func()) {
 	caller := req.Context()
 	if req.Method == http.MethodGet || caller.Err() != nil {
@@ -209,7 +209,7 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// retry returns nil if there is no newer token, or if the body cannot be sent again.
+// retry returns a copy of the request and a newer token, or nil if it cannot have both.
 func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
 	fresh, err := t.Tokens.get(req.Context(), true)
 	if err != nil || fresh == token {
@@ -263,9 +263,9 @@ func (s *TokenSource) renewed() *renewedFile[string] {
 	return s.file
 }
 
-// get returns the token to send. It reads a changed file again, and returns the last token if that
-// fails. With force it always reads the file: after the rack has refused a token, a file with
-// unchanged times may contain a new one.
+// get returns the token to send. It reads a changed file again, and returns the last token if the
+// read fails. If force is set, it reads even a file with unchanged times: after the rack has
+// refused a token, the file may contain a new one.
 func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	if s.Path == "" {
 		return s.Fixed, nil
@@ -273,8 +273,8 @@ func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	return s.renewed().get(ctx, force)
 }
 
-// Fault returns the token file's error until a person has repaired the file, or nil. Meanwhile
-// calls use the last token.
+// Fault returns the error of the token file until a read succeeds, or nil. Meanwhile calls use the
+// last token.
 func (s *TokenSource) Fault() error {
 	if s == nil || s.Path == "" {
 		return nil
@@ -327,8 +327,8 @@ type reading struct {
 	done  chan struct{} // closed when the read ends
 }
 
-// get reads the file and returns its value. It waits at most for the limit, because on some mounts
-// even stat never returns. Then it returns the last value.
+// get reads the file and returns its value. On some mounts even stat never returns: after the
+// limit, get() returns the last value.
 func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err error) {
 	asked := time.Now()
 	for {
@@ -346,8 +346,8 @@ func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err erro
 }
 
 // begin starts a read, or returns the one in progress. Only one goroutine reads, because a system
-// call on a hanging mount cannot be canceled. wait reports whether the caller has to wait: after a
-// slow read that failed, only a caller without a value waits.
+// call on a hanging mount cannot be canceled. After a slow read that failed, the caller need not
+// wait if a value is known and force is not set.
 func (s *renewedFile[T]) begin(force bool) (r *reading, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -100,7 +100,7 @@ func TestTransportSendsTheTokenToNoOtherHost(t *testing.T) {
 	}
 }
 
-// flood serves a GiB after the header that begin sends, and counts the MiB that it has sent.
+// flood returns a server that calls begin() and then sends a GiB, and the number of MiB sent.
 func flood(t *testing.T, begin http.HandlerFunc) (server *httptest.Server, sentMiB *atomic.Int64) {
 	t.Helper()
 	sentMiB = &atomic.Int64{}
@@ -118,7 +118,7 @@ func flood(t *testing.T, begin http.HandlerFunc) (server *httptest.Server, sentM
 	return server, sentMiB
 }
 
-// The limit below is higher than the client's, because sent also counts data in buffers.
+// The client reads at most 32 MiB, but the server also counts data in buffers.
 func TestTransportRejectsTooLargeResponses(t *testing.T) { // OX-9
 	server, sent := flood(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("project") == "told" {
@@ -258,7 +258,7 @@ func (s slowRack) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-func TestTransportAwaitsAChangeAfterItsCallerGivesUp(t *testing.T) { // B-10
+func TestTransportAwaitsAChangesResponseAfterItsCallerGivesUp(t *testing.T) { // B-10
 	const leaves = time.Second
 	for _, c := range []struct {
 		what     string

@@ -163,7 +163,7 @@ var (
 	project   = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	user      = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject = racktest.NotFound.To(racktest.ViewProject)
-	// another is the answer if another project has the configured name, and anotherSilo that of
+	// "another" answers for another project that has the configured name. "anotherSilo" answers for
 	// another rack, which has a project with the same id.
 	another = racktest.OK(racktest.ViewProject, racktest.JSON(map[string]any{"name": racktest.Project,
 		"id": racktest.Numbered(9)}))
@@ -215,7 +215,7 @@ func listDisks(t *testing.T, c *Client, pages *Pager) error {
 	})
 }
 
-func TestReadsFailWhileAnotherProjectHasTheProjectsName(t *testing.T) {
+func TestReadsFailWhileAnotherProjectHasTheConfiguredName(t *testing.T) {
 	c := clientThat(t, diskThere, another, user, another, user, another, user, another, user, another,
 		user, project, user, diskThere)
 	csitest.Got(c.Disk(t.Context(), racktest.Disk))(t)

@@ -36,7 +36,7 @@ type Exchange struct {
 	Status int
 	Body   string
 	Cut    bool // the connection breaks instead of a response
-	// Proxy makes the response one of another server, without a request id of the rack.
+	// Proxy omits the rack's request id, as in the response of another server.
 	Proxy bool
 	// Hold delays the response.
 	Hold  time.Duration
@@ -49,11 +49,11 @@ type script struct {
 	mu sync.Mutex
 	// guarded by mu
 	lines []Exchange
-	// guarded by mu: the requests that world has answered
+	// guarded by mu: the keys of world that were already requested
 	worldly map[string]bool
 }
 
-// world answers two requests that a client sends once, and that scripts may omit.
+// world answers two requests. A client sends each of them once, and a script may omit them.
 var world = map[string]string{ViewProject: ProjectOf(), ViewUser: UserOf(Silo)}
 
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -99,7 +99,7 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, line.Body)
 }
 
-// Error returns an error response in the rack's format, which still needs a request (To).
+// Error returns an error response in the rack's format. The method To adds the request.
 func Error(status int, code, message string) Exchange {
 	answer := map[string]string{"request_id": "r-1", "message": message}
 	if code != "" {
@@ -114,7 +114,7 @@ func (e Exchange) To(want string) Exchange {
 	return e
 }
 
-// Serve serves the script until the test ends. The test fails if a line is not used.
+// Serve serves the script until the test ends. The test fails if the driver omits a request.
 func Serve(t *testing.T, lines ...Exchange) (url string) {
 	t.Helper()
 	s := &script{t: t, lines: lines, worldly: map[string]bool{}}
@@ -235,7 +235,7 @@ func PEM(certificate []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})
 }
 
-// ViewDisk reads the disk.
+// ViewDisk is the request for the disk.
 const ViewDisk = "GET /v1/disks/" + Disk
 
 // More requests, and the state of a disk that is attached to Instance.
@@ -246,7 +246,7 @@ const (
 	AttachedHere = "attached " + Instance
 )
 
-// NotFound is the answer about an unknown object, and Refused the answer to a refused request.
+// NotFound answers a request about an unknown object, and Refused one that the rack refuses.
 var (
 	NotFound = Error(404, "ObjectNotFound", "not found: it")
 	Refused  = Error(400, "InvalidRequest", "the rack says no")

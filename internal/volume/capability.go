@@ -134,7 +134,7 @@ const (
 	MaxDistributedBytes = 1023 * GiB
 )
 
-// CapacityRange is the requested range in bytes. Without a limit max is MaxInt64.
+// CapacityRange is the requested range in bytes. Without a limit, the maximum is MaxInt64.
 type CapacityRange struct {
 	given    bool
 	min, max int64
@@ -167,9 +167,9 @@ func (r CapacityRange) Contains(sizeBytes int64) bool {
 	return r.min <= sizeBytes && sizeBytes <= r.max
 }
 
-// DiskSize returns the size of the disk to create: whole GiB within the range. floor is the size of
-// the snapshot or image, or 0 for a blank disk. ceiling is that of the largest disk that the rack
-// creates.
+// DiskSize returns the size of the disk to create: whole GiB within the range. The floor is the
+// size of the snapshot or image, or 0 for a blank disk. The ceiling is the size of the largest
+// possible disk.
 func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
 	size := r.min
 	if size == 0 && floor == 0 {
@@ -249,11 +249,11 @@ var (
 	superFlags = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
 	// ignoredFlags are for mount(8) and init systems.
 	ignoredFlags = []string{"", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser"}
-	// labelFlags are SELinux's flags, which every filesystem accepts. Kubelet may add context.
+	// labelFlags are SELinux's flags, which every filesystem accepts. Kubelet may add "context".
 	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}
 )
 
-// CommonFlags returns the flags that every filesystem accepts: words have no value, names have one.
+// CommonFlags returns the flags that every filesystem accepts, without a value and with one.
 func CommonFlags() (words, names []string) {
 	words = slices.Concat(slices.Collect(maps.Keys(attrFlags)), superFlags, []string{"seclabel"},
 		ignoredFlags[1:])
@@ -267,11 +267,11 @@ type FlagSet struct {
 }
 
 // FilesystemFlags contains, for each filesystem, the flags that not every filesystem accepts. Linux
-// 5.12 and later accept them on every disk and with every kernel configuration. That is not so for
-// quotas and DAX, so their flags are missing. Missing as well are flags that disable the log or its
-// ordering (norecovery, barrier=0), show another state or part of the filesystem (rescue, subvol,
-// sb), name another device, change the filesystem's features (journal_checksum), or let the damage
-// of one volume stop the node (errors=panic).
+// 5.12 and later accept them on every disk and with every kernel configuration. Flags that need
+// quotas or DAX are missing, because some disks or kernels refuse them. Also missing are flags that
+// disable the log or its ordering (norecovery, barrier=0), show another state or part of the
+// filesystem (rescue, subvol, sb), name another device, change the filesystem's features
+// (journal_checksum), or let the damage of one volume stop the node (errors=panic).
 var FilesystemFlags = map[string]FlagSet{
 	Ext3: {strings.Fields(extWords), extValues},
 	Ext4: {strings.Fields(extWords + " delalloc nodelalloc dioread_lock dioread_nolock"), extValues},
@@ -455,7 +455,7 @@ var (
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
-// Shown returns, sorted, the flags of a mount with these options that the driver compares.
+// Shown returns the sorted flags that the driver compares, of a mount with these options.
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
@@ -482,7 +482,7 @@ func attrWords(attr uint64) []string {
 	return words
 }
 
-// ShownFlags returns, sorted, the flags in a mountinfo line's two lists that the driver compares.
+// ShownFlags returns the sorted flags that the driver compares, from a mountinfo line's two lists.
 func ShownFlags(mount, super string) []string {
 	of := func(list string, flags []string) []string {
 		return slices.DeleteFunc(strings.Split(list, ","), func(word string) bool {
@@ -493,7 +493,7 @@ func ShownFlags(mount, super string) []string {
 		of(super, shownSuperFlags)...)))
 }
 
-// PublishedFlags returns, sorted, the flags of a published mount that the driver compares: those of
+// PublishedFlags returns the sorted flags that the driver compares, of a published mount: those of
 // the staging mount, which a bind mount copies, and those of the publish request.
 func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)

@@ -196,7 +196,7 @@ func wish(requisite, preferred string) *csi.TopologyRequirement {
 	return &csi.TopologyRequirement{Requisite: topologies(requisite), Preferred: topologies(preferred)}
 }
 
-// requisite returns a requirement as the provisioner sends it with --strict-topology.
+// requisite returns the requirement that the provisioner sends with --strict-topology.
 func requisite(text string) *csi.TopologyRequirement { return wish(text, text) }
 
 func TestChooseTopologyFollowsTheExampleInRFD595(t *testing.T) { // D-17

@@ -40,7 +40,7 @@ const (
 // DefaultMaxDisks is a rack's limit of disks per instance, including the boot disk.
 const DefaultMaxDisks = 12
 
-// The values of Tag.Origin, and those of Tag.Use.
+// The values of Tag.Origin and of Tag.Use.
 const (
 	OriginBlank    = "blank"
 	OriginSnapshot = "snapshot"
@@ -179,8 +179,8 @@ type Tag struct {
 	// Origin is what the disk was created from. A sample of a disk's bytes can prove that it is still
 	// blank only if it was created blank.
 	Origin string `json:"origin,omitempty"`
-	// Use is the volume's use, from its capabilities at creation. The driver never publishes a volume
-	// for filesystems as a raw block device.
+	// Use says for what the volume was created: a filesystem, raw block, or both. The driver never
+	// publishes a volume for filesystems as a raw block device.
 	Use string `json:"use,omitempty"`
 	// SourceBytes is the size of the snapshot that the disk was restored from. The rest of the disk
 	// was created blank.
@@ -248,12 +248,12 @@ func ParseTag(description string) (t Tag, ok bool) {
 	return t, true
 }
 
-// IsOf reports whether the tag is that of the object that the cluster's CO calls csiName.
+// IsOf reports whether the tag belongs to the object that the cluster's CO calls csiName.
 func (t Tag) IsOf(cluster, csiName string) bool {
 	return t.Cluster == cluster && t.objectName() == ownName(cluster, csiName)
 }
 
-// Names reports whether the tag is that of the object with this name on the rack. It is not if
+// Names reports whether the tag belongs to the object with this name on the rack. It does not if
 // somebody has copied the description to another object.
 func (t Tag) Names(rackName string) bool { return rackName == t.objectName() }
 

@@ -25,7 +25,7 @@ func TestDiskNameIsAHashOfClusterAndName(t *testing.T) { // E-17
 
 func TestDiskNamesAreValidAndUnique(t *testing.T) { // E-17
 	rapid.Check(t, func(t *rapid.T) {
-		// Two short names are often equal, or the end of one is the beginning of the other.
+		// Short names are often equal, or the end of one is the beginning of the other.
 		short := rapid.StringOfN(rapid.SampledFrom([]rune("ab-.ü")), 0, 3, -1)
 		a, b := short.Draw(t, "a"), short.Draw(t, "b")
 		one, other := short.Draw(t, "cluster of a"), short.Draw(t, "cluster of b")

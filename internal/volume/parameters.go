@@ -77,7 +77,7 @@ type Parameters struct {
 // ForeignKey reports whether a CO adds this key for its own use.
 func ForeignKey(key string) bool { return slices.Contains(foreignKeys, key) }
 
-// UnknownParameter returns the error for a key that is neither in own nor in foreignKeys. The error
+// UnknownParameter returns the error for a key that neither the driver nor a CO uses. The error
 // suggests the most similar key.
 func UnknownParameter(key string, own ...string) error {
 	nearest, best := "", 0
@@ -168,7 +168,7 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 }
 
 // Fits returns an error if the parameters contradict the capabilities of a disk of this size. Size
-// 0 is for a disk that may already contain a filesystem.
+// 0 is for a disk that may already contain a filesystem: then no size is checked.
 func (p Parameters) Fits(capabilities []*csi.VolumeCapability, sizeBytes int64) error {
 	for _, c := range capabilities {
 		if c.GetMount() == nil {
@@ -253,7 +253,7 @@ func (o MkfsOptions) String() string {
 }
 
 // Check returns an error if an option does not apply to the filesystem, or if mkfs cannot make the
-// filesystem on a disk of this size. Size 0 means unknown.
+// filesystem on a disk of this size. A size of 0 is not checked.
 func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
 	for _, option := range o.chosen {
 		name, _, _ := strings.Cut(option, "=")

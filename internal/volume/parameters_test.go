@@ -254,7 +254,7 @@ func TestParseMountFlagsAcceptsOnlyAllowedFlags(t *testing.T) {
 	})
 }
 
-func TestPublishedFlagsAddToTheStagedFlags(t *testing.T) {
+func TestPublishedFlagsCombineStagedAndRequestedFlags(t *testing.T) {
 	for _, c := range []struct {
 		staged   string
 		flags    []string
@@ -346,7 +346,7 @@ func FuzzMountFlags(f *testing.F) {
 	})
 }
 
-// refusedText reports whether other flags cause the same error text, which must not quote a flag.
+// refusedText reports whether the text is a known error, which quotes no flag.
 func refusedText(fsType, text string) bool {
 	return slices.ContainsFunc([][]string{{"bind"}, {"", "bind"}, {`"`}, {"", `"`}},
 		func(flags []string) bool {

@@ -93,10 +93,10 @@ func sameKeys(a, b Segments) bool {
 	return len(a) == len(b)
 }
 
-// ChooseTopology returns a volume's topology: all locations in ours, because the rack's disks can
-// be reached from each. The first is the one that the request prefers most, or one that it allows.
-// Without locations the topology is empty. If instances is true, nodes report their instances: then
-// a request may contain instances, which do not change the result.
+// ChooseTopology returns a volume's topology: all our locations, because the rack's disks can be
+// reached from each. The first is the one that the request prefers most, or one that it allows.
+// Without locations the topology is empty; the request may then contain only instances, and only if
+// nodes report them. Instances never change the result.
 func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if req == nil {
@@ -148,7 +148,7 @@ func noTopology(what string) error {
 		"topology; set OXIDE_TOPOLOGY on controller and nodes", what)
 }
 
-// AccessibleTopologies returns the locations in ours, with chosen first.
+// AccessibleTopologies returns all our locations, beginning with the chosen one.
 func AccessibleTopologies(ours []Segments, chosen Segments) []*csi.Topology {
 	var list []*csi.Topology
 	if chosen != nil {

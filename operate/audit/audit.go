@@ -185,7 +185,7 @@ func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// Two results of judge. The others say why an object is not an orphan.
+// The results of judge() that appear in the report.
 const (
 	isOrphan = ""
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"
@@ -216,7 +216,7 @@ func (c *comparison) noDeletion() string {
 			missing[0].WantedBy)
 	}
 	for _, h := range c.wanted.handles {
-		// A PersistentVolume of another cluster may name this cluster's disk, but has another name.
+		// Another cluster's PersistentVolume may name the disk, but does not have the disk's CSI name.
 		if o := c.now[h.ID]; o.owned && h.volume == o.CSIName {
 			return ""
 		}
@@ -275,7 +275,7 @@ func namesIn(text string) (names []string) {
 
 // names returns the object of the list that names a disk or snapshot: by its id, its name, its CSI
 // name, or a UUID in the CSI name. Such a UUID is the UID of the claim or VolumeSnapshot for which
-// the driver made the disk or snapshot, and which may not contain its id yet.
+// the driver made it. That object may not contain the id yet.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)
 	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {

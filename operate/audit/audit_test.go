@@ -113,7 +113,7 @@ var places = []string{
 	`{"kind":"VolumeSnapshot","metadata":{"labels":{"x":"a-%s-b"}}}`,
 }
 
-func TestADiskThatAnyFieldNamesIsNoOrphan(t *testing.T) {
+func TestADiskThatAnObjectNamesIsNoOrphan(t *testing.T) {
 	const claimUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
 	o, shortened := testDisk(1), testDisk(2)
 	o.CSIName = "pvc-" + claimUID
@@ -122,7 +122,7 @@ func TestADiskThatAnyFieldNamesIsNoOrphan(t *testing.T) {
 	for _, place := range places {
 		for name, o := range map[string]object{o.ID: o, strings.ToUpper(o.ID): o, o.Name: o, o.CSIName: o,
 			claimUID: o, shortened.CSIName: shortened} {
-			// The other objects have the same fields, but other disks' names in them.
+			// The same fields of the other objects name other disks.
 			items := []string{persistent("other", volume.DriverName, racktest.Numbered(8))}
 			for range random.IntN(3) {
 				items = append(items, fmt.Sprintf(places[random.IntN(len(places))], racktest.Numbered(9)))
@@ -234,7 +234,7 @@ func deletion(n int) script {
 	return script{looks(n), {Want: "DELETE " + diskPath(n), Status: 204}}
 }
 
-// absent returns the requests that prove that the rack does not have testDisk(n).
+// absent returns the requests by which the audit finds that the rack does not have testDisk(n).
 func absent(n int) script {
 	view := racktest.NotFound.To("GET " + diskPath(n))
 	return script{view, racktest.OK(racktest.ViewProject, racktest.ProjectOf()),
@@ -297,7 +297,7 @@ func TestAnOrphanIsReadAgainBeforeItIsDeleted(t *testing.T) {
 	}
 }
 
-// lists returns the requests for the rack's disks and snapshots, before and after kubectl runs.
+// lists returns the requests that list disks and snapshots, before and after kubectl runs.
 func lists(disks []string, snapshots ...string) script {
 	once := script{racktest.OK("GET /v1/disks", racktest.PageOf("", disks...)),
 		racktest.OK("GET /v1/snapshots", racktest.PageOf("", snapshots...))}
@@ -340,7 +340,7 @@ func (a *audit) run(t *testing.T) (report, log string, err error) {
 }
 
 func TestOnlyNamedOrphansAreDeleted(t *testing.T) { // D-69
-	// The rack has disks 1 to 3, a snapshot, the disk red of another cluster, and the disk far.
+	// The rack has disks 1 to 3, a snapshot, another cluster's disk 5, and another project's disk 8.
 	const red, far = 5, 8
 	disks := []string{rackDisk(1), rackDisk(2), rackDisk(3), rackDisk(red, tagged("pvc-5", "red"))}
 	snapshot := object{Kind: kindSnapshot, ID: racktest.Snapshot, SizeBytes: 10 * volume.GiB,

@@ -68,8 +68,8 @@ func (r *report) addNotes(noDeletion string) {
 	}
 }
 
-// write writes the report to out, and the FIGURE line after it. JSON and YAML must stay valid, so
-// with these formats it writes the FIGURE line to log.
+// write writes the report to out, and then a line FIGURE with numbers. JSON and YAML must stay
+// valid, so with these formats that line goes to the log.
 func (r *report) write(output string, out, log io.Writer) error {
 	var err error
 	figureTo := log
@@ -161,7 +161,6 @@ spec:
   volumeSnapshotRef: {namespace: {{quote .Namespace}}, name: {{quote .ClaimName}}}
 {{end}}{{end}}`))
 
-// quote quotes a string as JSON and YAML do.
 func quote(s string) (string, error) {
 	text, err := json.Marshal(s)
 	return string(text), err
@@ -213,11 +212,11 @@ func (r *report) writeManifests(out io.Writer) error {
 	return manifests.Execute(out, all)
 }
 
-// maxListAge is the largest age of a comparison for a deletion. deleteNamed repeats older ones.
+// maxListAge limits the age of the list of wanted volumes. deleteNamed reads an older list again.
 const maxListAge = rack.Look(5 * time.Second)
 
-// deleteNamed deletes the orphans that a person has named, and stops at the first failure. It adds
-// what it did to the report of the comparison that it was given.
+// deleteNamed deletes the orphans that a person has named, and stops at the first failure. All
+// results go into the report of the given comparison.
 func (a *audit) deleteNamed(ctx context.Context, c *comparison) error {
 	r := c.report
 	named, err := readNamed(a.options.Delete, r)
@@ -301,8 +300,8 @@ const (
 func (a *audit) remove(ctx context.Context, named object) (reason string, err error) {
 	id := oxide.NameOrId(named.ID)
 	if named.Name == "deleted-"+named.ID {
-		// The rack has deleted the disk only in part. Its state does not show an instance that has it, so
-		// ask all instances. Nobody can attach such a disk in the meantime.
+		// The rack has deleted the disk only in part. Its state then names no instance, so ask all
+		// instances. Nobody can attach such a disk meanwhile.
 		if holders, err := a.Holders(ctx, named.ID); err != nil || len(holders) > 0 {
 			return "it is attached to the instance " + strings.Join(holders, ", "), err
 		}
@@ -347,7 +346,7 @@ func (a *audit) remove(ctx context.Context, named object) (reason string, err er
 // Kind is the kind of an object of the rack.
 type Kind string
 
-// A handle that may name a disk or a snapshot has the kind either.
+// The last kind is for a handle that may name a disk or a snapshot.
 const (
 	kindDisk     Kind = "disk"
 	kindSnapshot Kind = "snapshot"

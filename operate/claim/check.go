@@ -71,7 +71,7 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	return p, old, nil
 }
 
-// foreignFinalizer returns a finalizer other than Kubernetes' own, which waits for pods, or "".
+// foreignFinalizer returns a finalizer, or "". It ignores Kubernetes' own, which waits for pods.
 func (o object) foreignFinalizer() string {
 	all, _ := o.at("metadata", "finalizers").([]any)
 	for _, f := range all {
@@ -135,8 +135,8 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 	return r.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
 }
 
-// checkNodes records the nodes that have the disk, with their UIDs. If a Node is created again
-// later, its report proves no unmount.
+// checkNodes records the nodes that have the disk, with their UIDs: the report of a Node that is
+// created again later proves no unmount.
 func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 	all, err := r.all(ctx, volumeAttachments, "")
 	p.Nodes = map[string]string{}
@@ -154,7 +154,7 @@ func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 }
 
 // ownerOf returns the object that decides whether a pod runs. The command can stop only a
-// Deployment or StatefulSet that no other object manages. For all others, only a person knows how.
+// Deployment or StatefulSet that no other object manages. Only a person can stop other owners.
 func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 	top := pod
 	for range 3 {
@@ -193,7 +193,7 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 }
 
 // checkClass checks that the claim's StorageClass makes disks from snapshots. If the class waits
-// for a pod, it chooses the node near which the new disk is made.
+// for a pod, checkClass chooses the node near which the new disk is made.
 func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error {
 	name := claim.str("spec", "storageClassName")
 	class, err := r.get(ctx, storageClasses, "", name)
@@ -310,7 +310,7 @@ func (r *run) checkSize(_ context.Context, _, _ object, p *plan) error {
 	return nil
 }
 
-// rehearse sends every kind of request that a change makes as a dry run. An admission webhook or a
+// rehearse sends each kind of request that a change needs, as a dry run. An admission webhook or a
 // ResourceQuota may refuse one. The user may lack a right to an object, or to an owner that the
 // object names. Without this check the change would stop halfway, with the workload stopped.
 func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
@@ -361,7 +361,7 @@ func (r *run) rehearseSnapshot(ctx context.Context, p plan) error {
 	return r.create(ctx, p.ownSnapshot(), dryRun)
 }
 
-// peak returns how much more of the rack's quota is in use until "claim forget". A snapshot counts
+// peak returns how much of the rack's quota the change uses until "claim forget". A snapshot counts
 // with the size of its disk.
 func (p plan) peak() (sizeBytes int64, text string) {
 	sizeBytes, _ = parseSize(p.Size)
@@ -374,11 +374,11 @@ func (p plan) peak() (sizeBytes int64, text string) {
 }
 
 // checkQuota compares the capacity that the change needs with the one that the cluster publishes
-// for the claim's StorageClass. If the cluster publishes none, r.quota says so.
+// for the claim's StorageClass.
 //
 // A published capacity has no timestamp. The provisioner updates it late, or never while the rack
-// refuses its requests. So too small a capacity may be wrong by any amount, and a margin would not
-// help. The change is refused, but a person who knows better may set a flag.
+// refuses its requests. So it may be wrong by any amount. If it is too small, the change is refused
+// unless a person who knows better sets --ignore-capacity.
 func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 	class := claim.str("spec", "storageClassName")
 	best, left, err := r.published(ctx, class, p.Node)

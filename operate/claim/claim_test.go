@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// options returns the options of a verb, or those that "continue" the change or "undo" it.
+// options returns the options for a verb, or to "continue" or "undo" the change under way.
 func (c *cluster) options(mode string) Options {
 	o := Options{Verb: mode, Namespace: "db", Claim: c.claim, Timeout: time.Minute,
 		Kubectl: c.kubectl, Continue: mode == "continue", Undo: mode == "undo"}
@@ -197,7 +197,7 @@ func TestAnImpossibleChangeIsRefusedBeforeItBegins(t *testing.T) {
 			owner := map[string]any{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web",
 				"uid": c.named("StatefulSet", "db", "web").uid()}
 			c.touch(c.current(), []any{owner}, "metadata", "ownerReferences")
-			// The webhook refuses only a claim that has all that the earlier claim has.
+			// The webhook refuses only a claim with the owners, labels and volume of the earlier claim.
 			c.admits = func(_ *cluster, o object) error {
 				if len(o.list("metadata", "ownerReferences")) == 0 || o.str("metadata", "labels",
 					"app") == "" || o.str("spec", "volumeName") == "" {

@@ -217,7 +217,7 @@ func annotate(key string, value any, spec object) object {
 func withPolicy(policy string) object { return object{"persistentVolumeReclaimPolicy": policy} }
 
 // holders returns the pods that name a claim. Kubernetes keeps a deleted claim until they are gone.
-// The function users omits those that have ended.
+// users() omits the pods that have ended.
 func holders(pods []object, claim string) []object {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod object) bool {
 		return !slices.ContainsFunc(pod.list("spec", "volumes"), func(v object) bool {

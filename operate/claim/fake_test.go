@@ -267,7 +267,7 @@ func (c *cluster) patch(o, change object) {
 	plan := "csi.oxide.computer/claim-plan"
 	if o.str("kind") == "PersistentVolume" && o.annotation(plan) == "" &&
 		change.annotation(plan) != "" && o.str("spec", "claimRef", "name") == c.claim {
-		// The user wants the command to change this volume, this claim and the workload, and no others.
+		// The command may change this volume, its claim and the workloads, but no other object.
 		c.given = map[string]bool{o.uid(): true, o.str("spec", "claimRef", "uid"): true}
 		for _, w := range append(c.of("Deployment"), c.of("StatefulSet")...) {
 			c.given[w.uid()] = true
@@ -326,7 +326,7 @@ func (c *cluster) pass() {
 	c.lost += len(c.unreachable(true))
 }
 
-// After 60 passes, the controllers and kubelets have nothing left to do for pods and disks.
+// passes simulates n passes. After 60, the controllers and kubelets have nothing left to do.
 func (c *cluster) passes(n int) {
 	for range n {
 		c.pass()
@@ -473,8 +473,8 @@ func (c *cluster) syncAttachments() {
 const (
 	// unmountsAfter is the number of passes that a node takes to unmount a disk that no pod uses.
 	unmountsAfter = 20
-	// A node that does not report is not ready after lostAfter passes. After takenAfter passes without
-	// a pod its disks are detached.
+	// After lostAfter passes without a report, a node is not ready. Its disks are detached after
+	// takenAfter passes without a pod.
 	lostAfter, takenAfter = 120, 250
 )
 
@@ -595,9 +595,9 @@ func (c *cluster) temporary(claim object) bool {
 	return c.own[claim.uid()] && claim.name() != c.claim
 }
 
-// unreachable returns the acknowledged writes that are on no disk within the user's reach. Within
-// reach are the disks of PersistentVolumes that are bound to a claim of the user. If retained is
-// set, those of PersistentVolumes with the reclaim policy Retain are, too.
+// unreachable returns the acknowledged writes that are on no disk within the user's reach. A disk
+// is within reach if its PersistentVolume is bound to a claim of the user or, if retained is set,
+// has the reclaim policy Retain.
 func (c *cluster) unreachable(retained bool) []string {
 	var reachable []string
 	for _, pv := range c.of("PersistentVolume") {
@@ -703,7 +703,7 @@ func (c *cluster) provision(claim object) {
 		content: c.shots[handle], size: size})
 }
 
-// made counts down, and reports whether it has made the disk, whose claim may be gone by then.
+// made counts one pass. In the last one it makes the disk, even if the claim is gone.
 func (c *cluster) made(m *making) bool {
 	if m.left--; m.left > 0 {
 		return false
@@ -793,9 +793,9 @@ const (
 		"spec":{"replicas":%d}}`
 )
 
-// newCluster returns a cluster. If kind is that of a workload, the workload "web" runs there, and
-// has written once more after a snapshot of its claim. A StatefulSet has three pods, and the second
-// pod uses the claim.
+// newCluster returns a cluster. The claim has a snapshot, and its disk has one later write. If kind
+// is that of a workload, the workload "web" uses the claim. A StatefulSet has three pods, the
+// second of which uses the claim.
 func newCluster(t *testing.T, kind string) *cluster {
 	c := &cluster{t: t, claim: "data", needed: map[string]bool{}, objects: map[string]object{},
 		disks: map[string]string{}, shots: map[string]string{}, nodes: map[string]*machine{},

@@ -355,9 +355,9 @@ func (h *history) comesLate() {
 	do()
 }
 
-// excuse is called before a late request, which may create a temporary claim that Kubernetes then
-// deletes. It allows two effects: the claim's disk is made later, and stays if the class retains
-// it; and foreign volumes that are reserved for the claim are deleted.
+// excuse is called before a late request. The request may create a temporary claim, which
+// Kubernetes then deletes. So two effects are allowed: the claim's disk is made later and stays if
+// the class retains it, and foreign volumes that are reserved for the claim are deleted.
 func (h *history) excuse() {
 	h.meddled = h.meddled || h.policy == "Retain"
 	for _, pv := range h.c.of("PersistentVolume") {
@@ -448,7 +448,7 @@ func (h *history) run(mode string) error {
 	return err
 }
 
-// calm ends all faults, as people do who repair their cluster.
+// calm ends all faults, as if people had repaired the cluster.
 func (h *history) calm() {
 	h.left, h.c.admits, h.c.quota, h.c.lacks, h.killsLeft = 0, nil, 0, nil, 0
 	if h.second != nil {
@@ -591,7 +591,8 @@ func (h *history) end() error {
 	return h.nothingIsLeft(done)
 }
 
-// check returns an error for lost writes and changed foreign objects. settled is set at the end.
+// check returns an error for lost writes and changed foreign objects. If settled is set, disks of
+// the user's claims must have all writes.
 func (h *history) check(settled bool) error {
 	c := h.c
 	switch texts := c.unreachable(false); {
@@ -605,7 +606,7 @@ func (h *history) check(settled bool) error {
 	return nil
 }
 
-// nothingIsLeft checks that the command left no object, and that the claim has its right disk.
+// nothingIsLeft checks that the command left no object, and that the claim has the right disk.
 func (h *history) nothingIsLeft(done bool) error {
 	c := h.c
 	for _, key := range slices.Sorted(maps.Keys(c.objects)) {

@@ -17,7 +17,7 @@ const (
 	// On the earlier PersistentVolume, planKey contains the plan. On the earlier claim, it contains
 	// the id of the run that works on the change.
 	planKey = "csi.oxide.computer/claim-plan"
-	// changeKey names the change, on objects that it creates and on the owner that it stops.
+	// changeKey, on objects that the command creates and the owner that it stops, names the change.
 	changeKey = "csi.oxide.computer/claim-change"
 	// replacesKey, on the new PersistentVolume, names the earlier one.
 	replacesKey = "csi.oxide.computer/claim-replaces"
@@ -70,8 +70,8 @@ type plan struct {
 	Finished bool `json:"finished,omitempty"`
 }
 
-// shot is the snapshot from which the new disk is made. A growth takes the snapshot itself, and
-// knows only its name until it is ready.
+// shot is the snapshot from which the new disk is made. Of a snapshot that the command takes
+// itself, only the name is known until it is ready.
 type shot struct {
 	Name       string `json:"name"`
 	UID        string `json:"uid,omitempty"`
@@ -105,8 +105,8 @@ func (p plan) path() string { return p.Namespace + "/" + p.Claim }
 
 func (p plan) mark() string { return p.path() + " " + p.ID }
 
-// The command creates two claims of its own. kept returns the name of the one for the earlier disk,
-// temporary the name of the one for the new disk.
+// The command creates two claims for itself. kept() returns the name of the claim for the earlier
+// disk, and temporary() that of the claim for the new disk.
 func (p plan) kept() string      { return shorten(p.Claim) + "-before-" + p.ID }
 func (p plan) temporary() string { return shorten(p.Claim) + "-" + p.Verb + "-" + p.ID }
 
@@ -151,7 +151,6 @@ func planOf(pv object) (*plan, error) {
 	return &p, nil
 }
 
-// find returns the plan for the claim, or nil.
 func (r *run) find(ctx context.Context) (pv object, p *plan, err error) {
 	pvs, err := r.all(ctx, persistentVolumes, "")
 	if err != nil {
@@ -168,7 +167,7 @@ func (r *run) find(ctx context.Context) (pv object, p *plan, err error) {
 	return nil, nil, nil
 }
 
-// save writes the plan into its annotation, and in the same patch further fields of the spec.
+// save writes the plan into its annotation. The same patch sets these fields of the spec.
 func (r *run) save(ctx context.Context, pv object, p plan, spec object) error {
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -185,7 +184,7 @@ var bindingKeys = []string{"pv.kubernetes.io/bind-completed",
 // In selectedNode, the scheduler names the node near which a claim's volume is to be made.
 const selectedNode = "volume.kubernetes.io/selected-node"
 
-// again returns a claim like the earlier one, with this spec and with more annotations.
+// again returns a claim like the earlier one, with this spec and these further annotations.
 func (p plan) again(spec object, more map[string]any) object {
 	meta, kept := object{"name": p.Claim, "namespace": p.Namespace}, map[string]any{}
 	p.Manifest.copyFields(meta, "metadata", "labels", "ownerReferences")
@@ -205,7 +204,7 @@ func (p plan) newClaim(pv string) object {
 		map[string]any{earlierKey: strings.Join(p.earlier(), ",")})
 }
 
-// own returns a claim of the command's own. If node is not empty, its disk is made near that node.
+// own returns a claim for the command itself. If a node is given, the disk is made near it.
 func (p plan) own(name string, spec object, node string) object {
 	marks := map[string]any{changeKey: p.mark()}
 	if node != "" {
@@ -226,7 +225,6 @@ func (p plan) keptClaim() object {
 	return p.own(p.kept(), p.spec(p.OldSize, object{"volumeName": p.Old}), "")
 }
 
-// temporaryClaim returns the claim for which the new disk is made from the snapshot.
 func (p plan) temporaryClaim() object {
 	source := object{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot",
 		"name": p.Shot.Name}
@@ -259,7 +257,7 @@ type view struct {
 	namespaceGone                                   bool
 }
 
-// observe fails if another run has taken the change over.
+// observe reads the objects of a change. It fails if another run has taken over the change.
 func (r *run) observe(ctx context.Context) (v view, err error) {
 	if v.old, err = r.get(ctx, persistentVolumes, "", r.old); err != nil || v.old == nil {
 		return v, err
@@ -322,8 +320,8 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 // volumeOf returns the name that the provisioner gives to the PersistentVolume of a claim.
 func volumeOf(claimUID string) string { return "pvc-" + claimUID }
 
-// madeFor reports whether the provisioner made the new PersistentVolume for the temporary claim. It
-// may be another one: Kubernetes may bind an older volume, and a user may name one in the claim.
+// madeFor reports whether the provisioner made the new PersistentVolume for the temporary claim.
+// Kubernetes may have bound an older one, or a user may have named one in the claim.
 func (v view) madeFor() bool {
 	uid := v.plan.TemporaryUID
 	if v.temporary != nil && uid == "" {
@@ -335,8 +333,8 @@ func (v view) madeFor() bool {
 // original reports whether the claim existed before the change and was not created again.
 func (v view) original() bool { return v.claim != nil && v.claim.uid() == v.plan.ClaimUID }
 
-// again reports whether the claim names the volume for which the command creates it again. That is
-// the new volume or, during an undo, the earlier one.
+// again reports whether the claim is the one that the command creates again: it names the new
+// volume or, during an undo, the earlier one.
 func (v view) again() bool {
 	pv := v.plan.New
 	if v.plan.Undo {
@@ -346,8 +344,8 @@ func (v view) again() bool {
 }
 
 // passed reports whether the point of no return has been passed: the new disk was bound to the
-// user's claim, so a workload may have written to it. After the handover, it also returns true if
-// the new PersistentVolume is gone.
+// user's claim, so a workload may have written to it. If the plan is marked Handed, it also returns
+// true when the new PersistentVolume is gone.
 func (v view) passed() bool {
 	p, uid := v.plan, v.fresh.str("spec", "claimRef", "uid")
 	return p.Bound || p.Finished || v.fresh == nil && p.Handed && v.temporary == nil ||
@@ -430,7 +428,7 @@ func (v view) prove() error {
 	return nil
 }
 
-// end returns a text about what delays the deletion of a claim.
+// end returns a text that names a claim, and the pods and finalizers that delay its deletion.
 func (v view) end(claim object) string {
 	pods, text := v.foreignPods, "the end of PersistentVolumeClaim "+claim.name()
 	if claim.name() == v.plan.Claim {

@@ -2,9 +2,9 @@
 // the claim. The claim keeps its name and its workload. A rack can neither resize nor revert a
 // disk, so the command makes a new disk from a snapshot, deletes the claim and creates it again.
 //
-// Until then no pod can use either disk. The command gives each of them to a claim that it creates
-// itself: the earlier disk before the snapshot, and the new disk until it has been checked. The
-// point of no return is when Kubernetes first binds the new disk to the user's claim.
+// Meanwhile no pod can use either disk, because each belongs to a claim that the command creates
+// for itself: the earlier disk while the snapshot is taken, and the new disk until it has been
+// checked. The point of no return is when Kubernetes first binds the new disk to the user's claim.
 //
 // A change is a table of steps. Each step reads from the cluster's objects whether it has been
 // done, so the command may be killed anywhere and repeated. The plan is an annotation of the
@@ -155,7 +155,7 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 	return r.resume(ctx, pv, *p)
 }
 
-// sweep deletes unbound claims of an earlier change, which its late requests have created.
+// sweep deletes unbound claims that late requests of an earlier change have created.
 func (r *run) sweep(ctx context.Context, p *plan) error {
 	all, err := r.all(ctx, claims, r.Namespace)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// step is a step of a change or of an undo. The function do sends at most one request. Until done
-// returns true, the objects are read again and do is called again. If do has to wait, it returns
-// what it waits for. If the field done is nil, the step is done when the plan is gone.
+// step is a step of a change or of an undo. do() sends at most one request. Until done() returns
+// true, the objects are read again and do() is called again. If do() has to wait, it returns what
+// it waits for. A step without done() is done when the plan is gone.
 type step struct {
 	name     string
 	describe func(p plan) string
@@ -80,8 +80,8 @@ var steps = []step{
 // undoing contains the steps of an undo. The workload starts before the step "clean", so that it
 // does not wait until the rack has deleted the new disk and the snapshot.
 var undoing = []step{
-	// A request of a killed run may still arrive. The run read the claim and the owner before this
-	// step marked them, so it sent an old resourceVersion, and the API server refuses its request.
+	// This step marks the claim and the owner. A late request of a killed run has an older
+	// resourceVersion, so the API server refuses it.
 	{"record", func(plan) string { return "take the change over" }, func(v view) bool {
 		mark := v.owner.annotation(changeKey)
 		return steps[0].done(v) && (v.owner == nil || mark == v.plan.stopMark() ||
@@ -117,7 +117,7 @@ func (v view) own(o object) bool {
 func (p plan) runMark() string  { return p.mark() + " " + p.Run }
 func (p plan) stopMark() string { return p.runMark() + " stopped" }
 
-// stopped reports whether the command has scaled the owner down, or cannot scale the owner.
+// stopped reports whether the command has scaled the owner down, or has no owner to scale.
 func (v view) stopped() bool {
 	return v.owner == nil || v.own(v.owner) && v.owner.num("spec", "replicas") <= v.plan.Owner.Target
 }
@@ -395,7 +395,7 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 }
 
 // refusal returns the provisioner's last message about the temporary claim, and an id of the event
-// that contains the message. Both are "" if there is none.
+// that contains the message. Without a message both are "".
 func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error) {
 	events, err := r.all(ctx, "events", p.Namespace, "--field-selector=type=Warning,"+
 		"involvedObject.kind=PersistentVolumeClaim,involvedObject.name="+p.temporary())
@@ -465,7 +465,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// fenced reports whether a late request cannot bind the new disk: this run has reserved it.
+// fenced reports that no late request can bind the new disk, because this run has reserved it.
 func (v view) fenced() bool {
 	return v.plan.New == "" || v.fresh == nil || v.fresh.annotation(changeKey) == v.plan.runMark() &&
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()

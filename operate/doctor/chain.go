@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// chain contains the objects that belong to one volume. If an object such as claim is nil, claimWhy
-// is why it could not be read, or "" if it does not exist.
+// chain contains the objects that belong to one volume. If the claim is nil, claimWhy is the reason
+// why it could not be read, or "" if it does not exist. The same holds for the other objects.
 type chain struct {
 	*Evidence
 	subject string
@@ -71,7 +71,7 @@ func resolve(e *Evidence) []*chain {
 		(*chain).judgeRackItself}, {LinkDisk, (*chain).judgeOwnDisks}}}}
 }
 
-// claimChain returns the chain of a claim. If pod is nil, the method complete chooses it.
+// claimChain returns the chain of a claim. If pod is nil, complete() chooses one.
 func claimChain(e *Evidence, namespace, name string, pod *kube.Object) *chain {
 	c := &chain{Evidence: e, subject: "claim " + namespace + "/" + name, links: volumeLinks, pod: pod,
 		claimName: kube.Reference{Namespace: namespace, Name: name}}
@@ -312,7 +312,7 @@ func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
 	return nil
 }
 
-// report returns the node's report and the volume in it. If v is nil, why is the reason.
+// report returns the node's report, and the volume in it or the reason why it is missing.
 func (c *chain) report() (r *inspection.Report, v *inspection.Volume, why string) {
 	found, ok := c.Nodes.Reports[c.instance]
 	if !ok && c.instance == "" && len(c.Nodes.Reports) == 1 {

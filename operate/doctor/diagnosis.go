@@ -67,7 +67,7 @@ type Diagnosis struct {
 // Chain is the result for one volume, or for another object that the question is about.
 type Chain struct {
 	Subject string `json:"subject"`
-	// Place is where the tree of a cluster shows the chain. It is nil for other questions.
+	// Place is the chain's place in the tree of a cluster. It is nil for other kinds of questions.
 	Place *Place `json:"place,omitempty"`
 	Links []Step `json:"links"`
 	// Finding is the most important finding, or nil if no link is broken. It is the first finding or,
@@ -156,7 +156,7 @@ func (c *chain) judge() Chain {
 			step.State, step.Finding = Waiting, nil // the error is about another link
 		}
 		if f := step.Finding; f != nil {
-			// To make or to delete a disk, the driver needs no node.
+			// The driver makes and deletes disks without a node: this does not explain the driver's error.
 			if f.Reason == "" && c.reports(func(s Finding) bool {
 				return s.Link == LinkClaim || s.Link == LinkVolume
 			}) {
@@ -388,8 +388,8 @@ type Nodes struct {
 	Namespace string                       `json:"namespace"` // of the driver
 	// DriverPods contains the controller's pods, and the DaemonSet's pods on nodes of the question.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
-	// Unseen contains why reports are missing. The keys are the ids of instances. The reason at the
-	// key "" applies to all instances without a reason of their own.
+	// Unseen contains why reports are missing. The keys are the ids of instances. The key "" is for
+	// all other instances.
 	Unseen map[string]string `json:"unseen,omitempty"`
 }
 
@@ -455,7 +455,7 @@ func (c Cluster) objects(kind string, match func(*kube.Object) bool) ([]kube.Obj
 	return nil, c.Unseen[kind]
 }
 
-// one returns the first object that objects returns, or nil and the reason.
+// one returns the first object of a kind that matches, or nil and why the kind could not be read.
 func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object, why string) {
 	found, why := c.objects(kind, match)
 	if len(found) == 0 {

@@ -12,7 +12,7 @@ import (
 )
 
 func (f Finding) brokenLink() Link {
-	// With LinkClaim, values in the request are wrong, so the link of the failed call is broken.
+	// The advice LinkClaim means that the request has wrong values: the link of its call is broken.
 	if link := advices[f.Reason].Link; link != "" && link != LinkClaim {
 		return link
 	}
@@ -160,11 +160,11 @@ func (e *Evidence) lastEvent(o *kube.Object, reasons ...string) (last kube.Objec
 // forgeable is appended to the source of an error from an event, because anybody may write events.
 const forgeable = " (anybody with the right to create events can write it)"
 
-// successes contains reasons of events. Errors of the same call before such an event do not count.
+// After an event with one of these reasons, earlier errors of the same call do not count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest adds the driver's latest error in an object's events whose messages contain about. It adds
-// none if a later event reports a success. Earlier events with the same reason only set Since.
+// latest adds the driver's latest error from an object's events whose messages contain a text,
+// unless a later event reports a success. Earlier events with the same reason only set Since.
 func (e *Evidence) latest(all []Finding, o *kube.Object, at Link, about string,
 	reasons ...string) []Finding {
 	last := len(all)
@@ -192,7 +192,7 @@ type advice struct {
 	// Link is the broken link. "" means the link of the failed call: any call may return the reason.
 	Link     Link
 	ByItself string
-	// Next is a command with placeholders such as {volume}; see names.
+	// Next is a command with placeholders such as {volume}. names() returns their values.
 	Next    string
 	Reasons reasons // for which the advice is given
 }

@@ -224,7 +224,6 @@ func begun(events ...flight.Event) edit {
 }
 
 var (
-	// pending makes the pod, which has a node, wait for its volumes.
 	pending = func(w *world) {
 		w.pod.Status.Phase, w.pod.Status.ContainerStatuses = "Pending", nil
 	}
@@ -262,8 +261,8 @@ var (
 	twoReports = func(w *world) { w.Nodes.Reports[racktest.OtherInstance] = theNode() }
 )
 
-// walk calls visit for each JSON value below value. visit gets its path, and functions that set and
-// remove it. Before it returns, visit has to set the old value again.
+// walk calls visit() for each JSON value below a value. visit() gets the path, and functions that
+// set and remove the value. It has to restore the value before it returns.
 func walk(path string, value any, set func(any), visit func(path string, part any, set func(any),
 	remove func())) {
 	switch v := value.(type) {

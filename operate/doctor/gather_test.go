@@ -71,8 +71,8 @@ func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
 	}
 }
 
-// servedBy returns a client of a rack. The rack calls asked with the path of each GET, and answers
-// with the body for the path or, without one, with the project.
+// servedBy returns a client of a rack. The rack calls asked() with the path of each GET. It answers
+// with the body for the path or, if there is none, with the project.
 func servedBy(t *testing.T, bodies map[string]string, asked func(path string)) *rack.Client {
 	t.Helper()
 	return clientOf(t, racktest.At(t, func(w http.ResponseWriter, r *http.Request) {
@@ -118,8 +118,8 @@ func gather(t *testing.T, s Sources, o Options) Evidence {
 	return e
 }
 
-// In the cluster the node has several volumes, so the doctor could ask it several times.
-func TestEveryQuestionIsAnsweredWithEachRequestOnce(t *testing.T) {
+// In testdata/cluster.json the node has several volumes. The doctor must ask it only once.
+func TestTheDoctorRepeatsNoRequest(t *testing.T) {
 	for _, q := range []Question{{AskClaim, "default", "data"}, {AskPod, "default", "db-0"},
 		{Kind: AskVolume, Name: racktest.Disk}, {Kind: AskNode, Name: "worker-1"},
 		{Kind: AskCluster}} {
@@ -186,15 +186,14 @@ var mayShow = []shown{
 	{`(disk|instance)/.*`, "it is the operator's own rack", true},
 }
 
-// shown allows fields whose paths match places. With texts, their values may be any text.
+// shown allows the fields whose paths match. If texts is set, their values may be any text.
 type shown struct {
 	places, why string
 	texts       bool
 }
 
-// The test writes a canary into each text that the doctor reads: as a name, as a text, and at the
-// end of the text. It does that for each text alone, and at last for all texts at once. The output
-// of the doctor must not contain the canary.
+// The test writes a canary into each text that the doctor reads, in three forms: first into each
+// text alone, at last into all texts at once. The doctor's output must not contain the canary.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	var read map[string]any
 	csitest.Must(t, json.Unmarshal(fmt.Appendf(nil, `{"objects":%s,"report":%s,"disk":%s,`+
@@ -284,8 +283,8 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	t.Logf("FIGURE doctor-canaries places=%d runs=%d leaked=%d", places-left, runs, len(leaked))
 }
 
-// TestTheDoctorWritesNoSecret uses only ASCII canaries.
-func TestASecretIsReplacedWhole(t *testing.T) { // B-26
+// The secrets are not ASCII, and overlap in the text.
+func TestOverlappingSecretsAreReplacedCompletely(t *testing.T) { // B-26
 	s := sifter{secrets: []string{"pässwörd", "wörd€"}}
 	if got := s.redact("ä pässwörd€ö pässwörd"); got != "ä ***ö ***" {
 		t.Errorf("got %q", got)
@@ -361,8 +360,8 @@ func TestDoctorReportsFaultedDisksAndErrorsOfTheRack(t *testing.T) {
 	}
 }
 
-// The test uses objects that every user may create: pods with the driver's label and any owner, and
-// a DaemonSet in another namespace. It replaces a text in the driver's usual objects.
+// The test replaces a text in the driver's usual objects. The results are objects that every user
+// may create: pods with the driver's label and any owner, or a DaemonSet in another namespace.
 func TestDoctorAsksOnlyPodsOfTheDriversDaemonSet(t *testing.T) {
 	for name, change := range map[string]struct{ old, new string }{
 		"none":                 {driverPodJSON + ",", ""},
@@ -445,7 +444,7 @@ func TestObjectsAndNodeReportsAreReadFromFiles(t *testing.T) {
 	}
 }
 
-func TestAFileThatCannotBeReadIsAnError(t *testing.T) {
+func TestGatherFailsIfAFileCannotBeRead(t *testing.T) {
 	report := theNode()
 	report.Format++
 	for name, o := range map[string]Options{

@@ -48,7 +48,7 @@ func (e *Evidence) judgeRack() Step {
 	return Step{State: OK, What: "the rack answers, project " + e.Rack.Project}
 }
 
-// judgeRackItself judges the rack if the question is about it. An error of the rack is a finding.
+// judgeRackItself is for questions about the rack: an error of the rack is a finding.
 func (e *Evidence) judgeRackItself() Step {
 	if e.Rack.Reason != "" {
 		return broken("the rack", &Finding{Reason: csierr.Reason(e.Rack.Reason), Wrong: e.Rack.Unseen,
@@ -149,8 +149,8 @@ func (e *Evidence) instanceText(id string) string {
 	return id
 }
 
-// attachedHere reports whether the disk is attached to the node's instance. The rack decides that
-// or, if the disk was not read from the rack, Kubernetes.
+// attachedHere reports whether the disk is attached to the node's instance. If the disk was not
+// read from the rack, Kubernetes' VolumeAttachment decides.
 func (c *chain) attachedHere() bool {
 	if found, asked := c.Rack.Disks[c.handle]; asked && found.Unseen == "" {
 		return found.Object != nil && found.Object.State == diskAttached &&
@@ -546,7 +546,7 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 }
 
 // usedOnNode reports whether a pod on the node uses the volume. If the pods could not be read, one
-// may use it. A pod that has ended counts, except if its deletion waits too long for the unmount.
+// may use it. A pod that has ended counts, unless its deletion waits too long for the unmount.
 func (c *chain) usedOnNode(v *inspection.Volume) bool {
 	return c.podsWhy != "" || slices.ContainsFunc(c.pods, func(pod kube.Object) bool {
 		stuck := ended(pod) && c.overdue(&pod) && publishedTo(v, pod)

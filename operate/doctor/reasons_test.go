@@ -20,8 +20,8 @@ import (
 )
 
 // place is a field of Kubernetes, or of a node's report, that contains an error of the driver. With
-// the edits in counts, the object waits for the failed call, so the error counts. With the edits in
-// overcome, the call has succeeded since, or nobody repeats it.
+// an edit of the map "counts", the object waits for the failed call, so the error counts. With one
+// of the map "overcome", the call has succeeded since, or nobody repeats it.
 type place struct {
 	name             string
 	at               Link
@@ -158,7 +158,7 @@ var unrelated = map[string]edit{
 	}),
 }
 
-// forged contains objects with an ERROR of the driver in a field in which only users write.
+// forged contains objects in which a user has written an error of the driver (ERROR).
 var forged = map[string]string{
 	"a condition of a resize, though the driver expands nothing": strings.Replace(claimJSON,
 		`"phase":`, `"conditions":[{"type":"ControllerResizeError","status":"True","message":"ERROR"}],`+
@@ -173,9 +173,9 @@ var forged = map[string]string{
 		`"kind":"PersistentVolumeClaim","namespace":"default"}}`,
 }
 
-// The test writes each reason into each place, with each edit in counts and each inference. The
-// finding must have the reason, its sentence and its advice. With an edit in overcome or unrelated,
-// the error must not be found.
+// The test writes each reason into each place, with each edit of "counts" and each inference. The
+// finding must have the reason, its sentence and its advice. After an edit of "overcome" or
+// "unrelated", the error must not be found.
 func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 	pairs, right, history := 0, 0, 0
 	isHistory := func(what string, edits ...edit) {
@@ -228,7 +228,7 @@ func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 	}
 }
 
-func TestAForgedErrorIsNotQuoted(t *testing.T) {
+func TestAnErrorThatAUserWroteIsNotQuoted(t *testing.T) {
 	for place, text := range forged {
 		objects := csitest.Got(kube.Parse([]byte(strings.Replace(text, "ERROR", rpc("RackFull"), 1))))(t)
 		if !strings.Contains(text, "ERROR") {
@@ -244,7 +244,7 @@ func TestAForgedErrorIsNotQuoted(t *testing.T) {
 
 // parts contains patterns for the paths of objects and fields in a healthy chain. The first pattern
 // that matches a path counts. Without that object or field, the doctor must report this link or an
-// earlier one. If the link is empty, the diagnosis must not change; why is the reason.
+// earlier one. If the link is empty, the diagnosis must not change, for the given reason.
 var parts = []struct {
 	pattern string
 	link    Link
@@ -306,7 +306,7 @@ var parts = []struct {
 }
 
 // The test removes each object and each field of a healthy chain, one at a time. The diagnosis must
-// report the link in parts, or an earlier link, as broken or unseen.
+// report the link that "parts" names, or an earlier link, as broken or unseen.
 func TestDoctorReportsEachMissingObjectAndField(t *testing.T) {
 	var evidence map[string]any
 	csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(healthy(t))), &evidence))

@@ -140,8 +140,8 @@ func firstOf(words []string) string {
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // Place is where the tree of a cluster shows a chain. From the root to the leaf, the tree has the
-// rack, an instance, a device, a disk, a claim and a pod. The field of an object that is unknown or
-// does not exist is empty.
+// rack, an instance, a device, a disk, a claim and a pod. A field is empty if its object is unknown
+// or does not exist.
 type Place struct {
 	Node     string `json:"node,omitempty"` // only in the chain of a node
 	Instance string `json:"instance,omitempty"`
@@ -259,7 +259,7 @@ func (c Chain) State() State {
 	return OK
 }
 
-// Wrong returns one line about the finding or else about links that could not be seen, or "".
+// Wrong returns one line about the finding. Without one, it lists the links that could not be seen.
 func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)

@@ -26,7 +26,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/reports.txt")
 
-// inOrder matches the lines of links without a finding, empty lines, and the FIGURE line.
+// inOrder matches empty lines, the FIGURE line, and the lines of links that are ok or idle.
 var inOrder = regexp.MustCompile(`(?m)^(  \w+ +(ok|idle) .*|FIGURE .*|)\n`)
 
 // The test checks that findings are complete, and compares the reports with testdata/reports.txt,
@@ -159,11 +159,11 @@ func secondPod(w *world) {
 	w.Nodes.Reports[racktest.OtherInstance] = r
 }
 
-// works begins the names of situations without a finding.
+// A situation whose name begins with this text must have no finding.
 const works = "a volume that works"
 
-// situations contains edits that break a link or hide an object, after some in which the volume
-// works. reports.txt has a report of each.
+// situations contains edits with which the volume works, and then edits that break a link or hide
+// an object. reports.txt has a report of each.
 var situations = []struct {
 	name   string
 	change edit

@@ -23,7 +23,7 @@ const (
 )
 
 // fieldForms contains, by JSON name, the expression that a field's value must match. Other values
-// are hidden, and fields without an expression are removed. For messages see phrases.
+// are hidden, and fields without an expression are removed. For messages, see the variable phrases.
 var fieldForms = func() map[string]*regexp.Regexp {
 	forms := map[string]*regexp.Regexp{}
 	for fields, form := range map[string]string{
@@ -230,7 +230,7 @@ func (s *sifter) redact(text string) string {
 
 // ownPods adds the pods in the driver's namespace whose controller is the chart's DaemonSet, or a
 // ReplicaSet of the chart's Deployment. It compares UIDs, because every user may set labels and
-// names. If there is no DaemonSet, that is the reason why the pods are unseen.
+// names. Without the DaemonSet, the driver's pods count as unseen.
 func (g *gatherer) ownPods(objects []kube.Object) {
 	namespace, owners := g.e.Nodes.Namespace, map[string]string{} // from UIDs to kinds
 	for _, kind := range []string{kindDaemonSet, kindDeployment, kindReplicaSet, kindPod} {

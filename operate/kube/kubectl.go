@@ -67,7 +67,7 @@ var nameForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 // IsName reports whether a text may be the name of an object.
 func IsName(text string) bool { return len(text) <= 253 && nameForm.MatchString(text) }
 
-// kinds contains the kinds whose fields Parse keeps. It drops those of others, such as Secret.
+// kinds contains the kinds whose fields Parse keeps. Of a Secret, for example, it keeps none.
 var kinds = []string{"PersistentVolume", "PersistentVolumeClaim", "VolumeAttachment", "CSINode",
 	"Node", "Pod", "Event", "VolumeSnapshot", "VolumeSnapshotContent", "DaemonSet", "ReplicaSet",
 	"Deployment"}
@@ -132,7 +132,7 @@ func parseObject(data []byte, kind string) (Object, error) {
 	return known, nil
 }
 
-// Object is an object of one of the kinds in kinds. For all other kinds, only Kind is set.
+// Object is an object of Kubernetes. Only Kind is set if Parse keeps no fields of the kind.
 type Object struct {
 	Kind     string   `json:"kind"`
 	Metadata Metadata `json:"metadata"`

@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// runMortal runs a command, which the kernel kills when this process dies. The kernel also kills it
-// when the thread that started it ends. So runMortal keeps the thread until the command has ended.
+// runMortal runs a command, which the kernel kills when this process dies or when the thread that
+// started the command ends. So runMortal keeps that thread until the command has ended.
 func runMortal(cmd *exec.Cmd) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
