@@ -37,7 +37,7 @@ type RackOptions struct {
 	// Hotplug selects whether the rack attaches and detaches disks of running instances. "" means
 	// adminapi.HotplugFull. Racks of today have adminapi.HotplugNone.
 	Hotplug adminapi.Hotplug
-	// TLS makes the rack serve HTTPS with a certificate of its own, whose authority Rack.CA names.
+	// TLS makes the rack serve HTTPS with a certificate of its own. Rack.CA names its authority.
 	TLS bool
 	// QuotaBytes and DiskLimit replace the simulator's defaults if they are not zero.
 	QuotaBytes int64
@@ -156,7 +156,7 @@ func (r *Rack) connect(line string) (err error) {
 		Must(Wrap(err, "the simulator's %s address", flag))
 		r.listen = append(r.listen, flag, u.Host)
 	}
-	// The administrator's client closes its connections, so that ledgers count only the drivers'.
+	// The administrator's client keeps no connection open, so ledgers count only the drivers'.
 	r.Client, err = oxide.NewClient(oxide.WithHost(r.URL), oxide.WithToken(r.Token),
 		oxide.WithHTTPClient(&http.Client{Transport: Got(Transport(r.CA)), Timeout: time.Minute}))
 	return err

@@ -147,7 +147,7 @@ func suiteArgs(o options) []string {
 	return args
 }
 
-// tidy removes the cluster and the rack's files. It keeps these files after a failed suite.
+// tidy removes the cluster and the rack's files. After a failed suite it keeps the files.
 func (s *suiteRun) tidy(ctx context.Context, work, evidence string, green bool) error {
 	if _, err := os.Stat(evidence); !green && err == nil {
 		fmt.Fprintf(s.stdout, "e2e: the evidence of the failure is in %s\n", evidence)
