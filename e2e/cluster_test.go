@@ -293,7 +293,7 @@ func registered(ctx context.Context) {
 	}
 }
 
-// poll calls ask() until that succeeds. At the timeout it returns an error with the last failure.
+// poll calls ask() until one call succeeds. At the timeout its error contains the last failure.
 func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true,

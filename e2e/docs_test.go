@@ -105,7 +105,7 @@ const (
 	keeperPage  = "docs/howto/node-keeper.md"
 )
 
-// The commands of installPage make a release with this version and this chart.
+// The commands on the installation page make a release with this version and this chart.
 const (
 	releasedVersion = "0.1.0-rc.1"
 	releasedChart   = "dist/oxide-csi-driver-" + releasedVersion + ".tgz"

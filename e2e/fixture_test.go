@@ -563,7 +563,7 @@ func fault(ctx context.Context, rule adminapi.Fault) (id string) {
 
 func withoutHotplug(ctx context.Context) { switchRack(ctx, "hotplug", "none", "full") }
 
-// requestsOf returns the requests of one operation that the rack has logged after an entry.
+// requestsOf returns the requests of one operation in the rack's log after a given entry.
 func requestsOf(ctx context.Context, operation string, since int) []adminapi.Request {
 	all := must(theRack.Admin.Requests(ctx, since))
 	return slices.DeleteFunc(all, func(r adminapi.Request) bool { return r.Operation != operation })

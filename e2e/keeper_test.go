@@ -94,7 +94,7 @@ func survivesItsLeader(ctx SpecContext) {
 }
 
 // movesTiedVolume deletes the pod of a volume that is tied to the leading keeper's node. The other
-// keeper has to lead, because a keeper never stops its own node. Then the volume is moved.
+// keeper has to lead, because a keeper never stops its own node. Then an operator moves the volume.
 func movesTiedVolume(ctx SpecContext) {
 	class := s.Class(ctx, Class{Parameters: map[string]string{"placement": "instance"}})
 	from, to := leader(ctx, keeperLease, ofKeeper).Spec.NodeName, workers[0]
@@ -372,8 +372,8 @@ func coldAttached(ctx context.Context) {
 	}
 }
 
-// stopsSince counts, by worker, the stops of the instance that the rack has logged after an entry.
-// Of several stop requests without a start between them, only one counts.
+// stopsSince counts the stops of each worker's instance in the rack's log after a given entry. Of
+// several stop requests without a start between them, only one counts.
 func stopsSince(ctx context.Context, since int) map[string]int {
 	all := must(theRack.Admin.Requests(ctx, since))
 	stops, stopped := map[string]int{}, map[string]bool{}

@@ -145,7 +145,7 @@ func (r *Rack) nothingLeft() error {
 const idleConnections = 32
 
 // watchedProcess is a process whose open files and goroutines a ledger counts. Connections to the
-// rack or a driver count if they are more than idleConnections per peer, their goroutines never.
+// rack or a driver count if they exceed idleConnections per peer. Their goroutines never count.
 type watchedProcess struct {
 	name string
 	proc *process
@@ -281,8 +281,8 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofPool reports whether a ledger omits a goroutine. It serves an HTTP connection, which openFiles
-// counts, or it is one of up to 16 goroutines that go-fuse starts to read requests.
+// ofPool reports whether a ledger omits a goroutine: it serves an HTTP connection, and openFiles
+// counts the connection, or it is one of up to 16 goroutines that go-fuse starts.
 func ofPool(name string) bool {
 	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",

@@ -292,9 +292,9 @@ func ErrorRules(
 ) error {
 	var trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
-	// ErrorRules does not check errors that the driver did not make. If the trailer is missing, this
-	// client made the error: the connection was lost, or the deadline passed. If the deadline passes
-	// while the server reads the request, its gRPC answers with a trailer, perhaps before this
+	// ErrorRules does not check errors that the driver did not make. Without a trailer, this client
+	// made the error: the connection was lost, or the deadline passed. If the deadline passes while
+	// the server reads the request, the server's gRPC answers with a trailer, perhaps before this
 	// client's timer runs.
 	if err == nil || len(trailer) == 0 || ended(ctx) != nil &&
 		status.Convert(err).Message() == ended(ctx).Error() {

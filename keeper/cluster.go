@@ -205,7 +205,7 @@ func annotation(key, value, field, has string) []byte {
 	return patch
 }
 
-// evict requests the eviction of pods. If a PodDisruptionBudget refuses, evict only counts this.
+// evict requests the eviction of pods. It only counts the refusals by PodDisruptionBudgets.
 func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -265,7 +265,7 @@ const (
 
 type record struct {
 	NodeName string `json:"node"`
-	// Record is the operation in progress, or nil. Last is the outcome of the latest one that ended.
+	// Record is the operation in progress, or nil. Last is the outcome of the previous operation.
 	Record *operation `json:"operation,omitempty"`
 	Last   *outcome   `json:"last,omitempty"`
 	// Fenced is the instance for which the keeper set the node's out-of-service taint.
@@ -303,7 +303,7 @@ type operation struct {
 	StatefulSets []string         `json:"statefulSets,omitempty"` // with pods that stop with the node
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
-	// Late means that the operation only starts an instance, which stopped after the operation before.
+	// Late: the instance stopped after the previous operation, and this operation only starts it.
 	Late bool `json:"late,omitempty"`
 	// Problem is why the operation failed or, with Late, why it was necessary.
 	Problem string `json:"problem,omitempty"`

@@ -129,7 +129,7 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	return pace, ErrStepAside
 }
 
-// candidate is a node with volumes that wait for a stop. The obstacle to the stop is in why.
+// candidate is a node with volumes that wait for a stop. Its field why is the obstacle, or "".
 type candidate struct {
 	*node
 	pods sorted
@@ -184,7 +184,7 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 }
 
 // turnOfAnother returns why another node has to be stopped before c, or "". That node has pods of a
-// StatefulSet that also has pods on c, and has waited since before c's last stop. A stop of c would
+// StatefulSet that also has pods on c, and began to wait before c's last stop. A stop of c would
 // start the StatefulSet's interval anew, so that node would wait even longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
@@ -330,8 +330,8 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 	return nil
 }
 
-// planText describes what the keeper does, or would do, to a node. The text has the number of the
-// waiting volumes, and up to three names from the list named.
+// planText describes what the keeper does, or would do, to a node. The text has the number of all
+// waiting volumes, and the names of up to three that its readers may see.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {

@@ -283,7 +283,7 @@ func (w *fixture) round() {
 	w.retry()
 }
 
-// retry acts as the attacher: it tries again, and fails, if the keeper has woken it in a drain.
+// retry makes the attacher fail again if the keeper has woken it while the node "a" is drained.
 func (w *fixture) retry() {
 	if w.step("a") != string(draining) {
 		return

@@ -289,8 +289,8 @@ func (p *process) lead(ctx context.Context) (aside bool) {
 	return false
 }
 
-// round does one round. It is cancelled before another replica can take the lease, even if this
-// process is frozen meanwhile.
+// round does one round. A round is cancelled before another replica can take the lease, even if
+// this process is frozen meanwhile.
 func (p *process) round(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.roundLimit())
 	defer cancel()
@@ -335,9 +335,9 @@ func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// matters reports whether an attachment begins to wait for a stop, or no longer waits. It keeps the
-// names of the waiting ones in waited. After other changes no extra round is needed: during an
-// operation there is a round every second.
+// matters reports whether an attachment begins to wait for a stop, or no longer waits. It updates
+// the map waited, which contains the names of the waiting attachments. No other change needs an
+// extra round: during an operation there is a round every second.
 func matters(event watch.Event, waited map[string]bool) bool {
 	object, ok := event.Object.(*storagev1.VolumeAttachment)
 	if !ok {

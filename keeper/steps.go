@@ -348,8 +348,8 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 // before it records the step Attaching. The keeper attaches no disk itself: only the driver checks
 // whose disk it is.
 
-// pollEvery is how often the keeper reads the state of a stopping instance. After pollFor the next
-// round continues.
+// pollEvery is how often the keeper reads the state of a stopping instance. After the time pollFor,
+// the next round continues.
 const (
 	pollEvery = 100 * time.Millisecond
 	pollFor   = 4 * time.Second

@@ -92,10 +92,10 @@ func (w *fixture) ends(problem string, stopped bool) {
 	}
 }
 
-// The test begins a step, and disturbs it. A drain then ends without a stop. After a later step the
-// keeper starts the instance again.
+// The test begins a step, and disturbs it. A disturbed drain ends without a stop. After a later
+// step the keeper starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
-	// loses creates a budget, and calls lose to take a pod from it. The budget's counts stay.
+	// loses creates a budget, and then takes a pod from it with lose(). The budget's status stays.
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")

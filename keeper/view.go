@@ -171,8 +171,8 @@ func (v *view) unasked(pods sorted) []string {
 	return missing
 }
 
-// wanted reports whether the operation still has a purpose: an attachment waits for a stop, or is
-// not done although it waited when the operation began, and its last error may be another one.
+// wanted reports whether an attachment still needs the operation. It waits for a stop, or it waited
+// when the operation began and is not done, even if it last failed for another reason.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))
@@ -297,9 +297,9 @@ func ofDriver(v *corev1.PersistentVolume) bool {
 	return v.Spec.CSI != nil && v.Spec.CSI.Driver == DriverName
 }
 
-// unfounded returns why nobody needs an attachment, or "". It may be forged if its volume is not
-// the driver's, has no claim, or is used by no pod on the node. Then no instance is stopped for it.
-// A detach needs no pod: the pod is gone, and often its claim, too.
+// unfounded returns why nobody needs an attachment, or "". An attachment may be forged if its
+// volume is not the driver's, has no claim, or is used by no pod on the node: no instance is
+// stopped for it. A detach needs no pod: the pod is gone, and often its claim, too.
 func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	volume := v.persistentVolume(a.volume())
 	switch {

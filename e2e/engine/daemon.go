@@ -317,10 +317,10 @@ type network struct {
 
 const forwardFile = "/proc/sys/net/ipv4/ip_forward"
 
-// tables lists the tables of an engine's rules, each as a program that prints it and its name.
+// tables lists the tables with an engine's rules: the program that prints the table, and its name.
 var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip6tables nat"}
 
-// networkFile is the path of the file that remember writes, and that giveBack reads and removes.
+// networkFile is the path of the file that remember() writes, and giveBack() reads and removes.
 func (e *Engine) networkFile() string { return e.file("network.json") }
 
 // remember records the network before our dockerd starts. If an earlier dockerd was killed, its

@@ -372,7 +372,7 @@ type Previous struct {
 	commit     string
 }
 
-// FindPrevious resolves a tag or commit in the clone at root. It leaves Root to Unpack.
+// FindPrevious resolves a tag or commit in the clone at root. It does not set Root: Unpack does.
 func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	commit, err := command(ctx, root, nil, "git", "rev-parse", "--verify", release+"^{commit}")
 	if err != nil {

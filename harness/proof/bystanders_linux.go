@@ -30,7 +30,7 @@ const (
 // Member is one disk of a filesystem that has two. The other disk is missing.
 type Member string
 
-// The kernel finds such a disk only through a device number or UUID on the missing disk.
+// The kernel finds a member only through a device number or UUID on the missing disk.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"

@@ -149,7 +149,7 @@ func (p *Proof) Figure(pairs ...any) {
 		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)))
 }
 
-// OneCheck returns a value of rapid's flag "checks": one check, although -short divides it by five.
+// OneCheck returns the value of rapid's flag "checks" for one check: -short divides it by five.
 func OneCheck() string {
 	if testing.Short() {
 		return "5"
@@ -306,11 +306,10 @@ type Guard struct {
 // Edit changes one place of the source for a guard. Place names a declaration in a package of
 // driver or internal, as "package.Function" or "package.Type.Method". Text is code that occurs once
 // there, and With is its replacement. In it, REMOVED is a condition that is true if the guard is
-// removed, and TEXT is the old code. If the guard is not removed, old and new code have to do the
-// same.
+// removed, and TEXT is the old code. Unless the guard is removed, both have to do the same.
 type Edit struct{ Place, Text, With string }
 
-// The new code (With) that removes a common guard.
+// These values of the field With remove common guards.
 const (
 	// NotAsked is for a condition on which the driver refuses. The mutant takes it as false.
 	NotAsked = "(!REMOVED && (TEXT))"
