@@ -289,7 +289,7 @@ func heldStop(ctx context.Context, worker string) adminapi.Fault {
 	return adminapi.Fault{
 		Operation: "instance_stop", Object: instance.Id, Phase: adminapi.Deferred,
 		Response: &adminapi.Response{Status: http.StatusAccepted, Body: string(body)},
-		// This limits the wait: follow calls RunDeferred as soon as the container is off.
+		// This limits the wait: follow() calls RunDeferred() as soon as the container is off.
 		Delay: adminapi.Duration(time.Minute),
 	}
 }

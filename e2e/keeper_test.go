@@ -284,7 +284,7 @@ const (
 )
 
 // keeping is a kustomization that adds the node keeper to the suite's installation, with all duties
-// and with shorter waits than by default. Nodes report their instances, like with the chart's value
+// and with shorter waits than by default. Nodes report their instances, as with the chart's value
 // topologyInstance. Both nodes' drivers are replaced at once, to save time.
 const keeping = `
 apiVersion: kustomize.config.k8s.io/v1beta1

@@ -146,7 +146,7 @@ func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
 const onlyNewer = "oxide-csi-dashboard"
 
 // These scripts install, upgrade, downgrade and remove the driver like docs/howto/upgrade.md, and
-// wait until that is done. $RELEASES contains the manifests of both releases.
+// wait for the result. $RELEASES contains the manifests of both releases.
 const (
 	installOlder = `
 kubectl apply -f $RELEASES/older` + rollout

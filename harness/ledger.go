@@ -263,7 +263,7 @@ func goroutinesIn(profile string) ([]string, error) {
 }
 
 // purpose returns the function that a goroutine runs. If WaitGroup or errgroup has started the
-// goroutine, it is the function that they call. Before the goroutine has run, purpose returns "".
+// goroutine, it is the function that they call. For a goroutine that has not run yet, it is "".
 func purpose(stack string) string {
 	lines := strings.Split(strings.TrimSpace(stack), "\n")
 	for _, line := range slices.Backward(lines[1:]) {

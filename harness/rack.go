@@ -85,8 +85,9 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (rack *Rack, e
 	return rack, rack.Start(ctx)
 }
 
-// identify writes this process's identity into a rack's directory. The simulator writes it into its
-// loop devices, so that the next run finds them if this run is killed before it stops the rack.
+// identify writes this process's identity into a rack's directory. The simulator writes the
+// identity into its loop devices. If this run is killed before it stops the rack, the next run
+// finds them.
 func identify(dir string) error {
 	process := loopdev.Process()
 	if process == "" {

@@ -321,7 +321,7 @@ type outcome struct {
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
 	Late     bool `json:"late,omitempty"`
-	// Unlabeled reports whether ColdAttachLabel no longer allowed stops at the operation's end.
+	// Unlabeled reports whether the node's ColdAttachLabel forbade stops when the operation ended.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
 	// Node is the history of the node's stops. Volumes has the histories of volumes, by name.
@@ -329,8 +329,8 @@ type outcome struct {
 	Volumes map[string]history `json:"volumes,omitempty"`
 }
 
-// records returns the ConfigMap of records, or an empty one if it does not exist yet, and the
-// records by the UIDs of their Nodes.
+// records returns the ConfigMap of records, and the records by the UIDs of their Nodes. If the
+// ConfigMap does not exist yet, both are empty.
 func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]record, error) {
 	found, err := k.Kubernetes.Core.ConfigMaps(k.Namespace).Get(ctx, RecordsName, metav1.GetOptions{})
 	switch {

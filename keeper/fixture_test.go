@@ -359,7 +359,7 @@ func (w *fixture) seen() []string {
 	return seen
 }
 
-// metric returns the value of a metric with the label value, or a histogram's number of samples.
+// metric returns the value of a metric with this label, or a histogram's number of samples.
 func (w *fixture) metric(name, label string) float64 {
 	w.t.Helper()
 	for _, family := range csitest.Got(w.Metrics.Registry.Gather())(w.t) {

@@ -62,9 +62,9 @@ type Keeper struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// mu guards these fields. stops contains each instance that this process has asked the rack to
-	// stop, and has to start, with the time of the request. silent is when the API server first failed
-	// to answer StartStopped, or zero if it has answered since.
+	// mu guards these fields. The map stops has the instances that this process has asked the rack to
+	// stop, and has to start, with the times of the requests. silent is when the API server first
+	// failed to answer StartStopped, or zero if it has answered since.
 	stops  map[string]time.Time
 	silent time.Time
 }
@@ -403,7 +403,7 @@ func (s *Settings) complete() error {
 // Config contains the settings that an operator chooses. Its zero value is not valid; see Defaults.
 type Config struct {
 	// ColdAttach, StartupTaint and LeavingNodes switch the duties on. With DryRun, cold attach only
-	// reports what it would do. Fence sets the out-of-service taint.
+	// reports what it would do. Fence allows the keeper to set the out-of-service taint.
 	ColdAttach, StartupTaint, LeavingNodes, DryRun, Fence bool
 	// NodeName is the node on which this keeper runs. The keeper never stops it.
 	NodeName string

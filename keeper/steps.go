@@ -26,7 +26,7 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	case n.gone && s != starting:
 		return k.giveUp(ctx, v, n, gone)
 	case n.cordoned() && !n.Spec.Unschedulable && s != draining:
-		// Somebody uncordoned the node. If they cordon it again, finish must not uncordon it.
+		// Somebody uncordoned the node. If they cordon it again, finish() must not uncordon it.
 		delete(n.Annotations, CordonAnnotation)
 		if err := k.update(ctx, n); err != nil {
 			return err

@@ -44,8 +44,7 @@ const Kubernetes = "v1.35.4"
 
 const etcd = "3.6.6-0"
 
-// Tag is the tag of the driver's images in the manifests. The suite gives it to the images of this
-// tree.
+// Tag is the tag of the driver's images, in the manifests and in the suite.
 const Tag = "v0.1.0"
 
 // Builder builds images with a Docker engine.
@@ -127,8 +126,8 @@ func command(ctx context.Context, dir string, environment []string, program stri
 	return strings.TrimSpace(string(out)), nil
 }
 
-// interruptible makes the command send an interrupt to the program when the command's context ends.
-// The program then has a minute to clean up.
+// interruptible makes the command interrupt its program when the command's context ends, and kill
+// it only a minute later.
 func interruptible(c *exec.Cmd) {
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.WaitDelay = time.Minute

@@ -127,7 +127,7 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 }
 
 // buildNode builds the node image in two steps. First docker builds an image from a Dockerfile.
-// Then fill loads the images of the archive into it.
+// Then fill() loads the images of the archive into this image.
 func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
 	restricted bool) (err error) {
 	defer harness.Catch(&err)
