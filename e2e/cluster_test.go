@@ -56,7 +56,7 @@ var instanceIDs = map[string]string{
 const nodeStatusPeriod = time.Second
 
 // nodeGrace is how long a kubelet may send no report before Kubernetes treats its node as lost. The
-// default is 50 s for reports every 10 s; here kubelets report every second.
+// default is 50 s, for a report every 10 s instead of every second.
 const nodeGrace = 20 * time.Second
 
 // claimPeriod is how often Kubernetes checks claims and volumes that nobody has changed. If two of
@@ -68,7 +68,7 @@ const kubernetesReady = 3 * time.Minute
 
 func newCluster(provider *cluster.Provider, set settings, rackDir, kubeconfig string) {
 	for _, id := range instanceIDs {
-		// kind mounts the instance's guest view into the node, so the directory has to exist before.
+		// kind mounts the instance's guest view into the node, so the directory has to exist first.
 		Expect(os.MkdirAll(filepath.Join(rackDir, "guests", id), 0o755)).To(Succeed())
 	}
 	Expect(provider.Create(clusterName,
@@ -129,8 +129,8 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 }
 
 // kubeadmFlag returns a patch that adds a flag to a program of the cluster. Up to Kubernetes 1.35
-// kind uses kubeadm's v1beta3, in which flags are a map. Later it uses v1beta4, in which they are a
-// list: the patch replaces the flag with the index at, or appends one if at is "-".
+// kind uses kubeadm's v1beta3, in which flags are a map. Later it uses v1beta4, in which flags are
+// a list: the patch replaces the flag at this index, or appends one if the index is "-".
 func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.PatchJSON6902 {
 	patch := v1alpha4.PatchJSON6902{Group: "kubeadm.k8s.io", Version: "v1beta3", Kind: kind}
 	var minor int
@@ -150,7 +150,6 @@ func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.Pat
 	return patch
 }
 
-// node is a container that is a node of the cluster.
 type node struct{ nodes.Node }
 
 func findNodes(provider *cluster.Provider) map[string]node {
@@ -184,7 +183,7 @@ done`
 // prepare has to run after each start of the node.
 func (n node) prepare(ctx context.Context) { must(n.run(ctx, loopNodes)) }
 
-// load loads images that no registry has.
+// load imports an archive of images that no registry has.
 func (n node) load(archive string) (err error) {
 	file, err := os.Open(archive)
 	if err != nil {
@@ -294,7 +293,7 @@ func registered(ctx context.Context) {
 	}
 }
 
-// poll calls ask until ask returns nil. At the timeout it returns an error with ask's last error.
+// poll calls ask() until one call succeeds. At the timeout its error contains the last failure.
 func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true,
@@ -323,7 +322,6 @@ type kube struct {
 func newKube(kubeconfig string) *kube {
 	config := must(clientcmd.BuildConfigFromFlags("", kubeconfig))
 	config.QPS = -1 // no limit on requests: the suite is the only user
-	// Do not log the API server's warnings about deprecated API versions.
 	config.WarningHandler = rest.NoWarnings{}
 	client := must(kubernetes.NewForConfig(config))
 	return &kube{Interface: client, config: config, dynamic: must(dynamic.NewForConfig(config)),

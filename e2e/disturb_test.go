@@ -43,9 +43,9 @@ func spreadControllers(ctx context.Context) {
 	}
 }
 
-// slowly is how long the rack delays the creation of a disk, or of its device in the guest view, so
-// that a spec can delete or kill a process meanwhile.
-const slowly = "3s"
+// rackDelay is how long the rack delays the creation of a disk, or of its device in the guest view,
+// so that a spec can delete or kill a process meanwhile.
+const rackDelay = "3s"
 
 var _ = Describe("a running pod", func() {
 	It("survives restarts of its node's driver and kubelet, while "+
@@ -56,7 +56,7 @@ var _ = Describe("a running pod", func() {
 		sum := runner.Fill(ctx)
 		elsewhere := s.Beating(ctx, workers[1], s.Claim(ctx, Claim{}))
 		mounts := mountsOf(ctx, on)
-		switchRack(ctx, "device_delay", slowly, "0s")
+		switchRack(ctx, "device_delay", rackDelay, "0s")
 
 		By("deleting the driver's pod while another pod's volume is staged", func() {
 			staged := s.Staging(ctx, on)
@@ -95,7 +95,7 @@ var _ = Describe("a running pod", func() {
 		runners := []*pod{
 			s.Beating(ctx, workers[0], claims[0]), s.Beating(ctx, workers[1], claims[1])}
 		sum := runners[0].Fill(ctx)
-		switchRack(ctx, "create_hold", slowly, "0s")
+		switchRack(ctx, "create_hold", rackDelay, "0s")
 		since := lastRequest(ctx)
 		var waiting []*pod
 		for i := range 4 {
@@ -104,7 +104,7 @@ var _ = Describe("a running pod", func() {
 				s.Pod(ctx, Pod{Claims: claims[len(claims)-1:], Node: workers[i%len(workers)]}))
 		}
 		leads := leader(ctx, provisionerLease, ofController)
-		// The rack creates a disk before it answers the request, and logs the request after that.
+		// The rack creates the disk before it answers, and logs the request only after its answer.
 		Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
 			Should(BeNumerically(">", len(runners)), "the rack should be making disks")
 		Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
@@ -195,7 +195,7 @@ var _ = Describe("the driver", func() {
 			By("cutting every connection to the rack")
 			away := time.Now()
 			cut := fault(ctx, adminapi.Fault{Cut: true})
-			// Pauses before retries grow, so only calls that begin late in the outage end soon after it.
+			// Retries come at growing intervals: only a call that begins late ends soon after the outage.
 			const late, back = 50 * time.Second, time.Minute
 			waiting := []*pod{more(), more()}
 			taken := s.Snapshot(ctx, claims[1])
@@ -233,12 +233,12 @@ var _ = Describe("the driver", func() {
 		}, NodeTimeout(6*time.Minute))
 })
 
-// noRestartUntil checks until a given time that no container of the driver restarts or stops being
-// ready. lives is an earlier result of driverRestarts.
-func noRestartUntil(ctx context.Context, lives []string, until time.Time) {
+// noRestartUntil checks until a given time that all containers of the driver stay ready and none
+// restarts. before is an earlier result of driverRestarts.
+func noRestartUntil(ctx context.Context, before []string, until time.Time) {
 	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
 		WithTimeout(time.Until(until)).WithPolling(time.Second).
-		Should(Equal(lives), "an outage of the rack should restart nothing")
+		Should(Equal(before), "an outage of the rack should restart nothing")
 }
 
 var _ = Describe("a failing disk", Label("long"), func() {

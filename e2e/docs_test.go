@@ -77,7 +77,7 @@ var _ = Describe("the documentation", func() {
 })
 
 // followOnColdRack follows a page that switches hot-plug off, stops and starts instances, and runs
-// the node keeper. The page's last commands undo this; the cleanup does so, too, in case an earlier
+// the node keeper. The page's last commands undo this. The cleanup does the same in case an earlier
 // command fails.
 func followOnColdRack(ctx context.Context, path string) {
 	reader := newReader(ctx)
@@ -105,7 +105,7 @@ const (
 	keeperPage  = "docs/howto/node-keeper.md"
 )
 
-// The page installPage makes a release with this version and chart.
+// The commands on the installation page make a release with this version and this chart.
 const (
 	releasedVersion = "0.1.0-rc.1"
 	releasedChart   = "dist/oxide-csi-driver-" + releasedVersion + ".tgz"
@@ -177,8 +177,8 @@ func expectNames(ctx context.Context, dist string) {
 		ContainSubstring("docker.io/oxidecomputer/" + image + ":v" + releasedVersion + "\n"))
 }
 
-// guestPatches lists the patches with which the driver's pods use the guest view. They are needed
-// because charts of older releases lack values for that.
+// guestPatches lists the patches with which the driver's pods use the guest view. Charts of older
+// releases have no values for the guest view.
 var guestPatches = []string{"node-paths.yaml", "node-workers.yaml"}
 
 // helmForGuests is a script in place of helm. It applies guestPatches to the rendered chart.
@@ -199,8 +199,8 @@ type reader struct {
 	root, dir string
 }
 
-// newReader returns a reader whose environment has helm, the programs and the rack of newDoctor, a
-// kubeconfig for the spec's namespace, and the given variables.
+// newReader returns a reader for the commands of a page. They use helm, the programs and the rack
+// that newDoctor names, the spec's namespace, and the given variables.
 func newReader(ctx context.Context, variables ...string) reader {
 	dir := GinkgoT().TempDir()
 	bin := filepath.Join(dir, "bin")
@@ -250,7 +250,7 @@ func (r reader) run(ctx context.Context, blocks ...docs.Block) {
 	Expect(docs.Session{Root: r.root, Dir: r.dir, Env: r.env}.Run(ctx, blocks)).To(Succeed())
 }
 
-// doctor runs `oxide-csi-plugin doctor` on this machine, with a copy of the nodes' program.
+// doctor runs `oxide-csi-plugin doctor` on this machine, with the program of a node's image.
 type doctor struct{ env []string }
 
 // doctorDir is a directory with copies of a node's oxide-csi-plugin and of the control plane's
@@ -309,8 +309,8 @@ func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagno
 	return said, nil
 }
 
-// finds repeats the question until doctor's first finding has this link and reason, because
-// Kubernetes shows some states late.
+// finds repeats the question until doctor's first finding is about this link and has this reason,
+// because Kubernetes shows some states late.
 func (d doctor) finds(ctx context.Context, link, reason string, question ...string) {
 	Eventually(func(g Gomega) {
 		said, err := d.ask(ctx, question)

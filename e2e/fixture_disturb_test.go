@@ -25,14 +25,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// The manifests give the pods these labels.
 const (
 	ofController = "app=" + controllerName
 	ofNode       = "app=" + nodeName
 )
 
 // beating is a script that writes increasing numbers, durably, to the first volume, and then to its
-// log. It begins after the last number on the volume. After a failed write it creates /tmp/broken.
+// log. It continues the numbers on the volume. After a failed write it creates /tmp/broken.
 const beating = `
 (
 	n=$(cat /data/0/beat 2>/dev/null || echo 0)
@@ -99,8 +98,7 @@ func (p *pod) beat(ctx context.Context) int {
 	return n
 }
 
-// Keepers creates a StatefulSet whose pods run the script beating, and waits until all of them
-// write.
+// Keepers creates a StatefulSet whose pods run the script in beating, and waits until all write.
 func (f *fixture) Keepers(ctx context.Context, class, name string, replicas int32) []*pod {
 	template := f.podObject(ctx, &Pod{Script: beating}).Spec
 	template.Containers[0].VolumeMounts = []corev1.VolumeMount{
@@ -140,7 +138,7 @@ func (p *pod) Present(ctx context.Context) *pod {
 	return p
 }
 
-// installedPods omits pods that are being deleted. If node is "", it returns pods of all nodes.
+// installedPods omits pods that are being deleted. The node "" stands for all nodes.
 func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 	options := metav1.ListOptions{LabelSelector: selector}
 	if node != "" {
@@ -238,7 +236,7 @@ func patchNode(ctx context.Context, name, patch string) {
 // When the rack is asked to stop an instance, it answers at once, but the instance is stopped only
 // when its container is off.
 //
-// hypervisor delays the rack's stops by faults, so specs that use it may clear only their own
+// A fault in the rack delays each stop, so specs that use a hypervisor may clear only their own
 // faults. A reboot of an instance does not restart its container. If two instances are stopped at
 // the same moment, the second may lose its disks shortly before its container ends.
 type hypervisor struct {
@@ -251,8 +249,8 @@ type hypervisor struct {
 
 const hypervisorPeriod = 200 * time.Millisecond
 
-// guestsFollow runs a hypervisor until the spec or the Ginkgo container ends. Then it starts all
-// instances and waits until all workers are ready.
+// guestsFollow runs a hypervisor until the spec or the Ginkgo container ends. The cleanup starts
+// all instances and waits until all workers are ready.
 func guestsFollow(ctx context.Context) {
 	h := &hypervisor{holds: map[string]string{}, stops: map[string]int{}, off: map[string]bool{}}
 	for _, worker := range workers {
@@ -291,13 +289,13 @@ func heldStop(ctx context.Context, worker string) adminapi.Fault {
 	return adminapi.Fault{
 		Operation: "instance_stop", Object: instance.Id, Phase: adminapi.Deferred,
 		Response: &adminapi.Response{Status: http.StatusAccepted, Body: string(body)},
-		// follow calls RunDeferred earlier: as soon as the container is off.
+		// This limits the wait: follow() calls RunDeferred() as soon as the container is off.
 		Delay: adminapi.Duration(time.Minute),
 	}
 }
 
-// follow kills the containers whose instances were asked to stop since the last call. Then it stops
-// or starts each container according to its instance's state.
+// follow kills the containers of the instances that the rack was asked to stop since the last call.
+// Then it stops or starts each container according to its instance's state.
 func (h *hypervisor) follow(ctx context.Context) {
 	for worker, hold := range h.holds {
 		stops := must(theRack.Admin.Fired(ctx, hold))

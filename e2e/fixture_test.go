@@ -30,7 +30,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// These classes are in the manifests.
 const (
 	diskClass     = "oxide-disk"
 	snapshotClass = "oxide-snapshot"
@@ -51,8 +50,8 @@ func newFixture(ctx context.Context) *fixture {
 }
 
 // close deletes the spec's namespace. It also deletes the claims and pods itself, which is seconds
-// faster than the namespace's controller. close does not wait: sameInventory waits until the
-// volumes are gone, and the namespace may disappear later.
+// faster than the namespace's controller. It does not wait: sameInventory() waits until the volumes
+// are gone, and the namespace may disappear later.
 func (f *fixture) close(ctx context.Context) {
 	now, all := metav1.DeleteOptions{}, metav1.ListOptions{}
 	err := api.CoreV1().Namespaces().Delete(ctx, f.ns, now)
@@ -63,7 +62,7 @@ func (f *fixture) close(ctx context.Context) {
 		api.CoreV1().PersistentVolumeClaims(f.ns).DeleteCollection(ctx, now, all))).To(Succeed())
 }
 
-// serial is the last number in the name of a claim, pod, class or snapshot.
+// serial is the last number that is used in the name of a claim, pod, class or snapshot.
 var serial atomic.Int64
 
 // Claim describes a claim. The zero value means 1 GiB of the class oxide-disk, ReadWriteOnce, with
@@ -345,7 +344,7 @@ func (f *fixture) Class(ctx context.Context, c Class) string {
 	return class.Name
 }
 
-// atEnd closes the fixture after the spec, even after a failed one, and then calls the function do.
+// atEnd closes the fixture after the spec, even after a failed one, and then calls do().
 func (f *fixture) atEnd(do func(context.Context)) {
 	DeferCleanup(func(ctx SpecContext) {
 		f.close(ctx)
@@ -385,7 +384,7 @@ type snapshot struct {
 	content, handle string
 }
 
-// Snapshot does not wait. Ready waits until the snapshot exists on the rack.
+// Snapshot does not wait until the snapshot exists on the rack. The method Ready does.
 func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 	made := &snapshot{name: fmt.Sprintf("snapshot-%d", serial.Add(1))}
 	made.object = &unstructured.Unstructured{Object: map[string]any{
@@ -564,7 +563,7 @@ func fault(ctx context.Context, rule adminapi.Fault) (id string) {
 
 func withoutHotplug(ctx context.Context) { switchRack(ctx, "hotplug", "none", "full") }
 
-// requestsOf returns the requests of one operation in the rack's log, after entry number since.
+// requestsOf returns the requests of one operation in the rack's log after a given entry.
 func requestsOf(ctx context.Context, operation string, since int) []adminapi.Request {
 	all := must(theRack.Admin.Requests(ctx, since))
 	return slices.DeleteFunc(all, func(r adminapi.Request) bool { return r.Operation != operation })

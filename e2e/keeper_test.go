@@ -93,8 +93,8 @@ func survivesItsLeader(ctx SpecContext) {
 	}
 }
 
-// movesTiedVolume ties a volume to the node of the leading keeper and deletes the volume's pod. The
-// other keeper has to lead, because a keeper never stops its own node. Then it moves the volume.
+// movesTiedVolume deletes the pod of a volume that is tied to the leading keeper's node. The other
+// keeper has to lead, because a keeper never stops its own node. Then an operator moves the volume.
 func movesTiedVolume(ctx SpecContext) {
 	class := s.Class(ctx, Class{Parameters: map[string]string{"placement": "instance"}})
 	from, to := leader(ctx, keeperLease, ofKeeper).Spec.NodeName, workers[0]
@@ -284,7 +284,7 @@ const (
 )
 
 // keeping is a kustomization that adds the node keeper to the suite's installation, with all duties
-// and with shorter waits than by default. Nodes report their instances, like with the chart's value
+// and with shorter waits than by default. Nodes report their instances, as with the chart's value
 // topologyInstance. Both nodes' drivers are replaced at once, to save time.
 const keeping = `
 apiVersion: kustomize.config.k8s.io/v1beta1
@@ -372,8 +372,8 @@ func coldAttached(ctx context.Context) {
 	}
 }
 
-// stopsSince counts, by worker, the stops of the instance in the rack's log after entry number
-// since. Of several stop requests without a start between them, only one counts.
+// stopsSince counts the stops of each worker's instance in the rack's log after a given entry. Of
+// several stop requests without a start between them, only one counts.
 func stopsSince(ctx context.Context, since int) map[string]int {
 	all := must(theRack.Admin.Requests(ctx, since))
 	stops, stopped := map[string]int{}, map[string]bool{}
@@ -408,7 +408,7 @@ func inStep(ctx context.Context, steps ...string) string {
 	return found
 }
 
-// keeperRecord contains, of the keeper's record of a node, the fields that the specs compare.
+// keeperRecord contains those fields of the keeper's record of a node that the specs compare.
 type keeperRecord struct {
 	Node      string
 	Operation struct{ Step string }
@@ -432,7 +432,7 @@ func recorded(ctx context.Context, name string) (keeperRecord, error) {
 	return keeperRecord{}, nil
 }
 
-// lostBeats counts the writes that the pod's previous container has logged, and that were not on
+// lostBeats counts the writes that the pod's previous container has logged, but that were not on
 // the volume when the current container started.
 func (p *pod) lostBeats(ctx context.Context) int {
 	before, now := p.logged(ctx, true), p.logged(ctx, false)

@@ -97,8 +97,8 @@ func uninstall(ctx context.Context) {
 	removeLeases(ctx, driverNamespace, "csi-oxide")
 }
 
-// removeLeases deletes a namespace's leases whose names contain part, so that the next leader need
-// not wait until they expire.
+// removeLeases deletes a namespace's leases with this text in their names, so that the next leader
+// need not wait until they expire.
 func removeLeases(ctx context.Context, namespace, part string) {
 	leases := api.CoordinationV1().Leases(namespace)
 	for _, lease := range must(leases.List(ctx, metav1.ListOptions{})).Items {
@@ -146,7 +146,7 @@ func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
 const onlyNewer = "oxide-csi-dashboard"
 
 // These scripts install, upgrade, downgrade and remove the driver like docs/howto/upgrade.md, and
-// wait until that is done. $RELEASES contains the manifests of both releases.
+// wait for the result. $RELEASES contains the manifests of both releases.
 const (
 	installOlder = `
 kubectl apply -f $RELEASES/older` + rollout
@@ -251,15 +251,15 @@ func has(ctx context.Context, name string) bool {
 		metav1.ListOptions{FieldSelector: "metadata.name=" + name})).Items) > 0
 }
 
-// users contains two pods with filesystems, on different workers, that write while the driver's
-// release changes. The first pod also has a raw block volume.
+// users contains two pods that write to filesystems on different workers while the driver's release
+// changes. The first pod also has a raw block volume.
 type users struct {
 	claims [2][]string
 	pods   [2]*pod
 	sums   [2]string
 	raw    string
-	// on is the index in workers of the first pod's node, modulo the number of workers.
-	on int
+	// turn counts the swaps of the pods' workers. The first pod runs on workers[turn % len(workers)].
+	turn int
 }
 
 const rawDevice = "/dev/data-1"
@@ -276,7 +276,7 @@ func (u *users) begin(ctx context.Context) {
 
 func (u *users) start(ctx context.Context) {
 	for i := range u.pods {
-		u.pods[i] = s.Pod(ctx, Pod{Claims: u.claims[i], Node: workers[(u.on+i)%len(workers)],
+		u.pods[i] = s.Pod(ctx, Pod{Claims: u.claims[i], Node: workers[(u.turn+i)%len(workers)],
 			Script: beating})
 	}
 	fresh := s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})}, Script: beating})
@@ -285,9 +285,9 @@ func (u *users) start(ctx context.Context) {
 	}
 }
 
-// live calls change while the pods write and while another pod's driver waits for a device, and
-// returns how long change took. Then the pods swap workers, so that the release that runs now
-// unmounts and detaches what the release before it has mounted and attached.
+// live calls change() while the pods write and while another pod's driver waits for a device, and
+// returns how long this call took. Then the pods swap workers, so that the new release unmounts and
+// detaches what the old release has mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
 	var mounts [2][]string
 	for i, worker := range workers {
@@ -305,7 +305,7 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 	}
 	last := u.check(ctx)
 	deletePods(ctx, u.pods[0], u.pods[1], starting)
-	u.on++
+	u.turn++
 	u.start(ctx)
 	s.AttachedTo(ctx, disk, "")
 	for i, beat := range u.check(ctx) {
@@ -325,7 +325,7 @@ func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk str
 }
 
 // appearWithEnd waits in a goroutine until the node's driver pod is being deleted. Then it attaches
-// the disk of the half-staged pod p again, so that the device appears, and closes appeared.
+// the disk of the half-staged pod p again, so that the device appears, and closes the channel.
 func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-chan struct{}) {
 	driver := installedPod(ctx, ofNode, node)
 	done := make(chan struct{})

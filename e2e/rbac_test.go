@@ -65,11 +65,11 @@ type proof struct {
 	restart func(context.Context)
 	// life performs operations that need all the rights, in the fixture's namespace.
 	life func(context.Context, *fixture)
-	// settle cleans up after an interrupted call of life.
+	// settle cleans up after an interrupted life().
 	settle func(context.Context)
 }
 
-// live calls life once, and returns its first failure. It does not wait until the fixture's
+// live calls life() once, and returns the first failure. It does not wait until the fixture's
 // namespace is deleted.
 func (p proof) live(ctx context.Context) error {
 	return InterceptGomegaFailure(func() {
@@ -129,8 +129,8 @@ func (p proof) run(ctx context.Context, all []right) {
 	Expect(needless).To(BeEmpty(), "rights without which nothing fails")
 }
 
-// allRights returns every right in those of the objects that are roles of the driver or the node
-// keeper. It omits the snapshot controller's roles, which belong to the cluster.
+// allRights returns every right in the roles of the driver and the node keeper. It omits the
+// snapshot controller's roles, which belong to the cluster.
 func allRights(objects []*unstructured.Unstructured) []right {
 	var all []right
 	for _, o := range objects {
@@ -149,7 +149,7 @@ func allRights(objects []*unstructured.Unstructured) []right {
 	return all
 }
 
-// apart returns a list for each verb, and one list for list and watch together.
+// apart returns a list for each verb, but "list" and "watch" are together in one list.
 func apart(verbs []string) [][]string {
 	read := []string{"list", "watch"}
 	var all [][]string
@@ -196,7 +196,7 @@ func (r right) reduced() *unstructured.Unstructured {
 	return o
 }
 
-// without removes the right from its role, restarts the programs and calls life. It returns what
+// without removes the right from its role, restarts the programs and calls life(). It returns what
 // failed, or "" if nothing did.
 func (p proof) without(ctx context.Context, r right) (seen string) {
 	api.apply(ctx, r.reduced())
@@ -221,7 +221,7 @@ func (p proof) without(ctx context.Context, r right) (seen string) {
 	return seen
 }
 
-// refused returns nil if the log of a container contains a refusal of the right.
+// refused returns nil if the API server has refused the right, according to a container's log.
 func refused(ctx context.Context, r right) error {
 	for _, namespace := range []string{driverNamespace, metav1.NamespaceSystem} {
 		list, err := api.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{

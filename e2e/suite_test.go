@@ -161,7 +161,7 @@ type settings struct {
 }
 
 // settleTimeout is the time in which everything that a spec created has to disappear. Kubernetes
-// repeats a refused detach or delete after pauses that grow.
+// repeats a refused detach or delete after growing pauses.
 const settleTimeout = 2 * time.Minute
 
 const evidenceTimeout = 2 * time.Minute

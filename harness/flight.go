@@ -32,7 +32,7 @@ type Change struct {
 	Seen    bool
 }
 
-// Changes returns the changes in a flight recorder's file or in a log. A missing file has none.
+// Changes returns the changes in a flight recorder's file or in a log, and none for a missing file.
 func Changes(path string) ([]Change, error) {
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -105,7 +105,7 @@ func CheckFlightDirs(plugins ...*Plugin) (err error) {
 var notAnnounced = map[string]bool{"ProvenBlank": true, "FormatResumed": true,
 	"FilesystemRepaired": true}
 
-// turns maps an event to the thing that the change makes or, if made is false, removes.
+// turns maps an event to the thing that the driver makes (made is true) or removes.
 var turns = map[string]struct {
 	thing string
 	made  bool
@@ -116,8 +116,8 @@ var turns = map[string]struct {
 	"DiskCreated": {"disk", true}, "DiskDeleted": {"disk", false},
 }
 
-// CheckChanges returns an error if a change makes a thing that exists, or removes one that does not
-// exist. A change that was begun and has no outcome may or may not have happened.
+// CheckChanges returns an error if a change makes a thing that exists, or removes a thing that does
+// not. A change that was begun and has no outcome may or may not have happened.
 func CheckChanges(changes []Change) error {
 	exists := map[string]bool{}
 	begun := map[bool]map[string]int{true: {}, false: {}}

@@ -76,7 +76,7 @@ func TestProgramsDoNotInheritVariablesOfThisProject(t *testing.T) {
 	}
 }
 
-func TestCatchReturnsAWrappedErrorOnce(t *testing.T) {
+func TestCatchDropsAnErrorThatTheOtherErrorWraps(t *testing.T) {
 	fail := func() (err error) {
 		defer Catch(&err)
 		_, err = os.Open("/missing")
@@ -176,7 +176,7 @@ func TestErrorRulesReplacesAnInvalidErrorByDataLoss(t *testing.T) { // B-8
 	}
 }
 
-func TestMoreReturnsTheObjectsAddedToALedger(t *testing.T) {
+func TestLedgersDifferByTheAddedObjects(t *testing.T) {
 	start := Ledger{"disk x": 1, "open file of the driver: pipe": 4, "mount /a": 1}
 	now := Ledger{"disk x": 1, "disk y": 1, "open file of the driver: pipe": 6}
 	want := []string{"disk y", "open file of the driver: pipe (4 at the start, 6 now)"}
@@ -223,7 +223,7 @@ func TestNoneLeftReportsAChildThatOutlivesItsParent(t *testing.T) {
 	csitest.Says(t, err, "shell left running: sleep")
 }
 
-func TestGoroutinesAreNamedByTheFunctionThatStartedThem(t *testing.T) {
+func TestGoroutinesAreNamedAfterTheFunctionThatTheyRun(t *testing.T) {
 	const profile = `goroutine profile: total 6
 2 @ 0x4c5e6e 0x45274f
 #	0xb97552	main.serve.func1.2+0x52					/src/main.go:69

@@ -22,12 +22,12 @@ import (
 // settleTimeout is the time in which connections have to close and goroutines have to end.
 const settleTimeout = 15 * time.Second
 
-// Ledger counts objects by name: the rack's disks, snapshots and attachments, the kernel's loop
-// devices and mounts, the processes' open files and goroutines. If a test's last ledger counts more
-// of an object than its first ledger, the object has leaked.
+// Ledger counts objects by name: the rack's disks, snapshots, images and attachments, the kernel's
+// loop devices and mounts, the processes' open files and goroutines. If a test's last ledger counts
+// more of an object than its first ledger, the object has leaked.
 type Ledger map[string]int
 
-// More returns the objects that l counts more often than start does, each with both numbers.
+// More returns the objects that l counts more often than start does, with both numbers if needed.
 func (l Ledger) More(start Ledger) []string {
 	var more []string
 	for _, name := range slices.Sorted(maps.Keys(l)) {
@@ -145,7 +145,7 @@ func (r *Rack) nothingLeft() error {
 const idleConnections = 32
 
 // watchedProcess is a process whose open files and goroutines a ledger counts. Connections to the
-// rack or a driver count only above idleConnections per peer, and their goroutines never.
+// rack or a driver count if they exceed idleConnections per peer. Their goroutines never count.
 type watchedProcess struct {
 	name string
 	proc *process
@@ -263,7 +263,7 @@ func goroutinesIn(profile string) ([]string, error) {
 }
 
 // purpose returns the function that a goroutine runs. If WaitGroup or errgroup has started the
-// goroutine, it is the function that they call. Before the goroutine has run, purpose returns "".
+// goroutine, it is the function that they call. For a goroutine that has not run yet, it is "".
 func purpose(stack string) string {
 	lines := strings.Split(strings.TrimSpace(stack), "\n")
 	for _, line := range slices.Backward(lines[1:]) {
@@ -281,8 +281,8 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofPool reports whether a goroutine serves an HTTP connection, which openFiles counts, or reads
-// the requests of a FUSE filesystem, for which go-fuse starts up to 16 goroutines.
+// ofPool reports whether a ledger omits a goroutine: it serves an HTTP connection, and openFiles
+// counts the connection, or it is one of up to 16 goroutines that go-fuse starts.
 func ofPool(name string) bool {
 	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",
@@ -291,7 +291,7 @@ func ofPool(name string) bool {
 }
 
 // noneLeft returns an error if a process of p's process group still runs. A mkfs or mount that
-// outlives the driver would still write to a disk.
+// still runs after the driver has ended could write to a disk.
 func (p *process) noneLeft() error { return NoneLeft(p.name, map[int]bool{p.PID(): true}) }
 
 // NoneLeft returns an error if a process of one of these process groups still runs.

@@ -75,8 +75,8 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (plugin *
 	if options.Mode != ModeNode {
 		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
 		env["OXIDE_CA_FILE"] = r.CA
-		// A simulated rack's late answer comes sooner than a real rack's. With the default limit, a proof
-		// that loses the answer to an attach would wait long before it can detach.
+		// The driver detaches a disk only this long after an unanswered attach. The default is for real
+		// racks, whose late answers come later than a simulated rack's.
 		env["OXIDE_LATE_LIMIT"] = "100ms"
 	}
 	var instance Instance
@@ -130,7 +130,7 @@ func (p *Plugin) Start(ctx context.Context) (err error) {
 	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock")}, p.options.Args)
-	// A variable sets the address, because an old driver in a benchmark may not know a flag for it.
+	// The address is in a variable, because an old driver in a benchmark may not know a flag for it.
 	env := []string{"OXIDE_PPROF_ADDRESS=unix://" + filepath.Join(p.Dir, "pprof.sock")}
 	for key, value := range p.options.Env {
 		if value != "" {
@@ -292,10 +292,10 @@ func ErrorRules(
 ) error {
 	var trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
-	// An error from the server arrives as a trailer. Without a trailer, this client made the error:
-	// the connection was lost, or the deadline passed. The server's gRPC, too, answers with a trailer
-	// if the deadline passes while it reads the request, perhaps before this client's timer runs. The
-	// driver made none of these errors, so ErrorRules does not check them.
+	// ErrorRules does not check errors that the driver did not make. Without a trailer, this client
+	// made the error: the connection was lost, or the deadline passed. If the deadline passes while
+	// the server reads the request, the server's gRPC answers with a trailer, perhaps before this
+	// client's timer runs.
 	if err == nil || len(trailer) == 0 || ended(ctx) != nil &&
 		status.Convert(err).Message() == ended(ctx).Error() {
 		return err
@@ -306,7 +306,7 @@ func ErrorRules(
 	return err
 }
 
-// ended returns ctx.Err(). After the deadline this is DeadlineExceeded, even before the timer runs.
+// ended returns ctx.Err(), and DeadlineExceeded after the deadline even if the timer is late.
 func ended(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && time.Until(deadline) <= 0 {
 		return context.DeadlineExceeded
@@ -338,7 +338,7 @@ func errorFault(s *status.Status) string {
 	}
 	switch s.Code() {
 	case codes.Unimplemented:
-		// gRPC and the code that it generates answer Unimplemented, too, with their own texts.
+		// gRPC and the code that it generates also answer Unimplemented, with their own texts.
 		return ""
 	case codes.Unknown, codes.DataLoss:
 		return "has a code that CSI does not use"

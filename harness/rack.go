@@ -37,7 +37,7 @@ type RackOptions struct {
 	// Hotplug selects whether the rack attaches and detaches disks of running instances. "" means
 	// adminapi.HotplugFull. Racks of today have adminapi.HotplugNone.
 	Hotplug adminapi.Hotplug
-	// TLS makes the rack serve HTTPS with a certificate of its own, whose authority Rack.CA names.
+	// TLS makes the rack serve HTTPS with a certificate of its own. Rack.CA names its authority.
 	TLS bool
 	// QuotaBytes and DiskLimit replace the simulator's defaults if they are not zero.
 	QuotaBytes int64
@@ -85,8 +85,9 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (rack *Rack, e
 	return rack, rack.Start(ctx)
 }
 
-// identify writes this process's identity into a rack's directory. The simulator writes it into its
-// loop devices, so that the next run finds them if this run is killed before it stops the rack.
+// identify writes this process's identity into a rack's directory. The simulator writes the
+// identity into its loop devices. If this run is killed before it stops the rack, the next run
+// finds them.
 func identify(dir string) error {
 	process := loopdev.Process()
 	if process == "" {
@@ -156,7 +157,7 @@ func (r *Rack) connect(line string) (err error) {
 		Must(Wrap(err, "the simulator's %s address", flag))
 		r.listen = append(r.listen, flag, u.Host)
 	}
-	// The administrator's client closes its connections, so that ledgers count only the drivers'.
+	// The administrator's client keeps no connections, so ledgers count only those of the drivers.
 	r.Client, err = oxide.NewClient(oxide.WithHost(r.URL), oxide.WithToken(r.Token),
 		oxide.WithHTTPClient(&http.Client{Transport: Got(Transport(r.CA)), Timeout: time.Minute}))
 	return err

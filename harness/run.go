@@ -83,7 +83,7 @@ func newRun(progress io.Writer, parents []string, name string) (r *Run, err erro
 		return nil, errors.New("the suite makes and mounts loop devices, which requires root: " +
 			"run it as root")
 	}
-	// The kernel itself detaches a busy device when its last user has closed it.
+	// If a device is still busy, the kernel detaches it when its last user has closed it.
 	if _, err := loopdev.DetachLeft(context.Background()); !errors.Is(err, loopdev.ErrBusy) {
 		Must(Wrap(err, "release the loop devices of a killed run"))
 	}
@@ -179,7 +179,7 @@ func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, erro
 	return dir, Wrap(os.MkdirAll(dir, 0o755), "make a directory of the run")
 }
 
-// Await calls ask until ask returns nil. After the timeout, Await returns the last error of ask.
+// Await calls ask() until the result is nil. After the timeout, Await returns the last error.
 func Await(ctx context.Context, timeout time.Duration, ask func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -205,7 +205,7 @@ func AtOnce(n int, call func(caller int)) {
 }
 
 // Unforked calls f while this process cannot start a child. Between fork and exec, a child has all
-// open files of this process, so it could keep a volume in use whose files f has closed.
+// open files of this process, so a volume whose files f has closed could still be in use.
 func Unforked(f func()) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -232,7 +232,7 @@ func Wrap(err error, format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, err)...)
 }
 
-// Must panics if err is not nil. A function that defers [Catch] then returns err.
+// Must panics if err is not nil. With a deferred [Catch], the calling function returns err.
 func Must(err error) {
 	if err != nil {
 		panic(failedStep{err})
@@ -266,8 +266,8 @@ func Opened(file *os.File, err error) (*os.File, error) {
 
 type failedStep struct{ error }
 
-// Catch recovers a panic of Must or Got, and joins its error to *err. If one of the errors wraps
-// the other, Catch sets *err to the one that wraps.
+// Catch recovers a panic of Must or Got, and joins its error to *err. If one of the two errors
+// wraps the other, *err becomes the wrapping error.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -288,7 +288,7 @@ type Backoff struct {
 	Next, Max time.Duration
 }
 
-// Wait waits for the next pause. If ctx ends before, Wait returns the error of ctx.
+// Wait waits for the next pause. If ctx ends during the pause, Wait returns the error of ctx.
 func (b *Backoff) Wait(ctx context.Context) error {
 	if b.Next == 0 {
 		b.Next = time.Millisecond

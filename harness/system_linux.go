@@ -56,7 +56,7 @@ func LockDir(dir string) (*os.File, error) {
 	return Opened(f, Wrap(err, "lock %s", dir))
 }
 
-// removeKilled removes the directories of killed runs from shm, except those of failed runs.
+// removeKilled removes the directories of killed runs from /dev/shm, except those of failed runs.
 func removeKilled() {
 	dirs, _ := filepath.Glob(filepath.Join(shm, "oxide-sanity-*"))
 	for _, dir := range dirs {
@@ -99,8 +99,8 @@ func DeviceNumber(device *os.File) (string, error) {
 }
 
 // Owns returns an error if an open device is not a disk of this rack. A spec calls it before it
-// writes to a raw volume: the number of the device node may meanwhile belong to a disk of another
-// rack. While the device is open, the kernel does not give its number to another disk.
+// writes to a raw volume: a disk of another rack may have got the device node's number by now.
+// While the device is open, the kernel gives its number to no other disk.
 func (r *Rack) Owns(device *os.File) (err error) {
 	defer Catch(&err)
 	number := Got(DeviceNumber(device))

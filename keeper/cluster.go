@@ -72,7 +72,7 @@ func (k *Keeper) readVolumes(ctx context.Context, v *view) error {
 	return nil
 }
 
-// pods is like sorted, and checks whether a PodDisruptionBudget forbids a stop.
+// pods reads and sorts the pods on a node, and checks whether a PodDisruptionBudget forbids a stop.
 func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	s, own, err := k.sorted(ctx, v, n)
 	if err != nil {
@@ -94,7 +94,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// Other nodes' pods matter only if a budget forbids the stop.
+		// Pods that wait on other nodes can only make a budget allow the stop.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
@@ -191,7 +191,7 @@ func (k *Keeper) annotate(ctx context.Context, a *attachment, key, value string)
 }
 
 // annotation returns the merge patch that sets an annotation, or removes it if the value is "". The
-// API server refuses the patch unless the object's metadata.<field> is has.
+// API server refuses the patch if the object has another value in metadata.<field>.
 func annotation(key, value, field, has string) []byte {
 	set := &value
 	if value == "" {
@@ -205,7 +205,7 @@ func annotation(key, value, field, has string) []byte {
 	return patch
 }
 
-// evict requests the eviction of pods. A PodDisruptionBudget's refusal is only counted.
+// evict requests the eviction of pods. It only counts the refusals by PodDisruptionBudgets.
 func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -226,8 +226,8 @@ func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	return errors.Join(errs...)
 }
 
-// evict requests the eviction of a pod. The UID protects a later pod of the same name. done reports
-// whether the API server accepted the request. A pod that is gone is no error.
+// evict requests the eviction of a pod, but not of a later pod of the same name, which has another
+// UID. If the pod is gone, evict returns false and no error.
 func (c *Cluster) evict(ctx context.Context, p *corev1.Pod) (done bool, err error) {
 	err = c.Policy.Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
@@ -265,21 +265,21 @@ const (
 
 type record struct {
 	NodeName string `json:"node"`
-	// Record is the operation in progress, or nil. Last is the outcome of the one before.
+	// Record is the operation in progress, or nil. Last is the outcome of the previous operation.
 	Record *operation `json:"operation,omitempty"`
 	Last   *outcome   `json:"last,omitempty"`
 	// Fenced is the instance for which the keeper set the node's out-of-service taint.
 	Fenced string `json:"fenced,omitempty"`
 }
 
-// step is a step of an operation. The keeper records a step before it begins, so after a crash it
-// is unknown whether the step had its effect.
+// step is a step of an operation. The keeper first records a step and then takes it, so after a
+// crash it is unknown whether the step had its effect.
 type step string
 
 const (
 	// draining: the keeper cordons the node, and evicts the pods without volumes of the driver.
 	draining step = "Draining"
-	// stopping: the keeper asks the rack to stop the instance, and waits for that.
+	// stopping: the keeper asks the rack to stop the instance, and waits until it is stopped.
 	stopping step = "Stopping"
 	// attaching: the instance is stopped, and the attacher attaches and detaches disks.
 	attaching step = "Attaching"
@@ -303,7 +303,7 @@ type operation struct {
 	StatefulSets []string         `json:"statefulSets,omitempty"` // with pods that stop with the node
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
-	// Late reports whether the operation only starts an instance that stopped after the last one.
+	// Late: the instance stopped after the previous operation, and this operation only starts it.
 	Late bool `json:"late,omitempty"`
 	// Problem is why the operation failed or, with Late, why it was necessary.
 	Problem string `json:"problem,omitempty"`
@@ -315,13 +315,13 @@ type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
 	Stopped  bool      `json:"stopped"` // whether the operation requested the stop
-	// StoppedWith maps each StatefulSet whose pods stopped with the node to the end of the operation.
-	// Entries older than --stateful-set-interval are dropped.
+	// StoppedWith contains each StatefulSet that had pods on the node at a stop, with the end of that
+	// operation. Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
 	Late     bool `json:"late,omitempty"`
-	// Unlabeled reports whether ColdAttachLabel no longer allowed stops at the operation's end.
+	// Unlabeled reports whether the node's ColdAttachLabel forbade stops when the operation ended.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
 	// Node is the history of the node's stops. Volumes has the histories of volumes, by name.
@@ -329,8 +329,8 @@ type outcome struct {
 	Volumes map[string]history `json:"volumes,omitempty"`
 }
 
-// records returns the ConfigMap of records, or an empty one if it does not exist yet, and the
-// records by the UIDs of their Nodes.
+// records returns the ConfigMap of records, and the records by the UIDs of their Nodes. If the
+// ConfigMap does not exist yet, both are empty.
 func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]record, error) {
 	found, err := k.Kubernetes.Core.ConfigMaps(k.Namespace).Get(ctx, RecordsName, metav1.GetOptions{})
 	switch {
@@ -394,8 +394,8 @@ func (n *node) cordoned() bool {
 // rack answers a stop and a start with 202 before they are done (see ASSUMPTIONS.md in
 // conformance/rules).
 
-// instance reads an instance of the project. An unknown instance is NOT_FOUND. The ids of rack and
-// project are read first, so that instanceGone can compare them.
+// instance reads an instance of the project. Before that it reads the IDs of rack and project,
+// which instanceGone needs.
 func (k *Keeper) instance(ctx context.Context, id string) (*oxide.Instance, error) {
 	world, err := k.Rack.World(ctx)
 	if err != nil {
@@ -447,7 +447,7 @@ func (k *Keeper) request(ctx context.Context, doing, id string, look rack.Look,
 	return nil
 }
 
-// patience limits the wait for one answer of the API server. outage is how long the server may be
+// patience is the time limit for one answer of the API server. outage is how long the server may be
 // silent before a keeper starts its stopped instances without it.
 const (
 	patience = 2 * time.Second
@@ -471,8 +471,8 @@ func (k *Keeper) forgetStop(instance string) {
 	delete(k.stops, instance)
 }
 
-// StartStopped starts the instances that this process has stopped, but only while the API server is
-// unreachable, so that no attacher works. Otherwise the leader starts them.
+// StartStopped starts the instances that this process has stopped, if the API server is
+// unreachable: then no attacher works, and no replica leads.
 func (k *Keeper) StartStopped(ctx context.Context) error {
 	k.mu.Lock()
 	stops := maps.Clone(k.stops)
@@ -487,8 +487,8 @@ func (k *Keeper) StartStopped(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// isOutage reports whether the API server has been silent for longer than outage. answers reports
-// whether it has just answered.
+// isOutage reports whether the API server has been silent for too long. The parameter answers is
+// true if it has just answered.
 func (k *Keeper) isOutage(answers bool) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

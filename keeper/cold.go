@@ -20,8 +20,8 @@ import (
 
 const pace = time.Second // between two rounds during an operation
 
-// lateStop is how long after an operation a stop of the instance counts as the keeper's own: a
-// keeper may have died while its request was on its way.
+// lateStop is how long after an operation a stop of the instance still counts as a request of the
+// keeper: the request may have been on its way when the keeper died.
 const lateStop = 2 * time.Minute
 
 // staleAfter is how long an attacher may try nothing before it counts as not running. The keeper
@@ -52,9 +52,9 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 
 // restartLateStopped looks for an instance that stopped within lateStop after its node's last
 // operation. If there is one, it begins an operation that only starts the instance, and returns
-// true. It does so even while cold attach is off, because the keeper asked for the stop, but not if
-// the node's label was removed after that operation. Later than lateStop it checks only nodes that
-// are not ready: no leader may have run for a while.
+// true. It does so even if cold attach is off, because the keeper requested the stop, but not if
+// the node's label was removed after that operation. When lateStop has passed, it checks only nodes
+// that are not ready: perhaps no leader ran for a while.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -129,7 +129,7 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	return pace, ErrStepAside
 }
 
-// candidate is a node with volumes that wait for a stop. why is the obstacle, or "".
+// candidate is a node with volumes that wait for a stop. Its field why is the obstacle, or "".
 type candidate struct {
 	*node
 	pods sorted
@@ -157,8 +157,8 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 		if c.why == "" && c.err == nil {
 			c.why = c.turnOfAnother(v, all)
 		}
-		// Check this last: another replica cannot remove any other obstacle. In a dry run any replica may
-		// report what would be done.
+		// Check this last: it is the only obstacle that another replica removes. In a dry run any replica
+		// may report what would be done.
 		if c.why == "" && c.err == nil && c.Name == k.Config.NodeName && !k.Config.DryRun {
 			c.why = runsHere
 		}
@@ -184,7 +184,7 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 }
 
 // turnOfAnother returns why another node has to be stopped before c, or "". That node has pods of a
-// StatefulSet that also has pods on c, and has waited since before c's last stop. A stop of c would
+// StatefulSet that also has pods on c, and began to wait before c's last stop. A stop of c would
 // start the StatefulSet's interval anew, so that node would wait even longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
@@ -214,8 +214,8 @@ func bySince(a, b *attachment) int { return a.since().Compare(b.since()) }
 
 const runsHere = "waits: the keeper runs here, and another replica has to take over"
 
-// hindrance returns the obstacle to an operation on a node now, or "" and the node's pods. Recent
-// stops of other nodes are left to stoppedElsewhere.
+// hindrance returns the obstacle to an operation on a node now, or "" and the node's pods. It does
+// not check for recent stops of other nodes: stoppedElsewhere does.
 func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorted, error) {
 	if why := k.hindranceOfNode(v, n); why != "" {
 		return why, sorted{}, nil
@@ -286,8 +286,8 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 	return ""
 }
 
-// pauseAfter returns how long after an operation no other one begins on the node. Each failure
-// doubles it, so that the keeper does not cordon the node again and again in vain.
+// pauseAfter returns how long the keeper leaves a node alone after an operation. Each failure
+// doubles this pause, so that the keeper does not cordon the node again and again in vain.
 func (k *Keeper) pauseAfter(last *outcome) time.Duration {
 	return k.Config.MinInterval << max(0, min(last.Failures, 4))
 }
@@ -330,8 +330,8 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 	return nil
 }
 
-// planText describes what the keeper does, or would do, to a node. It counts the volumes in
-// waiting, and names up to three of those in named.
+// planText describes what the keeper does, or would do, to a node. The text has the number of all
+// waiting volumes, and the names of up to three that its readers may see.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {
@@ -353,11 +353,11 @@ func volumesText(all []*attachment) string {
 	return strings.Join(names, ", ")
 }
 
-// The rest of the file limits how often the keeper stops instances. The outcome of each node's last
-// operation contains the earlier stops.
+// The rest of the file limits how often the keeper stops instances. It finds the earlier stops of a
+// node and of its volumes in outcome.Node and outcome.Volumes.
 
-// AgainAnnotation makes the keeper forget earlier stops when a person changes its value. On a
-// PersistentVolume it forgets those for the volume, on the ConfigMap of records those of all nodes.
+// AgainAnnotation makes the keeper forget earlier stops when a person changes its value: on a
+// PersistentVolume the stops for this volume, on the ConfigMap of records the stops of all nodes.
 const AgainAnnotation = DriverName + "/cold-attach-again"
 
 // HeldAnnotation on a VolumeAttachment is the reason why the keeper stops no instance for it.
@@ -371,8 +371,8 @@ type cause struct {
 	Disk   string `json:"disk,omitempty"`
 	Again  string `json:"again,omitempty"`
 	Detach bool   `json:"detach,omitempty"`
-	// Failed is the error that the attacher got while the instance was stopped. It is empty if there
-	// was none, or if another stop may help.
+	// Failed is the error that the attacher got while the instance was stopped. It is empty if the
+	// attacher got none, or if another stop may help.
 	Failed string `json:"failed,omitempty"`
 }
 
@@ -388,7 +388,7 @@ func (h history) within(now time.Time) []time.Time {
 	})
 }
 
-// stopped adds a stop, after it has dropped the earlier ones if AgainAnnotation has changed.
+// stopped returns h with one more stop. If AgainAnnotation has changed, it drops the earlier stops.
 func (h history) stopped(at time.Time, c cause) history {
 	if h.Last.Again != c.Again {
 		h.Stops = nil
@@ -410,7 +410,7 @@ func (o *outcome) remember(before *outcome, r *operation, now time.Time, again s
 	})
 }
 
-// holdBack sets held of each attachment for which no instance may be stopped, and reports it once.
+// holdBack notes at each attachment why no instance may be stopped for it, and reports new reasons.
 func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	held := 0
 	var errs []error
@@ -444,8 +444,8 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 
 // bound returns why the node must not be stopped again for an attachment, or "".
 //
-// An attachment that failed while the instance was stopped fails again until its volume changes. If
-// the failure may pass (the method passes), the keeper tries again as often as the limits allow.
+// An attachment that failed while the instance was stopped fails again until its volume changes.
+// After a failure for which passes() returns true, the keeper tries as often as the limits allow.
 func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 	last := cmp.Or(n.Last, &outcome{})
 	now, then := v.cause(a), last.Volumes[a.volume()].Last
@@ -481,7 +481,7 @@ func again(kind, name string) string {
 
 func (v *view) again() string { return v.records.Annotations[AgainAnnotation] }
 
-// reportHeld writes a changed reason to HeldAnnotation, and creates events for a new one.
+// reportHeld writes a changed reason to HeldAnnotation. Unless it is "", it also creates events.
 func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment) error {
 	if a.Annotations[HeldAnnotation] == a.held || n.Record != nil || !n.allowed() {
 		return nil

@@ -404,10 +404,10 @@ const (
 	away = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
 )
 
-// live simulates the cluster for the time d: kubelets report, the attacher tries each attachment
-// again and again, and the keeper does its rounds. On a stopped instance the attacher gets the
-// error that refused returns for the volume, or succeeds if that is "".
-func (w *fixture) live(d time.Duration, refused func(volume string) string) {
+// simulate runs the cluster for the time d: kubelets report, the attacher tries each attachment
+// again and again, and the keeper does its rounds. On a stopped instance the attacher fails with
+// the error that refused() returns for the volume, or succeeds if the error is "".
+func (w *fixture) simulate(d time.Duration, refused func(volume string) string) {
 	w.t.Helper()
 	for end := w.clock.Add(d); w.clock.Before(end); {
 		for _, n := range keepertest.List[*corev1.Node](w.api, "") {
@@ -455,7 +455,7 @@ func (w *fixture) stops() map[string]int {
 	return stops
 }
 
-func TestStopsForAFailingAttachmentAreLimited(t *testing.T) { // D-61
+func TestAFailingAttachmentCausesALimitedNumberOfStops(t *testing.T) { // D-61
 	for _, c := range []trial[string, int]{
 		{"the instance is full", full, 1},
 		{"the rack does not answer", away, Defaults().MaxStopsPerVolume},
@@ -463,7 +463,7 @@ func TestStopsForAFailingAttachmentAreLimited(t *testing.T) { // D-61
 		t.Run(c.name, func(t *testing.T) {
 			w := newFixture(t, "a", "b")
 			w.wait("a", "data")
-			w.live(day-time.Hour, func(string) string { return c.given })
+			w.simulate(day-time.Hour, func(string) string { return c.given })
 			if got := w.stops(); got["a"] != c.want || got["b"] != 0 {
 				t.Errorf("in a day the instances were stopped %v times, want %d of a", got, c.want)
 			}
@@ -480,7 +480,7 @@ func TestStopsForAFailingAttachmentAreLimited(t *testing.T) { // D-61
 				a.Annotations[HeldAnnotation]) || w.metric("held_attachments", "") != 1 {
 				t.Errorf("the attachment has %v, the plan is %q", a.Annotations, w.plan("a"))
 			}
-			w.live(day, func(string) string { return c.given })
+			w.simulate(day, func(string) string { return c.given })
 			if got := w.stops()["a"]; c.want == 1 && got > 0 || got > 2*c.want {
 				t.Errorf("on the next day the instance was stopped %d times", got)
 			}
@@ -498,7 +498,7 @@ func TestAFailingAttachmentDoesNotDelayOthers(t *testing.T) { // D-61
 		}
 		return ""
 	}
-	w.live(time.Hour, refused)
+	w.simulate(time.Hour, refused)
 	if last := w.last("a"); last.Problem != "" || last.Failures != 0 ||
 		last.Volumes["bad"].Last.Failed != full || last.Volumes["good"].Last.Failed != "" {
 		t.Errorf("the operation ended with %+v", last)
@@ -509,7 +509,7 @@ func TestAFailingAttachmentDoesNotDelayOthers(t *testing.T) { // D-61
 		t.Errorf("the events are\n%s", said)
 	}
 	w.wait("a", "later")
-	w.live(time.Hour, refused)
+	w.simulate(time.Hour, refused)
 	if got := w.stops()["a"]; got != 2 {
 		t.Errorf("the instance was stopped %d times, want once for each that can be attached", got)
 	}
@@ -517,7 +517,7 @@ func TestAFailingAttachmentDoesNotDelayOthers(t *testing.T) { // D-61
 	keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-bad")
 	keepertest.Remove[*corev1.Pod](w.api, "shop", "db-bad")
 	w.wait("a", "last")
-	w.live(time.Hour, refused)
+	w.simulate(time.Hour, refused)
 	if got := slices.Collect(maps.Keys(w.last("a").Volumes)); slices.Contains(got, "bad") {
 		t.Errorf("a volume that is gone is remembered: %v", got)
 	}
@@ -557,16 +557,16 @@ func TestGrowingAClaimStopsItsNodeAtMostOnceForEachDisk(t *testing.T) { // D-61
 			w.idle = 0
 			willing := func(string) string { return "" }
 			w.leave("a", "old")
-			w.live(c.after, willing)
+			w.simulate(c.after, willing)
 			w.wait(c.to, "data")
 			asked, done := w.clock, false
 			for end := w.clock.Add(20 * time.Minute); !done && w.clock.Before(end); {
-				w.live(time.Second, willing)
+				w.simulate(time.Second, willing)
 				a, _ := keepertest.Get[*storagev1.VolumeAttachment](w.api, "", "va-data")
 				done = a.Status.Attached
 			}
 			took := w.clock.Sub(asked)
-			w.live(5*time.Minute, willing)
+			w.simulate(5*time.Minute, willing)
 			if stops := w.stops(); !maps.Equal(stops, c.want) || !done || took > c.most {
 				t.Errorf("the instances were stopped %v times, want %v; attached: %t after %s", stops, c.want,
 					done, took)

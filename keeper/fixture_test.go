@@ -39,11 +39,11 @@ type fixture struct {
 	rack    *testRack
 	rackURL string
 	cut     func()        // disconnects the keeper from the cluster
-	idle    time.Duration // between two rounds of live, if no operation is in progress
+	idle    time.Duration // between two rounds in simulate, if no operation is in progress
 	mu      sync.Mutex
-	// guarded by mu, because requests may be in progress: clock is the time of the keeper and of the
-	// API server. effects lists the changes of cluster and rack. Each begins with the step that the
-	// record of the node "a" had then.
+	// mu guards these fields, because requests may be in progress. clock is the time of the keeper and
+	// of the API server. effects lists the changes of cluster and rack. Each entry begins with the
+	// step that the node "a" had then.
 	clock   time.Time
 	effects []string
 }
@@ -275,7 +275,6 @@ func (w *fixture) pass(d time.Duration) {
 	}
 }
 
-// round does a round that must not fail, and then calls retry.
 func (w *fixture) round() {
 	w.t.Helper()
 	if _, err := w.Round(w.t.Context()); err != nil {
@@ -284,7 +283,7 @@ func (w *fixture) round() {
 	w.retry()
 }
 
-// retry acts as an attacher that is woken while the node "a" is drained: its next attempt fails.
+// retry makes the attacher fail again if the keeper has woken it while the node "a" is drained.
 func (w *fixture) retry() {
 	if w.step("a") != string(draining) {
 		return
@@ -300,7 +299,6 @@ func (w *fixture) retry() {
 	}
 }
 
-// steps does a round for each wanted step of the node "a".
 func (w *fixture) steps(want ...step) {
 	w.t.Helper()
 	for _, s := range want {
@@ -361,7 +359,7 @@ func (w *fixture) seen() []string {
 	return seen
 }
 
-// metric returns the value of a metric with the label value, or a histogram's number of samples.
+// metric returns the value of a metric with this label, or a histogram's number of samples.
 func (w *fixture) metric(name, label string) float64 {
 	w.t.Helper()
 	for _, family := range csitest.Got(w.Metrics.Registry.Gather())(w.t) {
@@ -383,7 +381,7 @@ var errBroken = errors.New("broken")
 type testRack struct {
 	w  *fixture
 	mu sync.Mutex
-	// guarded by mu
+	// mu guards these fields.
 	states map[string]string // by instance; "away" fails all requests about it with 503
 	stuck  bool              // requests are accepted, and have no effect
 	blind  int               // the number of the next requests for which the token has no role

@@ -62,9 +62,9 @@ type Keeper struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// guarded by mu: stops maps the instances that this process has asked the rack to stop, and has to
-	// start, to the times of the requests. silent is when the API server first failed to answer
-	// StartStopped, and zero if it has answered since.
+	// mu guards these fields. The map stops has the instances that this process has asked the rack to
+	// stop, and has to start, with the times of the requests. silent is when the API server first
+	// failed to answer StartStopped, or zero if it has answered since.
 	stops  map[string]time.Time
 	silent time.Time
 }
@@ -73,8 +73,8 @@ type Keeper struct {
 // stopped is the one on which this keeper runs.
 var ErrStepAside = errors.New("the node to be stopped is the one this keeper runs on")
 
-// Round reads the cluster and the rack once, and acts on their state. It returns the longest time
-// to wait until the next round, which tries again after any error but ErrStepAside.
+// Round reads the cluster and the rack once, and acts on their state. It returns the longest pause
+// before the next round, which tries again after any error but ErrStepAside.
 func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	v, err := k.observe(ctx)
 	if err != nil {
@@ -248,7 +248,7 @@ func NewMetrics() *Metrics {
 }
 
 // observe counts operations, and attachments that wait until the keeper stops an instance. If the
-// keeper stops no instances, a person has to, and a count would silence the driver's alert.
+// keeper stops none, a person has to act, and a count would silence the driver's alert.
 func (m *Metrics) observe(v *view, stops bool) {
 	waits, working := 0, 0
 	for _, n := range v.Nodes {
@@ -403,7 +403,7 @@ func (s *Settings) complete() error {
 // Config contains the settings that an operator chooses. Its zero value is not valid; see Defaults.
 type Config struct {
 	// ColdAttach, StartupTaint and LeavingNodes switch the duties on. With DryRun, cold attach only
-	// reports what it would do. Fence sets the out-of-service taint.
+	// reports what it would do. Fence allows the keeper to set the out-of-service taint.
 	ColdAttach, StartupTaint, LeavingNodes, DryRun, Fence bool
 	// NodeName is the node on which this keeper runs. The keeper never stops it.
 	NodeName string
@@ -414,9 +414,9 @@ type Config struct {
 	MinInterval, StatefulSetInterval   time.Duration
 	MaxStopsPerVolume, MaxStopsPerNode int
 	Window                             *Window
-	// The time limits of the steps. After a drain or return that takes longer, the operation ends with
-	// a problem. After a stop or attach that does, the keeper starts the instance. A start is
-	// repeated.
+	// These fields limit the time of a step. After a longer drain or return, the operation ends with a
+	// problem. After a longer stop or attach, the keeper starts the instance. After a longer start, it
+	// reports a problem and goes on trying.
 	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
 	// Interval is the time between rounds if nothing changes.
 	Interval time.Duration

@@ -41,8 +41,8 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return nil
 	case n.Fenced != "":
 		return k.unfence(ctx, v, n)
-	// A node with an operation in progress comes back with its pods. A kubelet that reports shows that
-	// its node runs, even if the driver is registered with a stopped instance.
+	// A node with an operation in progress comes back with its pods. A node whose kubelet reports is
+	// running, even if the driver is registered with a stopped instance.
 	case !n.silent(), n.Instance == "", n.Record != nil, !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil
@@ -78,7 +78,7 @@ func (n *node) silent() bool {
 }
 
 // unfence removes the keeper's taint from a node whose instance runs again or whose kubelet
-// reports. If somebody else has removed or replaced the taint, it only clears the record.
+// reports. If somebody else has removed or replaced the taint, unfence only clears the record.
 func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	instance, ours := n.Fenced, slices.Contains(n.Spec.Taints, outOfService)
 	why := "the node's kubelet reports again"
@@ -111,8 +111,8 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// StartupTaint keeps pods away from a new node until the driver is registered there. Without it,
-// pods would fail, and the scheduler would not know the node's limit of volumes.
+// StartupTaint keeps pods away from a new node until the driver is registered there. Otherwise pods
+// would fail, and the scheduler would not know the node's limit of volumes.
 const StartupTaint = DriverName + "/agent-not-ready"
 
 func (k *Keeper) removeStartupTaints(ctx context.Context, v *view) error {
@@ -142,9 +142,8 @@ func (n *node) removeTaint(key string) {
 }
 
 // Leaver keeps a node's driver running until the node's volumes are detached. The driver must
-// outlive the pods whose volumes it unmounts, but it does not ask Kubernetes whether they are gone.
-// Instead its preStop hook connects to the Leaver's socket and waits until the connection is
-// closed.
+// outlive the pods whose volumes it unmounts, but it does not speak to Kubernetes. Instead its
+// preStop hook connects to the Leaver's socket and waits until the connection is closed.
 type Leaver struct {
 	Kubernetes *Cluster
 	NodeName   string
@@ -160,7 +159,7 @@ const leavingPace = time.Second
 // up. When Helm or kubectl removes the driver, the Leaver's rights disappear first.
 const refusedLimit = 5 * time.Second
 
-// Run accepts the driver's connections. When ctx ends, because the pod is to end, it keeps them
+// Run accepts the driver's connections. When ctx ends, because the pod is to end, Run keeps these
 // open while the node is leaving and has VolumeAttachments of the driver, at most for Limit.
 func (l *Leaver) Run(ctx context.Context) error {
 	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -190,8 +189,8 @@ func (l *Leaver) Run(ctx context.Context) error {
 }
 
 // await returns when the node has no volumes any more, or is not leaving. It repeats a failed read.
-// If the API server refuses reads for refusedLimit, it gives up; a server that is starting refuses
-// every request.
+// It gives up when the API server has refused every read for refusedLimit: a server that is
+// starting refuses reads, too, but not for so long.
 func (l *Leaver) await(ctx context.Context) error {
 	var refused time.Time // when the API server began to refuse
 	for logged := -1; ; {

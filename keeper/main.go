@@ -252,14 +252,13 @@ func (p *process) candidacy(ctx context.Context) error {
 	leading.Lock()
 	defer leading.Unlock()
 	if aside {
-		// Another replica has to notice that the lease is free.
+		// Wait until another replica has noticed that the lease is free.
 		p.Log.InfoContext(ctx, "stepping aside, so that another replica stops this keeper's node")
 		pause(ctx, 2*lease)
 	}
 	return nil
 }
 
-// lead does rounds until ctx ends. It returns true if another replica has to lead.
 func (p *process) lead(ctx context.Context) (aside bool) {
 	var watching async.Group
 	defer watching.Wait()
@@ -290,8 +289,8 @@ func (p *process) lead(ctx context.Context) (aside bool) {
 	return false
 }
 
-// round does one round. Its time limit ends before another replica can take the lease, even if this
-// process is frozen meanwhile.
+// round does one round. A round is cancelled before another replica can take the lease, even if
+// this process is frozen meanwhile.
 func (p *process) round(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.roundLimit())
 	defer cancel()
@@ -336,9 +335,9 @@ func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// matters reports whether an attachment begins to wait for a stop, or no longer waits. waited
-// contains the names of the waiting attachments. Other changes need no extra round: during an
-// operation there is a round every second.
+// matters reports whether an attachment begins to wait for a stop, or no longer waits. It updates
+// the map waited, which contains the names of the waiting attachments. No other change needs an
+// extra round: during an operation there is a round every second.
 func matters(event watch.Event, waited map[string]bool) bool {
 	object, ok := event.Object.(*storagev1.VolumeAttachment)
 	if !ok {

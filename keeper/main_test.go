@@ -83,8 +83,8 @@ func TestHelpExitsWithZeroAndErrorsWithOne(t *testing.T) {
 	}
 }
 
-// run runs the program until met returns true, and returns its status and output. The writers have
-// no lock, so that the race detector finds goroutines that the program left running.
+// run runs the program until met() is true, and returns the program's status and output. The
+// writers have no lock, so that the race detector finds goroutines that the program left running.
 func (w *fixture) run(met func() bool, env func(string) string, args ...string) (int, string) {
 	w.t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -97,7 +97,7 @@ func (w *fixture) run(met func() bool, env func(string) string, args ...string) 
 	return <-status, stdout.String() + stderr.String()
 }
 
-func TestTheProgramLeadsAndReleasesItsLease(t *testing.T) {
+func TestTheProgramAcquiresTheLeaseAndReleasesIt(t *testing.T) {
 	for format, line := range map[string]string{"text": "time=", "json": "{"} {
 		w := newFixture(t, "a")
 		w.wait("a", "data")
@@ -143,7 +143,7 @@ func TestTheMoveCommandMovesAVolume(t *testing.T) {
 	m.belongs("b")
 }
 
-// written brings a default into one form, so that 1m30s and 90s are equal.
+// written returns a default in a uniform form: "1m30s" and "90s" become equal.
 func written(text string) string {
 	text = strings.ToLower(strings.Trim(text, "`\""))
 	if d, err := time.ParseDuration(text); err == nil {
@@ -152,7 +152,7 @@ func written(text string) string {
 	return text
 }
 
-// spokenDefaults contains the page's defaults of flags for which --help shows none.
+// spokenDefaults contains the flags without a default in --help, with the default in the docs.
 var spokenDefaults = map[string]string{"node-name": "$k8s_node_name",
 	"leader-election-namespace": "$k8s_namespace", "kubeconfig": "the pod's service account",
 	"http-endpoint": "none"}
@@ -400,7 +400,7 @@ func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
 	}
 }
 
-func TestOnlyChangesOfWaitingAttachmentsStartARound(t *testing.T) {
+func TestARoundStartsWhenAnAttachmentBeginsOrCeasesToWait(t *testing.T) {
 	waits := attachFailed(mustStop, 0)
 	others := func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" }
 	goes := va(attached, deleted, detaching(mustStop)).VolumeAttachment
@@ -433,7 +433,7 @@ func TestOnlyChangesOfWaitingAttachmentsStartARound(t *testing.T) {
 	}
 }
 
-func TestARequestAfterCutDoesNotReachTheServer(t *testing.T) {
+func TestARequestOfADisconnectedClientDoesNotReachTheServer(t *testing.T) {
 	server := keepertest.Serve(t, time.Now)
 	for range 1000 {
 		config, cut := server.Client("killed")

@@ -19,9 +19,8 @@ import (
 )
 
 // MovingAnnotation marks a PersistentVolume whose reclaim policy a move has set to Retain. The
-// CSIDriver object has another annotation, whose key movingKey returns. It contains the
-// PersistentVolume that replaces the marked one, so that an interrupted move can continue. Users
-// who may write claims or a Node cannot write the CSIDriver object.
+// volume's replacement is in an annotation of the CSIDriver object (see movingKey), so that an
+// interrupted move can continue. Users who may write claims or a Node cannot write that object.
 const MovingAnnotation = DriverName + "/moving"
 
 func movingKey(name string) string {
@@ -86,8 +85,8 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 	return nil
 }
 
-// replaces reports whether v is the replacement already. A volume that an interrupted move has set
-// to Retain or deleted is not, even if this move goes back to the volume's own node.
+// replaces reports whether v is the replacement already. It returns false for a volume that an
+// interrupted move has marked or deleted, even if that volume belongs to the instance.
 func replaces(v *corev1.PersistentVolume, instance string) bool {
 	_, moving := v.Annotations[MovingAnnotation]
 	return v.DeletionTimestamp == nil && onInstance(v, instance) && !moving
@@ -194,8 +193,8 @@ func (m *Mover) save(ctx context.Context, name, value string) error {
 	return nil
 }
 
-// prepare saves and returns a volume's replacement, before the caller removes anything. It is a
-// copy of old without the changes of an interrupted move.
+// prepare saves and returns a volume's replacement, before the caller removes anything. If the
+// volume still exists, the replacement is a copy without the changes of an interrupted move.
 func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume,
 	instance string) (*corev1.PersistentVolume, error) {
 	replacement := saved
@@ -237,7 +236,7 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the PersistentVolume %s: %w", v.Name, err)
 	}
-	// With its finalizers, Kubernetes would keep this volume, because it is in use.
+	// Remove the finalizers: with them, Kubernetes would keep this volume, because it is in use.
 	for {
 		now, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
 		switch {

@@ -35,7 +35,7 @@ type moving struct {
 	out    bytes.Buffer
 	old    *corev1.PersistentVolume // before the move
 	losing sync.Mutex
-	// guarded by losing: lose decides whether the server breaks the connection at a change
+	// guarded by losing: if lose() is true, the server breaks the connection at this change
 	lose func(r keepertest.KubeRequest) bool
 }
 
@@ -65,8 +65,8 @@ func newMoving(t *testing.T) *moving {
 	return m
 }
 
-// intercept acts as the PersistentVolume controller, and checks that a volume is deleted only with
-// the policy Retain: the provisioner deletes the disk of any other volume.
+// intercept acts as the PersistentVolume controller. It fails the test if a volume without the
+// policy Retain is deleted: the provisioner would delete its disk.
 func (m *moving) intercept(r keepertest.KubeRequest) error {
 	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	gone := r.Verb == "delete" && !r.Applied || there && v.DeletionTimestamp != nil
@@ -194,8 +194,8 @@ func TestAnImpossibleMoveIsRefused(t *testing.T) {
 	}
 }
 
-// interrupted starts a move, and breaks the connection at the change with the number at, counted
-// from 1, before or after the server applies the change. It reports whether the move failed.
+// interrupted starts a move, and breaks the connection at one change, before or after the server
+// applies it. The first change has the number 1. It returns true if the move failed.
 func (m *moving) interrupted(to string, at int, applied bool) bool {
 	m.t.Helper()
 	n := 0

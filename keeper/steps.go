@@ -26,7 +26,7 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	case n.gone && s != starting:
 		return k.giveUp(ctx, v, n, gone)
 	case n.cordoned() && !n.Spec.Unschedulable && s != draining:
-		// Somebody uncordoned the node. If they cordon it again, finish must not uncordon it.
+		// Somebody uncordoned the node. If they cordon it again, finish() must not uncordon it.
 		delete(n.Annotations, CordonAnnotation)
 		if err := k.update(ctx, n); err != nil {
 			return err
@@ -51,13 +51,12 @@ const maxSkew = time.Minute
 // ahead reports whether a noted time is so far in the future that some clock was wrong.
 func ahead(now, noted time.Time) bool { return noted.Sub(now) > maxSkew }
 
-// passed reports whether more than d has passed since a time. It also returns true if that time is
-// ahead, so that a wrong clock delays nothing by more than maxSkew.
+// passed reports whether more than d has passed since a time. It also returns true if ahead() does,
+// so that a wrong clock delays nothing by more than maxSkew.
 func passed(now, since time.Time, d time.Duration) bool {
 	return now.Sub(since) > d || ahead(now, since)
 }
 
-// moveTo records the operation's next step, and reports it with the message.
 func (k *Keeper) moveTo(ctx context.Context, v *view, n *node, next step, message string) error {
 	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
 	late := next == starting && n.overdue(v.Now, k.Config.AttachTimeout)
@@ -80,7 +79,7 @@ func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, problem string) e
 	return k.failed(was, k.moveTo(ctx, v, n, starting, problem))
 }
 
-// failed counts a failure of the step if err is nil: only then was it recorded.
+// failed counts a failed step, unless err shows that the failure was not recorded.
 func (k *Keeper) failed(s step, err error) error {
 	if err == nil {
 		k.Metrics.problems.WithLabelValues(string(s)).Inc()
@@ -133,7 +132,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	return nil
 }
 
-// nothingWaits is the problem of an operation that is no longer needed. It counts as no failure.
+// nothingWaits is the problem of an operation that is no longer needed. It is not a failure.
 const nothingWaits = "nothing waits any more"
 
 // forbidden returns why the instance must not be stopped any more, or "".
@@ -204,8 +203,8 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	return k.moveTo(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
 }
 
-// stillWaits wakes the attacher for the due attachments that it has not tried since the operation
-// began. It reports whether one that it has tried still waits for a stop.
+// stillWaits wakes the attacher for each due attachment that was not tried since the operation
+// began. It reports whether an attachment that was tried still waits for a stop.
 func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error) {
 	due := v.due(n)
 	untried := slices.DeleteFunc(slices.Clone(due), func(a *attachment) bool {
@@ -314,7 +313,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 		k.instanceGone(ctx, n.Record.Instance) == nil:
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
-		// Recording the same step again also reports the problem again.
+		// Recording the step Starting again reports the problem again.
 		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its start was "+
 			"requested; the keeper goes on trying: see the instance on the rack", k.Config.StartTimeout))
 	case err != nil:
@@ -345,12 +344,12 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 }
 
 // Anybody may start a stopped instance at any time; the controller of Cluster API's provider does
-// it within ten seconds. So the keeper wakes the attacher as soon as the instance is stopped, and
-// records the step after that. The keeper attaches no disk itself: only the driver checks whose
-// disk it is.
+// it within ten seconds. So the keeper wakes the attacher as soon as the instance is stopped,
+// before it records the step Attaching. The keeper attaches no disk itself: only the driver checks
+// whose disk it is.
 
-// pollEvery is how often the keeper reads the state of a stopping instance. After pollFor it leaves
-// that to the next round.
+// pollEvery is how often the keeper reads the state of a stopping instance. After the time pollFor,
+// the next round continues.
 const (
 	pollEvery = 100 * time.Millisecond
 	pollFor   = 4 * time.Second

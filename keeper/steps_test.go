@@ -92,10 +92,10 @@ func (w *fixture) ends(problem string, stopped bool) {
 	}
 }
 
-// The test begins a step, and disturbs it. A drain then ends without a stop. After a later step the
-// keeper starts the instance again.
+// The test begins a step, and disturbs it. A disturbed drain ends without a stop. After a later
+// step the keeper starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
-	// loses creates a budget, and calls lose to take a pod from it. The budget's counts stay.
+	// loses creates a budget, and then takes a pod from it with lose(). The budget's status stays.
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")
@@ -263,7 +263,7 @@ var begun = map[step]struct {
 	}, func(c *Config) time.Duration { return c.ReturnTimeout }},
 }
 
-func TestAStepRecordedInTheFutureStillTimesOut(t *testing.T) { // D-61
+func TestAStepWithAStartInTheFutureStillTimesOut(t *testing.T) { // D-61
 	for s, c := range begun {
 		for _, skew := range []time.Duration{maxSkew, maxSkew + time.Second, 24 * time.Hour} {
 			t.Run(string(s)+", "+skew.String(), func(t *testing.T) {
@@ -319,7 +319,7 @@ func TestANodeHasReturnedOnlyAfterANewHeartbeat(t *testing.T) {
 	w.ends("the instance ran, and then was stopped", true)
 }
 
-func TestALateStopIsUndoneEvenIfColdAttachIsOff(t *testing.T) { // D-61
+func TestAnInstanceThatStopsLateIsStartedEvenIfColdAttachIsOff(t *testing.T) { // D-61
 	unlabel := on("", "a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 	for _, c := range []struct {
 		name      string
@@ -433,7 +433,7 @@ func TestNewVolumesOnOneNodeDoNotStarveAnother(t *testing.T) { // D-61
 		if i == 1 {
 			w.wait("b", "data")
 		}
-		w.live(10*time.Minute, attach)
+		w.simulate(10*time.Minute, attach)
 	}
 	stops := w.stops()
 	if stops["a"] == 0 || stops["b"] != 1 {

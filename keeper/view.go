@@ -26,7 +26,7 @@ type view struct {
 	Nodes       []*node
 	Attachments []*attachment
 
-	// Look is the time before the first read. When it is too old, the view allows no stop.
+	// Look is the time before the first read. When it is too old, a stop with this view is refused.
 	Look    rack.Look
 	records *corev1.ConfigMap
 
@@ -54,7 +54,6 @@ type attachment struct {
 	held string
 }
 
-// newView builds a view. records maps the UIDs of Nodes to their records.
 func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	attachments []storagev1.VolumeAttachment, records map[types.UID]record) *view {
 	v := &view{Now: now, pods: map[string][]corev1.Pod{}}
@@ -99,7 +98,7 @@ func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
 }
 
 // proof ranks the evidence that a node has the instance. 2: spec.providerID names it, and never
-// changes. 1: only the CSINode names it, and the kubelet may write that. 0: neither names it.
+// changes. 1: only the CSINode names it, which the kubelet may write. 0: neither names it.
 func (n *node) proof(instance string) int {
 	provider, has := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
 	switch {
@@ -137,7 +136,6 @@ func (v *view) of(n *node) []*attachment {
 	})
 }
 
-// waiting returns a node's attachments that wait until its instance is stopped.
 func (v *view) waiting(n *node) []*attachment {
 	return slices.DeleteFunc(v.of(n), func(a *attachment) bool { return !a.waits() })
 }
@@ -173,8 +171,8 @@ func (v *view) unasked(pods sorted) []string {
 	return missing
 }
 
-// wanted reports whether the operation still has a purpose: an attachment waits for a stop, or one
-// that waited at the operation's start is not done, even if it last failed for another reason.
+// wanted reports whether an attachment still needs the operation. It waits for a stop, or it waited
+// when the operation began and is not done, even if it last failed for another reason.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))
@@ -262,7 +260,7 @@ type sorted struct {
 	// evict contains pods without volumes of the driver. They run on other nodes in the meantime.
 	evict []*corev1.Pod
 	// stay contains pods with volumes of the driver, both running and waiting ones. Their disks stay
-	// attached, so they have to come back to this node. On another node each would cause another stop.
+	// attached, so they have to come back to this node. Moving a pod would cause another stop.
 	stay []*corev1.Pod
 	// lost is why a pod would not come back after a stop, or must not be stopped, or "".
 	lost string
@@ -300,7 +298,7 @@ func ofDriver(v *corev1.PersistentVolume) bool {
 }
 
 // unfounded returns why nobody needs an attachment, or "". An attachment may be forged if its
-// volume is not the driver's, has no claim, or is used by no pod on the node, so no instance is
+// volume is not the driver's, has no claim, or is used by no pod on the node: no instance is
 // stopped for it. A detach needs no pod: the pod is gone, and often its claim, too.
 func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	volume := v.persistentVolume(a.volume())
@@ -420,8 +418,8 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 }
 
 // exhausted describes a budget that forbids an operation, or returns "". A budget may forbid the
-// eviction of the pods in s.evict, or a stop of those in s.stay. A pod that waits for its volume is
-// no loss: it is not healthy before the stop, and without the stop it never will be.
+// eviction of the pods in s.evict, or a stop of those in s.stay. A budget with maxUnavailable does
+// not count a pod that waits for its volume: only a stop makes such a pod healthy.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

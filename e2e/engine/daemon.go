@@ -134,8 +134,8 @@ func (e *Engine) wrapper(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// tidy stops our dockerd if it runs but does not answer. It also removes our pid files if they name
-// processes of other programs: a new dockerd would wait until those end.
+// tidy stops our dockerd if it runs but does not answer. It also removes our pid files if they
+// contain the IDs of other programs' processes: a new dockerd would wait until those processes end.
 func (e *Engine) tidy(ctx context.Context) error {
 	if err := os.MkdirAll(e.dir, 0o700); err != nil {
 		return fmt.Errorf("make the engine's directory: %w", err)
@@ -187,7 +187,7 @@ func (e *Engine) stop(ctx context.Context) error {
 }
 
 // livingPID returns the process ID in the pid file. It returns zero if that process has ended, or
-// if its command line lacks ours, a path: then another program has the ID.
+// if its command line lacks our path: then another program has the ID.
 func livingPID(pidFile, ours string) int {
 	text, err := os.ReadFile(pidFile)
 	if err != nil {
@@ -309,7 +309,7 @@ func unmount(ctx context.Context, path string) error {
 // The functions below undo both after our dockerd has ended, if no other engine runs.
 
 type network struct {
-	// Rules maps an entry of tables to the lines that iptables prints for it.
+	// Rules maps an entry of the list tables to the lines that iptables prints for this table.
 	Rules map[string][]string
 	// Forward is the value of net.ipv4.ip_forward.
 	Forward string
@@ -317,14 +317,14 @@ type network struct {
 
 const forwardFile = "/proc/sys/net/ipv4/ip_forward"
 
-// tables lists tables of rules, each as the program that prints it and the table's name.
+// tables lists the tables with an engine's rules: the program that prints the table, and its name.
 var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip6tables nat"}
 
-// networkFile is the path of the file in which remember records the network. giveBack removes it.
+// networkFile is the path of the file that remember() writes, and giveBack() reads and removes.
 func (e *Engine) networkFile() string { return e.file("network.json") }
 
-// remember records the network before our dockerd starts. It keeps the record of an earlier dockerd
-// that was killed, because the network still has that dockerd's rules.
+// remember records the network before our dockerd starts. If an earlier dockerd was killed, its
+// record stays, because the network still has its rules.
 func (e *Engine) remember(ctx context.Context) error {
 	if exists(e.networkFile()) {
 		return nil
@@ -414,8 +414,8 @@ func restore(ctx context.Context, before, now network) error {
 }
 
 // undo returns the arguments of iptables that remove an engine's rules from a table: first the
-// rules that jump to its chains, then the chains. Last it restores the policies. It keeps the rules
-// that existed before the engine, and rules without a chain of Docker.
+// rules that jump to its chains, then the chains. At the end they restore the policies. Rules that
+// existed before the engine stay, and so do rules without a chain of Docker.
 func undo(before, now []string) [][]string {
 	var rules, flushed, removed, policies [][]string
 	for _, line := range now {

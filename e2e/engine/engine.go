@@ -25,7 +25,7 @@ type Engine struct {
 	Host string
 
 	// dir is the directory of the dockerd that this package runs, or "" for an engine that Find found.
-	// A new dockerd reuses or removes the files that a killed one has left.
+	// A new dockerd reuses or removes the files that a killed dockerd has left.
 	dir, root string
 	log       io.Writer
 }

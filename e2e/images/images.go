@@ -44,8 +44,7 @@ const Kubernetes = "v1.35.4"
 
 const etcd = "3.6.6-0"
 
-// Tag is the tag of the driver's images in the manifests. The suite gives it to the images of this
-// tree.
+// Tag is the tag of the driver's images, in the manifests and in the suite.
 const Tag = "v0.1.0"
 
 // Builder builds images with a Docker engine.
@@ -127,8 +126,8 @@ func command(ctx context.Context, dir string, environment []string, program stri
 	return strings.TrimSpace(string(out)), nil
 }
 
-// interruptible makes the command send an interrupt to the program when the command's context ends.
-// The program then has a minute to clean up.
+// interruptible makes the command interrupt its program when the command's context ends, and kill
+// it only a minute later.
 func interruptible(c *exec.Cmd) {
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.WaitDelay = time.Minute
@@ -163,8 +162,8 @@ func hashTree(tree fs.FS) (string, error) {
 	return hash(inputs...), nil
 }
 
-// keep returns the path of a cached file or directory. The path contains the name and the hash of
-// its inputs. If it does not exist, keep removes older files of this name, calls build with a
+// keep returns the path of a cached file or directory, which contains the name and the hash of the
+// inputs. If this path does not exist, keep removes older files of this name, calls build() with a
 // temporary path, and renames the result.
 func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
 	path string, err error) {
@@ -190,7 +189,7 @@ func (b *Builder) keep(dir, name, inputs, extension string, build func(partial s
 	return path, nil
 }
 
-// scratch creates a build's directory inside the cache, so that place can make hard links into it.
+// scratch creates a build's directory in the cache, so that place() can make hard links into it.
 func (b *Builder) scratch() (string, error) {
 	parent := filepath.Join(b.Cache, "build")
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -322,8 +321,8 @@ func readSystem(ctx context.Context) (system, error) {
 	return s, nil
 }
 
-// ofRelease returns the files whose apt sources all belong to the release, and none to another
-// vendor. Each line of targets is FILE:ENTRY SUITE COMPONENT.
+// ofRelease returns the files whose apt sources all belong to the release, with its main packages.
+// Each line of targets is FILE:ENTRY SUITE COMPONENT.
 func ofRelease(targets, codename string) []string {
 	hasMain, foreign := map[string]bool{}, map[string]bool{}
 	fileOf := func(entry string) string { return entry[:strings.LastIndexByte(entry, ':')] }
@@ -351,7 +350,7 @@ const snapshotClient = "github.com/kubernetes-csi/external-snapshotter/client/v8
 
 // SnapshotCRDs returns the directory that contains the CRDs of snapshots.
 func (b *Builder) SnapshotCRDs(ctx context.Context) (string, error) {
-	// Run go in the module sidecars, so that the driver's go.mod does not have to list snapshotClient.
+	// Run go in the module of the sidecars, because the driver's go.mod does not list snapshotClient.
 	out, err := command(ctx, b.directory("sidecars"), nil, "go", "mod", "download", "-json",
 		snapshotClient)
 	if err != nil {
@@ -372,7 +371,7 @@ type Previous struct {
 	commit     string
 }
 
-// FindPrevious resolves a tag or commit in the clone at root. Unpack sets Root.
+// FindPrevious resolves a tag or commit in the clone at root. It does not set Root: Unpack does.
 func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	commit, err := command(ctx, root, nil, "git", "rev-parse", "--verify", release+"^{commit}")
 	if err != nil {

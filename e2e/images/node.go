@@ -24,11 +24,11 @@ type parts struct {
 	node, workloads string
 }
 
-// Node returns the name of the image of kind's nodes. With Offline, Node builds this image, with
-// every image that the suite's pods need in it.
+// Node returns the name of the image of kind's nodes. With Offline, Node builds this image, which
+// contains every image that the suite's pods need.
 //
-// The built image has its own network configuration and no CoreDNS. So its cluster has to set
-// disableDefaultCNI, and to skip the phases preflight and addon/coredns in kubeadm's
+// The built image has its own network configuration and no CoreDNS. So a cluster that uses it has
+// to set disableDefaultCNI, and to skip the phases preflight and addon/coredns in kubeadm's
 // InitConfiguration. On a machine with cgroup v1 every cluster has to set failCgroupV1 to false in
 // the KubeletConfiguration.
 func (b *Builder) Node(ctx context.Context, kubernetes string) (image string, err error) {
@@ -127,7 +127,7 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 }
 
 // buildNode builds the node image in two steps. First docker builds an image from a Dockerfile.
-// Then fill loads the images of the archive into it.
+// Then fill() loads the images of the archive into this image.
 func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
 	restricted bool) (err error) {
 	defer harness.Catch(&err)
@@ -231,7 +231,6 @@ var product = []target{
 	{"simulator", "oxidecomputer/oxide-simulator:" + Tag},
 }
 
-// previousTag is the tag of the previous release's images on the suite's nodes.
 const previousTag = "previous"
 
 // previous lists the images of the previous release that an upgrade replaces.
@@ -276,8 +275,8 @@ func (b *Builder) Product(ctx context.Context, before Previous) (archive string,
 	return b.save(ctx, "product", images...)
 }
 
-// productBases returns the build argument BASE by target. For all other targets the Dockerfile has
-// a default.
+// productBases maps targets of the Dockerfile to their build argument BASE. All other targets use
+// the Dockerfile's default.
 func (b *Builder) productBases(ctx context.Context) (bases map[string]string, err error) {
 	defer harness.Catch(&err)
 	if !b.Offline {
@@ -334,8 +333,8 @@ const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small p
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
 	"other sidecars are compiled from their modules"
 
-// Kubernetes publishes its images under registry, and those of CSI's sidecars under storage. The
-// offline images get the same names, so nodes find them.
+// Kubernetes publishes its images, and those of CSI's sidecars, under these prefixes. The offline
+// images get the same names, so nodes find them.
 const (
 	registry = "registry.k8s.io/"
 	storage  = registry + "sig-storage/"
@@ -344,7 +343,7 @@ const (
 // single describes an image with one static program.
 type single struct {
 	image string
-	// module is the name of the program's module in compiled, or standIns.
+	// module is the name of the program's module in the list compiled, or standIns.
 	module string
 	// program is the name of the program's file, and path its path in the image.
 	program, path string
@@ -386,8 +385,8 @@ func (b *Builder) buildSingle(ctx context.Context, s single, programs string) (e
 	return b.build(ctx, s.image, dir, noNetwork)
 }
 
-// collected maps the name of a Dockerfile to the names of its image, whose programs come from a
-// root filesystem.
+// collected maps the name of a Dockerfile to the names of its image. The image's programs come from
+// a root filesystem.
 var collected = map[string][]string{
 	"kubernetes": {
 		registry + "kube-apiserver:" + Kubernetes, registry + "kube-controller-manager:" + Kubernetes,
@@ -400,8 +399,8 @@ var collected = map[string][]string{
 // smallBase is the base image of the simulator's image.
 const smallBase = "oxide-e2e/base:latest"
 
-// buildCollected builds an image from a root filesystem's programs and the files in more, and gives
-// it all the names in images.
+// buildCollected builds an image from a root filesystem's programs and more files, and gives the
+// image all the names.
 func (b *Builder) buildCollected(ctx context.Context, name string, images []string, rootfs string,
 	more ...string) (err error) {
 	defer harness.Catch(&err)

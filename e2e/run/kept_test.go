@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// kept creates what a run with KEEP=1 leaves, except the cluster: a work directory that has one
-// disk, attached to a loop device, and the note that names the directory.
+// kept creates what a run with KEEP=1 leaves, except the cluster: a work directory with one disk,
+// which a loop device uses, and the note that names the directory.
 func kept(t *testing.T) (s *suiteRun, work string, disk loopdev.Device) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -70,7 +70,7 @@ func TestAFailedRunKeepsDiskFilesAndDetachesTheirDevices(t *testing.T) {
 	}
 }
 
-func TestRemoveKeptKeepsDiskFilesWhileTheirDevicesAreBusy(t *testing.T) {
+func TestDiskFilesOfAKeptRunStayWhileTheirDevicesAreBusy(t *testing.T) {
 	s, work, disk := kept(t)
 	holder, err := os.Open(disk.Path)
 	csitest.Must(t, err)
@@ -95,10 +95,10 @@ func TestRemoveKeptKeepsDiskFilesWhileTheirDevicesAreBusy(t *testing.T) {
 	}
 }
 
-// killedRun is set in the environment of the process that TestAKilledRunKillsTheSuite kills.
+// killedRun is set in the environment of the process that TestTheSuiteEndsIfItsRunIsKilled kills.
 const killedRun = "E2E_RUN_TEST_IS_KILLED"
 
-func TestAKilledRunKillsTheSuite(t *testing.T) {
+func TestTheSuiteEndsIfItsRunIsKilled(t *testing.T) {
 	if os.Getenv(killedRun) != "" {
 		s := suiteRun{engine: &engine.Engine{}, root: "../..", stdout: os.Stdout}
 		t.Fatal(s.suite(t.Context(), "", "sh", "-c", "echo begun; exec sleep 60"))

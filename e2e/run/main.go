@@ -88,7 +88,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			"go run ./e2e/run -down\n", docker.Host)
 		return err
 	}
-	// Stop the engine even after an interrupt.
 	return errors.Join(err, docker.Stop(context.WithoutCancel(ctx)))
 }
 
@@ -99,7 +98,7 @@ type options struct {
 
 	// previous is the tag or commit of the release from which the suite upgrades.
 	previous string
-	// keep leaves the cluster and the engine running. reuse runs the suite on a cluster that was kept.
+	// keep leaves the cluster and the engine running. reuse runs the suite on such a cluster.
 	keep, reuse bool
 	// cache is the directory in which images and programs are kept for the next run.
 	cache string
@@ -109,7 +108,7 @@ type options struct {
 // version as offline runs, and kind's release has a node image of it.
 const published = "v1.35.8"
 
-// previousRelease is the tag of the last release. While there is none, it is a commit that has no
+// previousRelease is the tag of the last release. As there is none yet, it is a commit that has no
 // flight recorder, no doctor, and few of the chart's values.
 const previousRelease = "e6877c0dc0dc97bb955365d67faaa05b967e4f0a"
 
@@ -194,8 +193,8 @@ const (
 // machine contains the facts about this machine that decide whether the suite can run.
 type machine struct {
 	root bool
-	// docker reports whether a Docker engine answers. dockerProblem is the reason why the engine of
-	// DOCKER_HOST does not.
+	// docker reports whether a Docker engine answers. dockerProblem is the reason if the engine that
+	// DOCKER_HOST names does not.
 	docker        bool
 	dockerProblem error
 	dockerHost    string

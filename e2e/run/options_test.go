@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// setenv sets the variables that parse reads: HOME, and pairs of a name and a value.
+// setenv sets the variables that parse() reads: HOME, and pairs of a name and a value.
 func setenv(t *testing.T, pairs ...string) {
 	for _, name := range []string{"XDG_CACHE_HOME", "KEEP", "E2E_REUSE"} {
 		t.Setenv(name, "")

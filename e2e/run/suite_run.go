@@ -134,7 +134,7 @@ func (s *suiteRun) suite(ctx context.Context, environment, program string, args 
 	return suite.Run()
 }
 
-// With suiteArgs, the specs end before the program's timeout, so that cleanups have time.
+// suiteArgs lets specs end before the program's timeout, so that cleanups have time.
 func suiteArgs(o options) []string {
 	args := []string{"-test.v", "-test.timeout=" + o.timeout.String(),
 		"-ginkgo.timeout=" + (o.timeout - suiteEnd).String()}
@@ -147,7 +147,7 @@ func suiteArgs(o options) []string {
 	return args
 }
 
-// tidy removes the cluster and the rack's files. It keeps these files after a failed suite.
+// tidy removes the cluster and the rack's files. After a failed suite it keeps the files.
 func (s *suiteRun) tidy(ctx context.Context, work, evidence string, green bool) error {
 	if _, err := os.Stat(evidence); !green && err == nil {
 		fmt.Fprintf(s.stdout, "e2e: the evidence of the failure is in %s\n", evidence)

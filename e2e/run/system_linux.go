@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// free returns how many bytes are free for a directory. If it does not exist, its parent counts.
+// free returns how many bytes are free for a directory or, if it does not exist, for its parent.
 func free(dir string) (int64, error) {
 	for {
 		var fs syscall.Statfs_t

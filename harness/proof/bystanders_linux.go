@@ -30,7 +30,7 @@ const (
 // Member is one disk of a filesystem that has two. The other disk is missing.
 type Member string
 
-// The kernel finds a member only by a device number or a UUID that is on the missing disk.
+// The kernel finds a member only through a device number or UUID on the missing disk.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"
@@ -96,7 +96,7 @@ func (b *Bystanders) Show(guest GuestView) (err error) {
 	return err
 }
 
-// Loop returns the loop device of the disk with this role. Only NewGuestBystanders makes loops.
+// Loop returns the loop device of the disk with this role, which only NewGuestBystanders attaches.
 func (b *Bystanders) Loop(role int) loopdev.Device { return b.loops[role] }
 
 // NewRackBystanders creates disks through the rack's API, without a driver, and attaches them to an
@@ -126,7 +126,7 @@ func (b *Bystanders) Resume(ctx context.Context) error {
 }
 
 // fill makes the ext4, the member and, in the directory dir, the mount point. All files must be
-// blank, and not yet attached to loop devices.
+// blank. No loop device may use them yet.
 func (b *Bystanders) fill(dir string, member Member) {
 	b.mountpoint = filepath.Join(dir, "mounted")
 	harness.Must(os.MkdirAll(b.mountpoint, 0o755))
@@ -243,9 +243,9 @@ func (b *Bystanders) Suspend() error {
 	return err
 }
 
-// Close does the same as Suspend. Then it writes to BlankDisk, and returns an error if compare does
-// not notice the write: so every proof shows that its checks can fail. In the end it detaches the
-// loop devices that NewGuestBystanders has attached.
+// Close does the same as Suspend. Then it writes to BlankDisk, and returns an error if the
+// comparison does not notice the write: so every proof shows that its checks can fail. In the end
+// it detaches the loop devices that NewGuestBystanders has attached.
 func (b *Bystanders) Close() error {
 	if b == nil {
 		return nil

@@ -76,8 +76,8 @@ func (f Forgery) FormatRecord(size int64) []byte {
 }
 
 // GrowthRecord returns a page with a record of a growth to the given size. If the disk has this
-// size already, the growth began at half of it, because the driver writes its record behind the old
-// end of the filesystem.
+// size already, the record says that it had half before: the driver writes a growth record only
+// behind the filesystem's old end.
 func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	from := f.SizeBytes
 	if size == from {
@@ -109,7 +109,7 @@ func GrowthSlots(size int64) []int64 {
 	return []int64{end - 256<<10, end - 512<<10, end - 768<<10}
 }
 
-// mounted returns the time of the last mount in head's ext superblock, or 0 if head has none.
+// mounted returns the time of the last mount in the ext superblock, or 0 if there is none.
 func mounted(head []byte) int64 {
 	const superblock, magic, low, high = 1024, 56, 0x2C, 0x275
 	if sb := head[superblock:]; sb[magic] == 0x53 && sb[magic+1] == 0xEF {
@@ -118,7 +118,7 @@ func mounted(head []byte) int64 {
 	return 0
 }
 
-// headBytes is the number of bytes copied from the disk's start. They contain all superblocks.
+// headBytes is how much is copied from the disk's start. This part contains all superblocks.
 const headBytes = 128 << 10
 
 func (f Forgery) pages() (all, records [][]byte) {
@@ -154,7 +154,7 @@ func (f Forgery) pages() (all, records [][]byte) {
 // ForgedFiles maps the names of forged files to hashes of their content.
 type ForgedFiles map[string][sha256.Size]byte
 
-// odd is the offset of the first page in the file forged-odd. It is no multiple of the page size.
+// odd is the offset of the first page in the file forged-odd. The page size does not divide it.
 const odd = 1337
 
 // Write writes three files durably into a directory on the volume. forged-aligned has all pages at
@@ -185,8 +185,8 @@ func (f Forgery) WriteFormats(dir string) (files ForgedFiles, err error) {
 const roomBytes = 8 << 20
 
 // Fill fills the filesystem with one file of forged records, and then deletes another file, so that
-// roomBytes are free. growths selects records of a growth, not of a format. A record begins every
-// 512 bytes, so that even a small block at the offset of a driver's record begins with a record.
+// roomBytes are free. If growths is set, the records are of a growth, otherwise of a format. A
+// record begins every 512 bytes, so any block of the file at a driver's offset begins with one.
 func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	_, records := f.pages()
@@ -194,7 +194,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	if growths {
 		page = records[0]
 	}
-	// write syncs, so the kernel chooses the blocks of the file room before those of forged-records.
+	// write() syncs, so the kernel chooses blocks for "room" before those of "forged-records".
 	(ForgedFiles{}).write(dir, "room", make([]byte, roomBytes))
 	const name = "forged-records"
 	w := harness.Got(os.Create(filepath.Join(dir, name)))
@@ -210,7 +210,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
-	// ext4 chooses the last blocks during the sync. room is removed later, so its blocks stay free.
+	// ext4 chooses the last blocks in Sync(). The blocks of "room" are freed after that.
 	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
 		w.Close(), SyncDir(dir)))
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil
@@ -255,7 +255,7 @@ func CheckForged(path string, want [sha256.Size]byte) error {
 // writes its own. It gives the file nearly all free space, and then frees all other blocks. Only
 // ext4 and xfs report a file's blocks. On other filesystems the records are at any offset.
 //
-// The file gets its name when it is complete, so that a crash before frees its blocks.
+// The file gets its name when it is complete, so a crash before that frees its blocks.
 func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {
 	const name = "forged-slots"
 	w := harness.Got(os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600))
@@ -305,7 +305,7 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted maps offsets on the disk to records. A single record must be a format record.
+// wanted maps the driver's offsets on the disk to forged records. A single record is of a format.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {

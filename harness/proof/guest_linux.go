@@ -55,8 +55,8 @@ func (g GuestView) Sys(path string) string { return filepath.Join(g.dir, "sys", 
 // Node returns the path of a device node in the guest's /dev.
 func (g GuestView) Node(name string) string { return filepath.Join(g.dir, "dev", name) }
 
-// Plug adds a disk to the guest, first its device node: whoever finds the disk in /sys can open it.
-// The serial has 20 bytes, padded with NULs, and a newline, as in sysfs.
+// Plug adds a disk to the guest. It makes the device node first: whoever finds the disk in /sys can
+// open it. The serial has 20 bytes, padded with NULs, and a newline, as in sysfs.
 func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 	serial := make([]byte, SerialBytes)
 	copy(serial, diskName)
@@ -113,7 +113,7 @@ func eachMountBelow(dir string, do func(path string) error) error {
 	return err
 }
 
-// SetFrozen freezes or thaws the filesystem at a path. To thaw one that is not frozen is no error.
+// SetFrozen freezes or thaws the filesystem at a path. It ignores a thaw of one that is not frozen.
 func SetFrozen(path string, freeze bool) error {
 	// x/sys/unix lacks FIFREEZE and FITHAW of linux/fs.h.
 	const freezeRequest, thawRequest = 0xC0045877, 0xC0045878
@@ -158,8 +158,8 @@ func EachData(path string, do func(at int64, b []byte) error) (err error) {
 	}
 }
 
-// EachPage passes each page of a file that is not all zeros to the function do. It counts zeros,
-// because with the race detector a comparison is slower.
+// EachPage passes each page of a file that is not all zeros to the function do. It counts the
+// zeros, because a comparison is slower with the race detector.
 func EachPage(path string, do func(at int64, page []byte) error) error {
 	return EachData(path, func(at int64, b []byte) error {
 		for i := 0; i < len(b); i += pageBytes {
@@ -199,7 +199,7 @@ func ReadFileState(path string) (_ FileState, err error) {
 }
 
 // Compare returns an error, which begins with name, if the modification time has changed since
-// ReadFileState. If bytes is set, it also returns an error if the content has changed.
+// ReadFileState. If bytes is set, it compares the content, too.
 func (p FileState) Compare(name, path string, bytes bool) (now FileState, err error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -7,8 +7,8 @@
 // form repeats the work with other seeds for some time.
 //
 // PROOF_SEED sets the seed. PROOF_DURATION selects the long form and sets the time of all proofs
-// together. Each proof divides this time by PROOF_SHARES, the number of proofs. PROOF_FIGURES names
-// a file to which each figure is added, because the go command hides the output of tests that pass.
+// together. PROOF_SHARES is the number of proofs that share this time. PROOF_FIGURES names a file
+// to which each figure is added, because the go command hides the output of tests that pass.
 package proof
 
 import (
@@ -149,7 +149,7 @@ func (p *Proof) Figure(pairs ...any) {
 		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)))
 }
 
-// OneCheck returns rapid's flag "checks" for one check. With -short, rapid divides it by five.
+// OneCheck returns the value of rapid's flag "checks" for one check: -short divides it by five.
 func OneCheck() string {
 	if testing.Short() {
 		return "5"
@@ -304,18 +304,18 @@ type Guard struct {
 }
 
 // Edit changes one place of the source for a guard. Place names a declaration in a package of
-// driver or internal, as "package.Function" or "package.Type.Method". With replaces Text, which
-// occurs once there. In With, REMOVED stands for a condition that is true if the guard is removed,
-// and TEXT for the old text. If the guard is not removed, With has to do the same as Text.
+// driver or internal, as "package.Function" or "package.Type.Method". Text is code that occurs once
+// there, and With is its replacement. In it, REMOVED is a condition that is true if the guard is
+// removed, and TEXT is the old code. Unless the guard is removed, both have to do the same.
 type Edit struct{ Place, Text, With string }
 
-// These values of With remove common guards.
+// These values of the field With remove common guards.
 const (
-	// NotAsked makes a condition false. If it is true, the driver refuses.
+	// NotAsked is for a condition on which the driver refuses. The mutant takes it as false.
 	NotAsked = "(!REMOVED && (TEXT))"
-	// Taken makes a condition true. If it is false, the driver refuses.
+	// Taken is for a condition without which the driver refuses. The mutant takes it as true.
 	Taken = "(REMOVED || (TEXT))"
-	// NotCalled omits a call. If it returns an error, the driver refuses.
+	// NotCalled is for a call on whose error the driver refuses. The mutant omits the call.
 	NotCalled = "unless(REMOVED, func() error { return TEXT })"
 )
 
@@ -409,8 +409,8 @@ func mutate(driver string, guards []Guard) (changed map[string]string, err error
 // declaration is a function, method or variable. file is the content of the source file at path.
 type declaration struct{ path, file, text string }
 
-// declarations matches declarations in gofmt's format: one ends at a brace at the end of its first
-// line, or at the first brace at the start of a line.
+// declarations matches declarations in gofmt's format. A declaration ends at a brace at the end of
+// its first line, or at the first brace at the start of a line.
 var declarations = regexp.MustCompile(`(?ms)^func (?:\(\w+ \*?(\w+)\) )?(\w+)[(\[]` +
 	`(?:[^\n]*\}$|.*?^\})|^var (\w+) = [^\n]*\{$.*?^\}`)
 

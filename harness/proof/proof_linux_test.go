@@ -67,7 +67,7 @@ func TestAbandonLeavesNoProcessMountOrLoopDevice(t *testing.T) {
 	}
 }
 
-func TestPrintAddsFiguresToTheFileInTheEnvironment(t *testing.T) {
+func TestPrintAppendsEachFigureToTheFigureFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "figures")
 	t.Setenv("PROOF_FIGURES", path)
 	for _, line := range []string{proof.Line("a", "n", 1), proof.Line("b", "n", 2, "m", "x")} {
@@ -101,7 +101,7 @@ func TestEnvironmentVariablesSetTheSeedAndFormOfAProof(t *testing.T) {
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// Check compares modification times. Close also compares the bytes, so that it notices all writes.
+// Check compares only modification times. Close also compares the bytes, so it notices all writes.
 func TestBystandersNoticeEachWrite(t *testing.T) {
 	poke := func(role int) func(*proof.Bystanders, string) error {
 		return func(b *proof.Bystanders, _ string) error {
@@ -164,9 +164,9 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	return f, dir
 }
 
-// Only ext4 and xfs report the blocks of a file, so that writeSlots can choose them. Fill writes
-// records to the end of the disk.
-func TestForgedRecordsAreAtTheOffsetsOfTheDriversRecords(t *testing.T) {
+// Only on ext4 and xfs can writeSlots choose the blocks of a file. Fill writes records to the end
+// of the disk.
+func TestForgeryWritesRecordsWhereTheDriverWritesItsOwn(t *testing.T) {
 	fill := func(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
 	for name, c := range map[string]struct {
 		fs          string

@@ -97,7 +97,7 @@ func (s *Server) Intercept(f func(KubeRequest) error) {
 }
 
 // InterceptReads sets an interceptor for requests that change nothing. The server calls f before
-// the response, and treats its error as Intercept does.
+// the response. The error of f has the effect that Intercept describes.
 func (s *Server) InterceptReads(f func(KubeRequest) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,8 +156,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 	_, _ = w.Write(answer)
 }
 
-// answer calls the interceptor, applies the request and, if that changes something, calls the
-// interceptor again. For a watch it returns when the watch has ended.
+// answer calls the interceptor and applies the request. After a request that changes something, it
+// calls the interceptor again. For a watch it returns when the watch has ended.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, c call) ([]byte, error) {
 	reads := slices.Contains([]string{"get", "list", "watch"}, c.Verb)
 	if err := s.ask(reads, c.KubeRequest); err != nil {
@@ -211,10 +211,10 @@ func statusOf(err error) metav1.Status {
 	return status
 }
 
-// Client returns a client's configuration, with the name as its User-Agent. cut disconnects the
-// client for good, like the end of its process: requests in progress end, and later ones do not
-// reach the server. The server may still apply a request that has arrived. An interceptor sees
-// this, and can prevent it.
+// Client returns a client's configuration, with the name as its User-Agent. Calling cut disconnects
+// the client for good, like the end of its process: requests in progress end, and later ones do not
+// reach the server. The server may still apply a request that has arrived, unless an interceptor
+// returns an error for it.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 	// By default a Transport keeps fewer idle connections than a client may send requests at once.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}

@@ -78,7 +78,7 @@ func resourceOf[O Object]() *resource {
 
 func statusField(o Object) reflect.Value { return reflect.ValueOf(o).Elem().FieldByName("Status") }
 
-// routes maps the resource's methods and paths to verb and subresource.
+// routes maps the resource's methods and paths to verbs, such as "get" or "create/eviction".
 func (r *resource) routes() map[string]string {
 	// The core group's paths begin with /api instead of /apis/GROUP.
 	all := "/" + strings.TrimSuffix("apis/"+r.Group, "s/") + "/" + r.Version + "/"
@@ -366,8 +366,8 @@ func (s *Server) put(r *resource, old *stored, object Object) (*stored, error) {
 	return s.write(r, old, object), nil
 }
 
-// remove deletes an object. While that has finalizers, or is a pod within its grace period, remove
-// only marks it for deletion.
+// remove deletes an object. If the object has finalizers, or is a pod within its grace period,
+// remove only marks it for deletion.
 func (s *Server) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 	if want := o.Preconditions; want != nil {
 		if want.UID != nil && *want.UID != old.object.GetUID() ||

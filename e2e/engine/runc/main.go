@@ -23,7 +23,7 @@ func main() {
 }
 
 func run(args []string) error {
-	if file := asked(args[1:]); file != "" {
+	if file := requestFile(args[1:]); file != "" {
 		if err := edit(file); err != nil {
 			return fmt.Errorf("remove CAP_SYS_RESOURCE: %w", err)
 		}
@@ -48,13 +48,13 @@ func edit(file string) error {
 }
 
 // takesValue lists the flags of runc that have a value: flags that dockerd sets before the command,
-// and flags that name a file. The function asked must not take a value for the command.
+// and flags that name a file. requestFile must not mistake such a value for the command.
 var takesValue = []string{"root", "log", "log-format", "criu", "rootless",
 	"bundle", "b", "process", "p"}
 
-// asked returns the JSON file in which a runc command line requests capabilities, or "" if the
-// command starts no process.
-func asked(args []string) (file string) {
+// requestFile returns the JSON file in which a runc command line requests capabilities, or "" if
+// the command starts no process.
+func requestFile(args []string) (file string) {
 	command := ""
 	values := map[string]string{}
 	for i := 0; i < len(args); i++ {

@@ -127,7 +127,6 @@ func register(ctx context.Context, d driver, endpoint, listen string) error {
 	return group.Wait()
 }
 
-// kubeletSide is the registration service, which kubelet calls.
 type kubeletSide struct {
 	registration.UnimplementedRegistrationServer
 	driver, endpoint string
