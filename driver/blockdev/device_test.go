@@ -114,7 +114,7 @@ func openDisk(t *testing.T, size int64) (*guesttest.Disk, *OpenDevice) {
 }
 
 // A background read may outlive its call, and by then the device's path may lead to another disk.
-func TestAReopenedDeviceOutlivesItsPathAndTheFirstDescriptor(t *testing.T) {
+func TestAReopenedDeviceNeedsNeitherItsPathNorTheFirstDescriptor(t *testing.T) {
 	d, device := openDisk(t, guesttest.MiB)
 	d.WriteAt(t, 0, []byte("the disk that was opened"))
 	csitest.Must(t, os.Remove(device.Path))

@@ -15,8 +15,8 @@ import (
 	"strconv"
 )
 
-// Counters contains the numbers of sectors that were read, written and discarded since the kernel
-// added the device. A flush does not count.
+// Counters contains the numbers of sectors that all users have read, written and discarded since
+// the kernel added the device. A flush does not count.
 type Counters struct {
 	ReadSectors, WrittenSectors, DiscardedSectors uint64
 }

@@ -316,7 +316,7 @@ func askLoops(loops []loop) error {
 	return errors.Join(errs...)
 }
 
-// ask stores the kernel's answer in l.below. If the kernel does not answer, it sets l.err instead.
+// ask sets l.below to the kernel's answer, or l.err if there is none. It fails if it cannot ask.
 func (l *loop) ask() error {
 	var below uint64
 	var failed, err error

@@ -19,7 +19,7 @@ import (
 //
 // No document names a limit for racks, and a rack finishes a request whose caller is gone. A change
 // is one transaction or one short saga, which ends within seconds; the latest change observed came
-// 25 s late.
+// 25 s late. Common proxies also wait a minute for an answer (nginx: proxy_read_timeout).
 //
 // A new process does not know the open changes of its predecessor. If the rack makes one of these,
 // or any change after the limit, a disk may be attached without any CO knowing it. In that case
@@ -108,7 +108,7 @@ func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch 
 	return record, err
 }
 
-// latest returns the open change that blocks the given one longest, and the end of that time.
+// latest returns the open change that matches the given one and stays open longest, and its end.
 func (l *changes) latest(like change) (latest change, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,7 +123,7 @@ func (l *changes) latest(like change) (latest change, until time.Time) {
 	return latest, until
 }
 
-// await waits until no open change blocks the given one. It fails if ctx has an earlier deadline.
+// await waits until no open change matches the given one. It fails if ctx has an earlier deadline.
 func (l *changes) await(ctx context.Context, like change) (waited bool, err error) {
 	for {
 		late, until := l.latest(like)

@@ -91,6 +91,7 @@ func (a attachment) has(disk *oxide.Disk) bool {
 //
 // Right before the attach it reads the disk, and requests no attach if another instance has it. A
 // rack refuses such a request (A34), but a faulty rack could take the disk from a running workload.
+// If another instance gets the disk after the read, only the rack can refuse.
 func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if _, err := a.changes.await(ctx, a.detached()); err != nil {
 		return nil, err
@@ -413,7 +414,7 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 
 // lookAndDetach requests no detach from an instance other than a.Instance, if that is set. A rack
 // ignores such a request (A37), but a faulty rack could take the disk from another instance's
-// running workload.
+// running workload. If the disk moves after the read, only the rack can refuse.
 func (a attachment) lookAndDetach(ctx context.Context) error {
 	look := rack.Looking()
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -455,7 +456,7 @@ func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *
 }
 
 // detach detaches the disk and verifies that the instance no longer has it. It returns the disk as
-// last read, or nil if it is gone.
+// last read, or nil if it is gone. The parameter refused is as for requestAttach.
 func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (disk *oxide.Disk,
 	err error) {
 	const doing = "detach disk"
@@ -514,7 +515,8 @@ func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error
 	return err
 }
 
-// statesWithoutInstance are the states of a disk that no instance has.
+// statesWithoutInstance are the states of a disk that no instance has. A rack enters them only from
+// detached, or before the first attach.
 var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDetached, oxide.DiskStateStateCreating, oxide.DiskStateStateMaintenance,
 	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromUrl,
@@ -522,8 +524,8 @@ var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDestroyed,
 }
 
-// checkDetached verifies that the instance does not have the disk. Some states that name no
-// instance, such as faulted, prove nothing. For these, the instance's list of disks decides.
+// checkDetached verifies that a.Instance does not have a disk whose state does not name it. If the
+// state proves nothing, such as faulted, the instance's list of disks decides.
 func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil

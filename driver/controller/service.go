@@ -195,8 +195,8 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 }
 
 // ListVolumes lists the disks that this cluster made, and all other attached disks except boot
-// disks. It lists these because a CO would treat an attached volume that is missing from the list
-// as lost.
+// disks: those of other clusters, or made by hand. A CO would treat an attached volume that is
+// missing from the list as lost.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
 	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())

@@ -226,9 +226,9 @@ func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, 
 	return nil, retryLater(err)
 }
 
-// existing returns the disk with the spec's name if it matches the spec. The parameter why is nil
-// if the rack was not asked to create the disk. If the disk cannot be read, the error is retryable,
-// because an earlier call may have created it.
+// existing returns the disk with the spec's name if it matches the spec. The parameter why is the
+// rack's refusal because of the name or the quota; without one it is nil. If the disk cannot be
+// read, the error is retryable, because an earlier call may have created it.
 func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := v.Rack.DiskNamed(ctx, v.diskName())
 	switch gone := csierr.IsNotFound(err); {
@@ -360,7 +360,7 @@ func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	return v
 }
 
-// The disk's id shows a later call that it got the attributes of another volume.
+// The disk's id is included, so that a later call notices if it gets another volume's attributes.
 func volumeContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),

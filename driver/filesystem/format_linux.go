@@ -48,14 +48,15 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 // The arguments disable discards: the disk is blank, so a discard could only do harm.
 // reservedPercent defaults to 0, as in Kubernetes' own formatting, because no daemon of root writes
 // to a volume. mke2fs leaves the inode tables to the kernel, because writing all of them could
-// overwrite the records. An ext becomes read-only at its first error, so that somebody notices it.
+// overwrite the records. An ext becomes read-only at its first error, so that the error is noticed.
 //
 // The filesystem gets the volume's UUID, so the driver notices if another disk is attached instead.
 // mkfs.btrfs refuses a UUID that another disk of the machine has, such as the snapshot's origin. So
 // setBtrfsUUID sets the UUID of a btrfs after mkfs.
 //
 // The arguments switch each feature on or off (see newFeatures). The mkfs program refuses unknown
-// features. So xfsSwitches and btrfsSwitches ask the program which features it knows.
+// features. So xfsSwitches and btrfsSwitches ask the program which features it knows. A newer
+// program may switch on a feature that it does not list, which checkNewFeatures finds.
 func mkfsCommand(v Volume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
@@ -388,10 +389,10 @@ func growthSlots(sizeBytes, end int64) []int64 {
 	return slices.DeleteFunc(GrowthOffsets(sizeBytes), func(slot int64) bool { return slot < end })
 }
 
-// eraseRecords durably erases each record in the slots that match accepts. What the tools wrote is
-// durable already: each mkfs syncs at its end. e2fsck -f and resize2fs flush the disk before and
-// after they write the superblock last, and fail if a flush fails (ext2fs_flush2, unix_flush). A
-// slot without a record may contain data of the filesystem, and stays as it is.
+// In the slots, eraseRecords durably erases each record for which match() returns true. What the
+// tools wrote is durable already: each mkfs syncs at its end. e2fsck -f and resize2fs flush the
+// disk before and after they write the superblock last, and fail if a flush fails (ext2fs_flush2,
+// unix_flush). A slot without a record may contain data of the filesystem, and stays as it is.
 func (d disk) eraseRecords(w *os.File, slots []int64, match func(Record) bool) error {
 	for _, slot := range slots {
 		b, err := d.Read(slot, sectorBytes)

@@ -203,9 +203,9 @@ func (d disk) allowCopy(sb Superblock) error {
 	return d.allow(whole)
 }
 
-// checkDescriptors returns an error if a group descriptor is damaged. e2fsck -p ignores the copies
-// of the descriptors: it does not find the journal and deletes it, overwrites the copies with the
-// damaged descriptors, and asks for a manual repair, which then finds no files.
+// checkDescriptors fails if a group descriptor is damaged. e2fsck -p ignores the copies of the
+// descriptors: it does not find the journal and deletes it, overwrites the copies with the damaged
+// descriptors, and asks for a manual repair that finds no files. Without -p e2fsck uses a copy.
 func (d disk) checkDescriptors() error {
 	head, err := d.Read(0, sectorBytes)
 	if err != nil {

@@ -24,8 +24,7 @@ import (
 )
 
 // The test tries combinations of mkfs options on disks of several sizes. If the driver refuses
-// options for a size, mkfs must refuse them, too, unless the inodes would fill over half of the
-// disk.
+// options for a size, so must mkfs, unless the inodes would fill over half of the disk.
 func TestMkfsAcceptsTheOptionsThatTheDriverAccepts(t *testing.T) {
 	type format struct {
 		fsType, options string

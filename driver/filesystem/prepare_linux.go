@@ -32,8 +32,8 @@ type Preparation struct {
 	Scans  *ZeroScans
 	Flight flight.Call // records the changes to the disk
 	Log    *slog.Logger
-	// Run calls Begin once, after all checks and right before its first write to the disk or the
-	// mount. coversBytes is the size of a filesystem that does not cover its disk, and 0 for others.
+	// Run calls Begin once, after every proof, right before its first write to the disk or the mount.
+	// coversBytes is the size of a filesystem that does not cover its disk, and 0 for others.
 	Begin func(coversBytes int64) error
 }
 
@@ -163,8 +163,8 @@ func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) err
 	return err
 }
 
-// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. xfs and btrfs grow
-// after the mount (see GrowMounted).
+// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. Before the mount this
+// needs no privilege beyond the device. xfs and btrfs grow after the mount (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
 	// The check and the mount must read the disk. The kernel's cache may differ from it.
@@ -190,8 +190,7 @@ func (p *Preparation) finish(found state) error {
 }
 
 // Mount calls mount.New and explains the kernel's refusals. On a read-only device the kernel
-// returns EROFS for an ext or xfs whose log has to be replayed. proveMountable has refused such a
-// btrfs.
+// returns EROFS for an ext or xfs with a log to replay. proveMountable has refused such a btrfs.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
 	if errors.Is(err, unix.EROFS) {

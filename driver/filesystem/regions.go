@@ -14,8 +14,8 @@ type region struct {
 func (r region) end() int64 { return r.Offset + r.Bytes }
 
 const (
-	// The driver reads headBytes and tailBytes whole: nearly all signatures are in them. Of
-	// those at the end, Promise's fake RAID has the farthest from it: 3087 sectors of 512 bytes.
+	// The driver reads headBytes and tailBytes whole: nearly all signatures are in them. At the end,
+	// Promise's fake RAID has the farthest one, 3087 sectors of 512 bytes before the disk's end.
 	headBytes = 1 << 20
 	tailBytes = 2 << 20
 	// sectorBytes is the size of the smallest region. All regions begin at multiples of it.

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// scan contains what was read of a disk, and blkid's result.
+// scan contains what was read of a disk, and blkid's result. judge() uses nothing else.
 type scan struct {
 	Path      string
 	SizeBytes int64

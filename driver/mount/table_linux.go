@@ -310,9 +310,9 @@ var btrfsControl = int(unix.Mkdev(10, 234))
 
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
-// TwinsError reports that the kernel lists several devices for the UUID of a mounted btrfs. A
-// device scan may give a mounted copy of a volume, such as a restored snapshot, the UUID of its
-// origin.
+// TwinsError reports that the kernel lists several devices for the UUID of a mounted btrfs. If a
+// volume and a copy of it, such as a restored snapshot, are both mounted, a device scan may give
+// the copy the UUID of its origin.
 type TwinsError struct{ devices []string }
 
 // Error names the devices by their numbers.
@@ -354,8 +354,8 @@ func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 
 // btrfsMountNumber returns the number of the disk that a mounted btrfs is on. The mount table does
 // not contain it: a btrfs mount has a device number of its own, and its source is only a name,
-// which another disk may have by now. The name is used only if the filesystem cannot be asked,
-// because another mount hides it or it is in another namespace.
+// which another disk may have by now. So the filesystem is asked. The name is used only if the
+// mount cannot be opened, because another mount hides it or it is in another namespace.
 func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {

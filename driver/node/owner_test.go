@@ -368,7 +368,7 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 }
 
 // sharedGuest returns a guest whose kubelet directory propagates its mounts to other namespaces, as
-// on a node whose driver runs in a container. The directory aside is outside of it.
+// on a node whose driver runs in a container. The directory aside is not below kubelet's.
 func sharedGuest(t *testing.T) (g *testGuest, aside string) {
 	t.Helper()
 	g = statefulGuest(t)

@@ -220,8 +220,8 @@ func (v *nodeVolume) publishBlock(table mount.Table) error {
 	return v.attachCopy(v.device.Path, "", set, 0, 0)
 }
 
-// attachCopy verifies that the mount at source, a directory or a device node, is of the volume's
-// device, and bind-mounts source at the target. It creates a missing target.
+// attachCopy bind-mounts source, a directory or a device node, at the target. First it verifies
+// that the copied mount is of the volume's device. It creates a missing target.
 func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind fs.FileMode) error {
 	m, err := mount.Clone(source, fsType)
 	if err != nil {
@@ -536,8 +536,8 @@ func undoError(err error) error {
 	return err
 }
 
-// goneToo returns text for the error about a mount whose disk is gone. If the disk in a volume's
-// record is gone, too, the text names the volume, because the mount may be its mount.
+// goneToo returns text for the error about a mount whose disk is gone, or "". It names a volume
+// whose recorded disk is gone, too, because the mount may be that volume's.
 func goneToo(host blockdev.Host, records []volumeRecord) string {
 	for _, r := range records {
 		if _, err := host.Lookup(volume.Serial(r.Disk)); csierr.Has(err, csierr.DeviceNotFound) {

@@ -211,7 +211,7 @@ func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	return "", false
 }
 
-// all lists every valid record, twice if memory and a file have it.
+// all lists every valid record, twice if a file and memory have it. open() logs invalid files.
 func (s *recordStore) all() []volumeRecord {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.kept))
@@ -325,8 +325,8 @@ func (s *recordStore) open() error {
 	return nil
 }
 
-// unfinishedFile matches the names of temporary files. The driver removes no other file, because an
-// operator may name a directory that other programs use, too.
+// unfinishedFile matches the names of the temporary files of write and tryState. open() removes no
+// other file, because an operator may name a directory that other programs use, too.
 var unfinishedFile = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|` +
 		`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)

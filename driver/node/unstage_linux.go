@@ -168,8 +168,8 @@ func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []moun
 
 // unmount syncs and unmounts the filesystems at the staging path, and waits until no namespace has
 // the disks mounted. A failed sync does not stop it, because the data are lost in any case. The
-// result unwritten is the sync's error, or nil if the filesystem had failed before, because the
-// volume's health has reported that.
+// result unwritten is the sync's error, which the unmount would not report. It is nil if the
+// filesystem had failed before, because the volume's health has reported that.
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {

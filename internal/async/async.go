@@ -1,6 +1,6 @@
 // Package async starts the driver's goroutines and paces its retries. A panic that nobody recovers
-// ends the process, and with it all calls. So the panic of a goroutine is recovered, and raised
-// again in the caller that waits for the goroutine.
+// ends the process, and with it all calls. So this package recovers each panic. The caller that
+// waits for the goroutine gets an error, or panics itself.
 package async
 
 import (

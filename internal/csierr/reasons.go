@@ -64,8 +64,8 @@ const repairAdvice = "take a snapshot, and repair a copy of the disk first: " +
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.code, e.Message()) }
 
 // Convert converts an error to an Error, and nil to nil. If err wraps an Error, the result keeps
-// the text of err. An error of a context or of gRPC may have a reason of its own, such as Canceled.
-// Any other error gets the reason that the caller passes.
+// the text of err. An error of a context or of gRPC gets the reason DeadlineExceeded, Canceled or
+// NotSupported if one of them fits. Any other error gets the reason that the caller passes.
 func Convert(err error, otherwise Reason) error {
 	if err == nil {
 		return nil

@@ -485,7 +485,7 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 	}
 }
 
-// makeRoom creates the directory or, for a new file, removes the oldest of maxVolumes files.
+// For a new file, makeRoom creates the directory, and removes the oldest of maxVolumes files.
 func (s *files) makeRoom(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil

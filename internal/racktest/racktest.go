@@ -49,7 +49,7 @@ type script struct {
 	mu sync.Mutex
 	// guarded by mu
 	lines []Exchange
-	// guarded by mu: the keys of world that were already requested
+	// guarded by mu: the requests that world has answered
 	worldly map[string]bool
 }
 
