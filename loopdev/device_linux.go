@@ -53,8 +53,8 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes an unused loop device that refuses discards. Otherwise Linux would keep the
-// refusal for the next attachment with this number.
+// leaveDiscards removes a device that refuses discards, unless another process already uses it.
+// Otherwise Linux would keep the refusal for the next attachment with this number.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil
@@ -354,7 +354,7 @@ func List() ([]Device, error) {
 	return devices, nil
 }
 
-// describe reads one loop device. Without a file, it returns an error of the list "absent".
+// describe reads one loop device. If the device has no file, the error is in the list "absent".
 func describe(number int) (d Device, err error) {
 	// Most devices are free, and need not be opened.
 	if _, err := os.Stat(sysDir(number) + "/loop/backing_file"); err != nil {

@@ -370,7 +370,7 @@ func drop(object map[string]json.RawMessage, fields []string) {
 	}
 }
 
-// writeFaulty returns false if no fault asks for a slow or truncated body.
+// writeFaulty writes a slow or truncated body, or returns false if no fault asks for one.
 func (s *Server) writeFaulty(w http.ResponseWriter, r *apiRequest, body []byte) bool {
 	for _, f := range r.faults {
 		switch {

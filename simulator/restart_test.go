@@ -539,7 +539,7 @@ func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 
 // TestAKilledRackKeepsAcknowledgedChanges kills a rack that has acknowledged some changes and is in
 // the middle of others. The next simulator must keep the acknowledged changes, complete the others
-// (A19), and leave nothing else. proofs/model kills racks at any moment.
+// (A19), and leave no other file, device or used quota. proofs/model kills racks at any moment.
 func TestAKilledRackKeepsAcknowledgedChanges(t *testing.T) {
 	binary, dir := buildSimulator(t), filepath.Join(t.TempDir(), "rack")
 	p := startProcess(t, binary, dir)

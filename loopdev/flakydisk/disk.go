@@ -11,9 +11,10 @@
 // might lose that write.
 //
 // A process that serves disks must not wait for them: it must not call sync(2). If one of its
-// threads needs memory, the kernel may make this thread wait for a write to such a disk. If Go's
-// garbage collector has stopped the threads that serve the write, all wait for ever. So a process
-// that allocates much must collect garbage while its disks are idle (runtime/debug.SetGCPercent).
+// threads needs memory, the kernel may make this thread wait for a write to such a disk. All wait
+// for ever if Go's garbage collector waits for this thread, and has stopped the threads that serve
+// the write. So a process that allocates much must collect garbage while its disks are idle
+// (runtime/debug.SetGCPercent).
 //
 // A process that serves disks may be killed at any time, even while it waits for one of them. Then
 // a small guard process unmounts the filesystem by force, and every process that waits for these
@@ -44,7 +45,7 @@ type Store interface {
 
 // Disk is a disk that can fail. It is safe for use by several goroutines.
 type Disk struct {
-	mu      sync.Mutex
+	mu      sync.Mutex // guards the fields below
 	store   Store
 	logging bool
 	reads   bool
@@ -282,9 +283,9 @@ const ActivitySeconds = 60
 // Activity counts the operations of one second, including those that fail or hang.
 type Activity struct{ Reads, Writes, Flushes int }
 
-// second counts the operations of one second of Unix time.
+// second counts the operations of one second.
 type second struct {
-	at int64
+	at int64 // the Unix time
 	Activity
 }
 

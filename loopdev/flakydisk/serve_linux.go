@@ -98,8 +98,8 @@ func (s *Server) Remove(name string) {
 	s.root.mu.Lock()
 	delete(s.root.disks, name)
 	s.root.mu.Unlock()
-	// The kernel might keep the file in its cache for ever. The server frees the disk only when the
-	// kernel has dropped the file.
+	// Make the kernel drop the file from its cache, where the file might stay for ever. Only then does
+	// the server free the disk.
 	_ = s.root.NotifyEntry(name)
 }
 
@@ -116,7 +116,7 @@ func (s *Server) Close() error {
 type root struct {
 	fs.Inode
 
-	mu    sync.Mutex
+	mu    sync.Mutex // guards the fields below
 	disks map[string]*file
 	last  uint64 // the inode number that was used last
 }

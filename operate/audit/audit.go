@@ -185,7 +185,7 @@ func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// The results of judge() that appear in the report.
+// Two results of judge(). Any other says which object of the list names the disk or snapshot.
 const (
 	isOrphan = ""
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"
@@ -274,8 +274,8 @@ func namesIn(text string) (names []string) {
 }
 
 // names returns the object of the list that names a disk or snapshot: by its id, its name, its CSI
-// name, or a UUID in the CSI name. Such a UUID is the UID of the claim or VolumeSnapshot for which
-// the driver made it. That object may not contain the id yet.
+// name, or a UUID in the CSI name. This is the UID of the claim or VolumeSnapshot for which the
+// driver made the disk or snapshot. The claim or VolumeSnapshot may not contain the id yet.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)
 	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {

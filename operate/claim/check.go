@@ -377,8 +377,8 @@ func (p plan) peak() (sizeBytes int64, text string) {
 // for the claim's StorageClass.
 //
 // A published capacity has no timestamp. The provisioner updates it late, or never while the rack
-// refuses its requests. So it may be wrong by any amount. If it is too small, the change is refused
-// unless a person who knows better sets --ignore-capacity.
+// refuses its requests. So it may be wrong by any amount, and a margin would not help. If it is too
+// small, the change is refused, unless a person who knows better sets --ignore-capacity.
 func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 	class := claim.str("spec", "storageClassName")
 	best, left, err := r.published(ctx, class, p.Node)

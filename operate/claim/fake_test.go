@@ -267,7 +267,7 @@ func (c *cluster) patch(o, change object) {
 	plan := "csi.oxide.computer/claim-plan"
 	if o.str("kind") == "PersistentVolume" && o.annotation(plan) == "" &&
 		change.annotation(plan) != "" && o.str("spec", "claimRef", "name") == c.claim {
-		// The command may change this volume, its claim and the workloads, but no other object.
+		// Of the user's objects, the command may change only this volume, its claim and the workloads.
 		c.given = map[string]bool{o.uid(): true, o.str("spec", "claimRef", "uid"): true}
 		for _, w := range append(c.of("Deployment"), c.of("StatefulSet")...) {
 			c.given[w.uid()] = true
@@ -703,7 +703,7 @@ func (c *cluster) provision(claim object) {
 		content: c.shots[handle], size: size})
 }
 
-// made counts one pass. In the last one it makes the disk, even if the claim is gone.
+// made counts down. At 0 it makes the disk, even if the claim is gone by then, and returns true.
 func (c *cluster) made(m *making) bool {
 	if m.left--; m.left > 0 {
 		return false
@@ -793,9 +793,9 @@ const (
 		"spec":{"replicas":%d}}`
 )
 
-// newCluster returns a cluster. The claim has a snapshot, and its disk has one later write. If kind
-// is that of a workload, the workload "web" uses the claim. A StatefulSet has three pods, the
-// second of which uses the claim.
+// newCluster returns a cluster. The claim has a snapshot, and the disk has later writes. If kind is
+// that of a workload, the workload "web" uses the claim. A StatefulSet has three pods, the second
+// of which uses the claim.
 func newCluster(t *testing.T, kind string) *cluster {
 	c := &cluster{t: t, claim: "data", needed: map[string]bool{}, objects: map[string]object{},
 		disks: map[string]string{}, shots: map[string]string{}, nodes: map[string]*machine{},

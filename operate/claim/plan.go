@@ -151,6 +151,7 @@ func planOf(pv object) (*plan, error) {
 	return &p, nil
 }
 
+// find returns the claim's plan and the PersistentVolume that contains the plan, or nil for both.
 func (r *run) find(ctx context.Context) (pv object, p *plan, err error) {
 	pvs, err := r.all(ctx, persistentVolumes, "")
 	if err != nil {

@@ -259,7 +259,7 @@ func (c Chain) State() State {
 	return OK
 }
 
-// Wrong returns one line about the finding. Without one, it lists the links that could not be seen.
+// Wrong returns a line about the finding, or else about links that could not be seen, or "".
 func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)

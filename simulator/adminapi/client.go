@@ -213,7 +213,7 @@ type Request struct {
 	// Status is the HTTP status of the answer, or 0 if the connection was cut.
 	Status     int      `json:"status"`
 	DurationMS float64  `json:"duration_ms"`
-	Faults     []string `json:"faults"`
+	Faults     []string `json:"faults"` // the IDs of the faults that fired
 	// Deferred marks a request that the rack carried out after a fault had answered it.
 	Deferred bool `json:"deferred,omitempty"`
 }

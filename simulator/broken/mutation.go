@@ -30,7 +30,7 @@ type Mutation struct {
 	Name string
 	// Rule is the ID of the broken rule, or Data if the mutation is a tamper.
 	Rule string
-	Says string
+	Says string // what the broken rack does, in a sentence
 	// DriverSays is the reason (docs/reasons.md) of the error that the driver must return. It is "" if
 	// the mutation does not endanger the driver, or if the driver cannot notice it.
 	DriverSays string
@@ -39,7 +39,7 @@ type Mutation struct {
 	// Guests changes the guest views when the mutation begins (broken is true), and restores them when
 	// the mutation ends.
 	Guests func(rack *engine.Simulation, broken bool) error
-	tamper dataplane.Tamper
+	tamper dataplane.Tamper // damages bytes or devices; the zero value does nothing
 }
 
 // Data is the Rule of a mutation that breaks a promise about data instead of a rule of the API.
@@ -59,7 +59,7 @@ func Table() []Mutation {
 
 // Interception is one request to a broken rack and its answer.
 type Interception struct {
-	// Calls of the methods of Rack bypass the mutation.
+	// Rack is the simulated rack. Calls of its methods bypass the mutation.
 	Rack      *engine.Simulation
 	RequestID string
 	// Operation is the API's operationId, or "" for an unknown path.
@@ -257,7 +257,7 @@ func sends[T any](field string, change func(T) T, operations ...string) func(*In
 	}
 }
 
-// acceptsIn returns a Before function. If the instance has this run state, it answers with 202.
+// acceptsIn returns a Before function that answers 202 if the instance is in this run state.
 func acceptsIn(operation, state string) func(*Interception) {
 	return func(x *Interception) {
 		if i := x.instance(); x.Is(operation) && i.RunState == state {

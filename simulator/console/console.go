@@ -45,12 +45,12 @@ type Console struct {
 	Machines func() []adminapi.Machine
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault
-	// Requests returns the last hour's requests for which keep() is true, the newest first.
+	// Requests returns up to limit requests of the last hour that keep() accepts, the newest first.
 	Requests func(limit int, keep func(*adminapi.Request) bool) []adminapi.Request
-	// Flights returns the last hour's flight records for which keep() is true, the newest first.
+	// Flights returns up to limit entries of flight records, as Requests does with requests.
 	Flights func(limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
 	Disk    func(id string) (Disk, error)
-	Admin   http.Handler
+	Admin   http.Handler // handles the requests to the admin listener (package adminapi)
 	// Run carries out a request without a body on the rack's API.
 	Run        func(ctx context.Context, method, path string) (status int, answer []byte)
 	Operations []string
@@ -133,8 +133,8 @@ func (c *Console) state() (adminapi.State, int, error) {
 }
 
 // answered sends err, or 304 if the browser already has the page, and reports whether it has sent
-// an answer. The ETag is a hash of all that the page shows, and of the token, which a restart of
-// the simulator changes.
+// an answer. The ETag is a hash of all that the page shows (the parameter more has the page's own
+// data), and of the token, so that a restart of the simulator changes the ETag.
 func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,
 	more any) bool {
 	var request, entry int

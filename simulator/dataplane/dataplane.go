@@ -10,7 +10,7 @@
 //	identity              the identity of the rack, which its devices carry
 //	guests/<uuid>/sys     what that instance's guest sees as /sys
 //	guests/<uuid>/dev     what it sees as /dev
-//	guests/<uuid>/hidden  a file for each disk that stays hidden in the guest (A54)
+//	guests/<uuid>/hidden  a file for each disk that stays hidden because of its serial (A54)
 //	guests/<uuid>/aside   entries of sys and dev that are being created or removed
 //	guests/<uuid>/machine the files of its virtual machine (package machine)
 //	tamper                files of the active [Tamper]
@@ -287,7 +287,7 @@ var ErrNoMemory = errors.New("this computer lacks the memory for one more virtua
 
 func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(id), "machine") }
 
-// againPath returns the path of a file. It tells Adopt that Close stopped the virtual machine.
+// againPath returns the path of the file that tells Adopt that Close stopped the virtual machine.
 func (p *Plane) againPath(id string) string { return filepath.Join(p.machineDir(id), "again") }
 
 func (p *Plane) machineDisk(d *plugged) machine.Disk {
@@ -358,7 +358,7 @@ func (p *Plane) hasMemory(more int64) error {
 	return fits(string(text), used, more)
 }
 
-// fits fails if "used" is over three quarters of MemTotal, or "more" is over MemAvailable.
+// fits returns ErrNoMemory if "used" is over 3/4 of MemTotal, or "more" is over MemAvailable.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
@@ -529,8 +529,7 @@ func (p *Plane) SSHKey() string {
 	return p.machines.Key()
 }
 
-// Console reads a guest's serial console, as [machine.Console] does. A guest that never started has
-// an empty one.
+// Console calls [machine.Console] for a guest, whose console is empty before its first start.
 func (p *Plane) Console(id string, from, most int64) (text []byte, end int64, err error) {
 	text, end, err = machine.Console(p.machineDir(id), from, most)
 	if errors.Is(err, fs.ErrNotExist) {

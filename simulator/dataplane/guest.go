@@ -98,7 +98,7 @@ type guestState struct {
 	// removed means that RemoveGuest or Empty has removed the guest.
 	removed bool
 
-	// copying is locked during the copy of a disk, so that no virtual machine starts or continues.
+	// copying is locked while a disk is copied: the guest's machine must neither start nor continue.
 	copying sync.Mutex
 	// machine is the guest's running virtual machine, or nil. It is started and stopped under mu.
 	machine atomic.Pointer[machine.Machine]

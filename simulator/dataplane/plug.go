@@ -258,9 +258,9 @@ type IDs map[string][]string
 const Left = "left"
 
 // Reconcile makes the data plane match the records, even after a kill of the last simulator. The
-// caller has already added the guests of the attached disks. Reconcile keeps each device that
-// matches its disk, so that the guest notices nothing, and releases all other devices. It removes
-// the files of objects that have no record any more.
+// slice attached has the disks of running instances, whose guests the caller has added. Reconcile
+// keeps each device that matches its disk, so that the guest notices nothing, and releases all
+// other devices. It removes the files of objects that have no record any more.
 func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err error) {
 	defer wrap(&err, "reconcile the data plane")
 	devices, err := p.OwnDevices()
@@ -394,7 +394,7 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	if err := v.clearAside(); err != nil {
 		return err
 	}
-	// First note the devices that keep their names: appear() compares the others with them.
+	// First note the devices that stay as they are, so that appear() hides others with their serials.
 	var others []*plugged
 	for _, d := range own {
 		if d.node == "" && !exists(v.hiddenPath(d.spec.DiskID)) {
@@ -499,7 +499,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path at which the FUSE server serves a disk's file, or path without a server.
+// plug returns the path at which the FUSE server serves a disk's file. Without server it is path.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil
@@ -549,7 +549,7 @@ func (f *Flaky) Faults(id string) (faults []flakydisk.Fault, err error) {
 	return faults, err
 }
 
-// Activity counts a plugged disk's operations in each of the last seconds.
+// Activity counts a disk's operations in each of the last seconds. Each plug begins at 0 again.
 func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
 	err = f.with(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
 	return all, err

@@ -23,7 +23,7 @@ type Tamper struct {
 
 	// source replaces the path of the file from which the plane copies a new disk.
 	source func(p *Plane, path string) (string, error)
-	// shown returns what a guest sees in place of the device d. The slice others has its devices.
+	// shown returns what a guest sees in place of the device d. others are the guest's devices.
 	shown func(d Device, others []*plugged) Device
 	// copied() may change the file of a snapshot after the plane has copied the disk d to it.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
@@ -44,7 +44,7 @@ type tampering struct {
 	undo map[string][]func() error
 }
 
-// Tamper replaces the active tamper, and removes its devices and files. A zero t means no tamper.
+// Tamper activates t, and removes the last tamper's devices and files. A zero t means no tamper.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
 	undo := p.tampering.undo
@@ -141,8 +141,7 @@ const (
 	tamperBlock = 4096
 	// lateDevice is longer than any check waits for a device.
 	lateDevice = 10 * time.Minute
-	// tear copies half of the blocks again after tornWrites more writes, or if no write comes for
-	// tornWait.
+	// tear copies half of the blocks again after tornWrites more writes, or tornWait without a write.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )
@@ -482,7 +481,7 @@ const (
 
 type event struct {
 	what happening
-	// disk is a disk's ID. Only a plug has its name, and only a plug or a creation its size in bytes.
+	// disk is a disk's ID. Only a plug sets name, and only a plug or a creation sets bytes (the size).
 	disk, name string
 	bytes      int64
 	// fault is the fault with which the plane plugs a disk in. A tamper may change it.
@@ -506,7 +505,7 @@ type corruption struct {
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
-	// originOf maps a snapshot's path to a disk's ID. sourceOf maps a disk's ID to its source's path.
+	// originOf maps a snapshot's path to its disk's ID, and sourceOf a disk's ID to its source's path.
 	originOf, sourceOf map[string]string
 	// held is the block of the snapshot that was deleted last.
 	held    []byte

@@ -246,8 +246,8 @@ func view[T store.Record](r *Simulation, call *Call, t store.Table[T]) (T, error
 	return Reading(r, func(tx *store.Tx) T { return lookup(r, call, tx, t) })
 }
 
-// remove locks an object, calls drop() to delete its record, and then calls rest() to remove its
-// files and devices.
+// remove locks an object. Under the lock, drop() deletes the object's record, and then rest()
+// removes its files and devices.
 func remove[T store.Record](r *Simulation, call *Call, t store.Table[T],
 	drop func(*store.Tx, T), rest func(T) error) error {
 	object, err := view(r, call, t)

@@ -84,8 +84,8 @@ func (m mark) write(dir string) error {
 	return dataplane.FlushDir(dir)
 }
 
-// prepareDir creates a directory. If it exists, it must be empty, or have the mark and the records
-// of this version; otherwise prepareDir changes nothing. A new mark contains the process.
+// prepareDir creates a directory. An existing one must be empty, or have the mark and the records
+// of this version; otherwise prepareDir changes nothing. process is "" unless dir is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)

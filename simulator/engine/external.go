@@ -182,7 +182,7 @@ const (
 
 const maxExternalIPs = 32
 
-// attachable checks that an instance can get an external IP, even while it is being created.
+// attachable permits an IP even in the state creating: an instance gets its IPs before its disks.
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) {
 	tx.Refuse(i.RunState == store.RunFailed,
 		invalidRequest("cannot attach %s IP to instance in failed state", kind))

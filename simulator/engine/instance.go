@@ -124,7 +124,7 @@ func (s Instances) Reboot(call *Call) (store.Instance, error) {
 	})
 }
 
-// failInstance halts an instance and makes it failed. The caller holds the instance's lock.
+// failInstance makes an instance failed, so it can be started again. The caller holds its lock.
 func (s Instances) failInstance(i store.Instance, cause error) {
 	s.logFailure("an instance has failed", "instance", i.ID, cause)
 	i.SetRunState(store.RunFailed)

@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// These are fields of a pool's record. isDefault is null while the pool is not linked to the rack's
-// only silo.
+// The API does not show these fields of a pool's record. isDefault is null while the pool is not
+// linked to the rack's only silo.
 const (
 	isDefault = "is_default"
 	extents   = "extents"
@@ -487,7 +487,7 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// parts writes a list of objects into a field. It replaces the objects' keys that are in names.
+// parts writes a list of objects into a field. The map "names" has new names for some of the keys.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {

@@ -132,7 +132,7 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 }
 
 // end calls change() to update the snapshot's record, and ends the maintenance of the disk. If the
-// snapshot finalizes an import, the disk gets the state that the parameter imported has (A90).
+// snapshot finalizes an import, the parameter imported is the disk's next state (A90).
 func (s Snapshots) end(record store.SnapshotRecord, imported string, change func(*store.Tx)) error {
 	return s.store.Update(func(tx *store.Tx) {
 		d, ok := store.Disks.Get(tx, record.DiskID)

@@ -172,7 +172,7 @@ type file struct {
 }
 
 // read returns the entries of the lines that were written since its last call. It reads nothing if
-// the file's size and time have not changed. It leaves an incomplete last line for its next call.
+// the file, its size and time are the same. It leaves an incomplete last line for its next call.
 func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	if f.info != nil && os.SameFile(f.info, now) && f.info.Size() == now.Size() &&
 		f.info.ModTime().Equal(now.ModTime()) || !now.Mode().IsRegular() {

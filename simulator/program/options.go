@@ -379,7 +379,7 @@ type instance struct {
 	Name  string `json:"name"`
 	ID    string `json:"id"`
 	Guest string `json:"guest"`
-	SSH   string `json:"ssh,omitempty"`
+	SSH   string `json:"ssh,omitempty"` // the address of the virtual machine's sshd
 }
 
 func reachable(listener net.Addr) string {

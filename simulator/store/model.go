@@ -1,9 +1,9 @@
 // Package store keeps the simulated rack's records: projects, instances, disks, snapshots and
 // images, how much of the quota they use, and the indexes that find them.
 //
-// A change is one transaction in a bbolt file, and is on disk when [Store.Update] returns, unless
-// the store is volatile. The record types have the form of the API's JSON. Package engine has the
-// rules of the rack.
+// A change is one transaction in a bbolt file. Unless the store is volatile, the change is on disk
+// when [Store.Update] returns, so a power cut cannot undo a change that a caller has been told of.
+// The record types have the form of the API's JSON. Package engine has the rules of the rack.
 package store
 
 import (
@@ -108,7 +108,7 @@ type Selector struct{ ID, Name string }
 // InvalidNameOrID is the rack's error for a text that is neither a name nor an ID (A05).
 const InvalidNameOrID = "data did not match any variant of untagged enum NameOrId"
 
-// ParseSelector parses a name or an ID. For any other text it returns the rack's error, too.
+// ParseSelector parses a name or an ID. For any other text, problem is the rack's error.
 func ParseSelector(s string) (sel Selector, problem string) {
 	if id, err := uuid.Parse(s); err == nil {
 		return Selector{ID: id.String()}, ""
@@ -204,7 +204,7 @@ func (tx *Tx) AllInterfaces() iter.Seq[NetworkInterface] {
 	}
 }
 
-// NextHost returns a new number for the MAC address of an interface.
+// NextHost returns a number for an interface's MAC address. It returns no number twice.
 func (tx *Tx) NextHost() uint64 {
 	n, err := tx.Bucket(bucketInterfaces).NextSequence()
 	tx.Check(err)
