@@ -21,7 +21,7 @@ var update = flag.Bool("update", false, "write the rendered manifests instead of
 
 const renderedHead = "# Rendered from deploy/chart; change that, and run `make manifests`.\n"
 
-// carried maps a file to its subtest's name, which has the requirements that the file fulfills.
+// carried maps a file to its subtest's name, with the requirements that a change of the file risks.
 var carried = map[string]string{
 	"base/controller.yaml": "the controller " +
 		"(D-8, D-10, D-11, D-41, D-43, D-44, D-46, D-47, D-48, D-49, B-46)",

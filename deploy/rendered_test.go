@@ -174,7 +174,7 @@ func changes(t *testing.T) []change {
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
 		// On a node that shuts down, kubelet can unmount only while the registrar runs. So the container
-		// "leave" ends first. The driver's preStop hook ends one minute before the grace period.
+		// "leave" ends first, then the preStop hook, one minute before the end of the grace period.
 		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",
@@ -420,8 +420,8 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 // forever lists the fields that Kubernetes refuses to change in an existing object, with the values
 // that every release has to render. If a release changed one of these values, `helm upgrade` and
 // `kubectl apply` would fail with "field is immutable", and the user would have to delete the
-// object while pods use volumes. podInfoOnMount and fsGroupPolicy are missing: they are mutable
-// since 1.29, the chart's oldest Kubernetes.
+// object while pods use volumes. podInfoOnMount and fsGroupPolicy are missing: they have been
+// mutable since 1.29, the chart's oldest Kubernetes.
 var forever = []string{
 	`CSIDriver/csi.oxide.computer.spec.attachRequired: true`,
 	`CSIDriver/csi.oxide.computer.spec.volumeLifecycleModes[]: "Persistent"`,

@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	ofController = "app=" + controllerName
+	ofController = "app=" + controllerName // the pods' label in the manifests
 	ofNode       = "app=" + nodeName
 )
 

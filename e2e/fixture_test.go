@@ -31,7 +31,7 @@ import (
 )
 
 const (
-	diskClass     = "oxide-disk"
+	diskClass     = "oxide-disk" // as in the manifests
 	snapshotClass = "oxide-snapshot"
 )
 

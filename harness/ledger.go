@@ -27,7 +27,7 @@ const settleTimeout = 15 * time.Second
 // more of an object than its first ledger, the object has leaked.
 type Ledger map[string]int
 
-// More returns the objects that l counts more often than start does, with both numbers if needed.
+// More returns what l counts more often than start does, with both numbers unless they are 1 and 0.
 func (l Ledger) More(start Ledger) []string {
 	var more []string
 	for _, name := range slices.Sorted(maps.Keys(l)) {
@@ -282,7 +282,7 @@ func purpose(stack string) string {
 }
 
 // ofPool reports whether a ledger omits a goroutine: it serves an HTTP connection, and openFiles
-// counts the connection, or it is one of up to 16 goroutines that go-fuse starts.
+// counts the connection, or it is one of up to 16 goroutines in which go-fuse reads requests.
 func ofPool(name string) bool {
 	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",

@@ -75,8 +75,8 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (plugin *
 	if options.Mode != ModeNode {
 		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
 		env["OXIDE_CA_FILE"] = r.CA
-		// The driver detaches a disk only this long after an unanswered attach. The default is for real
-		// racks, whose late answers come later than a simulated rack's.
+		// ControllerUnpublishVolume returns OK only this long after an unanswered attach. A proof would
+		// wait long for the default, because a real rack may attach later than a simulated one.
 		env["OXIDE_LATE_LIMIT"] = "100ms"
 	}
 	var instance Instance

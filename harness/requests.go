@@ -283,7 +283,7 @@ func (d Data) Piece(n int) []byte {
 	return content
 }
 
-// Open opens the file of piece n or, for a raw volume, a device of Rack at the piece's offset.
+// Open opens the file of piece n or, if Raw, a disk of Rack at the piece's offset, but no other.
 func (d Data) Open(n, flags int) (file *os.File, err error) {
 	defer Catch(&err)
 	if !d.Raw {

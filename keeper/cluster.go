@@ -315,13 +315,13 @@ type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
 	Stopped  bool      `json:"stopped"` // whether the operation requested the stop
-	// StoppedWith contains each StatefulSet that had pods on the node at a stop, with the end of that
-	// operation. Entries older than --stateful-set-interval are dropped.
+	// StoppedWith maps each StatefulSet whose pods stopped with the node to the end of the operation
+	// that stopped them. Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
 	Late     bool `json:"late,omitempty"`
-	// Unlabeled reports whether the node's ColdAttachLabel forbade stops when the operation ended.
+	// Unlabeled reports whether no ColdAttachLabel allowed stops when the operation ended.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
 	// Node is the history of the node's stops. Volumes has the histories of volumes, by name.
@@ -394,8 +394,8 @@ func (n *node) cordoned() bool {
 // rack answers a stop and a start with 202 before they are done (see ASSUMPTIONS.md in
 // conformance/rules).
 
-// instance reads an instance of the project. Before that it reads the IDs of rack and project,
-// which instanceGone needs.
+// instance reads the IDs of rack and project, so that instanceGone can compare them, and then an
+// instance of the project. If the rack does not know the instance, the error is NOT_FOUND.
 func (k *Keeper) instance(ctx context.Context, id string) (*oxide.Instance, error) {
 	world, err := k.Rack.World(ctx)
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 
 const pace = time.Second // between two rounds during an operation
 
-// lateStop is how long after an operation a stop of the instance still counts as a request of the
-// keeper: the request may have been on its way when the keeper died.
+// lateStop is how long after an operation a stop of the instance still counts as the keeper's own:
+// the keeper's request may have been on its way when the keeper died.
 const lateStop = 2 * time.Minute
 
 // staleAfter is how long an attacher may try nothing before it counts as not running. The keeper

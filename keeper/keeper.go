@@ -248,7 +248,7 @@ func NewMetrics() *Metrics {
 }
 
 // observe counts operations, and attachments that wait until the keeper stops an instance. If the
-// keeper stops none, a person has to act, and a count would silence the driver's alert.
+// keeper stops no instances, a person has to, and a count would silence the driver's alert.
 func (m *Metrics) observe(v *view, stops bool) {
 	waits, working := 0, 0
 	for _, n := range v.Nodes {

@@ -252,7 +252,7 @@ func (p *process) candidacy(ctx context.Context) error {
 	leading.Lock()
 	defer leading.Unlock()
 	if aside {
-		// Wait until another replica has noticed that the lease is free.
+		// Give another replica the time to notice that the lease is free.
 		p.Log.InfoContext(ctx, "stepping aside, so that another replica stops this keeper's node")
 		pause(ctx, 2*lease)
 	}
@@ -289,8 +289,8 @@ func (p *process) lead(ctx context.Context) (aside bool) {
 	return false
 }
 
-// round does one round. A round is cancelled before another replica can take the lease, even if
-// this process is frozen meanwhile.
+// round does one round. Its time limit ends before another replica can take the lease, even if this
+// process is frozen meanwhile.
 func (p *process) round(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.roundLimit())
 	defer cancel()

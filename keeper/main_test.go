@@ -400,7 +400,7 @@ func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
 	}
 }
 
-func TestARoundStartsWhenAnAttachmentBeginsOrCeasesToWait(t *testing.T) {
+func TestAChangeStartsARoundOnlyIfAnAttachmentBeginsOrCeasesToWait(t *testing.T) {
 	waits := attachFailed(mustStop, 0)
 	others := func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" }
 	goes := va(attached, deleted, detaching(mustStop)).VolumeAttachment

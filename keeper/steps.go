@@ -132,7 +132,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	return nil
 }
 
-// nothingWaits is the problem of an operation that is no longer needed. It is not a failure.
+// nothingWaits is the problem of an operation that is no longer needed. It counts as no failure.
 const nothingWaits = "nothing waits any more"
 
 // forbidden returns why the instance must not be stopped any more, or "".

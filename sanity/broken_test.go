@@ -32,7 +32,7 @@ type brokenRack struct {
 	code   codes.Code
 	// sentence completes the spec's name, "on a broken rack the driver ...".
 	sentence string
-	// provoke passes the call that must fail to r.refuses, and then checks that nothing has changed.
+	// provoke passes the call that must fail to r.refuses, and then checks the disks and data.
 	provoke func(ctx SpecContext, r *brokenFixture)
 }
 

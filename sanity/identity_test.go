@@ -118,7 +118,7 @@ var _ = describeController("the driver", harness.PluginOptions{}, func(f *fixtur
 					absent = append(absent, string(method.Name()))
 					continue
 				}
-				// Most RPCs need a field, so they must refuse an empty request as invalid.
+				// No RPC changes anything for an empty request. Most refuse it, because they need a field.
 				Expect(status.Code(err)).To(BeElementOf(codes.OK, codes.InvalidArgument),
 					"%s: %v", method.Name(), err)
 			}
@@ -185,7 +185,7 @@ func TestTheDriverReadsNoReservedVariableButCSIEndpoint(t *testing.T) { // B-24
 	}
 }
 
-func TestCSISanityTestsMountAndBlockVolumesInBothModes(t *testing.T) { // B-48
+func TestCSISanityTestsMountAndBlockVolumesWithOneAndTwoProcesses(t *testing.T) { // B-48
 	seen := map[string]bool{}
 	for _, c := range csisuite.Combinations() {
 		config := c.Config()

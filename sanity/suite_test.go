@@ -231,7 +231,7 @@ func runParts(t *testing.T, run *harness.Run) {
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var (
-		mu    sync.Mutex
+		mu    sync.Mutex // guards whole
 		whole = csisuite.NewAudit(csisuite.Skips)
 	)
 	chosen := parts()
@@ -299,7 +299,7 @@ func runPart(cmd *exec.Cmd, file string) (types.Report, []byte, error) {
 	return reports[0], output.Bytes(), err
 }
 
-func TestEverySpecRunsInExactlyOneProcess(t *testing.T) {
+func TestEverySpecIsInExactlyOnePart(t *testing.T) {
 	var filters []types.LabelFilter
 	for _, p := range parts() {
 		filters = append(filters, types.MustParseLabelFilter(p.filter))

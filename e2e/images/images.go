@@ -321,8 +321,8 @@ func readSystem(ctx context.Context) (system, error) {
 	return s, nil
 }
 
-// ofRelease returns the files whose apt sources all belong to the release, with its main packages.
-// Each line of targets is FILE:ENTRY SUITE COMPONENT.
+// ofRelease returns the files whose apt sources all have a suite of the release and its component
+// main, so none is another vendor's. Each line of targets is FILE:ENTRY SUITE COMPONENT.
 func ofRelease(targets, codename string) []string {
 	hasMain, foreign := map[string]bool{}, map[string]bool{}
 	fileOf := func(entry string) string { return entry[:strings.LastIndexByte(entry, ':')] }

@@ -88,7 +88,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			"go run ./e2e/run -down\n", docker.Host)
 		return err
 	}
-	return errors.Join(err, docker.Stop(context.WithoutCancel(ctx)))
+	return errors.Join(err, docker.Stop(context.WithoutCancel(ctx))) // even after an interrupt
 }
 
 type options struct {

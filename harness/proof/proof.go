@@ -149,7 +149,7 @@ func (p *Proof) Figure(pairs ...any) {
 		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)))
 }
 
-// OneCheck returns the value of rapid's flag "checks" for one check: -short divides it by five.
+// OneCheck returns rapid's flag "checks" for one check. With -short, rapid divides it by five.
 func OneCheck() string {
 	if testing.Short() {
 		return "5"
@@ -305,8 +305,8 @@ type Guard struct {
 
 // Edit changes one place of the source for a guard. Place names a declaration in a package of
 // driver or internal, as "package.Function" or "package.Type.Method". Text is code that occurs once
-// there, and With is its replacement. In it, REMOVED is a condition that is true if the guard is
-// removed, and TEXT is the old code. Unless the guard is removed, both have to do the same.
+// there, and With replaces it. In With, REMOVED is a condition that is true if the guard is
+// removed, and TEXT is the old code. Unless the guard is removed, With has to do the same as Text.
 type Edit struct{ Place, Text, With string }
 
 // These values of the field With remove common guards.

@@ -213,8 +213,8 @@ func statusOf(err error) metav1.Status {
 
 // Client returns a client's configuration, with the name as its User-Agent. Calling cut disconnects
 // the client for good, like the end of its process: requests in progress end, and later ones do not
-// reach the server. The server may still apply a request that has arrived, unless an interceptor
-// returns an error for it.
+// reach the server. The server may still apply a request that has arrived. An interceptor sees this
+// request first, and can prevent it with an error.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 	// By default a Transport keeps fewer idle connections than a client may send requests at once.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
