@@ -338,8 +338,8 @@ func (r deadRun) alive(here string) string {
 	}
 }
 
-// notAsBefore describes the other instances of the run that are stopped now, and the helper if it
-// runs now. Clean does not change these states, because somebody may rely on them.
+// notAsBefore describes the instances that the run names, except its own, if they are stopped now,
+// and the helper if it runs now. Clean leaves them so: somebody may rely on their state by now.
 func (r deadRun) notAsBefore(all inventory) (notes []string) {
 	for _, n := range all {
 		i, state := slices.Index(r.mark.Instances, n.id), oxide.InstanceState(n.state)

@@ -377,12 +377,12 @@ func TestMain(m *testing.M) {
 	os.Exit(p.Main(ctx))
 }
 
-// creating is a proxy that counts creations. The run dies at the creation with the number at.
+// creating is a proxy that counts creations. The run dies at creation number creating.at.
 type creating struct {
 	rack     http.Handler
 	at       int64
 	seen     atomic.Int64
-	answered bool // the run gets the answer to request number at before it ends
+	answered bool // the run gets the answer to that creation before it ends
 	// made is closed when the rack has carried out that creation, and ended when the run has ended.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
@@ -390,7 +390,7 @@ type creating struct {
 	reader io.Closer
 }
 
-// A bulk-write-start counts, too: it begins an import, and clean has to end every import.
+// A bulk-write-start begins an import, which clean has to end before it deletes the disk.
 var creates = regexp.MustCompile(
 	`^/v1/(disks|snapshots|images|instances)(/[^/]+/bulk-write-start)?$`).MatchString
 
@@ -421,8 +421,8 @@ type death struct {
 	at              int
 }
 
-// After SIGKILL, the run removes nothing. With "SIGINT twice", the rack refuses every request, so
-// that the second interrupt ends a run that still tries to remove its objects.
+// After SIGKILL, the run removes nothing. After each of the other ends, it removes its objects or
+// tries to. With "SIGINT twice" the rack refuses all requests: the second SIGINT interrupts a try.
 const killed, killedLater, twice = "SIGKILL", "SIGKILL after the answer", "SIGINT twice"
 
 var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
@@ -646,7 +646,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	// Clean can remove the agent's directory only when the agent's driver has ended.
+	// The agent's driver may still be in a call. Clean can remove the agent's directory only after it.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

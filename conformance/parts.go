@@ -465,7 +465,7 @@ var parts = map[string]struct {
 	partData: {amount{9, 18}, 780, 55 * time.Second, nil},
 }
 
-// optional is how many GiB of partData's need only its largest checks use.
+// optional is how many GiB less partData needs without its largest checks.
 const optional = 8
 
 // needOf returns the most that the selected parts need at one time, plus the disk that describes

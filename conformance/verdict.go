@@ -301,9 +301,9 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 	return err
 }
 
-// callTries limits how often intercept makes a call: a busy rack answers before the last try. Until
-// lateTimeout, tries that end with EffectUnknown do not count, because the driver returns this
-// reason for OXIDE_LATE_LIMIT, a minute, after each unanswered change.
+// callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A busy rack
+// answers before the last try. Until lateTimeout, tries that end with EffectUnknown do not count:
+// the driver returns this reason for OXIDE_LATE_LIMIT, a minute, after each unanswered change.
 const callTries, lateTimeout = 8, 2 * time.Minute
 
 func asksAgain(err error) bool {

@@ -256,7 +256,8 @@ func (a *Audit) Unused() []string {
 	return faults
 }
 
-// leftOut reports whether the caller excluded a spec. Such a spec does not count as skipped.
+// leftOut reports whether the caller excluded a spec, which then does not count as skipped. A spec
+// counts as skipped if it skips itself, or if its author marked it as pending.
 func leftOut(spec types.SpecReport, config types.SuiteConfig) bool {
 	if spec.State.Is(types.SpecStatePending) {
 		filter, err := types.ParseLabelFilter(config.LabelFilter)

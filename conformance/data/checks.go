@@ -106,7 +106,7 @@ func Checks() []Check {
 // Bench is the environment of the checks.
 type Bench struct {
 	Controller csi.ControllerClient
-	// A is the agent in this instance. B is nil, or the agent in an instance that checks may stop.
+	// A is the agent in this instance. B is nil, or the agent in another one that checks may stop.
 	A, B *guest.AgentClient
 	// Helper is nil or a stopped instance that checks may start.
 	Helper *Helper
@@ -273,8 +273,8 @@ func (s *checkRun) during(step string, part func()) {
 	harness.Must(harness.Wrap(ended(part), "%s", step))
 }
 
-// cleanUp removes what the check created, and continues after an error. It begins with the newest
-// object: to learn a volume's ID, it may have to create the volume again from a snapshot.
+// cleanUp removes what the check created, the newest first, and continues after an error. So if it
+// has to repeat a creation to learn an ID, the source still exists, a volume or a snapshot.
 func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
 		err = errors.Join(err, undo(ctx))
@@ -402,7 +402,7 @@ const (
 	Again    = "a disk with the name of a deleted one"
 )
 
-// disk records which blocks of one raw volume a check wrote and compared.
+// disk records the use of one raw volume's blocks. Two goroutines may write to two disks.
 type disk struct {
 	look *Look
 	// visit counts the attachments from 1. written has the last visit that wrote each block, or 0.

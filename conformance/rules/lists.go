@@ -155,8 +155,8 @@ var creation = time.Minute
 
 // judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each
 // reading must have the known objects. Any other object must be in all readings between the first
-// and the last that has it. An object that is much older than the readings must also be in all
-// earlier ones, and an object that still exists, in all later ones.
+// and the last that has it. An object that was made more than a minute before the time "began" must
+// also be in all earlier ones, and an object that still exists, in all later ones.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {
 	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}
@@ -225,7 +225,7 @@ const (
 )
 
 // readList reads a list to its end. After the first page it calls between(), unless that is nil. It
-// returns whether all pages had the size r.limit.
+// returns whether it read all pages with the limit of r.
 func (c *Check) readList(list, path string, r *reading, between func()) (whole bool) {
 	what := fmt.Sprintf("%s in the order %s, in pages of %d", list, r.order, r.limit)
 	base, _, _ := strings.Cut(path, "?")

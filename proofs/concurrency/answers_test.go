@@ -36,7 +36,7 @@ const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
 	lookLimit  = 400 * time.Millisecond
-	// For this time a fault delays a request or an answer, while the actor acts.
+	// For this time a fault delays a request or an answer, so that the actor acts first.
 	pause     = 150 * time.Millisecond
 	callLimit = 800 * time.Millisecond
 	lease     = time.Second
@@ -552,8 +552,8 @@ func (v *life) deleteSnapshot() error {
 	return nil
 }
 
-// end removes the volume and its snapshots. If the trial is not void, end first compares the rack
-// with the acknowledged results.
+// end removes the volume and its snapshots. If the trial is not void, end compares the rack's state
+// before the removal with the acknowledged results.
 func (v *life) end(void bool) error {
 	state, err := v.rack.Admin.State(v.ctx)
 	// want and got map the ID of a disk to its node, and the ID of a snapshot to aSnapshot.

@@ -501,7 +501,7 @@ func blank(name, fs string, w want, set func(*fixture)) generator {
 	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
 }
 
-// The function change, if not nil, changes the file of a disk with a filesystem.
+// with makes a disk with a filesystem. The function change, if not nil, then changes its file.
 func with(name, kind string, w want, change func(*image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		k := kindOf(kind)

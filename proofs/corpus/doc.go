@@ -43,9 +43,9 @@
 //
 // # What it does not prove
 //
-// If the driver has created a disk blank and for filesystems only, it reads samples of the disk and
-// the regions in which filesystems, tables and labels have marks. So it may format this disk if
-// other data fill less than a hundredth of it. It reads every other disk completely.
+// If the driver has created a disk blank and for filesystems only, it reads only samples, and the
+// regions in which filesystems, tables and labels have marks. So it may format this disk if other
+// data fill less than a hundredth of it. It reads every other disk completely.
 //
 // The environment variable PROOF_ONLY is a pattern for the names of the disks to try. If
 // PROOF_ANSWERS is set, the test logs the answer of each call.

@@ -404,7 +404,7 @@ func regions() []generator {
 	})...)
 }
 
-// inAHundredth writes to a hundredth of the disk, in which no format has a mark.
+// inAHundredth writes to a hundredth of the disk, where at this size no format has a mark.
 func inAHundredth(t *trial) {
 	t.Size = 3*gib + 8*mib
 	start := t.Size / 1000 * 515 &^ (pageBytes - 1)

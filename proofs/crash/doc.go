@@ -8,8 +8,8 @@
 // new volume, kills the unmodified driver with SIGKILL at one point, and starts it again. Then the
 // orchestrator repeats its call, gives up, or moves the volume to another node. The trial must
 // converge: all calls succeed in the end, all data that a workload has written exist, and nothing
-// of the volume is left. Other trials kill the simulator at its own effects. In one kind of
-// lifecycle the rack records an attach without giving the instance a device.
+// is left. Other trials kill the simulator at its own effects. In one kind of lifecycle the rack
+// records an attach without giving the instance a device.
 //
 // The calls must not change bystanders, or files in which the workload has forged the driver's
 // records (package proof).

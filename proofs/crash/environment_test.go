@@ -42,8 +42,7 @@ type environment struct {
 	// second is the second node driver in instance a.
 	second  *harness.Plugin
 	watcher *trace.Watcher
-	// files and storage describe the rack before the first lifecycle: its files, and the bytes that it
-	// charged.
+	// files and storage are the rack's files and charged bytes before the first lifecycle.
 	files   harness.Ledger
 	storage int64
 	// unformatted counts mounted volumes that no driver has formatted, because they were restored.
@@ -206,7 +205,7 @@ type lifecycle struct {
 	steps []step
 	// copies counts the volumes that the lifecycle restores from a snapshot.
 	copies int
-	// reached is set after the kill or the pause.
+	// reached is set after the kill or the pause. effects are those of the point's step.
 	reached bool
 	effects []trace.Effect
 }

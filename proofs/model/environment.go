@@ -39,7 +39,7 @@ type Environment struct {
 	stopped      map[string]bool
 }
 
-// NewEnvironment starts a rack and its drivers. Even after an error the environment must be closed.
+// NewEnvironment starts a rack and its drivers. The environment is never nil, and must be closed.
 func NewEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof, bystandersAt string,
 	member proof.Member, node harness.PluginOptions) (env *Environment, err error) {
 	started, err := p.StartEnvironment(ctx, run, harness.RackOptions{Instances: nodes}, bystandersAt,

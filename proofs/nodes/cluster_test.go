@@ -63,7 +63,7 @@ type testCluster struct {
 	// lagging, Kubernetes does not notice that a kubelet is dead.
 	noEviction, stuck, lagging bool
 	// The API server is unavailable until the time outage. starter is set while a program starts all
-	// stopped instances every ten seconds, for the last time at looked.
+	// stopped instances every ten seconds. looked is when it last did so.
 	outage  time.Time
 	starter bool
 	looked  time.Time
@@ -110,8 +110,8 @@ type replica struct {
 	cut  func()
 }
 
-// A gate calls act() once, right before the at-th change of the keeper, or after it if after is
-// set. If reads is set, the gate counts all requests, not only changes.
+// A gate calls act() once: right before the keeper's at-th change, or with after = true, after this
+// change. If reads is set, the gate counts all requests, not only changes.
 type gate struct {
 	at     int
 	after  bool

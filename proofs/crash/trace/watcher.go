@@ -180,7 +180,7 @@ func (w *Watcher) Watch(order Order) error {
 func (w *Watcher) Release() (Report, error) { return w.finish(w.ask(message{})) }
 
 // ReleaseAtPause replaces Release for an order with Pause. It calls do(), which makes the process
-// work. If the process pauses before the end of do(), it calls meanwhile() and ends the pause.
+// work. At a pause before the end of do(), it calls meanwhile() and then ends the pause.
 func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	paused, done := make(chan answer, 1), make(chan struct{})
 	go func() {
