@@ -173,8 +173,8 @@ func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings
 }
 
 // unheard lists the driver's successful calls without a request in the rack's log. The rack's clock
-// may differ, so positions in the log decide: the request must come after the requests of calls
-// that ended before this call began, and before those of calls that began after this one ended.
+// may differ, so positions in the log decide: the request must come after all exchanges that ended
+// before the call began, and before all that began after the call ended.
 func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc) (
 	findings []string) {
 	place := map[string]int{}

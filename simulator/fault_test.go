@@ -87,7 +87,7 @@ func TestAFaultActsInItsPhase(t *testing.T) {
 	}
 }
 
-func TestAnUnwindFaultUndoesTheCreationOfARecord(t *testing.T) {
+func TestAnUnwindFaultUndoesTheCreationOfAnSSHKey(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Phase: adminapi.Unwind, Times: 1})
 	const key = `POST /v1/me/ssh-keys {"name":"k","description":"","public_key":"ssh"}`

@@ -387,9 +387,9 @@ type Look struct {
 	// Kind is one of the constants below, and Bytes the size of a disk.
 	Kind  string
 	Bytes int64
-	// Seen["new"] marks the blocks that a check compared in the first attachment, before it wrote
-	// them. Seen["kept"] marks the blocks that it compared in a later attachment, before it wrote them
-	// there. Written marks the blocks of Seen["kept"] that an earlier attachment had written.
+	// Seen["new"] marks the blocks that a check compared during the disk's first attachment, and
+	// Seen["kept"] those during a later one, each before the check wrote the block in that attachment.
+	// Written marks those of Seen["kept"] that the check had written in an earlier attachment.
 	Seen    map[string][]bool
 	Written []bool
 }

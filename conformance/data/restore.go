@@ -85,7 +85,8 @@ func checkSnapshot(s *checkRun) {
 	u := s.newInUse(s.A)
 	records := guest.Pattern{Seed: u.volume.seed, Generation: 1, Count: maxRecords}
 	if s.access != "block" {
-		// The records overwrite older ones. Otherwise a torn snapshot would only have a shorter file.
+		// Write older records first, which the writer then overwrites. In a new file, a torn snapshot
+		// would only be shorter.
 		u.write(true, records.At(2))
 	}
 	w := u.record(records)

@@ -94,9 +94,9 @@ var kernelUsers = map[string]func(v testVolume, node string) (end func(), names 
 		loop, detach := v.guest.loopOver(part)
 		return func() { detach(); remove() }, []string{filepath.Base(loop), filepath.Base(part)}
 	},
-	// Container runtimes create a device node of their own, so no mount shows the user.
 	"a process that writes beside one that only reads": func(v testVolume,
 		node string) (func(), []string) {
+		// Like a container's, this device node is a separate one, so no mount shows who has it open.
 		own := v.guest.ownNode(node)
 		reader, writer := opening(v.guest.t, "<", own), opening(v.guest.t, "<>", own)
 		v.guest.t.Cleanup(reader.leave) // a reader is harmless

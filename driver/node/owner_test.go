@@ -358,7 +358,7 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 			must(t, v.unstage())
 		})
 	}
-	t.Run("unstage waits for a namespace that ends in time", func(t *testing.T) {
+	t.Run("unstage waits until another mount namespace has ended", func(t *testing.T) {
 		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")

@@ -493,10 +493,10 @@ func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([
 	return nil, nil
 }
 
-// claimPath locks a path, at which the caller mounts, against calls of every process of the driver:
-// nobody could tell two volumes at one path apart later. The lock is on the directory or file that
-// the mount will hide, and ends when the returned file is closed. If the kernel cannot lock that
-// directory or file, the call goes on without a lock.
+// claimPath locks the path at which the caller is about to mount, so that no other call mounts at
+// it, in this or another process of the driver. Otherwise nobody could tell the two volumes apart
+// later. The lock is on the directory or file that the mount will hide, and ends when the returned
+// file is closed. If the kernel cannot lock that directory or file, there is no lock.
 func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -309,7 +309,7 @@ func unmount(ctx context.Context, path string) error {
 // The functions below undo both after our dockerd has ended, if no other engine runs.
 
 type network struct {
-	// Rules maps an entry of the list tables to the lines that iptables prints for this table.
+	// Rules has, for each entry of the variable tables, the lines that its program prints.
 	Rules map[string][]string
 	// Forward is the value of net.ipv4.ip_forward.
 	Forward string

@@ -47,7 +47,7 @@ func outcomes(t *testing.T, dir string) string {
 	return strings.Join(all, ", ")
 }
 
-func TestRecorderLogsAChangeOnceIfItWasMade(t *testing.T) {
+func TestRecorderLogsEachSuccessfulChangeOnceAndNoFailedOne(t *testing.T) {
 	for name, dir := range map[string]string{"in memory": "", "in files": t.TempDir()} {
 		t.Run(name, func(t *testing.T) {
 			r := record(dir)

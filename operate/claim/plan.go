@@ -17,7 +17,8 @@ const (
 	// On the earlier PersistentVolume, planKey contains the plan. On the earlier claim, it contains
 	// the id of the run that works on the change.
 	planKey = "csi.oxide.computer/claim-plan"
-	// changeKey, on objects that the command creates and the owner that it stops, names the change.
+	// changeKey contains the id of the change. It is on each object that the command creates, and on
+	// the workload that it stops.
 	changeKey = "csi.oxide.computer/claim-change"
 	// replacesKey, on the new PersistentVolume, names the earlier one.
 	replacesKey = "csi.oxide.computer/claim-replaces"

@@ -48,7 +48,8 @@ func (e *Evidence) judgeRack() Step {
 	return Step{State: OK, What: "the rack answers, project " + e.Rack.Project}
 }
 
-// judgeRackItself is for questions about the rack: an error of the rack is a finding.
+// judgeRackItself judges the rack if the diagnosis is about the rack alone. Unlike judgeRack, it
+// reports an error of the rack as a finding, and it also judges the quota.
 func (e *Evidence) judgeRackItself() Step {
 	if e.Rack.Reason != "" {
 		return broken("the rack", &Finding{Reason: csierr.Reason(e.Rack.Reason), Wrong: e.Rack.Unseen,

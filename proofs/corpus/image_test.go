@@ -135,7 +135,7 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards the map. At its first call, a function in the map makes the file of a filesystem.
+	// mu guards made. Each function in made makes the file of a filesystem when it is called first.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }

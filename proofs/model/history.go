@@ -28,8 +28,8 @@ type History struct {
 
 	env   *Environment
 	world *world
-	// volumes and taken map numbers to the volumes and the snapshot IDs in answers, which may be out
-	// of date. given contains the publications that were tried and not undone.
+	// volumes contains the volume in the last answer about each number, and taken the snapshot's ID.
+	// Both may be out of date. given contains the publications that were tried and not undone.
 	volumes map[int]*csi.Volume
 	taken   map[int]string
 	given   map[field]bool

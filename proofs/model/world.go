@@ -423,7 +423,8 @@ func (w *world) calmNodeCodes(s Step, f facts) []codes.Code {
 		return first(when(staged || published || held, codes.Internal)) // NU-5
 	case unstage:
 		return first(when(held && !here.lost, codes.Internal), // NU-5
-			// The device behind the pod's path is gone, or its number belongs to another disk.
+			// The model does not know whether the device behind the pod's path is gone, or another disk
+			// has its number.
 			when(published && here.lost && block, codes.OK, codes.Internal),
 			when(published, codes.Internal)) // NU-5
 	case publish:

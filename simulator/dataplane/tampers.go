@@ -378,7 +378,7 @@ var damages = []damage{
 
 type moment struct {
 	name, object string
-	// At an event of the kind "when", find() returns the files that become victims.
+	// when is the kind of event at which find() is called. find() returns the files to damage.
 	when happening
 	find func(c *corruption, p *Plane, e event) []*victim
 }

@@ -52,7 +52,8 @@ type tracing struct {
 
 type thread struct {
 	pid int
-	// doing is the index in report.Effects of the thread's call, the constant reading, or -1.
+	// doing is -1, or the index of the thread's present call in report.Effects, or the value of the
+	// constant "reading".
 	doing int
 }
 
