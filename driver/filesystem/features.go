@@ -43,7 +43,7 @@ func (sb Superblock) chosenFeatures() []string {
 	})
 }
 
-// The driver mounts a filesystem only if no part of it is on another device and these tables
+// The driver mounts a filesystem only if no part of it is on another device and the tables below
 // contain all of its features: an unknown feature may make a kernel or a tool write to other disks.
 
 type featureWord struct {
@@ -54,8 +54,8 @@ type featureWord struct {
 	Bits string
 }
 
-// extFeatures refuses an external journal, features that no kernel supports, and the features
-// read-only and shared_blocks, with which the kernel mounts the filesystem only for reading.
+// extFeatures refuses an external journal, features that no kernel supports, and "read-only" and
+// "shared_blocks", with which the kernel mounts the filesystem only for reading.
 var extFeatures = []featureWord{
 	{"s_rev_level", 0x4C, 4, "."},
 	{"s_feature_compat", 0x5C, 4, "dir_prealloc imagic_inodes has_journal ext_attr resize_inode " +
@@ -70,9 +70,9 @@ var extFeatures = []featureWord{
 	{"s_journal_uuid", 0xD0, 8, ""}, {"s_journal_uuid", 0xD8, 8, ""}, {"s_journal_dev", 0xE4, 4, ""},
 }
 
-// xfsFeatures and xfsV5Features refuse a realtime section, because the driver would grow the
-// filesystem into it. With the feature zoned the section is on the same device. They also refuse
-// needsrepair, which only xfs_repair may clear.
+// xfsFeatures and xfsV5Features refuse a realtime section: it is on another device, or ("zoned") at
+// the end of the same device, where the driver would grow the filesystem into it. They also refuse
+// "needsrepair", which only xfs_repair may clear.
 var (
 	xfsFeatures = []featureWord{
 		{"sb_rblocks", 16, 8, ""}, {"sb_rextents", 24, 8, ""}, {"sb_inprogress", 126, 1, ""},

@@ -19,7 +19,7 @@ import (
 )
 
 // format formats a device that was proven blank. If unfinished is true, the device was proven to
-// hold only an unfinished format of this volume, which wrote to the chunks at the offsets in left.
+// hold only an unfinished format of this volume, in the chunks at the offsets in the slice left.
 func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) {
 	d, v := disk{p.Device}, p.Volume
 	proof := "read whole"
@@ -41,22 +41,22 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 	return made, err
 }
 
-// mkfsCommand returns the mkfs program for the volume's filesystem and its arguments. No argument
-// forces it to overwrite content, so mkfs.xfs and mkfs.btrfs also refuse a disk that is not blank.
-// mke2fs does not: it only asks a user on a terminal.
+// mkfsCommand returns the name and the arguments of the mkfs program for the volume's filesystem.
+// No argument forces the program to overwrite content, so mkfs.xfs and mkfs.btrfs refuse a disk
+// that is not blank. mke2fs refuses no disk: it only asks a user on a terminal.
 //
-// The arguments disable discards: the disk is blank, so a discard could only do harm.
-// reservedPercent defaults to 0, as in Kubernetes' own formatting, because no daemon of root writes
-// to a volume. mke2fs leaves the inode tables to the kernel, because writing all of them could
-// overwrite the records. An ext becomes read-only at its first error, so that the error is noticed.
+// The arguments disable discards, which could only harm a blank disk. reservedPercent defaults to
+// 0, as in Kubernetes' own formatting, because no daemon of root writes to a volume. The kernel
+// initializes the inode tables of an ext4 later: mke2fs could overwrite the records if it wrote
+// them all. An ext becomes read-only at its first error, so that the error is noticed.
 //
 // The filesystem gets the volume's UUID, so the driver notices if another disk is attached instead.
-// mkfs.btrfs refuses a UUID that another disk of the machine has, such as the snapshot's origin. So
-// setBtrfsUUID sets the UUID of a btrfs after mkfs.
+// mkfs.btrfs refuses the UUID of another disk of the machine, and the origin of a restored disk may
+// have it. So setBtrfsUUID sets the UUID of a btrfs after mkfs.
 //
 // The arguments switch each feature on or off (see newFeatures). The mkfs program refuses unknown
-// features. So xfsSwitches and btrfsSwitches ask the program which features it knows. A newer
-// program may switch on a feature that it does not list, which checkNewFeatures finds.
+// features, so xfsSwitches and btrfsSwitches ask it which features it knows. checkNewFeatures finds
+// features that a newer program switches on without listing them.
 func mkfsCommand(v Volume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
@@ -139,13 +139,13 @@ func btrfsSwitches(v Volume) (args []string, err error) {
 }
 
 // format makes a filesystem on the device and verifies the result. The device is proven blank
-// except for the chunks at the offsets in left, which an unfinished format of this volume wrote.
+// except for the chunks at the offsets in the slice left, which an unfinished format wrote.
 //
 // A later call repeats a format that was cut off at any instant. The driver writes the records
 // first, and starts mkfs when they are durable. At least one record of this volume stays on the
 // disk until mkfs's writes are durable. If the wipe of a repeated call is cut off, the next call
-// wipes again. If mkfs had finished a btrfs and the records were not yet erased, a workload may
-// have written to it. So the driver uses that btrfs if a check finds no errors (see finishFormat).
+// wipes again. A finished btrfs does not prove that nobody has written to it since mkfs. So the
+// driver keeps the btrfs if a check finds no errors (see finishFormat).
 func (d disk) format(v Volume, left []int64, name string, args []string) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
@@ -250,7 +250,7 @@ func (d disk) wipe(v Volume, chunks []int64) error {
 }
 
 // clearSectors durably overwrites the chunks with zeroes. If heads is false, it keeps the first 512
-// bytes of btrfs blocks: every disk writes 512 bytes whole, even in a power failure.
+// bytes of btrfs blocks, which no disk writes in part, even in a power failure.
 func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	const wholeBytes = 512
 	slots := RecordOffsets(d.SizeBytes)
@@ -288,7 +288,7 @@ func (d disk) wrongFilesystem(sb Superblock, want string) error {
 }
 
 // identify checks that the driver may mount the new filesystem, and that it has the volume's
-// features and UUID. A btrfs gets that UUID first. If the volume's UUID is empty, any matches.
+// features and UUID. A btrfs gets the UUID here. A volume without a UUID accepts every UUID.
 func (d disk) identify(made Superblock, v Volume) (Superblock, error) {
 	if err := d.allow(made); err != nil {
 		return Superblock{}, err
@@ -389,9 +389,9 @@ func growthSlots(sizeBytes, end int64) []int64 {
 	return slices.DeleteFunc(GrowthOffsets(sizeBytes), func(slot int64) bool { return slot < end })
 }
 
-// In the slots, eraseRecords durably erases each record for which match() returns true. What the
-// tools wrote is durable already: each mkfs syncs at its end. e2fsck -f and resize2fs flush the
-// disk before and after they write the superblock last, and fail if a flush fails (ext2fs_flush2,
+// eraseRecords durably erases each record in the slots for which match() returns true. What the
+// tools wrote is durable already. Each mkfs syncs at its end. e2fsck -f and resize2fs write the
+// superblock last, flush the disk before and after that, and fail if a flush fails (ext2fs_flush2,
 // unix_flush). A slot without a record may contain data of the filesystem, and stays as it is.
 func (d disk) eraseRecords(w *os.File, slots []int64, match func(Record) bool) error {
 	for _, slot := range slots {
@@ -459,8 +459,8 @@ func (p *Preparation) DropRecord(mounted bool) error {
 	return err
 }
 
-// Of the records in the scan, ownRecords returns the offsets of those that the driver wrote to this
-// disk or to the disk that this one was restored from.
+// ownRecords returns the offsets of the records in s that the driver wrote, to this disk or to the
+// disk that this one was restored from.
 func (d disk) ownRecords(v Volume, s scan) (own []int64, err error) {
 	formats, growths := s.Records, s.Growth
 	if len(formats) > 0 {

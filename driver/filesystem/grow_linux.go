@@ -25,9 +25,9 @@ const (
 	btrfsResize   = 0x50009403 // _IOW(0x94, 3, struct btrfs_ioctl_vol_args)
 )
 
-// growExt checks the ext filesystem, which resize2fs requires, and grows it. A killed resize2fs
-// leaves damage, and e2fsck does not write the superblock atomically. So growExt writes growth
-// records first, which show a later call how far the growth got.
+// growExt grows the ext filesystem, after the check that resize2fs requires. A killed resize2fs
+// leaves damage, and e2fsck does not write the superblock atomically. So growExt first writes
+// growth records, which show a later call that the growth was cut off.
 func (p *Preparation) growExt(found state) (err error) {
 	d, v := disk{p.Device}, p.Volume
 	change := p.Flight.Begin(flight.FilesystemGrown, flight.Fields{Filesystem: v.FSType})
@@ -79,9 +79,9 @@ func growCheck(found state, v Volume) []string {
 	sb := found.Filesystem
 	switch {
 	case found.Checked && v.neverRaw():
-		// Only a killed resize2fs can have left errors: the record shows that a check succeeded before,
-		// and that nobody mounted since. No workload can have written the record: it is behind the
-		// filesystem, and the disk was never a workload's raw device.
+		// Only a killed resize2fs can have left errors: the record shows that a check succeeded, and
+		// that the filesystem was not mounted after it. No workload can have written the record: it is
+		// behind the filesystem, and the disk was never a workload's raw device.
 		return []string{"-f", "-y"}
 	case found.Growing && sb.Damaged:
 		// e2fsck was killed while it wrote the superblock. The copy is undamaged (see allowCopy).
@@ -163,9 +163,8 @@ func growBtrfs(root *os.File) error {
 	if err := blockdev.Ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg)); err != nil {
 		return err
 	}
-	// The kernel has committed the new size, so the size is durable before any file uses the new
-	// space. If the commit fails, the ioctl returns no error (btrfs_ioctl_resize), but the filesystem
-	// becomes read-only.
+	// The ioctl also commits the new size. If the commit fails, the ioctl returns no error
+	// (btrfs_ioctl_resize), but the filesystem becomes read-only.
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(root.Fd()), &st); err != nil {
 		return err
@@ -176,8 +175,8 @@ func growBtrfs(root *os.File) error {
 	return nil
 }
 
-// allow returns an error if the filesystem has a feature that the driver refuses. It precedes every
-// mount, check, growth and write, because these can also write to other disks of the filesystem.
+// allow returns an error if the filesystem has a feature that the driver refuses. The driver calls
+// allow() before each mount, check, growth and write, because these can also write to other disks.
 func (d disk) allow(sb Superblock) error {
 	if sb.Refused == "" {
 		return nil
@@ -187,8 +186,8 @@ func (d disk) allow(sb Superblock) error {
 		sb.Type, d.Path, d.Serial, sb.Refused)
 }
 
-// allowCopy checks the copy of a damaged superblock, which e2fsck will use, as allow checks a
-// superblock. The size in the copy may be larger, because a growth writes the copies first.
+// allowCopy checks the first copy of a damaged superblock, because e2fsck will use that copy. The
+// size in the copy may be larger, because a growth writes the copies first.
 func (d disk) allowCopy(sb Superblock) error {
 	at := sb.CopyBlock * sb.BlockBytes
 	b, err := d.Read(at&^(sectorBytes-1), sectorBytes)
@@ -203,9 +202,9 @@ func (d disk) allowCopy(sb Superblock) error {
 	return d.allow(whole)
 }
 
-// checkDescriptors fails if a group descriptor is damaged. e2fsck -p ignores the copies of the
-// descriptors: it does not find the journal and deletes it, overwrites the copies with the damaged
-// descriptors, and asks for a manual repair that finds no files. Without -p e2fsck uses a copy.
+// checkDescriptors fails if a group descriptor is damaged. e2fsck -p would use no copy of the
+// descriptors. It would lose the journal, and overwrite the copies with the damaged descriptors. A
+// manual repair would then find no files. Without -p e2fsck uses a copy.
 func (d disk) checkDescriptors() error {
 	head, err := d.Read(0, sectorBytes)
 	if err != nil {

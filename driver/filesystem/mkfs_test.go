@@ -44,7 +44,7 @@ func TestMkfsAcceptsTheOptionsThatTheDriverAccepts(t *testing.T) {
 		// Small blocks make many groups. Their descriptors then need more space than a group has.
 		{volume.Ext4, []int64{720, 1023}, []option{{"bytesPerInode", "1024 2100"},
 			{"inodeSize", "512 1024"}, block}},
-		// mke2fs writes the whole inode tables of an ext3.
+		// mke2fs writes the whole inode tables of an ext3, so these disks are small.
 		{volume.Ext3, []int64{1, 2}, []option{ratio, inode, block}},
 		{volume.XFS, []int64{1, 1023}, []option{inode, block, {"reflink", "true false"}}},
 		{volume.Btrfs, []int64{1, 1023}, []option{{"nodeSize", "4096 8192 16384 32768 65536"},
@@ -149,7 +149,6 @@ func TestMkfsLeavesARecordAndOnlyKnownBytes(t *testing.T) {
 			}
 		})
 	}
-	// mkfs refuses to make some of these filesystems, but not most of them.
 	if tried < min(20, len(cases)/4) {
 		t.Fatalf("only %d filesystems could be made", tried)
 	}
@@ -448,8 +447,8 @@ func TestFilesystemsMountWithAllAcceptedFlags(t *testing.T) {
 	}
 }
 
-// A user of the raw device may keep it busy, and end while the driver tries to thaw a frozen
-// filesystem. Then the driver mounts a workload's raw device, and must not replay a log on it.
+// A process that keeps a raw device busy may end while the driver tries to thaw a filesystem there.
+// Then the driver mounts a workload's raw device, and must not replay a log on it.
 func TestThawUnmountedReplaysNoJournal(t *testing.T) {
 	sizes := map[string]int64{volume.Ext3: 64 * mib, volume.Ext4: 64 * mib,
 		volume.XFS: 300 * mib, volume.Btrfs: 128 * mib}

@@ -93,8 +93,8 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	return found.Grow, nil
 }
 
-// confirm marks the changes of an earlier process as made in the flight recorder: the filesystem
-// shows that they were made.
+// confirm notes in the flight recorder that the changes of an earlier process were made: the
+// filesystem shows it.
 func (p *Preparation) confirm(found state) {
 	about := flight.Fields{Filesystem: p.Volume.FSType}
 	p.Flight.Confirm(flight.Formatted, flight.Fields{}, about)
@@ -163,8 +163,8 @@ func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) err
 	return err
 }
 
-// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. Before the mount this
-// needs no privilege beyond the device. xfs and btrfs grow after the mount (see GrowMounted).
+// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. xfs and btrfs grow
+// after the mount (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
 	// The check and the mount must read the disk. The kernel's cache may differ from it.
@@ -190,7 +190,7 @@ func (p *Preparation) finish(found state) error {
 }
 
 // Mount calls mount.New and explains the kernel's refusals. On a read-only device the kernel
-// returns EROFS for an ext or xfs with a log to replay. proveMountable has refused such a btrfs.
+// returns EROFS for an ext or xfs with a log to replay. proveMountable refuses a btrfs with a log.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
 	if errors.Is(err, unix.EROFS) {
@@ -261,8 +261,8 @@ func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 
 // thawUnmounted thaws the filesystem that keeps the device busy if it is mounted nowhere. It thaws
 // no mounted filesystem, because its user may rely on the freeze. It opens the filesystem through a
-// detached mount. If that mount fails, something else keeps the device busy. The mount replays no
-// log, because the filesystem may have released the device by then.
+// detached mount. If no mount succeeds, something else keeps the device busy. The first attempt
+// replays no log, because the filesystem may have released the device by then.
 func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	views, err := mount.ReadViews(log)
 	if err != nil {

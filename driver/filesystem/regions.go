@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// region is a range of a disk that the driver reads before it formats the disk. It must be zero.
+// region is a range of a disk that the driver reads before a format or a mount.
 type region struct {
 	Offset, Bytes int64
 	Owner         string // what has its signature there; errors name it
@@ -14,8 +14,8 @@ type region struct {
 func (r region) end() int64 { return r.Offset + r.Bytes }
 
 const (
-	// The driver reads headBytes and tailBytes whole: nearly all signatures are in them. At the end,
-	// Promise's fake RAID has the farthest one, 3087 sectors of 512 bytes before the disk's end.
+	// The driver reads headBytes and tailBytes whole: nearly all signatures are in them. Of those in
+	// the tail, Promise's fake RAID has the first: 3087 sectors of 512 bytes before the disk's end.
 	headBytes = 1 << 20
 	tailBytes = 2 << 20
 	// sectorBytes is the size of the smallest region. All regions begin at multiples of it.

@@ -64,9 +64,9 @@ func (d disk) inspect(v Volume) (state, error) {
 	return s.judge(v)
 }
 
-// Find returns the superblocks of ext, xfs and btrfs filesystems, and whether each was ever
-// mounted. It omits a btrfs superblock at an offset that an xfs uses, because a file may contain
-// it. blkid then decides whether it belongs to a second filesystem (see scan.filesystem).
+// Find returns the superblocks of ext, xfs and btrfs filesystems. It omits a btrfs superblock where
+// a file of an xfs may contain those bytes. In that case blkid decides whether there is a second
+// filesystem (see scan.filesystem).
 func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 	head, err := d.Read(0, min(d.SizeBytes, superblockBytes))
 	if err != nil {
@@ -88,8 +88,8 @@ func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 }
 
 // JournalFailed reports whether an unmounted ext3 or ext4 that was writable still needs a replay
-// because its journal failed. sync(2) and syncfs(2) do not return that error if the commit was
-// started by another process (ext4_sync_fs).
+// because its journal failed. sync(2) and syncfs(2) do not report a failed commit that another
+// process started (ext4_sync_fs).
 func JournalFailed(d *blockdev.OpenDevice) (bool, error) {
 	head, err := d.Read(0, sectorBytes)
 	if err != nil {
@@ -180,7 +180,7 @@ func (s scan) at(offset, n int64) []byte {
 }
 
 // takeRecords collects the driver's records from slots where no file can have data. It overwrites
-// format records in s with zeroes, so that judge sees the disk without them. It keeps growth
+// format records in s with zeroes, so that judge() sees the disk without them. It keeps growth
 // records, which exist only beside a filesystem.
 func (s *scan) takeRecords(v Volume) {
 	for _, slot := range v.slots(RecordOffsets, s.SizeBytes) {
@@ -283,7 +283,7 @@ func parseBlkid(output string) (string, error) {
 }
 
 // state describes a disk that is blank, or holds a mountable filesystem or an unfinished format of
-// this volume. For all other content judge returns an error.
+// this volume. For all other content judge() returns an error.
 type state struct {
 	Blank      bool
 	Unfinished bool
@@ -291,8 +291,8 @@ type state struct {
 	// Growing reports that a growth of the ext was cut off, and Checked that e2fsck had succeeded
 	// before that growth. Grow reports that the filesystem may grow now.
 	Growing, Checked, Grow bool
-	// NeedsCheck reports that the superblock of a btrfs may be durable while other blocks from mkfs
-	// are not, after a power failure. Only btrfs check can tell.
+	// NeedsCheck reports that a power failure may have lost blocks of a new btrfs, but not its
+	// superblock. Only btrfs check can tell.
 	NeedsCheck bool
 }
 

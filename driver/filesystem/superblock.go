@@ -43,7 +43,7 @@ type Superblock struct {
 	// Fresh reports that the filesystem is proven to be unwritten since mkfs. For an xfs, Find also
 	// reads the start of the log, at LogOffset.
 	Fresh bool
-	// MaybeFresh reports that a btrfs superblock shows no sign of a mount, which is no proof.
+	// MaybeFresh reports that a btrfs superblock shows no sign of a mount. There may have been one.
 	MaybeFresh bool
 	// Logged reports that a btrfs has a log of fsyncs, which a writable mount replays.
 	Logged    bool

@@ -58,7 +58,7 @@ func TestAnExtThatNeedsACheckIsUnclean(t *testing.T) {
 	}
 }
 
-func TestE2fsckReadsTheSuperblocksCopyAtCopyBlock(t *testing.T) {
+func TestE2fsckFindsACopyOfTheSuperblockAtCopyBlock(t *testing.T) {
 	for _, options := range []string{"ext4 -b 1024", "ext4 -b 1024 -O bigalloc -C 16384",
 		"ext4 -b 2048", "ext4 -b 4096", "ext4 -b 4096 -O bigalloc -C 8192", "ext3 -b 1024"} {
 		file := guesttest.New(t).Sparse(gib)
@@ -85,7 +85,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	f.Add([]byte("XFSB"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, head []byte) {
-		// With zeroes before it, even a short input reaches the offset of a btrfs superblock.
+		// The zeroes move even a short input to the offset of a btrfs superblock.
 		far := append(make([]byte, btrfsOffset), head...)
 		far = append(far, make([]byte, btrfsBytes)...)
 		for _, b := range [][]byte{head, far} {
@@ -218,7 +218,7 @@ func wantNewFeatures(t *testing.T, head []byte, v Volume) {
 	}
 }
 
-func TestBlkidDistinguishesNothingFoundFromAnError(t *testing.T) {
+func TestBlkidReturnsAnErrorIfTheProgramFails(t *testing.T) {
 	blank := filepath.Join(t.TempDir(), "blank")
 	csitest.Must(t, os.WriteFile(blank, make([]byte, mib), 0o600))
 	f := csitest.Got(os.Open(blank))(t)

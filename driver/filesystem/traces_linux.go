@@ -187,8 +187,8 @@ func extDirectory(b []byte) bool {
 	return empty || names
 }
 
-// extDescriptors reports whether b may be part of a table of group descriptors of size bytes. The
-// parameter most limits the directories of a group.
+// extDescriptors reports whether b may be part of a table of group descriptors of size bytes each.
+// The parameter most is the largest number of directories in a group.
 func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	for d := range slices.Chunk(b, size) {
@@ -301,7 +301,7 @@ func btrfsSuper(b []byte, at int64) bool {
 }
 
 // btrfsHeader reports whether b begins with the header of a tree block. If the driver expects a
-// growth, the block must have the filesystem's UUID, and otherwise be as mkfs writes it.
+// growth, the block must have the filesystem's UUID. Otherwise it must be as mkfs writes it.
 func (m traces) btrfsHeader(b []byte) bool {
 	if m.Growth != "" {
 		return len(b) >= btrfsFSID+16 && uuid.UUID(b[btrfsFSID:btrfsFSID+16]) == m.UUID

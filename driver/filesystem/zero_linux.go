@@ -35,9 +35,9 @@ func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []i
 }
 
 // proveRange reads the range [from, to) of the device and proves that it holds only zeroes and
-// expected bytes. The read continues when the caller gives up. A repeated call joins the read. It
-// accepts the result if no process can have written to the device since: its number and diskseq are
-// the same, the kernel's counters of writes and discards have not changed since before the read,
+// expected bytes. The read continues when the caller gives up, and a repeated call joins it. A call
+// accepts the result if nobody can have written to the device since the read began: the device's
+// number and diskseq are the same, the kernel's counters of writes and discards have not changed,
 // and no process has the device open for writing.
 //
 // It returns the offsets of chunks with expected bytes other than zero, each of chunkBytes.
@@ -101,8 +101,8 @@ func scanPending(d disk, progress string) error {
 		"%s; the read goes on, and the repeated call waits for it", d.Path, progress)
 }
 
-// judgeScan decides whether a job's result is still valid, or the caller has to read again. The
-// parameter joined is true if another call started the job; old, if the job ended before this call.
+// judgeScan decides whether a job's result is still valid, or the caller has to read again. If
+// joined is true, another call started the job. If old is true, the job ended before this call.
 func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error) {
 	switch {
 	case old && (job.err != nil || job.DiskSeq == 0):
@@ -124,7 +124,7 @@ func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error)
 	case job.counted && now.Known():
 		return !job.before.SameWrites(now), nil
 	}
-	// Without counters, only the call that started the job accepts its result: it locked the device.
+	// Without counters the result is valid only for the call that started the job and kept the lock.
 	return joined, nil
 }
 
@@ -244,8 +244,8 @@ const (
 // offset of b.
 type byteCheck func(b []byte, at int64) (int, error)
 
-// findUnexpected returns the offset of the first byte in [from, to) that check does not accept, or
-// -1. Several goroutines call progress(), with the number of bytes that passed the check.
+// findUnexpected returns the offset of the first byte in [from, to) that check() rejects, or -1.
+// Several goroutines call progress(), with the number of bytes that passed the check.
 func findUnexpected(ctx context.Context, d *blockdev.OpenDevice, from, to int64, check byteCheck,
 	progress func(n int64)) (int64, error) {
 	if from < 0 || to > d.SizeBytes || from > to {

@@ -52,7 +52,7 @@ type zeroScan struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	// The job writes these fields before it closes the channel done.
+	// The job writes the fields below before it closes j.done.
 
 	leftMu sync.Mutex
 	left   []int64 // chunks with expected bytes; guarded by leftMu while the job runs
@@ -72,8 +72,8 @@ func (j *zeroScan) ended() bool {
 	}
 }
 
-// join returns the job for the range, and whether it existed before. For a new job it starts run in
-// a goroutine. After Close, it returns a nil job.
+// join returns the job for the range, and whether the job existed before. It calls run() for a new
+// job in a goroutine. After Close, it returns a nil job.
 func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan, joined bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()

@@ -487,14 +487,14 @@ var programRun = regexp.MustCompile(`(?:runTool|runRepair|Command|Context)\([^"(
 
 // The node's image contains only the files that tools/node-root copies. The test runs each program
 // with such a copy as its root directory.
-func TestNodeImageProgramsNeedNoOtherFiles(t *testing.T) {
+func TestToolsNeedOnlyTheFilesOfTheNodeImage(t *testing.T) {
 	root, wanted := filepath.Join(t.TempDir(), "root"), imageTools(t)
 	out, err := exec.CommandContext(t.Context(), "../../tools/node-root",
 		append([]string{root}, wanted...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("node-root: %v\n%s", err, out)
 	}
-	// A container runtime mounts /proc. Of /proc the programs read only /proc/mounts.
+	// A container has /proc, of which the programs read only /proc/mounts.
 	mounts := csitest.Got(os.ReadFile("/proc/mounts"))(t)
 	csitest.Must(t, os.MkdirAll(filepath.Join(root, "proc/self"), 0o700))
 	csitest.Must(t, os.WriteFile(filepath.Join(root, "proc/self/mounts"), mounts, 0o600))

@@ -54,7 +54,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// Each function starts a use of the device. end() ends it, and errors have to contain the names.
+// Each function makes something use the device. end() stops that. Errors have to contain the names.
 var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
 	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
 		node string) (func(), []string) {
@@ -96,7 +96,7 @@ var kernelUsers = map[string]func(v testVolume, node string) (end func(), names 
 	},
 	"a process that writes beside one that only reads": func(v testVolume,
 		node string) (func(), []string) {
-		// Like a container's, this device node is a separate one, so no mount shows who has it open.
+		// As in a container, the device node is a copy, so no mount shows who has the device open.
 		own := v.guest.ownNode(node)
 		reader, writer := opening(v.guest.t, "<", own), opening(v.guest.t, "<>", own)
 		v.guest.t.Cleanup(reader.leave) // a reader is harmless
@@ -252,7 +252,7 @@ func TestADeviceThatADeadDriverLeftReadOnlyBecomesWritable(t *testing.T) {
 }
 
 // hostile describes a process that tries to delay the driver, in a copy of the test's mount
-// namespace. If root is false, it is an unprivileged user in a user namespace.
+// namespace. If root is false, the process runs as an unprivileged user in a user namespace.
 type hostile struct {
 	kind string
 	root bool
@@ -374,7 +374,7 @@ func try(err error) {
 
 const hostileVariable = "OXIDE_TEST_HOSTILE"
 
-// A hostile process runs this test program, acts here, and exits before the tests begin.
+// A hostile process runs this test program. It does its harm in init() and exits before any test.
 func init() {
 	for _, h := range hostiles {
 		if h.kind == os.Getenv(hostileVariable) {

@@ -169,7 +169,7 @@ func TestHealthReportsErrorsOfAVolume(t *testing.T) {
 			}
 			return said
 		}
-		// A new process has no record of the volume and finds it by its path.
+		// The first Service has a record of the volume. The second has none and looks at the path.
 		both := func(want string) {
 			t.Helper()
 			for _, got := range []string{health(n, ""), health(v.guest.node(), v.staging())} {

@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// twoVolumes returns a published volume and another volume, which is staged if known is true.
+// twoVolumes returns a published volume and an unpublished one. If known is true, both are staged.
 func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	g := statefulGuest(t)
 	v = g.disk(512, fsType)
@@ -254,7 +254,7 @@ type neighbour struct {
 	leave func()
 }
 
-// begin waits for the first line of the process, which must end when its input ends.
+// begin starts a process and waits for its first line. The process must end when its input ends.
 func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
 	t.Helper()
 	input := csitest.Got(cmd.StdinPipe())(t)
@@ -368,7 +368,7 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 }
 
 // sharedGuest returns a guest whose kubelet directory propagates its mounts to other namespaces, as
-// on a node whose driver runs in a container. The directory aside is not below kubelet's.
+// on a node whose driver runs in a container, and a directory outside of kubelet's.
 func sharedGuest(t *testing.T) (g *testGuest, aside string) {
 	t.Helper()
 	g = statefulGuest(t)

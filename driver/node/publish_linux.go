@@ -336,7 +336,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	if len(layers) > 0 && len(own) == 0 {
 		return v.undoReadOnly(ctx) // the path shows another volume
 	}
-	// Removing the target would lazily detach other namespaces' mounts on it. Wait until they end.
+	// Wait until no other namespace has a mount on the target: its removal would detach that mount.
 	if _, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {
@@ -451,10 +451,10 @@ func removeTarget(target string) error {
 }
 
 // NodeUnpublishVolume and NodeUnstageVolume get a volume's id and a path, at which something else
-// may be mounted. If another volume is mounted there, the call leaves it alone and succeeds,
-// because CSI wants OK if the volume is not at the path. The call fails if the mount cannot be a
-// volume's, because the volume may be hidden below it. It also fails if a record contradicts the
-// mount, or if nothing proves that the mount is the volume's.
+// may be mounted. If another volume is mounted there, the call leaves the mount alone and succeeds,
+// because CSI wants OK if the requested volume is not at the path. The call fails if the mount
+// cannot be a volume's, because the volume may be hidden below it. It also fails if a record
+// contradicts the mount, or if nothing proves that the mount is the volume's.
 
 // ownMounts returns those of the layers that are the volume's; none if another volume is mounted.
 func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([]stagedDisk,
@@ -518,7 +518,7 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 
 // ofVolume reports whether the driver may treat a mount of disk d as the volume's: a record names
 // the disk, or the mount has the driver's mark. d is the zero device if the disk is gone. A device
-// scan may replace the mark of a btrfs, so a btrfs needs no mark if d is gone or the driver made d.
+// scan may replace the mark of a btrfs, so a btrfs needs none if d is gone or has a "csi-" serial.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 	node, _ := mount.NodeRoot(m)
 	isDisk := node || d.Path != "" || mount.IsDiskPath(m.Source)
@@ -536,8 +536,8 @@ func undoError(err error) error {
 	return err
 }
 
-// goneToo returns text for the error about a mount whose disk is gone, or "". It names a volume
-// whose recorded disk is gone, too, because the mount may be that volume's.
+// goneToo returns text for the error about a mount whose disk is gone, or "". The text names a
+// volume whose recorded disk is also gone, because the mount may be that volume's.
 func goneToo(host blockdev.Host, records []volumeRecord) string {
 	for _, r := range records {
 		if _, err := host.Lookup(volume.Serial(r.Disk)); csierr.Has(err, csierr.DeviceNotFound) {

@@ -36,8 +36,7 @@ const (
 	maxRecordBytes = 4096             // far more than a record needs
 )
 
-// volumeRecord records, in memory and in a file, which disk a volume is. NodeUnstageVolume and
-// NodeUnpublishVolume need it, because their requests contain only an id and a path.
+// volumeRecord records, in memory and in a file, which disk a volume is.
 type volumeRecord struct {
 	Version  int    `json:"version"`
 	Volume   string `json:"volume"`
@@ -192,7 +191,8 @@ func (s storedRecord) load() (volumeRecord, bool) {
 }
 
 // otherVolume describes the disk with the serial if the records show that it is not the volume's,
-// and otherwise returns "". The result certain is true if any volume's record names the disk.
+// and otherwise returns "". The boolean is true if a record names the disk, or if the serial is ""
+// and the volume has a record.
 func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	known, ok := s.load()
 	want := volume.Serial(known.Disk)
@@ -211,7 +211,7 @@ func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	return "", false
 }
 
-// all lists every valid record, twice if a file and memory have it. open() logs invalid files.
+// all() lists the valid records, those in both memory and a file twice. open() logs invalid files.
 func (s *recordStore) all() []volumeRecord {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.kept))
@@ -232,7 +232,7 @@ func (s *recordStore) all() []volumeRecord {
 	return all
 }
 
-// A failure is only logged, because a record that stays only makes a later answer stricter.
+// A failure is logged and not returned: a record that stays can only make later answers stricter.
 func (s storedRecord) delete() {
 	s.mu.Lock()
 	delete(s.kept, s.volume)

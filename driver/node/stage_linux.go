@@ -47,7 +47,7 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stage keeps the device open until the mount, so that no other disk can get its number.
+// stage keeps the device open until the mount, so that no other disk can get the device's number.
 func (v *nodeVolume) stage(ctx context.Context) error {
 	found, err := v.node.host().Await(ctx, v.serial(),
 		cmp.Or(v.node.DeviceTimeout, defaultDeviceTimeout))
@@ -112,8 +112,7 @@ func (v *nodeVolume) preparation() *filesystem.Preparation {
 
 // open opens the device d and locks it, and compares its size and block size with those that the
 // controller reports of the disk. An instance's NVMe device need not show that its disk is
-// read-only, so this is not compared. If only the device is read-only, the call fails before the
-// first write (MakeWritable).
+// read-only, so this is not compared (see begin).
 func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %s, but the disk has %s",
@@ -294,7 +293,6 @@ type nodeVolume struct {
 	Target          string
 	PublishReadOnly bool // for the workload; the disk itself may be writable
 
-	// Every call locks the volume and then opens its device.
 	heldVolume
 	device *blockdev.OpenDevice
 }

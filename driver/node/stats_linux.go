@@ -369,9 +369,9 @@ const (
 	maxShownChanges = 50
 )
 
-// Inspect reports what this node sees of the volumes in asked. If asked is empty, it reports each
-// volume with a record. It may run beside the driver, and affects no call: it takes no lock, waits
-// for nothing, writes nothing, and opens devices only for reading.
+// Inspect reports what this node sees of the given volumes, or of each volume with a record if none
+// is given. It may run beside the driver, and affects no call: it takes no lock, waits for nothing,
+// writes nothing, and opens devices only for reading.
 func (n *Service) Inspect(asked []inspection.Asked) inspection.Report {
 	r := inspection.Report{Format: inspection.Format, At: time.Now().UTC(), Instance: n.InstanceID,
 		Devices: []inspection.Device{}, Volumes: []inspection.Volume{}}

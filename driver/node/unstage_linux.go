@@ -167,8 +167,8 @@ func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []moun
 }
 
 // unmount syncs and unmounts the filesystems at the staging path, and waits until no namespace has
-// the disks mounted. A failed sync does not stop it, because the data are lost in any case. The
-// result unwritten is the sync's error, which the unmount would not report. It is nil if the
+// the disks mounted. A failed sync does not stop the unmount, because the data are lost in any
+// case. The first error is that of the sync, which the unmount would not report. It is nil if the
 // filesystem had failed before, because the volume's health has reported that.
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
@@ -279,8 +279,8 @@ func (v heldVolume) flush(device *blockdev.OpenDevice) error {
 	return csierr.New(csierr.NodeToolFailed, "flush %s: %w", device.Path, err)
 }
 
-// awaitFree waits until nobody uses the device any more, or until it is gone. It fails if it cannot
-// find that out. At the end it flushes what others have written while it waited.
+// awaitFree waits until nobody uses the device any more, and then flushes what others have written
+// meanwhile. If the device is gone, it returns nil.
 func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool) error {
 	device.Shared = raw
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 20 * time.Millisecond,
