@@ -113,8 +113,8 @@ func Linger(ctx context.Context, while time.Duration) (longer context.Context, e
 	}
 }
 
-// hanging maps the key of a function that took too long to a channel, which is closed when the
-// function returns.
+// hanging has the keys of the functions that took too long. A key's value is a channel, which is
+// closed when the function returns.
 var hanging sync.Map
 
 // Within runs f, which may hang, and reports whether f returned in time. While an earlier f with
