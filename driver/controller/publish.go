@@ -524,8 +524,8 @@ var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDestroyed,
 }
 
-// checkDetached verifies that a.Instance does not have the disk. The disk's state names another
-// instance or none. If the state proves nothing (faulted), the instance's list of disks decides.
+// checkDetached verifies that a.Instance does not have the disk, whose state names another instance
+// or none. If the state proves nothing (faulted), the instance's list of disks decides.
 func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil

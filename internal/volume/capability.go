@@ -455,7 +455,7 @@ var (
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
-// Shown returns, sorted, the flags of a mount with these options that the driver compares.
+// Shown returns, sorted, the flags that the driver compares for a mount with these options.
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
