@@ -105,7 +105,7 @@ func TestAFlagOverridesItsVariable(t *testing.T) {
 	}
 }
 
-func TestANodeReportsItsInstanceIfConfigured(t *testing.T) { // NI-3
+func TestANodesTopologyFollowsItsSettings(t *testing.T) { // NI-3
 	const rack, id = volume.TopologyPrefix + "rack", racktest.Instance
 	for _, test := range []struct {
 		args     []string
@@ -202,7 +202,7 @@ func TestRunFailsFastOnMisconfiguration(t *testing.T) { // B-26
 	}
 }
 
-// For settings without a preset: what docs/configuration.md says in the column "default".
+// The column "default" of docs/configuration.md, for the settings whose field preset is empty.
 var spokenDefaults = map[string]string{
 	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
 	"OXIDE_PPROF_ADDRESS": "none", "OXIDE_LIVENESS_ENDPOINT": "none", "OXIDE_LEAVE_SOCKET": "none",

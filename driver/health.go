@@ -54,7 +54,7 @@ type rackHealth struct {
 	mu sync.Mutex
 	// guarded by mu
 	known rackKnown
-	// askedExpiry is when readExpiry last asked the rack; only run's goroutine uses it.
+	// askedExpiry is when readExpiry last asked the rack. Only the goroutine of run() uses it.
 	askedExpiry time.Time
 }
 
@@ -67,7 +67,7 @@ type rackKnown struct {
 	answered bool // by any check
 	// unanswered is the error of the last check if the rack has never answered one; otherwise nil.
 	unanswered error
-	// expires is when the first of the user's tokens expires; zero if none does, or it is not known.
+	// expires is when the first of the user's tokens expires; zero if none does, or none is known.
 	expires time.Time
 }
 
@@ -79,7 +79,7 @@ func (h *rackHealth) now() rackKnown {
 
 const expiryInterval = time.Hour
 
-// readExpiry reads rackKnown.expires at most once an hour. It only logs errors.
+// readExpiry asks the rack for rackKnown.expires, at most once an hour. It only logs errors.
 func (h *rackHealth) readExpiry(ctx context.Context) {
 	if time.Since(h.askedExpiry) < expiryInterval {
 		return
@@ -232,7 +232,7 @@ func toolsHealth() error {
 type identityService struct {
 	csi.UnimplementedIdentityServer
 
-	// Topology reports whether a topology is set. The controller and the nodes must answer the same.
+	// Topology reports whether a topology is set. It must be the same in all processes.
 	Topology bool
 	// Health reports whether the process is ready, or returns an error whose cause a person has to
 	// repair. It must not wait for the rack. Nil means always ready.

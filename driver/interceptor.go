@@ -310,7 +310,7 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 			"this one later", csierr.Plain(key))
 	}
 	defer l.held.Delete(key)
-	// A caller that gave up this call may have finished a later call, which this call would undo. gRPC
+	// If the caller has given up, it may have finished a later call, which this call would undo. gRPC
 	// delivers the cancellation of a call before later calls of the same connection.
 	switch ctx.Err() {
 	case nil:
@@ -440,8 +440,8 @@ func (h *hidden) withoutWords(text string) string {
 }
 
 // length returns how many bytes to redact of a text that begins like one of the words. If the text
-// has the whole word, these are the word's bytes. If not, the bytes up to a space or a quote are
-// redacted too: they may be the rest of the word in another encoding.
+// has only a part of the word, the result includes the bytes up to a space or a quote: they may be
+// the rest of the word in another encoding.
 func (h *hidden) length(text string) int {
 	equal, whole := 0, false
 	for _, word := range h.words {

@@ -47,7 +47,7 @@ import (
 )
 
 // Main runs the plugin, or the subcommand that the first argument names, until ctx ends. It returns
-// the exit status: 0, 1 for an error, or 2 and 3 for the findings of audit and doctor.
+// the exit status: 0, 1 for an error, or 2 or 3 for what "audit" or "doctor" has found.
 func Main(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer,
 ) int {

@@ -125,7 +125,7 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 		}
 	}
 	if c.Mode.node() {
-		// Serve nevertheless: without these programs volumes can be unmounted. Probe returns the error.
+		// Serve nevertheless: volumes can be unmounted without these programs. Probe returns the error.
 		if err := toolsHealth(); err != nil {
 			log.Error("this node cannot stage volumes", "error", csierr.Message(err))
 		}
@@ -370,7 +370,7 @@ func (s *ownSocket) Close() error {
 }
 
 // lockDirectory keeps other processes of the driver from creating or removing a socket in dir until
-// unlock is called. Otherwise two processes that start at once could each take the other's new
+// unlock() is called. Otherwise two processes that start at once could each take the other's new
 // socket for a stale one. The lock is on the directory itself and leaves no file in it.
 func lockDirectory(dir string) (unlock func(), err error) {
 	const maxWait = 2 * time.Second

@@ -380,7 +380,7 @@ func TestAFileAtTheSocketsPathIsNotRemoved(t *testing.T) { // B-19
 	}
 }
 
-func TestOnlyOneOfManyProcessesThatStartAtOnceServes(t *testing.T) { // B-19
+func TestOnlyOneOfManyConcurrentProcessesServes(t *testing.T) { // B-19
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "csi.sock")
 		left := csitest.Got(listenUnix(path))(t)

@@ -96,8 +96,6 @@ func (p *running) line(t *testing.T, level string) (found map[string]string) {
 	return found
 }
 
-// A controller that the rack refuses logs one line with the reason, which the command ready prints,
-// too. Its liveness probe succeeds, so that nothing restarts the process.
 func TestARefusedControllerReportsWhyAndStaysAlive(t *testing.T) { // D-45
 	at := func(mood racktest.Exchange) map[string]string {
 		return map[string]string{"OXIDE_HOST": racktest.At(t, moody(mood).ServeHTTP)}
@@ -331,8 +329,8 @@ func run(t *testing.T, args []string, env map[string]string) *running {
 	return p
 }
 
-// moodyRack counts the requests and answers each with the exchange in mood, which a test can
-// change. While the exchange is a success, a request for the current user is answered with a user.
+// moodyRack counts the requests and answers each with its field mood, which a test can change.
+// While the exchange is a success, a request for the current user is answered with a user.
 type moodyRack struct {
 	mood   atomic.Pointer[racktest.Exchange]
 	served atomic.Int64

@@ -51,7 +51,6 @@ func command(t *testing.T, env map[string]string, args ...string) (status int, o
 	return status, toOut.String(), toErr.String()
 }
 
-// The doctor's own tests show that no other secret is in the evidence.
 func TestTheDoctorRedactsTheToken(t *testing.T) { // B-26
 	env := map[string]string{"OXIDE_HOST": echoingRack(t), "OXIDE_TOKEN": canaryToken,
 		"OXIDE_PROJECT": racktest.Project, "OXIDE_CLUSTER_ID": "blue"}
@@ -98,7 +97,7 @@ func TestTheDoctorRedactsTheToken(t *testing.T) { // B-26
 	}
 }
 
-func TestTheDoctorRedactsTheTokenWithoutARack(t *testing.T) { // B-26
+func TestTheDoctorRedactsTheTokenInKubernetesObjects(t *testing.T) { // B-26
 	tools, bundle := t.TempDir(), filepath.Join(t.TempDir(), "bundle")
 	must(t, os.WriteFile(filepath.Join(tools, "kubectl"),
 		[]byte("#!/bin/sh\necho '"+canaryObjects+"'"), 0o755))

@@ -49,7 +49,7 @@ func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) 
 type Host struct {
 	Sysfs, Dev string
 	Locks      string // the file that Lock locks; empty means that Lock locks nothing
-	// Mounted describes, for an error, where a device is mounted in any namespace; it may be nil.
+	// Mounted returns text for errors: where a device is mounted, in any namespace. It may be nil.
 	Mounted func(Device) string
 }
 
@@ -257,9 +257,9 @@ func (d *OpenDevice) descriptorPath() string {
 // Root makes a tmpfs that contains only a device node of d, at the path d.Path, and opens its root
 // directory.
 //
-// The kernel mounts a device by its path, and shows the path in the mount table, where programs
-// look it up. In /dev, another disk may have the path by now. A thread whose root directory is the
-// tmpfs finds d at the path. The tmpfs is detached, so it ends when the directory is closed.
+// The kernel mounts a device by its path, and shows this path in the mount table, from which other
+// programs take it. In /dev, another disk may have the path by now. A thread whose root directory
+// is the tmpfs finds d at the path. The tmpfs is detached, so it ends when the directory is closed.
 func (d Device) Root() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

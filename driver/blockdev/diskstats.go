@@ -16,7 +16,7 @@ import (
 )
 
 // Counters contains the numbers of sectors that all users have read, written and discarded since
-// the kernel added the device. A flush does not count.
+// the kernel added the device. Flushes are not counted.
 type Counters struct {
 	ReadSectors, WrittenSectors, DiscardedSectors uint64
 }
@@ -26,7 +26,7 @@ func (c Counters) SameWrites(later Counters) bool {
 	return c.WrittenSectors == later.WrittenSectors && c.DiscardedSectors == later.DiscardedSectors
 }
 
-// Known reports whether the kernel counts requests: c, taken after a read, must contain that read.
+// Known reports whether the kernel counts requests, if c was taken after a read of the device.
 func (c Counters) Known() bool { return c.ReadSectors > 0 }
 
 // parseDiskstats returns the counters from a device's line in /proc/diskstats. It returns the zero

@@ -29,7 +29,8 @@ func (d Device) isNode(st *unix.Statx_t) bool {
 }
 
 // openers lists the visible processes, except this one, that have a file open for which isFile
-// returns true. A line of a lock in /proc/PID/fdinfo that contains mark shows a lock on this file.
+// returns true. A process locks the file if a "lock:" line of its fdinfo contains the value of
+// mark.
 func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	pids, err := Processes()
 	if err != nil {
@@ -215,9 +216,9 @@ const kernelSysfs = "/sys"
 const loopWait = time.Second
 
 // CheckLoops fails if a loop device uses the device or a partition of it, directly or through other
-// loop devices. The kernel itself has the file of a loop device open, and not exclusively, so
-// neither a search of processes nor an exclusive open finds it. A loop device that does not report
-// its file counts as a user only if a workload may have the device node (Shared).
+// loop devices. Such a use is found neither by a search of processes nor by an exclusive open: the
+// kernel itself has the file below a loop device open, and not exclusively. A loop device that does
+// not report its file counts as a user only if a workload may have the device node (Shared).
 func (d *OpenDevice) CheckLoops() error {
 	bound, err := boundLoops()
 	if err != nil {
@@ -316,7 +317,7 @@ func askLoops(loops []loop) error {
 	return errors.Join(errs...)
 }
 
-// ask sets l.below to the kernel's answer, or l.err if there is none. It fails if it cannot ask.
+// ask sets l.below to the kernel's answer, or l.err if there is none. It fails if l.Root() fails.
 func (l *loop) ask() error {
 	var below uint64
 	var failed, err error
@@ -334,8 +335,8 @@ func (l *loop) ask() error {
 	return failed
 }
 
-// backing returns the number of the device that the loop device uses, or 0. It asks the kernel: the
-// path in sysfs may lead to another file by now, or in this mount namespace.
+// backing returns the number of the device that the loop device uses, or 0. It asks the kernel,
+// because the path in sysfs may lead to another file by now or in this mount namespace.
 func (l *loop) backing(root int) (uint64, error) {
 	node, err := unix.Openat(root, strings.TrimPrefix(l.Path, "/"),
 		unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

@@ -25,8 +25,8 @@ type OpenDevice struct {
 	lock *os.File // against other processes of the driver; nil unless OpenLocked opened it
 	// Shared reports whether a workload may have, or have had, a device node of the disk.
 	Shared bool
-	// Inherited lists the files that a program inherits to work on the device: File, and the locks,
-	// which the program then keeps if this process dies.
+	// Inherited lists the files that a program inherits to work on the device: File, and the locks.
+	// The program keeps the locks if this process dies.
 	Inherited []*os.File
 }
 
@@ -128,8 +128,8 @@ func (d *OpenDevice) TryExclusive() error {
 	return errors.Join(d.notExclusive(err), f.Close())
 }
 
-// WithExclusive opens the device exclusively for writing and calls act. When WithExclusive returns,
-// what act has written has left the kernel's cache, but may still be in the device's cache.
+// WithExclusive opens the device exclusively for writing and calls act(). Afterwards what act() has
+// written has left the kernel's cache, but may still be in the device's cache.
 func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 	w, err := d.openAgain(os.O_RDWR | os.O_EXCL | unix.O_DIRECT)
 	if err != nil {
@@ -141,7 +141,7 @@ func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 }
 
 // awaitCopies waits up to a second until no other process has a copy of the descriptor that
-// WithExclusive closed: a child between fork and exec, or a process that reads /proc/PID/fd.
+// WithExclusive closed. A child between fork and exec may have one, or a reader of /proc/PID/fd.
 func (d *OpenDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		if !csierr.Has(d.TryExclusive(), csierr.DeviceHeld) {
@@ -256,8 +256,8 @@ func (d *OpenDevice) DropCache() error {
 }
 
 // MakeWritable fails if the device is read-only. If the parameter ours is true, it clears the
-// read-only switch first: a driver may have set it for a read-only block publication and died. The
-// caller has checked that nobody uses the device.
+// read-only switch first: an earlier process of the driver may have set it for a read-only block
+// publication. The caller has checked that nobody uses the device.
 func (d *OpenDevice) MakeWritable(ours bool) error {
 	for range 2 {
 		readOnly, err := d.ReadOnly()
@@ -308,7 +308,6 @@ func deviceSize(fd int) (int64, error) {
 	return int64(size), err
 }
 
-// openDiskSeq returns the diskseq of an open device; 0 on kernels before 5.15, which have none.
 func openDiskSeq(fd int) (uint64, error) {
 	var n uint64
 	err := Ioctl(fd, unix.BLKGETDISKSEQ, unsafe.Pointer(&n))
@@ -332,7 +331,7 @@ func Vanished(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }
 
-// Lost reports whether err is from a device or mount that no longer answers but can be unmounted.
+// Lost reports whether err means that a mount's device or server no longer answers.
 func Lost(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
 		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
@@ -404,8 +403,8 @@ func (h Host) openLocks() *os.File {
 // Programs that inherit the files in Inherited keep the lock. So if the driver dies during a mkfs
 // or an e2fsck, the next driver waits until the program has ended.
 //
-// If unshared is true, no workload ever gets the raw device, and only drivers lock the device node.
-// So OpenLocked locks it, too, which excludes a driver with another lock file.
+// If unshared is true, no workload ever gets the raw device. In that case OpenLocked also locks the
+// device node, which excludes a driver with another lock file.
 //
 // The locks do not exclude other programs. TryExclusive and AwaitNoWriters find those.
 func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*OpenDevice, error) {

@@ -23,12 +23,12 @@ import (
 //
 // A new process does not know the open changes of its predecessor. If the rack makes one of these,
 // or any change after the limit, a disk may be attached without any CO knowing it. In that case
-// ListVolumes shows its instance, and the next publish to another node returns an error with the
-// instance (DiskAttachedElsewhere). "audit" finds disks and snapshots that no CO knows.
+// ListVolumes shows the disk's instance, and the next publish to another node returns an error with
+// the instance (DiskAttachedElsewhere). "audit" finds disks and snapshots that no CO knows.
 const DefaultLateLimit = time.Minute
 
-// change describes a change that the driver requests from the rack. id is empty until the disk's or
-// the snapshot's id is known. name is set only for creations.
+// change describes a change that the driver requests from the rack. The field id is empty until the
+// disk's or snapshot's id is known. The field name is only for creations.
 type change struct {
 	event    flight.Event
 	id, name string
@@ -56,8 +56,8 @@ func snapshotDeleted(id oxide.NameOrId) change {
 	return change{event: flight.SnapshotDeleted, id: string(id)}
 }
 
-// confirm marks the change as made in the flight recorder, because the rack's state shows that it
-// was made. The fields in more were unknown before.
+// confirm tells the flight recorder that the change was made, which the rack's state shows. The
+// parameter more contains fields that were unknown before.
 func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
 }
@@ -81,11 +81,11 @@ type changes struct {
 	mu sync.Mutex
 	// guarded by mu: each open change, and until when the rack may make it
 	open map[change]time.Time
-	// The keys of held name the objects that calls are creating or deleting (see hold).
+	// The keys of this map name the objects that calls are creating or deleting, see hold().
 	held sync.Map
 }
 
-// request makes the change by calling do, unless the look is too old. It remembers the change while
+// request calls do() to make the change, unless the look is too old. It remembers the change while
 // it is open. An error of the oxide client means that the rack refused the change.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
@@ -108,7 +108,8 @@ func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch 
 	return record, err
 }
 
-// latest returns the open change that matches the given one and stays open longest, and its end.
+// latest returns the open change that matches the given one, and until when it is open. If several
+// match, it returns the one that is open longest.
 func (l *changes) latest(like change) (latest change, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -169,9 +170,9 @@ func (l *changes) hold(create flight.Event, name string) (release func(), err er
 	return func() { l.held.Delete(key) }, nil
 }
 
-// remove deletes an object with the function in the parameter remove. The function gone proves that
-// the object is gone. While its creation is open, the rack may still create the object, unknown to
-// any CO. So remove waits and reads again.
+// remove reads an object, and calls its parameter remove() to delete it, or gone() to prove that it
+// is gone. While the object's creation is open, the rack may still create it, unknown to any CO. In
+// that case this function waits and reads again.
 func remove[T any](ctx context.Context, l *changes, created change,
 	read func(context.Context, oxide.NameOrId) (*T, error), name func(*T) oxide.Name,
 	gone func() error, remove func(context.Context, rack.Look, *T) error) error {

@@ -145,7 +145,7 @@ func TestInvalidPageRequestsAreRefused(t *testing.T) { // LV-1, LV-2, LS-1, LS-2
 	}
 }
 
-func TestListVolumesFailsIfAPageIsMissing(t *testing.T) {
+func TestListVolumesFailsIfTheRackIsUnavailable(t *testing.T) {
 	scriptedCalls{
 		{"the second page fails", script{reply(listDisks, pageOf("p", listed(1, "detached"))),
 			later.To(listDisks)}, fails(csierr.RackUnavailable)},
@@ -246,8 +246,8 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	}.try(t, &csi.GetCapacityRequest{}, nil)
 }
 
-// A longRack answers with pages of the requested length. If most is not 0, no page is longer than
-// that.
+// A longRack answers with pages of the requested length. The field most limits a page's length, if
+// it is not 0.
 type longRack struct {
 	project string
 	most    int
@@ -587,7 +587,7 @@ func TestListSnapshotsOmitsUnfinishedSnapshots(t *testing.T) {
 	}
 }
 
-func TestListSnapshotsFailsForASnapshotWithoutATime(t *testing.T) {
+func TestListSnapshotsFailsForASnapshotWithoutACreationTime(t *testing.T) {
 	fails(csierr.RackResponseInvalid)(t, scripted(t, &csi.ListSnapshotsRequest{},
 		reply(listSnaps, pageOf("", snapshotOf("ready", with("time_created", nil))))))
 }

@@ -86,8 +86,8 @@ func (a attachment) has(disk *oxide.Disk) bool {
 // disks begin with the same 20 bytes, the guest shows only one of them (CP-12). The first list
 // avoids a useless attach. The second finds a disk that was attached meanwhile: if two calls attach
 // two such disks at once, the later of their second lists contains both, so at most one call
-// returns OK. The disk then stays attached until the CO unpublishes it: a rack also accepts the
-// attach of an attached disk, so the call does not know whether it attached the disk itself.
+// returns OK. If the second list causes an error, the disk stays attached until the CO unpublishes
+// it: a rack also accepts the attach of an attached disk, so an earlier call may have attached it.
 //
 // Right before the attach it reads the disk, and requests no attach if another instance has it. A
 // rack refuses such a request (A34), but a faulty rack could take the disk from a running workload.
@@ -393,7 +393,7 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	}
 	disk, isDisk := rack.ID(req.GetVolumeId())
 	instance, isInstance := rack.ID(req.GetNodeId())
-	// All ids of disks and instances are UUIDs. With any other id, no disk is attached.
+	// All ids of disks and instances are UUIDs, so nothing with another id can be attached.
 	if !isDisk || (req.GetNodeId() != "" && !isInstance) {
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
 	}
@@ -435,7 +435,7 @@ func (a attachment) lookAndDetach(ctx context.Context) error {
 }
 
 // detachEverywhere detaches the disk from a.Instance and verifies that afterwards no instance has
-// it. If a.Instance is empty, no instance had the disk when it was read.
+// it. An empty a.Instance means that no instance had the disk when the caller read it.
 func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	var err error
 	if a.Instance != "" {
@@ -506,7 +506,7 @@ func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (
 	return disk, err
 }
 
-// confirmDetached also marks an earlier, unanswered detach as made in the flight recorder.
+// confirmDetached calls checkDetached, and confirms a detach that an earlier call requested.
 func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error {
 	err := a.checkDetached(ctx, disk)
 	if err == nil {
@@ -524,8 +524,8 @@ var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDestroyed,
 }
 
-// checkDetached verifies that a.Instance does not have a disk whose state does not name it. If the
-// state proves nothing, such as faulted, the instance's list of disks decides.
+// checkDetached verifies that a.Instance does not have the disk, whose state names another instance
+// or none. If the state proves nothing (faulted), the instance's list of disks decides.
 func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil

@@ -216,8 +216,8 @@ func listing(disks ...string) exchange {
 
 var (
 	free, held = shown("detached"), shown(here)
-	// The script proves the deletion: between two answers without the disk the rack still shows the
-	// project and the user, so the token sees the project's disks.
+	// This script proves that the disk is deleted, and not only hidden from the token: between two
+	// answers without the disk the rack shows the project and the user.
 	gone         = script{noDisk, ownProject, ownUser, noDisk}
 	noDisk       = missing(viewDisk)
 	ownProject   = reply(racktest.ViewProject, racktest.ProjectOf())

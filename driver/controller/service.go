@@ -110,7 +110,7 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// mismatch says why no disk can fit, or is "". The caller reports it only for a disk that exists.
+// The returned mismatch says why no disk can fit. It is reported only for a disk that exists.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {
@@ -194,9 +194,9 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 	return ""
 }
 
-// ListVolumes lists the disks that this cluster made, and all other attached disks except boot
-// disks: those of other clusters, or made by hand. A CO would treat an attached volume that is
-// missing from the list as lost.
+// ListVolumes lists the disks that this cluster made. Of all other disks, which other clusters or
+// people made, it lists those that are attached and not boot disks. A CO would treat an attached
+// volume that is missing from the list as lost.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
 	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())

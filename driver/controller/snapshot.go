@@ -210,8 +210,8 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 }
 
 // checkTaken returns an error unless the snapshot is ready. Before that, its content may not be
-// fixed, and the rack removes it if taking it fails (CS-7). After an OK with ready_to_use false,
-// the workload would write again, and the orchestrator would keep the id.
+// fixed, and the rack removes it if taking it fails (CS-7). After an OK with ready_to_use false, an
+// orchestrator may resume a paused workload, and it keeps the id.
 func checkTaken(s *oxide.Snapshot) error {
 	switch {
 	case !cut(s):

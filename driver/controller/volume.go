@@ -78,7 +78,7 @@ func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Di
 	}
 	if disk.State.State() == oxide.DiskStateStateFaulted {
 		// A faulted disk's state names no instance, even if one has the disk, so search all instances.
-		// The rack attaches no faulted disk: if a second read finds it faulted, the result still holds.
+		// The rack attaches no faulted disk, so the result holds if the disk is still faulted afterwards.
 		holders, err := c.Rack.Holders(ctx, disk.Id)
 		switch {
 		case err != nil:
@@ -200,7 +200,7 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	return v.unlessThere(ctx, rack.Error(ctx, doing, err))
 }
 
-// unlessThere returns the disk if an earlier call has created it, and otherwise the error in why.
+// unlessThere returns the disk if an earlier call has created it, and otherwise the given error.
 // After a final error the CO would forget an existing disk.
 func (v volumeSpec) unlessThere(ctx context.Context, why error) (*oxide.Disk, error) {
 	if _, err := v.Rack.LookAtWorld(ctx); err != nil {
@@ -377,9 +377,9 @@ func volumeContext(d *oxide.Disk) map[string]string {
 }
 
 // publishContext returns what the node has to know about the disk: what the rack shows, and the
-// origin and use (filesystem, raw block or both) in the ownership tag of any cluster. If the tag
-// has no use, the context allows both, because the node refuses a raw publication without a use. If
-// the tag has no origin, the node reads the whole disk before it formats it.
+// origin and the use (filesystem, raw block or both) from the ownership tag of any cluster. If the
+// tag lacks the use, the context allows both; otherwise the node would refuse raw publications. If
+// it lacks the origin, the node reads the whole disk before it formats it.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -418,9 +418,9 @@ func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	return m.FilesystemUUID
 }
 
-// useProblem returns why a disk does not fit these capabilities, or "". Every cluster keeps to the
-// use in the tag: a workload's bytes on a raw device may look blank, or like a filesystem, to a
-// driver that reads only a sample.
+// useProblem returns why a disk does not fit these capabilities, or "". It obeys the tag of any
+// cluster: a raw device with a workload's bytes may look blank, or like a filesystem, to a driver
+// that reads only a sample.
 func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	m, ok := rack.DiskTag(d)
 	if use := useOf(wanted); !ok || m.Use == "" || m.Use == volume.UseBoth || m.Use == use {
@@ -432,8 +432,8 @@ func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 		"access type that the workload needs, and copy the data", rack.DiskText(d), words[m.Use])
 }
 
-// notOurs returns an error that refuses to delete an object that this driver did not make, such as
-// a boot disk that somebody wrote into a PersistentVolume. If why is empty, it returns nil.
+// notOurs returns the error for the deletion of an object that this driver did not make, such as a
+// boot disk that somebody wrote into a PersistentVolume. If why is "", it returns nil.
 func notOurs(kind, text, why, policy string) error {
 	if why == "" {
 		return nil

@@ -132,7 +132,6 @@ func TestRepeatedCreateReturnsTheDisk(t *testing.T) { // CV-18
 	}.try(t, createRequest(), blank)
 }
 
-// A CO may request the same volume name for another claim. That is no reason to refuse.
 func TestRepeatedCreateForAnotherClaimReturnsTheDisk(t *testing.T) { // CV-18
 	labelled := racktest.OwnTag
 	labelled.Claim = "shop/data"
@@ -293,7 +292,7 @@ func TestCreatePassesParametersToTheRack(t *testing.T) {
 	}
 }
 
-func TestRepeatedCreateSucceedsAfterItsImageIsDeleted(t *testing.T) { // CV-18
+func TestRepeatedCreateReturnsTheDiskAfterItsImageIsDeleted(t *testing.T) { // CV-18
 	r := parameter("imageId", racktest.Image)
 	scriptedCalls{
 		{"it was made", script{named("detached", with("image_id", racktest.Image))}, ok},

@@ -264,7 +264,7 @@ func unmountBelow(t testing.TB, dir string) {
 }
 
 // Sysfs makes a directory like /sys with a block device for each name in serials, and returns its
-// path. A device with the serial "-" has none.
+// path. The text "-" makes a device without a serial.
 func Sysfs(t testing.TB, serials map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

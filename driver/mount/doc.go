@@ -1,7 +1,7 @@
 // Package mount reads mount tables and makes and removes mounts.
 //
 // A Table contains the mounts of the driver's mount namespace. Views are the tables of all visible
-// mount namespaces. Both list the mounts of a disk; AwaitNone waits until it has no mounts.
+// mount namespaces. Both list the mounts of a disk; AwaitNone waits until there are none.
 //
 // A Mount is a descriptor of a mount. New and Clone make a detached mount, which is not in any
 // namespace until Attach moves it to a path. The driver verifies and configures it before that. If

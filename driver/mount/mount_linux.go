@@ -214,7 +214,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the disk that the mounted filesystem is on, or of the disk whose
-// device node is mounted. If several devices may hold a btrfs, the one in likely is tested.
+// device node is mounted. If several devices may hold a btrfs, it tests the parameter likely.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
@@ -291,7 +291,7 @@ func unmount(path string) error {
 	return nil
 }
 
-// UnmountAll unmounts as many mounts at path as layers says, and fails if path still has one.
+// UnmountAll unmounts the given number of mounts at path, and fails if path still has one.
 func UnmountAll(path string, layers int) error {
 	var err error
 	for range layers {
@@ -316,7 +316,7 @@ func UnmountAll(path string, layers int) error {
 		"process that mounts it", path)
 }
 
-// OnlyAt fails if the filesystem of the mount in layer is also mounted at another path.
+// OnlyAt fails if the given mount's filesystem is also mounted at another path.
 func (t Table) OnlyAt(path string, layer *mountinfo.Info) error {
 	others := slices.DeleteFunc(slices.Clone(t), func(m *mountinfo.Info) bool {
 		return m.Mountpoint == path || !SameFilesystem(m, layer)
@@ -345,7 +345,7 @@ func Sync(path string) error {
 // ioctlThaw is FITHAW of linux/fs.h, which x/sys lacks.
 const ioctlThaw = 0xC0045878
 
-// Thaw thaws the filesystem with the root directory root, if it is frozen.
+// Thaw thaws the filesystem whose root directory is open as root, if it is frozen.
 func Thaw(root *os.File) error {
 	err := unix.IoctlSetInt(int(root.Fd()), ioctlThaw, 0)
 	if errors.Is(err, unix.EINVAL) {
@@ -357,9 +357,9 @@ func Thaw(root *os.File) error {
 // ThawAt thaws the filesystem of a mount unless a process has a file or directory open in the
 // mount. Such a process may rely on the freeze, and prevents the unmount in any case.
 func ThawAt(m *mountinfo.Info) error {
-	// The first unmount with MNT_EXPIRE returns EAGAIN if the mount is not in use. If another process
-	// made the first, this second one unmounts. In that case the frozen filesystem keeps the device in
-	// use, which the exclusive open at the end of the CSI call finds.
+	// The first call with MNT_EXPIRE returns EAGAIN if the mount is not in use. A second call
+	// unmounts. If another process made the first, this call is the second: the filesystem, still
+	// frozen, keeps the device in use, which the exclusive open at the end of the CSI call finds.
 	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
 	if !errors.Is(err, unix.EAGAIN) {
 		return nil

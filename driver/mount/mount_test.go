@@ -114,7 +114,7 @@ func TestABtrfsIsMountedAfterAFailedMountOfItsDevice(t *testing.T) {
 	}
 }
 
-func TestMountsKeepTheRootDirectoryOfTheProcess(t *testing.T) {
+func TestMountingDoesNotChangeTheRootOfTheProcess(t *testing.T) {
 	_, device := formatted(t, guesttest.New(t), guesttest.Serial, volume.Ext4)
 	for range 20 {
 		mounts(t, device, volume.Ext4)
@@ -244,7 +244,7 @@ func FuzzMountTable(f *testing.F) {
 	})
 }
 
-func FuzzAddedMountHidesNone(f *testing.F) {
+func FuzzAnAddedMountHidesNoOtherMount(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b, line []byte, major, minor uint32) {
 		before, err := parseTable(b)
 		if err != nil {

@@ -42,8 +42,8 @@ func newView(pid int, table Table, unread bool) view {
 type Views []view
 
 // Limits for reading other mount namespaces. Any user can create namespaces with many mounts, many
-// root directories and long paths. While the driver has a table open, its namespace and the mounts
-// in it stay, so tableTime is shorter than the time that an unstage waits for a device's release.
+// root directories and long paths. While the driver has a table open, the kernel keeps that
+// namespace with its mounts. So tableTime is shorter than an unstage's wait for a device's release.
 const (
 	maxRoots      = 4        // root directories of one namespace
 	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths
@@ -203,8 +203,8 @@ func Describe[T any](all []T) string {
 }
 
 // Of lists the mounts of a disk in all mount namespaces: those of the filesystem on d, of d's
-// device node, and of the filesystem that the mount in layer has, even if its device is gone. d may
-// be the zero device, and layer may be nil.
+// device node, and of the same filesystem as the parameter layer, even if the device is gone.
+// Either parameter may be empty: d the zero device, and layer nil.
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false
 	if d.Path != "" {
@@ -248,8 +248,8 @@ func SameFilesystem(a, b *mountinfo.Info) bool {
 		(a.Major != 0 || a.Source == b.Source)
 }
 
-// shows reports whether m mounts the filesystem on d, or d's device node. If known is true, the
-// device node has to be in the directory home, this instance's device directory.
+// shows reports whether m mounts the filesystem on d, or d's device node. If the parameter known is
+// true, the device node has to be in this instance's device directory, home.
 func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
 	switch {
 	case m.Major != 0 && uint32(m.Major) == d.Major && uint32(m.Minor) == d.Minor:
@@ -413,10 +413,10 @@ func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	return mounts
 }
 
-// AwaitNone waits until find returns no mounts. It does not wait for a mount in the driver's own
+// AwaitNone waits until find() returns no mounts. It does not wait for a mount in the driver's own
 // namespace, which is a publication and stays until it is unpublished. A mount in another namespace
-// may end soon, as when a container starts. The result unread names the processes whose namespaces
-// may have further mounts.
+// may end soon: a starting container has mounts that it removes. The returned text names the
+// processes whose namespaces may have further mounts.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	find func(Views) []Found) (unread string, err error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,

@@ -187,7 +187,7 @@ func (t Table) Paths() string {
 // diskNode matches the root, in mountinfo, of a bind mount of a disk's device node.
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
-// NodeRoot reports whether a mount is of a disk's device node, and whether it was deleted.
+// NodeRoot reports whether a mount is of a disk's device node, and whether the node was deleted.
 func NodeRoot(m *mountinfo.Info) (node, deleted bool) {
 	node = diskNode.MatchString(m.Root)
 	return node, node && nodePath(m) != m.Root
@@ -212,8 +212,8 @@ func IsNode(m *mountinfo.Info) bool {
 	return ok
 }
 
-// Device returns the number of the disk that is mounted. If several devices may hold a btrfs, the
-// one in likely is tested.
+// Device returns the number of the disk that is mounted. If several devices may hold a btrfs, it
+// tests the parameter likely.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
@@ -246,7 +246,7 @@ func (c Condition) String() string {
 }
 
 // ConditionOf reports whether errors have made a filesystem read-only or shut it down. It calls
-// stat on the mount point, so it must be used only for volumes, whose disks are local.
+// stat on the mount point, which may hang for a network filesystem. So use it only for volumes.
 //
 // When errors make a filesystem read-only, the flags of the mount itself still allow writes. Since
 // Linux 6.14 ext4 also shows the option emergency_ro.
@@ -366,7 +366,7 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 }
 
 // btrfsNumber returns the number of the disk that an open directory's btrfs is on. If the kernel
-// lists several devices, it tests the one in likely, unless that is the zero device. If the test
+// lists several devices, it tests the parameter likely, unless that is the zero device. If the test
 // proves nothing, it returns a TwinsError, and the number of the device at the recorded path.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
@@ -436,7 +436,7 @@ func numberIn(dir string) (major, minor uint32, err error) {
 	return blockdev.ParseNumber(b)
 }
 
-// isOn reports whether the btrfs of an open directory is proven to be on the device. It has the
+// isOn reports whether the btrfs of an open directory is proven to be on the device. It makes the
 // kernel scan the device at a unique path: only a btrfs on this device then reports that path as
 // the path of its device. A second scan restores the source of the mount (madeOf).
 func isOn(root *os.File, d blockdev.Device) (shown bool) {

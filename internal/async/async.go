@@ -113,13 +113,14 @@ func Linger(ctx context.Context, while time.Duration) (longer context.Context, e
 	}
 }
 
-// hanging maps the key of a function that took too long to a channel, which is closed when the
-// function returns.
+// hanging has the keys of the functions that took too long. A key's value is a channel, which is
+// closed when the function returns.
 var hanging sync.Map
 
 // Within runs f, which may hang, and reports whether f returned in time. While an earlier f with
 // the same key hangs, Within returns false without running f, so that a hanging file does not block
-// more and more threads. After false, f may still run, so the caller must not read what f writes.
+// more and more threads. If it returns false, f may still run, so the caller must not read what f
+// writes.
 func Within(key string, wait time.Duration, f func()) bool {
 	if ended, ok := hanging.Load(key); ok {
 		select {

@@ -113,7 +113,7 @@ func TestOutputTailReturnsOneQuotedLine(t *testing.T) {
 	}
 }
 
-// The expressions match a section of docs/reasons.md, and a constant of reasons.go.
+// entry matches a section of docs/reasons.md, and definition matches a constant of reasons.go.
 var (
 	entry      = regexp.MustCompile("### `(\\w+)`\n\n`(\\w+)`.*\\.\n[^#]+\\.\n\nDo: ([^#]+)\n")
 	definition = regexp.MustCompile(`\t(\w+) +Reason = "(\w+)"`)

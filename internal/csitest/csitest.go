@@ -40,7 +40,7 @@ func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason, words 
 	Presentable(t, err, code)
 }
 
-// OK ends the test on an error. In tables of test cases it is the check for success.
+// OK ends the test on an error. It is the check in test cases that expect success.
 func OK(t *testing.T, err error) {
 	t.Helper()
 	Must(t, err)

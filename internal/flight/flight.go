@@ -119,8 +119,8 @@ func (f Fields) attrs() []slog.Attr {
 }
 
 type history interface {
-	// add adds an entry. Unless always is set, it adds the end of a change only while the change is
-	// open, so that no two processes report the same change.
+	// add adds an entry. If the parameter always is false, it adds the end of a change only while the
+	// change is open, so that no two processes report the same change.
 	add(e Entry, always bool) (added bool, err error)
 }
 
@@ -395,8 +395,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without a file, Confirm has no open change to end. End still logs its change, although somebody
-		// has removed the file since Begin.
+		// Without a file, Confirm has no open change to end. The entry of End counts as added, so that
+		// its change is logged, although somebody has removed the file since Begin.
 		return !e.Seen, nil
 	}
 	if err != nil {
@@ -485,7 +485,7 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 	}
 }
 
-// For a new file, makeRoom creates the directory, and removes the oldest of maxVolumes files.
+// For a new file, makeRoom creates the directory, and removes the oldest file of a full directory.
 func (s *files) makeRoom(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil

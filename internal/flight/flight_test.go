@@ -140,7 +140,7 @@ func TestConfirmLogsAChangeWhoseAnswerWasLost(t *testing.T) {
 	}
 }
 
-func TestEndLogsAChangeWhoseBeginWasLost(t *testing.T) {
+func TestEndLogsAChangeWhoseFirstEntryWasLost(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, FileName(someVolume))
 	removed := record(dir)

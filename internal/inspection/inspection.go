@@ -110,7 +110,7 @@ type Mount struct {
 	// Failed is the filesystem's state after an error, or "".
 	Failed   string `json:"failed,omitempty"`
 	Writable bool   `json:"writable,omitempty"`
-	// Process is a process in whose mount namespace the mount is; "" is the driver's own.
+	// Process names a process in the mount's namespace. It is "" for the driver's own namespace.
 	Process string `json:"process,omitempty"`
 }
 

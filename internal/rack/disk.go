@@ -132,8 +132,8 @@ func ForeignSnapshot(s *oxide.Snapshot, cluster string) string {
 	return foreign(tag, ok, cluster)
 }
 
-// foreign returns why an object with this tag is not the cluster's, or "". valid reports whether
-// the object's name belongs to the tag.
+// foreign returns why an object with this tag is not the cluster's, or "". The parameter valid
+// reports whether the object's name belongs to the tag.
 func foreign(tag volume.Tag, valid bool, cluster string) string {
 	switch {
 	case tag.Name == "":

@@ -131,7 +131,7 @@ type page[T any] struct {
 // maxEmptyPages limits the consecutive empty pages of a list, and maxPages all its pages.
 const maxEmptyPages, maxPages = 10, 1000
 
-// eachObject visits the objects of a list until visit returns true or an error. The rack names a
+// eachObject visits the objects of a list until visit() returns true or an error. The rack names a
 // next page after every page with objects, and may list more objects after an empty page.
 // eachObject returns an error if a page or object repeats, or if the list does not end.
 func eachObject[T any](ctx context.Context, doing string,
@@ -325,7 +325,7 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 // list continues. CSI allows 128 bytes and the page token has about 200, so it is compressed. If it
 // is still too long it is omitted, and the pager skips entries up to the id.
 
-// packToken returns a starting token. page is "" for the rack's first page.
+// packToken returns a starting token. The parameter page is "" for the rack's first page.
 func packToken(project, after, page string) string {
 	raw, err := base64.URLEncoding.DecodeString(page)
 	if err != nil || page == "" || base64.URLEncoding.EncodeToString(raw) != page {

@@ -264,8 +264,8 @@ func (s *TokenSource) renewed() *renewedFile[string] {
 }
 
 // get returns the token to send. It reads a changed file again, and returns the last token if the
-// read fails. If force is set, it reads even a file with unchanged times: after the rack has
-// refused a token, the file may contain a new one.
+// read fails. If the parameter force is true, it reads even a file with unchanged times: after the
+// rack has refused a token, the file may contain a new one.
 func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	if s.Path == "" {
 		return s.Fixed, nil
@@ -273,8 +273,8 @@ func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	return s.renewed().get(ctx, force)
 }
 
-// Fault returns the error of the token file until a read succeeds, or nil. Meanwhile calls use the
-// last token.
+// Fault returns the error of the last read of the token file, or nil. After an error, calls use the
+// token that was last read.
 func (s *TokenSource) Fault() error {
 	if s == nil || s.Path == "" {
 		return nil
@@ -347,7 +347,7 @@ func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err erro
 
 // begin starts a read, or returns the one in progress. Only one goroutine reads, because a system
 // call on a hanging mount cannot be canceled. After a slow read that failed, the caller need not
-// wait if a value is known and force is not set.
+// wait if a value is known and force is false.
 func (s *renewedFile[T]) begin(force bool) (r *reading, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

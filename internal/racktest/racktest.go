@@ -49,11 +49,11 @@ type script struct {
 	mu sync.Mutex
 	// guarded by mu
 	lines []Exchange
-	// guarded by mu: the requests that world has answered
+	// guarded by mu: the requests that were answered from the map world
 	worldly map[string]bool
 }
 
-// world answers two requests. A client sends each of them once, and a script may omit them.
+// world maps two requests to answers. A client sends each of them once, and a script may omit them.
 var world = map[string]string{ViewProject: ProjectOf(), ViewUser: UserOf(Silo)}
 
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -191,7 +191,7 @@ func UserOf(silo string) string {
 		"silo_name": "cats"})
 }
 
-// PageOf returns a page of a list. next is the token of the next page.
+// PageOf returns a page of a list. The parameter next is the token of the page after it.
 func PageOf(next string, items ...string) string {
 	return fmt.Sprintf(`{"next_page":%s,"items":[%s]}`, JSON(next), strings.Join(items, ","))
 }

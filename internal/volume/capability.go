@@ -253,14 +253,14 @@ var (
 	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}
 )
 
-// CommonFlags returns the flags that every filesystem accepts, without a value and with one.
+// CommonFlags returns the flags that every filesystem accepts: words have no value, names have one.
 func CommonFlags() (words, names []string) {
 	words = slices.Concat(slices.Collect(maps.Keys(attrFlags)), superFlags, []string{"seclabel"},
 		ignoredFlags[1:])
 	return words, append([]string{"comment"}, labelFlags...)
 }
 
-// FlagSet contains a filesystem's mount flags without and with a value.
+// FlagSet contains a filesystem's mount flags: those in Words have no value, those in Values one.
 type FlagSet struct {
 	Words  []string
 	Values map[string]Values
@@ -455,7 +455,7 @@ var (
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
-// Shown returns the sorted flags that the driver compares, of a mount with these options.
+// Shown returns, sorted, the flags that the driver compares for a mount with these options.
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
@@ -482,7 +482,7 @@ func attrWords(attr uint64) []string {
 	return words
 }
 
-// ShownFlags returns the sorted flags that the driver compares, from a mountinfo line's two lists.
+// ShownFlags returns, sorted, those flags of a mountinfo line's two lists that the driver compares.
 func ShownFlags(mount, super string) []string {
 	of := func(list string, flags []string) []string {
 		return slices.DeleteFunc(strings.Split(list, ","), func(word string) bool {
@@ -493,7 +493,7 @@ func ShownFlags(mount, super string) []string {
 		of(super, shownSuperFlags)...)))
 }
 
-// PublishedFlags returns the sorted flags that the driver compares, of a published mount: those of
+// PublishedFlags returns, sorted, the flags of a published mount that the driver compares: those of
 // the staging mount, which a bind mount copies, and those of the publish request.
 func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)

@@ -167,8 +167,8 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 	return p, nil
 }
 
-// Fits returns an error if the parameters contradict the capabilities of a disk of this size. Size
-// 0 is for a disk that may already contain a filesystem: then no size is checked.
+// Fits returns an error if the parameters contradict the capabilities of a disk of this size. For a
+// disk that may already contain a filesystem, the size is 0, and is not checked.
 func (p Parameters) Fits(capabilities []*csi.VolumeCapability, sizeBytes int64) error {
 	for _, c := range capabilities {
 		if c.GetMount() == nil {

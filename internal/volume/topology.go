@@ -16,8 +16,8 @@ import (
 // TopologyPrefix is the prefix of the driver's topology keys, as CSI requires.
 const TopologyPrefix = "topology.csi.oxide.computer/"
 
-// Segments is a location: topology keys with their values. The operator chooses them, because a
-// rack shows its users neither rack nor region.
+// Segments is a location: topology keys with their values. The operator chooses both, because the
+// rack's API names no rack and no region.
 type Segments map[string]string
 
 var (
@@ -94,9 +94,9 @@ func sameKeys(a, b Segments) bool {
 }
 
 // ChooseTopology returns a volume's topology: all our locations, because the rack's disks can be
-// reached from each. The first is the one that the request prefers most, or one that it allows.
-// Without locations the topology is empty; the request may then contain only instances, and only if
-// nodes report them. Instances never change the result.
+// reached from each. The first is the one that the request prefers most, or one that it allows. If
+// there are no locations, the topology is empty, and the request may contain nothing but instances,
+// and those only if nodes report them. Instances never change the result.
 func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if req == nil {
