@@ -129,7 +129,7 @@ func parseInstanceCreate(f *fields) any {
 	return c
 }
 
-// unsupported returns the name of the first list that is not empty, which the answer 501 shows.
+// unsupported returns the first of the names whose list in the request is not empty, or "".
 func (f *fields) unsupported(names ...string) string {
 	for _, name := range names {
 		var wanted []json.RawMessage

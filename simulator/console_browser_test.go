@@ -24,12 +24,12 @@ import (
 // consolePicture is the picture that "go test ./simulator -run Console -update" writes.
 const consolePicture = "../docs/console.png"
 
-// live is the selector of a body that the page's script updates.
+// live selects the body of a page while the page's script updates it.
 const live = `body[data-live=yes]`
 
 const claimed = `csi.example {"name":"pvc-42","claim":"shop/orders","cluster":"blue","use":"mount"}`
 
-// recordFlights lets the console follow a file that does not exist yet, to which write() appends.
+// recordFlights makes the console follow a file of flight records, which write() creates and fills.
 func recordFlights(t *testing.T, s *Server) (write func(line string)) {
 	dir := filepath.Join(t.TempDir(), "flight")
 	s.Flights.Dirs = []string{dir}
@@ -167,7 +167,7 @@ func TestTheConsoleShowsAVolumeAndInjectsFaults(t *testing.T) {
 	both = []*browsertest.Tab{first, second}
 	sees("the deletion", "#feed tr", "disk_delete")
 
-	// Without the script, a form redirects to its page, and the page still lists one disk's requests.
+	// Without scripts, a button leads back to the same page, which still lists one disk's requests.
 	plain := browser.Open(t, admin+"/?pause&disk=shop%2Forders",
 		emulation.SetScriptExecutionDisabled(true))
 	plain.Follow(chromedp.Click(`#i-`+r.instance("idle").ID+` button`),

@@ -244,8 +244,8 @@ func TestAnImportedImageKeepsItsBytesAcrossRestarts(t *testing.T) { // A90, A91
 	}
 }
 
-// TestInvalidImportsAndImagesAreRefused sends requests for A90 and A91 that the conformance suite
-// cannot send to a real rack.
+// TestInvalidImportsAndImagesAreRefused sends requests that the rules A90 and A91 forbid, and that
+// the conformance suite cannot send to a real rack.
 func TestInvalidImportsAndImagesAreRefused(t *testing.T) {
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, QuotaBytes: 5 << 30,
 		Images: []engine.ImageSpec{{Name: "silos", SizeBytes: 1 << 30},

@@ -142,7 +142,7 @@ func TestAFaultFiresOnlyForMatchingRequests(t *testing.T) {
 	}
 }
 
-func TestAFaultThatEndsTheRequestPostponesLaterFaults(t *testing.T) {
+func TestAFaultThatEndsARequestPostponesFaultsOfLaterPhases(t *testing.T) {
 	for at, first := range phases[:2] { // the phases that end a request
 		for _, phase := range phases[at+1:] {
 			for _, addedFirst := range []bool{false, true} {

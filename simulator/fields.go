@@ -165,7 +165,7 @@ func (f *fields) newIdentity() (name, description *string) {
 
 func (f *fields) text(name string) string { return valueOf[string](f, name, "a string") }
 
-// valueOf reads a value of a simple type, for which the last argument is serde's word.
+// valueOf reads a value of a simple type. The last argument is serde's word for the type.
 func valueOf[T any](f *fields, name, expected string) (value T) {
 	f.read(name, expected, &value)
 	return value
@@ -359,7 +359,7 @@ func (f *fields) address(name string) string {
 	return address.String()
 }
 
-// endpoint reads an object's type, one of allowed, and its value: an address, network or name.
+// endpoint reads an object's type and, except for "drop", its value: an address, network or name.
 func (f *fields) endpoint(allowed ...string) map[string]any {
 	tag := f.variant(allowed...)
 	value := map[string]any{"type": tag}

@@ -47,7 +47,7 @@ func loadSchema(t *testing.T) *schema {
 	for _, s := range doc.Components.Schemas {
 		closeSchema(s)
 	}
-	// A text may match several variants of these two schemas: closeSchema removes the lookahead that
+	// Allow a text to match several variants of these schemas: closeSchema removes the lookahead that
 	// tells names from IDs, and openapi3 does not check the formats of addresses.
 	for _, name := range []string{"NameOrId", "IpRange"} {
 		either := doc.Components.Schemas[name].Value

@@ -139,8 +139,8 @@ type operation struct {
 	kind *engine.Kind
 	// noAuth means that the operation needs no token (A11).
 	noAuth bool
-	// list means that the operation accepts limit, page_token and sort_by. required are the query
-	// parameters that a request without page_token must have.
+	// list means that the operation accepts limit, page_token and sort_by. A request without a page
+	// token must have the query parameters in required.
 	list     bool
 	required []string
 	// selectors are the query parameters that name objects; nil means project and instance.
@@ -291,8 +291,8 @@ func rows[G group, T, P any](read func(G, *engine.Call, *store.Tx) []T,
 	}
 }
 
-// The function passed to paged() returns one page. That passed to listed() or whole() returns all
-// objects, of which listed() sends one page, and whole() all.
+// paged() takes a function that returns one page. listed() and whole() take a function that returns
+// all objects: listed() sends one page of them, and whole() sends all.
 func paged[G group, T named](read func(G, *engine.Call, *store.Tx) []T) handler {
 	return rows(read, newPage[T])
 }

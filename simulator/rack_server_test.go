@@ -133,9 +133,9 @@ func (r *rackServer) demand(status int, part, request string) string {
 var identities = regexp.MustCompile(`NAME=([a-z0-9-]+)`)
 
 // play sends the requests of a script, one in each line. A line has the wanted status, the method,
-// the path below /v1/, the body, and after => a part of the answer; an indented line continues it.
-// NAME=x stands for the fields name and description. In oldNew, each word precedes the text that
-// replaces it. play returns the last answer.
+// the path below /v1/, the body and, after =>, a part of the answer. An indented line continues the
+// line above. NAME=x stands for the fields name and description. In oldNew, each word precedes the
+// text that replaces it. play returns the last answer.
 func (r *rackServer) play(script string, oldNew ...string) (answer string) {
 	r.t.Helper()
 	script = identities.ReplaceAllString(strings.ReplaceAll(strings.TrimSpace(script), "\n\t", " "),

@@ -371,7 +371,7 @@ func badQuery(format string, args ...any) error {
 
 func badPath(problem string) error { return badRequest("bad parameter in URL path: %s", problem) }
 
-// unknownVariant returns serde's error message for a word that is not one of allowed.
+// unknownVariant returns serde's error message for a word that is not allowed.
 func unknownVariant(word string, allowed []string) string {
 	expected := "`" + strings.Join(allowed, "`, `") + "`"
 	switch len(allowed) {

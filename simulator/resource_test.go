@@ -20,14 +20,14 @@ import (
 )
 
 var lives = map[string]struct {
-	// query names the parent. fields are the fields of a creation besides name and description, in
-	// which the test replaces each N by 1, 2 and so on.
+	// query names the parent. fields has all fields of a creation but name and description. The test
+	// replaces each N by 1, 2 and so on.
 	query, fields string
-	// update is the body of an update, and shows is a text in the updated record. update is "" if the
-	// kind cannot be updated.
+	// update is the body of an update; "" means that the kind cannot be updated. The updated record
+	// must contain the text in shows.
 	update, shows string
-	// holder creates an object that prevents the record's deletion, holds is the deletion's error, and
-	// release removes the object. The test replaces NAME and ID by those of the record.
+	// holder creates an object that prevents the record's deletion, and release removes it. The text
+	// in holds is the deletion's error. The test replaces NAME and ID by those of the record.
 	holder, holds, release string
 }{
 	"project": {

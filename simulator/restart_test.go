@@ -226,7 +226,7 @@ func TestResetRemovesDisksThatGuestsUse(t *testing.T) {
 	}
 }
 
-func TestASeededDiskIsBlankAfterAReset(t *testing.T) {
+func TestAConfiguredDiskIsBlankAfterAReset(t *testing.T) {
 	needGuests(t)
 	r := serveRack(t, engine.Config{Disks: []engine.DiskSpec{{Name: "seeded", SizeBytes: 1 << 30}}})
 	path := filepath.Join(r.dir, "disks", r.disks()[0].ID+".img")
@@ -326,7 +326,7 @@ func TestDeviceFaultsChangeTheDeviceOfADisk(t *testing.T) {
 	}
 }
 
-func TestAFullHostKeepsItsDisksAndRefusesNewOnes(t *testing.T) { // A27
+func TestARackOnAFullFilesystemKeepsItsDisksAndRefusesNewOnes(t *testing.T) { // A27
 	needGuests(t)
 	dir := t.TempDir()
 	looptest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "size=3m")
@@ -539,7 +539,7 @@ func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 
 // TestAKilledRackKeepsAcknowledgedChanges kills a rack that has acknowledged some changes and is in
 // the middle of others. The next simulator must keep the acknowledged changes, complete the others
-// (A19), and leave no other file, device or used quota. proofs/model kills racks at any moment.
+// (A19), and leave no other file, device or used quota.
 func TestAKilledRackKeepsAcknowledgedChanges(t *testing.T) {
 	binary, dir := buildSimulator(t), filepath.Join(t.TempDir(), "rack")
 	p := startProcess(t, binary, dir)

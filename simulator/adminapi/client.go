@@ -3,8 +3,8 @@
 // Tests and operators observe and disturb a simulated rack through the admin listener, which a real
 // rack lacks. [Routes] lists the requests that it answers. GET / answers a browser with the rack's
 // page, and other clients with the list of routes. The listener refuses requests from foreign web
-// pages: a name in Host must be localhost or configured, an Origin must be the listener's, and a
-// browser's change needs the token of the rack's page.
+// pages. A host name in a request must be localhost or a configured name. The header Origin, if a
+// request has it, must name the listener. A browser's change needs the token of the rack's page.
 //
 // The package imports no other package of this module.
 package adminapi
@@ -79,7 +79,7 @@ func (c Client) ClearFaults(ctx context.Context) error {
 }
 
 // RunDeferred ends the delays of faults of the phase [Deferred] and of Switches.FreeDelay. It
-// returns when the delayed operations and deletions are done.
+// returns when the delayed work is done.
 func (c Client) RunDeferred(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/deferred", nil, nil)
 }
@@ -251,37 +251,37 @@ const (
 	// Before is the phase before the rack authenticates the caller. If the fault answers the request,
 	// the rack does not carry out the operation.
 	Before Phase = "before"
-	// Instead is like Before, but after the rack has read the request and authenticated the caller.
+	// Instead is the phase between the authentication and the operation, which the fault may prevent.
 	Instead Phase = "instead"
 	// After is the phase when the operation has taken effect. The fault may replace the response.
 	After Phase = "after"
 	// Twice carries out the operation twice, as a proxy with retries does. The caller gets the second
 	// response, or the fault's.
 	Twice Phase = "twice"
-	// Deferred responds first and carries out the operation later: on POST /deferred, or after Delay,
-	// which begins when the caller has the response or has gone. It needs a Response, Cut or Hang.
+	// Deferred answers with the fault's Response, Cut or Hang. The operation follows after POST
+	// /deferred, or after Delay, which begins when the caller has the response or has gone.
 	Deferred Phase = "deferred"
 	// Unwind makes the operation fail halfway, and the rack undoes it: a create leaves nothing, a
 	// delete leaves the disk faulted under another name (A24), and a finalization leaves the disk in
 	// import_ready (A90).
 	Unwind Phase = "unwind"
-	// Reread makes an attach or a detach fail after its effect, when the rack reads the disk again for
-	// its response: the caller gets 503 (A67).
+	// Reread makes an attach or a detach fail with 503 after its effect, when the rack reads the disk
+	// again for the response (A67).
 	Reread Phase = "reread"
 )
 
 // Fault injects a failure into the rack.
 //
-// A fault matches the requests of Operation (an operationId) that name Object (a name or an ID) and
-// carry the token Bearer; an empty field matches everything. It ignores the first matches (Skip),
-// and then fires for some (Times; 0 means all), each with a Probability (0 means always; Seed seeds
-// the random numbers). A request that another fault ends in an earlier phase is no match.
+// A fault matches a request of the operationId Operation that names Object (by name or ID) and has
+// the token Bearer; an empty field matches every request. The fault ignores the first Skip matches.
+// It then fires at most Times times (0: no limit), for each match with the given Probability (0:
+// always); Seed seeds the random numbers. A fault does not match a request whose operation an
+// earlier fault has prevented.
 //
-// When the fault fires, it waits for Delay. Then it lets the request continue, or ends it with
-// Response, with a Cut connection, or with a Hang that ends in a cut. Other fields change the
-// response: SlowBody and SlowByte send it with pauses, in eight pieces or byte by byte;
-// TruncateBody cuts it off after this number of bytes; DropFields removes fields of the object, or
-// of each object of a page. Device changes the device of an attached disk.
+// A fault that fires first waits for Delay. It ends the request if it has a Response, Cut or Hang
+// (a wait and then a cut). SlowBody sends the body in eight pieces with pauses, SlowByte byte by
+// byte. TruncateBody cuts the connection after this number of bytes. DropFields removes fields of
+// the object, or of each object of a page. Device changes the device of an attached disk.
 type Fault struct {
 	Operation    string       `json:"operation,omitempty"`
 	Object       string       `json:"object,omitempty"`
@@ -302,8 +302,8 @@ type Fault struct {
 	Device       *DeviceFault `json:"device,omitempty"`
 }
 
-// Response replaces the rack's response: with an error in the rack's form, or with Body after
-// PadBytes of white space. A Body looks like the answer of a proxy in front of the rack.
+// Response replaces the rack's response. Without Body it is an error in the rack's form; with Body
+// it can imitate a proxy in front of the rack. PadBytes is the number of spaces before the body.
 type Response struct {
 	Status      int               `json:"status"`
 	ErrorCode   string            `json:"error_code,omitempty"`
@@ -332,11 +332,11 @@ type ActiveFault struct {
 	Fired   int `json:"fired"`
 }
 
-// DiskFault makes a disk fail, in every guest to which it is attached. The operations in On fail
-// ("read", "write", "flush"); a discard counts as a write. The fault affects the bytes From up to
-// To (both 0: all bytes), and every flush. Times limits how often (0: until the disk is healed). An
-// affected operation fails with EIO, takes longer (Delay), waits until the disk is healed or
-// detached (Hang), or is acknowledged without being done (Lie).
+// DiskFault affects the operations in On ("read", "write", "flush") of a disk, in every guest. A
+// discard counts as a write. From and To limit the fault to reads and writes in a range of bytes;
+// if both are 0, it affects all. Times limits how often (0: until the disk is healed). An affected
+// operation fails with EIO, takes longer (Delay), waits until the disk is healed or detached
+// (Hang), or is acknowledged without being done (Lie).
 //
 // The rack needs disks that can fail: oxide-simulator serve --disks=fuse.
 type DiskFault struct {

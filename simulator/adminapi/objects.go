@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Identity has the first JSON fields of every named object, in the rack's order. Every answer about
-// an object contains its record, so all answers show the same values (A72).
+// Identity has the first JSON fields of every named object, in the rack's order. All answers about
+// an object show the same values (A72).
 type Identity struct {
 	ID           string    `json:"id"`
 	Name         string    `json:"name"`
@@ -15,7 +15,7 @@ type Identity struct {
 	TimeModified Timestamp `json:"time_modified"`
 }
 
-// Ident returns the identity. Every type that embeds Identity is a record of package store.
+// Ident returns the identity. With it, every type that embeds Identity is a store.Record.
 func (i Identity) Ident() Identity { return i }
 
 // Touch sets the time of modification to now.

@@ -453,7 +453,7 @@ var table = []Mutation{
 	{Name: "A65-all-ports", Says: "a source NAT address has all ports",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
 			"instance_external_ip_list")},
-	// Most of the mutations below change a guest's device after an attach, until the next attach.
+	// Most of the mutations below change the device of a disk until the disk is attached again.
 	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
 		After: plugged(func(disk store.Disk, dir string) error {
@@ -573,7 +573,7 @@ func (x *Interception) device(disk store.Disk) string {
 	return ""
 }
 
-// more is the suffix of the second device that A54-twice adds for a disk, such as nvme000n1.
+// more is the suffix of a device that A54-twice adds, such as nvme000n1 beside nvme0n1.
 const more = "00n1"
 
 // second returns the directory of A54-twice's second device; dir is the first device's directory.

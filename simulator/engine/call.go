@@ -19,8 +19,8 @@ type Call struct {
 	// Context ends when the caller has the response or closes the connection. The operation continues
 	// even after that (A18).
 	Context context.Context
-	// Named maps each parameter in path and query to its name or ID. Body is the parsed body, in the
-	// Go type that the operation expects. Window is the requested part of a list.
+	// Named maps each parameter of the path and the query to the name or ID in it. Body is the parsed
+	// body, in the Go type that the operation expects. Window is the requested part of a list.
 	Named  map[string]store.Selector
 	Body   any
 	Window Window
@@ -40,15 +40,15 @@ type Call struct {
 	Object store.Identity
 }
 
-// Window is the requested part of a list that is sorted by SortBy: at most Limit items, which come
-// behind the name or ID in After.
+// Window is the requested part of a list that is sorted by SortBy: at most Limit items, which
+// follow the name or ID in After.
 type Window struct {
 	SortBy string
 	After  *string
 	Limit  int
 }
 
-// deviceFault returns the call's fault, with at least the delay in the switches.
+// deviceFault returns the fault of the call's devices. Its delay is at least the given one.
 func (c *Call) deviceFault(delay adminapi.Duration) dataplane.Fault {
 	d := cmp.Or(c.Device, &adminapi.DeviceFault{})
 	return dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
@@ -103,7 +103,7 @@ func insufficientCapacity(text string) *Error {
 }
 
 var (
-	// ErrForbidden is the error for a caller who may read the object, but not change it.
+	// ErrForbidden is the error for a request that the caller's role does not permit.
 	ErrForbidden   = refusal(http.StatusForbidden, "Forbidden", "Forbidden")
 	errUnavailable = refusal(http.StatusServiceUnavailable, "ServiceNotAvailable",
 		"Service Unavailable")

@@ -28,8 +28,8 @@ const (
 
 type mark struct{ version, process string }
 
-// readMark reads a directory's mark file. The error is fs.ErrNotExist if the file is missing, or
-// empty because the disk was full when it was written.
+// readMark reads a directory's mark file. The error is fs.ErrNotExist if the file is missing or
+// empty: a full disk may have left an empty file.
 func readMark(dir string) (m mark, err error) {
 	path := filepath.Join(dir, markFile)
 	text, err := readSmall(path)
@@ -84,8 +84,8 @@ func (m mark) write(dir string) error {
 	return dataplane.FlushDir(dir)
 }
 
-// prepareDir creates a directory. An existing one must be empty, or have the mark and the records
-// of this version; otherwise prepareDir changes nothing. process is "" unless dir is temporary.
+// prepareDir creates a directory, or accepts one that is empty or has the mark and the records of
+// this version. The parameter process is "" unless the directory is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)
@@ -161,7 +161,7 @@ func makePrivate(dir string) error {
 }
 
 // claimDir verifies that an unmarked directory is empty. It permits empty guest views, which may be
-// mounted before the rack starts, and an identity file, which the user may have written.
+// mounted before the rack starts, and a file with the rack's identity, which a user may provide.
 func claimDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -232,7 +232,7 @@ func (r *Simulation) removeLeft(ctx context.Context) {
 	}
 }
 
-// abandoned reports whether a simulator of this user made a directory, and its process has ended.
+// abandoned reports whether a directory was made by a simulator of this user that has ended.
 func abandoned(dir string) bool {
 	info, err := os.Lstat(dir)
 	if err != nil || !info.IsDir() || info.Mode().Perm() != 0o700 {
@@ -276,7 +276,7 @@ func thisProcess() string {
 	return machine + " " + strings.TrimSpace(string(boot)) + " " + process
 }
 
-// ended returns false for a process of another host that shares the directory: it may still run.
+// ended reports whether a process has ended. A process of another host may still run.
 func ended(process string) bool {
 	of, now := strings.Fields(process), strings.Fields(thisProcess())
 	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {

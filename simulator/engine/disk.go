@@ -307,7 +307,7 @@ type BulkWrite struct {
 // maxChunk is the largest number of bytes that the rack writes at once (A90).
 const maxChunk = 512 << 10
 
-// StartImport permits writes into an imported disk, which must be import_ready (A90).
+// StartImport permits the writes of an import. The disk must be import_ready (A90).
 func (s Disks) StartImport(call *Call) error {
 	return s.moveImport(call, store.StateImportReady, store.StateImporting)
 }
@@ -386,7 +386,7 @@ func (s Disks) Import(call *Call) error {
 	if err != nil || len(data) == 0 {
 		return err
 	}
-	// A90: the rack drops the bytes that would be behind the end of the disk.
+	// A90: the rack drops the bytes that would be beyond the end of the disk.
 	data = data[:min(int64(len(data)), d.Size-int64(w.Offset))]
 	return s.plane.WriteDisk(d.ID, int64(w.Offset), data)
 }
@@ -534,7 +534,7 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 		conflict("cannot attach local storage disk: instance is starting"))
 	tx.Refuse(!i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating,
 		invalidRequest("cannot attach disk to instance in %s state", i.RunState))
-	// An instance that is being created may still get a boot disk. checkCreate has checked the limit.
+	// A new instance may get its boot disk later. checkCreate has already applied the exact limit.
 	limit := r.diskLimit(now, i.BootDiskID != nil || i.RunState == store.StateCreating)
 	tx.Refuse(len(tx.DisksOf(i.ID)) >= limit,
 		invalidRequest("cannot attach more than %d disks to instance", limit))

@@ -182,7 +182,7 @@ const (
 
 const maxExternalIPs = 32
 
-// attachable permits an IP even in the state creating: an instance gets its IPs before its disks.
+// attachable allows the state "creating", because a new instance gets its IPs before its disks.
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) {
 	tx.Refuse(i.RunState == store.RunFailed,
 		invalidRequest("cannot attach %s IP to instance in failed state", kind))
@@ -256,7 +256,7 @@ func detachable(tx *store.Tx, kind string, i store.Instance) {
 	checkSettled(tx, i)
 }
 
-// If the record is not attached, detach fails with the given error, or succeeds if that is nil.
+// The parameter detached is the error for a record that is not attached; nil means success.
 func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	check func(store.Instance)) store.Resource {
 	c := s.change(call, tx, k)

@@ -90,7 +90,7 @@ func (s Instances) Stop(call *Call) (store.Instance, error) {
 }
 
 // Reboot resets a virtual machine, or removes the devices of a guest view and adds them again with
-// other numbers (A47). If that fails, the instance becomes failed, and the call succeeds (A60).
+// other numbers (A47). If that fails, the instance becomes failed, but the call succeeds (A60).
 func (s Instances) Reboot(call *Call) (store.Instance, error) {
 	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
@@ -542,7 +542,7 @@ func checkSize(tx *store.Tx, ncpus int, memory int64) {
 	tx.Refuse(ncpus == 0, lacking("ncpus of 0"))
 }
 
-// checkCreate makes, in the rack's order, the checks that precede the check of the name (A66).
+// checkCreate makes the checks that precede the check of the name, in the rack's order (A66).
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) {
 	checkSize(tx, c.NCPUs, c.Memory)
 	attachments := c.attachments()

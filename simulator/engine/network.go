@@ -67,7 +67,7 @@ func newInterfaces(tx *store.Tx, i store.Instance,
 	return nics
 }
 
-// newInterface returns a new interface of an instance, which has at most one in a subnet (A64).
+// newInterface returns a new interface. An instance has at most one in each subnet (A64).
 func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterface,
 	c InterfaceCreate) store.NetworkInterface {
 	vpc := find(tx, VPC.Table(), i.ProjectID, store.Selector{Name: c.VPC})

@@ -39,7 +39,7 @@ type poolWords struct {
 	secondDefault string
 	// strict means that unlinking a pool that is not linked is an error.
 	strict bool
-	// users are the kinds of records that use a pool. field is their field with an address or subnet.
+	// users are the kinds whose records use a pool; field is the JSON name of the address or subnet.
 	users []*Kind
 	field string
 }
@@ -225,8 +225,8 @@ func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool)
 	return pool, ok
 }
 
-// PoolLink is the body of a request that links a pool to a silo, or that changes a link; then Silo
-// is empty. IsDefault makes the pool the default pool of the silo.
+// PoolLink is the body of a request that links a pool to a silo or changes a link. Silo is empty if
+// the request changes a link. IsDefault makes the pool the default pool of the silo.
 type PoolLink struct {
 	Silo      store.Selector
 	IsDefault bool
@@ -419,8 +419,8 @@ func setBlocks(c *Change, value any) {
 	c.record.Fields[extents] = blocks
 }
 
-// Replace creates an address lot or the settings of a port. If the name is taken, it replaces the
-// blocks of the lot or the settings, and keeps the ID.
+// Replace creates an address lot or the settings of a port. If the name is taken, the new blocks or
+// settings replace the old ones, under the same ID.
 func (s Resources) Replace(call *Call, tx *store.Tx) store.Resource {
 	k, in := call.Kind, call.Body.(ResourceInput)
 	s.parent(call, tx, k)
@@ -487,7 +487,7 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// parts writes a list of objects into a field. The map "names" has new names for some of the keys.
+// parts writes a list of objects into a field, and renames the keys that the last argument maps.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {

@@ -22,10 +22,10 @@ type Kind struct {
 	// belongs to Owner, or to the silo if Owner is "". A name is unique in the parent.
 	Parent *Kind
 	Owner  string
-	// In is the field with the ID of the parent or the owner; "" means that there is no such field.
+	// In names the field with the ID of the parent or the owner; "" means that there is no such field.
 	In string
-	// Both begins the error for an ID together with a parent, and Neither begins the error for a name
-	// without a parent (A05).
+	// The error for an ID together with a parent begins with Both. The error for a name without a
+	// parent begins with Neither (A05).
 	Both, Neither string
 	// Public means that every user of the silo may read the resource, and its owner may change it. The
 	// roles in the projects do not matter (A15).
@@ -50,14 +50,13 @@ type Field struct {
 	Type FieldType
 	// Values are the words that an Enum allows.
 	Values []string
-	// Of has the fields of a Record. A field that is missing in the request becomes null.
+	// Of lists the fields inside a Record. A field that is missing in the request becomes null.
 	Of []Field
 	// Optional means that the request of a creation may lack the field. Its value is then Default.
 	Optional bool
 	Default  any
 	Update   UpdateRule
-	// Set checks the value and writes it into the record. Without Set the value becomes the record's
-	// field Name.
+	// Set checks the value and writes it into the record; nil means a plain write to the field Name.
 	Set func(*Change, any)
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 // restore repairs the records and the data plane after a kill of the last simulator, and adds the
-// objects of the Config that the directory lacks. Its first transaction begins with given steps.
+// objects of the Config that the directory lacks. It calls the given functions before all else.
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) {
@@ -58,9 +58,9 @@ func prepare(tx *store.Tx) {
 }
 
 // resume completes the creations that the last simulator left unfinished, as a rack resumes its
-// sagas, and undoes those that it cannot complete (A19). With a snapshot it completes the import
-// that the snapshot finalizes (A90). It resumes disks first: instances need their disks, and a disk
-// from an unfinished snapshot must fail (A59).
+// sagas, and undoes those that it cannot complete (A19). If a snapshot finalizes an import, resume
+// completes both (A90). Disks come first, because instances need their disks, and a disk from an
+// unfinished snapshot must fail (A59).
 func (r *Simulation) resume() error {
 	var disks []store.Disk
 	var snapshots []store.SnapshotRecord

@@ -92,7 +92,7 @@ type Config struct {
 	// Machines is the directory of an image (tools/vm-image) for instances that are virtual machines.
 	// With "" an instance is only a directory that looks like the /sys and /dev of a guest.
 	Machines string
-	// MachineType is "pc", the type that a rack has (the default), or "q35".
+	// MachineType is "pc" or "q35". The default is "pc", as on a rack.
 	MachineType string
 	// FlakyDisks creates disks that can fail (adminapi.DiskFault). This process serves their devices.
 	FlakyDisks bool
@@ -133,7 +133,7 @@ type DiskSpec struct {
 type Simulation struct {
 	config    Config
 	temporary bool
-	// boot has the IDs of the instances that restore starts: those of the Config, and those whose
+	// boot has the IDs of the instances that restore() starts: those of the Config, and those whose
 	// virtual machines the last simulator stopped when it closed.
 	boot     []string
 	log      *slog.Logger
@@ -160,7 +160,7 @@ type Simulation struct {
 	life     sync.Mutex
 	released bool
 	mu       sync.Mutex
-	// mu guards closed and deferred, and every addition to work.
+	// mu guards the fields below, and every addition to the field work.
 	closed   bool
 	deferred *deferredWork
 }
@@ -178,7 +178,7 @@ func Open(ctx context.Context, c Config) (*Simulation, error) {
 	}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := r.open(ctx); err != nil {
-		// Running virtual machines continue, as if the simulator had been killed.
+		// Keep virtual machines running, as after a kill of the simulator.
 		r.config.KeepDevices = r.config.KeepDevices || r.config.Machines != "" && !r.temporary
 		return nil, errors.Join(fmt.Errorf("start a rack in %s: %w", r.config.Dir, err), r.release())
 	}
@@ -225,7 +225,7 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 }
 
 // Close cancels delays, waits for the calls and goroutines in progress, and releases every device
-// unless Config.KeepDevices is set. The directory then has every change that a caller knows of.
+// unless Config.KeepDevices is set. The directory has every change that was acknowledged.
 func (r *Simulation) Close() error {
 	r.life.Lock()
 	defer r.life.Unlock()
@@ -313,7 +313,7 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold waits for the duration that long() takes from the switches, and follows their changes.
+// hold waits for the duration that long() reads from the switches, even if they change meanwhile.
 func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
 	if call.Resumed {
 		return
@@ -342,8 +342,8 @@ func (r *Simulation) Records() *store.Store { return r.store }
 // Plane returns the rack's data plane.
 func (r *Simulation) Plane() *dataplane.Plane { return r.plane }
 
-// deferredWork counts the unfinished work that DeferWork got since the last RunDeferred. To end the
-// delays, RunDeferred closes the channel.
+// deferredWork counts the unfinished work that DeferWork started after the last RunDeferred. To end
+// the delays, RunDeferred closes the channel.
 type deferredWork struct {
 	now  chan struct{}
 	work sync.WaitGroup
@@ -453,7 +453,7 @@ func (r *Simulation) Reset(ctx context.Context) error {
 	if !r.end() {
 		return ErrClosed
 	}
-	// After end() no other goroutine uses the fields that Reset sets below without a lock.
+	// After end() no other goroutine uses these fields, so they need no lock.
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(r.ctx))
 	r.unfreed.Store(0)
 	err := r.plane.Empty()

@@ -35,7 +35,7 @@ func (s Snapshots) View(call *Call, tx *store.Tx) store.Snapshot {
 }
 
 // Create creates the snapshot that a [SnapshotCreate] describes, and returns when it is ready.
-// Until then other callers see the snapshot in the state creating, and its disk in maintenance,
+// Until then other callers see the snapshot in the state "creating". Its disk is in maintenance,
 // unless the disk is attached (A38).
 func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
 	c := call.Body.(SnapshotCreate)
@@ -57,8 +57,8 @@ func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
 		func(*store.Tx) {})
 }
 
-// take takes a snapshot of a disk, if the disk's state permits it. The transaction that checks this
-// and adds the record first calls begin().
+// take takes a snapshot of a disk, if the disk's state permits it. The transaction that adds the
+// record starts with a call of begin().
 func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 	begin func(*store.Tx)) (store.Snapshot, error) {
 	_, locked := s.repairs.LoadOrStore(d.ID, true)
@@ -256,8 +256,8 @@ func (s Images) Demote(call *Call) (store.Image, error) {
 		})
 }
 
-// move moves an image to the project whose ID to() returns, or to the silo if to() returns nil. It
-// looks up the image's name in the project "from".
+// move moves an image to the project whose ID to() returns, or to the silo if to() returns nil. The
+// parameter from is the project in which move looks up the image's name.
 func (s Images) move(call *Call, from store.Selector, kind string,
 	to func(*store.Tx, store.Image) *string) (img store.Image, err error) {
 	err = s.store.Update(func(tx *store.Tx) {

@@ -103,7 +103,7 @@ type switchboard struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	now adminapi.Switches
-	// The channel changed is closed at the next change.
+	// The next change closes this channel.
 	changed chan struct{}
 }
 

@@ -256,8 +256,8 @@ func (r *Resource) UnmarshalJSON(data []byte) error {
 
 var identityFields = []string{"id", "name", "description", "time_created", "time_modified"}
 
-// Resources returns the table of one kind of resource. The parameter parent is the field with the
-// parent's ID; "" means that the silo is the parent.
+// Resources returns the table of one kind of resource. The parameter parent names the field with
+// the parent's ID; "" means that the silo is the parent.
 func Resources(kind, parent string) Table[Resource] {
 	return Table[Resource]{kind, func(r Resource) string { return r.Text(parent) }}
 }

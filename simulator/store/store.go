@@ -206,7 +206,7 @@ func (tx *Tx) Clear() {
 // withFiles are the tables of objects that have a file or a directory.
 var withFiles = []string{"disk", "snapshot", "image", "instance"}
 
-// Leave records IDs of objects that have no record, but may have files.
+// Leave stores the IDs of objects that have no record, but may have files.
 func (tx *Tx) Leave(ids ...string) {
 	for _, id := range ids {
 		left, err := tx.CreateBucketIfNotExists(bucketLeft)
@@ -215,7 +215,7 @@ func (tx *Tx) Leave(ids ...string) {
 	}
 }
 
-// Left returns the IDs that Leave has recorded. The rack may remove only the files of these IDs,
+// Left returns the IDs that Leave has stored. The rack may remove only the files of these IDs,
 // because a file whose ID never had a record is not the rack's.
 func (tx *Tx) Left() []string { return tx.keys(bucketLeft, "") }
 
@@ -337,7 +337,7 @@ func (t Table[T]) Delete(tx *Tx, record T) {
 	))
 }
 
-// Scan returns up to limit records of a parent, sorted by sortBy, behind the name or ID in last.
+// Scan returns at most limit records of a parent after the name or ID in last, sorted by sortBy.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) []T {
 	index := t.names(tx)
 	if sortBy == ByID {
@@ -387,7 +387,7 @@ var (
 	bucketSagas = []byte("sagas")
 	// bucketUnfreed has the sizes of deleted disks and snapshots that the quota still counts.
 	bucketUnfreed = []byte("unfreed")
-	// bucketLeft has the IDs that Leave has recorded.
+	// bucketLeft has the IDs that Leave has stored.
 	bucketLeft = []byte("left")
 )
 
@@ -434,7 +434,7 @@ const (
 	ByID             = "id_ascending"
 )
 
-// OtherNames returns the IDs of all objects with a name, or the name of the object with an ID.
+// OtherNames takes a name and returns the IDs of its objects, or takes an ID and returns the name.
 func (tx *Tx) OtherNames(parent, subject string) []string {
 	return slices.Concat(
 		aliases(tx, Disks, parent, subject),

@@ -70,7 +70,7 @@ func guarded(path string, open func() error) (err error) {
 }
 
 // pages reads a file of records. A page has a header, a table of elements, and the elements' keys
-// and values. walk checks every number that it reads from a page before it uses the number.
+// and values. The method walk checks every number in a page before it uses the number.
 type pages struct {
 	f    io.ReaderAt
 	size int64
