@@ -20,8 +20,8 @@ import (
 
 const systemUID = "9f3f1c52-0d1c-4b1e-8a41-6c7f4d1a2b3c"
 
-// answering starts an API server that has the namespace kube-system and the given objects, by path.
-// It returns Helm arguments that send the chart's lookups to this server.
+// answering() starts an API server that has the namespace kube-system and the given objects, by
+// path. It returns Helm arguments that send the chart's lookups to this server.
 func answering(t *testing.T, objects map[string]any) []string {
 	t.Helper()
 	all := map[string]any{}
@@ -78,7 +78,7 @@ func secretWith(keys ...string) any {
 	return map[string]any{"apiVersion": "v1", "kind": "Secret", "data": data}
 }
 
-// deployed returns two Deployments: the controller of an earlier release, whose OXIDE_CLUSTER_ID
+// deployed() returns two Deployments: the controller of an earlier release, whose OXIDE_CLUSTER_ID
 // has the fields in id, and an unrelated one with the cluster ID "foreign".
 func deployed(id map[string]any) any {
 	id["name"] = "OXIDE_CLUSTER_ID"
@@ -230,7 +230,7 @@ func notesOf(t *testing.T, args ...string) string {
 	return out
 }
 
-func TestInstallationNotesListTheUsersNextSteps(t *testing.T) {
+func TestInstallationNotesSayWhatToDoNext(t *testing.T) {
 	const create, cluster = "kubectl create secret generic", "no cluster was asked"
 	const lacks = "WARNING: the Secret oxide-secret has no key token"
 	const byHand, label = "howto/attach-by-hand.md", "csi.oxide.computer/cold-attach=allowed"

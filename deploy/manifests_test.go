@@ -21,7 +21,7 @@ var update = flag.Bool("update", false, "write the rendered manifests instead of
 
 const renderedHead = "# Rendered from deploy/chart; change that, and run `make manifests`.\n"
 
-// carried maps a file to its subtest's name, with the requirements that a change of the file risks.
+// carried maps a file to the name of its subtest, which ends with the file's requirements.
 var carried = map[string]string{
 	"base/controller.yaml": "the controller " +
 		"(D-8, D-10, D-11, D-41, D-43, D-44, D-46, D-47, D-48, D-49, B-46)",
@@ -229,7 +229,7 @@ func TestNomadJobsHaveTheRequiredSettings(t *testing.T) { // D-3
 			`.config.image: "the-image"`, `.config.readonly_rootfs: true`, `.config.cap_drop[]: "ALL"`,
 			`.env.OXIDE_TOKEN_FILE: "/secrets/token"`, `.destination: "/secrets/token"`,
 			`\nOXIDE_HOST={{ .host }}\nOXIDE_PROJECT={{ .project }}\nOXIDE_CLUSTER_ID={{ .cluster_id }}`},
-			// A token in a variable is not allowed: Nomad cannot replace it in a running driver.
+			// A token in an environment variable is not allowed: Nomad could not replace it later.
 			[]string{"privileged", "OXIDE_TOKEN="}},
 		{"node.nomad.hcl", "job", []string{`.type: "system"`, `.csi_plugin.type: "node"`,
 			`.config.args[]: "--mode=node"`, `.config.args[]: "--endpoint=unix:///csi/csi.sock"`,

@@ -127,7 +127,7 @@ func key(object *unstructured.Unstructured) string {
 	return object.GetKind() + "/" + object.GetNamespace() + "/" + object.GetName()
 }
 
-// lines returns all fields, sorted, as KIND/NAME.PATH: VALUE. In the path, an item of a list is
+// lines() returns all fields, sorted, as KIND/NAME.PATH: VALUE. In the path, an item of a list is
 // [NAME], or [INDEX] if it is a mapping without a name, or [] if it is no mapping.
 func (m manifests) lines() []string {
 	var all []string
@@ -161,8 +161,8 @@ func (m manifests) lines() []string {
 	return all
 }
 
-// differences returns the lines that are only in a, each after a minus, and the lines that are only
-// in b, each after a plus. For an object that b lacks, it returns only the object's name.
+// differences() returns the lines that are only in a, each after a minus, and the lines that are
+// only in b, each after a plus. For an object that b lacks, it returns only the object's name.
 func differences(a, b []string) string {
 	var found []string
 	gone := "\n" // the prefix of the lines of the last object that is missing in b
@@ -408,7 +408,7 @@ func allSchemas(t *testing.T) string {
 	return dir
 }
 
-// closed changes schemas, at any depth, so that they refuse fields that they do not describe.
+// closed() changes schemas, at any depth, so that they refuse fields that they do not describe.
 func closed(part any) {
 	switch part := part.(type) {
 	case map[string]any:

@@ -18,8 +18,8 @@ import (
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside returns JSON that gives each named Helm value an argument, a variable and a mount. The
-// last parameter is the text of further fields.
+// beside() returns JSON that gives each named Helm value an argument, a variable and a mount. It
+// appends the second parameter to each value.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {
@@ -30,7 +30,7 @@ func beside(names, more string) string {
 	return text.String()
 }
 
-// everywhere returns Helm arguments that add labels, variables, mounts and more to every object.
+// everywhere() returns Helm arguments that add labels, variables, mounts and more to every object.
 func everywhere(t *testing.T) []string {
 	t.Helper()
 	const pod = `, "extraVolumes": [{"name": "extra", "emptyDir": {}}], 
@@ -46,7 +46,7 @@ func everywhere(t *testing.T) []string {
 		beside("instanceMetadata", `, "enabled": true`)+"}")
 }
 
-// everything returns Helm arguments for every feature of the chart except its own Secret.
+// everything() returns Helm arguments for every feature of the chart except its own Secret.
 func everything(more ...string) []string {
 	return with(append([]string{"snapshots.enabled=true", "instanceMetadata.enabled=true",
 		"nodeKeeper.enabled=true", "metrics.enabled=true", "metrics.podMonitor=true", "ownCA=true",
@@ -75,7 +75,7 @@ type change struct {
 	from, to []string
 }
 
-// changes lists the comparisons. testdata/rendered.txt contains the fields that each comparison may
+// changes() lists the comparisons. testdata/rendered.txt contains the fields that each of them may
 // remove and add; `make manifests` writes it.
 func changes(t *testing.T) []change {
 	crds := []string{"--api-versions", "snapshot.storage.k8s.io/v1"}
@@ -174,7 +174,7 @@ func changes(t *testing.T) []change {
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
 		// On a node that shuts down, kubelet can unmount only while the registrar runs. So the container
-		// "leave" ends first, then the preStop hook, one minute before the end of the grace period.
+		// "leave" ends a minute before the end of the grace period, and then the preStop hook.
 		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",
@@ -197,7 +197,7 @@ func changes(t *testing.T) []change {
 	}
 }
 
-// images returns each setting for every image, with % replaced by the image's path.
+// images() returns each setting for every image, with % replaced by the image's path.
 func images(settings ...string) (all []string) {
 	for _, image := range []string{"image", "nodeImage", "instanceMetadata.image", "nodeKeeper.image",
 		"provisioner.image", "attacher.image", "snapshotter.image", "registrar.image",
@@ -221,7 +221,7 @@ func resources(t *testing.T, value string) []string {
 
 const golden = "testdata/rendered.txt"
 
-// accepted returns the sections of the golden file by name.
+// accepted() returns the sections of the golden file by name.
 func accepted(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(golden)
@@ -292,7 +292,7 @@ func whole(t *testing.T) []string {
 	return strings.Split(strings.ReplaceAll("\n"+text, "\n+", "\n"), "\n")[1:]
 }
 
-// matching returns the texts of the pattern's groups, joined by spaces, for each line that begins
+// matching() returns the texts of the pattern's groups, joined by spaces, for each line that begins
 // with the pattern. It sorts the results and drops duplicates.
 func matching(lines []string, pattern string) (found []string) {
 	for _, line := range lines {
@@ -417,11 +417,10 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 	}
 }
 
-// forever lists the fields that Kubernetes refuses to change in an existing object, with the values
-// that every release has to render. If a release changed one of these values, `helm upgrade` and
-// `kubectl apply` would fail with "field is immutable", and the user would have to delete the
-// object while pods use volumes. podInfoOnMount and fsGroupPolicy are missing: they have been
-// mutable since 1.29, the chart's oldest Kubernetes.
+// forever contains the fields that Kubernetes refuses to change in an existing object, with the
+// values that every release has to render. If one changed, `helm upgrade` and `kubectl apply` would
+// fail with "field is immutable", and the user would have to delete the object while pods use
+// volumes. podInfoOnMount and fsGroupPolicy are mutable since 1.29, the chart's oldest Kubernetes.
 var forever = []string{
 	`CSIDriver/csi.oxide.computer.spec.attachRequired: true`,
 	`CSIDriver/csi.oxide.computer.spec.volumeLifecycleModes[]: "Persistent"`,

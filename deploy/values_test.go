@@ -98,7 +98,7 @@ func TestAWrongChartValueIsRefusedWithAnExplanation(t *testing.T) {
 	}
 }
 
-// refused checks that Helm refuses the values with an error that contains want and no token.
+// refused() checks that Helm refuses the values with an error that contains want and no token.
 func refused(t *testing.T, want string, args ...string) {
 	t.Helper()
 	_, complaints, err := helm(t, args...)
@@ -164,7 +164,7 @@ func TestAWrongClassParameterIsRefusedWithAnExplanation(t *testing.T) {
 	}
 }
 
-func TestEmptyChartValuesCanBeNull(t *testing.T) {
+func TestNullIsAcceptedForEmptyChartValues(t *testing.T) {
 	args := with("metrics.enabled=true", "metrics.podMonitor=true", "nodeKeeper.enabled=true")
 	for path, value := range defaults(t) {
 		list, isList := value.([]any)
@@ -213,7 +213,7 @@ func TestTheChartRefusesAnInvalidColdAttachWindow(t *testing.T) {
 	}
 }
 
-// defaults returns the leaves of the chart's values.yaml by path.
+// defaults() returns the leaves of the chart's values.yaml by path.
 func defaults(t *testing.T) map[string]any {
 	t.Helper()
 	var all map[string]any

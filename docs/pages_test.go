@@ -29,7 +29,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// try returns a function that fails the test on err, and otherwise returns v: try(f())(t).
+// try() returns a function that fails the test on err, and otherwise returns v: try(f())(t).
 func try[V any](v V, err error) func(*testing.T) V {
 	return func(t *testing.T) V {
 		t.Helper()
@@ -67,8 +67,8 @@ func TestReferencePagesListEveryParameterRouteAndField(t *testing.T) {
 	}
 }
 
-// claims lists numbers in README.md, docs/proven.md and docs/data-safety.md: a text of the page, a
-// file from which the number comes, and a text of that file.
+// claims is a list of numbers in README.md, docs/proven.md and docs/data-safety.md. An entry has a
+// text of the page, the file from which the number comes, and a text of that file.
 var claims = [][3]string{
 	{"14 steps and 15 requests", "conformance/main_test.go", "requests != 15"},
 	{"[rules 16 to 22]", "docs/data-safety.md", "22. **Reading what others"},
@@ -106,8 +106,8 @@ func TestNumbersInThePagesMatchTheCode(t *testing.T) {
 	}
 }
 
-// parameters returns the table rows for the parameters of storage classes in the chart's file. A
-// test of internal/volume compares this file with the driver.
+// parameters() returns the table rows for the parameters of storage classes. It reads them from a
+// file that a test of internal/volume compares with the driver.
 func parameters(t *testing.T) []string {
 	t.Helper()
 	file := try(os.ReadFile(filepath.Join(root, "deploy/chart/parameters.yaml")))(t)

@@ -199,7 +199,7 @@ var (
 	version    = regexp.MustCompile(`[a-z0-9-]*[0-9]+\.[0-9.]*[0-9]`)
 )
 
-func TestVersionsInRequirementsMatchTheirFiles(t *testing.T) {
+func TestVersionsInRequirementsAreInTheNamedFiles(t *testing.T) {
 	page := try(os.ReadFile("requirements.md"))(t)
 	rows := versionRow.FindAllStringSubmatch(string(page), -1)
 	if len(rows) < 14 {
@@ -233,7 +233,7 @@ func TestVersionsInRequirementsMatchTheirFiles(t *testing.T) {
 
 // tools contains, for each tool, the folder of its main package, a regular expression for its own
 // packages, and a function that reports whether a node of the syntax tree changes state. If folder
-// and own are equal, docs/proven.md lists functions without package and type.
+// and expression are equal, docs/proven.md lists functions without package and type.
 var tools = map[string]struct {
 	folder, own string
 	is          func(ast.Node, types.Info) bool
@@ -246,8 +246,8 @@ var tools = map[string]struct {
 	"simulator":   {"cmd/oxide-simulator", ".*", isOpening},
 }
 
-// changes matches the names of methods that change the rack or the cluster. It includes methods of
-// the tools themselves, so that the test also finds their callers.
+// changes is a pattern for the names of methods that change the rack or the cluster. Some are
+// methods of the tools, so that the test also finds their callers.
 var changes = regexp.MustCompile(`^(Patch|Create|Update|UpdateStatus|Delete|Evict|` +
 	`patch|create|createOwned|remove|save|` +
 	`(Disk|Instance|InstanceDisk|Snapshot)(Create|Delete|Attach|Detach|Start|Stop|Reboot|Update))$`)
@@ -256,8 +256,8 @@ var changes = regexp.MustCompile(`^(Patch|Create|Update|UpdateStatus|Delete|Evic
 var verbs = []string{"annotate", "apply", "attach", "cordon", "create", "delete", "drain", "edit",
 	"evict", "exec", "label", "patch", "replace", "rollout", "scale", "taint"}
 
-// openings matches packages, such as os, and functions that open, change or remove things. looks
-// matches functions in these packages that only read, or only use what is already open.
+// The pattern openings matches packages, such as os, and functions that open, change or remove
+// things. The pattern looks is for exceptions, which only read, or only use what is already open.
 var (
 	openings = regexp.MustCompile(
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
@@ -309,7 +309,7 @@ func TestProvenPageListsEveryFunctionThatChangesState(t *testing.T) {
 }
 
 // changesIn returns the functions that change state, as package.Type.name. It reads only the
-// program's packages whose path matches the expression in own.
+// program's packages whose path matches the parameter own.
 func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) bool) []string {
 	t.Helper()
 	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json", "./"+folder)

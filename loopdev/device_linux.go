@@ -28,7 +28,7 @@ const detachTimeout = 2 * time.Second
 // it. A repeated Detach waits for this.
 func (d Device) Detach(ctx context.Context) error {
 	err := d.with(func(f *os.File) error {
-		// The next attachment with this device number must not be read-only. Linux keeps the flag.
+		// Linux would keep the read-only flag for the next attachment with this number.
 		return errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0),
 			unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 	})
@@ -53,8 +53,8 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes a device that refuses discards, unless another process already uses it.
-// Otherwise Linux would keep the refusal for the next attachment with this number.
+// leaveDiscards removes a free device that refuses discards. Linux would keep the refusal for the
+// next attachment with this number. The removal fails if another process already uses the device.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil
@@ -102,10 +102,10 @@ func (d Device) Cut() error {
 // cutOffset is larger than any file. Its sum with the size of any device does not overflow.
 const cutOffset = 1 << 62
 
-// with opens the device and calls do(), if the device still has d's attachment. While the
-// descriptor is open, the attachment cannot change, because the kernel releases the file only at
-// the last close. Opening for reading is enough for root's ioctls, and a kernel may refuse to open
-// a mounted device for writing.
+// with() opens the device and calls do(), or returns ErrGone if the attachment d has ended. While
+// the descriptor is open, the attachment cannot change, because the kernel releases the file only
+// at the last close. Opening for reading is enough for root's ioctls, and a kernel may refuse to
+// open a mounted device for writing.
 func (d Device) with(do func(*os.File) error) error {
 	// Check before the open, which would create a removed device again.
 	if held, err := d.attached(); err != nil || !held {
@@ -126,7 +126,7 @@ func (d Device) with(do func(*os.File) error) error {
 
 func (d Device) attached() (bool, error) {
 	sys := sysDir(d.Number)
-	// The kernel removes sys/loop with the attachment. Each attachment has its own sequence number.
+	// The directory "loop" exists while a file is attached. Each attachment has its own diskseq.
 	_, err := os.Stat(sys + "/loop/backing_file")
 	var seq uint64
 	if err == nil {
@@ -302,7 +302,7 @@ func (d Device) limitRequests(file *os.File) error {
 
 func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
 
-// free returns the number of a device that was free a moment ago. With Config.First, it adds the
+// free() returns the number of a device that was free a moment ago. With Config.First, it adds the
 // first free device that has the number *from or a higher one. Otherwise the kernel chooses.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
@@ -330,8 +330,8 @@ func raceLost(err error) bool {
 
 const sysBlock = "/sys/block"
 
-// List returns every attached loop device of this machine, in the order of the numbers, also those
-// of other programs. It may omit a device that is attached or detached during the call.
+// List returns every attached loop device of this machine, also those of other programs, in the
+// order of their numbers. It may omit a device that is attached or detached during the call.
 func List() ([]Device, error) {
 	entries, err := os.ReadDir(sysBlock)
 	if err != nil {
@@ -354,7 +354,7 @@ func List() ([]Device, error) {
 	return devices, nil
 }
 
-// describe reads one loop device. If the device has no file, the error is in the list "absent".
+// describe reads one loop device. If no file is attached, isAny(err, absent...) is true.
 func describe(number int) (d Device, err error) {
 	// Most devices are free, and need not be opened.
 	if _, err := os.Stat(sysDir(number) + "/loop/backing_file"); err != nil {
@@ -388,7 +388,7 @@ func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
 	// The ioctl asks the filesystem of the device's file. If a FUSE server has ended, the error is
-	// ENOTCONN or ECONNABORTED. If an XFS was shut down, it is EIO.
+	// ENOTCONN or ECONNABORTED. If an XFS was shut down, the error is EIO.
 	case isAny(err, unix.ENOTCONN, unix.ECONNABORTED, unix.EIO):
 		d.Orphaned = true
 	case err != nil:

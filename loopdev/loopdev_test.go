@@ -227,7 +227,7 @@ func TestListReportsADeviceWhoseFilesystemWasShutDownAsOrphaned(t *testing.T) {
 	}
 }
 
-// waiting is the content of a disk. If "on" is true, Size waits until the channel goOn is closed.
+// waiting is a disk's content. After on.Store(true), Size waits until the channel goOn is closed.
 type waiting struct {
 	*flakydisk.Image
 	on      atomic.Bool
@@ -262,7 +262,7 @@ func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) 
 	<-listed
 }
 
-// The environment variable leaver names a file that the test program attaches until it is killed.
+// If this environment variable is set, the test program attaches the named file and does not end.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
 func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
@@ -298,7 +298,7 @@ func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
 	foreign := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t),
 		Owner: "p.1.1.1"}) // a process of another PID namespace
 	rack := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t), Owner: "RACK"})
-	// The child process, which attached the device with the serial dead[0], still lives.
+	// The child process still lives. dead[0] is the serial of its device.
 	if left := detachLeft(t); slices.Contains(left, dead[0]) {
 		t.Errorf("released %s of a process that lives", dead[0])
 	}

@@ -32,7 +32,7 @@ type brokenRack struct {
 	code   codes.Code
 	// sentence completes the spec's name, "on a broken rack the driver ...".
 	sentence string
-	// provoke passes the call that must fail to r.refuses, and then checks the disks and data.
+	// provoke() passes to r.refuses the call that must fail, and then checks the disks and data.
 	provoke func(ctx SpecContext, r *brokenFixture)
 }
 
@@ -53,7 +53,7 @@ func (r *brokenFixture) breaks(ctx context.Context) (mend func()) {
 	return mend
 }
 
-// refuses makes a call while the mutation is active, and fails the spec unless the driver refuses
+// refuses() makes a call while the mutation is active, and fails the spec unless the driver refuses
 // the call with the expected reason.
 func (r *brokenFixture) refuses(ctx context.Context, call func() error) {
 	GinkgoHelper()
@@ -427,7 +427,7 @@ func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
 }
 
 // provokeList creates volumes until their order by name differs from their order by ID. Then it
-// lists them before, under and after the mutation.
+// lists them before, during and after the mutation.
 func provokeList(ctx SpecContext, r *brokenFixture) {
 	list := func() error { return errOf(r.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})) }
 	for inOrder := true; inOrder; {

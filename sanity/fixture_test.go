@@ -163,8 +163,8 @@ func (f *fixture) switched(ctx context.Context, name string, now, later any) {
 	}, NodeTimeout(callTimeout))
 }
 
-// calls runs do() and returns, in order, the operations that the rack receives meanwhile. It omits
-// reads of the project, which every controller sends once a minute for Probe.
+// calls() runs do() and returns, in order, the operations that the rack receives meanwhile. It
+// omits reads of the project, which every controller sends once a minute for Probe.
 func (f *fixture) calls(ctx context.Context, do func()) []string {
 	GinkgoHelper()
 	before := got(f.rack.Admin.Requests(ctx, 0))

@@ -54,14 +54,14 @@ var programs = map[string]func(context.Context, []string) int{
 	"oxide-simulator": func(ctx context.Context, args []string) int {
 		return program.Main(ctx, args, os.Stdout, os.Stderr)
 	},
-	// A run copies this executable into a second instance, and starts it there as an agent.
+	// A run copies this executable into the instance of --second, and starts it there as an agent.
 	guest.Verb: func(ctx context.Context, _ []string) int { return guest.Main(ctx) },
 }
 
 // interruptible returns a context that the first interrupt cancels, and a writer to standard
-// output. A second interrupt ends the program at once, because its cleanup may wait for a rack that
-// does not answer. A lost terminal or a closed standard output is a first interrupt, but never a
-// second one: kernel and shell may both send SIGHUP for the same lost terminal.
+// output. A second interrupt ends the program at once, because the cleanup may wait for a rack that
+// does not answer. A lost terminal or a closed output counts as a first interrupt, but not as a
+// second: kernel and shell may both send SIGHUP for the same lost terminal.
 func interruptible() (context.Context, io.Writer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 4)
@@ -98,7 +98,7 @@ func interruptible() (context.Context, io.Writer) {
 	}}
 }
 
-// heard calls closed() when nobody reads the output any more.
+// A heard writer calls closed() when nobody reads the output any more.
 type heard struct {
 	io.Writer
 	closed func()

@@ -184,8 +184,8 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 	}
 }
 
-// providerID reads spec.providerID once. If a later attempt may succeed, it returns why this one
-// failed, and no error.
+// providerID reads spec.providerID once. If a repetition may succeed, it returns the reason of the
+// failure as a text, and no error.
 func (n *node) providerID(ctx context.Context) (id, later string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, n.URL, nil)
 	if err != nil {

@@ -27,7 +27,7 @@ const (
 )
 
 // apiServer starts a Kubernetes API with the node testNode. It calls answer() for each request for
-// the node that has the token testToken.
+// this node with the token testToken.
 func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -256,7 +256,7 @@ func TestTheFileIsWrittenAtomically(t *testing.T) { // D-67
 	if err := write(filepath.Join(dir, "missing", "config.env"), testID); err == nil {
 		t.Error("a directory that is not there was written to")
 	}
-	// A file cannot replace a directory, so write fails, and has to remove its temporary file.
+	// A file cannot replace a directory, so write() fails, and has to remove its temporary file.
 	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o700); err != nil {
 		t.Fatal(err)
 	}

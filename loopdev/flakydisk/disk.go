@@ -73,7 +73,7 @@ const (
 type Fault struct {
 	On Op
 	// From and To limit the fault to reads and writes in a range of bytes; if both are 0, it affects
-	// all. The range does not matter for flushes.
+	// all reads and writes. A flush has no range.
 	From, To int64
 	// Times limits how often the fault takes effect; 0 means until the caller removes it.
 	Times int
@@ -161,7 +161,7 @@ func (d *Disk) Note(text string) {
 	d.add(LogEntry{Kind: Note, Text: text})
 }
 
-// add appends an entry to the log, if the log has entries of this kind. The caller holds mu.
+// add appends an entry to the log, if the log keeps entries of this kind. The caller holds mu.
 func (d *Disk) add(e LogEntry) {
 	if d.logging && (e.Kind != Read || d.reads) {
 		d.log = append(d.log, e)

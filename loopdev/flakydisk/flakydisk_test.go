@@ -55,7 +55,7 @@ func aligned(t *testing.T, n int, fill byte) []byte {
 	return b
 }
 
-func TestReplayKeepsFlushedDataAndApplyAddsPieces(t *testing.T) {
+func TestReplayKeepsFlushedDataAndApplyAddsLaterWrites(t *testing.T) {
 	disk, device := serve(t)
 	disk.StartLog(false) // the kernel flushes a file when it attaches a device to it
 	looptest.Got(device.WriteAt(aligned(t, 4096, 'a'), 0))(t)

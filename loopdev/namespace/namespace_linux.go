@@ -69,9 +69,8 @@ func allowDevices() {
 	}
 }
 
-// leaveVolumes unmounts the volumes of other processes in this namespace. Otherwise this process
-// would keep their devices in use, and a driver releases no volume that another namespace has
-// mounted.
+// leaveVolumes unmounts other processes' volumes, but only in this namespace. Otherwise their
+// devices would stay in use, and a driver releases no volume that another namespace has mounted.
 func leaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {

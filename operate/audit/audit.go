@@ -191,8 +191,8 @@ const (
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"
 )
 
-// judge returns isOrphan, or why an object of this cluster is not an orphan. An object that was
-// made shortly before or during the read of the list may be missing in it.
+// judge returns isOrphan, or why an object of this cluster is not an orphan. The list may lack an
+// object that was made shortly before or during the read of the list.
 func (c *comparison) judge(o object) string {
 	_, was := c.before[o.ID]
 	by, named := c.wanted.names(o)
@@ -273,8 +273,8 @@ func namesIn(text string) (names []string) {
 	return names
 }
 
-// names returns the object of the list that names a disk or snapshot: by its id, its name, its CSI
-// name, or a UUID in the CSI name. This is the UID of the claim or VolumeSnapshot for which the
+// names() returns the object of the list that names a disk or snapshot: by its id, its name, its
+// CSI name, or a UUID in the CSI name. This is the UID of the claim or VolumeSnapshot for which the
 // driver made the disk or snapshot. The claim or VolumeSnapshot may not contain the id yet.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)

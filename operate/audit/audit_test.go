@@ -122,7 +122,7 @@ func TestADiskThatAnObjectNamesIsNoOrphan(t *testing.T) {
 	for _, place := range places {
 		for name, o := range map[string]object{o.ID: o, strings.ToUpper(o.ID): o, o.Name: o, o.CSIName: o,
 			claimUID: o, shortened.CSIName: shortened} {
-			// The same fields of the other objects name other disks.
+			// None of these items names the disk.
 			items := []string{persistent("other", volume.DriverName, racktest.Numbered(8))}
 			for range random.IntN(3) {
 				items = append(items, fmt.Sprintf(places[random.IntN(len(places))], racktest.Numbered(9)))
@@ -234,7 +234,7 @@ func deletion(n int) script {
 	return script{looks(n), {Want: "DELETE " + diskPath(n), Status: 204}}
 }
 
-// absent returns the requests by which the audit finds that the rack does not have testDisk(n).
+// absent() returns the requests by which the audit finds that the rack does not have testDisk(n).
 func absent(n int) script {
 	view := racktest.NotFound.To("GET " + diskPath(n))
 	return script{view, racktest.OK(racktest.ViewProject, racktest.ProjectOf()),
@@ -297,7 +297,7 @@ func TestAnOrphanIsReadAgainBeforeItIsDeleted(t *testing.T) {
 	}
 }
 
-// lists returns the requests that list disks and snapshots, before and after kubectl runs.
+// lists() returns the requests that list disks and snapshots, before and after kubectl runs.
 func lists(disks []string, snapshots ...string) script {
 	once := script{racktest.OK("GET /v1/disks", racktest.PageOf("", disks...)),
 		racktest.OK("GET /v1/snapshots", racktest.PageOf("", snapshots...))}
@@ -313,7 +313,7 @@ func kubectlThat(t *testing.T, exit int, items ...string) {
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// blue returns a report of the cluster blue in which a person has left only these objects.
+// blue() returns a report of the cluster "blue" from which a person has deleted all other objects.
 func blue(objects ...object) string {
 	return racktest.JSON(map[string]any{"cluster": "blue", "project": racktest.ProjectID,
 		"orphans": objects})

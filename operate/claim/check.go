@@ -135,8 +135,8 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 	return r.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
 }
 
-// checkNodes records the nodes that have the disk, with their UIDs: the report of a Node that is
-// created again later proves no unmount.
+// checkNodes records the nodes that have the disk, with their UIDs: the report of a Node with
+// another UID does not prove the unmount.
 func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 	all, err := r.all(ctx, volumeAttachments, "")
 	p.Nodes = map[string]string{}
@@ -418,7 +418,7 @@ func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 		problem)
 }
 
-// published returns the CSIStorageCapacity of a class with the most capacity left, or nil. If the
+// published() returns the CSIStorageCapacity of a class with the most capacity left, or nil. If the
 // disk is made near a node, it considers only objects whose topology contains the node.
 func (r *run) published(ctx context.Context, class, node string) (best object, left int64,
 	err error) {

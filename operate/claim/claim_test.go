@@ -43,7 +43,7 @@ func (c *cluster) plan() (p *plan) {
 	return p
 }
 
-// at starts a growth, and kills it before the next request when the plan meets a condition.
+// at() starts a growth, and kills it before the first request at which when() is true.
 func at(t *testing.T, kind string, when func(*plan) bool) *cluster {
 	t.Helper()
 	s := newCluster(t, kind)
@@ -166,7 +166,7 @@ func TestAnImpossibleChangeIsRefusedBeforeItBegins(t *testing.T) {
 			c.put(shotText, "foreign", "other")
 			o.Verb, o.Size, o.Snapshot = Revert, "", "foreign"
 		},
-		// A name that looks like a flag is not passed to kubectl.
+		// The command must not pass a name to kubectl that looks like a flag.
 		`"--server=x" is no name`: func(c *cluster, o *Options) {
 			o.Verb, o.Size, o.Snapshot = Revert, "", "then"
 			c.touch(c.named("VolumeSnapshot", "db", "then"), "--server=x", "status",

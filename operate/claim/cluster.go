@@ -64,8 +64,8 @@ func (o object) controller() object {
 	return nil
 }
 
-// kinds contains the kinds that the command changes, and those of the owners of pods. path is the
-// API path for a deletion. scales is "yes" if the command scales objects of the kind.
+// kinds contains the kinds that the command changes, and those of the owners of pods. Deletions use
+// path. If scales is "yes", the command scales objects of the kind.
 var kinds = map[string]struct{ resource, scales, path string }{
 	"PersistentVolume":      {persistentVolumes, "", ""},
 	"PersistentVolumeClaim": {claims, "", "/api/v1/namespaces/%s/persistentvolumeclaims/"},
@@ -76,7 +76,6 @@ var kinds = map[string]struct{ resource, scales, path string }{
 	"ReplicaSet":  {"replicasets.apps", "no", ""},
 }
 
-// The names of resources for kubectl, with the API group if kubectl needs it.
 const (
 	persistentVolumes = "persistentvolumes"
 	claims            = "persistentvolumeclaims"
@@ -87,7 +86,7 @@ const (
 	volumeAttachments = "volumeattachments.storage.k8s.io"
 )
 
-// get returns an object, or nil if it does not exist or has no resource or no name.
+// get returns an object, or nil if there is none. Without a resource or a name there is none.
 func (r *run) get(ctx context.Context, resource, namespace, name string) (object, error) {
 	if resource == "" || name == "" {
 		return nil, nil
@@ -204,8 +203,8 @@ func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	return r.send(ctx, options, "delete", "--raw="+path, "--filename=-")
 }
 
-// annotate returns a patch that sets an annotation, or removes it if value is nil. If spec is not
-// nil, the patch also sets these fields of the spec.
+// annotate returns a patch that sets an annotation, or removes it if value is nil. The patch also
+// sets the given fields of the spec.
 func annotate(key string, value any, spec object) object {
 	patch := object{"metadata": object{"annotations": map[string]any{key: value}}}
 	if spec != nil {

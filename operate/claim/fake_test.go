@@ -52,8 +52,8 @@ type cluster struct {
 	lacks   func(string) bool // reports whether the user lacks a right, such as "create pods"
 	needed  map[string]bool   // the rights that the command's changes needed
 
-	// before is called before each command of kubectl. admits refuses or changes a claim that is to be
-	// created, as a webhook does.
+	// before() is called before each command of kubectl. admits() refuses or changes a claim that is
+	// to be created, as a webhook does.
 	before func(verb string)
 	admits func(c *cluster, claim object) error
 }
@@ -293,7 +293,7 @@ func (c *cluster) mayChange(verb string, o object) {
 	}
 }
 
-// erase deletes an object. If a controller has to complete the deletion, it only marks the object.
+// erase deletes an object, or only marks it if a controller has to complete the deletion.
 func (c *cluster) erase(o object) {
 	c.touch(o, "2026-01-01T00:00:00Z", "metadata", "deletionTimestamp")
 	switch o.str("kind") {
@@ -326,7 +326,7 @@ func (c *cluster) pass() {
 	c.lost += len(c.unreachable(true))
 }
 
-// passes simulates n passes. After 60, the controllers and kubelets have nothing left to do.
+// passes() simulates n passes. After 60, the controllers and kubelets have nothing left to do.
 func (c *cluster) passes(n int) {
 	for range n {
 		c.pass()
@@ -396,8 +396,8 @@ func (c *cluster) runWorkload(w object) {
 	c.touch(w, n, "status", "replicas")
 }
 
-// pod creates a pod that uses the claim, or that uses none if claim is "". The owner controls the
-// pod unless it is nil. In a namespace that is deleted nothing is created.
+// pod creates a pod. If claim is not "", the pod uses the claim. If owner is not nil, it controls
+// the pod. In a namespace that is being deleted, pod creates nothing and returns false.
 func (c *cluster) pod(name, claim string, owner object, notes string) bool {
 	space := c.named("Namespace", "", "db")
 	if c.named("Pod", "db", name) != nil || space == nil || space.deleting() {
@@ -499,7 +499,7 @@ func (c *cluster) runMachine(m *machine) {
 	}
 }
 
-// runPods is a kubelet's pass. A kubelet lists a disk before the mount and until after the unmount.
+// runPods is a kubelet's pass. A kubelet lists a disk from before the mount to after the unmount.
 func (c *cluster) runPods(m *machine, node object) {
 	used, changed := map[string]bool{}, m.age%10 == 0 || m.quiet > 0
 	for _, pod := range c.of("Pod") {
@@ -543,7 +543,7 @@ func (c *cluster) runPods(m *machine, node object) {
 			changed = true
 			fallthrough
 		case state == unmountsAfter/2:
-			// If a pod was deleted by force, the kubelet ends its containers only now.
+			// The containers of a pod that was deleted by force end only now.
 			delete(m.runs, handle)
 		}
 	}
@@ -645,7 +645,7 @@ func (c *cluster) syncClaim(claim object) {
 	}
 }
 
-// reservedFor reports whether a volume is reserved for this claim, or for none.
+// reservedFor reports whether a volume is reserved for this claim or for no claim.
 func reservedFor(pv, claim object) bool {
 	ref := func(key string) string { return pv.str("spec", "claimRef", key) }
 	return pv.at("spec", "claimRef") == nil || ref("name") == claim.name() && ref("namespace") ==
@@ -703,7 +703,7 @@ func (c *cluster) provision(claim object) {
 		content: c.shots[handle], size: size})
 }
 
-// made counts down. At 0 it makes the disk, even if the claim is gone by then, and returns true.
+// made() counts m.left down. At 0 it makes the disk, even if the claim is gone, and returns true.
 func (c *cluster) made(m *making) bool {
 	if m.left--; m.left > 0 {
 		return false

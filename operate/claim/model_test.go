@@ -90,7 +90,7 @@ func (h *history) workload() object {
 	return slices.Concat(h.c.of("Deployment"), h.c.of("StatefulSet"), []object{nil})[0]
 }
 
-// start does what a person does to start the workload, or the pod that uses the claim.
+// start() does what a person does to start the workload, or the pod that uses the claim.
 func (h *history) start() bool {
 	h.paused = false
 	switch w := h.workload(); {
@@ -101,7 +101,7 @@ func (h *history) start() bool {
 	case w != nil:
 		return w.num("spec", "replicas") < h.original && h.rescale(h.original)
 	}
-	// If h.kind is "none", no pod uses the claim before the change.
+	// A history of the kind "none" begins without a pod: in newHistory, h.c.before is still nil.
 	return (h.kind != "none" || h.c.before != nil) && h.c.pod("shell", h.c.claim, nil, "")
 }
 
@@ -113,7 +113,7 @@ func (h *history) rescale(to int64) bool {
 	return w != nil
 }
 
-// stops does what a person does to stop the workload: no pod uses the claim any more.
+// stops() does what a person does to stop the workload: no pod uses the claim any more.
 func (h *history) stops() bool {
 	h.paused = true
 	h.rescale(0)
@@ -142,7 +142,7 @@ func (h *history) cutsOff() bool { h.c.nodes["n1"].silent = true; return true }
 func (h *history) userDeletes(claim object) bool {
 	pv := h.c.volume(claim.str("spec", "volumeName"))
 	if pv.policy() == "Delete" || h.next == "patch" {
-		// The command has already decided its next patch, which may set the policy Delete.
+		// The next request, which has been decided, may be the patch that sets the policy Delete.
 		h.c.giveUp(handleOf(pv))
 	}
 	if h.meddled = true; claim != nil {
@@ -317,7 +317,7 @@ func (h *history) foreignVolume(claim string) bool {
 	return true
 }
 
-// between is called before each request, and may let an actor act.
+// between() is called before each request, and may let an actor act.
 func (h *history) between(verb string) {
 	if h.busy {
 		return
@@ -356,8 +356,8 @@ func (h *history) comesLate() {
 }
 
 // excuse is called before a late request. The request may create a temporary claim, which
-// Kubernetes then deletes. So two effects are allowed: the claim's disk is made later and stays if
-// the class retains it, and foreign volumes that are reserved for the claim are deleted.
+// Kubernetes deletes later. So two effects are allowed. The claim's disk may be made, and stay if
+// the class retains it. Foreign volumes that are reserved for the claim may be deleted.
 func (h *history) excuse() {
 	h.meddled = h.meddled || h.policy == "Retain"
 	for _, pv := range h.c.of("PersistentVolume") {
@@ -386,8 +386,8 @@ func (h *history) options(mode string) Options {
 	return o
 }
 
-// calls returns a replacement of kubectl. If dies is not 0, the run is killed at the change with
-// that number.
+// calls() returns a replacement of kubectl. Unless dies is 0, the run is killed at the change with
+// this number.
 func (h *history) calls(dies int, how string) func(context.Context, []byte, ...string) ([]byte,
 	error) {
 	dead, n := false, 0

@@ -26,7 +26,7 @@ const (
 	earlierKey = "csi.oxide.computer/claim-earlier-volumes"
 )
 
-// plan is the record of a change. It also contains what the objects will no longer show.
+// plan describes a change. It also contains what the changed objects no longer show.
 type plan struct {
 	Verb      string `json:"verb"`
 	Namespace string `json:"namespace"`
@@ -53,11 +53,11 @@ type plan struct {
 	Shot             shot   `json:"shot"`
 	Owner            owner  `json:"owner"`
 
-	// Nodes maps the names of the nodes that had the disk when the change began to their UIDs.
+	// Nodes has the UIDs, by name, of the nodes that had the disk when the change began.
 	Nodes map[string]string `json:"nodes,omitempty"`
-	// Seen maps the name of each node that has the disk to the node's UID and the time of its last
+	// Seen has, by name, the UID of each node that has the disk, and the time of the node's last
 	// report before the wait for the unmount. Unmounted is set when each of these nodes has since
-	// reported the unmount, or the disk is detached from it.
+	// reported the unmount, or the disk is detached from the node.
 	Seen      map[string]string `json:"seen,omitempty"`
 	Unmounted bool              `json:"unmounted,omitempty"`
 
@@ -71,8 +71,8 @@ type plan struct {
 	Finished bool `json:"finished,omitempty"`
 }
 
-// shot is the snapshot from which the new disk is made. Of a snapshot that the command takes
-// itself, only the name is known until it is ready.
+// shot is the snapshot from which the new disk is made. If the command takes the snapshot, only the
+// name is known until the snapshot is ready.
 type shot struct {
 	Name       string `json:"name"`
 	UID        string `json:"uid,omitempty"`
@@ -114,7 +114,7 @@ func (p plan) temporary() string { return shorten(p.Claim) + "-" + p.Verb + "-" 
 // shorten cuts a name, so that the name and a suffix have at most 253 bytes.
 func shorten(name string) string { return strings.TrimRight(name[:min(len(name), 200)], "-.") }
 
-// earlier returns the handles of all volumes that the claim has had so far.
+// earlier() returns the handles of all volumes that the claim has had so far.
 func (p plan) earlier() []string {
 	return slices.DeleteFunc(append(strings.Split(p.Manifest.annotation(earlierKey), ","), p.Handle),
 		func(h string) bool { return h == "" })
@@ -169,7 +169,7 @@ func (r *run) find(ctx context.Context) (pv object, p *plan, err error) {
 	return nil, nil, nil
 }
 
-// save writes the plan into its annotation. The same patch sets these fields of the spec.
+// save writes the plan into its annotation. The same patch sets the given fields of the spec.
 func (r *run) save(ctx context.Context, pv object, p plan, spec object) error {
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -186,7 +186,7 @@ var bindingKeys = []string{"pv.kubernetes.io/bind-completed",
 // In selectedNode, the scheduler names the node near which a claim's volume is to be made.
 const selectedNode = "volume.kubernetes.io/selected-node"
 
-// again returns a claim like the earlier one, with this spec and these further annotations.
+// again() returns a claim like the earlier one, with the given spec and further annotations.
 func (p plan) again(spec object, more map[string]any) object {
 	meta, kept := object{"name": p.Claim, "namespace": p.Namespace}, map[string]any{}
 	p.Manifest.copyFields(meta, "metadata", "labels", "ownerReferences")
@@ -206,7 +206,7 @@ func (p plan) newClaim(pv string) object {
 		map[string]any{earlierKey: strings.Join(p.earlier(), ",")})
 }
 
-// own returns a claim for the command itself. If a node is given, the disk is made near it.
+// own() returns a claim for the command itself. If a node is given, the disk is made near the node.
 func (p plan) own(name string, spec object, node string) object {
 	marks := map[string]any{changeKey: p.mark()}
 	if node != "" {
@@ -335,7 +335,7 @@ func (v view) madeFor() bool {
 // original reports whether the claim existed before the change and was not created again.
 func (v view) original() bool { return v.claim != nil && v.claim.uid() == v.plan.ClaimUID }
 
-// again reports whether the claim is the one that the command creates again: it names the new
+// again() reports whether the command has created the claim again. Such a claim names the new
 // volume or, during an undo, the earlier one.
 func (v view) again() bool {
 	pv := v.plan.New
@@ -345,9 +345,9 @@ func (v view) again() bool {
 	return v.claim != nil && v.claim.str("spec", "volumeName") == pv && pv != ""
 }
 
-// passed reports whether the point of no return has been passed: the new disk was bound to the
-// user's claim, so a workload may have written to it. If the plan is marked Handed, it also returns
-// true when the new PersistentVolume is gone.
+// passed() reports whether the change is past the point of no return: the new disk was bound to the
+// user's claim, so a workload may have written to it. It also returns true if the plan is marked
+// Handed, and the new PersistentVolume and the temporary claim are gone.
 func (v view) passed() bool {
 	p, uid := v.plan, v.fresh.str("spec", "claimRef", "uid")
 	return p.Bound || p.Finished || v.fresh == nil && p.Handed && v.temporary == nil ||
@@ -430,7 +430,7 @@ func (v view) prove() error {
 	return nil
 }
 
-// end returns a text that names a claim, and the pods and finalizers that delay its deletion.
+// end() returns a text that names a claim, and the pods and finalizers that delay its deletion.
 func (v view) end(claim object) string {
 	pods, text := v.foreignPods, "the end of PersistentVolumeClaim "+claim.name()
 	if claim.name() == v.plan.Claim {

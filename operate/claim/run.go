@@ -121,7 +121,7 @@ func (r *run) log(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format
 
 func newID() string { return fmt.Sprintf("%08x", rand.Uint32()) }
 
-// Run makes, continues, undoes or forgets a change. It describes each step on out before it begins.
+// Run makes, continues, undoes or forgets a change. It writes a description of each step to out.
 func Run(ctx context.Context, o Options, out io.Writer) error {
 	r := &run{Options: o, id: newID(), out: out}
 	pv, p, err := r.find(ctx)
@@ -316,7 +316,7 @@ func (r *run) backward(ctx context.Context) error {
 // controller of Kubernetes changes the object at the same time.
 const attempts = 5
 
-// until repeats a step until it is done. The timeout never interrupts a request.
+// until() repeats a step until the step is done. The timeout never interrupts a request.
 func (r *run) until(ctx context.Context, title string, s step) error {
 	late := time.After(r.Timeout)
 	said, failed, announced := "", 0, false
@@ -364,7 +364,7 @@ func (r *run) until(ctx context.Context, title string, s step) error {
 	}
 }
 
-// repeatWith appends to an error how to repeat the command, unless the error says so itself.
+// repeatWith appends to an error how to repeat the command, unless the error says it.
 func (v view) repeatWith(err error) error {
 	how := "--continue, or with --undo"
 	switch {

@@ -117,7 +117,7 @@ func (v view) own(o object) bool {
 func (p plan) runMark() string  { return p.mark() + " " + p.Run }
 func (p plan) stopMark() string { return p.runMark() + " stopped" }
 
-// stopped reports whether the command has scaled the owner down, or has no owner to scale.
+// stopped() reports whether the command has scaled the owner down, or has no owner to scale.
 func (v view) stopped() bool {
 	return v.owner == nil || v.own(v.owner) && v.owner.num("spec", "replicas") <= v.plan.Owner.Target
 }
@@ -216,7 +216,7 @@ func (r *run) keep(ctx context.Context, v view) (string, error) {
 	return "PersistentVolumeClaim " + p.kept() + " to be bound", nil
 }
 
-// unmounted waits until each node that has the disk has reported the unmount. A kubelet lists a
+// unmounted() waits until each node that has the disk has reported the unmount. A kubelet lists a
 // volume in its Node's status from before the mount until after the unmount. So the first status
 // after the end of the last pod is reliable. The disk may stay attached: all data is on it, and a
 // rack without hot-plug would have to stop the node for a detach. If a node does not report, its
@@ -364,7 +364,7 @@ func (r *run) askForDisk(ctx context.Context, v view) error {
 	return r.create(ctx, ownedBy(p.temporaryClaim(), v.kept))
 }
 
-// awaitDisk waits for the new disk. If the rack refuses to make it, it returns the refusal.
+// awaitDisk waits for the new disk. If the rack refuses to make the disk, the error says why.
 func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	p := v.plan
 	why, event, err := r.refusal(ctx, *p)
@@ -374,7 +374,7 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	refused := fmt.Errorf("the new disk could not be made: %s. Repeat the command with --continue "+
 		"when that is solved, or with --undo", why)
 	if p.Node != "" && v.temporary.annotation(selectedNode) == "" {
-		// If the rack has no room, the provisioner has removed the annotation selectedNode.
+		// The provisioner has removed the annotation, because the rack has no room. Ask once more.
 		if r.asked {
 			return "", refused
 		}
@@ -465,20 +465,20 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// fenced reports that no late request can bind the new disk, because this run has reserved it.
+// fenced() reports whether the new disk, if any, is reserved, so that no late request can bind it.
 func (v view) fenced() bool {
 	return v.plan.New == "" || v.fresh == nil || v.fresh.annotation(changeKey) == v.plan.runMark() &&
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()
 }
 
-// unreserved reports whether a PersistentVolume still has to be reserved for the user's claim.
+// unreserved() reports whether a PersistentVolume still has to be reserved for the user's claim.
 func (v view) unreserved(pv object) bool {
 	uid := pv.str("spec", "claimRef", "uid")
 	return pv.str("spec", "claimRef", "name") != v.plan.Claim || uid != "" && uid != v.claim.uid()
 }
 
 // takeBack reserves the new disk for the temporary claim. A late request may still create the
-// user's claim, and Kubernetes must not bind the disk to it.
+// user's claim, to which Kubernetes must not bind the disk.
 func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if !v.fenced() {

@@ -194,7 +194,7 @@ func claimOf(pod *kube.Object, v kube.PodVolume) string {
 	return v.PersistentVolumeClaim.ClaimName
 }
 
-// snapshots returns the VolumeSnapshotContents of the volume's snapshots, and the content of the
+// snapshots() returns the VolumeSnapshotContents of the volume's snapshots, and the content of the
 // snapshot from which the claim is to be provisioned.
 func (c *chain) snapshots() []kube.Object {
 	found, _ := c.Cluster.objects(kindContent, func(o *kube.Object) bool {
@@ -220,7 +220,7 @@ func (c *chain) findVolume(match func(*kube.Object) bool) {
 	}
 }
 
-// complete finds the pods, the VolumeAttachments and the node of the claim and the volume.
+// complete() finds the pods, the VolumeAttachments and the node of the claim and the volume.
 func (c *chain) complete() {
 	if c.claimName.Name != "" {
 		c.pods, c.podsWhy = c.Cluster.objects(kindPod, func(o *kube.Object) bool {
@@ -254,7 +254,7 @@ func (c *chain) complete() {
 	c.findNode()
 }
 
-// mainPod returns the pod to judge. It prefers a pod that waits, and after that one that runs.
+// mainPod returns the pod to judge: if possible one that waits, otherwise one that runs.
 func mainPod(pods []kube.Object) (best *kube.Object) {
 	for i, pod := range pods {
 		if best == nil || ended(*best) && !ended(pod) ||
@@ -363,7 +363,7 @@ func (e *Evidence) driverPod(node string) *kube.Object {
 // none stands for an object that does not exist or could not be read.
 var none kube.Object
 
-// names returns the values of the placeholders that a command may contain.
+// names() returns the values of the placeholders that a command may contain.
 func (c *chain) names() map[string]string {
 	names := map[string]string{"claim": c.claimName.Name, "volume": c.handle,
 		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace), "disk": c.diskName(),

@@ -156,7 +156,7 @@ func (c *chain) judge() Chain {
 			step.State, step.Finding = Waiting, nil // the error is about another link
 		}
 		if f := step.Finding; f != nil {
-			// The driver makes and deletes disks without a node, so f may not explain the driver's error.
+			// Disks are made and deleted without a node, so the finding f does not explain this error.
 			if f.Reason == "" && c.reports(func(s Finding) bool {
 				return s.Link == LinkClaim || s.Link == LinkVolume
 			}) {
@@ -427,7 +427,7 @@ type Disk struct {
 	Instance   string `json:"instance,omitempty"`
 	SizeBytes  int64  `json:"sizeBytes"`
 	BlockBytes int64  `json:"blockBytes"`
-	// FilesystemUUID is the UUID that the volume's filesystem must have. If it is empty, any will do.
+	// FilesystemUUID is the UUID that the volume's filesystem must have, or "" if every UUID is right.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	// Claim is the claim for which the driver made the disk, from the disk's description.
 	Claim   string `json:"claim,omitempty"`
@@ -455,7 +455,7 @@ func (c Cluster) objects(kind string, match func(*kube.Object) bool) ([]kube.Obj
 	return nil, c.Unseen[kind]
 }
 
-// one returns the first object of a kind that matches, or nil and why the kind could not be read.
+// one() returns the first object of a kind that matches, or nil and why the kind could not be read.
 func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object, why string) {
 	found, why := c.objects(kind, match)
 	if len(found) == 0 {

@@ -12,7 +12,7 @@ import (
 )
 
 func (f Finding) brokenLink() Link {
-	// The advice LinkClaim means that the request has wrong values: the link of its call is broken.
+	// With LinkClaim, the request has wrong values. Then the link of the failed call is broken.
 	if link := advices[f.Reason].Link; link != "" && link != LinkClaim {
 		return link
 	}
@@ -114,8 +114,8 @@ func lastFailure(a *kube.Object) *kube.Failure {
 	return attach
 }
 
-// addFailure adds the error of a VolumeAttachment. It replaces the error in the pod's events about
-// the same node. If both errors have the same reason, the time of the first event stays.
+// addFailure adds the error of a VolumeAttachment. This error replaces the one in the pod's events
+// about the same node. If both errors have the same reason, the time of the first event stays.
 func addFailure(all []Finding, a *kube.Object) []Finding {
 	last := lastFailure(a)
 	if last == nil {
@@ -135,7 +135,7 @@ func addFailure(all []Finding, a *kube.Object) []Finding {
 	return all
 }
 
-// events returns the events about an object that have one of these reasons, the latest first. It
+// events() returns the events about an object that have one of these reasons, the latest first. It
 // compares UIDs. If a UID is unknown, it returns the events that are not older than the object.
 func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	found, _ := e.Cluster.objects(kindEvent, func(event *kube.Object) bool {
@@ -163,7 +163,7 @@ const forgeable = " (anybody with the right to create events can write it)"
 // After an event with one of these reasons, earlier errors of the same call do not count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest adds the driver's latest error from an object's events whose messages contain a text,
+// latest() adds the driver's latest error from an object's events whose messages contain a text,
 // unless a later event reports a success. Earlier events with the same reason only set Since.
 func (e *Evidence) latest(all []Finding, o *kube.Object, at Link, about string,
 	reasons ...string) []Finding {
@@ -186,7 +186,7 @@ func (e *Evidence) latest(all []Finding, o *kube.Object, at Link, about string,
 	return all
 }
 
-// advice adds to the explanation of some reasons (csierr.Explain) which link is broken, what
+// advice completes the explanation of some reasons (csierr.Explain): it names the broken link, what
 // happens by itself, and the next command.
 type advice struct {
 	// Link is the broken link. "" means the link of the failed call: any call may return the reason.

@@ -70,8 +70,8 @@ func theNode() inspection.Report {
 		}}}
 }
 
-// world is evidence with its objects, which edits change. An edit may add more objects to
-// Cluster.Objects.
+// world is evidence, and pointers to the objects in it, which edits change. An edit may add more
+// objects to Cluster.Objects.
 type world struct {
 	t testing.TB
 	*Evidence
@@ -167,7 +167,7 @@ func minutesAgo(first, last time.Duration) edit {
 	})
 }
 
-// succeeded adds an event about an object: some minutes ago, a call for the volume succeeded.
+// succeeded() adds an event about an object: some minutes ago, a call for the volume succeeded.
 func succeeded(kind, name, reason string, ago time.Duration) edit {
 	return all(event(kind, name, reason, `AttachVolume.Attach succeeded for volume "`+pvName+`"`),
 		minutesAgo(ago, ago))
@@ -303,7 +303,7 @@ func entry(event flight.Event, age time.Duration) flight.Entry {
 	return e
 }
 
-// over returns the entry of a change that was made or, with a reason, has failed.
+// over() returns the entry of a change that was made or, with a reason, of one that has failed.
 func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.Entry {
 	e := entry(event, age)
 	if e.Outcome = flight.Done; reason != "" {

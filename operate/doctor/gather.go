@@ -266,7 +266,7 @@ func (g *gatherer) rack(ctx context.Context) {
 			r.Disks[c.handle] = found(ctx, c.handle, csierr.VolumeNotFound, g.Rack.Disk, g.diskOf)
 		}
 	}
-	// Resolve again: if no node is known, the disk, which was read meanwhile, names the instance.
+	// Resolve again: the disks have been read, and name the instances of chains without a node.
 	for _, c := range resolve(&g.e) {
 		if _, asked := r.Instances[c.instance]; asked || c.instance == "" {
 			continue

@@ -193,7 +193,7 @@ type shown struct {
 }
 
 // The test writes a canary into each text that the doctor reads: as a name, as a text, and at the
-// end of the text. At last it fills all texts at once. The doctor's output must show no canary.
+// text's end. At last it writes into all texts at once. The doctor's output must show no canary.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	var read map[string]any
 	csitest.Must(t, json.Unmarshal(fmt.Appendf(nil, `{"objects":%s,"report":%s,"disk":%s,`+

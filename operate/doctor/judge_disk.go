@@ -405,8 +405,8 @@ func (c *chain) judgeFilesystem(v *inspection.Volume) Step {
 	return result
 }
 
-// vanished returns a finding if the disk shows no filesystem any more, but had one: it is still
-// mounted, or the flight recorder has recorded it.
+// vanished() returns a finding if the disk shows no filesystem any more, but had one: a filesystem
+// is still mounted, or the flight recorder has recorded one.
 func vanished(v *inspection.Volume) *Finding {
 	const none = "the disk shows no filesystem that the driver makes, and "
 	for _, m := range v.Mounts {
@@ -546,8 +546,8 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 	return nil
 }
 
-// usedOnNode reports whether a pod on the node uses the volume. If the pods could not be read, one
-// may use it. A pod that has ended counts, unless its deletion waits too long for the unmount.
+// usedOnNode reports whether a pod on the node uses the volume. It returns true if the pods could
+// not be read. A pod that has ended counts, unless its deletion waits too long for the unmount.
 func (c *chain) usedOnNode(v *inspection.Volume) bool {
 	return c.podsWhy != "" || slices.ContainsFunc(c.pods, func(pod kube.Object) bool {
 		stuck := ended(pod) && c.overdue(&pod) && publishedTo(v, pod)
@@ -555,8 +555,8 @@ func (c *chain) usedOnNode(v *inspection.Volume) bool {
 	})
 }
 
-// released reports whether the node should have unmounted a volume that no pod uses: Kubernetes
-// wants to detach the volume, or the last change of the volume is older than grace.
+// released() reports whether the node should have unmounted a volume that no pod uses: the
+// VolumeAttachment is gone or being deleted, or the last change is older than grace.
 func (c *chain) released(v *inspection.Volume) bool {
 	switch {
 	case c.volume == nil, c.attachment == nil && c.attachmentWhy != "":

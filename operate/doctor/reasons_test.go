@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// place is a field of Kubernetes, or of a node's report, that contains an error of the driver. With
-// an edit of the map "counts", the object waits for the failed call, so the error counts. With one
-// of the map "overcome", the call has succeeded since, or nobody repeats it.
+// place is a field of Kubernetes, or of a node's report, that contains an error of the driver.
+// After an edit in place.counts, the object waits for the failed call, so the error counts. After
+// one in place.overcome, the call has succeeded since, or nobody repeats it.
 type place struct {
 	name             string
 	at               Link
@@ -143,7 +143,7 @@ func mountPlace(reason string) place {
 			"its init container running": waits("PodInitializing", restores)}}
 }
 
-// inferences contains edits that break another link, which the doctor then infers.
+// inferences contains edits after which the doctor infers that another link is broken.
 var inferences = map[string]edit{"": all(), "the node is not ready": notReady,
 	"the driver is not registered": noDriver, "the driver's pod crashes": dead(kindDaemonSet,
 		"oxide-plugin")}
@@ -173,9 +173,9 @@ var forged = map[string]string{
 		`"kind":"PersistentVolumeClaim","namespace":"default"}}`,
 }
 
-// The test writes each reason into each place, with each edit of "counts" and each inference. The
-// finding must have the reason, its sentence and its advice. After an edit of "overcome" or
-// "unrelated", the error must not be found.
+// The test writes each reason into each place, with each edit in place.counts and each inference.
+// The finding must have the reason, its sentence and its advice. After an edit in place.overcome or
+// in the variable unrelated, the error must not be found.
 func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 	pairs, right, history := 0, 0, 0
 	isHistory := func(what string, edits ...edit) {
@@ -243,8 +243,8 @@ func TestAnErrorThatAUserWroteIsNotQuoted(t *testing.T) {
 }
 
 // parts contains patterns for the paths of objects and fields in a healthy chain. The first pattern
-// that matches a path counts. Without that object or field, the doctor must report this link or an
-// earlier one. If the link is empty, the diagnosis must not change, for the given reason.
+// that matches a path counts. Without the object or field, the doctor must report the entry's link
+// or an earlier one. If the link is empty, the diagnosis must not change, for the given reason.
 var parts = []struct {
 	pattern string
 	link    Link
@@ -306,7 +306,7 @@ var parts = []struct {
 }
 
 // The test removes each object and each field of a healthy chain, one at a time. The diagnosis must
-// report the link that "parts" names, or an earlier link, as broken or unseen.
+// report the link in the table parts, or an earlier link, as broken or unseen.
 func TestDoctorReportsEachMissingObjectAndField(t *testing.T) {
 	var evidence map[string]any
 	csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(healthy(t))), &evidence))

@@ -95,8 +95,8 @@ var ownError = regexp.MustCompile(`^(?:(?:[A-Za-z]+\.[A-Za-z]+ )?failed for volu
 var takenError = regexp.MustCompile(`^Failed to [a-z ]+: failed to take snapshot of the volume ` +
 	idForm + `: (".*")$`)
 
-// text returns all of a message if it is an error of this driver about one of the driver's volumes.
-// Of any other message it returns the known phrases.
+// text() returns all of a message if it is an error of this driver about one of the driver's
+// volumes. Of any other message it returns the known phrases.
 func (s *sifter) text(message string) string {
 	if quoted := takenError.FindStringSubmatch(message); quoted != nil {
 		if text, err := strconv.Unquote(quoted[1]); err == nil {

@@ -43,7 +43,7 @@ func TestAnIncompleteListIsAnError(t *testing.T) {
 	}
 }
 
-func TestAnEventsFirstAndLastTimesAreFound(t *testing.T) {
+func TestFirstAndLastReturnWhenAnEventWasSeen(t *testing.T) {
 	for text, want := range map[string][2]string{
 		`"firstTimestamp":"2026-06-12T12:00:00Z","lastTimestamp":"2026-06-12T12:05:00Z",` +
 			`"eventTime":null`: {

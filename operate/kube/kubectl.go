@@ -61,7 +61,7 @@ func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, er
 	return stdout.Bytes(), nil
 }
 
-// nameForm matches the names of objects. No name begins with a hyphen and looks like a flag.
+// nameForm matches the names of objects. No name begins with a hyphen, as a flag does.
 var nameForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
 // IsName reports whether a text may be the name of an object.
@@ -112,7 +112,7 @@ func Parse(data []byte) ([]Object, error) {
 	return objects, nil
 }
 
-// parseObject parses an object. kind is for an object without a kind, as in the items of a list.
+// parseObject parses an object. An object without a kind, such as a list's item, gets this kind.
 func parseObject(data []byte, kind string) (Object, error) {
 	var o struct {
 		Kind string `json:"kind"`

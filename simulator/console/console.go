@@ -132,7 +132,7 @@ func (c *Console) state() (adminapi.State, int, error) {
 	return c.records, c.version, err
 }
 
-// answered sends err, or 304 if the browser already has the page, and reports whether it has sent
+// answered() sends err, or 304 if the browser already has the page, and reports whether it has sent
 // an answer. The ETag is a hash of all that the page shows (the parameter more has the page's own
 // data), and of the token, so that a restart of the simulator changes the ETag.
 func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,

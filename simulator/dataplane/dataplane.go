@@ -60,10 +60,10 @@ type Plane struct {
 	noDevices error
 	// machines is the host of the virtual machines, or nil if the guests are only guest views.
 	machines *machine.Host
-	// starting lets only one machine start at a time: two could claim the same free memory.
+	// starting is locked while a machine starts. Otherwise two could claim the same free memory.
 	starting sync.Mutex
 
-	// Stop cancels ctx. working counts goroutines that show a delayed device or watch a machine.
+	// Stop cancels ctx. working has the goroutines that show delayed devices or watch machines.
 	ctx     context.Context
 	cancel  context.CancelFunc
 	working sync.WaitGroup
@@ -358,7 +358,7 @@ func (p *Plane) hasMemory(more int64) error {
 	return fits(string(text), used, more)
 }
 
-// fits returns ErrNoMemory if "used" is over 3/4 of MemTotal, or "more" is over MemAvailable.
+// fits() checks that all machines need at most 3/4 of MemTotal, and the new one MemAvailable.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
@@ -372,7 +372,7 @@ func fits(meminfo string, used, more int64) error {
 	return nil
 }
 
-// has sets a guest's virtual machine and watches for its end. The caller holds the guest's mu.
+// has() sets a guest's virtual machine and watches for its end. The caller holds the guest's mu.
 func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 	g.machine.Store(m)
 	p.working.Go(func() {
@@ -429,7 +429,7 @@ func (p *Plane) changeDisk(d *plugged,
 	})
 }
 
-// still pauses a guest's virtual machine, or prevents its start, until the caller calls resume.
+// still() pauses a guest's virtual machine, or prevents its start, until the caller calls resume.
 func (p *Plane) still(g *guestState) (resume func(), err error) {
 	if p.machines == nil {
 		return func() {}, nil
@@ -451,8 +451,8 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 }
 
 // Adopt takes over the virtual machines that an earlier plane has started, and stops those of
-// instances that are not running. The result "gone" lists the running instances without a virtual
-// machine. The result "again" lists those of them whose machine the earlier plane's Close stopped.
+// instances that are not running. It returns two lists: the running instances without a virtual
+// machine, and those of them whose machine the earlier plane's Close stopped.
 func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(filepath.Join(p.Dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {

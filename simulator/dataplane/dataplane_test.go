@@ -289,7 +289,7 @@ func TestPlugDoesNotWaitForAnotherGuest(t *testing.T) {
 	}
 }
 
-func TestFitsFailsForAMachineThatNeedsTooMuchMemory(t *testing.T) {
+func TestAMachineThatNeedsTooMuchMemoryIsRefused(t *testing.T) {
 	const meminfo = "MemTotal:        8388608 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n"
 	for name, test := range map[string]struct {
 		used, more int64
@@ -398,7 +398,7 @@ func TestReconcileReplacesFlakyDevicesOfAKilledSimulator(t *testing.T) {
 	looptest.Must(t, writeTo(nodeOf(t, p, guest), 'l'))
 }
 
-// killed opens the directory of p again, as after a kill, with the given disks attached.
+// killed() opens the directory of p again, as after a kill, with the given disks attached.
 func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 	t.Helper()
 	p.cancel()
@@ -439,7 +439,7 @@ func TestReconcileDoesNotReleaseADeviceOfAnotherRack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			theirs := newPlane(t)
 			spec := plugDisk(t, theirs, newGuest(t, theirs), "theirs")
-			// Mount another directory over theirs: racks in two containers may have the same path.
+			// Both racks have one path, as in two containers: mount another directory over theirs.Dir.
 			kept := t.TempDir()
 			looptest.Command(t, "mount", "--bind", theirs.Dir, kept)
 			if name == "on another filesystem" {

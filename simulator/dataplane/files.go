@@ -317,8 +317,8 @@ func (p *Plane) diskInodes() (map[string]uint64, error) {
 
 var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.img(\.tmp)?$`)
 
-// removeOrphans removes all files of deleted objects ("left"), and unfinished files of objects with
-// a record ("ids"). It keeps all other files, because the rack may not have created them.
+// removeOrphans removes all files of the objects in left (deleted), and unfinished files of those
+// in ids (with a record). It keeps other files, because the rack may not have created them.
 func (p *Plane) removeOrphans(kind string, ids, left []string) error {
 	dir := filepath.Join(p.Dir, kind)
 	entries, err := os.ReadDir(dir)

@@ -90,8 +90,8 @@ type guestState struct {
 	plugged map[string]*plugged
 
 	mu sync.Mutex
-	// mu guards the guest view, its device nodes, random and removed. A goroutine locks it before the
-	// mutex of Plane.guests, never after it.
+	// mu guards the guest view, its device nodes, and the fields random and removed. A goroutine locks
+	// it before the mutex of Plane.guests, never after it.
 	//
 	// random chooses the numbers of the devices.
 	random *rand.Rand
@@ -109,8 +109,8 @@ type plugged struct {
 	guest *guestState
 	// loop is nil if a fault hides the device for ever, or if guests get no loop devices.
 	loop *loopdev.Device
-	// If never is set, the guest's virtual machine does not get the disk. wrongSize is the size that a
-	// fault gives the disk in this machine, or 0.
+	// never is true if a fault keeps the disk from the guest's virtual machine. wrongSize is the size
+	// that a fault gives the disk in this machine, or 0.
 	never     bool
 	wrongSize int64
 	// node is the device's name in the guest. It is "" while the guest does not see the device.

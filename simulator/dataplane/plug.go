@@ -147,7 +147,7 @@ func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	return nil
 }
 
-// appear makes the guest see a device. If another visible device has the same serial, the NVMe
+// appear() makes the guest see a device. If another visible device has the same serial, the NVMe
 // driver of the guest would take both for one controller and refuse the second (A54). So the new
 // device stays hidden until the guest restarts. The caller holds the mu of the guest.
 func (p *Plane) appear(d *plugged) error {
@@ -251,7 +251,7 @@ func (p *Plane) hide(d *plugged) error {
 	return nil
 }
 
-// IDs maps a kind to the IDs of its objects, and Left to the IDs of deleted objects.
+// IDs maps a kind to the IDs of its objects, and the key Left to the IDs of deleted objects.
 type IDs map[string][]string
 
 // Left is the key in [IDs] for objects that have no record any more, but may have files.
@@ -394,7 +394,7 @@ func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	if err := v.clearAside(); err != nil {
 		return err
 	}
-	// First note the devices that stay as they are, so that appear() hides others with their serials.
+	// First note the devices that stay, so that appear() hides others with the same serials.
 	var others []*plugged
 	for _, d := range own {
 		if d.node == "" && !exists(v.hiddenPath(d.spec.DiskID)) {
@@ -499,7 +499,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path at which the FUSE server serves a disk's file. Without server it is path.
+// plug returns the path at which the FUSE server serves a disk's file, or path without a server.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil
@@ -549,13 +549,13 @@ func (f *Flaky) Faults(id string) (faults []flakydisk.Fault, err error) {
 	return faults, err
 }
 
-// Activity counts a disk's operations in each of the last seconds. Each plug begins at 0 again.
+// Activity counts a disk's operations in each of the last seconds. A plug sets the counts to 0.
 func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
 	err = f.with(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
 	return all, err
 }
 
-// with passes the entry of a disk to the function do, even while operations of the disk hang.
+// with() passes the entry of a disk to do(), even while operations of the disk hang.
 func (f *Flaky) with(id string, do func(*flakyDisk)) error {
 	if f.server == nil {
 		return ErrCannotFail

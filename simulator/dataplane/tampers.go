@@ -23,7 +23,7 @@ type Tamper struct {
 
 	// source replaces the path of the file from which the plane copies a new disk.
 	source func(p *Plane, path string) (string, error)
-	// shown returns what a guest sees in place of the device d. others are the guest's devices.
+	// shown() returns what a guest sees as the device d. The slice others has the guest's devices.
 	shown func(d Device, others []*plugged) Device
 	// copied() may change the file of a snapshot after the plane has copied the disk d to it.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
@@ -112,7 +112,7 @@ func (a *tampering) showElsewhere(d *plugged) error {
 	return errors.Join(errs...)
 }
 
-// hidden removes a device from the guests to which showElsewhere has shown it.
+// hidden() removes a device from the guests to which showElsewhere has shown it.
 func (a *tampering) hidden(diskID string) (err error) {
 	a.mu.Lock()
 	all := a.undo[diskID]
@@ -124,7 +124,7 @@ func (a *tampering) hidden(diskID string) (err error) {
 	return err
 }
 
-// keeps reports whether the tamper leaves d in its guest. If so, it records how to remove d later.
+// keeps() reports whether d stays in its guest. If so, it records how to remove d later.
 func (a *tampering) keeps(d *plugged) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -141,7 +141,7 @@ const (
 	tamperBlock = 4096
 	// lateDevice is longer than any check waits for a device.
 	lateDevice = 10 * time.Minute
-	// tear copies half of the blocks again after tornWrites more writes, or tornWait without a write.
+	// tear() copies half of the blocks again after tornWrites writes, or tornWait without a write.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )
@@ -189,7 +189,7 @@ func faulty(change func(event)) func(*Plane, event) error {
 	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
 
-// otherDisk returns the ID of a disk other than diskID that the function fits accepts, or "".
+// otherDisk returns the ID of a disk other than diskID for which fits() is true, or "".
 func (p *Plane) otherDisk(diskID string, fits func(id string, sizeBytes int64) bool) string {
 	paths, _ := filepath.Glob(p.DiskPath("*")) // fails only for an invalid pattern
 	for _, path := range paths {
@@ -378,7 +378,7 @@ var damages = []damage{
 
 type moment struct {
 	name, object string
-	// when is the kind of event at which find() is called. find() returns the files to damage.
+	// find() is called for each event of this kind, and returns the files to damage.
 	when happening
 	find func(c *corruption, p *Plane, e event) []*victim
 }
@@ -402,7 +402,7 @@ type place int64
 
 const last place = -tamperBlock
 
-// in returns the block's offset, or -1 if the block is not within the bytes [from, to) of a file.
+// in() returns the block's offset, or -1 if the block is not within the bytes [from, to) of a file.
 func (at place) in(from, to int64) int64 {
 	offset := int64(at)
 	if offset < 0 {
@@ -512,7 +512,7 @@ type corruption struct {
 	victims []*victim
 }
 
-// life damages files that become victims, and again victims whose disk is unplugged.
+// life damages a file when it becomes a victim, and again when its disk is unplugged.
 func (c *corruption) life(p *Plane, e event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -199,7 +199,7 @@ func retry(ctx context.Context, do func() (again bool, err error)) error {
 }
 
 // root creates the root disk of a machine if it is missing, and returns the image on which the disk
-// is based: the kernel must be from the same image, because its modules are on the disk.
+// is based: the kernel must be from the same image, because the kernel's modules are on the disk.
 func (h *Host) root(ctx context.Context, dir string) (string, error) {
 	link, root := filepath.Join(dir, "image"), filepath.Join(dir, "root.qcow2")
 	if _, err := os.Lstat(root); err == nil {
@@ -392,9 +392,9 @@ func forgetText(dir string) error {
 		(size-keptText)&^0xfff)
 }
 
-// Console reads what the serial console has printed since the last start, except for text that is
-// not kept any more: at most "most" bytes, beginning at the offset "from". The offset -1 is the end
-// of the text, and -2 its last byte. The result "end" is the offset behind the last byte read.
+// Console reads the kept text that the serial console has printed since the last start: at most the
+// given number of bytes, from the given offset on. The offset -1 is the end of the text, and -2 its
+// last byte. Console also returns the offset behind the last byte read.
 func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {

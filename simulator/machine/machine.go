@@ -67,8 +67,8 @@ const rootSlot = 0x9
 // slots are the PCI slots of the rack's disks.
 var slots = []int{0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1c, 0x1d}
 
-// ejectTime is how long the guest has to release a disk. Unplug repeats its request every askAgain,
-// because a guest that boots ignores the request.
+// The guest gets ejectTime to release a disk. Unplug repeats its request every askAgain, because a
+// guest that boots ignores the request.
 const (
 	ejectTime = 10 * time.Second
 	askAgain  = time.Second

@@ -31,7 +31,6 @@ var Release = ""
 // Main runs oxide-simulator until ctx ends, and returns the exit status.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err := run(ctx, args, stdout, stderr); err != nil {
-		// Print joined errors on one line.
 		fmt.Fprintln(stderr, "oxide-simulator:", strings.ReplaceAll(err.Error(), "\n", "; "))
 		return 1
 	}

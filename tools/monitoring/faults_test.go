@@ -24,7 +24,7 @@ const (
 	keeper          target = "node-keeper"
 )
 
-// of returns a metric's name with the pod's labels and more labels, as pairs of name and value.
+// of() returns a metric's name with the pod's labels and further ones. Names and values alternate.
 func (p target) of(metric string, labels ...string) string {
 	text := fmt.Sprintf(`%s{job="oxide-csi/oxide-csi-driver",namespace="oxide-csi",pod="%s",`+
 		`instance="%s:9809"`, metric, p, p)
@@ -71,7 +71,7 @@ var (
 
 func always(n int) string { return fmt.Sprintf("%dx%d", n, samples) }
 
-// counts returns a counter that grows by one every n samples.
+// counts() returns a counter that grows by one every n samples.
 func counts(n int) string {
 	var text strings.Builder
 	for i := range samples {
@@ -93,7 +93,7 @@ var (
 	awayFor5 = fmt.Sprintf("1x39 0x4 1x%d", samples-46)
 )
 
-// days returns a constant series: a time in seconds, n days after the first sample.
+// days() returns a constant series: a time in seconds, n days after the first sample.
 func days(n int) string { return always(n * 86400) }
 
 // healthy returns the series of a cluster in which nothing fails.

@@ -30,7 +30,7 @@ const alertsFile = "../../deploy/chart/monitoring/alerts.yaml"
 // interval is the default time between two samples, and between two evaluations of the rules.
 const interval = time.Minute
 
-// series maps a metric with its labels to its samples, in promtool's notation.
+// series contains, by metric with labels, the samples in promtool's notation.
 type series map[string]string
 
 // firing loads the series and evaluates the rules after each sample, like Prometheus.
@@ -191,7 +191,7 @@ func TestEveryAlertHasASeverityAndALinkToItsSection(t *testing.T) {
 	}
 }
 
-// temporary lists the reasons of failures that end without an operator's help.
+// temporary is the list of the reasons of failures that end without an operator's help.
 var temporary = []string{"Canceled", "OperationPending", "DiskProofPending", "SnapshotNotReady",
 	"DiskBusy"}
 
@@ -244,7 +244,7 @@ func metricRows(t *testing.T) [][]string {
 	return rows
 }
 
-// known returns the labels of each metric that a rule may use: our metrics, "up", and recorded
+// known() returns the labels of each metric that a rule may use: our metrics, "up", and recorded
 // ones. Tests of the driver and of the keeper check that docs/metrics.md has all of our metrics.
 func known(t *testing.T) map[string][]string {
 	t.Helper()
@@ -265,7 +265,7 @@ func known(t *testing.T) map[string][]string {
 	return all
 }
 
-// values maps a label to its possible values. It omits labels with arbitrary values.
+// values() maps a label to its possible values. It omits labels with arbitrary values.
 func values(t *testing.T) map[string][]string {
 	t.Helper()
 	var methods, results []string
@@ -283,7 +283,7 @@ func values(t *testing.T) map[string][]string {
 		"result": {"done", "problem", "ok", "error"}}
 }
 
-// problems returns an error for each metric, label or value in an expression that does not exist.
+// problems() returns an error for each metric, label or value in an expression that does not exist.
 func problems(t *testing.T, text string) (found []string) {
 	t.Helper()
 	expression, err := parser.ParseExpr(text)
@@ -320,7 +320,7 @@ func problems(t *testing.T, text string) (found []string) {
 }
 
 // problemsOfMatcher returns an error if the metric lacks the matcher's label, or if the label never
-// has a value of the matcher. A regular expression with parentheses only has to match one value.
+// has a value of the matcher. A regular expression with parentheses need match only one value.
 func problemsOfMatcher(t *testing.T, own []string, m *labels.Matcher) (found []string) {
 	t.Helper()
 	if m.Name == labels.MetricName {

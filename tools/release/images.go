@@ -100,7 +100,7 @@ func (r *release) buildah(ctx context.Context, args ...string) (output string) {
 	return got(r.output(ctx, "buildah", append(store, args...)...))
 }
 
-// importBase makes an image of the root file system r.Base. If r.Base is "", the name is "", too.
+// importBase makes an image of the root file system r.Base. If r.Base is "", it returns "".
 func (r *release) importBase(ctx context.Context) (name string) {
 	if r.Base == "" {
 		return ""

@@ -104,7 +104,7 @@ func (r *release) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// failed is a panic's value that catch turns into an error.
+// failed is the value of a panic that catch() turns into an error.
 type failed struct{ error }
 
 // need() and got() panic if err is not nil. Otherwise got() returns the result.
@@ -119,7 +119,7 @@ func got[T any](result T, err error) T {
 	return result
 }
 
-// catch, when deferred, joins the error of need's panic to err.
+// A deferred catch() joins the error of a panic of need() or got() to err.
 func catch(err *error) {
 	switch r := recover().(type) {
 	case nil:

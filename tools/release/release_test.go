@@ -291,7 +291,7 @@ func imagesAre(t *testing.T, name string, text []byte, some bool) int {
 // named matches the name of an image of the project, except in the path of a repository.
 var named = regexp.MustCompile(`(?:^|[^/.\w])oxidecomputer/(oxide-[a-z0-9-]+)`)
 
-func TestEveryImageNameInTheProjectIsAnImageOfTheRelease(t *testing.T) {
+func TestEveryImageThatTheProjectNamesIsInTheRelease(t *testing.T) {
 	root := projectDir(t)
 	targets := given(targetsOf(filepath.Join(root, "Dockerfile")))(t)
 	r := release{targets: targets}
