@@ -22,7 +22,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// cleanTimeout limits the removal of one run's objects.
 const cleanTimeout = 5 * time.Minute
 
 // cleanVerb removes the objects, processes and directories of runs that died.
@@ -68,7 +67,7 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 	}
 	var errs []error
 	for _, run := range dead {
-		// Remove the directories before the objects, because clean finds a run by its objects.
+		// Remove the objects last: without them, a repeated clean would not find the run.
 		errs = append(errs, p.endProcesses(ctx, run.id), p.removeDirs(run.id), w.remove(ctx, run))
 	}
 	if all, err = w.inventory(context.WithoutCancel(ctx)); err != nil {
@@ -128,8 +127,7 @@ func (r deadRun) plan() []string {
 	return lines
 }
 
-// detaches reports whether the run created or named an instance. Clean detaches disks from no
-// other.
+// detaches reports whether clean may detach disks from an instance: the run created or named it.
 func (r deadRun) detaches(instance string) bool {
 	return slices.Contains(r.mark.Instances, instance) ||
 		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })
@@ -261,8 +259,8 @@ func (w *job) detach(ctx context.Context, disk, instance string) error {
 	return err
 }
 
-// stop stops the helper of a run and waits until it is stopped. It stops this run's helper only if
-// a data check started it, and a dead run's helper only if --helper names it.
+// stop stops a run's helper and waits for the end of the stop. It stops this run's helper only if a
+// data check started that helper, and a dead run's helper only if --helper names it.
 func (w *job) stop(ctx context.Context, run deadRun, instance string) error {
 	named := run.id != w.id && w.settings.helper != ""
 	if named {
@@ -332,14 +330,14 @@ func (r deadRun) alive(here string) string {
 	case slices.Index(r.mark.Instances, here) == 0 && !strings.HasPrefix(r.mark.Boot, boot):
 		return "" // this instance was started again since
 	default:
-		// The host name is no proof: machines that are copies of one image have the same name.
+		// The host name proves nothing, because copies of one machine image have the same name.
 		return fmt.Sprintf("this is not %s as the run saw it, so nobody here knows whether it still "+
 			"runs; if it does not: oxide-conformance clean --run %s", r.mark.Host, r.id)
 	}
 }
 
-// notAsBefore describes the instances that the run names, except its own, if they are stopped now,
-// and the helper if it runs now. Clean leaves them so: somebody may rely on their state by now.
+// notAsBefore describes the instances that the run may have left stopped, and the helper if the
+// helper runs. Clean does not change these states, because somebody may rely on them by now.
 func (r deadRun) notAsBefore(all inventory) (notes []string) {
 	for _, n := range all {
 		i, state := slices.Index(r.mark.Instances, n.id), oxide.InstanceState(n.state)
@@ -355,11 +353,11 @@ func (r deadRun) notAsBefore(all inventory) (notes []string) {
 	return notes
 }
 
-// startTime returns the start time of a live process in clock ticks, and "" for any other ID.
+// startTime returns the start time of a process in clock ticks, or "" if the process has ended.
 func startTime(pid int) string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, fields, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
-	// Fields 1 and 2 of proc(5) are cut off: field 2 may contain spaces. all[19] is field 22.
+	// The slice begins with field 3 of proc(5), so all[19] is field 22, the start time.
 	if all := strings.Fields(fields); len(all) >= 20 && all[0] != "Z" {
 		return all[19]
 	}

@@ -63,7 +63,7 @@ func strangers(t *testing.T, rack *bed, run string) {
 	}
 }
 
-// made creates a disk with a description, such as a run's mark, and returns the disk's ID.
+// made() creates a disk with a description, such as a run's mark, and returns the disk's ID.
 func made(t *testing.T, rack *bed, name, description string) string {
 	t.Helper()
 	return csitest.Got(rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
@@ -121,7 +121,7 @@ func jobOn(t *testing.T, rack *bed) *job {
 		token: rack.Token, project: rack.Project, caFile: rack.CA, budget: amount{20, 40}}))(t)
 }
 
-func TestMayStopRefusesAnInstanceThatOthersUse(t *testing.T) {
+func TestARunStopsNoInstanceThatOthersUse(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{Hotplug: adminapi.HotplugNone})
 	now, helper := time.Now(), rack.Instance("helper").ID
@@ -254,7 +254,7 @@ func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 		}
 	}
 	// With --run, clean removes a run of another machine, because the operator knows that it is dead.
-	// The operator first has to detach a disk from an instance that the run does not name.
+	// Clean fails while a disk of the run is attached to an instance that the run does not name.
 	csitest.Must(t, rack.AttachDisk(t.Context(), lost, rack.Instance("b").ID))
 	clean(ExitFails, "--run", "33333333")
 	csitest.Must(t, rack.DetachDisk(t.Context(), lost, rack.Instance("b").ID))
@@ -345,8 +345,8 @@ func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 		verdicts[nothingMade], "false_alarms", alarms)
 }
 
-// If the variable onlyVariable has the ID of a rule or data check, this test binary runs as
-// oxide-conformance with only that check, and with the driver whose path is in pluginVariable.
+// If CONFORMANCE_ONLY_CHECKS has the ID of a rule or data check, this test binary runs as
+// oxide-conformance with only that check, and with the driver at the path in CONFORMANCE_PLUGIN.
 const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
 
 func TestMain(m *testing.M) {
@@ -383,7 +383,7 @@ type creating struct {
 	at       int64
 	seen     atomic.Int64
 	answered bool // the run gets the answer to that creation before it ends
-	// made is closed when the rack has carried out that creation, and ended when the run has ended.
+	// These channels are closed after that creation, and after the end of the run.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
 	exit   error
@@ -422,7 +422,8 @@ type death struct {
 }
 
 // After SIGKILL, the run removes nothing. After each of the other ends, it removes its objects or
-// tries to. With "SIGINT twice" the rack refuses all requests: the second SIGINT interrupts a try.
+// tries to. With "SIGINT twice" the rack refuses all requests, so that the second SIGINT
+// interrupts the removal.
 const killed, killedLater, twice = "SIGKILL", "SIGKILL after the answer", "SIGINT twice"
 
 var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
@@ -547,8 +548,8 @@ func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	return c
 }
 
-// asOthersHave returns the environment of a run on a shared rack: no admin listener, TMPDIR for the
-// agents' directories, and none of the variables OXIDE_CONFORMANCE_X for the given X.
+// asOthersHave returns the environment of a run without an admin listener, as on a shared rack. It
+// sets TMPDIR for the agents' directories, and clears OXIDE_CONFORMANCE_X for each given X.
 func asOthersHave(rack *bed, without ...string) map[string]string {
 	env := vars{"TMPDIR": rack.Dir, "OXIDE_CONFORMANCE_SIMULATOR_ADMIN": ""}
 	for _, name := range without {
@@ -557,7 +558,7 @@ func asOthersHave(rack *bed, without ...string) map[string]string {
 	return env
 }
 
-// from changes the environment to that of a run in another instance.
+// from() changes an environment to that of a run in another instance.
 func from(rack *bed, instance string, env map[string]string) {
 	guest := rack.Instance(instance).Guest
 	env["OXIDE_SYSFS_ROOT"], env["OXIDE_DEV_ROOT"] = guest+"/sys", guest+"/dev"
@@ -646,7 +647,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	// The agent's driver may still be in a call. Clean can remove the agent's directory only after it.
+	// Clean may have to try again: during a call, the agent's driver locks the agent's directory.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

@@ -240,7 +240,7 @@ func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n",
 // pictureFile is the environment variable that names the file that draw writes.
 const pictureFile = "PICTURE"
 
-// draw writes the page of the volume's life, which ends with the error of a failed step.
+// draw writes a page with the volume's life. If a step failed, the page ends with the step's error.
 func (d *demo) draw(ctx context.Context, broken error) error {
 	path := os.Getenv(pictureFile)
 	if path == "" || ctx.Err() != nil {

@@ -388,7 +388,7 @@ command line or in the environment; 3 the rack blocks what is needed, such as ho
 130 interrupted.
 `
 
-// prefix and the run's ID form the driver's cluster ID, which reports call the run's mark.
+// prefix and the run's ID form the driver's cluster ID. Reports show it as the run's mark.
 const prefix = "oxide-conformance-"
 
 // mark is the description, as JSON, of every object that a run creates without its driver. The disk

@@ -338,7 +338,7 @@ func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the status of the creation's answer. If early is set, the deletion ends before it.
+		// created is the status in the creation's answer, which follows the deletion if early is set.
 		created int
 		early   bool
 		left    int

@@ -191,8 +191,8 @@ func resultOf(r SpecReport, calls []rpc, hotplug bool) report.Result {
 }
 
 // misled returns why other users of the silo may have made a spec fail, or nil: their objects were
-// in lists, or they used the quota or this instance's places for disks. The inventories from before
-// and after the spec are nil if the rack did not list them.
+// in lists, or they used the quota or this instance's places for disks. An inventory, from before
+// or after the spec, is nil if the rack did not list its objects.
 func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) error {
 	seen := before != nil && after != nil && ctx.Err() == nil
 	if !seen {
@@ -209,7 +209,7 @@ func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) 
 }
 
 // othersChanged returns an error if foreign objects that the calls deal with changed during the
-// spec, or if a list has a foreign object that was in a state which the driver does not list.
+// spec. An object that a call listed changed, too, if the driver lists none in its earlier state.
 func (w *job) othersChanged(before, after inventory, calls []rpc) error {
 	own := map[string]bool{}
 	for _, one := range append(before.of(w.id), after.of(w.id)...) {
@@ -446,8 +446,8 @@ const (
 var partNames = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
 
 var parts = map[string]struct {
-	// need is the peak of objects and GiB while the part runs on the simulator. A test compares a
-	// run's peak with it. The rule checks keep the objects that they share until the run ends.
+	// need is the peak of objects and GiB while the part runs on the simulator, with the objects that
+	// the rule checks share until the run ends. A test compares the peak of a run with it.
 	need amount
 	// requests is the number of the part's requests to the rack. own is the time that the part takes
 	// on a simulated rack, which answers almost at once.
@@ -465,7 +465,7 @@ var parts = map[string]struct {
 	partData: {amount{9, 18}, 780, 55 * time.Second, nil},
 }
 
-// optional is how many GiB less partData needs without its largest checks.
+// optional is how many GiB partData saves without its largest checks.
 const optional = 8
 
 // needOf returns the most that the selected parts need at one time, plus the disk that describes
@@ -561,7 +561,7 @@ func (b *budget) identify(name string, id func() string) {
 	}
 }
 
-// made reports whether a disk or snapshot with this ID is or was the run's.
+// made() reports whether a disk or snapshot with this ID is or was the run's.
 func (b *budget) made(id string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -596,7 +596,7 @@ type progress struct {
 	began   time.Time
 	// expected is the estimate for the whole run. spent is the estimate for the parts that are done.
 	expected, spent time.Duration
-	// part runs now. partAll is the number of its checks or specs, and partDone how many are done.
+	// part is the running part, or "". Of its partAll checks or specs, partDone are done.
 	part              string
 	partDone, partAll int
 }
@@ -651,8 +651,8 @@ func round(d time.Duration) string {
 // maxNameLength is the limit that CSI sets. csi-sanity uses names of this length.
 const maxNameLength = 128
 
-// withMark puts the mark before the name of every volume and snapshot in a request to create one.
-// csi-sanity has fixed names, and runs in one project once for each kind of access.
+// withMark puts the mark before the name of every volume and snapshot in a request to create one,
+// because csi-sanity uses the same names in each run, and for each kind of access.
 func withMark(mark string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {

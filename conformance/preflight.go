@@ -366,8 +366,8 @@ func (p *job) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-// another finds an instance that the run may stop. It fails if somebody else uses the instance, or
-// if the instance is not in the wanted state.
+// another() finds the named instance, which the run may stop. It fails if somebody else uses the
+// instance, or if the instance is not in the wanted state.
 func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.find(ctx, named)
@@ -560,7 +560,7 @@ func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.D
 }
 
 // onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses
-// again to attach it to the running one. A rack that refuses only sometimes has hot-plug.
+// again to attach it to the running one.
 func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	refused error) error {
 	if err := w.attach(ctx, disk, stopped); err != nil {

@@ -71,12 +71,12 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 	return w.finish(ctx)
 }
 
-// claimInstance waits until no other run is in this instance: runs attach disks to it, csi-sanity
-// until it is full. The claim is a socket without a file, so it ends with the process. Runs in
-// different network namespaces do not see each other's claims.
+// claimInstance waits until no other run is in this instance, because csi-sanity attaches disks
+// until the instance is full. The claim is a socket without a file, so it ends with the process.
+// Runs in different network namespaces do not see each other's claims.
 func (w *job) claimInstance(ctx context.Context) (release func(), err error) {
 	id, _ := w.firmwareID() // the preflight explains an error
-	// On simulated racks, instances with the same name have the same ID.
+	// Instances of two simulated racks may have the same ID, but not the same directory of sysfs.
 	sum := sha256.Sum256([]byte(id + filepath.Clean(w.sysfsRoot)))
 	name := fmt.Sprintf("@oxide-conformance-%x", sum[:16])
 	for backoff := (harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}); ; {
@@ -88,7 +88,7 @@ func (w *job) claimInstance(ctx context.Context) (release func(), err error) {
 			return nil, fmt.Errorf("claim this instance: %w", err)
 		}
 		w.say("Another run is in this instance: waiting until it ends.")
-		// The connection is never accepted. It ends with the claim.
+		// Wait for the end of the other claim, which also ends this connection to it.
 		other, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
 		if err == nil {
 			stop := context.AfterFunc(ctx, func() { _ = other.Close() })

@@ -301,9 +301,9 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 	return err
 }
 
-// callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A busy rack
-// answers before the last try. Until lateTimeout, tries that end with EffectUnknown do not count:
-// the driver returns this reason for OXIDE_LATE_LIMIT, a minute, after each unanswered change.
+// callTries limits how often intercept makes a call: a busy rack answers before the last try. Until
+// lateTimeout, tries that end with the reason EffectUnknown do not count: the driver returns it for
+// OXIDE_LATE_LIMIT, a minute, after each unanswered change.
 const callTries, lateTimeout = 8, 2 * time.Minute
 
 func asksAgain(err error) bool {
@@ -318,8 +318,7 @@ func asksAgain(err error) bool {
 
 func reasonOf(err error) string { return harness.ReasonOf(status.Convert(err)) }
 
-// charge reserves room for the objects that a call creates. After the call its caller calls end
-// with the result.
+// charge reserves room for the object that an RPC creates. After the RPC, pass its result to end().
 func (b *budget) charge(req any) (end func(reply any, err error), err error) {
 	var bytes int64
 	switch asked := req.(type) {
@@ -404,8 +403,8 @@ func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// patient is a transport that repeats a request while the rack is busy or does not answer. In the
-// end it returns the last result. Use it only for requests that may be sent twice.
+// patient is a transport that repeats a request while the rack is busy, and a change while the rack
+// does not answer. Use it only for requests that may be sent twice.
 type patient struct{ next http.RoundTripper }
 
 // busyTimeout limits how long patient repeats a request.
@@ -457,7 +456,7 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 		ids = append(ids, idOf(resp))
 	}
 	end(made, ids...)
-	// If a creation was not answered, the next read by name shows the object's ID.
+	// If a creation was not answered, take the object's ID from the next read by name.
 	if err == nil && req.Method == http.MethodGet && resp.StatusCode == http.StatusOK {
 		b.budget.identify(path.Base(rules.PathOf(req)), func() string { return idOf(resp) })
 	}
@@ -469,8 +468,8 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// created returns the disks and snapshots that a request creates. together means that they are
-// created with an instance, so the answer does not contain their IDs. created returns an error if
+// created() returns the disks and snapshots that a request creates. If together is true, an
+// instance is created with them, and the answer lacks their IDs. created() returns an error if
 // an object would lack the run's mark.
 func created(req *http.Request, run string) (objects []*object, together bool, err error) {
 	operation := rules.OperationOf(req.Method, rules.PathOf(req))
@@ -514,7 +513,7 @@ func created(req *http.Request, run string) (objects []*object, together bool, e
 	return objects, together, nil
 }
 
-// gibOf returns a size in GiB, or 1 for a size that every rack refuses.
+// gibOf returns a size in GiB, or 1 if it is below 1 GiB or above absurdGiB.
 func gibOf(bytes int64) int64 {
 	if gib := bytes / harness.GiB; gib >= 1 && gib <= absurdGiB {
 		return gib

@@ -106,7 +106,7 @@ func Checks() []Check {
 // Bench is the environment of the checks.
 type Bench struct {
 	Controller csi.ControllerClient
-	// A is the agent in this instance. B is nil, or the agent in another one that checks may stop.
+	// A is the agent in this instance. B is nil, or the agent in an instance that checks may stop.
 	A, B *guest.AgentClient
 	// Helper is nil or a stopped instance that checks may start.
 	Helper *Helper
@@ -181,7 +181,7 @@ const startTimeout = 5 * time.Minute
 
 const volumeBytes = harness.GiB
 
-// once is for a check that needs only one kind of access.
+// once() runs the check with only the first kind of access.
 func once(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		return b.runCheck(ctx, b.accesses()[0], check)
@@ -231,7 +231,7 @@ type checkRun struct {
 type volume struct {
 	*csi.Volume
 	name, access string
-	// kind is one of the constants Blank, Restored, Larger and Again. Only a raw volume has a disk.
+	// kind is Blank, Restored, Larger or Again. The field disk is nil unless the volume is raw.
 	kind string
 	disk *disk
 	// like is nil, or the scan that a restored volume must equal.
@@ -261,7 +261,7 @@ func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRu
 
 func (s *checkRun) fail(format string, args ...any) { harness.Must(fmt.Errorf(format, args...)) }
 
-// ended runs a part of a check, and returns the error of the step that failed.
+// ended() runs a part of a check, and returns the error of the step that failed.
 func ended(part func()) (err error) {
 	defer harness.Catch(&err)
 	part()
@@ -273,8 +273,8 @@ func (s *checkRun) during(step string, part func()) {
 	harness.Must(harness.Wrap(ended(part), "%s", step))
 }
 
-// cleanUp removes what the check created, the newest first, and continues after an error. So if it
-// has to repeat a creation to learn an ID, the source still exists, a volume or a snapshot.
+// cleanUp removes what the check created, and continues after an error. The newest comes first: to
+// learn a missing ID, a removal repeats the creation, for which the source must still exist.
 func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
 		err = errors.Join(err, undo(ctx))
@@ -387,9 +387,9 @@ type Look struct {
 	// Kind is one of the constants below, and Bytes the size of a disk.
 	Kind  string
 	Bytes int64
-	// Seen["new"] marks the blocks that a check compared during the disk's first attachment, and
-	// Seen["kept"] those during a later one, each before the check wrote the block in that attachment.
-	// Written marks those of Seen["kept"] that the check had written in an earlier attachment.
+	// A check compared these blocks before it wrote them in the same attachment: Seen["new"] in the
+	// first attachment of a disk, and Seen["kept"] in a later one. Written marks the blocks of
+	// Seen["kept"] that the check had written in an earlier attachment.
 	Seen    map[string][]bool
 	Written []bool
 }
@@ -402,7 +402,8 @@ const (
 	Again    = "a disk with the name of a deleted one"
 )
 
-// disk records the use of one raw volume's blocks. Two goroutines may write to two disks.
+// disk records which blocks of one raw volume a check writes and compares. Goroutines may call
+// write() at the same time for different disks.
 type disk struct {
 	look *Look
 	// visit counts the attachments from 1. written has the last visit that wrote each block, or 0.
@@ -421,7 +422,7 @@ func (l *Log) disk(kind string, bytes int64) *disk {
 	return &disk{look: l.Looks[i], visit: 1, written: make([]int32, n)}
 }
 
-// read records that the bytes were compared.
+// read() marks the blocks as compared.
 func (d *disk) read(r guest.Range) {
 	d.each(r, func(block int64) {
 		switch last := d.written[block]; {
@@ -449,7 +450,7 @@ func (d *disk) each(r guest.Range, do func(block int64)) {
 func (l *Log) Extent() (all report.Extent) {
 	for _, look := range l.Looks {
 		for _, moment := range []string{"new", "kept"} {
-			// This check need not compare blank disks of 1 GiB, because other checks do.
+			// Leave out blank disks of 1 GiB that were not compared: other checks compare such disks.
 			usual := look.Kind == Blank && look.Bytes <= harness.GiB
 			if looked := look.Looked(moment); looked > 0 || !usual {
 				all.Look(report.Measure{What: look.What(moment), Looked: looked, Of: look.Bytes, Unit: "bytes"})

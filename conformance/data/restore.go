@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// recordInterval is the pause between two records. The rack can copy the disk meanwhile.
+	// recordInterval is a writer's pause between two records, in which a rack can copy the disk.
 	recordInterval = 25 * time.Millisecond
 	// minRecords is the least number of records before a snapshot, and also after it.
 	minRecords   = 20
@@ -450,7 +450,7 @@ const (
 	largeStride = 64 * harness.MiB
 )
 
-// checkLarge writes blocks all over a large volume, which must be zero before.
+// checkLarge demands that a large volume is zero at first, and writes blocks all over it.
 func checkLarge(s *checkRun) {
 	s.writtenAndDeleted()
 	v := s.create(largeTimes, nil)

@@ -86,7 +86,7 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 	// The driver looks for a filesystem at byte 65536, so it refuses the disk.
 	const begins = "foreign:new:65536"
 	all[begins] = append(all[begins], noticed{"D01", filesystems, "DiskNotBlank: "})
-	// The checks once missed the last block but one of these blank disks of more than 1 GiB.
+	// The checks once missed the block 8192 bytes before the end of a blank disk of over 1 GiB.
 	all["foreign:new:-8192:2147483648"] = []noticed{{"D08", "block", "is not zero"}}
 	all["foreign:large:-8192:18253611008"] = []noticed{{"D14", "block", "is not zero"}}
 	all["lost:new:0"] = []noticed{{"D11", "block", "which is zero"}}
@@ -224,7 +224,7 @@ func drawBytes(random *rand.Rand, looks []*data.Look) byteMutant {
 
 func (m byteMutant) on(l *data.Look) bool { return l.What("") == m.look.What("") }
 
-// noticed reports whether a check compared the mutant's block while it was wrong.
+// noticed reports whether a check compared the mutant's block while that block was wrong.
 func (m byteMutant) noticed(r recorded) bool {
 	return slices.ContainsFunc(r.looks, func(l *data.Look) bool {
 		return m.on(l) && l.Seen[m.moment][m.at/guest.BlockBytes] &&

@@ -91,7 +91,7 @@ func newAgent() (*Agent, error) {
 
 const allCalls = 1 << 30
 
-// dirPrefix begins the names of agents' directories and of those with a copied program.
+// dirPrefix begins the name of a directory of an agent or of a copied program.
 const dirPrefix = "oxide-guest-"
 
 // Start starts the driver's node service and returns the agent's directory. Call it once.
@@ -124,8 +124,8 @@ func (a *Agent) MakeDirs(_ context.Context, paths []string) (none Nothing, err e
 	return none, nil
 }
 
-// Close ends what the agent started and removes its directory. If volumes are still mounted, it
-// unmounts them and returns an error that names them. All calls must have ended.
+// Close ends what the agent started and removes the agent's directory. If volumes are still
+// mounted, Close unmounts them and returns an error that names them. All calls must have ended.
 func (a *Agent) Close() (err error) {
 	for _, w := range a.writers {
 		w.stop()

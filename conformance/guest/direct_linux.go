@@ -68,7 +68,7 @@ func newDirectory() (_ *directory, err error) {
 	harness.Must(harness.Wrap(err, "make the agent's directory"))
 	lock, err := harness.LockDir(path)
 	harness.Must(harness.Wrap(err, "lock the agent's directory"))
-	// Lock the directory first: another agent would remove a directory with a mark and without a lock.
+	// The lock precedes the mark, because another agent removes a directory with a mark and no lock.
 	if err := MarkOwn(path, agentMark); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}

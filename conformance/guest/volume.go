@@ -57,7 +57,7 @@ func (a *Agent) Write(ctx context.Context, w Task) (none Nothing, err error) {
 }
 
 // Verify reads every block of a pattern from the disk and reports the wrong ones. Blocks after the
-// end of a file, or of a missing file, are lost.
+// end of a file, or of a missing file, count as lost.
 func (a *Agent) Verify(ctx context.Context, r Task) (report Report, err error) {
 	defer harness.Catch(&err)
 	p := r.Pattern
@@ -99,7 +99,7 @@ type Range struct{ From, To int64 }
 type Sample struct {
 	// Seed chooses the random pieces and the order of the rest.
 	Seed uint64
-	// Scan starts no further read of the rest after the time Within.
+	// Within limits the time during which Scan begins to read pieces of the rest.
 	Within time.Duration
 }
 
@@ -117,7 +117,8 @@ type Scan struct {
 
 const (
 	scanPiece = 4 << 20
-	// A sample has sampleEnd bytes at each end, and sampleEdge bytes at and between the boundaries.
+	// A sample has sampleEnd bytes at each end of a device, sampleEdge bytes on each side of every
+	// boundary, and sampleEdge bytes between two boundaries.
 	sampleEnd  = 1 << 20
 	sampleEdge = 64 << 10
 	// boundary is the size of the pieces into which a rack divides a disk.

@@ -329,9 +329,9 @@ func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(
 	return errors.Join(err, strangers.Wait())
 }
 
-// Strangers works in a rack's project until the context ends, as other users of the silo do. The
-// objects that it creates, changes and removes have names like those of a run. It returns an error
-// if somebody else has changed one of them. When it returns, its objects are gone.
+// Strangers works in a rack's project until the context ends, as other users of the silo do. It
+// creates, changes and removes objects with names like those of a run, and leaves none. It returns
+// an error if somebody else has changed one of them.
 func Strangers(ctx context.Context, rack *harness.Rack) (err error) {
 	defer harness.Catch(&err)
 	project := oxide.NameOrId(rack.Project)

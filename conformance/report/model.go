@@ -393,7 +393,7 @@ type Measure struct {
 // Extent lists what a test looked at, in the order of the test.
 type Extent []Measure
 
-// Look adds a measure to the extent, or its numbers to the measure of the same thing.
+// Look adds a measure to the extent. If the extent has a measure of that thing, Look sums the two.
 func (e *Extent) Look(m Measure) {
 	if i := e.index(m); i >= 0 {
 		(*e)[i].Looked += m.Looked
@@ -507,7 +507,7 @@ func (r *Report) Promises() string {
 // short returns the ID or, for a spec without an ID, a text such as "specs of ext4".
 func (r Result) short() string { return cmp.Or(r.ID, "specs of "+r.Group) }
 
-// together joins equal names: three times "specs of ext4" is "3 specs of ext4".
+// together() joins equal names: three times "specs of ext4" is "3 specs of ext4".
 func together(names []string) (all []string) {
 	count := map[string]int{}
 	for _, name := range names {

@@ -255,7 +255,7 @@ func (a axis) row(calls Calls) latencyRow {
 	row := latencyRow{Calls: calls, P50: of(0.5), P95: of(0.95), Max: of(1)}
 	row.Text = fmt.Sprintf("%s: of %s half took at most %s, 95 of 100 at most %s, the slowest %s",
 		calls.Operation, plural(calls.Count, "call"), row.P50.Text, row.P95.Text, row.Max.Text)
-	// A height grows with the square root of the calls, so that a single slow call stays visible.
+	// A bar's height grows with the square root of its number of calls, so that one call is visible.
 	heights := make([]float64, int(plotWidth/barStep))
 	for _, ms := range calls.Milliseconds {
 		heights[int((a.at(decade(ms))-plotMargin)/barStep)]++

@@ -448,7 +448,7 @@ func (c *Check) newSnapshot(name oxide.Name, disk string) oxide.SnapshotCreatePa
 		Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}}
 }
 
-// Every snapshot of the disk counts as this run's, because a finalization sets no mark.
+// Every snapshot of the disk counts as this run's: one that a finalization takes has no mark.
 func (c *Check) snapshotsOf(disk string) kind[*oxide.Snapshot] {
 	return kind[*oxide.Snapshot]{c.readSnapshot, c.removeSnapshot,
 		func(s *oxide.Snapshot) (string, bool) {

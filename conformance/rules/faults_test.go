@@ -155,7 +155,8 @@ type trial struct {
 	seed  uint64 // chooses the random parts of the trial
 }
 
-// concerns restricts changes of a page to the lists that a check compares with each other.
+// concerns reports whether the trial may alter the answer to a request with this path or query. A
+// trial changes pages only of lists that a check compares with each other.
 func (t trial) concerns(path string) bool {
 	return t.field != "items" || strings.Contains(path, "sort_by=") ||
 		strings.Contains(path, "page_token=")
@@ -222,8 +223,8 @@ func visited(next http.RoundTripper, req *http.Request,
 }
 
 type surveyed struct {
-	// asking has, for each operation, the rules that call it and passed: first those that have noticed
-	// a fault, then the quickest.
+	// asking has, for each operation, the rules whose checks call it and passed: first those that have
+	// noticed a fault, then the quickest.
 	asking  map[string][]Rule
 	results map[string]Result
 	fields  map[trial]bool // the fields of the answers
@@ -303,7 +304,7 @@ const (
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// altered is a survey of a simulated rack, and real a survey without its admin listener.
+	// The survey "altered" used the rack's admin listener, and the survey "real" did not.
 	altered, real surveyed
 	trials        []trial
 
@@ -403,8 +404,8 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	return err
 }
 
-// placeOf chooses a request that the fault may strike and that succeeded without a fault. It
-// returns how many requests that the fault may strike precede it.
+// placeOf chooses a request that succeeded without a fault, among those that the fault may strike.
+// It returns how many of those precede the chosen one.
 func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	before, places := int64(0), []int64{}
 	for _, e := range exchanges {
@@ -430,7 +431,7 @@ func sweep(ctx context.Context, rack *harness.Rack, mark string) (left []string,
 	return left, err
 }
 
-// draw adds every trial, and returns the number of irrelevant fields.
+// draw fills h.trials, and returns the number of irrelevant fields.
 func (h *faultTest) draw(t *testing.T) (ignored int) {
 	t.Helper()
 	add := func(operation, field, how string) {

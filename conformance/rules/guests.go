@@ -70,8 +70,8 @@ var ofGuests = []tested{
 		first := c.plug(oxide.Name(stem + "-first"))
 		shown := c.device(SerialOf(first.Name))
 		c.plug(oxide.Name(stem + "-second"))
-		// The third disk is attached after the second. When its device has appeared, the second cannot
-		// appear any more.
+		// This third disk is attached after the second. When the third device has appeared, the second
+		// device cannot appear any more.
 		c.device(SerialOf(c.plug(c.name() + "-with-a-longer-name").Name))
 		var names []string
 		for _, d := range c.devices() {
@@ -395,8 +395,8 @@ func onlyV6() oxide.InstanceNetworkInterfaceAttachment {
 	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV6{Value: autoV6}})
 }
 
-// guestsAddresses demands that an interface has none of the first five addresses of its subnet.
-// Only the size of a new project's subnets is known.
+// guestsAddresses demands that an interface has none of the first five addresses of its subnet. It
+// checks no IPv4 subnet but a new project's, because it does not know the size of others.
 func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 	var texts []string
 	switch stack := nic.IpStack.Value.(type) {

@@ -138,8 +138,7 @@ type reading struct {
 	limit int // the size of the pages
 	pages [][]listed
 	// gone has the IDs of objects that were deleted before the reading. deleted has the objects that
-	// were deleted during it. made has the objects that were created during it, behind the place up to
-	// which it had read.
+	// were deleted during it. made has the objects that were created during it, on a later page.
 	gone          []string
 	deleted, made []listed
 }
@@ -156,7 +155,7 @@ var creation = time.Minute
 // judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each
 // reading must have the known objects. Any other object must be in all readings between the first
 // and the last that has it. An object that was made more than a minute before the time "began" must
-// also be in all earlier ones, and an object that still exists, in all later ones.
+// also be in all earlier readings, and an object that still exists in all later readings.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {
 	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}

@@ -105,7 +105,7 @@ func (r *TestedRack) instances() kind[*oxide.Instance] {
 		func(i *oxide.Instance) (string, bool) { return i.Id, r.isOwn(i.Description) }}
 }
 
-// created makes the check remove an object at its end, if the request may have created it.
+// created() makes the end of the check remove the object, if the request may have created it.
 func created[T any](made outcome[T], k kind[T], name oxide.Name) outcome[T] {
 	if mayBeDone(made.err) {
 		k.removeNamed(made.c, name)
@@ -305,7 +305,7 @@ func (c *Check) needSimulated(why string) {
 	}
 }
 
-// situations is the unit of the measures that arrange adds. Check.run completes these measures.
+// situations is the unit of the measures that arrange() adds, and that Check.run completes.
 const situations = "situations"
 
 // arrange reports whether the check can create a situation, which needs a simulated rack. If it
@@ -375,8 +375,7 @@ func (c *Check) startAndAwait(instance string) {
 	c.Await(instance, oxide.InstanceStateRunning)
 }
 
-// fail brings an instance of a simulated rack into the state failed, by a failed reboot. The
-// instance needs a disk.
+// fail makes an instance of a simulated rack fail in a reboot. The instance needs a disk.
 func (c *Check) fail(instance string) {
 	c.startAndAwait(instance)
 	c.fault(adminapi.Fault{Operation: "instance_reboot", Object: instance,
@@ -409,16 +408,15 @@ func (c *Check) staysAttached(disk, instance string) {
 	attachedTo(c.viewDisk(disk), instance)
 }
 
-// Trial describes what a rack did with the disks of a running instance. The trial attaches a disk
-// only if the rack refuses to detach one.
+// Trial describes how a rack attached and detached disks.
 type Trial struct {
 	Attaches, Detaches bool
 	// Says has sentences that an operator can send to Oxide.
 	Says []string
 }
 
-// TryHotplug detaches and attaches disks of a running instance that it creates, because a run
-// cannot stop its own instance to get a disk back.
+// TryHotplug detaches a disk of a running instance and, if the rack refuses, attaches another. It
+// creates the instance, because a run cannot stop its own instance to get a disk back.
 func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 	var t Trial
 	result := r.Run(ctx, Rule{ID: "hot-plug", Check: func(c *Check) {

@@ -293,8 +293,8 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// mayRepeat reports whether a second request has no second effect and may get another answer. An
-// untrusted certificate stays untrusted.
+// mayRepeat reports whether a second request has no second effect and may get another answer. No
+// repetition makes an untrusted certificate trusted.
 func mayRepeat(e RecordedCall) bool {
 	if _, untrusted := errors.AsType[*tls.CertificateVerificationError](e.failure); untrusted {
 		return false
@@ -361,8 +361,8 @@ func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error)
 // errAnother means that the rack has shown another object than the one asked for.
 var errAnother = errors.New("the rack shows another object")
 
-// another returns an error if a read by ID or by name shows another object. The reader would take
-// it for the right object, and might delete it.
+// another() returns an error if a read by ID or by name shows another object. Otherwise the reader
+// would take that for the right object, and might delete it.
 func another(operation, which string, status int, body []byte) error {
 	if status != http.StatusOK || !slices.Contains([]string{"disk_view", "snapshot_view",
 		"instance_view", "image_view", "project_view"}, operation) {

@@ -80,9 +80,7 @@ const passed, failed, blocked, notTested = report.Passed, report.Failed, report.
 // Result is the result of a rule's check.
 type Result struct {
 	// Status is Passed, Failed, Blocked on a rack without hot-plug, or NotTested if the check could
-	// not create its situation. Extent is only the extent of the last try. A failed check is repeated
-	// if an answer was missing, or if it said that the rack was busy (429, 502, 503, 504) or has
-	// failed (500).
+	// not create its situation. Extent is only the extent of the last try.
 	report.Result
 	// Undecided means that something disturbed the check, such as a limit of requests, so that the
 	// rule was not tested. Another run may be able to test it.
@@ -107,7 +105,8 @@ func triesOf(exchanges []RecordedCall) int {
 	return most
 }
 
-// Run runs the check of a rule, and repeats a failed one if a disturbance may be the reason.
+// Run runs the check of a rule, and repeats a failed check if the rack was busy (429, 502, 503,
+// 504), failed (500) or did not answer.
 func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 	began := time.Now()
 	var result Result

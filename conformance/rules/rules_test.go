@@ -98,7 +98,6 @@ func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 
 func TestAHealthyRackKeepsEveryRule(t *testing.T) {
 	t.Parallel()
-	// The rules cover these requirements.
 	const requirements = "OF-1 OF-2 OF-3 OF-4 OF-5 OF-6 OF-7 OF-8 OF-9 OF-10 OF-11 OF-12 OF-13 " +
 		"OF-14 OF-15 B-51 a rack "
 	for name, hotplug := range map[string]adminapi.Hotplug{"with hot-plug": adminapi.HotplugFull,
@@ -364,7 +363,7 @@ func TestRunJudgesACheckByItsFindingsAndAnswers(t *testing.T) {
 	}
 }
 
-func TestJudgeReadingsReportsADeletedObject(t *testing.T) {
+func TestAListThatShowsADeletedObjectIsWrong(t *testing.T) {
 	a, b := listed{ID: "1", Name: "a"}, listed{ID: "2", Name: "b"}
 	right := reading{order: "name_ascending", limit: 2, pages: [][]listed{{a}}, gone: []string{b.ID}}
 	wrong := right
