@@ -49,8 +49,8 @@ type testCluster struct {
 	volumes int
 	pods    int
 	disks   map[string]string // the disk of each PersistentVolume
-	// byHand contains the nodes that a person has cordoned. dead contains the nodes whose kubelet never
-	// reports. lying contains the nodes whose kubelet reports even while the instance is stopped.
+	// byHand contains the nodes that a person has cordoned. dead contains the nodes whose kubelet
+	// never reports. lying contains those whose kubelet reports even while the instance is stopped.
 	byHand, dead, lying map[string]bool
 	corrupted           bool
 	// byPeople contains the time of the stop of each instance that a person has to start again.
