@@ -36,7 +36,7 @@ const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
 	lookLimit  = 400 * time.Millisecond
-	// For this time a fault delays a request or an answer, so that the actor acts first.
+	// pause is the delay of a fault. The actor acts within this time.
 	pause     = 150 * time.Millisecond
 	callLimit = 800 * time.Millisecond
 	lease     = time.Second
@@ -68,7 +68,7 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	}
 }
 
-// Without one of these guards of the controller, a trial with an actor in shownBy must fail.
+// A controller without one of these guards must fail a trial with one of the actors.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor
@@ -129,7 +129,7 @@ type answerProof struct {
 	all  []*lane
 
 	trials, void, acts, undone, leaked atomic.Int64
-	// mu guards wrong, which describes the trials that failed.
+	// mu guards the descriptions of the trials that failed.
 	mu    sync.Mutex
 	wrong []string
 }
@@ -243,15 +243,15 @@ func (l leader) stop() error {
 // lane runs one trial after the other, with two controllers of its own.
 type lane struct {
 	*answerProof
-	// leaders contains the two controllers. The first one leads.
+	// The first of the two controllers leads.
 	leaders []leader
-	// seen is the number of the last late request in the rack's log. lateness reads only later ones.
+	// seen is the number of the last late request in the rack's log.
 	seen int
 	// stopped receives a value when the leader was stopped.
 	stopped chan struct{}
 }
 
-// If the leader was stopped, elect waits for the end of its lease. Then the other controller leads.
+// If the leader was stopped, elect() waits until the lease ends. Then the other controller leads.
 func (l *lane) elect() {
 	select {
 	case <-l.stopped:
@@ -269,7 +269,7 @@ type life struct {
 	rand *rand.Rand
 	who  actor
 	name string
-	// id is the acknowledged ID of the volume, and snapshot that of its snapshot. Both may be "".
+	// These are the acknowledged IDs of the volume and of its snapshot, or "".
 	id, snapshot string
 	volume       *csi.Volume
 	limit        time.Duration // of a call
@@ -284,8 +284,7 @@ type life struct {
 	missed bool
 }
 
-// step is a call of the orchestrator, with the rack's operations that the driver uses for it: first
-// the reads, and then the change.
+// step is a call of the orchestrator. The driver makes the reads and then the change on the rack.
 type step struct {
 	call   func(*life) error
 	reads  []string
@@ -347,7 +346,7 @@ func (v *life) live() {
 	}
 }
 
-// disturb makes the actor act on one request of the leader's next call. end ends the disturbance.
+// disturb makes the actor act on a request of the leader's next call. end() ends the disturbance.
 func (v *life) disturb(s step) (end func()) {
 	f := adminapi.Fault{Bearer: v.leaders[0].token, Operation: s.change, Times: 1,
 		Phase: adminapi.After, Response: wrongAnswer(v.rand)}
@@ -552,11 +551,11 @@ func (v *life) deleteSnapshot() error {
 	return nil
 }
 
-// end removes the volume and its snapshots. If the trial is not void, end compares the rack's state
+// end removes the volume and its snapshots. If the trial is not void, it compares the rack's state
 // before the removal with the acknowledged results.
 func (v *life) end(void bool) error {
 	state, err := v.rack.Admin.State(v.ctx)
-	// want and got map the ID of a disk to its node, and the ID of a snapshot to aSnapshot.
+	// The keys are IDs. The value of a disk is its node, that of a snapshot is aSnapshot.
 	const aSnapshot = "a snapshot"
 	want, got := map[string]string{v.id: "", v.snapshot: aSnapshot}, map[string]string{}
 	if v.published {

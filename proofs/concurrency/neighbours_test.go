@@ -68,8 +68,8 @@ func TestAHangingBtrfsCommitDelaysOnlyBtrfsVolumes(t *testing.T) {
 	}
 }
 
-// waits lists guards of the node service. Without one of them, a call waits for the disk or lock of
-// another volume, or blocks a thread on a disk that hangs.
+// Without one of these guards of the node service, a call waits for the disk or lock of another
+// volume, or blocks a thread on a disk that hangs.
 var waits = []proof.Guard{
 	{Name: "an unstage reads no other disk", Edits: []proof.Edit{{
 		Place: "node.heldVolume.stagedDisks", Text: "known, ok := v.record.load()",
@@ -216,7 +216,6 @@ func (n *neighbours) within(limit time.Duration, call nodeCall) error {
 var kinds = []string{"ext4", "xfs", "btrfs", "block"}
 
 // live creates, uses and deletes a volume of each kind, and returns how long the node's calls took.
-// The last call unstages a volume that the node does not know any more.
 func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 	for _, fsType := range kinds {
 		p := n.attach(name+"-"+fsType, fsType)
@@ -327,8 +326,8 @@ func (n *neighbours) commit(p *neighbour) {
 	}))
 }
 
-// openDevice opens a raw volume through the guest's device node, as a workload does through a mount
-// in its own mount namespace. The published path itself is then not in use.
+// openDevice opens a raw volume through the guest's device node. So the published path is not in
+// use, as if the workload had opened a mount in its own mount namespace.
 func (n *neighbours) openDevice(p *neighbour) *os.File {
 	disk := csitest.Got(n.node.Instance.Device(p.Volume.GetVolumeContext()["diskName"]))(n.t)
 	device := csitest.Got(os.Open(disk.Path))(n.t)

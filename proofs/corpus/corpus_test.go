@@ -64,7 +64,7 @@ func TestOnlyDisksThatAreBlankOrHaveAnUnfinishedFormatAreFormatted(t *testing.T)
 	}
 }
 
-// shortKinds contains how many disks of each wanted outcome the short form tries.
+// shortKinds contains the number of disks that the short form tries for each wanted outcome.
 var shortKinds = map[string]int{string(formatted): 4, string(mounted): 8, string(refused): 32,
 	"forged records": 1}
 
@@ -131,7 +131,7 @@ type tally struct {
 	mu                 sync.Mutex
 	disks, overwritten int
 	outcomes           map[outcome]int
-	// notMade counts images that mkfs refused to make. internal counts answers with INTERNAL.
+	// notMade is the number of images that mkfs refused to make.
 	notMade, internal int
 }
 
@@ -207,13 +207,13 @@ type mutation struct {
 	program string
 	all     []generator
 
-	// mu guards unnoticed: the names of guards whose trials passed although the guard was removed.
+	// unnoticed contains the names of guards whose trials passed although the guard was removed.
 	mu        sync.Mutex
 	unnoticed map[string]bool
 }
 
-// check runs each guard's trials without the guard, where all must fail. It also runs them on a
-// driver that was built in the same way and keeps all guards, where all must pass.
+// check runs each guard's trials on a driver without the guard. They must fail. It also runs all
+// trials on a driver that was built in the same way and has all guards. They must pass.
 func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 	if !m.p.Long() {
 		guards = withOneTrial(guards, seed)
@@ -397,7 +397,7 @@ func randomUUID(t *trial) string {
 type bench struct {
 	*proof.Bench
 	*lab
-	// If evidence is set, the bench keeps the files of failed trials. kept is set if it has kept some.
+	// If evidence is set, the bench keeps the files of failed trials.
 	evidence, kept bool
 }
 
@@ -428,8 +428,8 @@ type trial struct {
 	// Rand depends only on the seed and the trial's name.
 	Rand *rand.Rand
 	Fill func(*image)
-	// A refused disk must not change before this offset; 0 means the whole disk. Behind this offset
-	// the kernel or the driver may write.
+	// The first Until bytes of a refused disk must not change; 0 means the whole disk. The kernel or
+	// the driver may write to the other bytes.
 	Until int64
 	// Set, if not nil, changes the disk or the request after the guest has the disk.
 	Set func(*fixture)
@@ -501,7 +501,7 @@ func blank(name, fs string, w want, set func(*fixture)) generator {
 	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
 }
 
-// with makes a disk with a filesystem. The function change, if not nil, then changes its file.
+// with() makes a disk with a filesystem. If change is not nil, change() changes the disk's file.
 func with(name, kind string, w want, change func(*image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		k := kindOf(kind)

@@ -109,7 +109,7 @@ func (i featureImage) String() string {
 	return i.fs + " with " + strings.Join(words, " and ")
 }
 
-// names returns words of which the evidence of a refusal must contain one.
+// The evidence of a refusal must contain one of the words that names() returns.
 func (i featureImage) names() []string {
 	var names []string
 	if i.patch == nil {
@@ -185,7 +185,7 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 	return nil
 }
 
-// featureImages returns the images with one special value or a second disk, and all others.
+// Images with one special value or a second disk are in the first result, others in the second.
 func featureImages() (special, all []generator) {
 	special = foreignParts()
 	for _, fs := range ours {
@@ -330,8 +330,8 @@ func sumXFS(b []byte) {
 
 func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
 
-// patch changes a superblock, the n bytes at the offset: it copies the new bytes to b[at:], and
-// corrects the checksum.
+// patch changes a superblock of n bytes at the offset. It copies the new bytes to the superblock's
+// offset "at", and corrects the checksum.
 func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	b := im.read(offset, n)
 	copy(b[at:], bytes)
@@ -365,9 +365,9 @@ func foreignParts() []generator {
 	}
 }
 
-// hideJournal removes the external journal from the first superblock of an ext4, makes its checksum
-// wrong, and forges a growth record. So the driver checks the filesystem by a copy of the
-// superblock. A user of a raw device could do the same.
+// hideJournal removes the external journal from the first superblock of an ext4, makes the checksum
+// wrong, and forges a growth record, as a user of a raw device could. So the driver checks the
+// filesystem by a copy of the superblock.
 func hideJournal(f *fixture) {
 	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
 	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
@@ -392,8 +392,8 @@ func countOne(f *fixture) {
 	}
 }
 
-// featureTrials returns trials that fail if the driver does not check features. It omits two that
-// pass: blkid finds the ext4 journal, and the kernel does not mount the btrfs that counts one disk.
+// featureTrials returns trials that fail if the driver does not check features. Two others pass:
+// blkid finds the ext4 journal, and the kernel does not mount the btrfs that counts one disk.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {

@@ -167,8 +167,8 @@ func (k kind) whole() []generator {
 	return all
 }
 
-// inUse returns filesystems that a program copied while they were mounted. It had synced the
-// payload, so at least the journal contains it.
+// inUse returns filesystems that were copied while they were mounted. The payload had been synced,
+// so at least the journal contains it.
 func (k kind) inUse() []generator {
 	if k.name == "ext4 without a journal" {
 		return nil
@@ -179,7 +179,7 @@ func (k kind) inUse() []generator {
 		k.on(" in use, on a read-only disk", refuse("LogNotReplayed"), (*fixture).reading).and(live)}
 }
 
-// reading makes the controller report the disk as read-only, although the guest can write to it.
+// After reading(), the controller reports a disk as read-only although the guest can write to it.
 func (f *fixture) reading() { f.Publish["readOnly"] = "true" }
 
 func (im *image) inUse(k kind) {

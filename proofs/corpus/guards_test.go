@@ -44,17 +44,17 @@ func guards() []guard {
 
 func in(place, text, with string) []edit { return []edit{{place, text, with}} }
 
-// asked is for a guard that refuses if the condition in the text is true.
+// asked returns a guard that refuses if the condition in the text is true.
 func asked(name, place, text string, trials ...string) guard {
 	return guard{name, in(place, text, proof.NotAsked), trials}
 }
 
-// called is for a guard that refuses if the call in the text returns an error.
+// called returns a guard that refuses if the call in the text returns an error.
 func called(name, place, text string, trials ...string) guard {
 	return guard{name, in(place, text, proof.NotCalled), trials}
 }
 
-// taken is for a guard that refuses if the condition in the text is false.
+// taken returns a guard that refuses if the condition in the text is false.
 func taken(name, place, text string, trials ...string) guard {
 	return guard{name, in(place, text, proof.Taken), trials}
 }

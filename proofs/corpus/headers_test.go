@@ -24,7 +24,7 @@ type header struct {
 // marks contains bytes by which libblkid, the kernel or other programs recognize formats, with
 // their sources. blkid does not recognize all of them, but each shows that a program uses the disk.
 var marks = []header{
-	// LUKS1 On-Disk Format Specification 1.2.3, 2.1; LUKS2 1.1.3, 2.1
+	// LUKS1 On-Disk Format Specification 1.2.3, section 2.1; LUKS2 1.1.3, section 2.1
 	{"LUKS1", 0, "LUKS\xba\xbe\x00\x01", "luks"},
 	{"LUKS2", 0, "LUKS\xba\xbe\x00\x02\x00\x00\x00\x00\x00\x00\x40\x00", "luks"},
 	// The sources are linux/md_p.h and, for formats of other vendors, mdadm and libblkid.
@@ -144,8 +144,8 @@ func marked(name string, names []string, fill func(im *image)) generator {
 }
 
 // zfsLabel writes one of the four labels of a disk in a ZFS pool (ZFS On-Disk Specification, 1.2).
-// Two are at the start of the disk, and two at its end, rounded down to a multiple of 256 KiB. The
-// second half of a label contains uberblocks.
+// Two are at the start of the disk. The other two end at the last multiple of 256 KiB. The second
+// half of a label contains uberblocks.
 func zfsLabel(im *image, number int64) {
 	const label = 256 * 1024
 	at := number * label
@@ -161,8 +161,8 @@ func zfsLabel(im *image, number int64) {
 	}
 }
 
-// mdSuperblock returns the superblock of a Linux RAID disk (linux/md_p.h). version is 0 for the
-// RAID version 0.90, and otherwise 1. A superblock of version 1 contains its own offset.
+// mdSuperblock returns the superblock of a Linux RAID disk (linux/md_p.h). The version 0 stands for
+// RAID version 0.90, the version 1 for all others. A superblock of version 1 contains its offset.
 func mdSuperblock(version uint32, at int64) []byte {
 	b := make([]byte, 1024)
 	le.PutUint32(b, 0xa92b4efc)
@@ -246,8 +246,8 @@ func mbr(kind byte, start, sectors uint32) []byte {
 	return b
 }
 
-// gptHeader returns a header of a GUID partition table (UEFI 2.10, 5.3.2) for block own. The
-// table's other header is in block other.
+// A GUID partition table has two headers (UEFI 2.10, 5.3.2). gptHeader returns one of them. The
+// first two parameters are the block numbers of this header and of the other one.
 func gptHeader(own, other, blocks, entries uint64, array []byte) []byte {
 	b := make([]byte, 512)
 	copy(b, "EFI PART")
@@ -404,7 +404,7 @@ func regions() []generator {
 	})...)
 }
 
-// inAHundredth writes to a hundredth of the disk, where at this size no format has a mark.
+// inAHundredth writes to a hundredth of a disk of this size. No format has a mark there.
 func inAHundredth(t *trial) {
 	t.Size = 3*gib + 8*mib
 	start := t.Size / 1000 * 515 &^ (pageBytes - 1)

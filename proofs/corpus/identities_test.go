@@ -217,7 +217,7 @@ func forged() []generator {
 		f.grow(forgedNext)
 	}
 	const full, few = " full of forged records", " with forged records where the driver has its own"
-	// ext3 and btrfs do not report where a file is, so a workload's records fill the whole disk.
+	// ext3 and btrfs do not report where a file is, so the forged records fill the whole disk.
 	all = append(all, damaged(full+" of a format", ext3, forgedFull, ofFormats)...)
 	all = append(all, damaged(full+" of a format", btrfs, forgedFullBtrfs, ofFormats)...)
 	all = append(all, forgery(ext3+full+" of a growth", ext3, forgedFull, ofGrowths, mounted, nil))
@@ -248,7 +248,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			}
 			checks = filepath.Join(f.dir, "checks")
 			f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))
-			// The size or the history may have changed.
+			// change() may have changed the size or the history.
 			f.Publish = f.publishContext()
 		}
 		t.Want.Outcome = want

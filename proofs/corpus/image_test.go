@@ -135,7 +135,7 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made. Each function in made makes the file of a filesystem when it is called first.
+	// Each function in the map returns the file of a filesystem. The first call also makes the file.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }
@@ -150,12 +150,12 @@ func newBases(dir string, r *rand.Rand) (*bases, error) {
 		os.WriteFile(b.proto(), []byte(proto), 0o600))
 }
 
-// root returns a directory, whose content mkfs copies into each filesystem. proto returns a file
-// that describes this content for mkfs.xfs.
+// mkfs copies the content of the directory root() into each filesystem. The file proto() describes
+// this content for mkfs.xfs.
 func (b *bases) root() string  { return filepath.Join(b.dir, "root") }
 func (b *bases) proto() string { return filepath.Join(b.dir, "proto") }
 
-// get returns the file of the filesystem with the key. At the first call, fill makes this file.
+// get returns the file of the filesystem with the key. At the first call, fill() makes this file.
 func (b *bases) get(key string, size int64, fill func(*image)) (path string) {
 	key = fmt.Sprintf("%s of %d bytes", key, size)
 	b.mu.Lock()

@@ -65,7 +65,7 @@ func (f *fixture) poke(offset int64, b ...byte) {
 // markOnly leaves the disk with nothing but the driver's marks.
 func (f *fixture) markOnly() { f.learnMark() }
 
-// formatted leaves the disk with a complete filesystem and the driver's marks.
+// formatted() leaves the disk with a complete filesystem and the driver's marks.
 func (f *fixture) formatted() { f.cutOff(failAtEnd) }
 
 func (f *fixture) pokeAll(pieces []piece) {
@@ -161,9 +161,9 @@ func (f *fixture) formatAndLose(lose func(at int64, page []byte) bool) {
 }
 
 // formattedInPart formats the disk, and wipes random pages of the filesystem, like a power cut
-// before a flush. The marks stay, because the driver had flushed them. A btrfs always loses its
-// first superblock: otherwise the driver mounts it if btrfs check finds no damage. A btrfs loses
-// whole blocks, because only a block's header names its filesystem.
+// before a flush. The marks stay, because the driver had flushed them. A btrfs loses whole blocks,
+// because only a block's header names the filesystem. It always loses its first superblock.
+// Otherwise the driver would mount it if "btrfs check" found no damage.
 func (f *fixture) formattedInPart() {
 	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
 	if f.FS == btrfs {
@@ -292,8 +292,8 @@ func foreignFormats() (all []generator) {
 	return all
 }
 
-// A mark has its version at offset 16, at 20 a checksum of the bytes from 24 on, at 24 the length
-// of its text, and then the text.
+// In a mark, the version is at offset 16, a checksum of the bytes from offset 24 on is at 20, and
+// the length of the text is at 24. The text follows.
 var forgeries = []struct {
 	name  string
 	forge func(b []byte)

@@ -33,7 +33,7 @@ func onHealthy(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext4, w, nil, set)
 }
 
-// An ext3 has no checksum in its superblock, so the driver runs blkid.
+// onProbed makes an ext3: its superblock has no checksum, so the driver runs blkid.
 func onProbed(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext3, w, nil, set)
 }
@@ -156,7 +156,7 @@ func ignoreExit(err error) error {
 	return err
 }
 
-// remembered reads the blank disk into the page cache, and then changes the file below the cache.
+// remembered reads the blank disk into the page cache, and then changes the disk's file directly.
 func (f *fixture) remembered() {
 	harness.Got(f.open(os.O_RDONLY).ReadAt(make([]byte, 2*mib), 0))
 	f.image.write(0, []byte("LUKS\xba\xbe\x00\x02")...)
@@ -404,7 +404,7 @@ func races() []generator {
 	}
 }
 
-// swapDisk makes the disk's device in the guest lead to the decoy, as if the rack had detached the
+// After swapDisk, the guest shows the decoy as the disk's device, as if the rack had detached the
 // disk and attached the decoy.
 func swapDisk(f *fixture) {
 	g := f.bench.Guest
@@ -430,13 +430,13 @@ func (f *fixture) wrap(program, script string) (unwrap func() error) {
 
 const failAtEnd = `"$real" "$@"; exit 1`
 
-// hook calls the function do before the driver's first run of the program on a disk, so the disk
-// always changes first. The trial fails if the driver does not run the program.
+// hook makes the driver wait for the end of do() before it first runs the program on a disk. The
+// trial fails if the driver does not run the program.
 func (f *fixture) hook(program string, do func()) {
 	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
 	harness.Must(errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)))
-	// An open for reading and writing does not wait for another process. Such a reader gets no end of
-	// file when the other process closes the FIFO.
+	// An open for reading and writing does not wait for another process. A Read gets no end of file
+	// when the other process closes the FIFO.
 	questions := harness.Got(os.OpenFile(ask, os.O_RDWR|unix.O_NONBLOCK, 0))
 	answers := harness.Got(os.OpenFile(answer, os.O_RDWR|unix.O_NONBLOCK, 0))
 	happened := make(chan error, 1)

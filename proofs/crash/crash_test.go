@@ -133,8 +133,7 @@ func (c *campaign) runProof() int64 {
 }
 
 // count makes two dry runs, and keeps the points that occur in both. Some points do not occur in
-// every run, such as those that depend on the extents of a file or on the size of the rack's
-// records.
+// every run, because they depend on the extents of a file or on the size of the rack's records.
 func (c *campaign) count(ctx context.Context) {
 	var runs [2][]point
 	c.Fatal(c.each(func(i int) (err error) {
@@ -345,7 +344,7 @@ func trials(p point) []trial {
 			all = append(all, t)
 		}
 	}
-	// While the process is paused, the orchestrator can call the second node driver in instance a.
+	// While the process is paused, the orchestrator can call the instance's second node driver.
 	if p.process == driverA && p.rpc != "NodeGetVolumeStats" {
 		t := trial{point: p, action: overlap}
 		t.trace.Pause = true
@@ -354,8 +353,7 @@ func trials(p point) []trial {
 	return all
 }
 
-// goingUp reports whether the orchestrator can give up at the point: it does not remove the volume
-// yet.
+// goingUp reports whether the orchestrator is not yet removing the volume, so that it can give up.
 func (p point) goingUp() bool {
 	return slices.Contains([]string{"CreateVolume", "ControllerPublish", "NodeStage", "NodePublish",
 		"NodeGetVolumeStats", "CreateSnapshot", "stop instance a"}, p.rpc)
@@ -504,7 +502,7 @@ var objects = map[string]*strings.Replacer{
 	"block": strings.NewReplacer("VOL", "v4", "SNAP", "s2", "COPY", "v6"),
 }
 
-// step is a step of a lifecycle. If it is a call, the driver "on" gets the call rpc.
+// step is a step of a lifecycle. For a call, it contains the name of the RPC and the called driver.
 type step struct {
 	model.Step
 	rpc, on string

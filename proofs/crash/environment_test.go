@@ -30,8 +30,8 @@ const (
 	driverA     = "a"
 	driverB     = "b"
 	rackProcess = "rack"
-	// A second node driver in instance a. It uses the state directory of the first one, as after a
-	// forced deletion of the first driver's pod.
+	// A second node driver in the instance of driverA. It uses the state directory of the first one,
+	// as after a forced deletion of the first driver's pod.
 	beside = "beside"
 )
 
@@ -39,13 +39,13 @@ const (
 type environment struct {
 	*model.Environment
 	processes map[string]process
-	// second is the second node driver in instance a.
+	// second is the node driver "beside".
 	second  *harness.Plugin
 	watcher *trace.Watcher
 	// files and storage are the rack's files and charged bytes before the first lifecycle.
 	files   harness.Ledger
 	storage int64
-	// unformatted counts mounted volumes that no driver has formatted, because they were restored.
+	// unformatted counts restored volumes that were mounted. No driver has formatted them.
 	unformatted int
 	// killed contains the killed process groups of this lifecycle.
 	killed map[int]bool
@@ -73,7 +73,7 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env 
 	for name, p := range map[string]*harness.Plugin{driverA: env.Nodes[driverA],
 		driverB: env.Nodes[driverB], beside: env.second, "controller 1": env.Controllers[0]} {
 		env.processes[name] = process{p, "driver", p.LogFile, p.Lane()}
-		// If a lifecycle made this directory, only the first one could reach the point of this effect.
+		// Otherwise the first lifecycle would make this directory, and later ones would lack this effect.
 		harness.Must(os.MkdirAll(filepath.Dir(p.FlightFile("none")), 0o700))
 	}
 	env.watcher = harness.Got(trace.NewWatcher())
@@ -105,7 +105,7 @@ type killable interface {
 	Start(ctx context.Context) error
 }
 
-// watched calls do() under a tracer, which kills the process at the point kill if it is not nil.
+// watched calls do() under a tracer. If the point is not nil, the tracer kills the process there.
 func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
 	order := env.order(name, kill)
 	if err := env.watcher.Watch(order); err != nil {
@@ -128,8 +128,8 @@ func (env *environment) order(name string, kill *trace.Point) trace.Order {
 }
 
 // checkClean returns an error if files differ from those before the first lifecycle, if a killed
-// process still runs, or if the flight recorders contain impossible changes. copies is the number
-// of volumes that are restored in the lifecycle, so that no driver formats them.
+// process still runs, or if the flight recorders contain impossible changes. The last parameter is
+// the number of volumes that the lifecycle restores. No driver formats them.
 func (env *environment) checkClean(ctx context.Context, copies int) (err error) {
 	defer harness.Catch(&err)
 	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume
@@ -236,8 +236,8 @@ func (l *lifecycle) run(ctx context.Context, steps []step) {
 	}
 }
 
-// runTrial repeats the lifecycle until it reaches the point. If a lifecycle has fewer effects of
-// the point's name than the point needs, the next one uses the last of these effects.
+// runTrial repeats the lifecycle until it reaches the point. If a lifecycle does not reach it, but
+// has effects with the point's name, the next lifecycle is interrupted at the first such effect.
 func (env *environment) runTrial(ctx context.Context, t trial) error {
 	for range tries {
 		l, err := env.runOnce(ctx, t)
@@ -287,7 +287,7 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	case l.reached && t.action == giveUp && st.on == "":
 		harness.Must(l.Do(ctx, st.Step)) // stops the instance; finish starts it
 	case l.reached && t.action == giveUp:
-		// The method finish makes the calls by which the orchestrator gives up.
+		// finish() makes the calls by which the orchestrator gives up.
 	case l.reached && t.action == elsewhere:
 		harness.Must(l.Release(ctx))
 		l.run(ctx, stepsOf(elsewhere, t.lifecycle))
@@ -373,9 +373,9 @@ func whileRunning(ctx context.Context, p process) (context.Context, func()) {
 // overlapTimeout limits a call to the second driver, which may wait for the first driver.
 const overlapTimeout = 3 * time.Second
 
-// overlapped makes a step's call to the first driver. While this driver is paused at the point,
-// overlapped makes the same call and the following calls on the node to the second driver. After
-// the pause, the first driver must not undo a call that the second driver has answered with OK.
+// overlapped makes a step's call to the first driver. While this driver is paused at the point, the
+// second driver gets the same call and the following calls on the node. After the pause, the first
+// driver must not undo a call that the second driver has answered with OK.
 func (l *lifecycle) overlapped(ctx context.Context, t trial) {
 	st := l.steps[t.step]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {

@@ -11,7 +11,7 @@
 // refuses without a reason. The test also observes which operations each call uses. Together they
 // must be the operations that the driver's source uses.
 //
-// The test tries every operation with every answer, in two phases, with random calls. The short
-// form tries one answer for each operation. The long form also tries all other cells, until its
-// time is over. FAULTS_CELL is the name of a cell, or a pattern of names, to run alone.
+// By default, the test tries every operation with every answer, in two phases, with random calls.
+// The short form tries one answer for each operation. The long form also tries all other cells,
+// until its time is over. FAULTS_CELL is the name of a cell, or a pattern of names, to run alone.
 package faults

@@ -39,21 +39,20 @@ type environment struct {
 	run   *harness.Run
 	ctl   csi.ControllerClient
 
-	// The instance up runs. The instances down and full are stopped, and full has the maximum number
-	// of disks.
+	// These are the IDs of a running instance, of a stopped one, and of a stopped one that has the
+	// maximum number of disks.
 	up, down, full string
-	// boot is the boot disk of the instance down.
+	// boot is the boot disk of the first stopped instance.
 	boot *oxide.Disk
-	// snap is a snapshot of the volume source. The volume of the snapshot orphan was deleted.
+	// source is the volume of the snapshot snap. The volume of the other snapshot was deleted.
 	source       *csi.Volume
 	snap, orphan *csi.Snapshot
-	// The snapshot foreign and the disk foreignDisk are in the project otherProject. The disk local
-	// has the type local.
+	// The first two objects are in the project "other". The third one is a disk of the type "local".
 	foreign     *oxide.Snapshot
 	foreignDisk *oxide.Disk
 	local       *oxide.Disk
 	image       *oxide.Image
-	// others maps a kind of object to the JSON of an object that no call of a cell is about.
+	// For each kind of object, this is the JSON of an object that no call of a cell is about.
 	others map[string]string
 
 	// page is the path of the page about the last failed cell.
@@ -125,7 +124,7 @@ func (env *environment) fetchOtherObjects() {
 	for kind, path := range env.others {
 		env.others[kind] = string(harness.Got(env.Rack.Get(env.ctx, path, nil)))
 	}
-	// The rack has only one image, one utilization and one user, so the wrong ones are made up.
+	// The rack has only one image, one utilization and one user, so these JSON texts are invented.
 	env.others["image"] = altered(env.others["image"], func(fields object) {
 		fields["id"], fields["size"] = nobody, 3*gib
 	})
@@ -304,7 +303,7 @@ func (state rackState) insert(name string, object item) {
 	state[free] = object
 }
 
-// since returns the state with "new" in place of each ID that the earlier state lacks.
+// The result is the state with "new" in place of each ID that the earlier state lacks.
 func (state rackState) since(earlier rackState) rackState {
 	now, known := maps.Clone(state), map[string]bool{"": true}
 	for _, object := range earlier {

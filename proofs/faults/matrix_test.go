@@ -74,7 +74,7 @@ type matrix struct {
 	environments []*environment
 	// pairs contains a cell without phase and answer for each operation of each scenario.
 	pairs []cell
-	// all is the number of possible cells. The cells before the index least run even after the time
+	// all is the number of possible cells. least is the number of cells that run even after the time
 	// of the long form is over.
 	all, least    int
 	cells         []cell
@@ -183,7 +183,7 @@ func (m *matrix) choose() {
 	}
 }
 
-// some returns up to n cells of each kind, with different phases.
+// some() returns up to n cells of each kind, with different phases.
 func some(all []cell, n int, kind func(cell) string) (chosen []cell) {
 	taken := map[string][]adminapi.Phase{}
 	for _, c := range all {
@@ -262,7 +262,7 @@ func driverOperations(t *testing.T) []string {
 	return slices.Sorted(maps.Keys(asked))
 }
 
-// In Go source, selected matches selectors such as .DiskView, and humps matches word boundaries.
+// These patterns find selectors such as .DiskView, and the word boundaries in their names.
 var (
 	selected = regexp.MustCompile(`\.\s*([A-Z]\w+)`)
 	humps    = regexp.MustCompile(`([a-z])([A-Z])`)
@@ -290,7 +290,7 @@ func (c cell) String() string {
 var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
 	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
 
-// on returns the cell with another hot-plug mode, in which another code may be right.
+// In another hot-plug mode, the cell may have another right code.
 func (c cell) on(rack adminapi.Hotplug) cell {
 	c.hotplug = rack
 	switch {
@@ -340,7 +340,7 @@ func (c cell) run(env *environment) error {
 	}
 }
 
-// cellRun is a run of a cell. A correct call changes the rack's state from start to want.
+// cellRun is a run of a cell, with the rack's state before the call and the right state after it.
 type cellRun struct {
 	cell
 	*environment

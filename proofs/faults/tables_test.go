@@ -129,8 +129,8 @@ var answers = []answer{
 
 func (r *cellRun) other() string { return r.others[kindOf(r.operation)] }
 
-// setBody gives the answer a body, which the fault damages: the rack's own body if the rack makes
-// the change before it answers, otherwise a wrong object. A delete has no body and gets an error.
+// setBody chooses the body that the fault damages. If the rack makes the change before it answers,
+// this is the rack's own body, otherwise a wrong object. A delete has no body and gets an error.
 func setBody(f *adminapi.Fault, r *cellRun) {
 	switch {
 	case strings.HasSuffix(r.operation, "_delete"):
@@ -170,7 +170,7 @@ func kindOf(operation string) string {
 	return kind
 }
 
-// statusOf returns the status of a successful operation, but 200 for a status without a body.
+// statusOf returns the status of a successful operation, but 200 for a delete, which has no body.
 func statusOf(operation string) int {
 	switch {
 	case strings.HasSuffix(operation, "_create"):
@@ -202,12 +202,12 @@ func text(value any) string {
 	return string(data)
 }
 
-// doubt lists operations and answers after which the driver reads the rack's state and answers by
-// this state (A0.3, OX-1, OX-3, OX-6). It may then return one of these codes, or the code of the
+// After these wrong answers to an operation, the driver reads the rack's state and derives its
+// answer from it (A0.3, OX-1, OX-3, OX-6). It may return one of these codes, or the code of the
 // call without a fault.
 var doubt = map[string]map[string][]codes.Code{
 	"disk_create": {
-		// The answer says that the object exists, but it does not.
+		// The wrong answer says that the disk exists, but it does not.
 		"ObjectAlreadyExists": {codes.Aborted}, "InsufficientCapacity": {},
 		"InvalidRequest": {}, "Conflict": {}, "ObjectNotFound": {},
 		// An earlier request may have created the disk, although the rack gives these answers.
@@ -289,9 +289,9 @@ func (c cell) allowed() []codes.Code {
 	return all
 }
 
-// If it is not known whether one of these operations was done, the driver reads the state. If the
-// change is missing, it answers UNAVAILABLE: after INTERNAL the orchestrator would not repeat the
-// call, and would lose the object.
+// If it is not known whether one of these operations was done, the driver reads the rack's state.
+// If the change is missing, the driver answers UNAVAILABLE. After INTERNAL the orchestrator would
+// not repeat the call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
 // open reports whether only the rack's state tells if the change was made.
@@ -342,8 +342,8 @@ func removes(name string, req proto.Message) effect {
 	}}
 }
 
-// moves returns the effect of attaching the disk called name to an instance, or of detaching it if
-// to = "". A running instance gets a device.
+// The effect attaches the disk with the name to an instance or, with to = "", detaches it. A
+// running instance gets a device.
 func (s *environment) moves(name, to string, req proto.Message) effect {
 	return effect{request: req, apply: func(state rackState) {
 		d := state["disk "+name]

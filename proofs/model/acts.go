@@ -58,7 +58,7 @@ func (c *content) clone() *content {
 	return &copied
 }
 
-// wrote records a write. A synced value is acknowledged, and replaces all earlier values.
+// A synced value is acknowledged, and replaces all earlier values.
 func (c *content) wrote(block int, value uint64, synced bool) {
 	if synced {
 		// The driver's checks find data only in the first and the last block of a raw device.
@@ -68,7 +68,7 @@ func (c *content) wrote(block int, value uint64, synced bool) {
 	c.written[block] = append(c.written[block], value)
 }
 
-// flushed records that all data are on the disk.
+// After flushed(), the model expects that all data are on the disk.
 func (c *content) flushed() {
 	for b, values := range c.written {
 		if !c.partial {
@@ -77,7 +77,7 @@ func (c *content) flushed() {
 	}
 }
 
-// cut records that a volume was detached while in use. It ignores a volume that does not exist.
+// cut marks the content of a volume that was detached while in use. It ignores a missing volume.
 func (c *content) cut() {
 	if c != nil {
 		c.partial = true
@@ -212,10 +212,10 @@ func contents(path string, v int) (data [][]byte, err error) {
 	return data, file.Close()
 }
 
-// impossible is the result of a step that cannot be made in the present state.
+// A step that cannot be made in the present state has this result.
 const impossible = "impossible"
 
-// act does a step that is not a call. It returns a text for the transcript, or impossible.
+// act does a step that is not a call. It returns a text for the transcript.
 func (h *History) act(ctx context.Context, s Step) (said string, err error) {
 	defer harness.Catch(&err)
 	switch s.op {
@@ -332,7 +332,7 @@ func (h *History) switchInstance(ctx context.Context, s Step) string {
 	h.env.stopNode(ctx, s.node)
 	h.world.down[s.node] = true
 	for v := 1; v < len(kinds); v++ {
-		// The stop of the instance ends the mounts, and data that were not synced may be lost.
+		// The stop of the instance ends the mounts. Data that were not synced may be lost.
 		if h.world.seen.mounted(v, s.node) {
 			h.contents[v].cut()
 		}
@@ -390,8 +390,8 @@ func (h *History) freeze(s Step) string {
 	return ""
 }
 
-// hold makes a process open a volume's device, put a loop device over it, or release it. So the use
-// of a device can last longer than the publication.
+// hold makes a process open a volume's device, put a loop device over it, or release it. So a
+// device can be in use after its volume was unpublished.
 func (h *History) hold(s Step) string {
 	here := h.at(s)
 	if s.op == letGo {
@@ -451,8 +451,8 @@ func (h *History) dropAll() (err error) {
 	return err
 }
 
-// sensible reports whether the model can say what an astray call has to answer. It must know the
-// state of both volumes: the volume of the call, and the one whose value the call uses.
+// sensible reports whether the model can say what an astray call has to answer. For this, the model
+// must know the state of the call's volume, and of the volume whose value the call uses.
 func (h *History) sensible(s Step) bool {
 	w, here, there := h.world, h.at(s), h.world.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {

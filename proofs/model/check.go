@@ -73,9 +73,9 @@ func (h *History) checkPromises(j *joint, calls []ended) {
 	}
 }
 
-// kept returns the first field that the call changes, and whether it has the value that the answer
-// OK promises. After a delete or a detach, each value except the old one is right, because another
-// call may have created the object again or attached it elsewhere.
+// kept() returns the first field that the call changes, and whether the field has the value that
+// the answer OK promises. After a delete or a detach, each value except the old one is right,
+// because another call may have created the object again or attached it elsewhere.
 func (s Step) kept(f facts) (field, bool) {
 	intends := s.intends()
 	if len(intends) == 0 {
@@ -102,7 +102,7 @@ func (h *History) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// deviceless records volumes that are attached to a node without a device. The rack has only
+// deviceless finds the volumes that are attached to a node without a device. The rack has only
 // recorded the attach, or the guest showed a namesake's device, which is gone now (A54).
 func (h *History) deviceless(j *joint, calls []ended) {
 	w := h.world
@@ -212,7 +212,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 	device, ok := j.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
-		// If an abandoned call has ended the mount meanwhile, the number is not that of the mount.
+		// If an abandoned call has unmounted the device meanwhile, this number means nothing.
 		now := harness.Got(mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint)))
 		if len(now) > 0 && now[0].ID == infos[0].ID {
 			fail("device %s is mounted at %s, not the device of v%d (%v)", number,
@@ -221,8 +221,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 }
 
-// unplugged sets lost and half for mounted volumes whose device is missing while a detach may be in
-// progress.
+// unplugged finds the mounted volumes whose device is missing while a detach may be in progress.
 func (h *History) unplugged(j *joint, calls []ended) {
 	for v, n := range everywhere {
 		_, seen := j.device(v, n)

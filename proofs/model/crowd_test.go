@@ -99,8 +99,8 @@ type wave struct {
 	disturbed bool
 }
 
-// waysUp create and use volumes, and waysDown remove them. After a wave of calls that undo each
-// other, all callers make the same call, so that the state is known again.
+// The waves of waysUp create and use volumes. Those of waysDown remove volumes. After a wave of
+// calls that undo each other, all callers make the same call, so that the state is known again.
 var (
 	waysUp = slices.Concat([]wave{
 		{[]op{createVolume}, true}, {[]op{createVolume, deleteVolume}, false},
@@ -197,7 +197,7 @@ func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	return Step{op: fault, fault: names[r.IntN(len(names))]}
 }
 
-// noteCrowd counts the results of a crowd, and sets goals to the nodes that have the volumes. It
+// noteCrowd counts the results of a crowd, and makes the node of each attached volume its goal. It
 // fails if equal calls for a volume all fail, or if a published filesystem is not staged.
 func (h *History) noteCrowd(volumes []int, w wave) {
 	ids, seen, n := map[string]bool{}, h.world.seen, h.count

@@ -148,7 +148,7 @@ type joint struct {
 	// the rack's directory, by path.
 	devices map[string][]harness.GuestDevice
 	mounts  map[string][]*mountinfo.Info
-	// shown has the key "v1 a" if the guest of node a shows the device of a namesake of v1.
+	// shown has the key "v1 a" if the guest of node "a" shows the device of a namesake of v1.
 	shown map[string]bool
 	// loops maps a file to the names of its loop devices.
 	loops map[string][]string
@@ -260,7 +260,7 @@ func (env *Environment) observeNodes(j *joint) {
 	j.leaveNamesakes(env.foreign)
 }
 
-// leaveNamesakes removes namesakes' devices from j.devices, and sets j.shown for their volumes.
+// leaveNamesakes moves the namesakes from j.devices to j.shown.
 func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	for _, d := range foreign {
 		if d.of == 0 {

@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// Histories begin with these texts. The texts released and moved continue deviceInUse.
+// Histories begin with these texts. The last two continue deviceInUse.
 const (
 	inUse = `
 		controller 1: create v1, and bring it to pod 1 on a, which writes block 3`
@@ -48,7 +48,7 @@ func skipCall(o op) manipulation {
 	}}
 }
 
-// pretend makes the calls of the op o, but returns err instead of their errors.
+// pretend makes the calls of an op, but replaces their errors by err.
 func pretend(o op, err error) manipulation {
 	return manipulation{answer: func(_ *History, s Step, real func() (any, error)) (any, error) {
 		r, truth := real()
@@ -59,7 +59,7 @@ func pretend(o op, err error) manipulation {
 	}}
 }
 
-// After the step whose line begins with the text when, change() gets the file behind v's disk.
+// onBacking calls change() after a step, with the file behind the volume's disk.
 func onBacking(when string, v int, change func(path string) error) manipulation {
 	return after(when, func(h *History) error {
 		return change(proof.DiskFile(h.env.Rack, h.volumes[v].GetVolumeId()))

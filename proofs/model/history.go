@@ -28,22 +28,22 @@ type History struct {
 
 	env   *Environment
 	world *world
-	// volumes contains the volume in the last answer about each number, and taken the snapshot's ID.
-	// Both may be out of date. given contains the publications that were tried and not undone.
+	// These are the volumes and the snapshot IDs in the last answers. Both may be out of date. The
+	// third map contains the publications that were tried and not undone.
 	volumes map[int]*csi.Volume
 	taken   map[int]string
 	given   map[field]bool
-	// contents maps numbers of volumes to contents, and snapshots maps IDs of snapshots to contents.
+	// The keys of the first map are numbers of volumes, those of the second one IDs of snapshots.
 	contents  map[int]*content
 	snapshots map[string]*content
 	serials   map[int]string
-	// lines are the steps that were done, with their answers.
+	// lines contains the steps that were done, with their answers.
 	lines []string
 	mu    sync.Mutex // guards lines while calls are made at once
 	// manipulation falsifies answers or states to test the model itself. It may be nil.
 	manipulation *manipulation
 
-	// goals maps volumes to the nodes on which the orchestrator wants to use them.
+	// goals contains the node on which the orchestrator wants to use each volume.
 	goals      map[int]string
 	last       Step
 	doubtSince int
@@ -58,22 +58,21 @@ type History struct {
 
 type counts struct {
 	steps, faults, restarts int
-	// bare counts the volumes that were attached without a device.
+	// bare is the number of volumes that were attached without a device.
 	bare int
-	// holders counts the devices that a process kept open, and released the successful unstages of
-	// such devices.
+	// holders is the number of devices that a process kept open.
 	holders, released int
-	// bytes counts acknowledged bytes, and lost the acknowledged bytes that were lost.
+	// Both numbers are of acknowledged bytes.
 	bytes, lost int64
-	// copies counts the restored volumes that were compared with their snapshot.
+	// copies is the number of restored volumes that were compared with their snapshot.
 	copies int
-	// calls counts all calls. aborted counts how often a call was repeated.
+	// calls includes the repeated calls. aborted is the number of repetitions.
 	calls, aborted atomic.Int64
-	// ops counts the calls of crowds by op. The next fields count their results.
+	// ops contains the number of crowds' calls by op. The next fields count the results.
 	ops                                  map[op]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
-	// formats is the number of runs of mkfs, and formatted the number of volumes that need one run.
+	// formats is the number of runs of mkfs. It has to be the number of volumes with a filesystem.
 	formats int
 }
 
@@ -151,7 +150,8 @@ func (h *History) Succeeded() bool {
 // Deviceless returns how many volumes were attached although the node got no device.
 func (h *History) Deviceless() int { return h.count.bare }
 
-// Doubt records that a call in progress may still make its changes, so that other steps may run.
+// Doubt makes the model expect that a call in progress may still make its changes. So other steps
+// may run meanwhile.
 func (h *History) Doubt(s Step) {
 	h.preparing.Lock()
 	defer h.preparing.Unlock()
@@ -497,8 +497,8 @@ func (h *History) restart(ctx context.Context, s Step) error {
 type manipulation struct {
 	// answer, if not nil, is called instead of the driver. Its parameter real makes the original call.
 	answer func(h *History, s Step, real func() (any, error)) (any, error)
-	// action, if not nil, runs after the step whose line begins with the text when, before the state
-	// is observed.
+	// action, if not nil, runs after the step whose line begins with this text, before the state is
+	// observed.
 	when   string
 	action func(h *History) error
 }

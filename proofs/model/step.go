@@ -113,7 +113,7 @@ type Step struct {
 	with                *Step // another call at the same time, which may have a further one
 	id, source          string
 
-	// Around, if not nil, runs the step: it calls the function do, and may interrupt do.
+	// Around, if not nil, runs the step: it calls do(), and may interrupt it.
 	Around func(ctx context.Context, do func(context.Context)) (Mishap, error)
 	// Starred is set if the line of the step begins with a star.
 	Starred bool
@@ -156,7 +156,7 @@ func (s Step) String() string {
 	return text
 }
 
-// fields maps the names in the braces of ops to pointers to the step's fields.
+// fields returns pointers to the step's fields by the names in the braces of ops.
 func (s *Step) fields() map[string]any {
 	return map[string]any{"ctl": &s.ctl, "vol": &s.vol, "snap": &s.snap, "pod": &s.pod,
 		"block": &s.block, "other": &s.other, "node": &s.node, "fault": &s.fault}

@@ -159,7 +159,7 @@ type world struct {
 	seen facts
 	// doubts contains the changes that abandoned calls may still make.
 	doubts []assign
-	// places describes each volume on each node, beyond the facts. The function at returns its keys.
+	// places describes each volume on each node, beyond the facts. Its keys come from at().
 	places map[string]*place
 	// recordsFirst is set if the rack may record an attach although the instance gets no device.
 	recordsFirst bool
@@ -169,8 +169,8 @@ type world struct {
 	rackDown bool
 	// faults contains the names of the faults that may still apply.
 	faults []string
-	// open maps the target of a call that was answered UNAVAILABLE to a time. Until then a controller
-	// may not know the effect of the call, and may answer EffectUnknown to further calls.
+	// open contains a time for the target of each call that was answered UNAVAILABLE. Until then a
+	// controller may not know the call's effect, and may answer EffectUnknown to further calls.
 	open map[string]time.Time
 }
 
@@ -187,8 +187,8 @@ func (s Step) target() string {
 
 // place is the state of a volume on a node.
 type place struct {
-	// lost is set if the volume was detached while it was mounted on the node, so that its mounts do
-	// not work any more. half is set, too, if the rack may not have finished this detach: the guest
+	// lost is set if the volume was detached while it was mounted on the node. Then its mounts do not
+	// work any more. If the rack may not have finished this detach, half is also set. Then the guest
 	// does not show the disk, but the mounts may still work.
 	lost, half bool
 	// frozen is set while the filesystem may be frozen by a pod.
@@ -198,9 +198,9 @@ type place struct {
 	// namesake is set if another disk of the instance has the same serial as the volume's disk. The
 	// guest shows only one of the two devices (A54). shown is set if it shows the other disk's device.
 	namesake, shown bool
-	// bare is set if the volume is attached without a device, and slow if the device may appear late.
+	// bare is set if the volume is attached without a device. slow is set if a device may appear late.
 	bare, slow bool
-	// staged is set if the last stage answered OK, and tried if a stage was sent and not undone.
+	// staged is set if the last stage answered OK. tried is set if a stage was sent and not undone.
 	staged, tried bool
 	// context is the publish context in the answer to the last attach.
 	context map[string]string
@@ -217,7 +217,7 @@ func newWorld() *world {
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
 
-// at returns an empty place if v is no volume or n no node.
+// at returns an empty place for an unknown volume or node.
 func (w *world) at(v int, n string) *place {
 	if p := w.places[at(v, n)]; p != nil {
 		return p
@@ -242,7 +242,7 @@ func (w *world) doubtful(s Step) bool {
 	return slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) })
 }
 
-// about reports whether the field belongs to the volume or snapshot that s names, or that s copies.
+// about reports whether the field belongs to the step's volume or snapshot, or to their source.
 func about(f field, s Step) bool {
 	var kind byte
 	var number int
@@ -379,7 +379,7 @@ func calmCodes(s Step, f facts) []codes.Code {
 	snap := f[snapField(s.snap)]
 	switch s.op {
 	case createVolume:
-		// In this order: CV-18, even if the source does not exist any more, CV-14, and CV-19.
+		// CV-18 is first: it holds even if the source does not exist any more. CV-14 and CV-19 follow.
 		return first(when(disk != "" && f[sourceField(s.vol)] == s.source, codes.OK),
 			when(s.source != "" && f[snapField(kinds[s.vol].snap)] != s.source, codes.NotFound),
 			when(disk != "", codes.AlreadyExists))
@@ -423,8 +423,8 @@ func (w *world) calmNodeCodes(s Step, f facts) []codes.Code {
 		return first(when(staged || published || held, codes.Internal)) // NU-5
 	case unstage:
 		return first(when(held && !here.lost, codes.Internal), // NU-5
-			// The model does not know whether the device behind the pod's path is gone, or another disk
-			// has its number.
+			// The model does not know whether the device behind the pod's path is gone, or whether another
+			// disk has got the device's number.
 			when(published && here.lost && block, codes.OK, codes.Internal),
 			when(published, codes.Internal)) // NU-5
 	case publish:

@@ -158,8 +158,8 @@ func (w *testCluster) end(p *corev1.Pod) {
 
 var apps = []string{"db", "web"}
 
-// most returns how many pods of an app may be unavailable. After mend() it is at least the number
-// of the app's pods on any node, so that each node can be stopped.
+// most returns how many pods of an app may be unavailable. After mend(), at least all of the app's
+// pods on one node may be unavailable, so that each node can be stopped.
 func (w *testCluster) most(app string) int {
 	most, on, healthies := 2, map[string]int{}, 0
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -176,8 +176,7 @@ func (w *testCluster) most(app string) int {
 	switch {
 	case w.noEviction:
 		return 0
-	// Only few pods are healthy, because the others were lost with their nodes. With the usual budget,
-	// no node could be stopped.
+	// Most pods were lost with their nodes. With the usual budget, no node could be stopped.
 	case w.mended && healthies <= most:
 		return 100
 	}
@@ -275,7 +274,7 @@ func (w *testCluster) runJob(p *corev1.Pod, ready bool) {
 		Running: &corev1.ContainerStateRunning{}}}}
 }
 
-// starts simulates a program that starts the stopped instances every ten seconds.
+// starts() acts as a program that starts the stopped instances every ten seconds.
 func (w *testCluster) starts() {
 	if !w.starter || w.clock.Sub(w.looked) < 10*time.Second {
 		return
@@ -307,11 +306,11 @@ func (w *testCluster) pass(d time.Duration) {
 	w.starts()
 }
 
-// startsAfter is the time in which Cluster API's provider starts a stopped instance.
+// Cluster API's provider starts a stopped instance after this time.
 const startsAfter = 10 * time.Second
 
-// threads is the number of the attacher's worker threads in the chart. While the attacher is busy,
-// each of its calls for other nodes takes callTime.
+// In the chart, the attacher has this number of worker threads. While the attacher is busy, each
+// call for another node takes callTime.
 const (
 	threads  = 32
 	callTime = 500 * time.Millisecond

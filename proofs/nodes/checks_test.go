@@ -60,20 +60,20 @@ func (w *testCluster) records() map[string]*recorded {
 const namespaceOfRecords = "oxide"
 
 type operation struct {
-	// ended is when the last operation ended, with or without a stop.
+	// ended is the time at which the last operation ended, with or without a stop.
 	began, ended time.Time
-	// asked is set if a keeper has requested the instance's stop. This stop ends the pods of the
-	// StatefulSets in sets.
+	// asked is set if a keeper has requested the instance's stop. sets contains the StatefulSets whose
+	// pods this stop ends.
 	asked   bool
 	sets    []string
 	stopper *replica
-	// stopped is when the last operation with a stop ended, and stoppedSets are its StatefulSets.
+	// stopped is the time at which the last operation with a stop ended.
 	stopped     time.Time
 	stoppedSets []string
 }
 
-// For this time after an operation, the keeper starts a stopped instance again: a delayed request
-// of a keeper may have stopped it.
+// For this time after an operation, the keeper starts a stopped instance again, because a delayed
+// request of a keeper may have stopped it.
 const late = 2 * time.Minute
 
 func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
@@ -153,7 +153,7 @@ func (w *testCluster) checkStop(k *replica, name string) {
 	}
 }
 
-// checkJobs checks that a stop ends no running pod of a Job, because no controller replaces it.
+// checkJobs checks that a stop ends no running pod of a Job, which the cluster would not replace.
 func (w *testCluster) checkJobs(name string) {
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		if p.Spec.NodeName == name && p.Spec.RestartPolicy == corev1.RestartPolicyNever &&

@@ -49,48 +49,47 @@ type testCluster struct {
 	volumes int
 	pods    int
 	disks   map[string]string // the disk of each PersistentVolume
-	// byHand contains the nodes that a person has cordoned. The kubelets of dead nodes never report,
-	// and those of lying nodes report even while the instance is stopped.
+	// byHand contains the nodes that a person has cordoned. dead contains the nodes whose kubelet
+	// never reports. lying contains those whose kubelet reports even while the instance is stopped.
 	byHand, dead, lying map[string]bool
 	corrupted           bool
-	// byPeople maps each instance that a person has stopped, or has to start, to the time of the stop.
+	// byPeople contains the time of the stop of each instance that a person has to start again.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden is set while the
 	// keepers' token has no rights, so that they see no instance.
 	destroyed map[string]bool
 	hidden    bool
-	// With noEviction the budgets allow no disruption. With stuck, deleted pods do not end. With
-	// lagging, Kubernetes does not notice that a kubelet is dead.
+	// noEviction is set while the budgets allow no disruption. stuck is set while deleted pods do not
+	// end. lagging is set while Kubernetes does not notice that a kubelet is dead.
 	noEviction, stuck, lagging bool
-	// The API server is unavailable until the time outage. starter is set while a program starts all
-	// stopped instances every ten seconds. looked is when it last did so.
+	// The API server is unavailable until this time. starter is set while a program starts all stopped
+	// instances every ten seconds. looked is the time of the last start.
 	outage  time.Time
 	starter bool
 	looked  time.Time
 	mended  bool // all disturbances have ended
-	// The rack attaches disks to running instances since hotAttach, and also detaches them since
-	// hotplug.
+	// hotAttach is the time at which the rack began to attach disks to running instances. hotplug is
+	// the time at which it began to detach them.
 	hotplug, hotAttach time.Time
-	// failing maps a Kubernetes resource or an operation of the rack to the failure of its requests.
+	// failing contains the failure of requests for a Kubernetes resource or an operation of the rack.
 	failing map[string]failure
-	// refused maps a volume to the error with which the driver refuses to attach or detach it.
+	// refused contains the error with which the driver refuses to attach or detach a volume.
 	refused map[string]string
-	// delays maps an operation of the rack to the delay of its next request.
+	// delays contains the delay of the next request for each operation of the rack.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes maps the time of an instance's change on the rack's clock to that on the history's
-	// clock.
+	// The keys are times of changes on the rack's clock. The values are times on the history's clock.
 	changes map[string]time.Time
-	// stale is set if a keeper may act on what it read before the other keeper acted, and raced if a
-	// disturbance happened within a round. Most checks are then skipped.
+	// stale is set if a keeper may act on what it read before the other keeper acted. raced is set if
+	// a disturbance happened within a round. In both cases most checks are skipped.
 	stale, raced bool
 	// made is called after the API server has applied the change that a keeper requested.
 	made       func()
 	operations map[string]*operation
-	// causes maps a volume to the stops for this volume. A person may empty the map to permit further
-	// stops. mostStops is the highest number of stops for one volume within a day.
+	// causes contains the stops for each volume. A person may empty the map to permit further stops.
+	// mostStops is the highest number of stops for one volume within a day.
 	causes map[string][]stop
-	// ends maps the pod of a Job to the time at which the pod ends.
+	// ends contains the time at which each pod of a Job ends.
 	ends      map[string]time.Time
 	mostStops int
 	counts    map[string]int
@@ -110,8 +109,8 @@ type replica struct {
 	cut  func()
 }
 
-// A gate calls act() once: right before the keeper's at-th change, or with after = true, after this
-// change. If reads is set, the gate counts all requests, not only changes.
+// A gate calls act() once, right before the keeper's change with this number or, with after = true,
+// right after it. If reads is set, the gate counts all requests, not only changes.
 type gate struct {
 	at     int
 	after  bool
@@ -240,8 +239,8 @@ func (w *testCluster) restart(i int, c keeper.Config) {
 	w.keepers[i] = k
 }
 
-// waiting waits for the cluster's answer even if the request's context has ended. Otherwise the act
-// of a gate, which runs within the request, would run at the same time as the keeper.
+// This transport waits for the cluster's answer even if the request's context has ended. Otherwise
+// a gate's act(), which runs within the request, would run at the same time as the keeper.
 type waiting struct{ http.RoundTripper }
 
 func (w waiting) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -340,7 +339,7 @@ func answer(status int, code string) *http.Response {
 			`{"error_code": %q, "message": "no", "request_id": "1"}`, code)))}
 }
 
-// fails returns the error with which the next request for the resource or operation fails, or nil.
+// The next request for the resource or operation fails with the returned error, if not nil.
 func (w *testCluster) fails(what string) error {
 	f := w.failing[what]
 	if f.times == 0 {
@@ -351,7 +350,7 @@ func (w *testCluster) fails(what string) error {
 	return f.err
 }
 
-// inTime converts the time in the rack's answer about an instance to the history's clock.
+// inTime converts a time in the rack's answer about an instance to the history's clock.
 func (w *testCluster) inTime(response *http.Response) (*http.Response, error) {
 	body, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()
@@ -373,7 +372,7 @@ func (w *testCluster) inTime(response *http.Response) (*http.Response, error) {
 	return response, nil
 }
 
-// changed returns when, by the history's clock, an instance's change was first seen.
+// changed returns the time on the history's clock at which an instance's change was first seen.
 func (w *testCluster) changed(rack time.Time) time.Time {
 	key := rack.UTC().String()
 	if _, known := w.changes[key]; !known {

@@ -53,8 +53,8 @@ var kinds = []string{
 }
 
 // drawActs generates the acts of a history. A history has only a few kinds of disturbances, so that
-// part of the cluster still works. The number turn selects two of them, so that a few histories
-// together have all kinds.
+// part of the cluster still works. Two kinds depend on the history's number, so that a few
+// histories together have all kinds.
 func drawActs(t *rapid.T, turn uint64) []act {
 	all := slices.Sorted(maps.Keys(disturbances))
 	n := uint64(len(all))
@@ -175,7 +175,7 @@ func (w *testCluster) elect(i int) {
 	w.stale = false
 }
 
-// kill stops the leader. The method round then starts a new keeper and elects a leader.
+// kill stops the leader. Afterwards round() starts a new keeper and elects a leader.
 func (w *testCluster) kill() error {
 	k := w.keepers[w.leader]
 	w.log("the keeper on %s is killed", k.node)

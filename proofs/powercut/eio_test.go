@@ -221,7 +221,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
-	// Until Heal, the kernel's own writes can also fail, so the failures are counted after Heal.
+	// Before Heal(), the kernel's own writes could fail, too. So the failures are counted only now.
 	struck, said := fired(), fmt.Sprint(answer)
 	after := harness.Got(p.bench.formats.Count())
 	switch {
@@ -363,8 +363,8 @@ func TestAFailedFlushDuringUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 
-// checkReported calls fails() for a volume of each access type. This function causes a failure, and
-// returns an error in wrong if the driver does not report it.
+// checkReported calls fails() for a volume of each access type. fails() causes a failure. Its first
+// result is an error if the driver does not report this failure.
 func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()
@@ -381,8 +381,8 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	}
 }
 
-// flushFails makes one flush fail while the driver unpublishes and unstages a volume. It returns an
-// error in wrong if no call reports the failure.
+// flushFails makes one flush fail while the driver unpublishes and unstages a volume. The first
+// result is an error if no call reports the failure.
 func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
@@ -406,8 +406,8 @@ func TestAFailedJournalCommitBeforeUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
 }
 
-// journalFails makes a journal commit fail that the test itself causes, not the driver. It returns
-// an error in wrong if neither a call nor the volume's health reports the failure.
+// journalFails makes a journal commit fail that the test itself causes, not the driver. The first
+// result is an error if neither a call nor the volume's health reports the failure.
 func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()

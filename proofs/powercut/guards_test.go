@@ -24,18 +24,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// flush is a flush of the driver. If this flush is removed, the trial try must fail.
+// flush is a flush of the driver. If this flush is removed, the trial must fail.
 type flush struct {
 	proof.Guard
 	try    trial
 	stream uint64 // of random numbers
 }
 
-// scenario makes a recording with the drivers of the two benches, or with one of them. The bench
-// whole has the unmodified driver.
+// scenario makes a recording with the drivers of the two benches, or with one of them. The second
+// bench has the unmodified driver.
 type scenario func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording
 
-// trial returns what the driver of the bench b does wrong.
+// trial returns what the driver of the first bench does wrong.
 type trial func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error)
 
 // imagesOf returns a trial that records a scenario, and then checks images of the recording.
@@ -46,7 +46,7 @@ func imagesOf(access string, record scenario) trial {
 	}
 }
 
-// directly returns a trial that calls fails() with the driver of the bench b. It is for a flush
+// directly returns a trial that calls fails() with the driver of the first bench. It is for a flush
 // whose removal makes no image wrong, because another program flushes, too.
 func directly(access string, fails func(context.Context, *bench, string, *rand.Rand) (wrong,
 	err error)) trial {
@@ -92,7 +92,7 @@ func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) *recording 
 	return recorded(ctx, b, lifeOf(v), r, liveOnce)
 }
 
-// after returns a scenario that calls next() with a recording of the unmodified driver.
+// The scenario calls next() with a recording of the unmodified driver.
 func after(next func(context.Context, *bench, *recording, *rand.Rand) *recording) scenario {
 	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording {
 		return next(ctx, b, aLife(ctx, whole, nil, v, r), r)
@@ -418,8 +418,8 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 		ledger: ledger{first: life.kept}}, r, useAgain)
 }
 
-// cutAt returns an image that fits, and from which the driver converges. It skips images that the
-// driver may refuse. If an image is wrong, cutAt saves it and fails.
+// cutAt returns an image for which fits() is true and from which the driver converges. It skips
+// images that the driver may refuse. If an image is wrong, cutAt saves it and fails.
 func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 	fits func(image) bool) image {
 	s := harness.Got(newSampler(of, r))

@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// size contains numbers of images: in a round, at flushes of a scenario, and with random writes of
-// a scenario (at least).
+// images is the number of images in a round. For each scenario, flushes is the maximum number of
+// images at flushes, and sampled is the minimum number of images with random writes.
 type size struct{ images, flushes, sampled int }
 
 var (
@@ -200,7 +200,7 @@ type trials struct {
 	t   *testing.T
 	run *harness.Run
 
-	// mu guards wrong, and the counters of the embedding types.
+	// mu also guards the counters of the embedding types.
 	mu    sync.Mutex
 	wrong int
 }
@@ -215,7 +215,7 @@ func (c *trials) noteHarm(b *bench) {
 	}
 }
 
-// rounds returns the process's maximum memory in MiB.
+// The result of rounds() is the process's maximum memory in MiB.
 func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int64) {
 	for seed := range c.p.Rounds() {
 		round(c.t.Context(), seed)

@@ -30,7 +30,7 @@ type recording struct {
 	// answered OK.
 	log, stage []flakydisk.LogEntry
 	ledger     ledger
-	// final and kept are the disk's content and the promises at the end.
+	// These are the disk's content and the promises at the end.
 	final *flakydisk.Image
 	kept  map[string]promise
 	// grows is set if the driver must grow the filesystem.
@@ -39,7 +39,7 @@ type recording struct {
 	blank bool
 	// readWhole is set if the driver reads the whole disk to prove that it is blank.
 	readWhole bool
-	// used is an index in log. From this entry on the disk is in use, so no driver may format it.
+	// used is an index in the log. From this entry on the disk is in use, so no driver may format it.
 	used int
 }
 
@@ -302,7 +302,7 @@ type promise struct {
 
 // event changes the promises. A note with the event's number is in the disk's log.
 type event struct {
-	// promises maps file names or ranges to what may be read from now on.
+	// promises contains what may be read from each file or range from now on.
 	promises map[string]promise
 	// staged is set if NodeStageVolume has answered OK.
 	staged bool
@@ -314,7 +314,7 @@ type ledger struct {
 	events []event
 }
 
-// at returns the promises after this number of events, and whether the volume was staged by then.
+// at() returns the promises after this number of events, and whether the volume was staged by then.
 func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 	promises = maps.Clone(l.first)
 	if promises == nil {

@@ -187,7 +187,7 @@ func (s *sampler) tear(p flakydisk.Piece) flakydisk.Piece {
 	return p
 }
 
-// add adds an image to all, if no earlier image has the same content and the same events.
+// add appends an image unless an earlier image has the same content and the same events.
 func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakydisk.Piece) []image {
 	collect()
 	durable := s.epochs[epoch].Durable

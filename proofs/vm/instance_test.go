@@ -46,7 +46,7 @@ func (i instance) await(state oxide.InstanceState) {
 	}))
 }
 
-// in runs a command in the guest, as soon as the guest's sshd answers.
+// The command runs as soon as the guest's sshd answers.
 func (i instance) in(command string) string {
 	i.Helper()
 	var out []byte
@@ -66,7 +66,7 @@ func (i instance) in(command string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// sees waits until the guest has exactly the NVMe devices with these serials.
+// sees() waits until the guest has exactly the NVMe devices with these serials.
 func (i instance) sees(serials string) {
 	i.Helper()
 	got := i.in(fmt.Sprintf(`for try in $(seq 100); do `+
@@ -220,7 +220,7 @@ func TestMachinesEndWithTheirTemporaryRack(t *testing.T) {
 		"--instance", "a")
 	out := harness.Need(rack.StdoutPipe())(t)
 	must(t, rack.Start())
-	// When the machine of the instance a runs, the simulator prints how to log in to it.
+	// When the instance's machine runs, the simulator prints how to log in to it.
 	said := bufio.NewScanner(out)
 	for said.Scan() && !strings.Contains(said.Text(), "Enter a: ssh -i ") {
 	}

@@ -104,8 +104,8 @@ func runLives(t *testing.T, p *proof.Proof, count int, args ...string) *lab {
 	return l
 }
 
-// guard checks that the method compare finds lost bytes. A writer acknowledges bytes that it has
-// not synced, and then the machine is killed.
+// guard checks that compare() finds lost bytes. A writer acknowledges bytes that it has not synced,
+// and then the machine is killed.
 func (l *lab) guard(t *testing.T) {
 	ctx, n := t.Context(), l.nodes[0]
 	var err error
@@ -129,8 +129,8 @@ func (l *lab) guard(t *testing.T) {
 }
 
 const (
-	// callTimeout is kubelet's timeout. A call is stuck if it takes this long, or if it still fails
-	// after the orchestrator has repeated it for the time convergence.
+	// callTimeout is kubelet's timeout. A call is stuck if it takes this long. convergence limits the
+	// repetitions of a failing call.
 	callTimeout = 2 * time.Minute
 	convergence = 4 * time.Minute
 	patience    = 30 * time.Second
@@ -267,7 +267,7 @@ type life struct {
 	wrote chan struct{}
 }
 
-// errPulled means that a plug was pulled, so that the orchestrator must visit the node again.
+// errPulled means that a plug was pulled, so the orchestrator must visit the node again.
 var errPulled = errors.New("a plug was pulled")
 
 func (l *lab) newLife(ctx context.Context, p plan, snapshot string) *life {

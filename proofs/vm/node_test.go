@@ -66,7 +66,7 @@ func hostKey(t *testing.T) string {
 type node struct {
 	harness.Instance
 	rack *harness.Rack
-	// key is the private key that the guest accepts. driver is the program that connect copies to it.
+	// key is the private key that the guest accepts. driver is the program to copy to the guest.
 	key, driver string
 	address     string // of the guest's sshd, since its last boot
 

@@ -33,8 +33,8 @@ const (
 )
 
 // TestRehearsalFollowsTheConformancePage runs the commands of docs/conformance.md as an operator
-// does: on the operator's machine and in the instance a of a rack, with a second instance b and a
-// helper h. The instances are virtual machines. REHEARSAL_PARTS names parts of the run, for --only.
+// does: on the operator's machine and in the first of a rack's three instances. The instances are
+// virtual machines. REHEARSAL_PARTS names the parts of the run, for --only.
 func TestRehearsalFollowsTheConformancePage(t *testing.T) {
 	if os.Getenv("OXIDE_REHEARSAL") == "" {
 		t.Skip("make rehearsal runs it, and needs an hour without KVM")
@@ -107,8 +107,8 @@ type operator struct {
 	exports string
 }
 
-// newOperator starts a rack with the instances a and b, which run, and h, which is stopped. The
-// operator, and root on the instance a, can log in to all of them by their names.
+// newOperator starts a rack with the running instances "a" and "b" and the stopped instance "h".
+// The operator, and root on the instance "a", can log in to all of them by their names.
 func newOperator(t *testing.T, work, key, release string, hotplug adminapi.Hotplug) *operator {
 	t.Helper()
 	rack := harness.Need(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{Hotplug: hotplug,
@@ -225,7 +225,7 @@ func (o *operator) here(t *testing.T, b docs.Block) {
 	}
 }
 
-// onA runs the commands of a block at a terminal of the instance a, and answers yes. It returns
+// onA runs the commands of a block at a terminal of the instance "a", and answers yes. It returns
 // what the terminal shows.
 func (o *operator) onA(t *testing.T, b docs.Block) (out string, status int) {
 	t.Helper()

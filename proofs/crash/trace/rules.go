@@ -90,7 +90,7 @@ func always(target string) func(call) (Effect, bool) {
 	return func(call) (Effect, bool) { return Effect{Target: target}, true }
 }
 
-// file returns the function of calls that change the file of the descriptor in argument arg.
+// file returns a function for system calls that change the file whose descriptor is argument arg.
 func file(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		target, ok := c.fileTarget(int(int32(c.arg(arg))))
@@ -98,13 +98,13 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path returns the function of calls that change the path in argument arg.
+// path returns a function for system calls that change the path in argument arg.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt returns the function of calls that change the path in argument 1, below the directory in
-// argument 0. If flag is not 0, a call without this flag in argument 2 has no effect.
+// pathAt returns a function for system calls that change the path in argument 1, below the
+// directory in argument 0. If flag is not 0, a call without it in argument 2 has no effect.
 func pathAt(flag uint64) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if flag != 0 && c.flags(2)&flag == 0 {
@@ -137,7 +137,7 @@ func kernelFile(name string) bool {
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
-// opens returns the function of an open, which has an effect only if it may create the file.
+// An open has an effect only if it may create the file.
 func opens(name, flags int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(flags)&unix.O_CREAT == 0 {
@@ -159,7 +159,7 @@ func program(c call) (Effect, bool) {
 	return Effect{Target: filepath.Base(text(c.tid, c.arg(0)))}, true
 }
 
-// configures omits the commands of fsconfig that only collect options.
+// The commands of fsconfig that only collect options have no effect.
 func configures(c call) (Effect, bool) {
 	switch c.flags(1) {
 	case unix.FSCONFIG_CMD_CREATE, 8: // FSCONFIG_CMD_CREATE_EXCL
@@ -187,7 +187,7 @@ func writes(c call) (Effect, bool) {
 	return Effect{Target: target}, ok
 }
 
-// message returns a request to the rack, the rack's answer to a request, or the answer to an RPC.
+// The effect is a request to the rack, the rack's answer to a request, or the answer to an RPC.
 func (c call) message(link string) (Effect, bool) {
 	address, n := c.arg(1), int(min(c.arg(2), 1<<16))
 	if c.number() == unix.SYS_WRITEV {
@@ -286,7 +286,7 @@ const (
 	unixSocket
 )
 
-// socket caches the kinds: during a watch, the kernel hardly ever reuses a socket's number.
+// socket caches each socket's kind. During a watch, the kernel hardly ever reuses a number.
 func (s *tracing) socket(link string) socketKind {
 	kind, known := s.sockets[link]
 	if !known {

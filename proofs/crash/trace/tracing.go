@@ -33,8 +33,8 @@ type tracing struct {
 
 	// answered is set after the process has answered an RPC or an HTTP request for the first time.
 	answered bool
-	// answers is the descriptor from which the process reads a request's answer, or -1. After this
-	// read, the tracer kills the process.
+	// If answers is not -1, the tracer kills the process after its next read from this descriptor. The
+	// process reads the answer to a request there.
 	answers int
 	// held contains threads that stopped after the process was killed. They stay stopped until the
 	// process has ended.
@@ -45,15 +45,15 @@ type tracing struct {
 	paused  func() error
 	goOn    chan struct{}
 	resumed sync.Once
-	// letGo is set by release(). Then run() detaches from all threads.
+	// After release() has set letGo, run() detaches from all threads.
 	letGo    atomic.Bool
 	detached bool
 }
 
 type thread struct {
 	pid int
-	// doing is -1, or the index of the thread's present call in report.Effects, or the value of the
-	// constant "reading".
+	// doing is the index of the thread's present call in report.Effects, or the constant "reading", or
+	// -1 if there is no such call.
 	doing int
 }
 
@@ -197,7 +197,7 @@ func (s *tracing) add(tid, pid int) *thread {
 	return t
 }
 
-// expect records the new thread that the thread maker has created. So run() also waits for it.
+// expect records a new thread, so that run() also waits for it. The parameter is its creator.
 func (s *tracing) expect(maker int) error {
 	made, err := unix.PtraceGetEventMsg(maker)
 	if tid := int(made); err == nil && !s.known[tid] {
@@ -324,7 +324,7 @@ func (s *tracing) enter(c call, t *thread) error {
 
 var readCalls = []uint64{unix.SYS_READ, unix.SYS_READV, unix.SYS_RECVFROM}
 
-// While a thread reads from the descriptor tracing.answers, thread.doing has this value.
+// thread.doing has this value while the thread reads from the descriptor in tracing.answers.
 const reading = -2
 
 func (s *tracing) leaveCall(t *thread, info syscallInfo) error {
@@ -381,8 +381,8 @@ func (s *tracing) kill() {
 	}
 }
 
-// options make the kernel also trace threads and programs that the traced process starts, and mark
-// stops at system calls.
+// With these options, the kernel also traces threads and programs that the traced process starts,
+// and marks stops at system calls.
 const options = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK |
 	unix.PTRACE_O_TRACEVFORK | unix.PTRACE_O_TRACEEXEC
 

@@ -97,7 +97,7 @@ type Report struct {
 // Order contains the process to watch, and the point at which the tracer kills or pauses it.
 type Order struct {
 	PID int `json:"pid"`
-	// As is the name that the process has in Effect.Program.
+	// As names the process in Effect.Program.
 	As string `json:"as"`
 	// Rack is the port of the rack's API. A write to a connection to this port is a request. If the
 	// process itself listens on this port, it is the rack, and its writes are answers.
@@ -164,7 +164,7 @@ type message struct {
 }
 
 // Watch starts to watch a process. When Watch returns, the tracer traces every thread of the
-// process. Then the caller must call Release or ReleaseAtPause.
+// process. The caller must then call Release or ReleaseAtPause.
 func (w *Watcher) Watch(order Order) error {
 	report, err := w.ask(message{Watch: &order})
 	if err != nil {
@@ -195,7 +195,7 @@ func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	var first answer
 	select {
 	case <-done:
-		// The process may pause from now on, or never. The empty message also ends a pause.
+		// If the process pauses only now, this message also ends the pause.
 		err := w.orders.Encode(message{})
 		if first = <-paused; err != nil || !first.report.Paused || first.report.Over {
 			return w.finish(first.report, errors.Join(err, first.err))
