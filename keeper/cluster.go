@@ -94,7 +94,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// Pods that wait on other nodes can only make a budget allow the stop.
+		// More waiting pods can only weaken a budget. So if no budget forbids the stop, skip other nodes.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
@@ -205,7 +205,7 @@ func annotation(key, value, field, has string) []byte {
 	return patch
 }
 
-// evict requests the eviction of pods. It only counts the refusals by PodDisruptionBudgets.
+// evict requests the eviction of pods. A budget's refusal is counted, but is no error.
 func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -298,7 +298,7 @@ type operation struct {
 	Instance string `json:"instance"`
 	// Waiting names the VolumeAttachments for which the operation began.
 	Waiting []string `json:"waiting,omitempty"`
-	// Volumes contains, under their names, the PersistentVolumes for which the instance is stopped.
+	// Volumes describes the PersistentVolumes for which the instance is stopped, by name.
 	Volumes      map[string]cause `json:"volumes,omitempty"`
 	StatefulSets []string         `json:"statefulSets,omitempty"` // with pods that stop with the node
 	// Heartbeat is the node's last heartbeat before its instance was started again.
@@ -384,8 +384,8 @@ func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// cordoned reports whether the operation in progress has cordoned the node, which somebody may have
-// uncordoned since.
+// cordoned reports whether the operation in progress has cordoned the node. Somebody may have
+// uncordoned it since.
 func (n *node) cordoned() bool {
 	return n.Record != nil && n.Annotations[CordonAnnotation] == n.Record.id()
 }
@@ -448,7 +448,7 @@ func (k *Keeper) request(ctx context.Context, doing, id string, look rack.Look,
 }
 
 // patience is the time limit for one answer of the API server. outage is how long the server may be
-// silent before a keeper starts its stopped instances without it.
+// silent before a keeper starts the instances that it has stopped.
 const (
 	patience = 2 * time.Second
 	outage   = 10 * time.Second

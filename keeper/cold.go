@@ -157,8 +157,8 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 		if c.why == "" && c.err == nil {
 			c.why = c.turnOfAnother(v, all)
 		}
-		// Check this last: it is the only obstacle that another replica removes. In a dry run any replica
-		// may report what would be done.
+		// Check this last: of all obstacles, another replica removes only this one. In a dry run any
+		// replica may report what would be done.
 		if c.why == "" && c.err == nil && c.Name == k.Config.NodeName && !k.Config.DryRun {
 			c.why = runsHere
 		}
@@ -481,7 +481,7 @@ func again(kind, name string) string {
 
 func (v *view) again() string { return v.records.Annotations[AgainAnnotation] }
 
-// reportHeld writes a changed reason to HeldAnnotation. Unless it is "", it also creates events.
+// reportHeld writes a changed reason to HeldAnnotation, and creates events unless it is "".
 func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment) error {
 	if a.Annotations[HeldAnnotation] == a.held || n.Record != nil || !n.allowed() {
 		return nil
