@@ -175,7 +175,7 @@ func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string)
 	return message
 }
 
-// stopGrace is the grace period of pods in seconds. It is short, because their shell ends at once.
+// stopGrace is the grace period of pods in seconds. It is short, because their shells end at once.
 const stopGrace = int64(5)
 
 const idle = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"

@@ -227,7 +227,7 @@ generatorOptions: {disableNameSuffixHash: true}
 	}
 }
 
-// driverIs waits until the driver is ready, and checks whether its pods run the previous release.
+// driverIs waits until the driver is ready, and checks which of the two releases it runs.
 func driverIs(ctx context.Context, previous bool) {
 	ready(ctx, "Deployment", driverNamespace, controllerName)
 	ready(ctx, "DaemonSet", driverNamespace, nodeName)

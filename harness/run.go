@@ -288,7 +288,7 @@ type Backoff struct {
 	Next, Max time.Duration
 }
 
-// Wait waits for the next pause. If ctx ends during the pause, Wait returns the error of ctx.
+// Wait makes the next pause. If ctx ends during the pause, Wait returns the error of ctx.
 func (b *Backoff) Wait(ctx context.Context) error {
 	if b.Next == 0 {
 		b.Next = time.Millisecond

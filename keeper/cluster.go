@@ -315,8 +315,8 @@ type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
 	Stopped  bool      `json:"stopped"` // whether the operation requested the stop
-	// StoppedWith maps each StatefulSet whose pods stopped with the node to the end of the operation
-	// that stopped them. Entries older than --stateful-set-interval are dropped.
+	// StoppedWith contains the StatefulSets whose pods stopped with the node. A value is the end time
+	// of that operation. Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
@@ -394,8 +394,8 @@ func (n *node) cordoned() bool {
 // rack answers a stop and a start with 202 before they are done (see ASSUMPTIONS.md in
 // conformance/rules).
 
-// instance reads the IDs of rack and project, so that instanceGone can compare them, and then an
-// instance of the project. If the rack does not know the instance, the error is NOT_FOUND.
+// instance reads an instance of the project. It first reads the IDs of rack and project, which
+// instanceGone compares. For an instance that the rack does not know, the error is NOT_FOUND.
 func (k *Keeper) instance(ctx context.Context, id string) (*oxide.Instance, error) {
 	world, err := k.Rack.World(ctx)
 	if err != nil {

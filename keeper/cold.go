@@ -185,7 +185,7 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 
 // turnOfAnother returns why another node has to be stopped before c, or "". That node has pods of a
 // StatefulSet that also has pods on c, and began to wait before c's last stop. A stop of c would
-// start the StatefulSet's interval anew, so that node would wait even longer.
+// start the StatefulSet's interval anew, and that node would wait even longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
 	for _, other := range all {

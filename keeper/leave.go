@@ -142,8 +142,8 @@ func (n *node) removeTaint(key string) {
 }
 
 // Leaver keeps a node's driver running until the node's volumes are detached. The driver must
-// outlive the pods whose volumes it unmounts, but it does not speak to Kubernetes. Instead its
-// preStop hook connects to the Leaver's socket and waits until the connection is closed.
+// outlive the pods whose volumes it unmounts, but it does not speak to Kubernetes. Instead, the
+// driver's preStop hook connects to the Leaver's socket and waits until the connection is closed.
 type Leaver struct {
 	Kubernetes *Cluster
 	NodeName   string

@@ -231,8 +231,8 @@ func TestNoStopOrStartIsSentIfTheLookIsTooOld(t *testing.T) { // D-61
 	}
 }
 
-// begun contains, for each step, a function that begins the step on the node "a" and keeps it from
-// ending, and a function that returns the step's time limit.
+// begun contains two functions for each step. One begins the step on the node "a" and keeps it from
+// ending. The other returns the step's time limit.
 var begun = map[step]struct {
 	begin func(*fixture)
 	limit func(*Config) time.Duration

@@ -271,8 +271,8 @@ type sorted struct {
 
 type claim struct{ namespace, name string }
 
-// claimsOf returns the driver's volumes. The keys are the claims that are bound to them. claimsOf
-// compares UIDs, because a volume may still name an earlier claim of the same name.
+// claimsOf returns the driver's volumes. The keys are their claims. claimsOf compares UIDs, because
+// a volume may still name an earlier claim of the same name.
 func claimsOf(volumes []corev1.PersistentVolume,
 	all []corev1.PersistentVolumeClaim) map[claim]*corev1.PersistentVolume {
 	of := map[claim]*corev1.PersistentVolumeClaim{}

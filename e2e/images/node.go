@@ -326,8 +326,8 @@ func (b *Builder) buildProduct(ctx context.Context, root string, targets []targe
 	return nil
 }
 
-// StandIns describes, in the suite's report, how the images of an offline cluster differ from
-// published images.
+// StandIns is the text in the suite's report that describes how the images of an offline cluster
+// differ from published images.
 const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small programs of the " +
 	"suite's own; busybox is Debian's; postgres:17.6 is Debian's PostgreSQL with an entrypoint of " +
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +

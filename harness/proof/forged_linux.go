@@ -75,9 +75,8 @@ func (f Forgery) FormatRecord(size int64) []byte {
 		Filesystem: f.Filesystem})
 }
 
-// GrowthRecord returns a page with a record of a growth to the given size. If the disk has this
-// size already, the record says that the disk had half this size before: the driver writes a growth
-// record only behind the filesystem's old end.
+// GrowthRecord returns a page with a record of a growth to the given size. The old size in the
+// record is smaller: if the disk has the given size already, it is half of that.
 func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	from := f.SizeBytes
 	if size == from {
@@ -186,7 +185,7 @@ const roomBytes = 8 << 20
 
 // Fill fills the filesystem with one file of forged records, and then deletes another file, so that
 // roomBytes are free. If growths is set, the records are of a growth, otherwise of a format. A
-// record begins every 512 bytes, so any block of the file at a driver's offset begins with one.
+// record begins every 512 bytes, so each block of the file begins with a record.
 func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	_, records := f.pages()
