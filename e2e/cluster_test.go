@@ -51,17 +51,16 @@ var instanceIDs = map[string]string{
 }
 
 // nodeStatusPeriod is how often a kubelet reports which volumes it uses. Kubernetes waits for this
-// report before a mount and before a detach. With the default of ten seconds, specs would mostly
-// wait.
+// report before each mount and detach. The default is ten seconds.
 const nodeStatusPeriod = time.Second
 
 // nodeGrace is how long a kubelet may send no report before Kubernetes treats its node as lost. The
-// default is 50 s, for a report every 10 s instead of every second.
+// default of 50 s is for kubelets that report every 10 s.
 const nodeGrace = 20 * time.Second
 
-// claimPeriod is how often Kubernetes checks claims and volumes that nobody has changed. If two of
-// its controllers conflict, one of them waits for this check; the default is 15 s. More frequent
-// checks write so many events about waiting claims that Kubernetes drops some.
+// claimPeriod is how often Kubernetes checks claims and volumes that nobody has changed. After a
+// write conflict of two controllers, one of them waits for this check; the default is 15 s. More
+// frequent checks write so many events about waiting claims that Kubernetes drops some.
 const claimPeriod = 5 * time.Second
 
 const kubernetesReady = 3 * time.Minute
@@ -130,7 +129,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 
 // kubeadmFlag returns a patch that adds a flag to a program of the cluster. Up to Kubernetes 1.35
 // kind uses kubeadm's v1beta3, in which flags are a map. Later it uses v1beta4, in which flags are
-// a list: the patch replaces the flag at this index, or appends one if the index is "-".
+// a list: the parameter at is the index of the flag to replace, or "-" to append a flag.
 func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.PatchJSON6902 {
 	patch := v1alpha4.PatchJSON6902{Group: "kubeadm.k8s.io", Version: "v1beta3", Kind: kind}
 	var minor int
@@ -172,8 +171,9 @@ func (n node) run(ctx context.Context, script string) (string, error) {
 	return out.String(), nil
 }
 
-// loopNodes creates the device nodes of the first 256 loop devices. A container's /dev does not
-// show devices that were created after its start, and kubelet needs one for each raw block volume.
+// loopNodes creates the device nodes of the first 256 loop devices. A container's /dev shows no
+// devices that were created after the container's start. For each raw block volume kubelet needs a
+// loop device.
 const loopNodes = `n=0
 while [ $n -lt 256 ]; do
 	[ -e /dev/loop$n ] || mknod -m 660 /dev/loop$n b 7 $n
@@ -293,7 +293,7 @@ func registered(ctx context.Context) {
 	}
 }
 
-// poll calls ask() until one call succeeds. At the timeout its error contains the last failure.
+// poll calls ask() until one call succeeds. After the timeout, poll returns the last failure, too.
 func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true,

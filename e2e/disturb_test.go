@@ -104,7 +104,7 @@ var _ = Describe("a running pod", func() {
 				s.Pod(ctx, Pod{Claims: claims[len(claims)-1:], Node: workers[i%len(workers)]}))
 		}
 		leads := leader(ctx, provisionerLease, ofController)
-		// The rack creates the disk before it answers, and logs the request only after its answer.
+		// Count disks, not logged requests: the rack logs a request only after it has answered.
 		Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
 			Should(BeNumerically(">", len(runners)), "the rack should be making disks")
 		Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
@@ -195,7 +195,7 @@ var _ = Describe("the driver", func() {
 			By("cutting every connection to the rack")
 			away := time.Now()
 			cut := fault(ctx, adminapi.Fault{Cut: true})
-			// Retries come at growing intervals: only a call that begins late ends soon after the outage.
+			// Retries come at growing intervals, so a pod that is created late runs soon after the outage.
 			const late, back = 50 * time.Second, time.Minute
 			waiting := []*pod{more(), more()}
 			taken := s.Snapshot(ctx, claims[1])
@@ -234,7 +234,7 @@ var _ = Describe("the driver", func() {
 })
 
 // noRestartUntil checks until a given time that all containers of the driver stay ready and none
-// restarts. before is an earlier result of driverRestarts.
+// restarts. The parameter before is an earlier result of driverRestarts.
 func noRestartUntil(ctx context.Context, before []string, until time.Time) {
 	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
 		WithTimeout(time.Until(until)).WithPolling(time.Second).
@@ -244,7 +244,7 @@ func noRestartUntil(ctx context.Context, before []string, until time.Time) {
 var _ = Describe("a failing disk", Label("long"), func() {
 	It("is reported by doctor, can be unstaged, and has all acknowledged data after "+
 		"its repair (NU-4, NH-2, B-38)", func(ctx SpecContext) {
-		// No volume may be in use at a restart of the rack: all devices disappear with its process.
+		// A restart of the rack removes all devices, so atEnd first closes the fixture.
 		s.atEnd(func(ctx context.Context) { replaceRackArgument(ctx, "--disks=fuse", "--keep-devices") })
 		replaceRackArgument(ctx, "--keep-devices", "--disks=fuse")
 		doctor, claim := newDoctor(ctx), s.Claim(ctx, Claim{})

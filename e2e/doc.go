@@ -6,9 +6,9 @@
 //
 // README.md has the commands that run the suite.
 //
-// The package imports no code of the driver, and only the admin listener's types of the simulator.
-// It reads claims, pods and events through the Kubernetes API, the rack through its own API and the
-// simulator's admin listener, and the nodes with commands that run in them.
+// The package imports no code of the driver. Of the simulator it imports only the admin listener's
+// types. It reads claims, pods and events through the Kubernetes API, the rack through its own API
+// and the simulator's admin listener, and the nodes with commands that run in them.
 //
 // # Writing a spec
 //

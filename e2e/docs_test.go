@@ -199,8 +199,8 @@ type reader struct {
 	root, dir string
 }
 
-// newReader returns a reader for the commands of a page. They use helm, the programs and the rack
-// that newDoctor names, the spec's namespace, and the given variables.
+// newReader returns a reader for the commands of a page. The commands run helmForGuests as helm, in
+// the spec's namespace, with newDoctor's environment and the given variables.
 func newReader(ctx context.Context, variables ...string) reader {
 	dir := GinkgoT().TempDir()
 	bin := filepath.Join(dir, "bin")
@@ -333,7 +333,6 @@ var _ = Describe("the examples", func() {
 	It("keep PostgreSQL's rows when its pod moves to the other node (D-59)", keepRows)
 })
 
-// postgresUser is the ID of the user postgres in PostgreSQL's image.
 const postgresUser = "999"
 
 // applyRFD applies the manifest of RFD 595 unchanged, and the project's further examples for it.
@@ -381,7 +380,7 @@ var _ = Describe("a growing claim", func() {
 })
 
 // growsTwo grows the claims of an unused raw device and of a StatefulSet. The rack's quota first
-// has room for both snapshots and the StatefulSet's new disk, but not for the raw device's.
+// has room for the two snapshots and the smaller of the two new disks, the StatefulSet's.
 func growsTwo(ctx SpecContext) {
 	const room, device = 4 << 30, "/dev/data-0"
 	operator, before := newDoctor(ctx), must(theRack.Admin.State(ctx))

@@ -30,8 +30,8 @@ const (
 	ofNode       = "app=" + nodeName
 )
 
-// beating is a script that writes increasing numbers, durably, to the first volume, and then to its
-// log. It continues the numbers on the volume. After a failed write it creates /tmp/broken.
+// beating is a script that writes increasing numbers durably to the first volume, then to the pod's
+// log. It begins after the volume's last number. After a failed write it creates /tmp/broken.
 const beating = `
 (
 	n=$(cat /data/0/beat 2>/dev/null || echo 0)
@@ -98,7 +98,8 @@ func (p *pod) beat(ctx context.Context) int {
 	return n
 }
 
-// Keepers creates a StatefulSet whose pods run the script in beating, and waits until all write.
+// Keepers creates a StatefulSet whose pods write as those of Beating() do, and waits until all
+// write.
 func (f *fixture) Keepers(ctx context.Context, class, name string, replicas int32) []*pod {
 	template := f.podObject(ctx, &Pod{Script: beating}).Spec
 	template.Containers[0].VolumeMounts = []corev1.VolumeMount{
@@ -240,8 +241,8 @@ func patchNode(ctx context.Context, name, patch string) {
 // faults. A reboot of an instance does not restart its container. If two instances are stopped at
 // the same moment, the second may lose its disks shortly before its container ends.
 type hypervisor struct {
-	// holds maps a worker to the ID of the fault that delays its stop. The map stops contains how
-	// often this fault has fired.
+	// The keys of these maps are workers. A value in holds is the ID of the fault that delays the
+	// worker's stop. A value in stops is how often this fault has fired.
 	holds map[string]string
 	stops map[string]int
 	off   map[string]bool
@@ -289,7 +290,7 @@ func heldStop(ctx context.Context, worker string) adminapi.Fault {
 	return adminapi.Fault{
 		Operation: "instance_stop", Object: instance.Id, Phase: adminapi.Deferred,
 		Response: &adminapi.Response{Status: http.StatusAccepted, Body: string(body)},
-		// This limits the wait: follow() calls RunDeferred() as soon as the container is off.
+		// Normally follow() calls RunDeferred() before this time has passed.
 		Delay: adminapi.Duration(time.Minute),
 	}
 }
@@ -338,8 +339,8 @@ func bootTime(ctx context.Context, worker string) time.Time {
 	return must(time.Parse(time.RFC3339Nano, strings.TrimSpace(string(out)))).Truncate(time.Second)
 }
 
-// servesSinceBoot waits until a worker is ready, and its driver's containers were started after the
-// worker.
+// servesSinceBoot waits until a worker is ready, and until its driver's containers were started
+// after the worker.
 func servesSinceBoot(ctx context.Context, worker string) {
 	boot := bootTime(ctx, worker)
 	Eventually(func(g Gomega) {

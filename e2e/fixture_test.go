@@ -51,7 +51,7 @@ func newFixture(ctx context.Context) *fixture {
 
 // close deletes the spec's namespace. It also deletes the claims and pods itself, which is seconds
 // faster than the namespace's controller. It does not wait: sameInventory() waits until the volumes
-// are gone, and the namespace may disappear later.
+// are gone.
 func (f *fixture) close(ctx context.Context) {
 	now, all := metav1.DeleteOptions{}, metav1.ListOptions{}
 	err := api.CoreV1().Namespaces().Delete(ctx, f.ns, now)
@@ -175,7 +175,7 @@ func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string)
 	return message
 }
 
-// stopGrace is the grace period of pods in seconds. It is short, because their shell ends at once.
+// stopGrace is the grace period of pods in seconds. It is short, because their shells end at once.
 const stopGrace = int64(5)
 
 const idle = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"

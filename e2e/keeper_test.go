@@ -141,7 +141,7 @@ func movesTiedVolume(ctx SpecContext) {
 	Expect(requestsOf(ctx, "disk_delete", since)).To(BeEmpty())
 }
 
-// moveVolume runs the node keeper's command move on this machine, as an operator would.
+// moveVolume runs `oxide-node-keeper move` on this machine, as an operator would.
 func moveVolume(ctx context.Context, volume, node string) {
 	program := filepath.Join(GinkgoT().TempDir(), "oxide-node-keeper")
 	build := exec.CommandContext(ctx, "go", "build", "-o", program, "../cmd/oxide-node-keeper")
@@ -226,8 +226,8 @@ func keepsTheDriver(ctx SpecContext) {
 	serving(ctx)
 }
 
-// deleted returns the resource version of the first deletion of an expected object. One etcd stores
-// all kinds, so versions of different kinds are comparable.
+// deleted returns the resource version of the first deletion for which one() is true. One etcd
+// stores all kinds, so versions of different kinds are comparable.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
 	limit := time.After(nodeLostTimeout)
 	for {
@@ -408,7 +408,7 @@ func inStep(ctx context.Context, steps ...string) string {
 	return found
 }
 
-// keeperRecord contains those fields of the keeper's record of a node that the specs compare.
+// keeperRecord contains the fields that the specs compare in the keeper's record of a node.
 type keeperRecord struct {
 	Node      string
 	Operation struct{ Step string }

@@ -227,7 +227,7 @@ generatorOptions: {disableNameSuffixHash: true}
 	}
 }
 
-// driverIs waits until the driver is ready, and checks whether its pods run the previous release.
+// driverIs waits until the driver is ready, and checks which of the two releases it runs.
 func driverIs(ctx context.Context, previous bool) {
 	ready(ctx, "Deployment", driverNamespace, controllerName)
 	ready(ctx, "DaemonSet", driverNamespace, nodeName)
@@ -286,8 +286,8 @@ func (u *users) start(ctx context.Context) {
 }
 
 // live calls change() while the pods write and while another pod's driver waits for a device, and
-// returns how long this call took. Then the pods swap workers, so that the new release unmounts and
-// detaches what the old release has mounted and attached.
+// returns the duration of change(). Before it returns, the pods swap workers, so that the new
+// release unmounts and detaches what the old release has mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
 	var mounts [2][]string
 	for i, worker := range workers {
@@ -324,8 +324,8 @@ func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk str
 	return p, f.Bound(ctx, claim).Spec.CSI.VolumeHandle
 }
 
-// appearWithEnd waits in a goroutine until the node's driver pod is being deleted. Then it attaches
-// the disk of the half-staged pod p again, so that the device appears, and closes the channel.
+// appearWithEnd waits in a goroutine until the node's driver pod is being deleted. Then it detaches
+// and attaches the disk of pod p, so that the device appears, and closes the channel.
 func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-chan struct{}) {
 	driver := installedPod(ctx, ofNode, node)
 	done := make(chan struct{})

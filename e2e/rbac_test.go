@@ -24,8 +24,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// right is a verb on a resource that a role of the installation allows. The verbs list and watch
-// are one right: an informer begins with one of them, depending on the version of Kubernetes.
+// right is a verb on a resource that a role of the installation allows. "list" and "watch" are one
+// right: which of them an informer needs first depends on the version of Kubernetes.
 type right struct {
 	kind, role      string
 	group, resource string
@@ -59,7 +59,7 @@ var _ = Describe("every right of the driver's roles", Label("long"), func() {
 	}, NodeTimeout(90*time.Minute))
 })
 
-// proof checks, for each right, that some request fails without it.
+// proof checks that every right is needed: some request has to fail without it.
 type proof struct {
 	// restart restarts all programs that use the roles.
 	restart func(context.Context)
@@ -149,7 +149,7 @@ func allRights(objects []*unstructured.Unstructured) []right {
 	return all
 }
 
-// apart returns a list for each verb, but "list" and "watch" are together in one list.
+// apart returns a slice for each verb, but one slice for "list" and "watch" together.
 func apart(verbs []string) [][]string {
 	read := []string{"list", "watch"}
 	var all [][]string
@@ -291,8 +291,8 @@ func restartKeepers(ctx context.Context) {
 	removeRecords(ctx)
 }
 
-// keeperSettles waits until the keeper, which has all its rights again, has completed its
-// operations on the workers.
+// keeperSettles waits until the keeper has completed all operations on the workers. The keeper has
+// all its rights again.
 func keeperSettles(ctx context.Context) {
 	Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
 	coldAttached(ctx)

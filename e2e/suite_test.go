@@ -49,7 +49,7 @@ func TestEndToEnd(t *testing.T) { // E-2
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(eventuallyTimeout)
 	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
-	// Otherwise an Eventually with a context waits until the context ends.
+	// Without this call, an Eventually with a context waits until the context ends.
 	EnforceDefaultTimeoutsWhenUsingContexts()
 	suite, reporter := GinkgoConfiguration()
 	// Do not repeat a failed spec: a success of the second run would hide the failure.
@@ -99,8 +99,8 @@ func create(ctx context.Context, kubeconfig string) {
 	rackDir := filepath.Join(config.Work, "rack")
 	// A killed run may have left a cluster of this name.
 	Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
-	// The program e2e/run detaches the remaining loop devices and removes the rack's files afterwards,
-	// even after a crash of the suite.
+	// This cleanup deletes only the cluster. When the suite has ended, even by a crash, the program
+	// e2e/run detaches the remaining loop devices and removes the rack's files.
 	DeferCleanup(func() {
 		if !config.Keep {
 			Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())

@@ -166,7 +166,7 @@ func usesDiskByHand(ctx SpecContext) {
 	Expect(reader.Sh(ctx, "cat /data/0/file")).To(Equal("by hand"))
 	reader.Delete(ctx)
 	s.DeleteClaim(ctx, name)
-	// A PersistentVolume has no namespace. Its events are in the namespace default.
+	// A PersistentVolume has no namespace. Its events are in the namespace "default".
 	(&fixture{ns: metav1.NamespaceDefault}).Event(ctx, "PersistentVolume", name, "DiskNotOurs",
 		"has no ownership tag of this driver", "give the volume the reclaim policy Retain")
 	Expect(theRack.disk(ctx, disk).Description).To(Equal("made by hand"))

@@ -105,7 +105,7 @@ func CheckFlightDirs(plugins ...*Plugin) (err error) {
 var notAnnounced = map[string]bool{"ProvenBlank": true, "FormatResumed": true,
 	"FilesystemRepaired": true}
 
-// turns maps an event to the thing that the driver makes (made is true) or removes.
+// turns maps an event to the thing that the driver makes or, if the field made is false, removes.
 var turns = map[string]struct {
 	thing string
 	made  bool

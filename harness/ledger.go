@@ -144,8 +144,8 @@ func (r *Rack) nothingLeft() error {
 // idleConnections is the number of open connections that a driver keeps for later requests.
 const idleConnections = 32
 
-// watchedProcess is a process whose open files and goroutines a ledger counts. Connections to the
-// rack or a driver count if they exceed idleConnections per peer. Their goroutines never count.
+// watchedProcess is a process whose open files and goroutines a ledger counts. It counts the
+// connections between rack and driver only if they exceed idleConnections per peer.
 type watchedProcess struct {
 	name string
 	proc *process
@@ -262,8 +262,8 @@ func goroutinesIn(profile string) ([]string, error) {
 	return list, nil
 }
 
-// purpose returns the function that a goroutine runs. If WaitGroup or errgroup has started the
-// goroutine, it is the function that they call. For a goroutine that has not run yet, it is "".
+// purpose returns the function that a goroutine runs. If a WaitGroup or an errgroup has started the
+// goroutine, this is the function that the group calls, or "" before the first call.
 func purpose(stack string) string {
 	lines := strings.Split(strings.TrimSpace(stack), "\n")
 	for _, line := range slices.Backward(lines[1:]) {
@@ -281,8 +281,9 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofPool reports whether a ledger omits a goroutine: it serves an HTTP connection, and openFiles
-// counts the connection, or it is one of up to 16 goroutines in which go-fuse reads requests.
+// ofPool reports whether a ledger omits goroutines that run this function. It omits those of HTTP
+// connections, because openFiles counts the connections, and go-fuse's up to 16 readers of
+// requests.
 func ofPool(name string) bool {
 	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",

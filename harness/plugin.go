@@ -75,8 +75,8 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (plugin *
 	if options.Mode != ModeNode {
 		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
 		env["OXIDE_CA_FILE"] = r.CA
-		// ControllerUnpublishVolume returns OK only this long after an unanswered attach. A proof would
-		// wait long for the default, because a real rack may attach later than a simulated one.
+		// After an unanswered attach, ControllerUnpublishVolume waits this long before it returns OK. The
+		// default is longer, because a real rack may attach later than a simulated one.
 		env["OXIDE_LATE_LIMIT"] = "100ms"
 	}
 	var instance Instance
@@ -292,10 +292,9 @@ func ErrorRules(
 ) error {
 	var trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
-	// ErrorRules does not check errors that the driver did not make. Without a trailer, this client
-	// made the error: the connection was lost, or the deadline passed. If the deadline passes while
-	// the server reads the request, the server's gRPC answers with a trailer, perhaps before this
-	// client's timer runs.
+	// ErrorRules checks only errors that the driver made. Without a trailer, this client made the
+	// error. If the deadline passes while the server reads the request, the server's gRPC answers with
+	// a trailer, perhaps before this client's timer runs.
 	if err == nil || len(trailer) == 0 || ended(ctx) != nil &&
 		status.Convert(err).Message() == ended(ctx).Error() {
 		return err

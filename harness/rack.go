@@ -87,7 +87,7 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (rack *Rack, e
 
 // identify writes this process's identity into a rack's directory. The simulator writes the
 // identity into its loop devices. If this run is killed before it stops the rack, the next run
-// finds them.
+// finds these devices.
 func identify(dir string) error {
 	process := loopdev.Process()
 	if process == "" {

@@ -283,7 +283,8 @@ func (d Data) Piece(n int) []byte {
 	return content
 }
 
-// Open opens the file of piece n or, if Raw, a disk of Rack at the piece's offset, but no other.
+// Open opens the file of piece n. If Raw, it opens the device at the piece's offset, and returns an
+// error unless the device is a disk of Rack.
 func (d Data) Open(n, flags int) (file *os.File, err error) {
 	defer Catch(&err)
 	if !d.Raw {

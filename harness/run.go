@@ -55,7 +55,7 @@ type Run struct {
 	Dir string
 	// Progress gets messages about steps that take long.
 	Progress io.Writer
-	// Programs maps the names of programs that the run does not have to build to their commands.
+	// Programs contains a command for each program that the run need not build. Keys are names.
 	Programs map[string][]string
 	// Plain selects programs without the race detector, which need much less time. Use it only if
 	// another run repeats the same work with the race detector.
@@ -288,7 +288,7 @@ type Backoff struct {
 	Next, Max time.Duration
 }
 
-// Wait waits for the next pause. If ctx ends during the pause, Wait returns the error of ctx.
+// Wait makes the next pause. If ctx ends during the pause, Wait returns the error of ctx.
 func (b *Backoff) Wait(ctx context.Context) error {
 	if b.Next == 0 {
 		b.Next = time.Millisecond

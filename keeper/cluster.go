@@ -94,7 +94,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// Pods that wait on other nodes can only make a budget allow the stop.
+		// More waiting pods can only weaken a budget. So if no budget forbids the stop, skip other nodes.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
@@ -205,7 +205,7 @@ func annotation(key, value, field, has string) []byte {
 	return patch
 }
 
-// evict requests the eviction of pods. It only counts the refusals by PodDisruptionBudgets.
+// evict requests the eviction of pods. A budget's refusal is counted, but is no error.
 func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -298,7 +298,7 @@ type operation struct {
 	Instance string `json:"instance"`
 	// Waiting names the VolumeAttachments for which the operation began.
 	Waiting []string `json:"waiting,omitempty"`
-	// Volumes contains, under their names, the PersistentVolumes for which the instance is stopped.
+	// Volumes describes the PersistentVolumes for which the instance is stopped, by name.
 	Volumes      map[string]cause `json:"volumes,omitempty"`
 	StatefulSets []string         `json:"statefulSets,omitempty"` // with pods that stop with the node
 	// Heartbeat is the node's last heartbeat before its instance was started again.
@@ -315,8 +315,8 @@ type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
 	Stopped  bool      `json:"stopped"` // whether the operation requested the stop
-	// StoppedWith maps each StatefulSet whose pods stopped with the node to the end of the operation
-	// that stopped them. Entries older than --stateful-set-interval are dropped.
+	// StoppedWith contains the StatefulSets whose pods stopped with the node. A value is the end time
+	// of that operation. Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
@@ -384,8 +384,8 @@ func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// cordoned reports whether the operation in progress has cordoned the node, which somebody may have
-// uncordoned since.
+// cordoned reports whether the operation in progress has cordoned the node. Somebody may have
+// uncordoned it since.
 func (n *node) cordoned() bool {
 	return n.Record != nil && n.Annotations[CordonAnnotation] == n.Record.id()
 }
@@ -394,8 +394,8 @@ func (n *node) cordoned() bool {
 // rack answers a stop and a start with 202 before they are done (see ASSUMPTIONS.md in
 // conformance/rules).
 
-// instance reads the IDs of rack and project, so that instanceGone can compare them, and then an
-// instance of the project. If the rack does not know the instance, the error is NOT_FOUND.
+// instance reads an instance of the project. It first reads the IDs of rack and project, which
+// instanceGone compares. For an instance that the rack does not know, the error is NOT_FOUND.
 func (k *Keeper) instance(ctx context.Context, id string) (*oxide.Instance, error) {
 	world, err := k.Rack.World(ctx)
 	if err != nil {
@@ -448,7 +448,7 @@ func (k *Keeper) request(ctx context.Context, doing, id string, look rack.Look,
 }
 
 // patience is the time limit for one answer of the API server. outage is how long the server may be
-// silent before a keeper starts its stopped instances without it.
+// silent before a keeper starts the instances that it has stopped.
 const (
 	patience = 2 * time.Second
 	outage   = 10 * time.Second

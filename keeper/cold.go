@@ -157,8 +157,8 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 		if c.why == "" && c.err == nil {
 			c.why = c.turnOfAnother(v, all)
 		}
-		// Check this last: it is the only obstacle that another replica removes. In a dry run any replica
-		// may report what would be done.
+		// Check this last: of all obstacles, another replica removes only this one. In a dry run any
+		// replica may report what would be done.
 		if c.why == "" && c.err == nil && c.Name == k.Config.NodeName && !k.Config.DryRun {
 			c.why = runsHere
 		}
@@ -185,7 +185,7 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 
 // turnOfAnother returns why another node has to be stopped before c, or "". That node has pods of a
 // StatefulSet that also has pods on c, and began to wait before c's last stop. A stop of c would
-// start the StatefulSet's interval anew, so that node would wait even longer.
+// start the StatefulSet's interval anew, and that node would wait even longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
 	for _, other := range all {
@@ -481,7 +481,7 @@ func again(kind, name string) string {
 
 func (v *view) again() string { return v.records.Annotations[AgainAnnotation] }
 
-// reportHeld writes a changed reason to HeldAnnotation. Unless it is "", it also creates events.
+// reportHeld writes a changed reason to HeldAnnotation, and creates events unless it is "".
 func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment) error {
 	if a.Annotations[HeldAnnotation] == a.held || n.Record != nil || !n.allowed() {
 		return nil

@@ -62,9 +62,9 @@ type Keeper struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// mu guards these fields. The map stops has the instances that this process has asked the rack to
-	// stop, and has to start, with the times of the requests. silent is when the API server first
-	// failed to answer StartStopped, or zero if it has answered since.
+	// mu guards these fields. The map stops contains the instances that this process has asked the
+	// rack to stop and has to start again. The values are the times of the stop requests. silent is
+	// when the API server first failed to answer StartStopped, or zero if it has answered since.
 	stops  map[string]time.Time
 	silent time.Time
 }
@@ -247,8 +247,8 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// observe counts operations, and attachments that wait until the keeper stops an instance. If the
-// keeper stops no instances, a person has to, and a count would silence the driver's alert.
+// observe counts operations, and attachments that wait for the keeper. If the keeper stops no
+// instances, none waits for it, and a count would silence the driver's alert.
 func (m *Metrics) observe(v *view, stops bool) {
 	waits, working := 0, 0
 	for _, n := range v.Nodes {

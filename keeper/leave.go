@@ -41,8 +41,8 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return nil
 	case n.Fenced != "":
 		return k.unfence(ctx, v, n)
-	// A node with an operation in progress comes back with its pods. If the kubelet reports, its node
-	// runs, even if the driver is registered with a stopped instance.
+	// A node with an operation in progress comes back with its pods. A node whose kubelet reports does
+	// run, even if the driver is registered with a stopped instance.
 	case !n.silent(), n.Instance == "", n.Record != nil, !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil
@@ -78,7 +78,7 @@ func (n *node) silent() bool {
 }
 
 // unfence removes the keeper's taint from a node whose instance runs again or whose kubelet
-// reports. If somebody else has removed or replaced the taint, unfence only clears the record.
+// reports. If somebody else has removed or replaced the taint, unfence only clears Fenced.
 func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	instance, ours := n.Fenced, slices.Contains(n.Spec.Taints, outOfService)
 	why := "the node's kubelet reports again"
@@ -142,8 +142,8 @@ func (n *node) removeTaint(key string) {
 }
 
 // Leaver keeps a node's driver running until the node's volumes are detached. The driver must
-// outlive the pods whose volumes it unmounts, but it does not speak to Kubernetes. Instead its
-// preStop hook connects to the Leaver's socket and waits until the connection is closed.
+// outlive the pods whose volumes it unmounts, but it does not speak to Kubernetes. Instead, the
+// driver's preStop hook connects to the Leaver's socket and waits until the connection is closed.
 type Leaver struct {
 	Kubernetes *Cluster
 	NodeName   string
@@ -159,8 +159,8 @@ const leavingPace = time.Second
 // up. When Helm or kubectl removes the driver, the Leaver's rights disappear first.
 const refusedLimit = 5 * time.Second
 
-// Run accepts the driver's connections. When ctx ends, because the pod is to end, Run keeps these
-// open while the node is leaving and has VolumeAttachments of the driver, at most for Limit.
+// Run accepts the driver's connections. After ctx has ended, Run keeps the connections open while
+// the node is leaving and has VolumeAttachments of the driver, at most for Limit.
 func (l *Leaver) Run(ctx context.Context) error {
 	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier process: %w", err)

@@ -152,7 +152,7 @@ func written(text string) string {
 	return text
 }
 
-// spokenDefaults contains the flags without a default in --help, with the default in the docs.
+// spokenDefaults contains the documented defaults of the flags for which --help prints none.
 var spokenDefaults = map[string]string{"node-name": "$k8s_node_name",
 	"leader-election-namespace": "$k8s_namespace", "kubeconfig": "the pod's service account",
 	"http-endpoint": "none"}

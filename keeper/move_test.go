@@ -35,7 +35,7 @@ type moving struct {
 	out    bytes.Buffer
 	old    *corev1.PersistentVolume // before the move
 	losing sync.Mutex
-	// guarded by losing: if lose() is true, the server breaks the connection at this change
+	// The mutex guards lose. If lose() is true, the server breaks the connection at this change.
 	lose func(r keepertest.KubeRequest) bool
 }
 

@@ -87,7 +87,7 @@ func (k *Keeper) failed(s step, err error) error {
 	return err
 }
 
-// finish uncordons the node, and then records the operation's outcome.
+// finish removes the keeper's cordon, and then records the operation's outcome.
 func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) error {
 	r := n.Record
 	r.Problem = cmp.Or(r.Problem, problem)
@@ -248,7 +248,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if err := k.stopInstance(ctx, v.Look, n.Record.Instance); err != nil {
 		return err
 	}
-	// Wake the attacher at once: another program may start the instance before the next round.
+	// Do not wait for the next round: another program may start the instance before it.
 	if state, err = k.awaitStopped(ctx, n.Record.Instance); err != nil ||
 		state != oxide.InstanceStateStopped {
 		return err
@@ -299,8 +299,8 @@ func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) 
 	return k.moveTo(ctx, v, n, starting, "the attacher is done; the instance is started")
 }
 
-// start starts the instance until it runs. The operation ends without a start only if
-// --start-timeout is over and the rack confirms that the instance is gone.
+// start asks the rack to start the instance until the instance runs. The operation ends without a
+// start only if --start-timeout is over and the rack confirms that the instance is gone.
 func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	look := rack.Looking()
 	state, err := k.instanceState(ctx, n.Record.Instance)
@@ -313,7 +313,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 		k.instanceGone(ctx, n.Record.Instance) == nil:
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
-		// Recording the step Starting again reports the problem again.
+		// giveUp begins the step Starting again, so the problem is reported after each timeout.
 		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its start was "+
 			"requested; the keeper goes on trying: see the instance on the rack", k.Config.StartTimeout))
 	case err != nil:

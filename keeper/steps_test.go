@@ -212,7 +212,7 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 	}
 }
 
-func TestNoStopOrStartIsSentAfterTheLookLimit(t *testing.T) { // D-61
+func TestNoStopOrStartIsSentIfTheLookIsTooOld(t *testing.T) { // D-61
 	w := waiting(t, "a")
 	w.steps(draining, draining, stopping)
 	w.Rack.LookLimit = time.Nanosecond
@@ -231,8 +231,8 @@ func TestNoStopOrStartIsSentAfterTheLookLimit(t *testing.T) { // D-61
 	}
 }
 
-// begun contains, for each step, a function that begins the step on the node "a" and keeps it from
-// ending, and a function that returns the step's time limit.
+// begun contains two functions for each step. One begins the step on the node "a" and keeps it from
+// ending. The other returns the step's time limit.
 var begun = map[step]struct {
 	begin func(*fixture)
 	limit func(*Config) time.Duration
@@ -263,7 +263,7 @@ var begun = map[step]struct {
 	}, func(c *Config) time.Duration { return c.ReturnTimeout }},
 }
 
-func TestAStepWithAStartInTheFutureStillTimesOut(t *testing.T) { // D-61
+func TestAStepWhoseRecordedTimeIsInTheFutureTimesOut(t *testing.T) { // D-61
 	for s, c := range begun {
 		for _, skew := range []time.Duration{maxSkew, maxSkew + time.Second, 24 * time.Hour} {
 			t.Run(string(s)+", "+skew.String(), func(t *testing.T) {

@@ -97,8 +97,8 @@ func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
 	return ""
 }
 
-// proof ranks the evidence that a node has the instance. 2: spec.providerID names it, and never
-// changes. 1: only the CSINode names it, which the kubelet may write. 0: neither names it.
+// proof ranks the evidence that a node has the instance. 2: spec.providerID, which never changes,
+// names it. 1: only the CSINode, which the kubelet may write, names it. 0: neither names it.
 func (n *node) proof(instance string) int {
 	provider, has := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
 	switch {
@@ -171,8 +171,8 @@ func (v *view) unasked(pods sorted) []string {
 	return missing
 }
 
-// wanted reports whether an attachment still needs the operation. It waits for a stop, or it waited
-// when the operation began and is not done, even if it last failed for another reason.
+// wanted reports whether an attachment still needs the operation: it waits for a stop, or it waited
+// when the operation began and is not done, even if its last error has another reason.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))
@@ -271,8 +271,8 @@ type sorted struct {
 
 type claim struct{ namespace, name string }
 
-// claimsOf maps the claims that are bound to the driver's volumes to these volumes. It compares
-// UIDs, because a volume may still name an earlier claim of the same name.
+// claimsOf returns the driver's volumes. The keys are their claims. claimsOf compares UIDs, because
+// a volume may still name an earlier claim of the same name.
 func claimsOf(volumes []corev1.PersistentVolume,
 	all []corev1.PersistentVolumeClaim) map[claim]*corev1.PersistentVolume {
 	of := map[claim]*corev1.PersistentVolumeClaim{}
@@ -418,8 +418,8 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 }
 
 // exhausted describes a budget that forbids an operation, or returns "". A budget may forbid the
-// eviction of the pods in s.evict, or a stop of those in s.stay. A budget with maxUnavailable does
-// not count a pod that waits for its volume: only a stop makes such a pod healthy.
+// eviction of the pods in s.evict, or a stop of those in s.stay. Waiting pods lower the number of
+// healthy pods that a budget with maxUnavailable needs: only a stop makes them healthy.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

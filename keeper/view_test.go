@@ -113,7 +113,7 @@ func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 	}
 }
 
-func TestUnaskedVolumesAreThoseWithoutAVolumeAttachment(t *testing.T) {
+func TestUnaskedReturnsVolumesWithoutAVolumeAttachment(t *testing.T) {
 	gone := podOf("a", "gone", "StatefulSet", "old")
 	gone.DeletionTimestamp = ptr.To(metav1.NewTime(begin))
 	pods := sortPods([]corev1.Pod{*podOf("a", "db-0", "StatefulSet", "data", "log"),

@@ -62,7 +62,7 @@ func (e *Engine) run(ctx context.Context) error {
 }
 
 // launch starts dockerd in its own process session, so that Ctrl-C at the terminal does not reach
-// it. This program gets the signal, and stops dockerd after it has removed the containers.
+// it. The run gets the signal, removes the containers, and then stops dockerd.
 func (e *Engine) launch() (ended <-chan error, err error) {
 	log, err := os.Create(e.file("log"))
 	if err != nil {
@@ -134,8 +134,8 @@ func (e *Engine) wrapper(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// tidy stops our dockerd if it runs but does not answer. It also removes our pid files if they
-// contain the IDs of other programs' processes: a new dockerd would wait until those processes end.
+// tidy stops our dockerd if it runs but does not answer. It also removes our pid files if they name
+// processes of other programs: otherwise a new dockerd would wait until those end.
 func (e *Engine) tidy(ctx context.Context) error {
 	if err := os.MkdirAll(e.dir, 0o700); err != nil {
 		return fmt.Errorf("make the engine's directory: %w", err)
@@ -187,7 +187,7 @@ func (e *Engine) stop(ctx context.Context) error {
 }
 
 // livingPID returns the process ID in the pid file. It returns zero if that process has ended, or
-// if its command line lacks our path: then another program has the ID.
+// if its command line lacks the given path: then another program has the ID.
 func livingPID(pidFile, ours string) int {
 	text, err := os.ReadFile(pidFile)
 	if err != nil {
@@ -309,7 +309,7 @@ func unmount(ctx context.Context, path string) error {
 // The functions below undo both after our dockerd has ended, if no other engine runs.
 
 type network struct {
-	// Rules has, for each entry of the variable tables, the lines that its program prints.
+	// Rules contains the printed lines of each table. A key is, for example, "iptables nat".
 	Rules map[string][]string
 	// Forward is the value of net.ipv4.ip_forward.
 	Forward string
@@ -317,14 +317,14 @@ type network struct {
 
 const forwardFile = "/proc/sys/net/ipv4/ip_forward"
 
-// tables lists the tables with an engine's rules: the program that prints the table, and its name.
+// tables lists the tables that an engine changes. An entry is the program that prints the table,
+// and the table's name.
 var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip6tables nat"}
 
-// networkFile is the path of the file that remember() writes, and giveBack() reads and removes.
 func (e *Engine) networkFile() string { return e.file("network.json") }
 
-// remember records the network before our dockerd starts. If an earlier dockerd was killed, its
-// record stays, because the network still has its rules.
+// remember saves the network's state before our dockerd starts. It keeps a file that a killed
+// dockerd has left, because the network still has that dockerd's rules.
 func (e *Engine) remember(ctx context.Context) error {
 	if exists(e.networkFile()) {
 		return nil
@@ -361,7 +361,7 @@ func (e *Engine) giveBack(ctx context.Context) error {
 }
 
 // otherEngine returns the process ID of a dockerd on this machine, or zero. Our own dockerd has
-// ended; if it is a zombie, its command line is empty.
+// ended by now, and a zombie's command line is empty.
 func otherEngine() int {
 	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range found {
@@ -414,8 +414,8 @@ func restore(ctx context.Context, before, now network) error {
 }
 
 // undo returns the arguments of iptables that remove an engine's rules from a table: first the
-// rules that jump to its chains, then the chains. At the end they restore the policies. Rules that
-// existed before the engine stay, and so do rules without a chain of Docker.
+// rules that jump to the engine's chains, then these chains. At the end they restore the policies.
+// Rules that existed before the engine stay, and so do rules without a chain of Docker.
 func undo(before, now []string) [][]string {
 	var rules, flushed, removed, policies [][]string
 	for _, line := range now {

@@ -45,7 +45,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	found, err := Find(ctx)
 	if err == nil && found == nil && missing("docker", "dockerd") {
 		if err = installDocker(ctx, o.Log); err == nil {
-			// On a machine with an init system, the installed package has started its engine.
+			// On a machine with an init system, the installation of the package has started an engine.
 			found, err = Find(ctx)
 		}
 	}
@@ -75,7 +75,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 }
 
 // Find returns the engine of DOCKER_HOST or of this machine. If none answers, Find returns an error
-// if DOCKER_HOST is set, and nil if it is not.
+// if DOCKER_HOST is set, and otherwise no engine and no error.
 func Find(ctx context.Context) (*Engine, error) {
 	e := &Engine{Host: os.Getenv("DOCKER_HOST"), log: io.Discard}
 	if e.answers(ctx) {

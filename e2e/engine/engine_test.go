@@ -110,7 +110,7 @@ func TestUndoRemovesOnlyTheRulesOfAnEngine(t *testing.T) {
 	}
 }
 
-func TestRememberKeepsAnEarlierRecordOfTheNetwork(t *testing.T) {
+func TestRememberKeepsTheFileOfAnEarlierEngine(t *testing.T) {
 	e := newOwn(Options{Cache: t.TempDir(), Log: &strings.Builder{}})
 	must(t, os.MkdirAll(e.dir, 0o700))
 	const first = `{"Rules":{"iptables nat":["-P INPUT ACCEPT"]},"Forward":"0"}`

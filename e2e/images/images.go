@@ -9,9 +9,9 @@
 //	kind's node image     Debian's packages, kind's own files, and all of the above (node/)
 //
 // Offline builds use no other hosts, so they work behind an air gap if GOPROXY and the machine's
-// apt sources name mirrors. The cache and the engine keep what was built. The names contain the
-// hash of the inputs, so a second run takes seconds, and a new version rebuilds only what depends
-// on it.
+// apt sources name mirrors. The cache and the engine keep what was built, under names that contain
+// the hash of the inputs. So a second run takes seconds, and a change of an input rebuilds only
+// what depends on it.
 package images
 
 import (
@@ -133,7 +133,6 @@ func interruptible(c *exec.Cmd) {
 	c.WaitDelay = time.Minute
 }
 
-// architecture is this machine's architecture, as Go and Docker call it.
 const architecture = runtime.GOARCH
 
 func hash(inputs ...string) string {
@@ -162,8 +161,8 @@ func hashTree(tree fs.FS) (string, error) {
 	return hash(inputs...), nil
 }
 
-// keep returns the path of a cached file or directory, which contains the name and the hash of the
-// inputs. If this path does not exist, keep removes older files of this name, calls build() with a
+// keep returns the path of a cached file or directory. The path contains the name and the hash of
+// the inputs. If it does not exist, keep removes older files of this name, calls build() with a
 // temporary path, and renames the result.
 func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
 	path string, err error) {
@@ -189,7 +188,7 @@ func (b *Builder) keep(dir, name, inputs, extension string, build func(partial s
 	return path, nil
 }
 
-// scratch creates a build's directory in the cache, so that place() can make hard links into it.
+// scratch creates a build's directory. It is in the cache, so that place() can link cached files.
 func (b *Builder) scratch() (string, error) {
 	parent := filepath.Join(b.Cache, "build")
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -321,8 +320,8 @@ func readSystem(ctx context.Context) (system, error) {
 	return s, nil
 }
 
-// ofRelease returns the files whose apt sources all have a suite of the release and its component
-// main, so none is another vendor's. Each line of targets is FILE:ENTRY SUITE COMPONENT.
+// ofRelease returns the files that contain only apt sources of the release. Each of these sources
+// has to have the component "main". A line of the text targets is FILE:ENTRY SUITE COMPONENT.
 func ofRelease(targets, codename string) []string {
 	hasMain, foreign := map[string]bool{}, map[string]bool{}
 	fileOf := func(entry string) string { return entry[:strings.LastIndexByte(entry, ':')] }
@@ -408,8 +407,8 @@ type rootfs struct {
 	packages []string
 }
 
-// nodeRootfs is the root filesystem of the node image. Its first lines are the packages of kind's
-// base image.
+// nodeRootfs is the root filesystem of the node image. The packages in the first two lines are
+// those of kind's base image.
 var nodeRootfs = rootfs{name: "node", packages: []string{
 	"systemd", "systemd-sysv", "conntrack", "iptables", "nftables", "iproute2", "ethtool",
 	"util-linux", "mount", "kmod", "libseccomp2", "pigz", "ca-certificates", "curl", "jq", "procps",

@@ -58,7 +58,7 @@ func TestAptSourcesOfOtherVendorsAreOmitted(t *testing.T) {
 	}
 }
 
-func TestModulesRequireTheVersionsOfTheirImages(t *testing.T) {
+func TestModulesRequireTheVersionsInTheirImageTags(t *testing.T) {
 	for module, want := range map[string][]string{
 		"kubernetes": {"k8s.io/kubernetes " + Kubernetes},
 		"etcd":       {"go.etcd.io/etcd/server/v3 v" + strings.TrimSuffix(etcd, "-0")},

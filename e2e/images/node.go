@@ -326,8 +326,8 @@ func (b *Builder) buildProduct(ctx context.Context, root string, targets []targe
 	return nil
 }
 
-// StandIns describes, in the suite's report, how the images of an offline cluster differ from
-// published images.
+// StandIns is the text in the suite's report that describes how the images of an offline cluster
+// differ from published images.
 const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small programs of the " +
 	"suite's own; busybox is Debian's; postgres:17.6 is Debian's PostgreSQL with an entrypoint of " +
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
@@ -343,7 +343,7 @@ const (
 // single describes an image with one static program.
 type single struct {
 	image string
-	// module is the name of the program's module in the list compiled, or standIns.
+	// module is the name of the program's module (see compiled), or the constant standIns.
 	module string
 	// program is the name of the program's file, and path its path in the image.
 	program, path string
@@ -396,7 +396,6 @@ var collected = map[string][]string{
 	"postgres": {"postgres:17.6"},
 }
 
-// smallBase is the base image of the simulator's image.
 const smallBase = "oxide-e2e/base:latest"
 
 // buildCollected builds an image from a root filesystem's programs and more files, and gives the

@@ -193,14 +193,14 @@ const (
 // machine contains the facts about this machine that decide whether the suite can run.
 type machine struct {
 	root bool
-	// docker reports whether a Docker engine answers. dockerProblem is the reason if the engine that
-	// DOCKER_HOST names does not.
+	// docker reports whether a Docker engine answers. dockerProblem is the error if the engine of
+	// DOCKER_HOST does not.
 	docker        bool
 	dockerProblem error
 	dockerHost    string
 	programs      map[string]bool
-	// memory is the available memory, and disk the free space of cache's filesystem, in bytes. loop
-	// reports whether /dev/loop-control exists.
+	// memory is the available memory in bytes. disk is the free space in bytes on the filesystem of
+	// the cache. loop reports whether /dev/loop-control exists.
 	memory, disk int64
 	loop         bool
 	cache        string

@@ -106,7 +106,7 @@ func TestEachMissingPrerequisiteIsReportedInOneSentence(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(*machine)
-		// want contains, for each expected sentence, the texts that it has to contain.
+		// An element of want lists texts that one of the sentences has to contain.
 		want [][]string
 	}{
 		"a machine that lacks nothing": {func(*machine) {}, nil},
@@ -198,7 +198,7 @@ func TestARunRefusesTheClusterOfAnotherCache(t *testing.T) {
 	refused(t, err, "/b/oxide-csi-e2e")
 }
 
-func TestTwoRunsCannotUseTheSameCache(t *testing.T) {
+func TestTwoRunsCannotUseACacheAtTheSameTime(t *testing.T) {
 	cache := t.TempDir()
 	unlock, err := lock(cache)
 	csitest.Must(t, err)

@@ -240,9 +240,8 @@ func (h holder) String() string {
 		h.Since.Format(time.RFC3339), h.Cache)
 }
 
-// hold locks a file until unlock is called or this process ends, and writes a holder into it. The
-// parameter what names the resource in errors. The function allowed may refuse the lock because of
-// the previous holder.
+// hold locks a file until unlock is called or this process ends, and writes a holder into it. If
+// allowed() returns an error for the previous holder, hold returns this error and takes no lock.
 func hold(path, what, cache string, allowed func(before holder) error) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

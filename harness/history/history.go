@@ -57,7 +57,7 @@ func (r *Recorder) Begin() {
 	r.events, r.since, r.dropped = nil, time.Now(), 0
 }
 
-// Call records a call that begins now. The caller has to call answered when the call ends.
+// Call records a call that begins now. When it ends, the caller has to invoke answered().
 func (r *Recorder) Call(lane, name string) (answered func(outcome string, failed bool)) {
 	e := &Event{Lane: lane, Name: name, Start: time.Now()}
 	r.add(e)
@@ -68,7 +68,7 @@ func (r *Recorder) Call(lane, name string) (answered func(outcome string, failed
 	}
 }
 
-// Step records a step of the orchestrator that begins now. The caller has to call done at its end.
+// Step records a step of the orchestrator that begins now. When it ends, call done().
 func (r *Recorder) Step(name string) (done func(err error)) {
 	answered := r.Call(Orchestrator, name)
 	return func(err error) {

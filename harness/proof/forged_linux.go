@@ -75,9 +75,8 @@ func (f Forgery) FormatRecord(size int64) []byte {
 		Filesystem: f.Filesystem})
 }
 
-// GrowthRecord returns a page with a record of a growth to the given size. If the disk has this
-// size already, the record says that it had half before: the driver writes a growth record only
-// behind the filesystem's old end.
+// GrowthRecord returns a page with a record of a growth to the given size. The old size in the
+// record is smaller: if the disk has the given size already, it is half of that.
 func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	from := f.SizeBytes
 	if size == from {
@@ -109,7 +108,7 @@ func GrowthSlots(size int64) []int64 {
 	return []int64{end - 256<<10, end - 512<<10, end - 768<<10}
 }
 
-// mounted returns the time of the last mount in the ext superblock, or 0 if there is none.
+// mounted returns the time of the last mount from the ext superblock, or 0 without a superblock.
 func mounted(head []byte) int64 {
 	const superblock, magic, low, high = 1024, 56, 0x2C, 0x275
 	if sb := head[superblock:]; sb[magic] == 0x53 && sb[magic+1] == 0xEF {
@@ -118,7 +117,7 @@ func mounted(head []byte) int64 {
 	return 0
 }
 
-// headBytes is how much is copied from the disk's start. This part contains all superblocks.
+// headBytes is how much is copied from the disk's start, where each filesystem has a superblock.
 const headBytes = 128 << 10
 
 func (f Forgery) pages() (all, records [][]byte) {
@@ -186,7 +185,7 @@ const roomBytes = 8 << 20
 
 // Fill fills the filesystem with one file of forged records, and then deletes another file, so that
 // roomBytes are free. If growths is set, the records are of a growth, otherwise of a format. A
-// record begins every 512 bytes, so any block of the file at a driver's offset begins with one.
+// record begins every 512 bytes, so each block of the file begins with a record.
 func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	_, records := f.pages()
@@ -210,7 +209,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
-	// ext4 chooses the last blocks in Sync(). The blocks of "room" are freed after that.
+	// Remove "room" last, so its blocks stay free: Sync() is when ext4 chooses the last blocks.
 	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
 		w.Close(), SyncDir(dir)))
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil
@@ -305,7 +304,8 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted maps the driver's offsets on the disk to forged records. A single record is of a format.
+// wanted maps the driver's offsets on the disk to forged records. If there is only one record, it
+// is the record of a format.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {
@@ -325,7 +325,7 @@ func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	return wanted
 }
 
-// takeSpace gives w nearly all free space, and returns w's size. It is 0 if at most 1 MiB is free.
+// takeSpace gives w nearly all free space, and returns w's size, or 0 if at most 1 MiB is free.
 func takeSpace(w *os.File) (size int64) {
 	var st unix.Statfs_t
 	harness.Must(unix.Fstatfs(int(w.Fd()), &st))

@@ -158,8 +158,8 @@ func EachData(path string, do func(at int64, b []byte) error) (err error) {
 	}
 }
 
-// EachPage passes each page of a file that is not all zeros to the function do. It counts the
-// zeros, because a comparison is slower with the race detector.
+// EachPage calls do() for each page of a file, but omits pages of zeros. It counts the zeros of a
+// page, because a comparison is slower with the race detector.
 func EachPage(path string, do func(at int64, page []byte) error) error {
 	return EachData(path, func(at int64, b []byte) error {
 		for i := 0; i < len(b); i += pageBytes {
@@ -198,8 +198,8 @@ func ReadFileState(path string) (_ FileState, err error) {
 	return FileState{harness.Got(os.Stat(path)).ModTime(), harness.Got(digest(path))}, nil
 }
 
-// Compare returns an error, which begins with name, if the modification time has changed since
-// ReadFileState. If bytes is set, it compares the content, too.
+// Compare returns an error if the modification time has changed since ReadFileState. If the
+// parameter bytes is true, Compare also compares the content.
 func (p FileState) Compare(name, path string, bytes bool) (now FileState, err error) {
 	info, err := os.Stat(path)
 	if err != nil {

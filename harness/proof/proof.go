@@ -349,7 +349,7 @@ var _, _, _ = removed, unless, zeroIf[int]
 `
 
 // BuildMutant builds one driver that can remove each of the guards: RemovedGuard selects one when
-// the driver starts. It fails unless the source contains each guard's text exactly once.
+// the driver starts. BuildMutant fails unless the source contains each guard's text exactly once.
 func BuildMutant(ctx context.Context, dir string, guards []Guard) (program string, err error) {
 	defer harness.Catch(&err)
 	driver := harness.Got(filepath.Abs("../../driver")) // a test runs in the directory of its package

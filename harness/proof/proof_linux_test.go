@@ -164,8 +164,7 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	return f, dir
 }
 
-// Only on ext4 and xfs can writeSlots choose the blocks of a file. Fill writes records to the end
-// of the disk.
+// The cases are ext4 and xfs, because only there can writeSlots choose the blocks of a file.
 func TestForgeryWritesRecordsWhereTheDriverWritesItsOwn(t *testing.T) {
 	fill := func(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
 	for name, c := range map[string]struct {

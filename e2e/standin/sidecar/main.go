@@ -98,7 +98,6 @@ const plugins = "/registration"
 // register serves kubelet's registration calls until ctx ends. Probes succeed while the socket
 // exists. If kubelet refuses the driver, the program ends, so that kubelet restarts the container.
 func register(ctx context.Context, d driver, endpoint, listen string) error {
-	// The driver may start later.
 	info, err := d.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return fmt.Errorf("ask the driver for its name: %w", err)
