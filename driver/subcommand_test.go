@@ -97,7 +97,7 @@ func TestTheDoctorRedactsTheToken(t *testing.T) { // B-26
 	}
 }
 
-func TestTheDoctorRedactsTheTokenInKubernetesObjects(t *testing.T) { // B-26
+func TestTheDoctorWithoutARackRedactsTheToken(t *testing.T) { // B-26
 	tools, bundle := t.TempDir(), filepath.Join(t.TempDir(), "bundle")
 	must(t, os.WriteFile(filepath.Join(tools, "kubectl"),
 		[]byte("#!/bin/sh\necho '"+canaryObjects+"'"), 0o755))

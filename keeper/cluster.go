@@ -315,8 +315,8 @@ type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
 	Stopped  bool      `json:"stopped"` // whether the operation requested the stop
-	// StoppedWith contains the StatefulSets whose pods stopped with the node. A value is the end time
-	// of that operation. Entries older than --stateful-set-interval are dropped.
+	// StoppedWith contains the StatefulSets whose pods stopped with the node. A value is the time
+	// when the operation that stopped them ended. Entries past --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`

@@ -271,7 +271,7 @@ type sorted struct {
 
 type claim struct{ namespace, name string }
 
-// claimsOf returns the driver's volumes. The keys are their claims. claimsOf compares UIDs, because
+// claimsOf returns the driver's bound volumes. The keys are their claims. It compares UIDs, because
 // a volume may still name an earlier claim of the same name.
 func claimsOf(volumes []corev1.PersistentVolume,
 	all []corev1.PersistentVolumeClaim) map[claim]*corev1.PersistentVolume {

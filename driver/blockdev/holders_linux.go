@@ -29,8 +29,7 @@ func (d Device) isNode(st *unix.Statx_t) bool {
 }
 
 // openers lists the visible processes, except this one, that have a file open for which isFile
-// returns true. A process locks the file if a "lock:" line of its fdinfo contains the value of
-// mark.
+// returns true. A process locks the file if a "lock:" line of its fdinfo contains the mark.
 func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	pids, err := Processes()
 	if err != nil {

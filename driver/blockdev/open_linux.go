@@ -312,7 +312,7 @@ func openDiskSeq(fd int) (uint64, error) {
 	var n uint64
 	err := Ioctl(fd, unix.BLKGETDISKSEQ, unsafe.Pointer(&n))
 	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
-		return 0, nil
+		return 0, nil // kernels before 5.15 have no diskseq
 	}
 	return n, err
 }
@@ -331,7 +331,7 @@ func Vanished(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }
 
-// Lost reports whether err means that a mount's device or server no longer answers.
+// Lost reports whether err means that a device or mount no longer answers. An unmount still works.
 func Lost(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
 		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
@@ -403,8 +403,8 @@ func (h Host) openLocks() *os.File {
 // Programs that inherit the files in Inherited keep the lock. So if the driver dies during a mkfs
 // or an e2fsck, the next driver waits until the program has ended.
 //
-// If unshared is true, no workload ever gets the raw device. In that case OpenLocked also locks the
-// device node, which excludes a driver with another lock file.
+// If unshared is true, no workload ever gets the raw device, so none can keep its node locked. So
+// OpenLocked also waits for the node's lock, which excludes a driver with another lock file.
 //
 // The locks do not exclude other programs. TryExclusive and AwaitNoWriters find those.
 func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*OpenDevice, error) {

@@ -110,7 +110,7 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// The returned mismatch says why no disk can fit. It is reported only for a disk that exists.
+// The returned mismatch says why no disk can fit, or is "". It counts only for a disk that exists.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {

@@ -211,7 +211,7 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 
 // checkTaken returns an error unless the snapshot is ready. Before that, its content may not be
 // fixed, and the rack removes it if taking it fails (CS-7). After an OK with ready_to_use false, an
-// orchestrator may resume a paused workload, and it keeps the id.
+// orchestrator keeps the id, and may resume a paused workload.
 func checkTaken(s *oxide.Snapshot) error {
 	switch {
 	case !cut(s):

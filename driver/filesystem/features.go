@@ -71,8 +71,8 @@ var extFeatures = []featureWord{
 }
 
 // xfsFeatures and xfsV5Features refuse a realtime section: it is on another device, or ("zoned") at
-// the end of the same device, where the driver would grow the filesystem into it. They also refuse
-// "needsrepair", which only xfs_repair may clear.
+// the end of the same device, where the kernel refuses to grow the filesystem (xfs_growfs_data).
+// They also refuse "needsrepair", which only xfs_repair may clear.
 var (
 	xfsFeatures = []featureWord{
 		{"sb_rblocks", 16, 8, ""}, {"sb_rextents", 24, 8, ""}, {"sb_inprogress", 126, 1, ""},

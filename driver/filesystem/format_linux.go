@@ -43,16 +43,16 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 
 // mkfsCommand returns the name and the arguments of the mkfs program for the volume's filesystem.
 // No argument forces the program to overwrite content, so mkfs.xfs and mkfs.btrfs refuse a disk
-// that is not blank. mke2fs refuses no disk: it only asks a user on a terminal.
+// that is not blank. mke2fs refuses no such disk: it only asks a user on a terminal.
 //
 // The arguments disable discards, which could only harm a blank disk. reservedPercent defaults to
 // 0, as in Kubernetes' own formatting, because no daemon of root writes to a volume. The kernel
-// initializes the inode tables of an ext4 later: mke2fs could overwrite the records if it wrote
-// them all. An ext becomes read-only at its first error, so that the error is noticed.
+// initializes the inode tables of an ext4 later: if mke2fs wrote all tables, it could overwrite the
+// records. An ext becomes read-only at its first error, so that the error is noticed.
 //
 // The filesystem gets the volume's UUID, so the driver notices if another disk is attached instead.
-// mkfs.btrfs refuses the UUID of another disk of the machine, and the origin of a restored disk may
-// have it. So setBtrfsUUID sets the UUID of a btrfs after mkfs.
+// mkfs.btrfs refuses a UUID that another disk of the machine has, and a restored disk may get the
+// UUID of its origin. So setBtrfsUUID sets the UUID of a btrfs after mkfs.
 //
 // The arguments switch each feature on or off (see newFeatures). The mkfs program refuses unknown
 // features, so xfsSwitches and btrfsSwitches ask it which features it knows. checkNewFeatures finds
@@ -144,8 +144,8 @@ func btrfsSwitches(v Volume) (args []string, err error) {
 // A later call repeats a format that was cut off at any instant. The driver writes the records
 // first, and starts mkfs when they are durable. At least one record of this volume stays on the
 // disk until mkfs's writes are durable. If the wipe of a repeated call is cut off, the next call
-// wipes again. A finished btrfs does not prove that nobody has written to it since mkfs. So the
-// driver keeps the btrfs if a check finds no errors (see finishFormat).
+// wipes again. If mkfs had finished a btrfs, nothing proves that nobody has written to it since. So
+// the driver keeps the btrfs if a check finds no errors (see finishFormat).
 func (d disk) format(v Volume, left []int64, name string, args []string) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+

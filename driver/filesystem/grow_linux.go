@@ -27,7 +27,7 @@ const (
 
 // growExt grows the ext filesystem, after the check that resize2fs requires. A killed resize2fs
 // leaves damage, and e2fsck does not write the superblock atomically. So growExt first writes
-// growth records, which show a later call that the growth was cut off.
+// growth records, which show a later call that the growth was cut off before or after the check.
 func (p *Preparation) growExt(found state) (err error) {
 	d, v := disk{p.Device}, p.Volume
 	change := p.Flight.Begin(flight.FilesystemGrown, flight.Fields{Filesystem: v.FSType})
@@ -163,8 +163,8 @@ func growBtrfs(root *os.File) error {
 	if err := blockdev.Ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg)); err != nil {
 		return err
 	}
-	// The ioctl also commits the new size. If the commit fails, the ioctl returns no error
-	// (btrfs_ioctl_resize), but the filesystem becomes read-only.
+	// The ioctl commits the new size before any file uses the new space. If the commit fails, the
+	// ioctl returns no error (btrfs_ioctl_resize), but the filesystem becomes read-only.
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(root.Fd()), &st); err != nil {
 		return err
@@ -203,7 +203,7 @@ func (d disk) allowCopy(sb Superblock) error {
 }
 
 // checkDescriptors fails if a group descriptor is damaged. e2fsck -p would use no copy of the
-// descriptors. It would lose the journal, and overwrite the copies with the damaged descriptors. A
+// descriptors. It would delete the journal and overwrite the copies with the damaged descriptors. A
 // manual repair would then find no files. Without -p e2fsck uses a copy.
 func (d disk) checkDescriptors() error {
 	head, err := d.Read(0, sectorBytes)

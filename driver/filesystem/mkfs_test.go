@@ -184,7 +184,7 @@ func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options strin
 		d.WriteAt(t, slot, record)
 	}
 	if mkfs(t, v, d.Loop).Exit != 0 {
-		return false
+		return false // mkfs refuses some of these options and sizes
 	}
 	wantNewFeatures(t, d.ReadAt(t, 0, btrfsOffset+btrfsBytes), v)
 	left := 0

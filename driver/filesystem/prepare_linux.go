@@ -163,8 +163,8 @@ func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) err
 	return err
 }
 
-// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. xfs and btrfs grow
-// after the mount (see GrowMounted).
+// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. Before the mount that
+// needs no privilege beyond the device. xfs and btrfs grow after the mount (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
 	// The check and the mount must read the disk. The kernel's cache may differ from it.
@@ -190,7 +190,7 @@ func (p *Preparation) finish(found state) error {
 }
 
 // Mount calls mount.New and explains the kernel's refusals. On a read-only device the kernel
-// returns EROFS for an ext or xfs with a log to replay. proveMountable refuses a btrfs with a log.
+// returns EROFS for an ext or xfs with a log to replay. proveMountable has refused such a btrfs.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
 	if errors.Is(err, unix.EROFS) {

@@ -218,7 +218,7 @@ func wantNewFeatures(t *testing.T, head []byte, v Volume) {
 	}
 }
 
-func TestBlkidReturnsAnErrorIfTheProgramFails(t *testing.T) {
+func TestBlkidReturnsAnErrorOnlyIfTheProgramIsBroken(t *testing.T) {
 	blank := filepath.Join(t.TempDir(), "blank")
 	csitest.Must(t, os.WriteFile(blank, make([]byte, mib), 0o600))
 	f := csitest.Got(os.Open(blank))(t)

@@ -72,8 +72,8 @@ func (j *zeroScan) ended() bool {
 	}
 }
 
-// join returns the job for the range, and whether the job existed before. It calls run() for a new
-// job in a goroutine. After Close, it returns a nil job.
+// join returns the job for the range, and whether the job existed before. For a new job it calls
+// run() in a goroutine. After Close, it returns a nil job.
 func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan, joined bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()

@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// twoVolumes returns a published volume and an unpublished one. If known is true, both are staged.
+// twoVolumes returns a published volume, and an unpublished one that is staged if known is true.
 func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	g := statefulGuest(t)
 	v = g.disk(512, fsType)
@@ -368,7 +368,7 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 }
 
 // sharedGuest returns a guest whose kubelet directory propagates its mounts to other namespaces, as
-// on a node whose driver runs in a container, and a directory outside of kubelet's.
+// on a node whose driver runs in a container. The result aside is a directory outside of kubelet's.
 func sharedGuest(t *testing.T) (g *testGuest, aside string) {
 	t.Helper()
 	g = statefulGuest(t)

@@ -336,7 +336,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	if len(layers) > 0 && len(own) == 0 {
 		return v.undoReadOnly(ctx) // the path shows another volume
 	}
-	// Wait until no other namespace has a mount on the target: its removal would detach that mount.
+	// Removing the target would lazily detach mounts on it in other namespaces. Wait until they end.
 	if _, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {

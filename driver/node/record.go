@@ -36,7 +36,8 @@ const (
 	maxRecordBytes = 4096             // far more than a record needs
 )
 
-// volumeRecord records, in memory and in a file, which disk a volume is.
+// volumeRecord records, in memory and in a file, which disk a volume is. The requests of
+// NodeUnstageVolume and NodeUnpublishVolume do not say that: they contain only an id and a path.
 type volumeRecord struct {
 	Version  int    `json:"version"`
 	Volume   string `json:"volume"`

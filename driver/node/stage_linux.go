@@ -111,8 +111,8 @@ func (v *nodeVolume) preparation() *filesystem.Preparation {
 }
 
 // open opens the device d and locks it, and compares its size and block size with those that the
-// controller reports of the disk. An instance's NVMe device need not show that its disk is
-// read-only, so this is not compared (see begin).
+// controller reports of the disk. It does not compare read-only, which an instance's NVMe device
+// need not show. If only the device is read-only, begin() fails before the first write.
 func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %s, but the disk has %s",
@@ -294,7 +294,7 @@ type nodeVolume struct {
 	PublishReadOnly bool // for the workload; the disk itself may be writable
 
 	heldVolume
-	device *blockdev.OpenDevice
+	device *blockdev.OpenDevice // opened after the volume is locked
 }
 
 func (v nodeVolume) serial() string { return volume.Serial(v.DiskName) }

@@ -119,8 +119,7 @@ var hanging sync.Map
 
 // Within runs f, which may hang, and reports whether f returned in time. While an earlier f with
 // the same key hangs, Within returns false without running f, so that a hanging file does not block
-// more and more threads. If it returns false, f may still run, so the caller must not read what f
-// writes.
+// more and more threads. If it returns false, f may still run, so do not read what f writes.
 func Within(key string, wait time.Duration, f func()) bool {
 	if ended, ok := hanging.Load(key); ok {
 		select {

@@ -216,7 +216,7 @@ func statusOf(err error) metav1.Status {
 // reach the server. The server may still apply a request that has arrived. An interceptor sees this
 // request first, and can prevent it with an error.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
-	// A client may send many requests at once. By default a Transport keeps two idle connections.
+	// A client may send many requests at once. By default a Transport keeps 2 idle connections a host.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
 	ended, end := context.WithCancelCause(context.Background())
 	cut = func() {
