@@ -229,7 +229,7 @@ func TestNomadJobsHaveTheRequiredSettings(t *testing.T) { // D-3
 			`.config.image: "the-image"`, `.config.readonly_rootfs: true`, `.config.cap_drop[]: "ALL"`,
 			`.env.OXIDE_TOKEN_FILE: "/secrets/token"`, `.destination: "/secrets/token"`,
 			`\nOXIDE_HOST={{ .host }}\nOXIDE_PROJECT={{ .project }}\nOXIDE_CLUSTER_ID={{ .cluster_id }}`},
-			// A token in an environment variable is not allowed: Nomad could not replace it later.
+			// No token in an environment variable: Nomad could not replace it in a running driver.
 			[]string{"privileged", "OXIDE_TOKEN="}},
 		{"node.nomad.hcl", "job", []string{`.type: "system"`, `.csi_plugin.type: "node"`,
 			`.config.args[]: "--mode=node"`, `.config.args[]: "--endpoint=unix:///csi/csi.sock"`,

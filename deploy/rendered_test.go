@@ -18,8 +18,8 @@ import (
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside() returns JSON that gives each named Helm value an argument, a variable and a mount. It
-// appends the second parameter to each value.
+// beside() returns JSON that gives each named Helm value an argument, a variable and a mount. The
+// parameter more is the text of further fields of each value.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {
@@ -418,9 +418,9 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 }
 
 // forever contains the fields that Kubernetes refuses to change in an existing object, with the
-// values that every release has to render. If one changed, `helm upgrade` and `kubectl apply` would
-// fail with "field is immutable", and the user would have to delete the object while pods use
-// volumes. podInfoOnMount and fsGroupPolicy are mutable since 1.29, the chart's oldest Kubernetes.
+// values that every release has to render. If a release changed a value, `helm upgrade` and
+// `kubectl apply` would fail with "field is immutable", and the user would have to delete the
+// object while pods use volumes. podInfoOnMount and fsGroupPolicy are left out: mutable since 1.29.
 var forever = []string{
 	`CSIDriver/csi.oxide.computer.spec.attachRequired: true`,
 	`CSIDriver/csi.oxide.computer.spec.volumeLifecycleModes[]: "Persistent"`,

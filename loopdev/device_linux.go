@@ -102,7 +102,7 @@ func (d Device) Cut() error {
 // cutOffset is larger than any file. Its sum with the size of any device does not overflow.
 const cutOffset = 1 << 62
 
-// with() opens the device and calls do(), or returns ErrGone if the attachment d has ended. While
+// with() opens the device and calls do(), or returns ErrGone if d's attachment has ended. While
 // the descriptor is open, the attachment cannot change, because the kernel releases the file only
 // at the last close. Opening for reading is enough for root's ioctls, and a kernel may refuse to
 // open a mounted device for writing.

@@ -262,7 +262,7 @@ func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) 
 	<-listed
 }
 
-// If this environment variable is set, the test program attaches the named file and does not end.
+// The test program attaches the file in this environment variable, and then waits to be killed.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
 func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {

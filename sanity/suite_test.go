@@ -142,7 +142,7 @@ func mustBalance(ctx context.Context, rack *harness.Rack, plugins ...*harness.Pl
 	})
 }
 
-// shown has the length, by path, that each running process's log had when the current spec began.
+// shown maps the path of each running process's log to its length when the current spec began.
 var shown = map[string]int64{}
 
 func showOnFailure(path string) {

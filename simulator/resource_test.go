@@ -20,8 +20,8 @@ import (
 )
 
 var lives = map[string]struct {
-	// query names the parent. fields has all fields of a creation but name and description. The test
-	// replaces each N by 1, 2 and so on.
+	// query names the parent. The text fields has the fields of a creation besides name and
+	// description. The test replaces each N in it by 1, 2 and so on.
 	query, fields string
 	// update is the body of an update; "" means that the kind cannot be updated. The updated record
 	// must contain the text in shows.

@@ -72,8 +72,8 @@ const (
 // Fault makes operations of a disk fail with EIO, or has the effect of Delay, Hang or Lie.
 type Fault struct {
 	On Op
-	// From and To limit the fault to reads and writes in a range of bytes; if both are 0, it affects
-	// all reads and writes. A flush has no range.
+	// From and To are the range of bytes in which reads and writes are affected; if both are 0, all
+	// reads and writes are. The range does not matter for flushes.
 	From, To int64
 	// Times limits how often the fault takes effect; 0 means until the caller removes it.
 	Times int

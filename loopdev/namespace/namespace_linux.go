@@ -69,8 +69,8 @@ func allowDevices() {
 	}
 }
 
-// leaveVolumes unmounts other processes' volumes, but only in this namespace. Otherwise their
-// devices would stay in use, and a driver releases no volume that another namespace has mounted.
+// leaveVolumes unmounts other processes' volumes, only in this namespace. A mount here would keep a
+// device in use, and a driver releases no volume that another namespace has mounted.
 func leaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {

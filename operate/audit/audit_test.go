@@ -313,7 +313,7 @@ func kubectlThat(t *testing.T, exit int, items ...string) {
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// blue() returns a report of the cluster "blue" from which a person has deleted all other objects.
+// blue() returns a report of the cluster "blue" that a person has shortened to the given objects.
 func blue(objects ...object) string {
 	return racktest.JSON(map[string]any{"cluster": "blue", "project": racktest.ProjectID,
 		"orphans": objects})

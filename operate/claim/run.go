@@ -121,7 +121,7 @@ func (r *run) log(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format
 
 func newID() string { return fmt.Sprintf("%08x", rand.Uint32()) }
 
-// Run makes, continues, undoes or forgets a change. It writes a description of each step to out.
+// Run makes, continues, undoes or forgets a change. It describes each step on out beforehand.
 func Run(ctx context.Context, o Options, out io.Writer) error {
 	r := &run{Options: o, id: newID(), out: out}
 	pv, p, err := r.find(ctx)

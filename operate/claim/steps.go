@@ -364,7 +364,7 @@ func (r *run) askForDisk(ctx context.Context, v view) error {
 	return r.create(ctx, ownedBy(p.temporaryClaim(), v.kept))
 }
 
-// awaitDisk waits for the new disk. If the rack refuses to make the disk, the error says why.
+// awaitDisk waits for the new disk. The error or the text that it returns has the last refusal.
 func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	p := v.plan
 	why, event, err := r.refusal(ctx, *p)
@@ -465,7 +465,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// fenced() reports whether the new disk, if any, is reserved, so that no late request can bind it.
+// fenced() reports whether this run has reserved the new disk, if any: no late request can bind it.
 func (v view) fenced() bool {
 	return v.plan.New == "" || v.fresh == nil || v.fresh.annotation(changeKey) == v.plan.runMark() &&
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()

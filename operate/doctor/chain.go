@@ -254,7 +254,7 @@ func (c *chain) complete() {
 	c.findNode()
 }
 
-// mainPod returns the pod to judge: if possible one that waits, otherwise one that runs.
+// mainPod returns the pod to judge: one that waits, or else one that runs, or else any, or nil.
 func mainPod(pods []kube.Object) (best *kube.Object) {
 	for i, pod := range pods {
 		if best == nil || ended(*best) && !ended(pod) ||

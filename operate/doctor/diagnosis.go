@@ -156,7 +156,7 @@ func (c *chain) judge() Chain {
 			step.State, step.Finding = Waiting, nil // the error is about another link
 		}
 		if f := step.Finding; f != nil {
-			// Disks are made and deleted without a node, so the finding f does not explain this error.
+			// Disks are made and deleted without a node, so f may not explain the driver's error.
 			if f.Reason == "" && c.reports(func(s Finding) bool {
 				return s.Link == LinkClaim || s.Link == LinkVolume
 			}) {

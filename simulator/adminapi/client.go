@@ -3,8 +3,8 @@
 // Tests and operators observe and disturb a simulated rack through the admin listener, which a real
 // rack lacks. [Routes] lists the requests that it answers. GET / answers a browser with the rack's
 // page, and other clients with the list of routes. The listener refuses requests from foreign web
-// pages. A host name in a request must be localhost or a configured name. The header Origin, if a
-// request has it, must name the listener. A browser's change needs the token of the rack's page.
+// pages. A name in the header Host must be localhost or configured. A header Origin must name the
+// listener. A browser's change needs the token of the rack's page.
 //
 // The package imports no other package of this module.
 package adminapi
@@ -258,8 +258,8 @@ const (
 	// Twice carries out the operation twice, as a proxy with retries does. The caller gets the second
 	// response, or the fault's.
 	Twice Phase = "twice"
-	// Deferred answers with the fault's Response, Cut or Hang. The operation follows after POST
-	// /deferred, or after Delay, which begins when the caller has the response or has gone.
+	// Deferred answers with the Response, Cut or Hang that the fault must have. The operation follows
+	// at POST /deferred, or after Delay, which begins when the caller has the response or has gone.
 	Deferred Phase = "deferred"
 	// Unwind makes the operation fail halfway, and the rack undoes it: a create leaves nothing, a
 	// delete leaves the disk faulted under another name (A24), and a finalization leaves the disk in
@@ -278,10 +278,10 @@ const (
 // always); Seed seeds the random numbers. A fault does not match a request whose operation an
 // earlier fault has prevented.
 //
-// A fault that fires first waits for Delay. It ends the request if it has a Response, Cut or Hang
-// (a wait and then a cut). SlowBody sends the body in eight pieces with pauses, SlowByte byte by
-// byte. TruncateBody cuts the connection after this number of bytes. DropFields removes fields of
-// the object, or of each object of a page. Device changes the device of an attached disk.
+// When a fault fires, it first waits for Delay. Response, Cut and Hang (a wait and then a cut) end
+// the request. SlowBody sends the body in eight pieces with pauses, SlowByte byte by byte.
+// TruncateBody cuts the connection after this number of bytes. DropFields removes fields of the
+// object, or of each object of a page. Device changes the device of an attached disk.
 type Fault struct {
 	Operation    string       `json:"operation,omitempty"`
 	Object       string       `json:"object,omitempty"`
@@ -302,8 +302,8 @@ type Fault struct {
 	Device       *DeviceFault `json:"device,omitempty"`
 }
 
-// Response replaces the rack's response. Without Body it is an error in the rack's form; with Body
-// it can imitate a proxy in front of the rack. PadBytes is the number of spaces before the body.
+// Response replaces the rack's response. An empty Body means an error in the rack's form, or no
+// body if Status is below 300. A Body can imitate a proxy. PadBytes spaces precede body or error.
 type Response struct {
 	Status      int               `json:"status"`
 	ErrorCode   string            `json:"error_code,omitempty"`
@@ -333,8 +333,8 @@ type ActiveFault struct {
 }
 
 // DiskFault affects the operations in On ("read", "write", "flush") of a disk, in every guest. A
-// discard counts as a write. From and To limit the fault to reads and writes in a range of bytes;
-// if both are 0, it affects all. Times limits how often (0: until the disk is healed). An affected
+// discard counts as a write. Reads and writes are affected in the bytes From up to To (both 0: all
+// bytes), and flushes always. Times limits how often (0: until the disk is healed). An affected
 // operation fails with EIO, takes longer (Delay), waits until the disk is healed or detached
 // (Hang), or is acknowledged without being done (Lie).
 //

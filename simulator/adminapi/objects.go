@@ -6,7 +6,7 @@ import (
 )
 
 // Identity has the first JSON fields of every named object, in the rack's order. All answers about
-// an object show the same values (A72).
+// an object contain its record, so they show the same values (A72).
 type Identity struct {
 	ID           string    `json:"id"`
 	Name         string    `json:"name"`

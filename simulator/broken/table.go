@@ -453,7 +453,7 @@ var table = []Mutation{
 	{Name: "A65-all-ports", Says: "a source NAT address has all ports",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
 			"instance_external_ip_list")},
-	// Most of the mutations below change the device of a disk until the disk is attached again.
+	// After an attach, most of the mutations below change the disk's device until its next attach.
 	{Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
 		After: plugged(func(disk store.Disk, dir string) error {

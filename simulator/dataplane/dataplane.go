@@ -358,7 +358,7 @@ func (p *Plane) hasMemory(more int64) error {
 	return fits(string(text), used, more)
 }
 
-// fits() checks that all machines need at most 3/4 of MemTotal, and the new one MemAvailable.
+// fits() fails if all machines need over 3/4 of MemTotal, or the new one more than MemAvailable.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {

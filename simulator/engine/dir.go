@@ -85,7 +85,7 @@ func (m mark) write(dir string) error {
 }
 
 // prepareDir creates a directory, or accepts one that is empty or has the mark and the records of
-// this version. The parameter process is "" unless the directory is temporary.
+// this version. It changes no other directory. process is "" unless the directory is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)
@@ -276,7 +276,7 @@ func thisProcess() string {
 	return machine + " " + strings.TrimSpace(string(boot)) + " " + process
 }
 
-// ended reports whether a process has ended. A process of another host may still run.
+// ended returns false for a process of another host that shares the directory: the process may run.
 func ended(process string) bool {
 	of, now := strings.Fields(process), strings.Fields(thisProcess())
 	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {

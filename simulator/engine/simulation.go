@@ -160,7 +160,7 @@ type Simulation struct {
 	life     sync.Mutex
 	released bool
 	mu       sync.Mutex
-	// mu guards the fields below, and every addition to the field work.
+	// mu guards the fields below, and every addition to the WaitGroup work.
 	closed   bool
 	deferred *deferredWork
 }
@@ -313,7 +313,7 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold waits for the duration that long() reads from the switches, even if they change meanwhile.
+// hold waits for the duration that long() reads from the switches. If they change, it reads again.
 func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
 	if call.Resumed {
 		return

@@ -30,7 +30,7 @@ const alertsFile = "../../deploy/chart/monitoring/alerts.yaml"
 // interval is the default time between two samples, and between two evaluations of the rules.
 const interval = time.Minute
 
-// series contains, by metric with labels, the samples in promtool's notation.
+// series maps a metric with its labels to its samples, in promtool's notation.
 type series map[string]string
 
 // firing loads the series and evaluates the rules after each sample, like Prometheus.
