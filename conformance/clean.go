@@ -259,8 +259,8 @@ func (w *job) detach(ctx context.Context, disk, instance string) error {
 	return err
 }
 
-// stop stops a run's helper and waits for the end of the stop. It stops this run's helper only if a
-// data check started that helper, and a dead run's helper only if --helper names it.
+// stop stops a run's helper and waits until the helper is stopped. It stops this run's helper only
+// if a data check started that helper, and a dead run's helper only if --helper names it.
 func (w *job) stop(ctx context.Context, run deadRun, instance string) error {
 	named := run.id != w.id && w.settings.helper != ""
 	if named {
@@ -357,7 +357,7 @@ func (r deadRun) notAsBefore(all inventory) (notes []string) {
 func startTime(pid int) string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, fields, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
-	// The slice begins with field 3 of proc(5), so all[19] is field 22, the start time.
+	// Field 2 of proc(5) may contain spaces. The slice begins after it, so all[19] is field 22.
 	if all := strings.Fields(fields); len(all) >= 20 && all[0] != "Z" {
 		return all[19]
 	}

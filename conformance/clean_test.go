@@ -121,7 +121,7 @@ func jobOn(t *testing.T, rack *bed) *job {
 		token: rack.Token, project: rack.Project, caFile: rack.CA, budget: amount{20, 40}}))(t)
 }
 
-func TestARunStopsNoInstanceThatOthersUse(t *testing.T) {
+func TestARunMayStopNoInstanceThatOthersUse(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{Hotplug: adminapi.HotplugNone})
 	now, helper := time.Now(), rack.Instance("helper").ID
@@ -647,7 +647,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	// Clean may have to try again: during a call, the agent's driver locks the agent's directory.
+	// Clean may have to try again: a driver that is still in a call locks its agent's directory.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

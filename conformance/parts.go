@@ -209,7 +209,7 @@ func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) 
 }
 
 // othersChanged returns an error if foreign objects that the calls deal with changed during the
-// spec. An object that a call listed changed, too, if the driver lists none in its earlier state.
+// spec, or if a call listed a foreign object whose state before the spec the driver does not list.
 func (w *job) othersChanged(before, after inventory, calls []rpc) error {
 	own := map[string]bool{}
 	for _, one := range append(before.of(w.id), after.of(w.id)...) {

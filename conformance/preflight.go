@@ -560,7 +560,7 @@ func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.D
 }
 
 // onlyToStopped checks that the rack attaches the disk to a stopped instance, and then refuses
-// again to attach it to the running one.
+// again to attach it to the running one. A rack that refuses only sometimes has hot-plug.
 func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	refused error) error {
 	if err := w.attach(ctx, disk, stopped); err != nil {

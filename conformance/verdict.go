@@ -301,9 +301,9 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 	return err
 }
 
-// callTries limits how often intercept makes a call: a busy rack answers before the last try. Until
-// lateTimeout, tries that end with the reason EffectUnknown do not count: the driver returns it for
-// OXIDE_LATE_LIMIT, a minute, after each unanswered change.
+// callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A busy rack
+// answers before the last try. Until lateTimeout, tries with the reason EffectUnknown do not count:
+// after each unanswered change, the driver returns it for OXIDE_LATE_LIMIT, a minute.
 const callTries, lateTimeout = 8, 2 * time.Minute
 
 func asksAgain(err error) bool {
@@ -513,7 +513,7 @@ func created(req *http.Request, run string) (objects []*object, together bool, e
 	return objects, together, nil
 }
 
-// gibOf returns a size in GiB, or 1 if it is below 1 GiB or above absurdGiB.
+// gibOf returns a size in GiB, or 1 for sizes below 1 GiB or above absurdGiB, which racks refuse.
 func gibOf(bytes int64) int64 {
 	if gib := bytes / harness.GiB; gib >= 1 && gib <= absurdGiB {
 		return gib

@@ -51,7 +51,7 @@ var instanceIDs = map[string]string{
 }
 
 // nodeStatusPeriod is how often a kubelet reports which volumes it uses. Kubernetes waits for this
-// report before each mount and detach. The default is ten seconds.
+// report before each mount and detach. With the default of ten seconds, specs would mostly wait.
 const nodeStatusPeriod = time.Second
 
 // nodeGrace is how long a kubelet may send no report before Kubernetes treats its node as lost. The
@@ -129,7 +129,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 
 // kubeadmFlag returns a patch that adds a flag to a program of the cluster. Up to Kubernetes 1.35
 // kind uses kubeadm's v1beta3, in which flags are a map. Later it uses v1beta4, in which flags are
-// a list: the parameter at is the index of the flag to replace, or "-" to append a flag.
+// a list: the parameter "at" is the index of the flag to replace, or "-" to append a flag.
 func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.PatchJSON6902 {
 	patch := v1alpha4.PatchJSON6902{Group: "kubeadm.k8s.io", Version: "v1beta3", Kind: kind}
 	var minor int

@@ -333,7 +333,7 @@ var _ = Describe("the examples", func() {
 	It("keep PostgreSQL's rows when its pod moves to the other node (D-59)", keepRows)
 })
 
-const postgresUser = "999"
+const postgresUser = "999" // the ID of the user postgres in PostgreSQL's image
 
 // applyRFD applies the manifest of RFD 595 unchanged, and the project's further examples for it.
 // The driver does what the manifest asks for. PostgreSQL itself fails, for two reasons that no

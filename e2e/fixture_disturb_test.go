@@ -98,8 +98,7 @@ func (p *pod) beat(ctx context.Context) int {
 	return n
 }
 
-// Keepers creates a StatefulSet whose pods write as those of Beating() do, and waits until all
-// write.
+// Keepers creates a StatefulSet whose pods run the script beating, and waits until all write.
 func (f *fixture) Keepers(ctx context.Context, class, name string, replicas int32) []*pod {
 	template := f.podObject(ctx, &Pod{Script: beating}).Spec
 	template.Containers[0].VolumeMounts = []corev1.VolumeMount{

@@ -51,7 +51,7 @@ func newFixture(ctx context.Context) *fixture {
 
 // close deletes the spec's namespace. It also deletes the claims and pods itself, which is seconds
 // faster than the namespace's controller. It does not wait: sameInventory() waits until the volumes
-// are gone.
+// are gone, and the namespace may disappear later.
 func (f *fixture) close(ctx context.Context) {
 	now, all := metav1.DeleteOptions{}, metav1.ListOptions{}
 	err := api.CoreV1().Namespaces().Delete(ctx, f.ns, now)

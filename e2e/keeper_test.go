@@ -226,8 +226,8 @@ func keepsTheDriver(ctx SpecContext) {
 	serving(ctx)
 }
 
-// deleted returns the resource version of the first deletion for which one() is true. One etcd
-// stores all kinds, so versions of different kinds are comparable.
+// deleted returns the resource version of the first deleted object for which one() is true. One
+// etcd stores all kinds, so versions of different kinds are comparable.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
 	limit := time.After(nodeLostTimeout)
 	for {

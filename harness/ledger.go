@@ -144,8 +144,8 @@ func (r *Rack) nothingLeft() error {
 // idleConnections is the number of open connections that a driver keeps for later requests.
 const idleConnections = 32
 
-// watchedProcess is a process whose open files and goroutines a ledger counts. It counts the
-// connections between rack and driver only if they exceed idleConnections per peer.
+// watchedProcess is a process whose open files and goroutines a ledger counts. Connections between
+// rack and driver count if they exceed idleConnections per peer. Their goroutines never count.
 type watchedProcess struct {
 	name string
 	proc *process
@@ -263,7 +263,7 @@ func goroutinesIn(profile string) ([]string, error) {
 }
 
 // purpose returns the function that a goroutine runs. If a WaitGroup or an errgroup has started the
-// goroutine, this is the function that the group calls, or "" before the first call.
+// goroutine, this is the function that the group calls in it, or "" before this call.
 func purpose(stack string) string {
 	lines := strings.Split(strings.TrimSpace(stack), "\n")
 	for _, line := range slices.Backward(lines[1:]) {

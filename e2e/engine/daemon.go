@@ -62,7 +62,7 @@ func (e *Engine) run(ctx context.Context) error {
 }
 
 // launch starts dockerd in its own process session, so that Ctrl-C at the terminal does not reach
-// it. The run gets the signal, removes the containers, and then stops dockerd.
+// it. This program gets the signal, removes the containers, and then stops dockerd.
 func (e *Engine) launch() (ended <-chan error, err error) {
 	log, err := os.Create(e.file("log"))
 	if err != nil {

@@ -133,7 +133,7 @@ func interruptible(c *exec.Cmd) {
 	c.WaitDelay = time.Minute
 }
 
-const architecture = runtime.GOARCH
+const architecture = runtime.GOARCH // Docker has the same names
 
 func hash(inputs ...string) string {
 	sum := sha256.New()
@@ -320,8 +320,8 @@ func readSystem(ctx context.Context) (system, error) {
 	return s, nil
 }
 
-// ofRelease returns the files that contain only apt sources of the release. Each of these sources
-// has to have the component "main". A line of the text targets is FILE:ENTRY SUITE COMPONENT.
+// ofRelease returns the files whose apt sources all have a suite of the release and the component
+// "main", so none is another vendor's. Each line of targets is FILE:ENTRY SUITE COMPONENT.
 func ofRelease(targets, codename string) []string {
 	hasMain, foreign := map[string]bool{}, map[string]bool{}
 	fileOf := func(entry string) string { return entry[:strings.LastIndexByte(entry, ':')] }

@@ -106,7 +106,7 @@ func TestEachMissingPrerequisiteIsReportedInOneSentence(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(*machine)
-		// An element of want lists texts that one of the sentences has to contain.
+		// Element I of want lists texts that sentence I has to contain.
 		want [][]string
 	}{
 		"a machine that lacks nothing": {func(*machine) {}, nil},

@@ -79,7 +79,7 @@ func TestAPageShowsTheBrokenPromise(t *testing.T) {
 	}
 }
 
-func TestRecorderListsUnansweredCallsAndTheLatestEvents(t *testing.T) {
+func TestRecorderListsUnansweredCallsAndCountsDroppedEvents(t *testing.T) {
 	var r Recorder
 	r.Mark(Rack, "of an earlier history")
 	r.Begin()

@@ -75,8 +75,9 @@ func (f Forgery) FormatRecord(size int64) []byte {
 		Filesystem: f.Filesystem})
 }
 
-// GrowthRecord returns a page with a record of a growth to the given size. The old size in the
-// record is smaller: if the disk has the given size already, it is half of that.
+// GrowthRecord returns a page with a record of a growth to the given size. If the disk has that
+// size already, the old size in the record is half of it: the driver writes growth records only
+// behind the filesystem's old end.
 func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	from := f.SizeBytes
 	if size == from {

@@ -164,7 +164,7 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	return f, dir
 }
 
-// The cases are ext4 and xfs, because only there can writeSlots choose the blocks of a file.
+// Only on ext4 and xfs can writeSlots choose a file's blocks. Fill writes up to the disk's end.
 func TestForgeryWritesRecordsWhereTheDriverWritesItsOwn(t *testing.T) {
 	fill := func(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
 	for name, c := range map[string]struct {

@@ -68,7 +68,7 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	}
 }
 
-// A controller without one of these guards must fail a trial with one of the actors.
+// A controller without one of these guards must fail a trial with one of the guard's actors.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor
@@ -551,7 +551,7 @@ func (v *life) deleteSnapshot() error {
 	return nil
 }
 
-// end removes the volume and its snapshots. If the trial is not void, it compares the rack's state
+// end removes the volume and its snapshots. If the trial is not void, end compares the rack's state
 // before the removal with the acknowledged results.
 func (v *life) end(void bool) error {
 	state, err := v.rack.Admin.State(v.ctx)

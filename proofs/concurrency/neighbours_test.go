@@ -227,7 +227,7 @@ func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 			n.call("health", p.health)
 		}
 		if n.call("unpublish", p.Unpublish) && n.call("unstage", p.Unstage) &&
-			n.call("a repeated unstage", p.Unstage) {
+			n.call("a repeated unstage", p.Unstage) { // the node does not know the volume any more
 			took += time.Since(begun)
 			p.remove()
 			continue

@@ -131,7 +131,7 @@ type tally struct {
 	mu                 sync.Mutex
 	disks, overwritten int
 	outcomes           map[outcome]int
-	// notMade is the number of images that mkfs refused to make.
+	// notMade counts images that mkfs refused to make. internal counts answers with INTERNAL.
 	notMade, internal int
 }
 
@@ -207,7 +207,7 @@ type mutation struct {
 	program string
 	all     []generator
 
-	// unnoticed contains the names of guards whose trials passed although the guard was removed.
+	// mu guards unnoticed: the names of guards whose trials passed although the guard was removed.
 	mu        sync.Mutex
 	unnoticed map[string]bool
 }
@@ -397,7 +397,7 @@ func randomUUID(t *trial) string {
 type bench struct {
 	*proof.Bench
 	*lab
-	// If evidence is set, the bench keeps the files of failed trials.
+	// If evidence is set, the bench keeps the files of failed trials. kept is set if it has kept some.
 	evidence, kept bool
 }
 

@@ -133,7 +133,7 @@ func (c *campaign) runProof() int64 {
 }
 
 // count makes two dry runs, and keeps the points that occur in both. Some points do not occur in
-// every run, because they depend on the extents of a file or on the size of the rack's records.
+// every run, such as those that depend on a file's extents or on the size of the rack's records.
 func (c *campaign) count(ctx context.Context) {
 	var runs [2][]point
 	c.Fatal(c.each(func(i int) (err error) {

@@ -102,8 +102,8 @@ func (h *History) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// deviceless finds the volumes that are attached to a node without a device. The rack has only
-// recorded the attach, or the guest showed a namesake's device, which is gone now (A54).
+// deviceless marks as bare the volumes that are attached to a node without a device. The rack has
+// only recorded the attach, or the guest showed a namesake's device, which is gone now (A54).
 func (h *History) deviceless(j *joint, calls []ended) {
 	w := h.world
 	for v, n := range everywhere {
@@ -221,7 +221,7 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 }
 
-// unplugged finds the mounted volumes whose device is missing while a detach may be in progress.
+// unplugged marks a mounted volume as lost if its device is missing and a detach may be under way.
 func (h *History) unplugged(j *joint, calls []ended) {
 	for v, n := range everywhere {
 		_, seen := j.device(v, n)

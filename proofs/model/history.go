@@ -60,7 +60,7 @@ type counts struct {
 	steps, faults, restarts int
 	// bare is the number of volumes that were attached without a device.
 	bare int
-	// holders is the number of devices that a process kept open.
+	// holders counts devices that a process kept open, and released their successful unstages.
 	holders, released int
 	// Both numbers are of acknowledged bytes.
 	bytes, lost int64
@@ -72,7 +72,7 @@ type counts struct {
 	ops                                  map[op]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
-	// formats is the number of runs of mkfs. It has to be the number of volumes with a filesystem.
+	// formats is the number of runs of mkfs. formatted is the number of volumes that need one run.
 	formats int
 }
 

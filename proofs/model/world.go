@@ -242,7 +242,7 @@ func (w *world) doubtful(s Step) bool {
 	return slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) })
 }
 
-// about reports whether the field belongs to the step's volume or snapshot, or to their source.
+// about reports whether the field belongs to a volume or snapshot that the step names or copies.
 func about(f field, s Step) bool {
 	var kind byte
 	var number int

@@ -67,7 +67,7 @@ type operation struct {
 	asked   bool
 	sets    []string
 	stopper *replica
-	// stopped is the time at which the last operation with a stop ended.
+	// stopped is when the last operation with a stop ended. stoppedSets are its StatefulSets.
 	stopped     time.Time
 	stoppedSets []string
 }

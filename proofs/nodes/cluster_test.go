@@ -53,7 +53,7 @@ type testCluster struct {
 	// never reports. lying contains those whose kubelet reports even while the instance is stopped.
 	byHand, dead, lying map[string]bool
 	corrupted           bool
-	// byPeople contains the time of the stop of each instance that a person has to start again.
+	// byPeople contains the time of the possible stop of each instance that a person has to start.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden is set while the
 	// keepers' token has no rights, so that they see no instance.

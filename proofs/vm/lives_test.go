@@ -129,8 +129,8 @@ func (l *lab) guard(t *testing.T) {
 }
 
 const (
-	// callTimeout is kubelet's timeout. A call is stuck if it takes this long. convergence limits the
-	// repetitions of a failing call.
+	// callTimeout is kubelet's timeout. A call is stuck if it takes this long, or if its
+	// repetitions fail for the time in convergence.
 	callTimeout = 2 * time.Minute
 	convergence = 4 * time.Minute
 	patience    = 30 * time.Second

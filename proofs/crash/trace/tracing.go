@@ -33,8 +33,8 @@ type tracing struct {
 
 	// answered is set after the process has answered an RPC or an HTTP request for the first time.
 	answered bool
-	// If answers is not -1, the tracer kills the process after its next read from this descriptor. The
-	// process reads the answer to a request there.
+	// answers is -1, or the descriptor from which the process reads a request's answer. After this
+	// read, the tracer kills the process.
 	answers int
 	// held contains threads that stopped after the process was killed. They stay stopped until the
 	// process has ended.
