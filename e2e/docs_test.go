@@ -375,8 +375,8 @@ func applyRFD(ctx SpecContext) {
 }
 
 var _ = Describe("a growing claim", func() {
-	It("keeps its data while another claim grows, although the rack's quota first refuses a new "+
-		"disk (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
+	It("keeps its data while another claim grows, too, and the quota at first refuses the larger "+
+		"disk of one of them (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
 })
 
 // growsTwo grows the claims of an unused raw device and of a StatefulSet. The rack's quota first

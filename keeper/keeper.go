@@ -9,8 +9,9 @@
 // on the node. See leave.go.
 //
 // Leaving nodes: a node whose instance the rack reports as stopped or destroyed gets the
-// out-of-service taint, so that Kubernetes moves its pods at once. A Leaver in the node's pod keeps
-// the driver running until the node's volumes are detached. See leave.go.
+// out-of-service taint, so that Kubernetes moves its pods at once. A Leaver in the
+// driver's pod of a node keeps that driver running until the node's volumes are detached. See
+// leave.go.
 //
 // A person can use a Mover to move a volume that is tied to one node. See move.go.
 //

@@ -79,7 +79,8 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 		all[name] = []noticed{{noticedBy(words[0], words[1]), "block",
 			"blocks are not what was written|blocks hold something|is another: expected the SHA-256"}}
 		if words[0] == "foreign" && words[1] == "larger" {
-			// The driver finds the damage and does not grow the filesystem, so D05 reports its size.
+			// The driver finds the damage and does not grow the filesystem, so D05 reports that the
+			// workload has too few bytes.
 			all[name] = append(all[name], noticed{"D05", "ext4", "a workload has "})
 		}
 	}

@@ -119,7 +119,8 @@ func onPage(change func(items []any, at int) []any) alteration {
 	}
 }
 
-// replace leaves objects alone, because their fields are replaced one at a time.
+// replace changes the value of one field. It returns false for a nested object or list: other calls
+// replace the fields in it.
 func replace(object map[string]any, key string, n int64) bool {
 	id := fmt.Sprintf("11111111-1111-4111-8111-%012d", n)
 	switch value := object[key].(type) {

@@ -109,8 +109,8 @@ func (c connections) RoundTrip(r *http.Request) (*http.Response, error) {
 const (
 	// triesPause gives a busy rack time to do its work.
 	triesPause = 2 * time.Second
-	// requestTimeout limits a request, which may run a saga on a busy rack, and requestPatience its
-	// repetitions.
+	// requestTimeout limits one request, which may run a saga on a busy rack. requestPatience limits
+	// how long a request is repeated.
 	requestTimeout, requestPatience = 2 * time.Minute, 15 * time.Second
 	idleTimeout                     = 3 * time.Second
 	answerExcerpt                   = 1 << 10

@@ -40,7 +40,7 @@ func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []i
 // number and diskseq are the same, the kernel's counters of writes and discards have not changed,
 // and no process has the device open for writing.
 //
-// It returns the offsets of chunks with expected bytes other than zero, each of chunkBytes.
+// It returns the offsets of the chunks of chunkBytes that have expected bytes which are not zero.
 func (p *Preparation) proveRange(ctx context.Context, from, to int64, e expected) ([]int64, error) {
 	d := disk{p.Device}
 	r := zeroRange{Volume: p.Volume.ID, Serial: d.Serial, Major: d.Major, Minor: d.Minor,

@@ -164,7 +164,8 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	return f, dir
 }
 
-// Only on ext4 and xfs can writeSlots choose a file's blocks. Fill writes up to the disk's end.
+// Write is tested on ext4 and xfs: only these report which blocks a file has. Fill writes up to the
+// disk's end, where the growth records are.
 func TestForgeryWritesRecordsWhereTheDriverWritesItsOwn(t *testing.T) {
 	fill := func(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
 	for name, c := range map[string]struct {

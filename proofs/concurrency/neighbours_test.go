@@ -326,8 +326,8 @@ func (n *neighbours) commit(p *neighbour) {
 	}))
 }
 
-// openDevice opens a raw volume through the guest's device node. So the published path is not in
-// use, as if the workload had opened a mount in its own mount namespace.
+// openDevice opens a raw volume through the guest's device node. So the device is in use, but the
+// published path is not.
 func (n *neighbours) openDevice(p *neighbour) *os.File {
 	disk := csitest.Got(n.node.Instance.Device(p.Volume.GetVolumeContext()["diskName"]))(n.t)
 	device := csitest.Got(os.Open(disk.Path))(n.t)
