@@ -155,7 +155,7 @@ func levelOf(method string, err error) slog.Level {
 		strings.Contains(method, "List") || strings.HasPrefix(method, "Validate")
 	switch code := status.Code(err); {
 	case code == codes.OK && asking, code == codes.Unimplemented,
-		// Kubelet calls Probe every few seconds. The rack check has already logged the fault.
+		// Kubelet calls Probe every few seconds. The background check of the rack has logged the error.
 		method == "Probe" && code == codes.FailedPrecondition:
 		return slog.LevelDebug
 	case code == codes.OK, code == codes.Canceled, code == codes.Aborted:

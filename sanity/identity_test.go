@@ -91,7 +91,7 @@ var _ = describeController("the driver", harness.PluginOptions{}, func(f *fixtur
 		Expect(f.calls(ctx, func() { capabilities(ctx, all) })).To(BeEmpty())
 	})
 
-	It("serves one socket, with the same plugin name and capabilities, in every mode (GC-1, D-5, D-6)",
+	It("has one socket, and the same name and capabilities in every mode (GC-1, D-5, D-6)",
 		func(ctx SpecContext) {
 			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode})
 			expectServices(ctx, all, true, true)

@@ -153,7 +153,7 @@ type Check struct {
 	Run   func(ctx context.Context, b *Bench) error
 }
 
-// Needs lists what a check needs in addition to a controller and this instance.
+// Needs lists what a check needs in addition to the controller and the instance A of a Bench.
 type Needs struct{ Hotplug, Second, Helper bool }
 
 // Blocked returns why the check cannot run on a Bench, or "".

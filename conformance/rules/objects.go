@@ -116,8 +116,8 @@ func created[T any](made outcome[T], k kind[T], name oxide.Name) outcome[T] {
 	return made
 }
 
-// removeNamed removes, at the end of the check, an object whose creation was not confirmed. It
-// spares an object that the checks share, and one with another mark.
+// removeNamed removes, when the check is over, an object whose creation was not confirmed. It does
+// not remove an object that the checks share, or that another run has created.
 func (k kind[T]) removeNamed(c *Check, name oxide.Name) {
 	c.cleanup(func(ctx context.Context) error {
 		made, err := k.read(ctx, string(name))

@@ -407,8 +407,8 @@ type underway[T any] struct {
 }
 
 // begin sends a request that creates an object, and waits until a read shows the object. A
-// simulated rack completes the request only when the check calls end. The end of the check removes
-// the object, whether its creation was confirmed or not.
+// simulated rack completes the request only after the check has called end(). When the check is
+// over, the object is removed, whether its creation was confirmed or not.
 func begin[T any](c *Check, k kind[T], name oxide.Name, what, hold string,
 	send func() (T, error)) *underway[T] {
 	u := &underway[T]{c: c, what: what, hold: hold, problems: len(c.problems)}

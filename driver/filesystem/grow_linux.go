@@ -176,7 +176,8 @@ func growBtrfs(root *os.File) error {
 }
 
 // allow returns an error if the filesystem has a feature that the driver refuses. The driver calls
-// allow() before each mount, check, growth and write, because these can also write to other disks.
+// allow() before each mount, check, growth and write: with such a feature a filesystem may be on
+// other disks, too.
 func (d disk) allow(sb Superblock) error {
 	if sb.Refused == "" {
 		return nil

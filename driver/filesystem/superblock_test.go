@@ -35,7 +35,7 @@ func startOf(t *testing.T, file string) []byte {
 	return head
 }
 
-func TestAnExtThatNeedsACheckIsUnclean(t *testing.T) {
+func TestAnExtFilesystemThatNeedsE2fsckIsUnclean(t *testing.T) {
 	file := guesttest.New(t).Sparse(64 * mib)
 	guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", file)
 	head := startOf(t, file)

@@ -323,8 +323,9 @@ var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip
 
 func (e *Engine) networkFile() string { return e.file("network.json") }
 
-// remember saves the network's state before our dockerd starts. It keeps a file that a killed
-// dockerd has left, because the network still has that dockerd's rules.
+// remember saves the network's state before our dockerd starts. If an earlier dockerd was killed,
+// the file of that time is still there, and remember keeps it: the network has the rules of that
+// dockerd now.
 func (e *Engine) remember(ctx context.Context) error {
 	if exists(e.networkFile()) {
 		return nil

@@ -14,7 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// setenv sets the variables that parse() reads: HOME, and pairs of a name and a value.
+// setenv clears the variables that parse() reads, sets HOME, and then sets the pairs of name and
+// value.
 func setenv(t *testing.T, pairs ...string) {
 	for _, name := range []string{"XDG_CACHE_HOME", "KEEP", "E2E_REUSE"} {
 		t.Setenv(name, "")

@@ -16,8 +16,8 @@ import (
 // TopologyPrefix is the prefix of the driver's topology keys, as CSI requires.
 const TopologyPrefix = "topology.csi.oxide.computer/"
 
-// Segments is a location: topology keys with their values. The operator chooses both, because a
-// rack shows its users neither the rack nor the region.
+// Segments is a location: topology keys with their values. The operator chooses keys and values,
+// because the rack's API does not tell in which region and rack a user's instances are.
 type Segments map[string]string
 
 var (

@@ -317,8 +317,8 @@ func (o *Options) read(ctx context.Context) (*wanted, error) {
 		}
 		defer func() { _ = file.Close() }()
 	}
-	// Kubernetes' JSON contains no time. The list in a file is at least as old as the last write. The
-	// list in a pipe may have been made when the audit began.
+	// A list does not say when it was made. For a file, use the time of its last write. For a pipe,
+	// use the time when the audit began.
 	info, err := file.Stat()
 	if err == nil && info.Mode().IsRegular() && info.ModTime().Before(at) {
 		at = info.ModTime()

@@ -135,8 +135,9 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 	return r.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
 }
 
-// checkNodes records the nodes that have the disk, with their UIDs: the report of a Node with
-// another UID does not prove the unmount.
+// checkNodes records the names and UIDs of the nodes to which the volume is attached. A later step
+// waits until these Nodes report that the volume is unmounted. A new Node of the same name does not
+// count.
 func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
 	all, err := r.all(ctx, volumeAttachments, "")
 	p.Nodes = map[string]string{}

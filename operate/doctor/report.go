@@ -152,7 +152,8 @@ type Place struct {
 	Pod      string `json:"pod,omitempty"`
 }
 
-// place shows a disk at the instance to which the rack has attached it.
+// place returns the chain's place in the tree. A disk is shown at the instance to which the rack
+// has attached it, not at the instance of the chain.
 func (c *chain) place() *Place {
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {
 		return &Place{Node: c.nodeName, Instance: c.instance}

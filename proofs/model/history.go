@@ -66,7 +66,7 @@ type counts struct {
 	bytes, lost int64
 	// copies is the number of restored volumes that were compared with their snapshot.
 	copies int
-	// calls includes the repeated calls. aborted is the number of repetitions.
+	// calls is the number of calls, with repetitions. aborted is the number of repetitions.
 	calls, aborted atomic.Int64
 	// ops contains the number of crowds' calls by op. The next fields count the results.
 	ops                                  map[op]int

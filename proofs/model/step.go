@@ -102,7 +102,8 @@ const (
 
 var mishaps = map[string]Mishap{"abandoned": Abandoned, "killed": Killed, "the rack dies": rackDies}
 
-// Step is one step of a history. It uses only the fields in the text of its op.
+// Step is one step of a history. Of its fields, it uses those that its op names in braces, such as
+// {node}.
 type Step struct {
 	op                  op
 	ctl, vol, snap, pod int

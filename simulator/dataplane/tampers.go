@@ -500,8 +500,8 @@ type corruption struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	//
-	// names has the names of all disks that were ever plugged in, by ID. remains has the blocks of
-	// deleted disks, by name. last is the block of the disk that was deleted last.
+	// names has the names of all disks that were ever plugged in, by ID. remains has the block at the
+	// damaged place of each deleted disk, by the disk's name. last is that of the latest of them.
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
