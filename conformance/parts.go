@@ -122,8 +122,8 @@ func (w *job) runCSISanity(ctx context.Context) error {
 		_ = os.Chdir(here) // the directory may be gone
 	}
 	if len(misled) > 0 {
-		w.incomplete(fmt.Errorf("specs that are not tested: %d, the first because %w", len(misled),
-			misled[0]))
+		w.incomplete(fmt.Errorf("specs that are not tested: %d, the first because %w; repeat the run "+
+			"when nobody else uses the project and this instance", len(misled), misled[0]))
 	}
 	return driver.Stop()
 }
