@@ -128,7 +128,7 @@ func (m traces) extUnit(b []byte, blocks uint64) bool {
 	sb = sb && extMounted(b) == 0
 	journal := binary.BigEndian.Uint32(b) == 0xC03B3998
 	return sb || journal || extBitmap(b) || extNumbers(b, blocks) || extDirectory(b) ||
-		extDescriptors(b, 32, blocks, 2) || extDescriptors(b, 64, blocks, 2) ||
+		extExtents(b, blocks) || extDescriptors(b, 32, blocks, 2) || extDescriptors(b, 64, blocks, 2) ||
 		slices.ContainsFunc([]int{128, 256, 512, 1024, 2048}, func(n int) bool { return extInodes(b, n) })
 }
 
@@ -166,6 +166,25 @@ func extNumbers(b []byte, blocks uint64) bool {
 		}
 	}
 	return down <= maxDown
+}
+
+// extExtents reports whether b may be the start of a block of extents. Of the files that mkfs
+// makes, only the journal can need one. It has no holes: each extent begins where the last ends.
+func extExtents(b []byte, blocks uint64) bool {
+	const size, maxBlocks = 12, 1 << 15
+	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
+	end, next := size+int(le16(b[2:]))*size, uint32(0)
+	if le16(b) != 0xF30A || end > len(b) || nonZero(b[6:size]) >= 0 {
+		return false
+	}
+	for extent := range slices.Chunk(b[size:end], size) {
+		n, upper, start := uint32(le16(extent[4:])), le16(extent[6:]), uint64(le32(extent[8:]))
+		if le32(extent) != next || n-1 >= maxBlocks || upper != 0 || start+uint64(n) > blocks {
+			return false
+		}
+		next += n
+	}
+	return nonZero(b[end:max(end, len(b)-4)]) < 0 // a checksum ends a block
 }
 
 // extDirectory reports whether b may be the start or the end of a block of a directory with at most
