@@ -325,14 +325,11 @@ func (s *Server) run(ctx context.Context, method, path string) (status int, answ
 		return http.StatusServiceUnavailable, []byte(http.StatusText(http.StatusServiceUnavailable))
 	}
 	defer end()
-	err = r.find()
+	status, body, err := 0, any(nil), r.parse()
 	if err == nil {
-		err = r.parse()
+		status, body, err = s.serve(r)
 	}
-	a := newResponse(r.id, 0, nil, err)
-	if err == nil {
-		a = s.serve(r)
-	}
+	a := r.response(status, body, err)
 	s.record(r, a)
 	return a.status, a.body
 }

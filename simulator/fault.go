@@ -235,9 +235,6 @@ func checkOperation(r adminapi.Fault) error {
 }
 
 func (s *Server) matchFaults(r *apiRequest) error {
-	if s.Faults.empty() {
-		return nil
-	}
 	if err := s.resolve(r); err != nil {
 		return err
 	}
@@ -274,14 +271,21 @@ func (s *Server) resolve(r *apiRequest) error {
 	})
 }
 
-// amongFaults carries out the request and applies its faults, each in its phase. If the rack
-// refuses the request, only faults of the phase Before are applied.
-func (s *Server) amongFaults(r *apiRequest, refusal error) response {
+// withFaults carries out the request as handle does, and applies its faults, each in its phase. If
+// the rack refuses the request, only faults of the phase Before are applied.
+func (s *Server) withFaults(r *apiRequest) response {
+	if r.op == nil || s.Faults.empty() {
+		return r.response(s.handle(r))
+	}
+	refusal := s.check(r)
+	if err := s.matchFaults(r); err != nil {
+		return r.response(0, nil, err)
+	}
 	if a, ended := s.applyFaults(r, adminapi.Before); ended {
 		return a
 	}
 	if refusal != nil {
-		return newResponse(r.id, 0, nil, refusal)
+		return r.response(0, nil, refusal)
 	}
 	if a, ended := s.applyFaults(r, adminapi.Instead); ended {
 		return a
@@ -291,9 +295,9 @@ func (s *Server) amongFaults(r *apiRequest, refusal error) response {
 		a, _ := s.applyFaults(r, adminapi.Deferred)
 		return a
 	}
-	a := r.dropFields(s.serve(r))
+	a := r.dropFields(r.response(s.serve(r)))
 	if r.firing(adminapi.Twice) >= 0 {
-		a = r.dropFields(s.serve(r))
+		a = r.dropFields(r.response(s.serve(r)))
 	}
 	for _, phase := range []adminapi.Phase{adminapi.Unwind, adminapi.Reread, adminapi.Twice,
 		adminapi.After} {
@@ -417,6 +421,6 @@ func (s *Server) deferRequest(r *apiRequest, delay time.Duration) {
 	effect.entry.Deferred = true
 	s.rack.DeferWork(r.Context(), delay, func() {
 		effect.started = time.Now()
-		s.record(&effect, s.serve(&effect))
+		s.record(&effect, effect.response(s.serve(&effect)))
 	})
 }

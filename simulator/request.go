@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"mime"
 	"net/http"
 	"net/url"
@@ -42,6 +43,7 @@ type apiRequest struct {
 	started time.Time
 	op      *operation
 	path    url.Values // the parameters in the path
+	noRoute error      // if there is no op
 	query   url.Values
 	scan    scan
 	raw     []byte // the body
@@ -49,30 +51,27 @@ type apiRequest struct {
 	faults  []adminapi.ActiveFault
 	entry   adminapi.Request
 	call    engine.Call
+	err     error // an internal error, which is only logged
 	// subjects are the names and IDs of objects in the request. A fault's Object must be one of them.
 	subjects []string
 }
 
 func newRequest(hr *http.Request) *apiRequest {
 	id := uuid.NewString()
-	return &apiRequest{Request: hr, id: id, started: time.Now(), query: hr.URL.Query(),
-		call: engine.Call{Context: hr.Context(), ReadOnly: hr.Method == http.MethodGet},
-		entry: adminapi.Request{RequestID: id, Method: hr.Method,
-			Path: clip(hr.URL.RequestURI()), Caller: clip(hr.UserAgent())}}
+	r := &apiRequest{Request: hr, id: id, started: time.Now(),
+		call:  engine.Call{Context: hr.Context(), ReadOnly: hr.Method == http.MethodGet},
+		entry: adminapi.Request{RequestID: id, Method: hr.Method, Caller: clip(hr.UserAgent())}}
+	r.find()
+	return r
 }
 
-// find sets the request's operation. The rack checks the API version before the path (A13).
-func (r *apiRequest) find() error {
-	if err := checkVersion(r.Header.Get("Api-Version")); err != nil {
-		return err
+// find sets the request's operation and what else its URL contains.
+func (r *apiRequest) find() {
+	r.query, r.entry.Path = r.URL.Query(), clip(r.URL.RequestURI())
+	r.op, r.path, r.noRoute = route(r.Method, r.URL.EscapedPath())
+	if r.op != nil {
+		r.entry.Operation = r.op.name
 	}
-	var err error
-	r.op, r.path, err = route(r.Method, r.URL.EscapedPath())
-	if err != nil {
-		return err
-	}
-	r.entry.Operation = r.op.name
-	return nil
 }
 
 // checkVersion takes a missing version for the newest (A13). A real rack also serves older
@@ -114,16 +113,22 @@ func parseVersion(s string) ([]uint64, error) {
 	return numbers, nil
 }
 
-// parse parses the path, the query and the body. A rack does this before authentication (A14).
+// parse parses the path, the query and the body. The rack checks the API version before (A13).
 func (r *apiRequest) parse() error {
+	if err := cmp.Or(checkVersion(r.Header.Get("Api-Version")), r.noRoute); err != nil {
+		return err
+	}
 	r.identify(r.raw)
 	if r.op.serve == nil {
 		return nil // this simulator does not know the parameters of the operation
 	}
+	r.call.Kind, r.call.Named = r.op.kind, map[string]store.Selector{}
 	for name := range r.path {
-		if _, problem := store.ParseSelector(r.path.Get(name)); problem != "" {
+		sel, problem := store.ParseSelector(r.path.Get(name))
+		if problem != "" {
 			return badPath(problem)
 		}
+		r.call.Named[name] = sel
 	}
 	if err := r.parseQuery(); err != nil {
 		return err
@@ -158,15 +163,19 @@ func (r *apiRequest) parseQuery() error {
 			r.query = r.scan.selectors()
 		}
 	}
+	r.call.Window, r.call.Cascade = r.scan.Window, r.query.Get("cascade") == "true"
 	for _, name := range r.op.required {
 		if !r.query.Has(name) {
 			return badQuery("%s", missingField(name))
 		}
 	}
-	for _, name := range r.op.selectors {
-		_, problem := store.ParseSelector(r.query.Get(name))
-		if r.query.Has(name) && problem != "" {
+	for _, name := range slices.Sorted(maps.Keys(r.query)) {
+		sel, problem := store.ParseSelector(r.query.Get(name))
+		if problem != "" && slices.Contains(r.op.selectors, name) {
 			return badQuery("%s", problem)
+		}
+		if _, inPath := r.path[name]; !inPath {
+			r.call.Named[name] = sel
 		}
 	}
 	return nil
@@ -193,15 +202,14 @@ func (r *apiRequest) readRepeated() error {
 // readBody reads the body within s.bodyTime. Only a few large bodies are read at the same time, so
 // that clients without a token cannot fill the memory.
 func (s *Server) readBody(w http.ResponseWriter, r *apiRequest) ([]byte, error) {
-	op, _, err := route(r.Method, r.URL.EscapedPath())
-	if err != nil || op.body == nil {
+	if r.op == nil || r.op.body == nil {
 		if r.ContentLength != 0 {
 			// net/http reads the body to discard it. Limit the time for that, too.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyTime))
 		}
 		return nil, nil
 	}
-	limit := cmp.Or(op.maxBody, maxBody)
+	limit := cmp.Or(r.op.maxBody, maxBody)
 	body, err := console.ReadBody(w, r.Request, smallBody, s.bodyTime)
 	if err == nil && len(body) > smallBody {
 		select {
@@ -253,16 +261,6 @@ func (r *apiRequest) subject(nameOrID string) {
 	r.entry.Object = clip(nameOrID)
 }
 
-func (r *apiRequest) named() map[string]store.Selector {
-	all := map[string]store.Selector{}
-	for _, values := range []url.Values{r.query, r.path} {
-		for name := range values {
-			all[name], _ = store.ParseSelector(values.Get(name))
-		}
-	}
-	return all
-}
-
 // A11: the word Bearer may be in upper or lower case.
 func bearerOf(r *http.Request) string {
 	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -301,11 +299,15 @@ type errorBody struct {
 	Message   string `json:"message"`
 }
 
-func newResponse(requestID string, status int, body any, err error) response {
+func (r *apiRequest) response(status int, body any, err error) response {
 	if err != nil {
+		var known *engine.Error
+		if !errors.As(err, &known) {
+			r.err = err
+		}
 		refused := engine.AsError(err)
 		return response{refused.Status, refused.Header, jsonType,
-			encode(errorBody{requestID, refused.Code, refused.Message}, "  ")}
+			encode(errorBody{r.id, refused.Code, refused.Message}, "  ")}
 	}
 	if body == nil {
 		return response{status: status}

@@ -2,9 +2,9 @@
 // which tests observe and disturb the rack.
 //
 // [Open] opens a rack and returns its [Server]. The server handles a request in this order: the API
-// version in its header, its route, its path, query and body, faults of the phase "before", its
-// token, faults that replace the operation, the operation itself, and faults that act after it.
-// newResponse converts results and errors to responses, and Server.record writes the request log.
+// version in its header, its route, its path, query and body, its token, and the operation itself.
+// Around this, Server.withFaults applies the faults, each in its phase, and Server.respond the
+// active mutation. Server.record writes the request log.
 //
 // Package engine has the operations and decides by the rack's rules. Package store has the records;
 // everything that the rack has acknowledged is on disk. Package dataplane has the bytes of disks
@@ -165,7 +165,7 @@ func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDefer
 func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	r := newRequest(hr)
 	if err := console.CheckPage(hr, s.apiHosts, "--api-host"); err != nil {
-		s.write(w, r, newResponse(r.id, 0, nil, &engine.Error{Status: http.StatusForbidden,
+		s.write(w, r, r.response(0, nil, &engine.Error{Status: http.StatusForbidden,
 			Code: "Forbidden", Message: err.Error()}))
 		return
 	}
@@ -185,40 +185,28 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 }
 
 // handle carries out a request, even if the caller gives up meanwhile (A18).
-func (s *Server) handle(r *apiRequest) response {
-	if err := r.find(); err != nil {
-		return newResponse(r.id, 0, nil, err)
+func (s *Server) handle(r *apiRequest) (status int, body any, err error) {
+	if err := s.check(r); err != nil {
+		return 0, nil, err
 	}
-	refusal := r.parse()
-	if err := s.matchFaults(r); err != nil {
-		return s.fail(r, err)
-	}
-	return s.amongFaults(r, cmp.Or(refusal, s.authenticate(r)))
+	return s.serve(r)
 }
 
-func (s *Server) serve(r *apiRequest) response {
+// check parses the request and then authenticates its caller, in the rack's order (A14).
+func (s *Server) check(r *apiRequest) error {
+	if err := r.parse(); err != nil {
+		return err
+	}
+	return s.authenticate(r)
+}
+
+func (s *Server) serve(r *apiRequest) (status int, body any, err error) {
 	if r.op.serve == nil {
 		err := unimplemented(r.op)
 		s.log.Error("an operation is not implemented", slog.String("error", err.Error()))
-		return newResponse(r.id, 0, nil, err)
+		return 0, nil, err
 	}
-	r.call.Named, r.call.Window, r.call.Kind = r.named(), r.scan.Window, r.op.kind
-	r.call.Cascade = r.query.Get("cascade") == "true"
-	status, body, err := r.op.serve(s.rack, r)
-	if err != nil {
-		return s.fail(r, err)
-	}
-	return newResponse(r.id, status, body, nil)
-}
-
-// fail logs an internal error, because the caller gets only "Internal Server Error".
-func (s *Server) fail(r *apiRequest, err error) response {
-	var known *engine.Error
-	if !errors.As(err, &known) {
-		s.log.Error("a request failed", slog.String("operation", r.entry.Operation),
-			slog.String("request_id", r.id), slog.String("error", err.Error()))
-	}
-	return newResponse(r.id, 0, nil, err)
+	return r.op.serve(s.rack, r)
 }
 
 // record adds the request to the logs. Callers call record before they send the response.
@@ -233,6 +221,10 @@ func (s *Server) record(r *apiRequest, a response) {
 		r.entry.Faults = []string{}
 	}
 	s.requests.add(r.entry)
+	if r.err != nil { // the caller gets only "Internal Server Error"
+		s.log.Error("a request failed", slog.String("operation", r.entry.Operation),
+			slog.String("request_id", r.id), slog.String("error", r.err.Error()))
+	}
 	s.log.Debug("request", slog.String("operation", r.entry.Operation),
 		slog.String("method", r.entry.Method), slog.String("path", r.entry.Path),
 		slog.String("object", r.entry.Object), slog.Int("status", a.status),
@@ -243,7 +235,7 @@ func (s *Server) record(r *apiRequest, a response) {
 func (s *Server) respond(r *apiRequest) response {
 	m := s.mutation.Active()
 	if m == nil {
-		return s.handle(r)
+		return s.withFaults(r)
 	}
 	x := s.exchange(r)
 	if m.Before != nil {
@@ -263,15 +255,12 @@ func (s *Server) respond(r *apiRequest) response {
 }
 
 func (s *Server) exchange(r *apiRequest) *broken.Interception {
-	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: r.raw}
-	if op, path, err := route(r.Method, r.URL.EscapedPath()); err == nil {
-		x.Operation, x.Path = op.name, path
-		r.entry.Operation = op.name
-	}
+	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: r.raw,
+		Operation: r.entry.Operation, Path: r.path}
 	x.Carry = func() *broken.Answer {
 		r.raw = x.Body
-		r.query, r.path, r.entry.Path = r.URL.Query(), nil, clip(r.URL.RequestURI())
-		a := s.handle(r)
+		r.find()
+		a := s.withFaults(r)
 		if a.header == nil {
 			a.header = http.Header{}
 		}
