@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 )
 
 func must(t testing.TB, err error) {
@@ -39,6 +41,16 @@ func TestEveryInputChangesTheHash(t *testing.T) {
 		if got, err := hashTree(other); err != nil || got == first {
 			t.Errorf("a tree with another %s has the same hash: %s, %v", name, got, err)
 		}
+	}
+}
+
+func TestWithoutARegistryTheErrorNamesTheOfflineSuite(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "docker"), []byte("#!/bin/sh\nexit 1\n"), 0o700))
+	t.Setenv("PATH", dir)
+	_, err := (&Builder{Engine: &engine.Engine{}}).Node(t.Context(), "v1.35.8")
+	if err == nil || !strings.Contains(err.Error(), "make e2e-offline") {
+		t.Errorf("the error is %v", err)
 	}
 }
 

@@ -24,8 +24,8 @@ type parts struct {
 	node, workloads string
 }
 
-// Node returns the name of the image of kind's nodes. With Offline, Node builds this image, which
-// contains every image that the suite's pods need.
+// Node pulls the image of kind's nodes and returns its name. With Offline, Node builds this image,
+// which contains every image that the suite's pods need.
 //
 // The built image has its own network configuration and no CoreDNS. So a cluster that uses it has
 // to set disableDefaultCNI, and to skip the phases preflight and addon/coredns in kubeadm's
@@ -34,7 +34,15 @@ type parts struct {
 func (b *Builder) Node(ctx context.Context, kubernetes string) (image string, err error) {
 	defer harness.Catch(&err)
 	if !b.Offline {
-		return "kindest/node:" + kubernetes, nil // kind pulls it
+		image = "kindest/node:" + kubernetes
+		if b.has(ctx, image) {
+			return image, nil
+		}
+		if _, err := b.Engine.Output(ctx, "pull", "--quiet", image); err != nil {
+			return "", fmt.Errorf("expected the image of the nodes in a registry: %w; without a registry, "+
+				"build every image here with make e2e-offline", err)
+		}
+		return image, nil
 	}
 	p, restricted := harness.Got(b.makeParts(ctx)), harness.Got(engine.WithoutSysResource())
 	const repository = "oxide-e2e/node"
