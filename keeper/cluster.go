@@ -41,28 +41,28 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 		return nil, fmt.Errorf("list Nodes: %w", err)
 	}
 	v := newView(k.now(), nodes.Items, csiNodes.Items, attachments.Items, records)
-	v.Look, v.records = look, found
+	v.Look, v.records, v.cluster = look, found, k.Kubernetes
 	k.Metrics.observe(v, k.Config.ColdAttach && !k.Config.DryRun)
 	return v, nil
 }
 
-func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
-	if err := k.readVolumes(ctx, v); err != nil {
+func (v *view) sorted(ctx context.Context, n *node) (sorted, []corev1.Pod, error) {
+	if err := v.readVolumes(ctx); err != nil {
 		return sorted{}, nil, err
 	}
-	own, err := k.podsOn(ctx, v, n)
+	own, err := v.podsOn(ctx, n)
 	return sortPods(own, v.claims), own, err
 }
 
-func (k *Keeper) readVolumes(ctx context.Context, v *view) error {
+func (v *view) readVolumes(ctx context.Context) error {
 	if v.claims != nil {
 		return nil
 	}
-	volumes, err := k.Kubernetes.Core.PersistentVolumes().List(ctx, metav1.ListOptions{})
+	volumes, err := v.cluster.Core.PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list PersistentVolumes: %w", err)
 	}
-	claims, err := k.Kubernetes.Core.PersistentVolumeClaims(metav1.NamespaceAll).List(ctx,
+	claims, err := v.cluster.Core.PersistentVolumeClaims(metav1.NamespaceAll).List(ctx,
 		metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list PersistentVolumeClaims: %w", err)
@@ -73,13 +73,13 @@ func (k *Keeper) readVolumes(ctx context.Context, v *view) error {
 }
 
 // pods reads and sorts the pods on a node, and checks whether a PodDisruptionBudget forbids a stop.
-func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
-	s, own, err := k.sorted(ctx, v, n)
+func (v *view) pods(ctx context.Context, n *node) (sorted, error) {
+	s, own, err := v.sorted(ctx, n)
 	if err != nil {
 		return s, err
 	}
 	if v.budgets == nil {
-		budgets, err := k.Kubernetes.Policy.PodDisruptionBudgets(metav1.NamespaceAll).List(ctx,
+		budgets, err := v.cluster.Policy.PodDisruptionBudgets(metav1.NamespaceAll).List(ctx,
 			metav1.ListOptions{})
 		if err != nil {
 			return s, fmt.Errorf("list PodDisruptionBudgets: %w", err)
@@ -87,7 +87,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 		v.budgets = append([]policyv1.PodDisruptionBudget{}, budgets.Items...)
 	}
 	for i := range v.budgets {
-		if err := k.recount(ctx, &v.budgets[i], s.stay); err != nil {
+		if err := v.cluster.recount(ctx, &v.budgets[i], s.stay); err != nil {
 			return s, err
 		}
 	}
@@ -98,7 +98,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
-		pods, err := k.podsOn(ctx, v, other)
+		pods, err := v.podsOn(ctx, other)
 		if err != nil {
 			return s, err
 		}
@@ -110,7 +110,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 
 // recount lowers a budget's currentHealthy to the number of healthy pods that exist. Kubernetes
 // updates that field late: it may still count a pod that has just been evicted or deleted.
-func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
+func (c *Cluster) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	stay []*corev1.Pod) error {
 	if !slices.ContainsFunc(stay, func(p *corev1.Pod) bool { return healthy(p) && covers(b, p) }) {
 		return nil
@@ -119,7 +119,7 @@ func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	if err != nil {
 		return fmt.Errorf("the PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
 	}
-	pods, err := k.Kubernetes.Core.Pods(b.Namespace).List(ctx, metav1.ListOptions{
+	pods, err := c.Core.Pods(b.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: selector.String()})
 	if err != nil {
 		return fmt.Errorf("list the Pods of the PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
@@ -129,16 +129,16 @@ func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	return nil
 }
 
-func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, error) {
-	if pods, known := v.pods[n.Name]; known {
+func (v *view) podsOn(ctx context.Context, n *node) ([]corev1.Pod, error) {
+	if pods, known := v.nodePods[n.Name]; known {
 		return pods, nil
 	}
-	pods, err := k.Kubernetes.Core.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+	pods, err := v.cluster.Core.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", n.Name).String()})
 	if err != nil {
 		return nil, fmt.Errorf("list Pods: %w", err)
 	}
-	v.pods[n.Name] = pods.Items
+	v.nodePods[n.Name] = pods.Items
 	return pods.Items, nil
 }
 

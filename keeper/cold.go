@@ -220,7 +220,7 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 	if why := k.hindranceOfNode(v, n); why != "" {
 		return why, sorted{}, nil
 	}
-	pods, err := k.pods(ctx, v, n)
+	pods, err := v.pods(ctx, n)
 	if err != nil {
 		return "", pods, err
 	}
@@ -419,8 +419,8 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 			if !k.Config.ColdAttach {
 				continue // the keeper stops no instances
 			}
-			pods, err := k.podsOn(ctx, v, n)
-			if err = errors.Join(err, k.readVolumes(ctx, v)); err != nil {
+			pods, err := v.podsOn(ctx, n)
+			if err = errors.Join(err, v.readVolumes(ctx)); err != nil {
 				a.held = err.Error() // as long as pods and volumes cannot be read
 				errs = append(errs, err)
 				continue

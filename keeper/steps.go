@@ -169,7 +169,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	case k.forbidden(v, n) != "":
 		return k.finish(ctx, v, n, k.forbidden(v, n))
 	}
-	pods, err := k.pods(ctx, v, n)
+	pods, err := v.pods(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -237,7 +237,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 		return k.giveUp(ctx, v, n, why)
 	}
 	// Read the pods again: the keeper that recorded this step may have died long ago.
-	pods, err := k.pods(ctx, v, n)
+	pods, err := v.pods(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -266,7 +266,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	default:
 		return k.restart(ctx, v, n, fmt.Sprintf("somebody started the instance; it is %s", state))
 	}
-	pods, _, err := k.sorted(ctx, v, n)
+	pods, _, err := v.sorted(ctx, n)
 	missing := v.unasked(pods)
 	switch {
 	case err == nil && len(left) == 0 && len(missing) == 0:

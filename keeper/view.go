@@ -30,11 +30,12 @@ type view struct {
 	Look    rack.Look
 	records *corev1.ConfigMap
 
+	cluster *Cluster
 	// These fields are read at most once a round, when they are needed; nil means not read yet.
-	volumes []corev1.PersistentVolume
-	claims  map[claim]*corev1.PersistentVolume
-	pods    map[string][]corev1.Pod // by node
-	budgets []policyv1.PodDisruptionBudget
+	volumes  []corev1.PersistentVolume
+	claims   map[claim]*corev1.PersistentVolume
+	nodePods map[string][]corev1.Pod // by node
+	budgets  []policyv1.PodDisruptionBudget
 }
 
 type node struct {
@@ -56,7 +57,7 @@ type attachment struct {
 
 func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	attachments []storagev1.VolumeAttachment, records map[types.UID]record) *view {
-	v := &view{Now: now, pods: map[string][]corev1.Pod{}}
+	v := &view{Now: now, nodePods: map[string][]corev1.Pod{}}
 	for i := range nodes {
 		n := &node{Node: &nodes[i], record: records[nodes[i].UID]}
 		n.NodeName = n.Name
