@@ -24,7 +24,7 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	all := metav1.ListOptions{}
 	look := rack.Looking()
 	// Read the records first: if another keeper saves them during the later reads, our save conflicts.
-	found, records, err := k.records(ctx)
+	found, records, err := k.Kubernetes.records(ctx, k.Namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +143,7 @@ func (v *view) podsOn(ctx context.Context, n *node) ([]corev1.Pod, error) {
 }
 
 func (k *Keeper) write(ctx context.Context, v *view, n *node, message string) error {
-	if err := k.save(ctx, v, n); err != nil {
+	if err := v.save(ctx, n); err != nil {
 		return err
 	}
 	k.report(ctx, n.Node, n.Record, "ColdAttach"+string(n.Record.Step), message)
@@ -152,8 +152,8 @@ func (k *Keeper) write(ctx context.Context, v *view, n *node, message string) er
 
 // update writes a changed Node. If somebody else has changed it since it was read, the write fails
 // with a conflict, and the next round reads the Node again.
-func (k *Keeper) update(ctx context.Context, n *node) error {
-	updated, err := k.Kubernetes.Core.Nodes().Update(ctx, n.Node, metav1.UpdateOptions{})
+func (c *Cluster) update(ctx context.Context, n *node) error {
+	updated, err := c.Core.Nodes().Update(ctx, n.Node, metav1.UpdateOptions{})
 	if err != nil {
 		return fmt.Errorf("update the Node: %w", err)
 	}
@@ -180,9 +180,9 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 }
 
 // annotate sets a VolumeAttachment's annotation, or removes it if the value is "".
-func (k *Keeper) annotate(ctx context.Context, a *attachment, key, value string) error {
+func (c *Cluster) annotate(ctx context.Context, a *attachment, key, value string) error {
 	// With the UID, the API server does not annotate a later VolumeAttachment of the same name.
-	_, err := k.Kubernetes.Storage.VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
+	_, err := c.Storage.VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
 		annotation(key, value, "uid", string(a.UID)), metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("annotate the VolumeAttachment %s: %w", a.Name, err)
@@ -331,12 +331,12 @@ type outcome struct {
 
 // records returns the ConfigMap of records, and the records by the UIDs of their Nodes. If the
 // ConfigMap does not exist yet, both are empty.
-func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]record, error) {
-	found, err := k.Kubernetes.Core.ConfigMaps(k.Namespace).Get(ctx, RecordsName, metav1.GetOptions{})
+func (c *Cluster) records(ctx context.Context, namespace string) (*corev1.ConfigMap,
+	map[types.UID]record, error) {
+	found, err := c.Core.ConfigMaps(namespace).Get(ctx, RecordsName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		found = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: k.Namespace,
-			Name: RecordsName}}
+		found = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: RecordsName}}
 	case err != nil:
 		return nil, nil, fmt.Errorf("read the ConfigMap %s: %w", RecordsName, err)
 	}
@@ -355,7 +355,7 @@ func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]
 
 // save writes the records of all nodes. It fails with a conflict if another keeper has written them
 // since they were read. The record of a deleted Node is kept for a day.
-func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
+func (v *view) save(ctx context.Context, n *node) error {
 	next := v.records.DeepCopy()
 	next.Data = map[string]string{}
 	for _, n := range v.Nodes {
@@ -371,7 +371,7 @@ func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
 	}
 	var written *corev1.ConfigMap
 	var err error
-	if maps := k.Kubernetes.Core.ConfigMaps(k.Namespace); next.ResourceVersion == "" {
+	if maps := v.cluster.Core.ConfigMaps(next.Namespace); next.ResourceVersion == "" {
 		written, err = maps.Create(ctx, next, metav1.CreateOptions{})
 	} else {
 		written, err = maps.Update(ctx, next, metav1.UpdateOptions{})
@@ -507,7 +507,7 @@ func (k *Keeper) isOutage(answers bool) bool {
 func (k *Keeper) clusterAnswers(ctx context.Context, stops map[string]time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	found, records, err := k.records(ctx)
+	found, records, err := k.Kubernetes.records(ctx, k.Namespace)
 	if err != nil {
 		return found != nil
 	}

@@ -306,14 +306,14 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 	if err != nil {
 		return err
 	}
-	return k.cordon(ctx, n)
+	return k.Kubernetes.cordon(ctx, n)
 }
 
 // cordon fails with a conflict if somebody has changed the Node since it was read.
-func (k *Keeper) cordon(ctx context.Context, n *node) error {
+func (c *Cluster) cordon(ctx context.Context, n *node) error {
 	n.Spec.Unschedulable = true
 	metav1.SetMetaDataAnnotation(&n.ObjectMeta, CordonAnnotation, n.Record.id())
-	return k.update(ctx, n)
+	return c.update(ctx, n)
 }
 
 func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, verb string) error {
@@ -486,7 +486,7 @@ func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment
 	if a.Annotations[HeldAnnotation] == a.held || n.Record != nil || !n.allowed() {
 		return nil
 	}
-	if err := k.annotate(ctx, a, HeldAnnotation, a.held); err != nil || a.held == "" {
+	if err := k.Kubernetes.annotate(ctx, a, HeldAnnotation, a.held); err != nil || a.held == "" {
 		return err
 	}
 	message := "waits, and the keeper does not stop the instance for it: " + a.held

@@ -58,11 +58,11 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return err
 	}
 	n.Fenced = n.Instance
-	if err := k.save(ctx, v, n); err != nil {
+	if err := v.save(ctx, n); err != nil {
 		return err
 	}
 	n.Spec.Taints = append(n.Spec.Taints, outOfService)
-	if err := k.update(ctx, n); err != nil {
+	if err := k.Kubernetes.update(ctx, n); err != nil {
 		return err
 	}
 	k.Metrics.fences.Inc()
@@ -99,12 +99,12 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	}
 	if ours {
 		n.removeTaint(outOfService.Key)
-		if err := k.update(ctx, n); err != nil {
+		if err := k.Kubernetes.update(ctx, n); err != nil {
 			return err
 		}
 	}
 	n.Fenced = ""
-	if err := k.save(ctx, v, n); err != nil {
+	if err := v.save(ctx, n); err != nil {
 		return err
 	}
 	k.report(ctx, n.Node, nil, "Unfenced", why)
@@ -122,7 +122,7 @@ func (k *Keeper) removeStartupTaints(ctx context.Context, v *view) error {
 			continue
 		}
 		n.removeTaint(StartupTaint)
-		switch err := k.update(ctx, n); {
+		switch err := k.Kubernetes.update(ctx, n); {
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err): // the next round tries again
 		case err != nil:
 			errs = append(errs, fmt.Errorf("node %s, startup taint: %w", n.Name, err))

@@ -370,7 +370,7 @@ func TestSaveConflictsIfAnotherKeeperHasWrittenTheRecords(t *testing.T) { // D-6
 	for i, refused := range []func(error) bool{apierrors.IsAlreadyExists, apierrors.IsConflict} {
 		v := csitest.Got(w.observe(t.Context()))(t)
 		w.setRecord("a", record{Fenced: instanceOf("a") + strings.Repeat("x", i)}) // by another keeper
-		if err := w.save(t.Context(), v, v.Nodes[0]); !refused(err) {
+		if err := v.save(t.Context(), v.Nodes[0]); !refused(err) {
 			t.Errorf("the error is %v", err)
 		}
 	}

@@ -28,7 +28,7 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	case n.cordoned() && !n.Spec.Unschedulable && s != draining:
 		// Somebody uncordoned the node. If they cordon it again, finish() must not uncordon it.
 		delete(n.Annotations, CordonAnnotation)
-		if err := k.update(ctx, n); err != nil {
+		if err := k.Kubernetes.update(ctx, n); err != nil {
 			return err
 		}
 	}
@@ -99,7 +99,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 		n.Spec.Unschedulable = false
 		delete(n.Annotations, CordonAnnotation)
 		delete(n.Annotations, PlanAnnotation)
-		if err := k.update(ctx, n); err != nil {
+		if err := k.Kubernetes.update(ctx, n); err != nil {
 			return err
 		}
 	}
@@ -121,7 +121,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	}
 	before := n.record
 	n.Record, n.Last = nil, &last
-	if err := k.save(ctx, v, n); err != nil {
+	if err := v.save(ctx, n); err != nil {
 		n.record = before
 		return err
 	}
@@ -165,7 +165,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	case n.Name == k.Config.NodeName:
 		return k.finish(ctx, v, n, "the keeper that continues runs on this node itself")
 	case !n.cordoned() && !n.Spec.Unschedulable:
-		return k.cordon(ctx, n) // the keeper that began the operation died before it did
+		return k.Kubernetes.cordon(ctx, n) // the keeper that began the operation died before it did
 	case k.forbidden(v, n) != "":
 		return k.finish(ctx, v, n, k.forbidden(v, n))
 	}
@@ -210,7 +210,7 @@ func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error)
 	untried := slices.DeleteFunc(slices.Clone(due), func(a *attachment) bool {
 		return a.triedAgain(n.Record)
 	})
-	return len(untried) < len(due), k.wakeAll(ctx, n.Record, untried)
+	return len(untried) < len(due), k.Kubernetes.wakeAll(ctx, n.Record, untried)
 }
 
 func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
@@ -226,7 +226,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	}
 	switch state {
 	case oxide.InstanceStateStopped:
-		return errors.Join(k.wakeAll(ctx, n.Record, v.unsettled(n)),
+		return errors.Join(k.Kubernetes.wakeAll(ctx, n.Record, v.unsettled(n)),
 			k.moveTo(ctx, v, n, attaching, "the instance is stopped; the attacher works"))
 	case oxide.InstanceStateStopping:
 		return nil
@@ -253,7 +253,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 		state != oxide.InstanceStateStopped {
 		return err
 	}
-	return k.wakeAll(ctx, n.Record, v.unsettled(n))
+	return k.Kubernetes.wakeAll(ctx, n.Record, v.unsettled(n))
 }
 
 func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
@@ -284,7 +284,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 		return k.restart(ctx, v, n, fmt.Sprintf("%d VolumeAttachments were not done within %s, such "+
 			"as %s; see its status", len(left), k.Config.AttachTimeout, left[0].Name))
 	}
-	return k.wakeAll(ctx, n.Record, left)
+	return k.Kubernetes.wakeAll(ctx, n.Record, left)
 }
 
 func (v *view) unsettled(n *node) []*attachment {
@@ -321,7 +321,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	case n.Record.Heartbeat.IsZero() && !heartbeat.IsZero():
 		// The kubelet does not run now, so a newer heartbeat means that the node has come back.
 		n.Record.Heartbeat = heartbeat
-		return k.save(ctx, v, n)
+		return v.save(ctx, n)
 	case state == oxide.InstanceStateStopped || state == oxide.InstanceStateFailed:
 		return k.startInstance(ctx, look, n.Record.Instance)
 	}
@@ -367,11 +367,11 @@ func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.Insta
 
 // wakeAll makes the attacher try these attachments now, not at the end of its backoff: it tries at
 // once when an annotation of a VolumeAttachment changes.
-func (k *Keeper) wakeAll(ctx context.Context, r *operation, all []*attachment) error {
+func (c *Cluster) wakeAll(ctx context.Context, r *operation, all []*attachment) error {
 	var errs []error
 	for _, a := range all {
 		if value := a.wakeup(r); a.Annotations[WokenAnnotation] != value {
-			errs = append(errs, k.annotate(ctx, a, WokenAnnotation, value))
+			errs = append(errs, c.annotate(ctx, a, WokenAnnotation, value))
 		}
 	}
 	return errors.Join(errs...)
