@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -454,57 +455,66 @@ const (
 	outage   = 10 * time.Second
 )
 
-func (k *Keeper) noteStop(r *operation) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.stops == nil {
-		k.stops = map[string]time.Time{}
+// stops are the instances that this process has asked the rack to stop and has to start again.
+type stops struct {
+	mu sync.Mutex
+	// mu guards these fields. asked has the times of the stop requests, by instance. silent is when
+	// the API server first failed to answer StartStopped, or zero if it has answered since.
+	asked  map[string]time.Time
+	silent time.Time
+}
+
+func (s *stops) note(instance string, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.asked == nil {
+		s.asked = map[string]time.Time{}
 	}
-	if _, has := k.stops[r.Instance]; !has {
-		k.stops[r.Instance] = k.now()
+	if _, has := s.asked[instance]; !has {
+		s.asked[instance] = now
 	}
 }
 
-func (k *Keeper) forgetStop(instance string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.stops, instance)
+func (s *stops) forget(instance string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.asked, instance)
+}
+
+// isOutage reports whether the API server has been silent for too long. The parameter answers is
+// true if it has just answered.
+func (s *stops) isOutage(answers bool, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case answers:
+		s.silent = time.Time{}
+		return false
+	case s.silent.IsZero():
+		s.silent = now
+	}
+	return passed(now, s.silent, outage)
 }
 
 // StartStopped starts the instances that this process has stopped, if the API server is
 // unreachable: then no attacher works, and no replica leads.
 func (k *Keeper) StartStopped(ctx context.Context) error {
-	k.mu.Lock()
-	stops := maps.Clone(k.stops)
-	k.mu.Unlock()
-	if len(stops) == 0 || !k.isOutage(k.clusterAnswers(ctx, stops)) {
+	k.stops.mu.Lock()
+	asked := maps.Clone(k.stops.asked)
+	k.stops.mu.Unlock()
+	if len(asked) == 0 || !k.stops.isOutage(k.clusterAnswers(ctx, asked), k.now()) {
 		return nil
 	}
 	var errs []error
-	for instance, asked := range stops {
-		errs = append(errs, k.startStopped(ctx, instance, asked))
+	for instance, at := range asked {
+		errs = append(errs, k.startStopped(ctx, instance, at))
 	}
 	return errors.Join(errs...)
 }
 
-// isOutage reports whether the API server has been silent for too long. The parameter answers is
-// true if it has just answered.
-func (k *Keeper) isOutage(answers bool) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	switch {
-	case answers:
-		k.silent = time.Time{}
-		return false
-	case k.silent.IsZero():
-		k.silent = k.now()
-	}
-	return passed(k.now(), k.silent, outage)
-}
-
 // clusterAnswers reports whether the API server answers. If it does, instances without a recorded
 // operation are removed from k.stops: another keeper has started them.
-func (k *Keeper) clusterAnswers(ctx context.Context, stops map[string]time.Time) bool {
+func (k *Keeper) clusterAnswers(ctx context.Context, asked map[string]time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	found, records, err := k.Kubernetes.records(ctx, k.Namespace)
@@ -517,9 +527,9 @@ func (k *Keeper) clusterAnswers(ctx context.Context, stops map[string]time.Time)
 			recorded[r.Record.Instance] = true
 		}
 	}
-	for instance := range stops {
+	for instance := range asked {
 		if !recorded[instance] {
-			k.forgetStop(instance)
+			k.stops.forget(instance)
 		}
 	}
 	return true
@@ -532,7 +542,7 @@ func (k *Keeper) startStopped(ctx context.Context, instance string, asked time.T
 	case err != nil:
 		return err
 	case state == oxide.InstanceStateRunning && passed(k.now(), asked, k.Config.AttachTimeout):
-		k.forgetStop(instance) // by now no request to stop it can be on its way
+		k.stops.forget(instance) // by now no request to stop it can be on its way
 		return nil
 	case state != oxide.InstanceStateStopped && state != oxide.InstanceStateFailed:
 		return nil

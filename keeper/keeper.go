@@ -32,7 +32,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 	_ "time/tzdata" // the image contains only this binary, and no time zone files
 
@@ -62,12 +61,7 @@ type Keeper struct {
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 
-	mu sync.Mutex
-	// mu guards these fields. The map stops contains the instances that this process has asked the
-	// rack to stop and has to start again. The values are the times of the stop requests. silent is
-	// when the API server first failed to answer StartStopped, or zero if it has answered since.
-	stops  map[string]time.Time
-	silent time.Time
+	stops stops
 }
 
 // ErrStepAside reports that another replica has to lead, because the only node that has to be

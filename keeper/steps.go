@@ -125,7 +125,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 		n.record = before
 		return err
 	}
-	k.forgetStop(r.Instance)
+	k.stops.forget(r.Instance)
 	k.Metrics.step(r.Step, v.Now.Sub(r.Since))
 	k.Metrics.operation(r.Problem)
 	k.report(ctx, n.Node, r, "ColdAttachEnded", message)
@@ -244,7 +244,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if why := cmp.Or(pods.lost, pods.budget); why != "" {
 		return k.giveUp(ctx, v, n, why)
 	}
-	k.noteStop(n.Record)
+	k.stops.note(n.Record.Instance, k.now())
 	if err := k.stopInstance(ctx, v.Look, n.Record.Instance); err != nil {
 		return err
 	}
@@ -307,7 +307,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	_, heartbeat := n.ready()
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
-		k.forgetStop(n.Record.Instance)
+		k.stops.forget(n.Record.Instance)
 		return k.moveTo(ctx, v, n, returning, "the instance runs; the node is expected back")
 	case csierr.IsNotFound(err) && n.overdue(v.Now, k.Config.StartTimeout) &&
 		k.instanceGone(ctx, n.Record.Instance) == nil:
