@@ -36,7 +36,7 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	// More than one node is busy only if somebody edited the records. Bring each operation to its end.
 	errs := []error{k.holdBack(ctx, v)}
 	for _, n := range busy {
-		if err := k.advance(ctx, v, n); err != nil {
+		if err := (progress{k, v, n}).advance(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err))
 		}
 	}

@@ -269,6 +269,14 @@ func (m *Metrics) step(s step, took time.Duration) {
 	m.steps.WithLabelValues(string(s)).Observe(max(0, took).Seconds()) // clocks of replicas may differ
 }
 
+// failed counts a failed step, unless err shows that the failure was not recorded.
+func (m *Metrics) failed(s step, err error) error {
+	if err == nil {
+		m.problems.WithLabelValues(string(s)).Inc()
+	}
+	return err
+}
+
 func (m *Metrics) operation(problem string) {
 	m.operations.WithLabelValues(map[bool]string{true: "problem", false: "done"}[problem != ""]).Inc()
 }
