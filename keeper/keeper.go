@@ -145,7 +145,7 @@ func (k *Keeper) warn(ctx context.Context, about corev1.ObjectReference, reason,
 func (k *Keeper) reportToUsers(ctx context.Context, v *view, n *node, pods sorted, verb string) {
 	waiting := v.due(n)
 	claims := map[string]*corev1.ObjectReference{} // by volume
-	for _, volume := range pods.claims {
+	for _, volume := range v.claims {
 		claims[volume.Name] = volume.Spec.ClaimRef
 	}
 	tell := func(about corev1.ObjectReference) {

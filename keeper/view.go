@@ -160,7 +160,7 @@ func (v *view) held(n *node) string {
 func (v *view) unasked(pods sorted) []string {
 	var missing []string
 	for _, p := range pods.stay {
-		for _, volume := range volumesOf(p, pods.claims) {
+		for _, volume := range volumesOf(p, v.claims) {
 			asked := slices.ContainsFunc(v.Attachments, func(a *attachment) bool {
 				return a.volume() == volume.Name
 			})
@@ -267,7 +267,6 @@ type sorted struct {
 	lost string
 	// budget describes the PodDisruptionBudget that forbids the evictions or the stop, or is "".
 	budget string
-	claims map[claim]*corev1.PersistentVolume
 }
 
 type claim struct{ namespace, name string }
@@ -325,7 +324,7 @@ func ended(p *corev1.Pod) bool {
 }
 
 func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sorted {
-	s := sorted{claims: claims}
+	var s sorted
 	for i := range pods {
 		p := &pods[i]
 		owner := metav1.GetControllerOf(p)

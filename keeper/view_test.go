@@ -116,11 +116,11 @@ func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 func TestUnaskedReturnsVolumesWithoutAVolumeAttachment(t *testing.T) {
 	gone := podOf("a", "gone", "StatefulSet", "old")
 	gone.DeletionTimestamp = ptr.To(metav1.NewTime(begin))
+	claims := claimsOf([]corev1.PersistentVolume{*pv("data"), *pv("log"), *pv("old")},
+		[]corev1.PersistentVolumeClaim{*pvc("data"), *pvc("log"), *pvc("old")})
 	pods := sortPods([]corev1.Pod{*podOf("a", "db-0", "StatefulSet", "data", "log"),
-		*podOf("a", "web-1", "ReplicaSet"), *gone},
-		claimsOf([]corev1.PersistentVolume{*pv("data"), *pv("log"), *pv("old")},
-			[]corev1.PersistentVolumeClaim{*pvc("data"), *pvc("log"), *pvc("old")}))
-	v := &view{Attachments: []*attachment{va(deleted)}}
+		*podOf("a", "web-1", "ReplicaSet"), *gone}, claims)
+	v := &view{Attachments: []*attachment{va(deleted)}, claims: claims}
 	if diff := cmp.Diff([]string{"log"}, v.unasked(pods)); diff != "" {
 		t.Error(diff)
 	}
