@@ -370,18 +370,17 @@ func (v *view) save(ctx context.Context, n *node) error {
 		}
 		next.Data[string(n.UID)] = string(text)
 	}
-	var written *corev1.ConfigMap
 	var err error
 	if maps := v.cluster.Core.ConfigMaps(next.Namespace); next.ResourceVersion == "" {
-		written, err = maps.Create(ctx, next, metav1.CreateOptions{})
+		next, err = maps.Create(ctx, next, metav1.CreateOptions{})
 	} else {
-		written, err = maps.Update(ctx, next, metav1.UpdateOptions{})
+		next, err = maps.Update(ctx, next, metav1.UpdateOptions{})
 	}
 	if err != nil {
 		return fmt.Errorf("record in the ConfigMap %s what is done to the node %s: %w", RecordsName,
 			n.Name, err)
 	}
-	v.records = written
+	v.records = next
 	return nil
 }
 
@@ -521,14 +520,10 @@ func (k *Keeper) clusterAnswers(ctx context.Context, asked map[string]time.Time)
 	if err != nil {
 		return found != nil
 	}
-	recorded := map[string]bool{}
-	for _, r := range records {
-		if r.Record != nil {
-			recorded[r.Record.Instance] = true
-		}
-	}
 	for instance := range asked {
-		if !recorded[instance] {
+		if !slices.ContainsFunc(slices.Collect(maps.Values(records)), func(r record) bool {
+			return r.Record != nil && r.Record.Instance == instance
+		}) {
 			k.stops.forget(instance)
 		}
 	}
