@@ -91,7 +91,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 // consider begins an operation on the longest-waiting node that may be stopped.
 func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	candidates := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool {
-		return len(v.due(n)) == 0
+		return !n.allowed() || len(v.due(n)) == 0
 	})
 	slices.SortFunc(candidates, func(a, b *node) int {
 		return cmp.Or(v.oldest(a).Compare(v.oldest(b)), strings.Compare(a.Name, b.Name))
@@ -107,21 +107,20 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 		}
 	}
 	for _, c := range k.candidates(ctx, v, candidates) {
-		why, err := c.why, c.err
-		aside = aside || why == runsHere
+		aside = aside || c.why == runsHere
 		switch {
-		case err != nil:
-		case why != "":
-			err = k.plan(ctx, c.node, why)
+		case c.err != nil:
+		case c.why != "":
+			c.err = k.plan(ctx, c.node, c.why)
 		case k.Config.DryRun:
-			err = k.announce(ctx, v, c.node, c.pods, "would stop")
+			c.err = k.announce(ctx, v, c.node, c.pods, "would stop")
 		default:
-			err = k.begin(ctx, v, c.node, c.pods)
+			c.err = k.begin(ctx, v, c.node, c.pods)
 			if c.Record != nil { // also if it is not known whether the record was written
-				return pace, errors.Join(append(errs, err)...)
+				return pace, errors.Join(append(errs, c.err)...)
 			}
 		}
-		errs = append(errs, err)
+		errs = append(errs, c.err)
 	}
 	if err := errors.Join(errs...); err != nil || !aside {
 		return k.Config.Interval, err
@@ -143,9 +142,6 @@ type candidate struct {
 func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*candidate {
 	var all []*candidate
 	for _, n := range nodes {
-		if !n.allowed() {
-			continue
-		}
 		c := &candidate{node: n}
 		if c.why, c.pods, c.err = k.hindrance(ctx, v, n); c.why == "" && c.err == nil {
 			c.why = k.stoppedElsewhere(v, n, c.pods)
@@ -221,10 +217,9 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 		return why, sorted{}, nil
 	}
 	pods, err := v.pods(ctx, n)
-	if err != nil {
-		return "", pods, err
-	}
 	switch {
+	case err != nil:
+		return "", pods, err
 	case pods.lost != "":
 		return "waits: " + pods.lost + "; move it away, or remove the label " + ColdAttachLabel, pods, nil
 	case pods.budget != "":
@@ -242,17 +237,17 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	switch {
 	case n.Instance == "":
 		return "waits: " + n.Unclear
-	case k.doubtful(v, n) != "":
-		return "waits: " + k.doubtful(v, n)
+	case v.doubtful(n) != "":
+		return "waits: " + v.doubtful(n)
 	case n.Spec.Unschedulable:
 		return "waits: somebody cordoned this node"
 	case !ready:
 		return "waits: the node is not ready"
 	case !fresh:
 		return fmt.Sprintf("waits: the attacher has not tried for %s; see its log", staleAfter)
-	case n.Last != nil && !passed(v.Now, n.Last.Ended, k.pauseAfter(n.Last)-1):
+	case n.Last != nil && !passed(v.Now, n.Last.Ended, k.Config.pauseAfter(n.Last)-1):
 		return fmt.Sprintf("waits: the last operation on this node was less than %s ago "+
-			"(--min-interval, twice as long after each failure)", k.pauseAfter(n.Last))
+			"(--min-interval, twice as long after each failure)", k.Config.pauseAfter(n.Last))
 	case !k.Config.Window.open(v.Now):
 		return fmt.Sprintf("waits for the maintenance window, %s", k.Config.Window)
 	case !passed(v.Now, v.newest(n), settle) && !passed(v.Now, v.oldest(n), 5*settle):
@@ -266,7 +261,7 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 const controlPlane = "node-role.kubernetes.io/control-plane"
 
 // doubtful returns why the cluster may need the node's instance to run now, or "".
-func (k *Keeper) doubtful(v *view, n *node) string {
+func (v *view) doubtful(n *node) string {
 	if n.DeletionTimestamp != nil {
 		return "the Node is being deleted"
 	}
@@ -288,8 +283,8 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 
 // pauseAfter returns how long the keeper leaves a node alone after an operation. Each failure
 // doubles this pause, so that the keeper does not cordon the node again and again in vain.
-func (k *Keeper) pauseAfter(last *outcome) time.Duration {
-	return k.Config.MinInterval << max(0, min(last.Failures, 4))
+func (c *Config) pauseAfter(last *outcome) time.Duration {
+	return c.MinInterval << max(0, min(last.Failures, 4))
 }
 
 func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error {

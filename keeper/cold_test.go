@@ -220,9 +220,9 @@ func TestRoundsAreFrequentOnlyDuringAnOperation(t *testing.T) {
 }
 
 func TestTheNextOperationWaitsLongerAfterEachFailure(t *testing.T) {
-	k := &Keeper{Config: Config{MinInterval: time.Minute}}
+	c := Config{MinInterval: time.Minute}
 	for failures, want := range map[int]time.Duration{0: 1, 1: 2, 3: 8, 4: 16, 5: 16, 100: 16} {
-		if got := k.pauseAfter(&outcome{Failures: failures}); got != want*time.Minute {
+		if got := c.pauseAfter(&outcome{Failures: failures}); got != want*time.Minute {
 			t.Errorf("after %d failures, the pause is %s", failures, got)
 		}
 	}

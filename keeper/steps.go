@@ -157,7 +157,7 @@ func (p progress) forbidden() string {
 	case !p.v.wanted(n):
 		return nothingWaits
 	}
-	return p.k.doubtful(p.v, n)
+	return p.v.doubtful(n)
 }
 
 func (p progress) drain(ctx context.Context) error {
