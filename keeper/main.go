@@ -169,14 +169,13 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	}
 	defer closeIdle()
 	racks.LookLimit = s.roundLimit()
-	k := &Keeper{Config: s.Config, Kubernetes: client, Rack: racks, Log: log,
-		Metrics: NewMetrics(), Namespace: s.LeaseNamespace}
 	// A restarted container has the same host name, so the keeper keeps its lease.
 	name, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("read the host name, which identifies this replica in the lease: %w", err)
 	}
-	p := &process{Keeper: k, settings: s, name: name}
+	p := &process{settings: s, name: name, keeper: &Keeper{Config: s.Config, Kubernetes: client,
+		Rack: racks, Log: log, Metrics: NewMetrics(), Namespace: s.LeaseNamespace}}
 	stop, err := p.serve()
 	if err != nil {
 		return err
@@ -208,7 +207,7 @@ func kubernetesConfig(path string) (*rest.Config, error) {
 }
 
 type process struct {
-	*Keeper
+	keeper   *Keeper
 	settings Settings
 	name     string // of this replica, in the lease
 	elector  atomic.Pointer[leaderelection.LeaderElector]
@@ -224,7 +223,7 @@ func (p *process) candidacy(ctx context.Context) error {
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Name: component, Namespace: p.settings.LeaseNamespace},
-			Client:     p.Kubernetes.Coordination,
+			Client:     p.keeper.Kubernetes.Coordination,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: p.name},
 		},
 		LeaseDuration: lease, RenewDeadline: p.settings.roundLimit(), RetryPeriod: lease * 2 / 15,
@@ -236,12 +235,12 @@ func (p *process) candidacy(ctx context.Context) error {
 				if ctx.Err() != nil {
 					return
 				}
-				p.Log.InfoContext(ctx, "leading")
+				p.keeper.Log.InfoContext(ctx, "leading")
 				if aside = p.lead(ctx); aside {
 					stepAside()
 				}
 			},
-			OnStoppedLeading: func() { p.Log.Info("not leading") },
+			OnStoppedLeading: func() { p.keeper.Log.Info("not leading") },
 		},
 	})
 	if err != nil {
@@ -253,7 +252,7 @@ func (p *process) candidacy(ctx context.Context) error {
 	defer leading.Unlock()
 	if aside {
 		// Give another replica the time to notice that the lease is free.
-		p.Log.InfoContext(ctx, "stepping aside, so that another replica stops this keeper's node")
+		p.keeper.Log.InfoContext(ctx, "stepping aside, so that another replica stops this keeper's node")
 		pause(ctx, 2*lease)
 	}
 	return nil
@@ -262,19 +261,19 @@ func (p *process) candidacy(ctx context.Context) error {
 func (p *process) lead(ctx context.Context) (aside bool) {
 	var watching async.Group
 	defer watching.Wait()
-	defer p.Metrics.rest()
+	defer p.keeper.Metrics.rest()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	changed := make(chan struct{}, 1)
 	watching.Go(func() { p.watch(ctx, changed) })
 	for ctx.Err() == nil {
 		again, err := p.round(ctx)
-		p.Metrics.round(err)
+		p.keeper.Metrics.round(err)
 		if errors.Is(err, ErrStepAside) {
 			return true
 		}
 		if err != nil && ctx.Err() == nil {
-			p.Log.ErrorContext(ctx, "round failed; the next one tries again", "error", err)
+			p.keeper.Log.ErrorContext(ctx, "round failed; the next one tries again", "error", err)
 		}
 		timer := time.NewTimer(again)
 		select {
@@ -294,7 +293,7 @@ func (p *process) lead(ctx context.Context) (aside bool) {
 func (p *process) round(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.roundLimit())
 	defer cancel()
-	return p.Round(ctx)
+	return p.keeper.Round(ctx)
 }
 
 // roundLimit is the time limit of a round, and the age at which a look is too old for a change.
@@ -304,8 +303,8 @@ func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
 // replica leads, and nobody else would start the instances.
 func (p *process) startStopped(ctx context.Context) {
 	for ctx.Err() == nil {
-		if err := p.StartStopped(ctx); err != nil && ctx.Err() == nil {
-			p.Log.ErrorContext(ctx, "an instance could not be started; trying again", "error", err)
+		if err := p.keeper.StartStopped(ctx); err != nil && ctx.Err() == nil {
+			p.keeper.Log.ErrorContext(ctx, "an instance could not be started; trying again", "error", err)
 		}
 		pause(ctx, pace)
 	}
@@ -316,9 +315,9 @@ func (p *process) startStopped(ctx context.Context) {
 // belong to other drivers.
 func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	for ctx.Err() == nil {
-		w, err := p.Kubernetes.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{})
+		w, err := p.keeper.Kubernetes.Storage.VolumeAttachments().Watch(ctx, metav1.ListOptions{})
 		if err != nil {
-			pause(ctx, p.Config.Interval)
+			pause(ctx, p.keeper.Config.Interval)
 			continue
 		}
 		waited := map[string]bool{}
@@ -376,7 +375,7 @@ func (p *process) serve() (stop func(), err error) {
 
 func (p *process) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(p.Metrics.Registry, promhttp.HandlerOpts{}))
+	mux.Handle("/metrics", promhttp.HandlerFor(p.keeper.Metrics.Registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if e := p.elector.Load(); e != nil {
 			if err := e.Check(p.settings.LeaseDuration); err != nil {

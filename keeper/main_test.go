@@ -319,7 +319,7 @@ func (w *fixture) replica(node string) {
 		Namespace: "oxide"}
 	k.Config.NodeName, k.Config.Interval = node, 50*time.Millisecond
 	k.Kubernetes, _ = w.client(node)
-	p := &process{Keeper: k, name: node,
+	p := &process{keeper: k, name: node,
 		settings: Settings{LeaseNamespace: "oxide", LeaseDuration: time.Second}}
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var running sync.WaitGroup
@@ -379,7 +379,7 @@ func TestSaveConflictsIfAnotherKeeperHasWrittenTheRecords(t *testing.T) { // D-6
 func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
 	w := newFixture(t)
 	w.Config.Interval = time.Hour
-	p := &process{Keeper: w.Keeper, settings: Settings{LeaseDuration: time.Minute}}
+	p := &process{keeper: w.Keeper, settings: Settings{LeaseDuration: time.Minute}}
 	ctx, cancel := context.WithCancel(t.Context())
 	led := make(chan bool)
 	go func() { led <- p.lead(ctx) }()
@@ -454,7 +454,7 @@ func TestMetricsAndHealthAreServed(t *testing.T) {
 	w.round()
 	w.Metrics.round(nil)
 	w.Metrics.round(errBroken)
-	p := &process{Keeper: w.Keeper, settings: Settings{HTTPEndpoint: "127.0.0.1:0"}}
+	p := &process{keeper: w.Keeper, settings: Settings{HTTPEndpoint: "127.0.0.1:0"}}
 	url := racktest.At(t, p.handler().ServeHTTP)
 	for path, want := range map[string]string{"/healthz": "ok",
 		"/metrics": `oxide_node_keeper_rounds_total{result="error"} 1`} {
