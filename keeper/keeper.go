@@ -59,8 +59,7 @@ type Keeper struct {
 	Log       *slog.Logger
 	Metrics   *Metrics
 	// Now is the clock; nil means time.Now.
-	Now func() time.Time
-
+	Now   func() time.Time
 	stops stops
 }
 
