@@ -440,12 +440,12 @@ func (h *History) clean(ctx context.Context) {
 
 // towards returns the orchestrator's next step to publish the volume to pods on the node.
 func (h *History) towards(v int, n string) Step {
-	f, ctl := h.world.seen, 1+int(h.value+uint64(len(h.lines)))%2
+	f, ctl := h.world.seen, 1+int(h.value+uint64(len(h.transcript.lines)))%2
 	holder := f[holderField(v)]
 	switch {
 	case h.world.rackDown:
 		return Step{op: startRack}
-	case h.world.at(v, n).namesake && len(h.lines)%3 == 0:
+	case h.world.at(v, n).namesake && len(h.transcript.lines)%3 == 0:
 		return Step{op: takeNamesake, vol: v} // until then the driver refuses calls
 	case f[diskField(v)] == "" || h.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return h.towardsDisk(v, ctl)
@@ -456,9 +456,9 @@ func (h *History) towards(v int, n string) Step {
 		return Step{op: attach, ctl: ctl, vol: v, node: n}
 	case h.world.down[n]:
 		return Step{op: startInstance, node: n}
-	case h.world.at(v, n).bare && len(h.lines)%3 == 1:
+	case h.world.at(v, n).bare && len(h.transcript.lines)%3 == 1:
 		return Step{op: stopInstance, node: n} // a started instance has the devices of all its disks
-	case h.world.at(v, n).lost || h.world.at(v, n).bare && len(h.lines)%3 == 2:
+	case h.world.at(v, n).lost || h.world.at(v, n).bare && len(h.transcript.lines)%3 == 2:
 		s, _ := h.away(v)
 		return s
 	case !h.world.at(v, n).staged || !kinds[v].block() && f[stagedField(v, n)] == "":
@@ -492,7 +492,7 @@ func (h *History) towardsDisk(v, ctl int) Step {
 // away returns the orchestrator's next step to delete a volume, which it first unpublishes and
 // unstages. If the volume does not exist, away returns false.
 func (h *History) away(v int) (Step, bool) {
-	f, ctl := h.world.seen, 1+len(h.lines)%2
+	f, ctl := h.world.seen, 1+len(h.transcript.lines)%2
 	for _, n := range nodes {
 		if h.world.down[n] {
 			continue // the node has no mounts, and no driver runs

@@ -3,6 +3,7 @@
 package model
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,12 +35,10 @@ type History struct {
 	taken   map[int]string
 	given   map[field]bool
 	// The keys of the first map are numbers of volumes, those of the second one IDs of snapshots.
-	contents  map[int]*content
-	snapshots map[string]*content
-	serials   map[int]string
-	// lines contains the steps that were done, with their answers.
-	lines []string
-	mu    sync.Mutex // guards lines while calls are made at once
+	contents   map[int]*content
+	snapshots  map[string]*content
+	serials    map[int]string
+	transcript *transcript
 	// manipulation falsifies answers or states to test the model itself. It may be nil.
 	manipulation *manipulation
 
@@ -78,7 +77,7 @@ type counts struct {
 
 // NewHistory returns a history without steps.
 func NewHistory(env *Environment) *History {
-	return &History{env: env, count: &counts{}, world: newWorld(),
+	return &History{env: env, count: &counts{}, world: newWorld(), transcript: &transcript{},
 		volumes: map[int]*csi.Volume{}, taken: map[int]string{}, given: map[field]bool{},
 		contents: map[int]*content{}, snapshots: map[string]*content{}, serials: map[int]string{},
 		faultNames: map[string]string{}, goals: map[int]string{}}
@@ -101,11 +100,7 @@ func (h *History) step(ctx context.Context, s Step) (err error) {
 	done := h.env.Rack.History.Step(s.String())
 	defer func() {
 		if err != nil {
-			last := s.String()
-			if n := len(h.lines); n > 0 {
-				last = h.lines[n-1]
-			}
-			err = fmt.Errorf("after %q: %w", last, err)
+			err = fmt.Errorf("after %q: %w", cmp.Or(h.transcript.last(), s.String()), err)
 		}
 		done(err)
 	}()
@@ -125,7 +120,7 @@ func (h *History) step(ctx context.Context, s Step) (err error) {
 	if how == Killed {
 		said, acted = " = killed", nil // the act is done again
 	}
-	h.log("%s%s", s, said)
+	h.transcript.add("%s%s", s, said)
 	harness.Must(errors.Join(acted, failed))
 	h.observeAndCheck(ctx, nil)
 	return nil
@@ -163,7 +158,7 @@ func (h *History) Doubt(s Step) {
 func (h *History) Wait(ctx context.Context) error { return h.step(ctx, Step{op: wait}) }
 
 // Transcript returns the text of the steps and their answers. ParseHistory can parse it.
-func (h *History) Transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
+func (h *History) Transcript() string { return "  " + strings.Join(h.transcript.lines, "\n  ") }
 
 func (h *History) run(ctx context.Context, steps ...Step) {
 	for _, s := range steps {
@@ -190,18 +185,32 @@ func (h *History) observeAndCheck(ctx context.Context, calls []ended) {
 	h.world.faults = left
 }
 
-func (h *History) log(format string, args ...any) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.lines = append(h.lines, fmt.Sprintf(format, args...))
+// transcript contains the steps that were done, with their answers.
+type transcript struct {
+	lines []string
+	mu    sync.Mutex // guards lines while calls are made at once
 }
 
-func (h *History) logOnce(line string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if n := len(h.lines); n == 0 || h.lines[n-1] != line {
-		h.lines = append(h.lines, line)
+func (t *transcript) add(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lines = append(t.lines, fmt.Sprintf(format, args...))
+}
+
+func (t *transcript) addOnce(line string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.last() != line {
+		t.lines = append(t.lines, line)
 	}
+}
+
+// last returns "" if no step was done.
+func (t *transcript) last() string {
+	if len(t.lines) == 0 {
+		return ""
+	}
+	return t.lines[len(t.lines)-1]
 }
 
 // make sends the calls of a step, and returns their results. It returns nil if the orchestrator
@@ -235,7 +244,7 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 	var answers []answer
 	how, err := s.around(ctx, func(ctx context.Context) { answers = h.send(ctx, steps) })
 	if answers == nil { // the calls were not made
-		h.log("%s", s)
+		h.transcript.add("%s", s)
 		return nil, err
 	}
 	var calls []ended
@@ -277,7 +286,7 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 		h.learn(one, &c, answers[i])
 		calls = append(calls, c)
 	}
-	h.log("%s", strings.Join(words, " || "))
+	h.transcript.add("%s", strings.Join(words, " || "))
 	return calls, errors.Join(errs...)
 }
 
@@ -435,7 +444,7 @@ func (h *History) send(ctx context.Context, steps []*Step) []answer {
 					h.Patient && s.Around == nil && s.mishap == None && err != nil && repeatable(err)) &&
 					backoff.Wait(ctx) == nil
 				if again && h.Patient {
-					h.logOnce(fmt.Sprintf("%s = %s", s, shown(err)))
+					h.transcript.addOnce(fmt.Sprintf("%s = %s", s, shown(err)))
 				}
 				if again {
 					h.count.aborted.Add(1)
@@ -512,8 +521,7 @@ func (m *manipulation) call(ctx context.Context, h *History, s Step) (any, error
 }
 
 func (m *manipulation) apply(h *History) {
-	if m != nil && m.action != nil && len(h.lines) > 0 &&
-		strings.HasPrefix(h.lines[len(h.lines)-1], m.when) {
+	if m != nil && m.action != nil && strings.HasPrefix(h.transcript.last(), m.when) {
 		harness.Must(m.action(h))
 	}
 }
