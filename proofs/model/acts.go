@@ -243,28 +243,30 @@ func (h *History) act(ctx context.Context, s Step) (said string, err error) {
 }
 
 func (h *History) write(s Step) string {
-	content := h.contents[s.vol]
-	if content == nil || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
-		h.at(s).lost || h.at(s).frozen {
+	w, here := h.world, h.world.place(s)
+	content := w.contents[s.vol]
+	if content == nil || w.seen[publishedField(s.vol, s.node, s.pod)] == "" || here.lost ||
+		here.frozen {
 		return impossible
 	}
+	target := h.env.target(s.vol, s.node, s.pod)
 	if s.node == h.ReadOnlyAt {
-		if put(h.env.target(s.vol, s.node, s.pod), s.vol, s.block, h.value+1, true) == nil {
+		if put(target, s.vol, s.block, w.value+1, true) == nil {
 			fail("a volume is read-only and was written")
 		}
 		return " = refused"
 	}
 	h.forge(s, content)
-	h.value++
+	w.value++
 	synced := s.op == writeSynced
-	if err := put(h.env.target(s.vol, s.node, s.pod), s.vol, s.block, h.value, synced); err != nil {
+	if err := put(target, s.vol, s.block, w.value, synced); err != nil {
 		fail("a pod cannot write: %w", err)
 	}
-	content.wrote(s.block, h.value, synced)
+	content.wrote(s.block, w.value, synced)
 	if synced {
 		h.count.bytes += blockSize
 	}
-	return fmt.Sprintf(" = value %d", h.value)
+	return fmt.Sprintf(" = value %d", w.value)
 }
 
 // forge writes files with forged records before a pod writes to a filesystem for the first time.
@@ -273,7 +275,7 @@ func (h *History) forge(s Step, content *content) {
 		return
 	}
 	id, size := h.world.seen[diskField(s.vol)], kinds[s.vol].bytes()
-	content.forged = harness.Got(proof.Forgery{Volume: id, Disk: h.serials[s.vol],
+	content.forged = harness.Got(proof.Forgery{Volume: id, Disk: h.world.serials[s.vol],
 		Filesystem: kinds[s.vol].fsType, SizeBytes: size, NextBytes: 2 * size,
 		Device: proof.DiskFile(h.env.Rack, id)}.Write(h.env.target(s.vol, s.node, s.pod)))
 }
@@ -310,9 +312,9 @@ func (h *History) replace(ctx context.Context, s Step) string {
 		return impossible
 	}
 	if s.op == killNode || s.op == killController {
-		h.driver(s).Kill()
+		h.env.driver(s).Kill()
 	} else {
-		harness.Must(h.driver(s).Stop())
+		harness.Must(h.env.driver(s).Stop())
 	}
 	harness.Must(h.restart(ctx, s))
 	return ""
@@ -334,7 +336,7 @@ func (h *History) switchInstance(ctx context.Context, s Step) string {
 	for v := 1; v < len(kinds); v++ {
 		// The stop of the instance ends the mounts. Data that were not synced may be lost.
 		if h.world.seen.mounted(v, s.node) {
-			h.contents[v].cut()
+			h.world.contents[v].cut()
 		}
 		h.world.at(v, s.node).staged, h.world.at(v, s.node).frozen = false, false
 		h.world.seen[stagedField(v, s.node)] = ""
@@ -363,7 +365,7 @@ func (h *History) actOnRack(ctx context.Context, o op) string {
 		for v, n := range everywhere {
 			if h.world.seen.mounted(v, n) {
 				h.world.at(v, n).lost = true // after the restart the disks have other devices
-				h.contents[v].cut()
+				h.world.contents[v].cut()
 			}
 		}
 	}
@@ -378,7 +380,7 @@ func (h *History) actOnRack(ctx context.Context, o op) string {
 // freeze freezes or thaws a filesystem, as a backup does. Pods do not write to a frozen filesystem,
 // because the write would block until it is thawed.
 func (h *History) freeze(s Step) string {
-	here := h.at(s)
+	here := h.world.place(s)
 	if kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
 		here.lost || here.frozen == (s.op == freeze) {
 		return impossible
@@ -393,7 +395,7 @@ func (h *History) freeze(s Step) string {
 // hold makes a process open a volume's device, put a loop device over it, or release it. So a
 // device can be in use after its volume was unpublished.
 func (h *History) hold(s Step) string {
-	here := h.at(s)
+	here := h.world.place(s)
 	if s.op == letGo {
 		if here.open == nil {
 			return impossible
@@ -405,7 +407,7 @@ func (h *History) hold(s Step) string {
 		here.lost || here.open != nil || here.namesake {
 		return impossible
 	}
-	device, err := h.env.Rack.Instance(s.node).Device(h.serials[s.vol])
+	device, err := h.env.Rack.Instance(s.node).Device(h.world.serials[s.vol])
 	if err != nil {
 		return impossible // the guest does not show it
 	}
@@ -444,8 +446,8 @@ func (h *History) dropLost(j *joint) {
 	}
 }
 
-func (h *History) dropAll() (err error) {
-	for _, p := range h.world.places {
+func (w *world) dropAll() (err error) {
+	for _, p := range w.places {
 		err = errors.Join(err, p.drop())
 	}
 	return err
@@ -453,8 +455,8 @@ func (h *History) dropAll() (err error) {
 
 // sensible reports whether the model can say what an astray call has to answer. For this, the model
 // must know the state of the call's volume, and of the volume whose value the call uses.
-func (h *History) sensible(s Step) bool {
-	w, here, there := h.world, h.at(s), h.world.at(s.other, s.node)
+func (w *world) sensible(s Step) bool {
+	here, there := w.place(s), w.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {
 		return false
 	}

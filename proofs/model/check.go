@@ -67,7 +67,7 @@ func (h *History) checkPromises(j *joint, calls []ended) {
 		others := slices.DeleteFunc(slices.Concat(calls[:i:i], calls[i+1:]), func(o ended) bool {
 			return o.op == c.op && o.how != openCall
 		})
-		if field, kept := c.kept(j.facts); !kept && !h.mayTouch(field, others) {
+		if field, kept := c.kept(j.facts); !kept && !h.world.mayTouch(field, others) {
 			fail("%s answered OK, but %q is %q", c.brief(), field, j.facts[field])
 		}
 	}
@@ -94,9 +94,9 @@ func (s Step) kept(f facts) (field, bool) {
 }
 
 // mayTouch reports whether one of the calls, or an abandoned call, can change the field.
-func (h *History) mayTouch(f field, calls []ended) bool {
+func (w *world) mayTouch(f field, calls []ended) bool {
 	touches := func(a assign) bool { return a.field == f }
-	return slices.ContainsFunc(h.world.doubts, touches) ||
+	return slices.ContainsFunc(w.doubts, touches) ||
 		slices.ContainsFunc(calls, func(c ended) bool {
 			return slices.ContainsFunc(c.intends(), touches)
 		})
@@ -112,7 +112,7 @@ func (h *History) deviceless(j *joint, calls []ended) {
 		before := here.bare
 		here.bare = !seen && j.facts[holderField(v)] == n && !w.down[n] &&
 			(before || here.shown && !j.shown[at(v, n)] ||
-				w.recordsFirst && h.mayTouch(holderField(v), calls))
+				w.recordsFirst && w.mayTouch(holderField(v), calls))
 		if here.bare && !before {
 			h.count.bare++
 		}
@@ -125,10 +125,10 @@ func (h *History) deviceless(j *joint, calls []ended) {
 func (h *History) checkAttached(j *joint, calls []ended) {
 	w := h.world
 	for i, c := range calls {
-		here := h.at(c.Step)
+		here := w.place(c.Step)
 		if c.op != attach || c.how != succeeded || here.bare || here.slow || w.down[c.node] ||
 			w.rackDown || j.shown[at(c.vol, c.node)] ||
-			h.mayTouch(holderField(c.vol), slices.Concat(calls[:i:i], calls[i+1:])) {
+			w.mayTouch(holderField(c.vol), slices.Concat(calls[:i:i], calls[i+1:])) {
 			continue
 		}
 		if _, seen := j.device(c.vol, c.node); !seen {
@@ -155,7 +155,7 @@ func (h *History) checkHolders(j *joint, calls []ended) {
 			}
 		}
 		holder := j.facts[holderField(v)]
-		sure := !h.world.rackDown && !h.mayTouch(holderField(v), underWay(calls))
+		sure := !h.world.rackDown && !h.world.mayTouch(holderField(v), underWay(calls))
 		if len(where) > 1 || len(where) == 1 && where[0] != holder && sure {
 			fail("v%d is attached to %q, and its device is seen by %q", v, holder, where)
 		}
@@ -171,17 +171,17 @@ func (h *History) checkHolders(j *joint, calls []ended) {
 // published. It ignores block volumes whose device is lost.
 func (h *History) checkReleased(j *joint, calls []ended) {
 	for _, c := range calls {
-		dead := kinds[c.vol].block() && h.at(c.Step).lost
+		dead := kinds[c.vol].block() && h.world.place(c.Step).lost
 		if c.op != unstage || c.how != succeeded || dead {
 			continue
 		}
-		if h.at(c.Step).open != nil {
+		if h.world.place(c.Step).open != nil {
 			h.count.released++
 			fail("%s answered OK while the device is in use", c.brief())
 		}
 		for _, p := range pods {
 			f := publishedField(c.vol, c.node, p)
-			if j.facts[f] != "" && !h.mayTouch(f, calls) {
+			if j.facts[f] != "" && !h.world.mayTouch(f, calls) {
 				fail("%s answered OK while pod %d has the volume", c.brief(), p)
 			}
 		}
@@ -225,10 +225,11 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 func (h *History) unplugged(j *joint, calls []ended) {
 	for v, n := range everywhere {
 		_, seen := j.device(v, n)
-		if !seen && j.facts.mounted(v, n) && !h.lostBy(j, v, n) && h.mayTouch(holderField(v), calls) {
+		if !seen && j.facts.mounted(v, n) && !h.lostBy(j, v, n) &&
+			h.world.mayTouch(holderField(v), calls) {
 			here := h.world.at(v, n)
 			here.half, here.lost = true, true
-			h.contents[v].cut()
+			h.world.contents[v].cut()
 		}
 	}
 }
@@ -259,31 +260,31 @@ func (h *History) believe(j *joint) {
 	w := h.world
 	for s := 1; s < len(snapOf); s++ {
 		id := j.facts[snapField(s)]
-		if id != "" && h.snapshots[id] == nil && h.contents[snapOf[s]] != nil {
-			h.snapshots[id] = h.contents[snapOf[s]].clone()
+		if id != "" && w.snapshots[id] == nil && w.contents[snapOf[s]] != nil {
+			w.snapshots[id] = w.contents[snapOf[s]].clone()
 		}
 	}
 	for v := 1; v < len(kinds); v++ {
 		switch before, now := w.seen[diskField(v)], j.facts[diskField(v)]; {
 		case now == "":
-			delete(h.contents, v)
+			delete(w.contents, v)
 		case now != before:
-			h.contents[v] = newContent()
-			if s := kinds[v].snap; s != 0 && h.snapshots[j.facts[sourceField(v)]] != nil {
-				h.contents[v] = h.snapshots[j.facts[sourceField(v)]].clone()
+			w.contents[v] = newContent()
+			if s := kinds[v].snap; s != 0 && w.snapshots[j.facts[sourceField(v)]] != nil {
+				w.contents[v] = w.snapshots[j.facts[sourceField(v)]].clone()
 			}
 		}
 		for _, n := range nodes {
 			here, lost := w.at(v, n), h.lostBy(j, v, n) && j.facts.mounted(v, n)
 			if lost && !here.lost {
-				h.contents[v].cut()
+				w.contents[v].cut()
 			}
 			here.lost, here.half, here.shown = lost, lost && here.half, j.shown[at(v, n)]
 		}
 		if w.seen[holderField(v)] != "" && j.facts[holderField(v)] == "" &&
-			h.contents[v] != nil && slices.ContainsFunc(h.contents[v].written[:],
+			w.contents[v] != nil && slices.ContainsFunc(w.contents[v].written[:],
 			func(values []uint64) bool { return len(values) > 1 }) {
-			h.contents[v].cut() // data that were not flushed may be lost
+			w.contents[v].cut() // data that were not flushed may be lost
 		}
 	}
 	w.seen = j.facts
@@ -291,14 +292,14 @@ func (h *History) believe(j *joint) {
 
 func (h *History) checkData(j *joint, calls []ended) {
 	moving := underWay(calls)
-	for v, c := range h.contents {
+	for v, c := range h.world.contents {
 		for _, n := range nodes {
-			if h.world.at(v, n).lost || h.mayTouch(holderField(v), moving) {
+			if h.world.at(v, n).lost || h.world.mayTouch(holderField(v), moving) {
 				continue
 			}
 			for _, p := range pods {
 				f := publishedField(v, n, p)
-				if j.facts[f] == "" || h.mayTouch(f, moving) {
+				if j.facts[f] == "" || h.world.mayTouch(f, moving) {
 					continue
 				}
 				if c.partial && kinds[v].snap != 0 {
@@ -407,7 +408,7 @@ func (h *History) calm(ctx context.Context) {
 	}
 	h.run(ctx, Step{op: wait})
 	h.world.faults = nil
-	harness.Must(errors.Join(h.dropAll(), h.env.Rack.Admin.ClearFaults(ctx)))
+	harness.Must(errors.Join(h.world.dropAll(), h.env.Rack.Admin.ClearFaults(ctx)))
 	h.env.recordFirst(ctx, false)
 	h.world.recordsFirst = false
 	for v := range kinds {
@@ -440,7 +441,7 @@ func (h *History) clean(ctx context.Context) {
 
 // towards returns the orchestrator's next step to publish the volume to pods on the node.
 func (h *History) towards(v int, n string) Step {
-	f, ctl := h.world.seen, 1+int(h.value+uint64(len(h.transcript.lines)))%2
+	f, ctl := h.world.seen, 1+int(h.world.value+uint64(len(h.transcript.lines)))%2
 	holder := f[holderField(v)]
 	switch {
 	case h.world.rackDown:
@@ -468,7 +469,7 @@ func (h *History) towards(v int, n string) Step {
 	case kinds[v].shared && f[publishedField(v, n, 2)] == "":
 		return Step{op: publish, vol: v, node: n, pod: 2}
 	}
-	s := Step{op: writeSynced, vol: v, node: n, pod: 1, block: int(h.value) % blocks}
+	s := Step{op: writeSynced, vol: v, node: n, pod: 1, block: int(h.world.value) % blocks}
 	if f[publishedField(v, n, 1)] == "" {
 		s.pod = 2
 	}

@@ -157,9 +157,9 @@ type joint struct {
 // observe reads the whole state. While the rack is down, it derives the rack's state from the last
 // observed facts and the answers since then.
 func (h *History) observe(ctx context.Context, calls []ended) *joint {
-	j := &joint{facts: facts{}, serials: h.serials, shown: map[string]bool{}}
+	j := &joint{facts: facts{}, serials: h.world.serials, shown: map[string]bool{}}
 	if h.world.rackDown {
-		j.facts = h.remembered(calls)
+		j.facts = h.world.remembered(calls)
 	} else {
 		h.env.observeRack(ctx, j)
 	}
@@ -167,8 +167,8 @@ func (h *History) observe(ctx context.Context, calls []ended) *joint {
 	return j
 }
 
-func (h *History) remembered(calls []ended) facts {
-	f := maps.Clone(h.world.seen)
+func (w *world) remembered(calls []ended) facts {
+	f := maps.Clone(w.seen)
 	for _, c := range calls {
 		if c.how != succeeded || c.op.onNode() {
 			continue
@@ -342,20 +342,20 @@ func (env *Environment) makeForeign(ctx context.Context) {
 // larger.
 func (h *History) makeNamesake(ctx context.Context, s Step) string {
 	if h.world.rackDown || h.world.down[s.node] || len(h.world.faults) > 0 ||
-		h.serials[s.vol] == "" || h.namesake(s.vol) != nil {
+		h.world.serials[s.vol] == "" || h.env.namesake(s.vol) != nil {
 		return impossible
 	}
-	d := &foreignDisk{name: h.serials[s.vol] + "-backup", node: s.node, of: s.vol, gib: 1}
+	d := &foreignDisk{name: h.world.serials[s.vol] + "-backup", node: s.node, of: s.vol, gib: 1}
 	if s.vol%2 == 0 {
-		d.name, d.gib = h.serials[s.vol]+"-restore", 2
+		d.name, d.gib = h.world.serials[s.vol]+"-restore", 2
 	}
-	h.at(s).namesake = true
+	h.world.place(s).namesake = true
 	h.env.makeForeignDisk(ctx, d)
 	return ""
 }
 
 func (h *History) takeNamesake(ctx context.Context, s Step) string {
-	d := h.namesake(s.vol)
+	d := h.env.namesake(s.vol)
 	if d == nil || h.world.rackDown || len(h.world.faults) > 0 {
 		return impossible
 	}
@@ -364,8 +364,8 @@ func (h *History) takeNamesake(ctx context.Context, s Step) string {
 	return ""
 }
 
-func (h *History) namesake(v int) *foreignDisk {
-	for _, d := range h.env.foreign {
+func (env *Environment) namesake(v int) *foreignDisk {
+	for _, d := range env.foreign {
 		if v != 0 && d.of == v {
 			return d
 		}

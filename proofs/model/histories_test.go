@@ -105,7 +105,7 @@ var manipulations = []struct {
 		administrator: attach a namesake of v2 → node a
 		node a: NodeStage v2`,
 		after("node a: NodeStage", func(h *History) error {
-			return proof.WriteAt(h.namesake(2).path, gib/2, 1)
+			return proof.WriteAt(h.env.namesake(2).path, gib/2, 1)
 		}), "-restore was written to"},
 	{"an attach without a device answers OK", `
 		controller 1: CreateVolume v1
@@ -233,7 +233,7 @@ func after(when string, action func(*History) error) manipulation {
 }
 
 func showInB(h *History) error {
-	d, err := h.env.Rack.Instance("a").Device(h.serials[4])
+	d, err := h.env.Rack.Instance("a").Device(h.world.serials[4])
 	if err != nil {
 		return err
 	}

@@ -31,13 +31,9 @@ type History struct {
 	world *world
 	// These are the volumes and the snapshot IDs in the last answers. Both may be out of date. The
 	// third map contains the publications that were tried and not undone.
-	volumes map[int]*csi.Volume
-	taken   map[int]string
-	given   map[field]bool
-	// The keys of the first map are numbers of volumes, those of the second one IDs of snapshots.
-	contents   map[int]*content
-	snapshots  map[string]*content
-	serials    map[int]string
+	volumes    map[int]*csi.Volume
+	taken      map[int]string
+	given      map[field]bool
 	transcript *transcript
 	// manipulation falsifies answers or states to test the model itself. It may be nil.
 	manipulation *manipulation
@@ -46,7 +42,6 @@ type History struct {
 	goals      map[int]string
 	last       Step
 	doubtSince int
-	value      uint64
 	faultNames map[string]string
 	count      *counts
 	// ended contains the calls of the last step.
@@ -79,7 +74,6 @@ type counts struct {
 func NewHistory(env *Environment) *History {
 	return &History{env: env, count: &counts{}, world: newWorld(), transcript: &transcript{},
 		volumes: map[int]*csi.Volume{}, taken: map[int]string{}, given: map[field]bool{},
-		contents: map[int]*content{}, snapshots: map[string]*content{}, serials: map[int]string{},
 		faultNames: map[string]string{}, goals: map[int]string{}}
 }
 
@@ -224,18 +218,18 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 	}
 	for _, one := range steps {
 		if !h.identify(one) || one.op.onNode() && h.world.down[one.node] ||
-			one.op == stageOther && !h.contents[one.vol].hasFilesystem() ||
+			one.op == stageOther && !h.world.contents[one.vol].hasFilesystem() ||
 			one.op == createSnapshot && kinds[snapOf[one.snap]].fsType == "btrfs" &&
 				h.world.seen[diskField(snapOf[one.snap])] != "" &&
-				!h.contents[snapOf[one.snap]].hasFilesystem() || // BtrfsTwin
-			one.op.astray() && (len(steps) > 1 || !h.sensible(*one)) {
+				!h.world.contents[snapOf[one.snap]].hasFilesystem() || // BtrfsTwin
+			one.op.astray() && (len(steps) > 1 || !h.world.sensible(*one)) {
 			return nil, nil
 		}
 	}
 	for _, one := range steps {
 		switch one.op {
 		case stage:
-			h.at(*one).tried = true
+			h.world.place(*one).tried = true
 		case publish:
 			h.given[publishedField(one.vol, one.node, one.pod)] = true
 		}
@@ -257,7 +251,7 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 	}
 	words := make([]string, len(steps))
 	for i, one := range steps {
-		c := ended{Step: *one, how: h.outcome(*one, answers[i])}
+		c := ended{Step: *one, how: h.world.outcome(*one, answers[i])}
 		allowed := []codes.Code{}
 		for _, state := range reachable(before, *one,
 			slices.Delete(slices.Clone(steps), i, i+1)) {
@@ -277,7 +271,8 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 		}
 		words[i] = fmt.Sprintf("%s = %s", one, shown(answers[i].err))
 		if one.mishap == None && s.mishap == None {
-			errs = append(errs, judge(*one, answers[i].err, allowed), h.explained(*one, answers[i].err))
+			errs = append(errs, judge(*one, answers[i].err, allowed),
+				h.world.explained(*one, answers[i].err))
 		}
 		if err := answers[i].err; err != nil && h.Patient &&
 			(one.mishap == None || one.mishap == Abandoned && !repeatable(err)) {
@@ -322,9 +317,9 @@ func judge(s Step, err error, allowed []codes.Code) error {
 
 // explained returns an error if a stage finds no device, and the text of its answer lacks the cause
 // or one of the two remedies.
-func (h *History) explained(s Step, err error) error {
-	if s.op != stage || status.Code(err) != codes.NotFound || len(h.world.doubts) > 0 ||
-		!h.at(s).bare {
+func (w *world) explained(s Step, err error) error {
+	if s.op != stage || status.Code(err) != codes.NotFound || len(w.doubts) > 0 ||
+		!w.place(s).bare {
 		return nil
 	}
 	for _, part := range []string{"DeviceNotFound: ", "recorded an attach and did not carry it out",
@@ -348,7 +343,7 @@ func shown(err error) string {
 	return fmt.Sprintf("%s (%.300s)", status.Code(err), status.Convert(err).Message())
 }
 
-func (h *History) outcome(s Step, a answer) outcome {
+func (w *world) outcome(s Step, a answer) outcome {
 	switch {
 	case s.mishap == Overtaken:
 		return openCall
@@ -356,7 +351,7 @@ func (h *History) outcome(s Step, a answer) outcome {
 		return succeeded
 	case s.mishap == Abandoned, s.mishap == Killed && !s.op.onNode():
 		return openCall
-	case s.mishap != None, !s.op.onNode() && (len(h.world.faults) > 0 || h.world.rackDown ||
+	case s.mishap != None, !s.op.onNode() && (len(w.faults) > 0 || w.rackDown ||
 		status.Code(a.err) == codes.Unavailable):
 		return unclear
 	}
@@ -366,7 +361,7 @@ func (h *History) outcome(s Step, a answer) outcome {
 // learn updates the model and the orchestrator's knowledge after an answer. It keeps the ID of a
 // deleted object, because a later call may still use the ID.
 func (h *History) learn(s *Step, c *ended, a answer) {
-	here := h.at(*s)
+	here := h.world.place(*s)
 	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
 		here.slow = true
 	}
@@ -376,7 +371,7 @@ func (h *History) learn(s *Step, c *ended, a answer) {
 	if a.err != nil {
 		return
 	}
-	content, block := h.contents[s.vol], kinds[s.vol].block()
+	content, block := h.world.contents[s.vol], kinds[s.vol].block()
 	switch s.op {
 	case createVolume:
 		volume := a.reply.(*csi.CreateVolumeResponse).GetVolume()
@@ -386,7 +381,7 @@ func (h *History) learn(s *Step, c *ended, a answer) {
 			}
 		}
 		h.volumes[s.vol], s.id = volume, volume.GetVolumeId()
-		h.serials[s.vol] = volume.GetVolumeContext()["diskName"]
+		h.world.serials[s.vol] = volume.GetVolumeContext()["diskName"]
 	case createSnapshot:
 		s.id = a.reply.(*csi.CreateSnapshotResponse).GetSnapshot().GetSnapshotId()
 		h.taken[s.snap] = s.id
@@ -476,11 +471,11 @@ func repeatable(err error) bool {
 }
 
 // driver returns the driver that serves the call, or that the step kills or stops.
-func (h *History) driver(s Step) *harness.Plugin {
+func (env *Environment) driver(s Step) *harness.Plugin {
 	if s.op.onNode() || s.op == killNode || s.op == endNode {
-		return h.env.Nodes[s.node]
+		return env.Nodes[s.node]
 	}
-	return h.env.Controllers[s.ctl-1]
+	return env.Controllers[s.ctl-1]
 }
 
 func (h *History) killLater(ctx context.Context, s Step) {
@@ -493,12 +488,12 @@ func (h *History) killLater(ctx context.Context, s Step) {
 		h.world.rackDown = true
 		return
 	}
-	h.driver(s).Kill()
+	h.env.driver(s).Kill()
 }
 
 func (h *History) restart(ctx context.Context, s Step) error {
 	h.count.restarts++
-	return h.driver(s).Start(ctx)
+	return h.env.driver(s).Start(ctx)
 }
 
 // manipulation falsifies answers, or the state of the rack or a node, without the orchestrator's

@@ -73,7 +73,7 @@ func (r *runner) runHistory(ctx context.Context, name string, seed uint64, m *ma
 		r.page = r.proof.Draw(ctx, proof.Failure{Name: name, Seed: seed, Broken: err,
 			Repeat: fmt.Sprintf("make model SEED=%d", seed), Dir: r.run.Dir, Rack: r.env.Rack,
 			Plugins: r.env.Plugins, History: r.env.Rack.History})
-		_, _ = h.dropAll(), r.env.Abandon(ctx) // the history's failure has been reported
+		_, _ = h.world.dropAll(), r.env.Abandon(ctx) // the history's failure has been reported
 		r.env = nil
 	}
 	return h, err

@@ -263,7 +263,7 @@ func faultNames() []string { return slices.Sorted(maps.Keys(faults)) }
 // identify adds the IDs that the orchestrator sends with a call. It returns false if the
 // orchestrator cannot make the call, because it lacks a value of an earlier answer.
 func (h *History) identify(s *Step) bool {
-	here, source := h.at(*s), h.volumes[snapOf[s.snap]]
+	here, source := h.world.place(*s), h.volumes[snapOf[s.snap]]
 	s.id = h.volumes[s.vol].GetVolumeId()
 	switch s.op {
 	case createVolume:
@@ -341,7 +341,7 @@ func (h *History) placement(s Step) *harness.Placement {
 	p := &harness.Placement{
 		Volume:         &csi.Volume{VolumeId: s.id, VolumeContext: volume.GetVolumeContext()},
 		Capability:     capabilityOf(s.vol),
-		PublishContext: h.at(s).context,
+		PublishContext: h.world.place(s).context,
 		Staging:        h.env.staging(s.vol, s.node), Target: h.env.target(s.vol, s.node, s.pod),
 		ReadOnly: s.node == h.ReadOnlyAt,
 	}

@@ -161,6 +161,13 @@ type world struct {
 	doubts []assign
 	// places describes each volume on each node, beyond the facts. Its keys come from at().
 	places map[string]*place
+	// The keys of the first map are numbers of volumes, those of the second one IDs of snapshots.
+	// value is the last value that a pod wrote.
+	contents  map[int]*content
+	snapshots map[string]*content
+	value     uint64
+	// serials contains the serial of each volume's device, which is the name of its disk.
+	serials map[int]string
 	// recordsFirst is set if the rack may record an attach although the instance gets no device.
 	recordsFirst bool
 
@@ -207,7 +214,8 @@ type place struct {
 }
 
 func newWorld() *world {
-	w := &world{seen: facts{}, places: map[string]*place{}, down: map[string]bool{},
+	w := &world{seen: facts{}, places: map[string]*place{}, contents: map[int]*content{},
+		snapshots: map[string]*content{}, serials: map[int]string{}, down: map[string]bool{},
 		open: map[string]time.Time{}}
 	for v, n := range everywhere {
 		w.places[at(v, n)] = &place{}
@@ -225,7 +233,7 @@ func (w *world) at(v int, n string) *place {
 	return &place{}
 }
 
-func (h *History) at(s Step) *place { return h.world.at(s.vol, s.node) }
+func (w *world) place(s Step) *place { return w.at(s.vol, s.node) }
 
 func everywhere(yield func(v int, n string) bool) {
 	for v := 1; v < len(kinds); v++ {
