@@ -286,7 +286,7 @@ func (h *History) wait(ctx context.Context) {
 	if h.world.rackDown {
 		return // while the rack is down, the result of its work is unknown
 	}
-	h.check(h.observe(ctx, nil), nil)
+	h.check(ctx, nil)
 	h.world.doubts = nil
 	h.world.recordsFirst = slices.Contains(h.world.faults, noDevice)
 }
@@ -435,15 +435,6 @@ func (p *place) drop() (err error) {
 		err, p.open = p.open.Close(), nil
 	}
 	return err
-}
-
-// dropLost releases the held devices that the guest does not show any more.
-func (h *History) dropLost(j *joint) {
-	for v, n := range everywhere {
-		if _, seen := j.device(v, n); !seen {
-			harness.Must(h.world.at(v, n).drop())
-		}
-	}
 }
 
 func (w *world) dropAll() (err error) {

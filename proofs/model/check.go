@@ -16,25 +16,36 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// check fails if the calls do not allow the observed state, or if the state breaks a general rule.
-// Otherwise the observed state becomes the state of the model.
-func (h *History) check(j *joint, calls []ended) {
-	h.unplugged(j, calls)
-	h.deviceless(j, calls)
-	for _, rule := range []func(*joint, []ended){
-		h.checkPromises, h.checkFields, h.checkAttached, h.checkHolders, h.checkReleased,
-		h.checkMounts, h.checkForeign,
-	} {
-		rule(j, calls)
-	}
-	h.believe(j)
-	h.dropLost(j)
-	h.checkData(j, calls)
+// review compares an observed state with the model, after calls that have ended.
+type review struct {
+	env   *Environment
+	world *world
+	count *counts
+	now   *joint
+	calls []ended
 }
 
-func (h *History) checkFields(j *joint, calls []ended) {
+// check fails if the calls do not allow the observed state, or if the state breaks a general rule.
+// Otherwise the observed state becomes the state of the model.
+func (h *History) check(ctx context.Context, calls []ended) {
+	r := &review{h.env, h.world, h.count, h.observe(ctx, calls), calls}
+	r.unplugged()
+	r.deviceless()
+	r.checkPromises()
+	r.checkFields()
+	r.checkAttached()
+	r.checkHolders()
+	r.checkReleased()
+	r.checkMounts()
+	r.checkForeign()
+	r.believe()
+	r.dropLost()
+	r.checkData()
+}
+
+func (r *review) checkFields() {
 	for _, f := range allFields {
-		value, allowed := j.facts[f], h.world.allowed(f, calls)
+		value, allowed := r.now.facts[f], r.world.allowed(f, r.calls)
 		if !isAllowed(value, allowed) {
 			fail("%q is %q, the model allows %q", f, value, allowed)
 		}
@@ -59,16 +70,16 @@ var allFields = func() (all []field) {
 
 // checkPromises fails if a call answered OK and its effect is missing, unless another call may have
 // undone it: a call of another op in the same step, or an abandoned call.
-func (h *History) checkPromises(j *joint, calls []ended) {
-	for i, c := range calls {
+func (r *review) checkPromises() {
+	for i, c := range r.calls {
 		if c.how != succeeded {
 			continue
 		}
-		others := slices.DeleteFunc(slices.Concat(calls[:i:i], calls[i+1:]), func(o ended) bool {
+		others := slices.DeleteFunc(slices.Concat(r.calls[:i:i], r.calls[i+1:]), func(o ended) bool {
 			return o.op == c.op && o.how != openCall
 		})
-		if field, kept := c.kept(j.facts); !kept && !h.world.mayTouch(field, others) {
-			fail("%s answered OK, but %q is %q", c.brief(), field, j.facts[field])
+		if field, kept := c.kept(r.now.facts); !kept && !r.world.mayTouch(field, others) {
+			fail("%s answered OK, but %q is %q", c.brief(), field, r.now.facts[field])
 		}
 	}
 }
@@ -104,17 +115,17 @@ func (w *world) mayTouch(f field, calls []ended) bool {
 
 // deviceless marks as bare the volumes that are attached to a node without a device. The rack has
 // only recorded the attach, or the guest showed a namesake's device, which is gone now (A54).
-func (h *History) deviceless(j *joint, calls []ended) {
-	w := h.world
+func (r *review) deviceless() {
+	w := r.world
 	for v, n := range everywhere {
-		_, seen := j.device(v, n)
+		_, seen := r.now.device(v, n)
 		here := w.at(v, n)
 		before := here.bare
-		here.bare = !seen && j.facts[holderField(v)] == n && !w.down[n] &&
-			(before || here.shown && !j.shown[at(v, n)] ||
-				w.recordsFirst && w.mayTouch(holderField(v), calls))
+		here.bare = !seen && r.now.facts[holderField(v)] == n && !w.down[n] &&
+			(before || here.shown && !r.now.shown[at(v, n)] ||
+				w.recordsFirst && w.mayTouch(holderField(v), r.calls))
 		if here.bare && !before {
-			h.count.bare++
+			r.count.bare++
 		}
 	}
 }
@@ -122,16 +133,16 @@ func (h *History) deviceless(j *joint, calls []ended) {
 // checkAttached fails if an attach answered OK and the node does not have the volume's device. The
 // device may be missing if the rack records an attach first, if the device appears late, or if the
 // guest shows a namesake's device.
-func (h *History) checkAttached(j *joint, calls []ended) {
-	w := h.world
-	for i, c := range calls {
+func (r *review) checkAttached() {
+	w := r.world
+	for i, c := range r.calls {
 		here := w.place(c.Step)
 		if c.op != attach || c.how != succeeded || here.bare || here.slow || w.down[c.node] ||
-			w.rackDown || j.shown[at(c.vol, c.node)] ||
-			w.mayTouch(holderField(c.vol), slices.Concat(calls[:i:i], calls[i+1:])) {
+			w.rackDown || r.now.shown[at(c.vol, c.node)] ||
+			w.mayTouch(holderField(c.vol), slices.Concat(r.calls[:i:i], r.calls[i+1:])) {
 			continue
 		}
-		if _, seen := j.device(c.vol, c.node); !seen {
+		if _, seen := r.now.device(c.vol, c.node); !seen {
 			fail("%s answered OK, and the node has no device of it", c.brief())
 		}
 	}
@@ -144,23 +155,23 @@ func underWay(calls []ended) []ended {
 
 // checkHolders fails if a disk has two devices, or if its device is in another instance than the
 // one to which the rack has attached the disk.
-func (h *History) checkHolders(j *joint, calls []ended) {
+func (r *review) checkHolders() {
 	for v := 1; v < len(kinds); v++ {
 		var where []string
 		for _, n := range nodes {
-			for _, d := range j.devices[n] {
-				if d.Serial != "" && d.Serial == j.serials[v] {
+			for _, d := range r.now.devices[n] {
+				if d.Serial != "" && d.Serial == r.now.serials[v] {
 					where = append(where, n)
 				}
 			}
 		}
-		holder := j.facts[holderField(v)]
-		sure := !h.world.rackDown && !h.world.mayTouch(holderField(v), underWay(calls))
+		holder := r.now.facts[holderField(v)]
+		sure := !r.world.rackDown && !r.world.mayTouch(holderField(v), underWay(r.calls))
 		if len(where) > 1 || len(where) == 1 && where[0] != holder && sure {
 			fail("v%d is attached to %q, and its device is seen by %q", v, holder, where)
 		}
-		if id := j.facts[diskField(v)]; id != "" {
-			if devices := j.loops[proof.DiskFile(h.env.Rack, id)]; len(devices) > 1 {
+		if id := r.now.facts[diskField(v)]; id != "" {
+			if devices := r.now.loops[proof.DiskFile(r.env.Rack, id)]; len(devices) > 1 {
 				fail("v%d has the loop devices %q, want one", v, devices)
 			}
 		}
@@ -169,48 +180,48 @@ func (h *History) checkHolders(j *joint, calls []ended) {
 
 // checkReleased fails if an unstage answered OK while the device is in use or the volume is
 // published. It ignores block volumes whose device is lost.
-func (h *History) checkReleased(j *joint, calls []ended) {
-	for _, c := range calls {
-		dead := kinds[c.vol].block() && h.world.place(c.Step).lost
+func (r *review) checkReleased() {
+	for _, c := range r.calls {
+		dead := kinds[c.vol].block() && r.world.place(c.Step).lost
 		if c.op != unstage || c.how != succeeded || dead {
 			continue
 		}
-		if h.world.place(c.Step).open != nil {
-			h.count.released++
+		if r.world.place(c.Step).open != nil {
+			r.count.released++
 			fail("%s answered OK while the device is in use", c.brief())
 		}
 		for _, p := range pods {
 			f := publishedField(c.vol, c.node, p)
-			if j.facts[f] != "" && !h.world.mayTouch(f, calls) {
+			if r.now.facts[f] != "" && !r.world.mayTouch(f, r.calls) {
 				fail("%s answered OK while pod %d has the volume", c.brief(), p)
 			}
 		}
 	}
 }
 
-func (h *History) checkMounts(j *joint, _ []ended) {
+func (r *review) checkMounts() {
 	known := map[string]bool{}
 	for v, n := range everywhere {
-		for _, path := range h.env.paths(v, n) {
+		for _, path := range r.env.paths(v, n) {
 			known[path] = true
-			h.checkMount(j, v, n, j.mounts[path])
+			r.checkMount(v, n, r.now.mounts[path])
 		}
 	}
-	for path, infos := range j.mounts {
+	for path, infos := range r.now.mounts {
 		if !known[path] {
 			fail("%s is mounted at %s, which is no path of a volume", infos[0].Source, path)
 		}
 	}
 }
 
-func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info) {
+func (r *review) checkMount(v int, n string, infos []*mountinfo.Info) {
 	if len(infos) > 1 {
 		fail("%s has %d mounts, want one", infos[0].Mountpoint, len(infos))
 	}
-	if len(infos) == 0 || h.lostBy(j, v, n) {
+	if len(infos) == 0 || r.lostBy(v, n) {
 		return
 	}
-	device, ok := j.device(v, n)
+	device, ok := r.now.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
 		// If an abandoned call has unmounted the device meanwhile, this number means nothing.
 		now := harness.Got(mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint)))
@@ -222,98 +233,107 @@ func (h *History) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 }
 
 // unplugged marks a mounted volume as lost if its device is missing and a detach may be under way.
-func (h *History) unplugged(j *joint, calls []ended) {
+func (r *review) unplugged() {
 	for v, n := range everywhere {
-		_, seen := j.device(v, n)
-		if !seen && j.facts.mounted(v, n) && !h.lostBy(j, v, n) &&
-			h.world.mayTouch(holderField(v), calls) {
-			here := h.world.at(v, n)
+		_, seen := r.now.device(v, n)
+		if !seen && r.now.facts.mounted(v, n) && !r.lostBy(v, n) &&
+			r.world.mayTouch(holderField(v), r.calls) {
+			here := r.world.at(v, n)
 			here.half, here.lost = true, true
-			h.world.contents[v].cut()
+			r.world.contents[v].cut()
 		}
 	}
 }
 
 // lostBy reports whether the volume is mounted on a node from which its disk was detached.
-func (h *History) lostBy(j *joint, v int, n string) bool {
-	return h.world.at(v, n).lost ||
-		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
+func (r *review) lostBy(v int, n string) bool {
+	return r.world.at(v, n).lost ||
+		r.now.facts.mounted(v, n) && r.now.facts[holderField(v)] != n
 }
 
-func (h *History) checkForeign(j *joint, _ []ended) {
-	harness.Must(h.env.Bystanders.Check())
-	for _, d := range h.env.foreign {
+func (r *review) checkForeign() {
+	harness.Must(r.env.Bystanders.Check())
+	for _, d := range r.env.foreign {
 		d.unchanged(false)
-		disk, ok := j.disks[d.id]
-		if !ok && j.disks != nil {
+		disk, ok := r.now.disks[d.id]
+		if !ok && r.now.disks != nil {
 			fail("the foreign disk %s does not exist any more", d.name)
 		}
 		if ok && (disk.Name != d.name || disk.Description != "made by hand" ||
-			h.env.nodeOf(disk.State.Instance) != d.node) {
+			r.env.nodeOf(disk.State.Instance) != d.node) {
 			fail("the foreign disk %s has become %+v", d.name, disk)
 		}
 	}
 }
 
 // believe makes the observed state the state of the model.
-func (h *History) believe(j *joint) {
-	w := h.world
+func (r *review) believe() {
+	w := r.world
 	for s := 1; s < len(snapOf); s++ {
-		id := j.facts[snapField(s)]
+		id := r.now.facts[snapField(s)]
 		if id != "" && w.snapshots[id] == nil && w.contents[snapOf[s]] != nil {
 			w.snapshots[id] = w.contents[snapOf[s]].clone()
 		}
 	}
 	for v := 1; v < len(kinds); v++ {
-		switch before, now := w.seen[diskField(v)], j.facts[diskField(v)]; {
+		switch before, now := w.seen[diskField(v)], r.now.facts[diskField(v)]; {
 		case now == "":
 			delete(w.contents, v)
 		case now != before:
 			w.contents[v] = newContent()
-			if s := kinds[v].snap; s != 0 && w.snapshots[j.facts[sourceField(v)]] != nil {
-				w.contents[v] = w.snapshots[j.facts[sourceField(v)]].clone()
+			if s := kinds[v].snap; s != 0 && w.snapshots[r.now.facts[sourceField(v)]] != nil {
+				w.contents[v] = w.snapshots[r.now.facts[sourceField(v)]].clone()
 			}
 		}
 		for _, n := range nodes {
-			here, lost := w.at(v, n), h.lostBy(j, v, n) && j.facts.mounted(v, n)
+			here, lost := w.at(v, n), r.lostBy(v, n) && r.now.facts.mounted(v, n)
 			if lost && !here.lost {
 				w.contents[v].cut()
 			}
-			here.lost, here.half, here.shown = lost, lost && here.half, j.shown[at(v, n)]
+			here.lost, here.half, here.shown = lost, lost && here.half, r.now.shown[at(v, n)]
 		}
-		if w.seen[holderField(v)] != "" && j.facts[holderField(v)] == "" &&
+		if w.seen[holderField(v)] != "" && r.now.facts[holderField(v)] == "" &&
 			w.contents[v] != nil && slices.ContainsFunc(w.contents[v].written[:],
 			func(values []uint64) bool { return len(values) > 1 }) {
 			w.contents[v].cut() // data that were not flushed may be lost
 		}
 	}
-	w.seen = j.facts
+	w.seen = r.now.facts
 }
 
-func (h *History) checkData(j *joint, calls []ended) {
-	moving := underWay(calls)
-	for v, c := range h.world.contents {
+// dropLost releases the held devices that the guest does not show any more.
+func (r *review) dropLost() {
+	for v, n := range everywhere {
+		if _, seen := r.now.device(v, n); !seen {
+			harness.Must(r.world.at(v, n).drop())
+		}
+	}
+}
+
+func (r *review) checkData() {
+	moving := underWay(r.calls)
+	for v, c := range r.world.contents {
 		for _, n := range nodes {
-			if h.world.at(v, n).lost || h.world.mayTouch(holderField(v), moving) {
+			if r.world.at(v, n).lost || r.world.mayTouch(holderField(v), moving) {
 				continue
 			}
 			for _, p := range pods {
 				f := publishedField(v, n, p)
-				if j.facts[f] == "" || h.world.mayTouch(f, moving) {
+				if r.now.facts[f] == "" || r.world.mayTouch(f, moving) {
 					continue
 				}
 				if c.partial && kinds[v].snap != 0 {
-					h.count.copies++
+					r.count.copies++
 				}
-				data, err := contents(h.env.target(v, n, p), v)
+				data, err := contents(r.env.target(v, n, p), v)
 				if err == nil {
 					err = c.read(v, data)
 				}
 				if err == nil && c.forged != nil {
-					err = h.env.Proof.Forged.Checked(c.forged.Check(h.env.target(v, n, p)))
+					err = r.env.Proof.Forged.Checked(c.forged.Check(r.env.target(v, n, p)))
 				}
 				if err != nil {
-					h.count.lost += blockSize
+					r.count.lost += blockSize
 					fail("pod %d on %s: %w", p, n, err)
 				}
 			}

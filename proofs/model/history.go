@@ -163,7 +163,7 @@ func (h *History) run(ctx context.Context, steps ...Step) {
 // observeAndCheck observes and checks the state, and adds the unfinished calls to the doubts.
 func (h *History) observeAndCheck(ctx context.Context, calls []ended) {
 	h.manipulation.apply(h)
-	h.check(h.observe(ctx, calls), calls)
+	h.check(ctx, calls)
 	for _, c := range calls {
 		if c.how == openCall || c.how == unclear && h.world.rackDown {
 			h.world.doubts = append(h.world.doubts, c.intends()...)
