@@ -29,18 +29,12 @@ type review struct {
 // Otherwise the observed state becomes the state of the model.
 func (h *History) check(ctx context.Context, calls []ended) {
 	r := &review{h.env, h.world, h.count, h.observe(ctx, calls), calls}
-	r.unplugged()
-	r.deviceless()
-	r.checkPromises()
-	r.checkFields()
-	r.checkAttached()
-	r.checkHolders()
-	r.checkReleased()
-	r.checkMounts()
-	r.checkForeign()
-	r.believe()
-	r.dropLost()
-	r.checkData()
+	for _, part := range []func(){
+		r.unplugged, r.deviceless, r.checkPromises, r.checkFields, r.checkAttached, r.checkHolders,
+		r.checkReleased, r.checkMounts, r.checkForeign, r.believe, r.dropLost, r.checkData,
+	} {
+		part()
+	}
 }
 
 func (r *review) checkFields() {
@@ -352,11 +346,9 @@ func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	for range 4 {
 		todo := false
 		for v := len(kinds) - 1; v > 0; v-- {
-			h.until(ctx, func() (Step, bool) {
-				s, more := h.away(v)
-				todo = todo || more
-				return s, more
-			})
+			_, more := h.orchestrator.away(v)
+			todo = todo || more
+			h.until(ctx, func() (Step, bool) { return h.orchestrator.away(v) })
 		}
 		for s := range snapOf {
 			if s > 0 && h.world.seen[snapField(s)] != "" {
@@ -373,14 +365,16 @@ func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	return errors.New("the volumes and snapshots cannot be deleted")
 }
 
-func (h *History) until(ctx context.Context, next func() (s Step, more bool)) {
+// until runs the next steps. It returns false if there are too many.
+func (h *History) until(ctx context.Context, next func() (s Step, more bool)) bool {
 	for range 20 {
 		s, more := next()
 		if !more {
-			break
+			return true
 		}
 		h.run(ctx, s)
 	}
+	return false
 }
 
 // Release unpublishes, unstages and detaches all volumes.
@@ -389,7 +383,7 @@ func (h *History) Release(ctx context.Context) (err error) {
 	harness.Must(h.Wait(ctx))
 	for v := 1; v < len(kinds); v++ {
 		h.until(ctx, func() (Step, bool) {
-			s, more := h.away(v)
+			s, more := h.orchestrator.away(v)
 			return s, more && s.op != deleteVolume && s.op != createVolume
 		})
 	}
@@ -398,9 +392,10 @@ func (h *History) Release(ctx context.Context) (err error) {
 
 // readAll publishes every volume once more, so that checkData reads all acknowledged data.
 func (h *History) readAll(ctx context.Context) {
+	o := h.orchestrator
 	for v := 1; v < len(kinds); v++ {
 		h.until(ctx, func() (Step, bool) {
-			s, _ := h.away(v)
+			s, _ := o.away(v)
 			return s, slices.ContainsFunc(nodes, func(n string) bool { return h.world.at(v, n).lost })
 		})
 	}
@@ -408,15 +403,12 @@ func (h *History) readAll(ctx context.Context) {
 		if h.world.seen[diskField(v)] == "" {
 			continue
 		}
-		h.goals[v] = cmp.Or(h.goals[v], "c")
-		arrived := false
-		h.until(ctx, func() (Step, bool) {
-			s := h.towards(v, h.goals[v])
-			arrived = s.op == writeSynced
-			return s, !arrived
-		})
-		if !arrived {
-			fail("v%d cannot be published on node %s", v, h.goals[v])
+		o.goals[v] = cmp.Or(o.goals[v], "c")
+		if !h.until(ctx, func() (Step, bool) {
+			s := o.towards(v, o.goals[v])
+			return s, s.op != writeSynced
+		}) {
+			fail("v%d cannot be published on node %s", v, o.goals[v])
 		}
 	}
 }
@@ -457,86 +449,4 @@ func (h *History) clean(ctx context.Context) {
 		fail("the flight recorders: %w", err)
 	}
 	harness.Must(h.env.Balance(ctx))
-}
-
-// towards returns the orchestrator's next step to publish the volume to pods on the node.
-func (h *History) towards(v int, n string) Step {
-	f, ctl := h.world.seen, 1+int(h.world.value+uint64(len(h.transcript.lines)))%2
-	holder := f[holderField(v)]
-	switch {
-	case h.world.rackDown:
-		return Step{op: startRack}
-	case h.world.at(v, n).namesake && len(h.transcript.lines)%3 == 0:
-		return Step{op: takeNamesake, vol: v} // until then the driver refuses calls
-	case f[diskField(v)] == "" || h.volumes[v].GetVolumeId() != f[diskField(v)]:
-		return h.towardsDisk(v, ctl)
-	case holder != "" && holder != n:
-		s, _ := h.away(v)
-		return s
-	case holder == "" || h.world.at(v, n).context == nil:
-		return Step{op: attach, ctl: ctl, vol: v, node: n}
-	case h.world.down[n]:
-		return Step{op: startInstance, node: n}
-	case h.world.at(v, n).bare && len(h.transcript.lines)%3 == 1:
-		return Step{op: stopInstance, node: n} // a started instance has the devices of all its disks
-	case h.world.at(v, n).lost || h.world.at(v, n).bare && len(h.transcript.lines)%3 == 2:
-		s, _ := h.away(v)
-		return s
-	case !h.world.at(v, n).staged || !kinds[v].block() && f[stagedField(v, n)] == "":
-		return Step{op: stage, vol: v, node: n}
-	case !f.published(v, n):
-		return Step{op: publish, vol: v, node: n, pod: 1}
-	case kinds[v].shared && f[publishedField(v, n, 2)] == "":
-		return Step{op: publish, vol: v, node: n, pod: 2}
-	}
-	s := Step{op: writeSynced, vol: v, node: n, pod: 1, block: int(h.world.value) % blocks}
-	if f[publishedField(v, n, 1)] == "" {
-		s.pod = 2
-	}
-	return s
-}
-
-// towardsDisk returns the next call to create the volume. If the volume is restored from a
-// snapshot, the orchestrator first creates the snapshot and the snapshot's volume.
-func (h *History) towardsDisk(v, ctl int) Step {
-	snap := kinds[v].snap
-	switch {
-	case snap == 0 || h.taken[snap] != "" &&
-		h.world.seen[snapField(snap)] == h.taken[snap]:
-		return Step{op: createVolume, ctl: ctl, vol: v}
-	case h.volumes[snapOf[snap]] == nil || h.world.seen[diskField(snapOf[snap])] == "":
-		return h.towardsDisk(snapOf[snap], ctl)
-	}
-	return Step{op: createSnapshot, ctl: ctl, snap: snap}
-}
-
-// away returns the orchestrator's next step to delete a volume, which it first unpublishes and
-// unstages. If the volume does not exist, away returns false.
-func (h *History) away(v int) (Step, bool) {
-	f, ctl := h.world.seen, 1+len(h.transcript.lines)%2
-	for _, n := range nodes {
-		if h.world.down[n] {
-			continue // the node has no mounts, and no driver runs
-		}
-		for _, p := range pods {
-			if f[publishedField(v, n, p)] != "" || h.given[publishedField(v, n, p)] {
-				return Step{op: unpublish, vol: v, node: n, pod: p}, true
-			}
-		}
-		if h.world.at(v, n).open != nil {
-			return Step{op: letGo, vol: v, node: n, pod: 1}, true
-		}
-		if f[stagedField(v, n)] != "" || h.world.at(v, n).tried {
-			return Step{op: unstage, vol: v, node: n}, true
-		}
-	}
-	switch {
-	case f[holderField(v)] != "":
-		return Step{op: detach, ctl: ctl, vol: v, node: f[holderField(v)]}, true
-	case f[diskField(v)] == "":
-		return Step{}, false
-	case h.volumes[v].GetVolumeId() != f[diskField(v)]:
-		return Step{op: createVolume, ctl: ctl, vol: v}, true
-	}
-	return Step{op: deleteVolume, ctl: ctl, vol: v}, true
 }

@@ -142,7 +142,8 @@ func (h *History) crowds(ctx context.Context, r *rand.Rand, round int) {
 				h.count.formatted++
 			}
 			for _, p := range pods {
-				h.run(ctx, Step{op: writeSynced, vol: v, node: h.goals[v], pod: p, block: r.IntN(blocks)})
+				h.run(ctx, Step{op: writeSynced, vol: v, node: h.orchestrator.goals[v], pod: p,
+					block: r.IntN(blocks)})
 			}
 		}
 		for _, w := range waysDown {
@@ -159,7 +160,7 @@ func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 	for i := range callers {
 		v := volumes[i%len(volumes)]
 		s := &Step{op: w.ops[i/len(volumes)%len(w.ops)], vol: v, ctl: 1 + r.IntN(2),
-			pod: pods[r.IntN(2)], node: h.goals[v], with: first}
+			pod: pods[r.IntN(2)], node: h.orchestrator.goals[v], with: first}
 		switch s.op {
 		case createSnapshot, deleteSnapshot:
 			s.vol, s.snap = 0, []int{0, 1, 3, 4, 2}[v]
@@ -214,8 +215,8 @@ func (h *History) noteCrowd(volumes []int, w wave) {
 		fail("the calls succeed for %d of %d volumes", len(ids), len(volumes))
 	}
 	for _, v := range volumes {
-		h.goals[v] = cmp.Or(seen[holderField(v)], h.goals[v])
-		node := h.goals[v]
+		node := cmp.Or(seen[holderField(v)], h.orchestrator.goals[v])
+		h.orchestrator.goals[v] = node
 		if !kinds[v].block() && seen.published(v, node) && seen[stagedField(v, node)] == "" {
 			fail("v%d is published on %s and not staged", v, node)
 		}

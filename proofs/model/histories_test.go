@@ -62,7 +62,7 @@ func pretend(o op, err error) manipulation {
 // onBacking calls change() after a step, with the file behind the volume's disk.
 func onBacking(when string, v int, change func(path string) error) manipulation {
 	return after(when, func(h *History) error {
-		return change(proof.DiskFile(h.env.Rack, h.volumes[v].GetVolumeId()))
+		return change(proof.DiskFile(h.env.Rack, h.orchestrator.volumes[v].GetVolumeId()))
 	})
 }
 
@@ -172,7 +172,7 @@ var manipulations = []struct {
 	{"an administrator attaches a volume's disk", `
 		controller 1: CreateVolume v1`,
 		after("controller 1: CreateVolume v1", func(h *History) error {
-			return h.env.Rack.AttachDisk(context.Background(), h.volumes[1].GetVolumeId(),
+			return h.env.Rack.AttachDisk(context.Background(), h.orchestrator.volumes[1].GetVolumeId(),
 				h.env.Rack.Instance("b").ID)
 		}), `"v1 holder" is "b"`},
 	{"a device is shown to a second guest", deviceInUse,

@@ -27,20 +27,13 @@ type History struct {
 	// ReadOnlyAt is the node whose pods get the volumes read-only, or "".
 	ReadOnlyAt string
 
-	env   *Environment
-	world *world
-	// These are the volumes and the snapshot IDs in the last answers. Both may be out of date. The
-	// third map contains the publications that were tried and not undone.
-	volumes    map[int]*csi.Volume
-	taken      map[int]string
-	given      map[field]bool
-	transcript *transcript
+	env          *Environment
+	world        *world
+	orchestrator *orchestrator
+	transcript   *transcript
 	// manipulation falsifies answers or states to test the model itself. It may be nil.
 	manipulation *manipulation
 
-	// goals contains the node on which the orchestrator wants to use each volume.
-	goals      map[int]string
-	last       Step
 	doubtSince int
 	faultNames map[string]string
 	count      *counts
@@ -72,15 +65,15 @@ type counts struct {
 
 // NewHistory returns a history without steps.
 func NewHistory(env *Environment) *History {
-	return &History{env: env, count: &counts{}, world: newWorld(), transcript: &transcript{},
-		volumes: map[int]*csi.Volume{}, taken: map[int]string{}, given: map[field]bool{},
-		faultNames: map[string]string{}, goals: map[int]string{}}
+	o := &orchestrator{world: newWorld(), transcript: &transcript{}, volumes: map[int]*csi.Volume{},
+		taken: map[int]string{}, given: map[field]bool{}, goals: map[int]string{}}
+	return &History{env: env, count: &counts{}, world: o.world, transcript: o.transcript,
+		orchestrator: o, faultNames: map[string]string{}}
 }
 
 // Do runs a step, and compares all results with the model.
 func (h *History) Do(ctx context.Context, s Step) error {
-	if len(h.world.doubts) > 0 && s.Driver == nil &&
-		(s.op.byPerson() || h.doubtSince >= 3) {
+	if len(h.world.doubts) > 0 && s.Driver == nil && (s.op.byPerson() || h.doubtSince >= 3) {
 		// A person's step needs a known state. Other steps wait only for doubts that are some steps old.
 		if err := h.Wait(ctx); err != nil {
 			return err
@@ -216,23 +209,8 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 		alone.with = nil
 		steps = append(steps, &alone)
 	}
-	for _, one := range steps {
-		if !h.identify(one) || one.op.onNode() && h.world.down[one.node] ||
-			one.op == stageOther && !h.world.contents[one.vol].hasFilesystem() ||
-			one.op == createSnapshot && kinds[snapOf[one.snap]].fsType == "btrfs" &&
-				h.world.seen[diskField(snapOf[one.snap])] != "" &&
-				!h.world.contents[snapOf[one.snap]].hasFilesystem() || // BtrfsTwin
-			one.op.astray() && (len(steps) > 1 || !h.world.sensible(*one)) {
-			return nil, nil
-		}
-	}
-	for _, one := range steps {
-		switch one.op {
-		case stage:
-			h.world.place(*one).tried = true
-		case publish:
-			h.given[publishedField(one.vol, one.node, one.pod)] = true
-		}
+	if !h.orchestrator.prepare(steps) {
+		return nil, nil
 	}
 	before := h.world.seen
 	var answers []answer
@@ -278,7 +256,7 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 			(one.mishap == None || one.mishap == Abandoned && !repeatable(err)) {
 			errs = append(errs, fmt.Errorf("%s does not converge: %s", one.brief(), shown(err)))
 		}
-		h.learn(one, &c, answers[i])
+		h.orchestrator.learn(one, &c, answers[i])
 		calls = append(calls, c)
 	}
 	h.transcript.add("%s", strings.Join(words, " || "))
@@ -356,58 +334,6 @@ func (w *world) outcome(s Step, a answer) outcome {
 		return unclear
 	}
 	return refusedCall
-}
-
-// learn updates the model and the orchestrator's knowledge after an answer. It keeps the ID of a
-// deleted object, because a later call may still use the ID.
-func (h *History) learn(s *Step, c *ended, a answer) {
-	here := h.world.place(*s)
-	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
-		here.slow = true
-	}
-	if !s.op.onNode() && status.Code(a.err) == codes.Unavailable {
-		h.world.open[s.target()] = time.Now().Add(lateLimit)
-	}
-	if a.err != nil {
-		return
-	}
-	content, block := h.world.contents[s.vol], kinds[s.vol].block()
-	switch s.op {
-	case createVolume:
-		volume := a.reply.(*csi.CreateVolumeResponse).GetVolume()
-		if h.volumes[s.vol].GetVolumeId() != volume.GetVolumeId() {
-			for _, n := range nodes {
-				h.world.at(s.vol, n).context = nil
-			}
-		}
-		h.volumes[s.vol], s.id = volume, volume.GetVolumeId()
-		h.world.serials[s.vol] = volume.GetVolumeContext()["diskName"]
-	case createSnapshot:
-		s.id = a.reply.(*csi.CreateSnapshotResponse).GetSnapshot().GetSnapshotId()
-		h.taken[s.snap] = s.id
-	case attach:
-		here.context = a.reply.(*csi.ControllerPublishVolumeResponse).GetPublishContext()
-	case stage:
-		if h.world.seen[stagedField(s.vol, s.node)] == "" || here.lost {
-			here.frozen = false
-		}
-		here.slow, here.staged = false, true
-		here.lost = here.lost && block // a dead mount was replaced by a new one
-		if content != nil && !block {
-			content.formatted = true
-		}
-	case unstage, unpublish:
-		if s.op == unstage {
-			here.frozen, here.staged, here.tried = false, false, false
-		} else {
-			h.given[publishedField(s.vol, s.node, s.pod)] = false
-		}
-		flushes := block == (s.op == unpublish)
-		if content != nil && flushes && !here.lost && h.world.seen.mounted(s.vol, s.node) {
-			content.flushed()
-		}
-	}
-	c.Step = *s
 }
 
 type answer struct {

@@ -119,7 +119,7 @@ func TestRandomHistoriesReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-3
 			name := fmt.Sprint("seed ", seed)
 			h, err := r.runHistory(t.Context(), name, seed, nil, func(h *History) {
 				for _, w := range wishes {
-					h.run(t.Context(), h.resolve(w, volumes)...)
+					h.run(t.Context(), h.orchestrator.resolve(w, volumes)...)
 				}
 			})
 			if h == nil {
@@ -153,7 +153,7 @@ func TestRandomHistoriesReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-3
 func TestParseStepParsesWhatStringPrints(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		h := NewHistory(nil)
-		for _, s := range h.resolve(drawWish(rt), []int{1, 4}) {
+		for _, s := range h.orchestrator.resolve(drawWish(rt), []int{1, 4}) {
 			line := strings.ReplaceAll(s.String(), " || ", " = Aborted (busy) || ") + " = OK"
 			got, err := parseStep(line)
 			if err != nil {
@@ -255,58 +255,58 @@ func mixed(u uint64) uint64 {
 }
 
 // backwards returns the next step to delete a volume or, after its deletion, to create it again.
-func (h *History) backwards(v int) Step {
-	if s, more := h.away(v); more {
+func (o *orchestrator) backwards(v int) Step {
+	if s, more := o.away(v); more {
 		return s
 	}
-	return h.towards(v, h.goals[v])
+	return o.towards(v, o.goals[v])
 }
 
-func (h *History) resolve(w wish, volumes []int) []Step {
+func (o *orchestrator) resolve(w wish, volumes []int) []Step {
 	v, n := volumes[w.vol%len(volumes)], nodes[w.node]
-	if w.move || h.goals[v] == "" {
-		h.goals[v] = n
+	if w.move || o.goals[v] == "" {
+		o.goals[v] = n
 	}
 	s := Step{op: w.op, ctl: 1 + w.ctl, vol: v, snap: 1 + w.vol%(len(snapOf)-1), node: n,
 		pod: pods[w.pod], block: w.block, other: volumes[w.other%len(volumes)]}
 	switch w.kind {
 	case onwards:
-		s = h.towards(v, h.goals[v])
+		s = o.towards(v, o.goals[v])
 	case backwards:
-		s = h.backwards(v)
+		s = o.backwards(v)
 	case anyCall:
 		if w.node == 0 && s.op.onNode() {
-			s.node = h.goals[v] // the node that has the volume is chosen more often
+			s.node = o.goals[v] // the node that has the volume is chosen more often
 		}
 	case again:
-		if s = h.last; !s.op.isCall() || s.ctl == 0 && !s.op.onNode() {
-			s = h.towards(v, h.goals[v])
+		if s = o.last; !s.op.isCall() || s.ctl == 0 && !s.op.onNode() {
+			s = o.towards(v, o.goals[v])
 		} else if s.ctl != 0 {
 			s.ctl = 1 + w.ctl
 		}
 		s.mishap, s.with = None, nil
 	case writing, disturbing:
-		if s.node = h.goals[v]; s.op == hold || s.op == holdByLoop {
-			return h.holding(s, volumes)
+		if s.node = o.goals[v]; s.op == hold || s.op == holdByLoop {
+			return o.holding(s, volumes)
 		}
 	case pairing:
 		if w.pod == 1 {
 			s.vol = volumes[w.block%len(volumes)]
 		}
-		s = h.pair(w, v, s)
+		s = o.pair(w, v, s)
 	case misfortune:
-		return h.misfortune(w, v)
+		return o.misfortune(w, v)
 	case restarting:
-		if h.world.rackDown {
+		if o.world.rackDown {
 			s.op = startRack
-		} else if h.world.down[n] && (s.op == stopInstance || s.op == killNode || s.op == endNode) {
+		} else if o.world.down[n] && (s.op == stopInstance || s.op == killNode || s.op == endNode) {
 			s.op = startInstance
 		}
 	case waiting:
 		s = Step{op: wait}
 	}
 	if s.op.isCall() {
-		h.last = s
+		o.last = s
 		if !s.op.astray() {
 			s.mishap, s.after = w.mishap, w.after
 		}
@@ -319,36 +319,36 @@ func (h *History) resolve(w wish, volumes []int) []Step {
 
 // holding returns a step that keeps the device of a published volume open, and then calls that try
 // to release the volume.
-func (h *History) holding(s Step, volumes []int) []Step {
-	v := slices.IndexFunc(volumes, func(v int) bool { return h.goals[v] != "" })
+func (o *orchestrator) holding(s Step, volumes []int) []Step {
+	v := slices.IndexFunc(volumes, func(v int) bool { return o.goals[v] != "" })
 	if v < 0 {
 		return []Step{s}
 	}
 	s.vol = volumes[v]
-	s.node = h.goals[s.vol]
+	s.node = o.goals[s.vol]
 	var calls []Step
 	for _, p := range pods {
-		if h.world.seen[publishedField(s.vol, s.node, p)] != "" {
+		if o.world.seen[publishedField(s.vol, s.node, p)] != "" {
 			s.pod = p
 			calls = append(calls, Step{op: unpublish, vol: s.vol, node: s.node, pod: p})
 		}
 	}
 	if calls == nil {
-		return []Step{h.towards(s.vol, s.node)}
+		return []Step{o.towards(s.vol, s.node)}
 	}
 	calls = append(calls, Step{op: unstage, vol: s.vol, node: s.node})
 	return append([]Step{s}, calls...)
 }
 
 // misfortune returns a step that adds a fault, and a call that may meet the fault.
-func (h *History) misfortune(w wish, v int) []Step {
-	next := h.towards(v, h.goals[v])
+func (o *orchestrator) misfortune(w wish, v int) []Step {
+	next := o.towards(v, o.goals[v])
 	if !w.shadow {
-		next = h.backwards(v)
+		next = o.backwards(v)
 	}
 	if operations[next.op] == "" {
 		// No fault affects this call. An attach is possible in every state, so it replaces the call.
-		next = Step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
+		next = Step{op: attach, ctl: 1 + w.ctl, vol: v, node: o.goals[v]}
 	}
 	names := slices.DeleteFunc(faultNames(), func(name string) bool {
 		operation := faults[name].Operation
@@ -369,10 +369,10 @@ var operations = map[op]string{
 }
 
 // pair returns two calls as one step: the volume's next call, and a copy of it or another call.
-func (h *History) pair(w wish, v int, other Step) Step {
-	s := h.towards(v, h.goals[v])
+func (o *orchestrator) pair(w wish, v int, other Step) Step {
+	s := o.towards(v, o.goals[v])
 	if !s.op.isCall() {
-		back, ok := h.away(v)
+		back, ok := o.away(v)
 		if s = back; !ok {
 			return Step{op: wait}
 		}

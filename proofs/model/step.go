@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
@@ -260,27 +262,200 @@ func ParseHistory(text string) ([]Step, error) {
 
 func faultNames() []string { return slices.Sorted(maps.Keys(faults)) }
 
+// orchestrator chooses the steps of a history, and knows what its calls have answered.
+type orchestrator struct {
+	world      *world
+	transcript *transcript
+	// These are the volumes and the snapshot IDs in the last answers. Both may be out of date. The
+	// third map contains the publications that were tried and not undone.
+	volumes map[int]*csi.Volume
+	taken   map[int]string
+	given   map[field]bool
+	// goals contains the node on which the orchestrator wants to use each volume.
+	goals map[int]string
+	last  Step
+}
+
+// prepare adds the IDs that the orchestrator sends with the calls of a step, and notes what it will
+// have to undo. It returns false if the orchestrator cannot make the calls in this state.
+func (o *orchestrator) prepare(steps []*Step) bool {
+	w := o.world
+	for _, one := range steps {
+		if !o.identify(one) || one.op.onNode() && w.down[one.node] ||
+			one.op == stageOther && !w.contents[one.vol].hasFilesystem() ||
+			one.op == createSnapshot && kinds[snapOf[one.snap]].fsType == "btrfs" &&
+				w.seen[diskField(snapOf[one.snap])] != "" &&
+				!w.contents[snapOf[one.snap]].hasFilesystem() || // BtrfsTwin
+			one.op.astray() && (len(steps) > 1 || !w.sensible(*one)) {
+			return false
+		}
+	}
+	for _, one := range steps {
+		switch one.op {
+		case stage:
+			w.place(*one).tried = true
+		case publish:
+			o.given[publishedField(one.vol, one.node, one.pod)] = true
+		}
+	}
+	return true
+}
+
 // identify adds the IDs that the orchestrator sends with a call. It returns false if the
 // orchestrator cannot make the call, because it lacks a value of an earlier answer.
-func (h *History) identify(s *Step) bool {
-	here, source := h.world.place(*s), h.volumes[snapOf[s.snap]]
-	s.id = h.volumes[s.vol].GetVolumeId()
+func (o *orchestrator) identify(s *Step) bool {
+	here, source := o.world.place(*s), o.volumes[snapOf[s.snap]]
+	s.id = o.volumes[s.vol].GetVolumeId()
 	switch s.op {
 	case createVolume:
-		s.id, s.source = cmp.Or(s.id, anyID), h.taken[kinds[s.vol].snap]
+		s.id, s.source = cmp.Or(s.id, anyID), o.taken[kinds[s.vol].snap]
 		return kinds[s.vol].snap == 0 || s.source != ""
 	case createSnapshot:
 		s.id, s.source = anyID, source.GetVolumeId()
 		return source != nil
 	case deleteSnapshot:
-		s.id = h.taken[s.snap]
+		s.id = o.taken[s.snap]
 		return s.id != ""
 	case stage, stageOther, publish, publishOther:
 		return here.context != nil
 	case stageAstray:
-		return here.context != nil && h.world.at(s.other, s.node).context != nil
+		return here.context != nil && o.world.at(s.other, s.node).context != nil
 	}
-	return h.volumes[s.vol] != nil
+	return o.volumes[s.vol] != nil
+}
+
+// learn updates the model and the orchestrator's knowledge after an answer. It keeps the ID of a
+// deleted object, because a later call may still use the ID.
+func (o *orchestrator) learn(s *Step, c *ended, a answer) {
+	here := o.world.place(*s)
+	if s.op == attach && slices.Contains(o.world.faults, "slow device") {
+		here.slow = true
+	}
+	if !s.op.onNode() && status.Code(a.err) == codes.Unavailable {
+		o.world.open[s.target()] = time.Now().Add(lateLimit)
+	}
+	if a.err != nil {
+		return
+	}
+	content, block := o.world.contents[s.vol], kinds[s.vol].block()
+	switch s.op {
+	case createVolume:
+		volume := a.reply.(*csi.CreateVolumeResponse).GetVolume()
+		if o.volumes[s.vol].GetVolumeId() != volume.GetVolumeId() {
+			for _, n := range nodes {
+				o.world.at(s.vol, n).context = nil
+			}
+		}
+		o.volumes[s.vol], s.id = volume, volume.GetVolumeId()
+		o.world.serials[s.vol] = volume.GetVolumeContext()["diskName"]
+	case createSnapshot:
+		s.id = a.reply.(*csi.CreateSnapshotResponse).GetSnapshot().GetSnapshotId()
+		o.taken[s.snap] = s.id
+	case attach:
+		here.context = a.reply.(*csi.ControllerPublishVolumeResponse).GetPublishContext()
+	case stage:
+		if o.world.seen[stagedField(s.vol, s.node)] == "" || here.lost {
+			here.frozen = false
+		}
+		here.slow, here.staged = false, true
+		here.lost = here.lost && block // a dead mount was replaced by a new one
+		if content != nil && !block {
+			content.formatted = true
+		}
+	case unstage, unpublish:
+		if s.op == unstage {
+			here.frozen, here.staged, here.tried = false, false, false
+		} else {
+			o.given[publishedField(s.vol, s.node, s.pod)] = false
+		}
+		flushes := block == (s.op == unpublish)
+		if content != nil && flushes && !here.lost && o.world.seen.mounted(s.vol, s.node) {
+			content.flushed()
+		}
+	}
+	c.Step = *s
+}
+
+// towards returns the orchestrator's next step to publish the volume to pods on the node.
+func (o *orchestrator) towards(v int, n string) Step {
+	w, f, here := o.world, o.world.seen, o.world.at(v, n)
+	holder, done := f[holderField(v)], len(o.transcript.lines)
+	ctl := 1 + int(w.value+uint64(done))%2
+	switch {
+	case w.rackDown:
+		return Step{op: startRack}
+	case here.namesake && done%3 == 0:
+		return Step{op: takeNamesake, vol: v} // until then the driver refuses calls
+	case f[diskField(v)] == "" || o.volumes[v].GetVolumeId() != f[diskField(v)]:
+		return o.towardsDisk(v, ctl)
+	case holder != "" && holder != n:
+		s, _ := o.away(v)
+		return s
+	case holder == "" || here.context == nil:
+		return Step{op: attach, ctl: ctl, vol: v, node: n}
+	case w.down[n]:
+		return Step{op: startInstance, node: n}
+	case here.bare && done%3 == 1:
+		return Step{op: stopInstance, node: n} // a started instance has the devices of all its disks
+	case here.lost || here.bare && done%3 == 2:
+		s, _ := o.away(v)
+		return s
+	case !here.staged || !kinds[v].block() && f[stagedField(v, n)] == "":
+		return Step{op: stage, vol: v, node: n}
+	case !f.published(v, n):
+		return Step{op: publish, vol: v, node: n, pod: 1}
+	case kinds[v].shared && f[publishedField(v, n, 2)] == "":
+		return Step{op: publish, vol: v, node: n, pod: 2}
+	}
+	s := Step{op: writeSynced, vol: v, node: n, pod: 1, block: int(w.value) % blocks}
+	if f[publishedField(v, n, 1)] == "" {
+		s.pod = 2
+	}
+	return s
+}
+
+// towardsDisk returns the next call to create the volume. If the volume is restored from a
+// snapshot, the orchestrator first creates the snapshot and the snapshot's volume.
+func (o *orchestrator) towardsDisk(v, ctl int) Step {
+	snap := kinds[v].snap
+	switch {
+	case snap == 0 || o.taken[snap] != "" && o.world.seen[snapField(snap)] == o.taken[snap]:
+		return Step{op: createVolume, ctl: ctl, vol: v}
+	case o.volumes[snapOf[snap]] == nil || o.world.seen[diskField(snapOf[snap])] == "":
+		return o.towardsDisk(snapOf[snap], ctl)
+	}
+	return Step{op: createSnapshot, ctl: ctl, snap: snap}
+}
+
+// away returns the orchestrator's next step to delete a volume, which it first unpublishes and
+// unstages. If the volume does not exist, away returns false.
+func (o *orchestrator) away(v int) (Step, bool) {
+	f, ctl := o.world.seen, 1+len(o.transcript.lines)%2
+	for _, n := range nodes {
+		if o.world.down[n] {
+			continue // the node has no mounts, and no driver runs
+		}
+		for _, p := range pods {
+			if f[publishedField(v, n, p)] != "" || o.given[publishedField(v, n, p)] {
+				return Step{op: unpublish, vol: v, node: n, pod: p}, true
+			}
+		}
+		if o.world.at(v, n).open != nil {
+			return Step{op: letGo, vol: v, node: n, pod: 1}, true
+		}
+		if f[stagedField(v, n)] != "" || o.world.at(v, n).tried {
+			return Step{op: unstage, vol: v, node: n}, true
+		}
+	}
+	switch {
+	case f[holderField(v)] != "":
+		return Step{op: detach, ctl: ctl, vol: v, node: f[holderField(v)]}, true
+	case f[diskField(v)] == "":
+		return Step{}, false
+	case o.volumes[v].GetVolumeId() != f[diskField(v)]:
+		return Step{op: createVolume, ctl: ctl, vol: v}, true
+	}
+	return Step{op: deleteVolume, ctl: ctl, vol: v}, true
 }
 
 func capabilityOf(v int) *csi.VolumeCapability { return accessOf(v, kinds[v].fsType) }
@@ -309,7 +484,7 @@ func (h *History) call(ctx context.Context, s Step) (reply any, err error) {
 	case deleteVolume:
 		return ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: s.id})
 	case attach:
-		req := harness.PublishRequest(h.volumes[s.vol], h.env.Rack.Instance(s.node).ID)
+		req := harness.PublishRequest(h.orchestrator.volumes[s.vol], h.env.Rack.Instance(s.node).ID)
 		req.VolumeId, req.VolumeCapability = s.id, capabilityOf(s.vol)
 		return ctl.ControllerPublishVolume(ctx, req)
 	case detach, detachAll:
@@ -337,7 +512,7 @@ func createRequest(s Step) *csi.CreateVolumeRequest {
 func (h *History) placement(s Step) *harness.Placement {
 	h.preparing.Lock()
 	defer h.preparing.Unlock()
-	volume := h.volumes[s.vol]
+	volume := h.orchestrator.volumes[s.vol]
 	p := &harness.Placement{
 		Volume:         &csi.Volume{VolumeId: s.id, VolumeContext: volume.GetVolumeContext()},
 		Capability:     capabilityOf(s.vol),
