@@ -203,12 +203,7 @@ func (t *transcript) last() string {
 // make sends the calls of a step, and returns their results. It returns nil if the orchestrator
 // cannot make the calls in this state.
 func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
-	var steps []*Step
-	for one := &s; one != nil; one = one.with {
-		alone := *one
-		alone.with = nil
-		steps = append(steps, &alone)
-	}
+	steps := s.calls()
 	if !h.orchestrator.prepare(steps) {
 		return nil, nil
 	}
@@ -229,38 +224,44 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 	}
 	words := make([]string, len(steps))
 	for i, one := range steps {
-		c := ended{Step: *one, how: h.world.outcome(*one, answers[i])}
-		allowed := []codes.Code{}
-		for _, state := range reachable(before, *one,
-			slices.Delete(slices.Clone(steps), i, i+1)) {
-			c.effects = append(c.effects, one.effects(state)...)
-			allowed = append(allowed, h.world.codes(*one, state)...)
-		}
-		if len(steps) == 2 || len(h.world.doubts) > 0 {
-			allowed = append(allowed, codes.Aborted)
-		}
-		if time.Now().Before(h.world.open[one.target()]) && !one.op.onNode() &&
-			harness.ReasonOf(status.Convert(answers[i].err)) == "EffectUnknown" {
-			allowed = append(allowed, codes.Unavailable)
-		}
-		if len(steps) == 2 && steps[1-i].op == createSnapshot && one.op.onNode() &&
-			snapOf[steps[1-i].snap] == one.vol {
-			allowed = append(allowed, codes.Internal) // the snapshot reads the device of the node's call
-		}
-		words[i] = fmt.Sprintf("%s = %s", one, shown(answers[i].err))
+		a := answers[i]
+		words[i] = fmt.Sprintf("%s = %s", one, shown(a.err))
+		effects, allowed := h.world.expect(before, steps, i, a.err)
 		if one.mishap == None && s.mishap == None {
-			errs = append(errs, judge(*one, answers[i].err, allowed),
-				h.world.explained(*one, answers[i].err))
+			errs = append(errs, judge(*one, a.err, allowed), h.world.explained(*one, a.err))
 		}
-		if err := answers[i].err; err != nil && h.Patient &&
-			(one.mishap == None || one.mishap == Abandoned && !repeatable(err)) {
-			errs = append(errs, fmt.Errorf("%s does not converge: %s", one.brief(), shown(err)))
+		if a.err != nil && h.Patient &&
+			(one.mishap == None || one.mishap == Abandoned && !repeatable(a.err)) {
+			errs = append(errs, fmt.Errorf("%s does not converge: %s", one.brief(), shown(a.err)))
 		}
-		h.orchestrator.learn(one, &c, answers[i])
-		calls = append(calls, c)
+		h.orchestrator.learn(one, a)
+		calls = append(calls, ended{*one, h.world.outcome(*one, a), effects})
 	}
 	h.transcript.add("%s", strings.Join(words, " || "))
 	return calls, errors.Join(errs...)
+}
+
+// expect returns the effects that one of the calls may have had, and the codes that the model
+// allows after an answer with this error.
+func (w *world) expect(before facts, calls []*Step, i int, err error) (effects []assign,
+	allowed []codes.Code) {
+	s, others := calls[i], slices.Delete(slices.Clone(calls), i, i+1)
+	for _, state := range reachable(before, *s, others) {
+		effects = append(effects, s.effects(state)...)
+		allowed = append(allowed, w.codes(*s, state)...)
+	}
+	if len(others) == 1 || len(w.doubts) > 0 {
+		allowed = append(allowed, codes.Aborted)
+	}
+	if time.Now().Before(w.open[s.target()]) && !s.op.onNode() &&
+		harness.ReasonOf(status.Convert(err)) == "EffectUnknown" {
+		allowed = append(allowed, codes.Unavailable)
+	}
+	if len(others) == 1 && others[0].op == createSnapshot && s.op.onNode() &&
+		snapOf[others[0].snap] == s.vol {
+		allowed = append(allowed, codes.Internal) // the snapshot reads the device of the node's call
+	}
+	return effects, allowed
 }
 
 // reachable returns the states in which a call may run while others work on the same objects: any

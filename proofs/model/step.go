@@ -137,6 +137,16 @@ func (s Step) AbandonedAfter(limit time.Duration) Step {
 	return s
 }
 
+// calls returns the calls that the step makes at the same time, each as a step of its own.
+func (s Step) calls() (all []*Step) {
+	for one := &s; one != nil; one = one.with {
+		alone := *one
+		alone.with = nil
+		all = append(all, &alone)
+	}
+	return all
+}
+
 func (s Step) String() string {
 	fields := s.fields()
 	text := places.ReplaceAllStringFunc(string(s.op), func(place string) string {
@@ -326,7 +336,7 @@ func (o *orchestrator) identify(s *Step) bool {
 
 // learn updates the model and the orchestrator's knowledge after an answer. It keeps the ID of a
 // deleted object, because a later call may still use the ID.
-func (o *orchestrator) learn(s *Step, c *ended, a answer) {
+func (o *orchestrator) learn(s *Step, a answer) {
 	here := o.world.place(*s)
 	if s.op == attach && slices.Contains(o.world.faults, "slow device") {
 		here.slow = true
@@ -373,7 +383,6 @@ func (o *orchestrator) learn(s *Step, c *ended, a answer) {
 			content.flushed()
 		}
 	}
-	c.Step = *s
 }
 
 // towards returns the orchestrator's next step to publish the volume to pods on the node.
