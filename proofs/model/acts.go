@@ -184,8 +184,7 @@ func put(path string, v, block int, value uint64, synced bool) error {
 	if err == nil && synced {
 		err = file.Sync()
 	}
-	err = errors.Join(err, file.Close())
-	if err != nil || !synced || kinds[v].block() {
+	if err = errors.Join(err, file.Close()); err != nil || !synced || kinds[v].block() {
 		return err
 	}
 	// The file may be new, so the directory that contains its name must be synced, too.
@@ -301,8 +300,7 @@ func (h *History) addFault(ctx context.Context, name string) string {
 		h.world.recordsFirst = true
 		h.env.recordFirst(ctx, true)
 	}
-	id := harness.Got(h.env.Rack.Admin.AddFault(ctx, faults[name].Fault))
-	h.faultNames[id] = name
+	h.faultNames[harness.Got(h.env.Rack.Admin.AddFault(ctx, faults[name].Fault))] = name
 	h.world.faults = append(h.world.faults, name)
 	return ""
 }

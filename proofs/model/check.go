@@ -346,9 +346,11 @@ func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	for range 4 {
 		todo := false
 		for v := len(kinds) - 1; v > 0; v-- {
-			_, more := h.orchestrator.away(v)
-			todo = todo || more
-			h.until(ctx, func() (Step, bool) { return h.orchestrator.away(v) })
+			todo = todo || h.orchestrator.away(v).op != ""
+			h.until(ctx, func() (Step, bool) {
+				s := h.orchestrator.away(v)
+				return s, s.op != ""
+			})
 		}
 		for s := range snapOf {
 			if s > 0 && h.world.seen[snapField(s)] != "" {
@@ -383,8 +385,8 @@ func (h *History) Release(ctx context.Context) (err error) {
 	harness.Must(h.Wait(ctx))
 	for v := 1; v < len(kinds); v++ {
 		h.until(ctx, func() (Step, bool) {
-			s, more := h.orchestrator.away(v)
-			return s, more && s.op != deleteVolume && s.op != createVolume
+			s := h.orchestrator.away(v)
+			return s, s.op != "" && s.op != deleteVolume && s.op != createVolume
 		})
 	}
 	return nil
@@ -395,8 +397,8 @@ func (h *History) readAll(ctx context.Context) {
 	o := h.orchestrator
 	for v := 1; v < len(kinds); v++ {
 		h.until(ctx, func() (Step, bool) {
-			s, _ := o.away(v)
-			return s, slices.ContainsFunc(nodes, func(n string) bool { return h.world.at(v, n).lost })
+			return o.away(v),
+				slices.ContainsFunc(nodes, func(n string) bool { return h.world.at(v, n).lost })
 		})
 	}
 	for v := 1; v < len(kinds); v++ {
@@ -419,10 +421,9 @@ func (h *History) calm(ctx context.Context) {
 		h.run(ctx, Step{op: startInstance, node: n})
 	}
 	h.run(ctx, Step{op: wait})
-	h.world.faults = nil
+	h.world.faults, h.world.recordsFirst = nil, false
 	harness.Must(errors.Join(h.world.dropAll(), h.env.Rack.Admin.ClearFaults(ctx)))
 	h.env.recordFirst(ctx, false)
-	h.world.recordsFirst = false
 	for v := range kinds {
 		h.run(ctx, Step{op: takeNamesake, vol: v})
 	}

@@ -47,7 +47,10 @@ func NewEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof, bysta
 	env = &Environment{Environment: started, bystandersAt: bystandersAt, stopped: map[string]bool{}}
 	defer harness.Catch(&err)
 	harness.Must(err)
-	env.makeForeign(ctx)
+	for _, d := range []*foreignDisk{{name: "csi-0123456789abcdef", gib: 1},
+		{name: "database", node: "a", gib: 1}, {name: "csi-random", node: "b", gib: 1}} {
+		env.makeForeign(ctx, d)
+	}
 	for range 2 {
 		env.Controllers = append(env.Controllers, harness.Got(env.StartPlugin(ctx,
 			harness.PluginOptions{Mode: harness.ModeController})))
@@ -120,10 +123,9 @@ func (env *Environment) startNode(ctx context.Context, n string) {
 }
 
 func (env *Environment) resumeBystanders(ctx context.Context) {
-	if env.stopped[env.bystandersAt] {
-		return
+	if !env.stopped[env.bystandersAt] {
+		harness.Must(env.Bystanders.Resume(ctx))
 	}
-	harness.Must(env.Bystanders.Resume(ctx))
 }
 
 // recordFirst makes the rack record an attach before the instance has the device, if first is set.
@@ -242,8 +244,7 @@ func (env *Environment) observeNodes(j *joint) {
 	for _, n := range nodes {
 		j.devices[n] = harness.Got(env.Rack.Instance(n).Devices())
 	}
-	infos := harness.Got(mountinfo.GetMounts(mountinfo.PrefixFilter(env.Rack.Dir)))
-	for _, info := range infos {
+	for _, info := range harness.Got(mountinfo.GetMounts(mountinfo.PrefixFilter(env.Rack.Dir))) {
 		j.mounts[info.Mountpoint] = append(j.mounts[info.Mountpoint], info)
 	}
 	for v, n := range everywhere {
@@ -291,9 +292,8 @@ func numberOf(loop string) string {
 // livingLoops returns the loop devices of the files below a directory. It ignores a device that was
 // cut off from its file and only exists until its last user closes it.
 func livingLoops(dir string) map[string][]string {
-	files := harness.Got(filepath.Glob("/sys/block/loop*/loop/backing_file"))
 	loops := map[string][]string{}
-	for _, file := range files {
+	for _, file := range harness.Got(filepath.Glob("/sys/block/loop*/loop/backing_file")) {
 		backing, err1 := os.ReadFile(file)
 		offset, err2 := os.ReadFile(filepath.Join(filepath.Dir(file), "offset"))
 		path := strings.TrimSpace(string(backing))
@@ -325,16 +325,6 @@ type foreignDisk struct {
 	state          proof.FileState
 }
 
-func (env *Environment) makeForeign(ctx context.Context) {
-	for _, d := range []*foreignDisk{
-		{name: "csi-0123456789abcdef", gib: 1},
-		{name: "database", node: "a", gib: 1},
-		{name: "csi-random", node: "b", gib: 1},
-	} {
-		env.makeForeignDisk(ctx, d)
-	}
-}
-
 // makeNamesake attaches a foreign disk whose name begins with the name of the volume's disk, so
 // that both devices have the same serial. For an odd volume the foreign disk has a filesystem, like
 // a backup. For an even volume it is blank, like a disk for restored data. If the guest then shows
@@ -350,7 +340,7 @@ func (h *History) makeNamesake(ctx context.Context, s Step) string {
 		d.name, d.gib = h.world.serials[s.vol]+"-restore", 2
 	}
 	h.world.place(s).namesake = true
-	h.env.makeForeignDisk(ctx, d)
+	h.env.makeForeign(ctx, d)
 	return ""
 }
 
@@ -376,11 +366,11 @@ func (env *Environment) namesake(v int) *foreignDisk {
 func (env *Environment) takeForeign(ctx context.Context, d *foreignDisk) {
 	d.unchanged(true)
 	env.foreign = slices.DeleteFunc(env.foreign, func(f *foreignDisk) bool { return f == d })
-	env.detachDisk(ctx, d.id, d.node)
+	harness.Must(env.Rack.DetachDisk(ctx, d.id, env.Rack.Instance(d.node).ID))
 	harness.Must(env.Rack.DeleteDisk(ctx, d.id))
 }
 
-func (env *Environment) makeForeignDisk(ctx context.Context, d *foreignDisk) {
+func (env *Environment) makeForeign(ctx context.Context, d *foreignDisk) {
 	disk := harness.Got(env.Rack.CreateDisk(ctx, env.Rack.Project, d.name, d.gib*gib))
 	d.id, d.path = disk.Id, proof.DiskFile(env.Rack, disk.Id)
 	switch {
@@ -400,8 +390,4 @@ func (env *Environment) makeForeignDisk(ctx context.Context, d *foreignDisk) {
 // unchanged fails if somebody has written to the disk. If bytes is set, it also compares all bytes.
 func (d *foreignDisk) unchanged(bytes bool) {
 	harness.Got(d.state.Compare("the foreign disk "+d.name, d.path, bytes))
-}
-
-func (env *Environment) detachDisk(ctx context.Context, disk, node string) {
-	harness.Must(env.Rack.DetachDisk(ctx, disk, env.Rack.Instance(node).ID))
 }

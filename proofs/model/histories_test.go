@@ -66,7 +66,12 @@ func onBacking(when string, v int, change func(path string) error) manipulation 
 	})
 }
 
-const detached = "controller 1: ControllerUnpublish v4"
+// overwritten changes the bytes of v4's disk at the offset after its detach.
+func overwritten(offset int64, data ...byte) manipulation {
+	return onBacking("controller 1: ControllerUnpublish v4", 4, func(path string) error {
+		return proof.WriteAt(path, offset, data...)
+	})
+}
 
 // manipulations contains false answers and states that the model must notice, each with a history
 // and a part of the expected error. There is at least one for each check of the model.
@@ -142,22 +147,16 @@ var manipulations = []struct {
 		pretend(attach, status.Error(codes.Unavailable, "no idea")),
 		"answered Unavailable (no idea), the model allows [OK]"},
 	{"a byte flips on the disk", deviceInUse + moved,
-		onBacking(detached, 4, func(path string) error {
-			return proof.WriteAt(path, 3*gib/blocks+100, 'x')
-		}), "v4 block 3 contains a damaged"},
+		overwritten(3*gib/blocks+100, 'x'), "v4 block 3 contains a damaged"},
 	{"an acknowledged block is lost", deviceInUse + moved,
-		onBacking(detached, 4, func(path string) error {
-			return proof.WriteAt(path, 3*gib/blocks, make([]byte, blockSize)...)
-		}), "v4 block 3 contains zeros"},
+		overwritten(3*gib/blocks, make([]byte, blockSize)...), "v4 block 3 contains zeros"},
 	{"a block replaces another one", deviceInUse + moved,
-		onBacking(detached, 4, func(path string) error {
-			return proof.WriteAt(path, 3*gib/blocks, pattern(4, 2, 1)...)
-		}), "v4 block 3 contains a damaged or misplaced copy of v4 block 2"},
+		overwritten(3*gib/blocks, pattern(4, 2, 1)...),
+		"v4 block 3 contains a damaged or misplaced copy of v4 block 2"},
 	{"an older value comes back", deviceInUse + `
 		pod 1 on a: write and fsync v4 block 3` + moved,
-		onBacking(detached, 4, func(path string) error {
-			return proof.WriteAt(path, 3*gib/blocks, pattern(4, 3, 2)...)
-		}), "v4 block 3 contains value 2, the model allows value [3]"},
+		overwritten(3*gib/blocks, pattern(4, 3, 2)...),
+		"v4 block 3 contains value 2, the model allows value [3]"},
 	{"a disk is formatted again", inUse + `
 		controller 1: take v1 from pod 1 on a
 		controller 2: bring v1 to pod 1 on b`,
@@ -219,8 +218,8 @@ var manipulations = []struct {
 		}), "the foreign disk csi-0123456789abcdef was written to"},
 	{"a foreign disk is detached", inUse,
 		after("node a: NodeStage", func(h *History) error {
-			h.env.detachDisk(context.Background(), h.env.foreign[1].id, "a")
-			return nil
+			return h.env.Rack.DetachDisk(context.Background(), h.env.foreign[1].id,
+				h.env.Rack.Instance("a").ID)
 		}), "the foreign disk database has become"},
 	{"a foreign disk is deleted", inUse,
 		after("node a: NodeStage", func(h *History) error {

@@ -228,7 +228,7 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 		words[i] = fmt.Sprintf("%s = %s", one, shown(a.err))
 		effects, allowed := h.world.expect(before, steps, i, a.err)
 		if one.mishap == None && s.mishap == None {
-			errs = append(errs, judge(*one, a.err, allowed), h.world.explained(*one, a.err))
+			errs = append(errs, h.world.judge(*one, a.err, allowed))
 		}
 		if a.err != nil && h.Patient &&
 			(one.mishap == None || one.mishap == Abandoned && !repeatable(a.err)) {
@@ -285,20 +285,16 @@ func reachable(before facts, s Step, others []*Step) []facts {
 	return states
 }
 
-func judge(s Step, err error, allowed []codes.Code) error {
-	if code := status.Code(err); !slices.Contains(allowed, code) {
+// judge returns an error if an answer is not allowed, or if a stage finds no device, and the text
+// of its answer lacks the cause or one of the two remedies.
+func (w *world) judge(s Step, err error, allowed []codes.Code) error {
+	code := status.Code(err)
+	if !slices.Contains(allowed, code) {
 		slices.Sort(allowed)
 		return fmt.Errorf("%s answered %s, the model allows %v", s.brief(), shown(err),
 			slices.Compact(allowed))
 	}
-	return nil
-}
-
-// explained returns an error if a stage finds no device, and the text of its answer lacks the cause
-// or one of the two remedies.
-func (w *world) explained(s Step, err error) error {
-	if s.op != stage || status.Code(err) != codes.NotFound || len(w.doubts) > 0 ||
-		!w.place(s).bare {
+	if s.op != stage || code != codes.NotFound || len(w.doubts) > 0 || !w.place(s).bare {
 		return nil
 	}
 	for _, part := range []string{"DeviceNotFound: ", "recorded an attach and did not carry it out",
@@ -358,19 +354,18 @@ func (h *History) send(ctx context.Context, steps []*Step) []answer {
 				defer time.AfterFunc(s.after, cancel).Stop()
 			}
 			backoff := harness.Backoff{Max: 100 * time.Millisecond}
-			for again := true; again; {
-				answers[i].reply, answers[i].err = h.manipulation.call(ctx, h, *s)
+			for {
+				reply, err := h.manipulation.call(ctx, h, *s)
+				answers[i] = answer{reply, err}
 				h.count.calls.Add(1)
-				err := answers[i].err
-				again = (len(steps) > 2 && busy(*s, err) ||
-					h.Patient && s.Around == nil && s.mishap == None && err != nil && repeatable(err)) &&
-					backoff.Wait(ctx) == nil
-				if again && h.Patient {
+				patient := h.Patient && s.Around == nil && s.mishap == None && repeatable(err)
+				if !patient && (len(steps) <= 2 || !busy(*s, err)) || backoff.Wait(ctx) != nil {
+					return
+				}
+				if h.Patient {
 					h.transcript.addOnce(fmt.Sprintf("%s = %s", s, shown(err)))
 				}
-				if again {
-					h.count.aborted.Add(1)
-				}
+				h.count.aborted.Add(1)
 			}
 		})
 	}

@@ -256,7 +256,7 @@ func mixed(u uint64) uint64 {
 
 // backwards returns the next step to delete a volume or, after its deletion, to create it again.
 func (o *orchestrator) backwards(v int) Step {
-	if s, more := o.away(v); more {
+	if s := o.away(v); s.op != "" {
 		return s
 	}
 	return o.towards(v, o.goals[v])
@@ -372,8 +372,7 @@ var operations = map[op]string{
 func (o *orchestrator) pair(w wish, v int, other Step) Step {
 	s := o.towards(v, o.goals[v])
 	if !s.op.isCall() {
-		back, ok := o.away(v)
-		if s = back; !ok {
+		if s = o.away(v); s.op == "" {
 			return Step{op: wait}
 		}
 	}

@@ -398,8 +398,7 @@ func (o *orchestrator) towards(v int, n string) Step {
 	case f[diskField(v)] == "" || o.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return o.towardsDisk(v, ctl)
 	case holder != "" && holder != n:
-		s, _ := o.away(v)
-		return s
+		return o.away(v)
 	case holder == "" || here.context == nil:
 		return Step{op: attach, ctl: ctl, vol: v, node: n}
 	case w.down[n]:
@@ -407,8 +406,7 @@ func (o *orchestrator) towards(v int, n string) Step {
 	case here.bare && done%3 == 1:
 		return Step{op: stopInstance, node: n} // a started instance has the devices of all its disks
 	case here.lost || here.bare && done%3 == 2:
-		s, _ := o.away(v)
-		return s
+		return o.away(v)
 	case !here.staged || !kinds[v].block() && f[stagedField(v, n)] == "":
 		return Step{op: stage, vol: v, node: n}
 	case !f.published(v, n):
@@ -437,8 +435,8 @@ func (o *orchestrator) towardsDisk(v, ctl int) Step {
 }
 
 // away returns the orchestrator's next step to delete a volume, which it first unpublishes and
-// unstages. If the volume does not exist, away returns false.
-func (o *orchestrator) away(v int) (Step, bool) {
+// unstages. If the volume does not exist, the step has no op.
+func (o *orchestrator) away(v int) Step {
 	f, ctl := o.world.seen, 1+len(o.transcript.lines)%2
 	for _, n := range nodes {
 		if o.world.down[n] {
@@ -446,25 +444,25 @@ func (o *orchestrator) away(v int) (Step, bool) {
 		}
 		for _, p := range pods {
 			if f[publishedField(v, n, p)] != "" || o.given[publishedField(v, n, p)] {
-				return Step{op: unpublish, vol: v, node: n, pod: p}, true
+				return Step{op: unpublish, vol: v, node: n, pod: p}
 			}
 		}
 		if o.world.at(v, n).open != nil {
-			return Step{op: letGo, vol: v, node: n, pod: 1}, true
+			return Step{op: letGo, vol: v, node: n, pod: 1}
 		}
 		if f[stagedField(v, n)] != "" || o.world.at(v, n).tried {
-			return Step{op: unstage, vol: v, node: n}, true
+			return Step{op: unstage, vol: v, node: n}
 		}
 	}
 	switch {
 	case f[holderField(v)] != "":
-		return Step{op: detach, ctl: ctl, vol: v, node: f[holderField(v)]}, true
+		return Step{op: detach, ctl: ctl, vol: v, node: f[holderField(v)]}
 	case f[diskField(v)] == "":
-		return Step{}, false
+		return Step{}
 	case o.volumes[v].GetVolumeId() != f[diskField(v)]:
-		return Step{op: createVolume, ctl: ctl, vol: v}, true
+		return Step{op: createVolume, ctl: ctl, vol: v}
 	}
-	return Step{op: deleteVolume, ctl: ctl, vol: v}, true
+	return Step{op: deleteVolume, ctl: ctl, vol: v}
 }
 
 func capabilityOf(v int) *csi.VolumeCapability { return accessOf(v, kinds[v].fsType) }
@@ -572,10 +570,8 @@ func (h *History) callNode(ctx context.Context, s Step) error {
 		return p.Publish(ctx, node)
 	case unpublish, unpublishAstray:
 		return p.Unpublish(ctx, node)
-	case stats:
-		p.Staging = ""
-		_, err := p.Stats(ctx, node)
-		return err
 	}
-	return nil
+	p.Staging = ""
+	_, err := p.Stats(ctx, node)
+	return err
 }

@@ -285,7 +285,6 @@ type ended struct {
 
 // allowed returns the values that a field may have after calls that ran at the same time.
 func (w *world) allowed(f field, calls []ended) []string {
-	before := w.seen[f]
 	var sure, perhaps []string
 	for _, c := range calls {
 		if here := w.at(c.vol, c.node); f == stagedField(c.vol, c.node) &&
@@ -310,7 +309,7 @@ func (w *world) allowed(f field, calls []ended) []string {
 	if len(sure) > 0 {
 		return append(sure, perhaps...)
 	}
-	return append([]string{before}, perhaps...)
+	return append([]string{w.seen[f]}, perhaps...)
 }
 
 // isAllowed reports whether a value is allowed: anyID allows every value except "".
