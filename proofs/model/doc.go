@@ -7,5 +7,5 @@
 // crash runs histories of its own, and kills processes in the middle of a step.
 //
 // Read these files first: world.go (objects, effects of calls, and allowed answers), step.go (steps
-// and their texts), acts.go (content of disks, and acts of pods), check.go.
+// and the orchestrator), acts.go (content of disks, and acts of pods), check.go.
 package model

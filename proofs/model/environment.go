@@ -96,15 +96,6 @@ func (env *Environment) awaitIdle(ctx context.Context, rackDown bool) {
 	}))
 }
 
-func (env *Environment) activeFaults(ctx context.Context, names map[string]string) (left []string) {
-	for _, r := range harness.Got(env.Rack.Admin.Faults(ctx)) {
-		if r.Fired == 0 {
-			left = append(left, names[r.ID])
-		}
-	}
-	return left
-}
-
 func (env *Environment) stopNode(ctx context.Context, n string) {
 	if n == env.bystandersAt {
 		harness.Must(env.Bystanders.Suspend())
@@ -143,9 +134,8 @@ func name(kind string, number any) string { return fmt.Sprint("model-", kind, nu
 type joint struct {
 	facts facts
 	// disks are the rack's disks by ID. It is nil while the API does not answer.
-	disks map[string]adminapi.Disk
-	// serials contains the serial of each volume's device, which is the name of its disk.
-	serials map[int]string
+	disks   map[string]adminapi.Disk
+	serials map[int]string // those of the model
 	// devices contains the devices that each node's guest sees. mounts contains the mounts below
 	// the rack's directory, by path.
 	devices map[string][]harness.GuestDevice
@@ -193,16 +183,14 @@ func (env *Environment) observeRack(ctx context.Context, j *joint) {
 	for _, d := range state.Disks {
 		j.disks[d.ID] = d
 		v := numberIn(d.Description, "v")
-		switch {
-		case v == 0 && env.Bystanders.Has(d.ID):
+		if v == 0 {
+			if !env.Bystanders.Has(d.ID) && !slices.ContainsFunc(env.foreign,
+				func(f *foreignDisk) bool { return f.id == d.ID }) {
+				fail("the disk %s (%s) belongs to no volume", d.Name, d.Description)
+			}
 			continue
-		case v == 0 && !slices.ContainsFunc(env.foreign, func(f *foreignDisk) bool {
-			return f.id == d.ID
-		}):
-			fail("the disk %s (%s) belongs to no volume", d.Name, d.Description)
-		case v == 0:
-			continue
-		case j.facts[diskField(v)] != "":
+		}
+		if j.facts[diskField(v)] != "" {
 			fail("v%d has two disks, %s and %s", v, j.facts[diskField(v)], d.ID)
 		}
 		j.serials[v] = d.Name
@@ -307,13 +295,12 @@ func livingLoops(dir string) map[string][]string {
 }
 
 func (j *joint) device(v int, n string) (harness.GuestDevice, bool) {
-	i := slices.IndexFunc(j.devices[n], func(d harness.GuestDevice) bool {
-		return d.Serial != "" && d.Serial == j.serials[v]
-	})
-	if i < 0 {
-		return harness.GuestDevice{}, false
+	for _, d := range j.devices[n] {
+		if d.Serial != "" && d.Serial == j.serials[v] {
+			return d, true
+		}
 	}
-	return j.devices[n][i], true
+	return harness.GuestDevice{}, false
 }
 
 // foreignDisk is a disk of an administrator. The driver must never change it.
@@ -350,7 +337,10 @@ func (h *History) takeNamesake(ctx context.Context, s Step) string {
 		return impossible
 	}
 	h.world.at(s.vol, d.node).namesake = false
-	h.env.takeForeign(ctx, d)
+	d.unchanged(true)
+	h.env.foreign = slices.DeleteFunc(h.env.foreign, func(f *foreignDisk) bool { return f == d })
+	harness.Must(h.env.Rack.DetachDisk(ctx, d.id, h.env.Rack.Instance(d.node).ID))
+	harness.Must(h.env.Rack.DeleteDisk(ctx, d.id))
 	return ""
 }
 
@@ -361,13 +351,6 @@ func (env *Environment) namesake(v int) *foreignDisk {
 		}
 	}
 	return nil
-}
-
-func (env *Environment) takeForeign(ctx context.Context, d *foreignDisk) {
-	d.unchanged(true)
-	env.foreign = slices.DeleteFunc(env.foreign, func(f *foreignDisk) bool { return f == d })
-	harness.Must(env.Rack.DetachDisk(ctx, d.id, env.Rack.Instance(d.node).ID))
-	harness.Must(env.Rack.DeleteDisk(ctx, d.id))
 }
 
 func (env *Environment) makeForeign(ctx context.Context, d *foreignDisk) {

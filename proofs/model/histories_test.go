@@ -28,6 +28,9 @@ const (
 	deviceInUse = `
 		controller 1: create v4, and bring it to pod 1 on a, which writes block 2
 		pod 1 on a: write and fsync v4 block 3`
+	attached = `
+		controller 1: CreateVolume v1
+		controller 1: ControllerPublish v1 → node a`
 	bare = `
 		controller 1: CreateVolume v1
 		rack: no device
@@ -112,9 +115,7 @@ var manipulations = []struct {
 		after("node a: NodeStage", func(h *History) error {
 			return proof.WriteAt(h.env.namesake(2).path, gib/2, 1)
 		}), "-restore was written to"},
-	{"an attach without a device answers OK", `
-		controller 1: CreateVolume v1
-		controller 1: ControllerPublish v1 → node a`,
+	{"an attach without a device answers OK", attached,
 		after("controller 1: CreateVolume v1", func(h *History) error {
 			h.addFault(context.Background(), noDevice)
 			h.world.recordsFirst = false
@@ -141,9 +142,7 @@ var manipulations = []struct {
 			}
 			return r, err
 		}}, `CreateVolume v1 answered OK, but "v1 disk" is`},
-	{"an attach that succeeds answers an error", `
-		controller 1: CreateVolume v1
-		controller 1: ControllerPublish v1 → node a`,
+	{"an attach that succeeds answers an error", attached,
 		pretend(attach, status.Error(codes.Unavailable, "no idea")),
 		"answered Unavailable (no idea), the model allows [OK]"},
 	{"a byte flips on the disk", deviceInUse + moved,

@@ -167,7 +167,12 @@ func (h *History) observeAndCheck(ctx context.Context, calls []ended) {
 	if h.world.rackDown {
 		return
 	}
-	left := h.env.activeFaults(ctx, h.faultNames)
+	var left []string
+	for _, r := range harness.Got(h.env.Rack.Admin.Faults(ctx)) {
+		if r.Fired == 0 {
+			left = append(left, h.faultNames[r.ID])
+		}
+	}
 	h.count.faults += len(h.world.faults) - len(left)
 	h.world.faults = left
 }
@@ -217,7 +222,8 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 	var calls []ended
 	errs := []error{err}
 	if s.mishap == Killed && s.Around == nil {
-		errs = append(errs, h.restart(ctx, s))
+		h.count.restarts++
+		errs = append(errs, h.env.driver(s).Start(ctx))
 	}
 	if how != None {
 		s.mishap, steps[0].mishap = how, how
@@ -411,11 +417,6 @@ func (h *History) killLater(ctx context.Context, s Step) {
 		return
 	}
 	h.env.driver(s).Kill()
-}
-
-func (h *History) restart(ctx context.Context, s Step) error {
-	h.count.restarts++
-	return h.env.driver(s).Start(ctx)
 }
 
 // manipulation falsifies answers, or the state of the rack or a node, without the orchestrator's

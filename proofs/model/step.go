@@ -199,14 +199,14 @@ func parseStep(line string) (Step, error) {
 	return s, err
 }
 
-func parseOne(line string) (Step, error) {
+func parseOne(line string) (s Step, err error) {
 	line, _, _ = strings.Cut(line, " = ")
 	for o, pattern := range patterns {
 		match := pattern.FindStringSubmatch(line)
 		if match == nil {
 			continue
 		}
-		s := Step{op: o}
+		s.op = o
 		fields := s.fields()
 		for i, name := range pattern.SubexpNames() {
 			switch field := fields[name].(type) {
@@ -216,15 +216,13 @@ func parseOne(line string) (Step, error) {
 				*field = match[i]
 			}
 		}
-		after := match[len(match)-1]
 		s.mishap = mishaps[match[len(match)-2]]
-		var err error
-		if after != "" {
+		if after := match[len(match)-1]; after != "" {
 			s.after, err = time.ParseDuration(after)
 		}
 		return s, err
 	}
-	return Step{}, fmt.Errorf("no step: %q", line)
+	return s, fmt.Errorf("no step: %q", line)
 }
 
 // abbreviations contains abbreviations in histories, and the steps that replace them. A star before

@@ -245,11 +245,6 @@ func everywhere(yield func(v int, n string) bool) {
 	}
 }
 
-// doubtful reports whether an abandoned call may still change a fact on which the call depends.
-func (w *world) doubtful(s Step) bool {
-	return slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) })
-}
-
 // about reports whether the field belongs to a volume or snapshot that the step names or copies.
 func about(f field, s Step) bool {
 	var kind byte
@@ -333,7 +328,7 @@ func (w *world) codes(s Step, f facts) []codes.Code {
 	} else {
 		list = w.controllerCodes(s, f)
 	}
-	if w.doubtful(s) {
+	if slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) }) {
 		// An abandoned call may still work on the same objects.
 		list = append(list, codes.Aborted, codes.NotFound, codes.FailedPrecondition,
 			codes.AlreadyExists, codes.Internal)
