@@ -16,7 +16,7 @@ import (
 // check reads everything on which a change depends, refuses a change that cannot work, and returns
 // the plan and the earlier PersistentVolume. It changes nothing.
 func (r *run) check(ctx context.Context) (p plan, old object, err error) {
-	claim, err := r.get(ctx, claims, r.Namespace, r.Claim)
+	claim, err := r.Kubectl.get(ctx, claims, r.Namespace, r.Claim)
 	if err != nil {
 		return p, nil, err
 	}
@@ -24,7 +24,7 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 		return p, nil, fmt.Errorf("expected a bound PersistentVolumeClaim %s/%s, found none, or one "+
 			"that is not bound or is being deleted", r.Namespace, r.Claim)
 	}
-	old, err = r.get(ctx, persistentVolumes, "", claim.str("spec", "volumeName"))
+	old, err = r.Kubectl.get(ctx, persistentVolumes, "", claim.str("spec", "volumeName"))
 	switch f := claim.foreignFinalizer(); {
 	case err != nil:
 		return p, nil, err
@@ -42,7 +42,7 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 		return p, nil, fmt.Errorf("the claim has the finalizer %s: whoever set it has to let the "+
 			"claim go first (a VolumeSnapshot of it that is not ready: wait for it, or delete it)", f)
 	}
-	namespace, err := r.get(ctx, "namespaces", "", r.Namespace)
+	namespace, err := r.Kubectl.get(ctx, "namespaces", "", r.Namespace)
 	if err != nil {
 		return p, nil, err
 	}
@@ -84,7 +84,7 @@ func (o object) foreignFinalizer() string {
 
 // checkOwner finds the owner of the pods that use the claim, and checks that it can be stopped.
 func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
-	pods, err := r.all(ctx, "pods", r.Namespace)
+	pods, err := r.Kubectl.all(ctx, "pods", r.Namespace)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 		return fmt.Errorf("%s deletes the claims of the pods that it stops: set its "+
 			"persistentVolumeClaimRetentionPolicy.whenScaled to Retain first", p.Owner)
 	}
-	scalers, err := r.all(ctx, "horizontalpodautoscalers", r.Namespace)
+	scalers, err := r.Kubectl.all(ctx, "horizontalpodautoscalers", r.Namespace)
 	if err != nil {
 		return err
 	}
@@ -132,20 +132,20 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 				"scale, and write the new size where it reads", p.Owner, key)
 		}
 	}
-	return r.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
+	return r.Kubectl.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
 }
 
 // checkNodes records the names and UIDs of the nodes to which the volume is attached. A later step
 // waits until these Nodes report that the volume is unmounted. A new Node of the same name does not
 // count.
 func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
-	all, err := r.all(ctx, volumeAttachments, "")
+	all, err := r.Kubectl.all(ctx, volumeAttachments, "")
 	p.Nodes = map[string]string{}
 	for _, a := range all {
 		if a.str("spec", "source", "persistentVolumeName") != old.name() {
 			continue
 		}
-		node, err := r.get(ctx, "nodes", "", a.str("spec", "nodeName"))
+		node, err := r.Kubectl.get(ctx, "nodes", "", a.str("spec", "nodeName"))
 		if err != nil {
 			return err
 		}
@@ -169,7 +169,7 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 				Pod: pod.name()}, nil, nil
 		}
 		var err error
-		if top, err = r.get(ctx, kind.resource, r.Namespace, c.str("name")); err != nil {
+		if top, err = r.Kubectl.get(ctx, kind.resource, r.Namespace, c.str("name")); err != nil {
 			return owner{}, nil, err
 		}
 		if top.uid() != c.str("uid") {
@@ -197,7 +197,7 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 // for a pod, checkClass chooses the node near which the new disk is made.
 func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error {
 	name := claim.str("spec", "storageClassName")
-	class, err := r.get(ctx, storageClasses, "", name)
+	class, err := r.Kubectl.get(ctx, storageClasses, "", name)
 	switch {
 	case err != nil:
 		return err
@@ -212,7 +212,7 @@ func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error 
 		p.Node = ""
 		return nil
 	}
-	nodes, err := r.all(ctx, "csinodes.storage.k8s.io", "")
+	nodes, err := r.Kubectl.all(ctx, "csinodes.storage.k8s.io", "")
 	if err != nil {
 		return err
 	}
@@ -241,7 +241,7 @@ func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error
 	if r.Verb == Grow {
 		return r.findSnapshotClass(ctx, p)
 	}
-	o, err := r.get(ctx, snapshots, r.Namespace, r.Snapshot)
+	o, err := r.Kubectl.get(ctx, snapshots, r.Namespace, r.Snapshot)
 	if err != nil {
 		return err
 	}
@@ -249,7 +249,7 @@ func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error
 		return fmt.Errorf("expected a VolumeSnapshot %s/%s that is ready, found none, or one that is not",
 			r.Namespace, r.Snapshot)
 	}
-	if p.Shot, err = r.shotOf(ctx, o, p.earlier()); err != nil {
+	if p.Shot, err = r.Kubectl.shotOf(ctx, o, p.earlier()); err != nil {
 		return err
 	}
 	least := o.str("status", "restoreSize")
@@ -273,7 +273,7 @@ func larger(a, b string) string {
 
 func (r *run) findSnapshotClass(ctx context.Context, p *plan) error {
 	p.Shot.Name = p.temporary()
-	all, err := r.all(ctx, snapshotClasses, "")
+	all, err := r.Kubectl.all(ctx, snapshotClasses, "")
 	if err != nil {
 		return err
 	}
@@ -328,11 +328,11 @@ func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
 	maps.Copy(kept["spec"].(object), withPolicy("Retain"))
 	mark := annotate(planKey, p.Run, nil)
 	for what, err := range map[string]error{
-		"the plan":                          r.patch(ctx, old, kept, dryRun),
-		"the deletion of the claim":         r.remove(ctx, claim, dryRun),
-		"the mark of the claim":             r.patch(ctx, claim, mark, dryRun),
-		"the claim of the earlier disk":     r.create(ctx, p.keptClaim(), dryRun),
-		"the claim of the new disk":         r.create(ctx, p.temporaryClaim(), dryRun),
+		"the plan":                          r.Kubectl.patch(ctx, old, kept, dryRun),
+		"the deletion of the claim":         r.Kubectl.remove(ctx, claim, dryRun),
+		"the mark of the claim":             r.Kubectl.patch(ctx, claim, mark, dryRun),
+		"the claim of the earlier disk":     r.Kubectl.create(ctx, p.keptClaim(), dryRun),
+		"the claim of the new disk":         r.Kubectl.create(ctx, p.temporaryClaim(), dryRun),
 		"the claim, when it is made again,": r.createOwned(ctx, again, dryRun),
 		"the snapshot":                      r.rehearseSnapshot(ctx, *p),
 	} {
@@ -349,17 +349,17 @@ func (r *run) rehearseSnapshot(ctx context.Context, p plan) error {
 		return nil
 	}
 	// A change needs these rights only later: after the workload has stopped, or for an undo.
-	if _, err := r.get(ctx, snapshotContents, "", p.temporary()); err != nil {
+	if _, err := r.Kubectl.get(ctx, snapshotContents, "", p.temporary()); err != nil {
 		return err
 	}
-	if _, _, err := r.refusal(ctx, p); err != nil {
+	if _, _, err := r.Kubectl.refusal(ctx, p); err != nil {
 		return err
 	}
 	if _, err := r.Kubectl(ctx, nil, "auth", "can-i", "delete", snapshots,
 		"--namespace="+p.Namespace); err != nil {
 		return fmt.Errorf("you may not delete volumesnapshots: %w", err)
 	}
-	return r.create(ctx, p.ownSnapshot(), dryRun)
+	return r.Kubectl.create(ctx, p.ownSnapshot(), dryRun)
 }
 
 // peak returns how much of the rack's quota the change uses until "claim forget". A snapshot counts
@@ -382,7 +382,7 @@ func (p plan) peak() (sizeBytes int64, text string) {
 // small, the change is refused, unless a person who knows better sets --ignore-capacity.
 func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 	class := claim.str("spec", "storageClassName")
-	best, left, err := r.published(ctx, class, p.Node)
+	best, left, err := r.Kubectl.published(ctx, class, p.Node)
 	switch {
 	case err != nil:
 		r.quota = fmt.Sprintf("This is not checked: the published capacities cannot be read (%v).", err)
@@ -421,13 +421,13 @@ func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 
 // published() returns the CSIStorageCapacity of a class with the most capacity left, or nil. If the
 // disk is made near a node, it considers only objects whose topology contains the node.
-func (r *run) published(ctx context.Context, class, node string) (best object, left int64,
+func (k Kubectl) published(ctx context.Context, class, node string) (best object, left int64,
 	err error) {
-	all, err := r.all(ctx, "csistoragecapacities.storage.k8s.io", "", "--all-namespaces")
+	all, err := k.all(ctx, "csistoragecapacities.storage.k8s.io", "", "--all-namespaces")
 	if err != nil {
 		return nil, 0, err
 	}
-	near, err := r.get(ctx, "nodes", "", node)
+	near, err := k.get(ctx, "nodes", "", node)
 	if err != nil {
 		return nil, 0, err
 	}

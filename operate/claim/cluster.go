@@ -86,8 +86,11 @@ const (
 	volumeAttachments = "volumeattachments.storage.k8s.io"
 )
 
+// Kubectl runs the user's kubectl. Its methods read and change the cluster's objects.
+type Kubectl func(ctx context.Context, stdin []byte, args ...string) ([]byte, error)
+
 // get returns an object, or nil if there is none. Without a resource or a name there is none.
-func (r *run) get(ctx context.Context, resource, namespace, name string) (object, error) {
+func (k Kubectl) get(ctx context.Context, resource, namespace, name string) (object, error) {
 	if resource == "" || name == "" {
 		return nil, nil
 	}
@@ -96,7 +99,7 @@ func (r *run) get(ctx context.Context, resource, namespace, name string) (object
 		return nil, fmt.Errorf("%q is no name of an object", csierr.Plain(name))
 	}
 	args := []string{"get", resource, name, "--ignore-not-found", "--output=json"}
-	out, err := r.Kubectl(ctx, nil, inNamespace(args, namespace)...)
+	out, err := k(ctx, nil, inNamespace(args, namespace)...)
 	if err != nil || len(strings.TrimSpace(string(out))) == 0 {
 		return nil, err
 	}
@@ -107,10 +110,10 @@ func (r *run) get(ctx context.Context, resource, namespace, name string) (object
 	return o, nil
 }
 
-func (r *run) all(ctx context.Context, resource, namespace string, flags ...string) ([]object,
+func (k Kubectl) all(ctx context.Context, resource, namespace string, flags ...string) ([]object,
 	error) {
 	args := append([]string{"get", resource, "--output=json"}, flags...)
-	out, err := r.Kubectl(ctx, nil, inNamespace(args, namespace)...)
+	out, err := k(ctx, nil, inNamespace(args, namespace)...)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +136,7 @@ func inNamespace(args []string, namespace string) []string {
 
 // patch merges a change into an object. If the object has changed since it was read, or was created
 // again, the API server refuses the patch.
-func (r *run) patch(ctx context.Context, o object, change object, flags ...string) error {
+func (k Kubectl) patch(ctx context.Context, o object, change object, flags ...string) error {
 	meta, _ := change["metadata"].(object)
 	guarded := object{"uid": o.uid(), "resourceVersion": o.str("metadata", "resourceVersion")}
 	maps.Copy(guarded, meta)
@@ -141,13 +144,13 @@ func (r *run) patch(ctx context.Context, o object, change object, flags ...strin
 	// Linux allows 128 KiB for an argument, and a plan may be larger.
 	args := append([]string{"patch", kinds[o.str("kind")].resource, o.name(), "--type=merge",
 		"--patch-file=/dev/stdin"}, flags...)
-	return r.send(ctx, change, inNamespace(args, o.str("metadata", "namespace"))...)
+	return k.send(ctx, change, inNamespace(args, o.str("metadata", "namespace"))...)
 }
 
-func (r *run) send(ctx context.Context, o object, args ...string) error {
+func (k Kubectl) send(ctx context.Context, o object, args ...string) error {
 	text, err := json.Marshal(o)
 	if err == nil {
-		_, err = r.Kubectl(ctx, text, args...)
+		_, err = k(ctx, text, args...)
 	}
 	return err
 }
@@ -165,7 +168,7 @@ func (r *run) createOwned(ctx context.Context, o object, flags ...string) error 
 		if group, version, found := strings.Cut(group, "/"); found {
 			kind += "." + version + "." + group
 		}
-		owner, err := r.get(ctx, kind, meta.str("namespace"), ref.str("name"))
+		owner, err := r.Kubectl.get(ctx, kind, meta.str("namespace"), ref.str("name"))
 		switch {
 		case err != nil && !strings.Contains(err.Error(), "doesn't have a resource type"):
 			return err
@@ -179,18 +182,18 @@ func (r *run) createOwned(ctx context.Context, o object, flags ...string) error 
 	if delete(meta, "ownerReferences"); len(owners) > 0 {
 		meta["ownerReferences"] = owners
 	}
-	return r.create(ctx, o, flags...)
+	return r.Kubectl.create(ctx, o, flags...)
 }
 
-func (r *run) create(ctx context.Context, o object, flags ...string) error {
-	return r.send(ctx, o, append([]string{"create", "--filename=-", "--output=name"}, flags...)...)
+func (k Kubectl) create(ctx context.Context, o object, flags ...string) error {
+	return k.send(ctx, o, append([]string{"create", "--filename=-", "--output=name"}, flags...)...)
 }
 
 const dryRun = "--dry-run=server"
 
 // remove deletes an object unless it has changed since it was read. kubectl delete does not check
 // that, and would delete a later object with the same name.
-func (r *run) remove(ctx context.Context, o object, flags ...string) error {
+func (k Kubectl) remove(ctx context.Context, o object, flags ...string) error {
 	if o.deleting() {
 		return nil
 	}
@@ -200,7 +203,7 @@ func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 		options["dryRun"] = []string{"All"}
 	}
 	path := fmt.Sprintf(kinds[o.str("kind")].path, o.str("metadata", "namespace")) + o.name()
-	return r.send(ctx, options, "delete", "--raw="+path, "--filename=-")
+	return k.send(ctx, options, "delete", "--raw="+path, "--filename=-")
 }
 
 // annotate returns a patch that sets an annotation, or removes it if value is nil. The patch also

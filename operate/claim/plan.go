@@ -154,7 +154,7 @@ func planOf(pv object) (*plan, error) {
 
 // find returns the claim's plan and the PersistentVolume that contains the plan, or nil for both.
 func (r *run) find(ctx context.Context) (pv object, p *plan, err error) {
-	pvs, err := r.all(ctx, persistentVolumes, "")
+	pvs, err := r.Kubectl.all(ctx, persistentVolumes, "")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -170,12 +170,12 @@ func (r *run) find(ctx context.Context) (pv object, p *plan, err error) {
 }
 
 // save writes the plan into its annotation. The same patch sets the given fields of the spec.
-func (r *run) save(ctx context.Context, pv object, p plan, spec object) error {
+func (k Kubectl) save(ctx context.Context, pv object, p plan, spec object) error {
 	text, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
-	return r.patch(ctx, pv, annotate(planKey, string(text), spec))
+	return k.patch(ctx, pv, annotate(planKey, string(text), spec))
 }
 
 // A claim that is created again does not get these annotations: Kubernetes sets them for a binding.
@@ -261,7 +261,7 @@ type view struct {
 
 // observe reads the objects of a change. It fails if another run has taken over the change.
 func (r *run) observe(ctx context.Context) (v view, err error) {
-	if v.old, err = r.get(ctx, persistentVolumes, "", r.old); err != nil || v.old == nil {
+	if v.old, err = r.Kubectl.get(ctx, persistentVolumes, "", r.old); err != nil || v.old == nil {
 		return v, err
 	}
 	if v.plan, err = planOf(v.old); err != nil || v.plan == nil {
@@ -281,7 +281,7 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 		{&v.shot, snapshots, p.Shot.Name},
 		{&v.owner, p.Owner.resource(), p.Owner.Name},
 	} {
-		if *o.into, err = r.get(ctx, o.resource, p.Namespace, o.name); err != nil {
+		if *o.into, err = r.Kubectl.get(ctx, o.resource, p.Namespace, o.name); err != nil {
 			return v, err
 		}
 	}
@@ -303,17 +303,17 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 	if fresh == "" && v.temporary == nil && p.TemporaryUID != "" {
 		fresh = volumeOf(p.TemporaryUID) // the temporary claim was deleted too early
 	}
-	if v.fresh, err = r.get(ctx, persistentVolumes, "", fresh); err != nil {
+	if v.fresh, err = r.Kubectl.get(ctx, persistentVolumes, "", fresh); err != nil {
 		return v, err
 	}
 	if v.claim == nil || v.claim.uid() != p.ClaimUID {
-		namespace, err := r.get(ctx, "namespaces", "", p.Namespace)
+		namespace, err := r.Kubectl.get(ctx, "namespaces", "", p.Namespace)
 		if err != nil {
 			return v, err
 		}
 		v.namespaceGone = namespace.uid() != p.NamespaceUID // gone, or made again by somebody
 	}
-	pods, err := r.all(ctx, "pods", p.Namespace)
+	pods, err := r.Kubectl.all(ctx, "pods", p.Namespace)
 	v.users, v.holders = users(pods, p.Claim), holders(pods, p.Claim)
 	v.foreignPods = append(holders(pods, p.kept()), holders(pods, p.temporary())...)
 	return v, err

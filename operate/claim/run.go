@@ -43,7 +43,7 @@ type Options struct {
 	IgnoreCapacity         bool          // begin although too little capacity is published
 	Timeout                time.Duration // of each step
 
-	Kubectl func(ctx context.Context, stdin []byte, args ...string) ([]byte, error)
+	Kubectl Kubectl
 }
 
 // Flags defines the flags that set the options.
@@ -157,7 +157,7 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 
 // sweep deletes unbound claims that late requests of an earlier change have created.
 func (r *run) sweep(ctx context.Context, p *plan) error {
-	all, err := r.all(ctx, claims, r.Namespace)
+	all, err := r.Kubectl.all(ctx, claims, r.Namespace)
 	if err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (r *run) sweep(ctx context.Context, p *plan) error {
 		}
 		r.log("delete PersistentVolumeClaim %s, which is left of an earlier change and has no disk",
 			c.name())
-		if err := r.remove(ctx, c); err != nil {
+		if err := r.Kubectl.remove(ctx, c); err != nil {
 			return err
 		}
 	}
@@ -188,7 +188,7 @@ func (r *run) begin(ctx context.Context) error {
 		return nil
 	}
 	r.old = old.name()
-	if err := r.save(ctx, old, p, withPolicy("Retain")); err != nil {
+	if err := r.Kubectl.save(ctx, old, p, withPolicy("Retain")); err != nil {
 		return fmt.Errorf("the plan could not be recorded: %w. Nothing has been changed if the API "+
 			"server has refused it; else repeat the command with --undo first", err)
 	}
@@ -216,11 +216,11 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	p.Run, p.Undo = r.id, r.Undo
 	// The save fails if a controller of Kubernetes changes the PersistentVolume's status meanwhile.
 	for try := 1; ; try++ {
-		if err = r.save(ctx, v.old, p, nil); err == nil {
+		if err = r.Kubectl.save(ctx, v.old, p, nil); err == nil {
 			break
 		}
 		read := v.old.annotation(planKey)
-		if v.old, _ = r.get(ctx, persistentVolumes, "", r.old); try == attempts || v.old == nil ||
+		if v.old, _ = r.Kubectl.get(ctx, persistentVolumes, "", r.old); try == attempts || v.old == nil ||
 			v.old.annotation(planKey) != read {
 			return fmt.Errorf("the change could not be taken over: %w", err)
 		}
@@ -406,9 +406,9 @@ func (r *run) forget(ctx context.Context, pv object, p plan) error {
 				return "", err
 			}
 			if v.fresh.annotation(replacesKey) != "" {
-				return "", r.patch(ctx, v.fresh, annotate(replacesKey, nil, nil))
+				return "", r.Kubectl.patch(ctx, v.fresh, annotate(replacesKey, nil, nil))
 			}
-			return "", r.unrecord(ctx, v, v.plan.Policy)
+			return "", r.Kubectl.unrecord(ctx, v, v.plan.Policy)
 		}})
 }
 

@@ -129,7 +129,7 @@ func reserve(claim string, uid any) object {
 }
 
 func (r *run) mark(ctx context.Context, v view) (string, error) {
-	return "", r.patch(ctx, v.claim, annotate(planKey, v.plan.Run, nil))
+	return "", r.Kubectl.patch(ctx, v.claim, annotate(planKey, v.plan.Run, nil))
 }
 
 func (r *run) takeOver(ctx context.Context, v view) (string, error) {
@@ -144,7 +144,7 @@ func (r *run) takeOver(ctx context.Context, v view) (string, error) {
 	if v.own(v.owner) && strings.HasSuffix(v.owner.annotation(changeKey), " stopped") {
 		mark = v.plan.stopMark()
 	}
-	return "", r.patch(ctx, v.owner, annotate(changeKey, mark, nil))
+	return "", r.Kubectl.patch(ctx, v.owner, annotate(changeKey, mark, nil))
 }
 
 func describeStop(p plan) string {
@@ -173,7 +173,7 @@ func (r *run) stop(ctx context.Context, v view) (string, error) {
 		return "", fmt.Errorf("%s is stopped by another change (%.80q): complete or undo that one, and "+
 			"repeat the command with --continue", p.Owner, mark)
 	case !v.stopped():
-		return "", r.patch(ctx, v.owner, scaled(p.Owner.Target, p.stopMark()))
+		return "", r.Kubectl.patch(ctx, v.owner, scaled(p.Owner.Target, p.stopMark()))
 	case v.owner == nil:
 		return fmt.Sprintf("you to stop %s: the claim is used by %s", p.Owner, names(v.users)), nil
 	}
@@ -186,7 +186,7 @@ func (r *run) scaleUp(ctx context.Context, v view) (string, error) {
 		strings.HasSuffix(v.owner.annotation(changeKey), " stopped") {
 		replicas = v.plan.Owner.Replicas
 	}
-	return "", r.patch(ctx, v.owner, scaled(replicas, nil))
+	return "", r.Kubectl.patch(ctx, v.owner, scaled(replicas, nil))
 }
 
 // release deletes a claim. Before that it sets the reclaim policy Retain, so that the disk stays.
@@ -198,9 +198,9 @@ func (r *run) release(ctx context.Context, v view, claim, pv object) (string, er
 			"with PersistentVolumeClaim %s; when it may go, delete that claim by hand", pv.name(),
 			pv.str("spec", "csi", "volumeHandle"), claim.name())
 	case pv.policy() != "Retain":
-		return "", r.patch(ctx, pv, object{"spec": withPolicy("Retain")})
+		return "", r.Kubectl.patch(ctx, pv, object{"spec": withPolicy("Retain")})
 	}
-	return v.end(claim), r.remove(ctx, claim)
+	return v.end(claim), r.Kubectl.remove(ctx, claim)
 }
 
 func (r *run) keep(ctx context.Context, v view) (string, error) {
@@ -209,9 +209,9 @@ func (r *run) keep(ctx context.Context, v view) (string, error) {
 	case v.otherClaim() != nil:
 		return "", v.otherClaim()
 	case v.old.str("spec", "claimRef", "name") != p.kept() || uid != "" && uid != v.kept.uid():
-		return "", r.patch(ctx, v.old, object{"spec": reserve(p.kept(), nil)})
+		return "", r.Kubectl.patch(ctx, v.old, object{"spec": reserve(p.kept(), nil)})
 	case v.kept == nil:
-		return "", r.create(ctx, p.keptClaim())
+		return "", r.Kubectl.create(ctx, p.keptClaim())
 	}
 	return "PersistentVolumeClaim " + p.kept() + " to be bound", nil
 }
@@ -226,7 +226,7 @@ func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 	if err := v.guard(); err != nil {
 		return "", err
 	}
-	all, err := r.all(ctx, volumeAttachments, "")
+	all, err := r.Kubectl.all(ctx, volumeAttachments, "")
 	if err != nil {
 		return "", err
 	}
@@ -237,7 +237,7 @@ func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 			continue
 		}
 		name := a.str("spec", "nodeName")
-		node, err := r.get(ctx, "nodes", "", name)
+		node, err := r.Kubectl.get(ctx, "nodes", "", name)
 		if err != nil {
 			return "", err
 		}
@@ -262,7 +262,7 @@ func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 		return waits, nil
 	}
 	p.Seen = seen
-	return waits, r.save(ctx, v.old, p, nil)
+	return waits, r.Kubectl.save(ctx, v.old, p, nil)
 }
 
 // report returns whether a node is ready, and when the node, by its own clock, last reported.
@@ -282,7 +282,7 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 	}
 	switch {
 	case v.shot == nil:
-		class, err := r.get(ctx, snapshotClasses, "", p.SnapshotClass)
+		class, err := r.Kubectl.get(ctx, snapshotClasses, "", p.SnapshotClass)
 		if err != nil {
 			return "", err
 		}
@@ -290,24 +290,24 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 			return "", fmt.Errorf("the VolumeSnapshotClass %s is gone, or was made again; repeat the "+
 				"command with --undo", p.SnapshotClass)
 		}
-		return "", r.create(ctx, ownedBy(p.ownSnapshot(), v.kept))
+		return "", r.Kubectl.create(ctx, ownedBy(p.ownSnapshot(), v.kept))
 	case v.shot.str("status", "error", "message") != "":
 		return "VolumeSnapshot " + p.Shot.Name + ": " +
 			csierr.Plain(v.shot.str("status", "error", "message")), nil
 	case v.shot.at("status", "readyToUse") != true:
 		return "VolumeSnapshot " + p.Shot.Name, nil
 	}
-	shot, err := r.shotOf(ctx, v.shot, []string{p.Handle})
+	shot, err := r.Kubectl.shotOf(ctx, v.shot, []string{p.Handle})
 	if err != nil {
 		return "", fmt.Errorf("%w; repeat the command with --undo", err)
 	}
 	p.Shot = shot
-	return "", r.save(ctx, v.old, p, nil)
+	return "", r.Kubectl.save(ctx, v.old, p, nil)
 }
 
 // shotOf reads the content of a ready snapshot, and checks that it was taken of one of the disks.
-func (r *run) shotOf(ctx context.Context, o object, of []string) (shot, error) {
-	content, err := r.get(ctx, snapshotContents, "", o.str("status", "boundVolumeSnapshotContentName"))
+func (k Kubectl) shotOf(ctx context.Context, o object, of []string) (shot, error) {
+	content, err := k.get(ctx, snapshotContents, "", o.str("status", "boundVolumeSnapshotContentName"))
 	if err == nil {
 		err = contentProblem(o, content, of)
 	}
@@ -328,7 +328,7 @@ func (r *run) makeDisk(ctx context.Context, v view) (string, error) {
 		return "", r.askForDisk(ctx, v)
 	case p.TemporaryUID == "":
 		p.TemporaryUID = t.uid()
-		return "", r.save(ctx, v.old, p, nil)
+		return "", r.Kubectl.save(ctx, v.old, p, nil)
 	case t.uid() != p.TemporaryUID:
 		return "", fmt.Errorf("PersistentVolumeClaim %s was made again by somebody; repeat the command "+
 			"with --undo", p.temporary())
@@ -337,7 +337,7 @@ func (r *run) makeDisk(ctx context.Context, v view) (string, error) {
 			return "", err
 		}
 		p.New, p.NewHandle = v.fresh.name(), v.fresh.str("spec", "csi", "volumeHandle")
-		return "", r.save(ctx, v.old, p, nil)
+		return "", r.Kubectl.save(ctx, v.old, p, nil)
 	}
 	return r.awaitDisk(ctx, v)
 }
@@ -345,11 +345,11 @@ func (r *run) makeDisk(ctx context.Context, v view) (string, error) {
 // askForDisk creates the temporary claim if the plan's StorageClass and snapshot were not replaced.
 func (r *run) askForDisk(ctx context.Context, v view) error {
 	p := v.plan
-	class, err := r.get(ctx, storageClasses, "", p.Manifest.str("spec", "storageClassName"))
+	class, err := r.Kubectl.get(ctx, storageClasses, "", p.Manifest.str("spec", "storageClassName"))
 	if err != nil {
 		return err
 	}
-	shot, err := r.shotOf(ctx, v.shot, p.earlier())
+	shot, err := r.Kubectl.shotOf(ctx, v.shot, p.earlier())
 	switch {
 	case v.shot == nil || err == nil && shot != p.Shot:
 		return fmt.Errorf("the VolumeSnapshot %s is gone, or is of something else than when it was "+
@@ -361,13 +361,13 @@ func (r *run) askForDisk(ctx context.Context, v view) error {
 			"--undo", p.Manifest.str("spec", "storageClassName"))
 	}
 	r.asked = true
-	return r.create(ctx, ownedBy(p.temporaryClaim(), v.kept))
+	return r.Kubectl.create(ctx, ownedBy(p.temporaryClaim(), v.kept))
 }
 
 // awaitDisk waits for the new disk. The error or the text that it returns has the last refusal.
 func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	p := v.plan
-	why, event, err := r.refusal(ctx, *p)
+	why, event, err := r.Kubectl.refusal(ctx, *p)
 	if err != nil {
 		return "", err
 	}
@@ -379,7 +379,7 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 			return "", refused
 		}
 		r.asked, r.before = true, event
-		return "", r.patch(ctx, v.temporary, annotate(selectedNode, p.Node, nil))
+		return "", r.Kubectl.patch(ctx, v.temporary, annotate(selectedNode, p.Node, nil))
 	}
 	// Without a topology, or with immediate binding, the provisioner repeats its request by itself.
 	// The command ends with the refusal nevertheless, because the workload is stopped.
@@ -396,8 +396,8 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 
 // refusal returns the provisioner's last message about the temporary claim, and an id of the event
 // that contains the message. Without a message both are "".
-func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error) {
-	events, err := r.all(ctx, "events", p.Namespace, "--field-selector=type=Warning,"+
+func (k Kubectl) refusal(ctx context.Context, p plan) (why, event string, err error) {
+	events, err := k.all(ctx, "events", p.Namespace, "--field-selector=type=Warning,"+
 		"involvedObject.kind=PersistentVolumeClaim,involvedObject.name="+p.temporary())
 	last := ""
 	for _, e := range events {
@@ -413,7 +413,7 @@ func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if v.passed() && !p.Bound && v.fresh != nil {
 		p.Bound = true
-		return "", r.save(ctx, v.old, p, nil)
+		return "", r.Kubectl.save(ctx, v.old, p, nil)
 	}
 	if err := v.guard(); err != nil {
 		return "", err
@@ -423,18 +423,18 @@ func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	}
 	switch {
 	case v.fresh.annotation(replacesKey) == "" || v.fresh.policy() != "Retain":
-		return "", r.patch(ctx, v.fresh, annotate(replacesKey, p.Old, withPolicy("Retain")))
+		return "", r.Kubectl.patch(ctx, v.fresh, annotate(replacesKey, p.Old, withPolicy("Retain")))
 	case v.temporary != nil:
 		return r.release(ctx, v, v.temporary, v.fresh)
 	case !p.Handed:
 		p.Handed = true
-		return "", r.save(ctx, v.old, p, nil)
+		return "", r.Kubectl.save(ctx, v.old, p, nil)
 	case v.namespaceGone:
 		return "", fmt.Errorf("the namespace %s is gone. %s", p.Namespace, v.byHand())
 	case v.claim.deleting():
 		return v.end(v.claim), nil // the new PersistentVolume keeps the policy Retain
 	case v.unreserved(v.fresh):
-		return "", r.patch(ctx, v.fresh, object{"spec": reserve(p.Claim, nil)})
+		return "", r.Kubectl.patch(ctx, v.fresh, object{"spec": reserve(p.Claim, nil)})
 	case v.claim == nil:
 		return "", r.createOwned(ctx, p.newClaim(p.New))
 	}
@@ -455,14 +455,14 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 		return "a pod of " + p.Owner.String() + " to run with the new disk" +
 			strings.TrimSuffix(", now "+names(v.users), ", now "), nil
 	case v.fresh.policy() != p.Policy:
-		return "", r.patch(ctx, v.fresh, object{"spec": withPolicy(p.Policy)})
+		return "", r.Kubectl.patch(ctx, v.fresh, object{"spec": withPolicy(p.Policy)})
 	case v.kept != nil: // Kubernetes then deletes the snapshot that v.kept owns
 		return r.release(ctx, v, v.kept, v.old)
 	case v.own(v.shot):
 		return "the end of VolumeSnapshot " + p.Shot.Name, nil
 	}
 	p.Finished = true
-	return "", r.save(ctx, v.old, p, nil)
+	return "", r.Kubectl.save(ctx, v.old, p, nil)
 }
 
 // fenced() reports whether this run has reserved the new disk, if any: no late request can bind it.
@@ -482,11 +482,11 @@ func (v view) unreserved(pv object) bool {
 func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if !v.fenced() {
-		return "", r.patch(ctx, v.fresh, annotate(changeKey, p.runMark(),
+		return "", r.Kubectl.patch(ctx, v.fresh, annotate(changeKey, p.runMark(),
 			reserve(p.temporary(), p.TemporaryUID)))
 	}
 	p.Handed = false
-	return "", r.save(ctx, v.old, p, nil)
+	return "", r.Kubectl.save(ctx, v.old, p, nil)
 }
 
 func (r *run) restore(ctx context.Context, v view) (string, error) {
@@ -497,15 +497,15 @@ func (r *run) restore(ctx context.Context, v view) (string, error) {
 	case v.claim.deleting():
 		return v.end(v.claim), nil
 	case v.neverBound():
-		return v.end(v.claim), r.remove(ctx, v.claim)
+		return v.end(v.claim), r.Kubectl.remove(ctx, v.claim)
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
 	case v.own(v.shot) && !v.shot.deleting(): // an unready snapshot blocks the deletion of v.kept
-		return "", r.remove(ctx, v.shot)
+		return "", r.Kubectl.remove(ctx, v.shot)
 	case v.kept != nil:
 		return r.release(ctx, v, v.kept, v.old)
 	case v.unreserved(v.old):
-		return "", r.patch(ctx, v.old, object{"spec": reserve(p.Claim, nil)})
+		return "", r.Kubectl.patch(ctx, v.old, object{"spec": reserve(p.Claim, nil)})
 	case v.claim == nil:
 		spec, _ := p.Manifest["spec"].(map[string]any)
 		return "", r.createOwned(ctx, p.again(spec, nil))
@@ -519,7 +519,7 @@ func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 	switch {
 	case p.TemporaryUID == "" || p.TemporaryUID != v.temporary.uid() && p.New == "":
 		p.TemporaryUID = v.temporary.uid() // the name of a disk that is made later follows from it
-		return "", r.save(ctx, v.old, p, nil)
+		return "", r.Kubectl.save(ctx, v.old, p, nil)
 	case v.fresh != nil && !v.madeFor() && policy != "Retain":
 		return "", fmt.Errorf("PersistentVolume %s, which was not made for PersistentVolumeClaim %s, "+
 			"would be deleted with it: give it the reclaim policy Retain, and repeat the command",
@@ -528,7 +528,7 @@ func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 		r.log("    note: the provisioner may still make PersistentVolume %s, and its class retains it: "+
 			"if it comes, give it the reclaim policy Delete", volumeOf(p.TemporaryUID))
 	}
-	return v.end(v.temporary), r.remove(ctx, v.temporary)
+	return v.end(v.temporary), r.Kubectl.remove(ctx, v.temporary)
 }
 
 func (r *run) clean(ctx context.Context, v view) (string, error) {
@@ -536,7 +536,7 @@ func (r *run) clean(ctx context.Context, v view) (string, error) {
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
 	case v.own(v.shot) && !v.shot.deleting():
-		return "", r.remove(ctx, v.shot)
+		return "", r.Kubectl.remove(ctx, v.shot)
 	case v.kept != nil: // a late request has created it
 		return r.release(ctx, v, v.kept, v.old)
 	case v.own(v.shot):
@@ -545,7 +545,7 @@ func (r *run) clean(ctx context.Context, v view) (string, error) {
 		return "", fmt.Errorf("PersistentVolume %s was not made by this change, and is left alone: "+
 			"look at it, and repeat the command when it is gone", v.fresh.name())
 	case v.fresh.policy() != "Delete":
-		return "", r.patch(ctx, v.fresh, object{"spec": withPolicy("Delete")})
+		return "", r.Kubectl.patch(ctx, v.fresh, object{"spec": withPolicy("Delete")})
 	}
 	return "the end of PersistentVolume " + v.fresh.name(), nil
 }
@@ -557,17 +557,17 @@ func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
 	case v.namespaceGone:
 		r.log("the namespace %s is gone; PersistentVolume %s has the disk %s, and keeps the reclaim "+
 			"policy Retain", p.Namespace, p.Old, p.Handle)
-		return "", r.patch(ctx, v.old, annotate(planKey, nil,
+		return "", r.Kubectl.patch(ctx, v.old, annotate(planKey, nil,
 			reserve(p.Claim, p.ClaimUID))) // no claim has this UID any more
 	case v.claim.deleting() || !v.bound(v.claim, v.old):
 		return "", fmt.Errorf("PersistentVolumeClaim %s is being deleted, or is gone; its disk is kept. "+
 			"Repeat the command with --undo, which makes it again after %s", p.path(), v.end(v.claim))
 	case v.claim.annotation(planKey) != "":
-		return "", r.patch(ctx, v.claim, annotate(planKey, nil, nil))
+		return "", r.Kubectl.patch(ctx, v.claim, annotate(planKey, nil, nil))
 	}
-	return "", r.unrecord(ctx, v, p.Policy)
+	return "", r.Kubectl.unrecord(ctx, v, p.Policy)
 }
 
-func (r *run) unrecord(ctx context.Context, v view, policy string) error {
-	return r.patch(ctx, v.old, annotate(planKey, nil, withPolicy(policy)))
+func (k Kubectl) unrecord(ctx context.Context, v view, policy string) error {
+	return k.patch(ctx, v.old, annotate(planKey, nil, withPolicy(policy)))
 }
