@@ -13,62 +13,90 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// check reads everything on which a change depends, refuses a change that cannot work, and returns
-// the plan and the earlier PersistentVolume. It changes nothing.
-func (r *run) check(ctx context.Context) (p plan, old object, err error) {
-	claim, err := r.Kubectl.get(ctx, claims, r.Namespace, r.Claim)
+// proposal is a change before it begins: what was asked for, and what was found out about it.
+type proposal struct {
+	Options
+	log        func(format string, args ...any)
+	claim, old object
+	plan       plan
+	notes      []string
+	quota      string // a sentence about the rack's quota
+}
+
+// check reads everything on which the change depends, refuses a change that cannot work, and makes
+// the run's plan. It changes nothing.
+func (c *proposal) check(ctx context.Context, run string) error {
+	claim, err := c.Kubectl.get(ctx, claims, c.Namespace, c.Claim)
 	if err != nil {
-		return p, nil, err
+		return err
 	}
 	if claim.str("status", "phase") != "Bound" || claim.deleting() {
-		return p, nil, fmt.Errorf("expected a bound PersistentVolumeClaim %s/%s, found none, or one "+
-			"that is not bound or is being deleted", r.Namespace, r.Claim)
+		return fmt.Errorf("expected a bound PersistentVolumeClaim %s/%s, found none, or one that is not "+
+			"bound or is being deleted", c.Namespace, c.Claim)
 	}
-	old, err = r.Kubectl.get(ctx, persistentVolumes, "", claim.str("spec", "volumeName"))
+	old, err := c.Kubectl.get(ctx, persistentVolumes, "", claim.str("spec", "volumeName"))
 	switch f := claim.foreignFinalizer(); {
 	case err != nil:
-		return p, nil, err
+		return err
 	case old.str("spec", "csi", "driver") != volume.DriverName ||
 		old.str("spec", "claimRef", "uid") != claim.uid():
-		return p, nil, fmt.Errorf("the volume of the claim has to be one of %s that is bound to it",
+		return fmt.Errorf("the volume of the claim has to be one of %s that is bound to it",
 			volume.DriverName)
 	case old.annotation(planKey) != "":
-		return p, nil, fmt.Errorf("PersistentVolume %s has got a plan meanwhile: another run of this "+
-			"command changes the claim, or something else writes the annotation %s", old.name(), planKey)
+		return fmt.Errorf("PersistentVolume %s has got a plan meanwhile: another run of this command "+
+			"changes the claim, or something else writes the annotation %s", old.name(), planKey)
 	case old.deleting():
-		return p, nil, fmt.Errorf("PersistentVolume %s is being deleted by somebody, and goes when "+
-			"nothing is bound to it: make it again for its disk first", old.name())
+		return fmt.Errorf("PersistentVolume %s is being deleted by somebody, and goes when nothing is "+
+			"bound to it: make it again for its disk first", old.name())
 	case f != "":
-		return p, nil, fmt.Errorf("the claim has the finalizer %s: whoever set it has to let the "+
-			"claim go first (a VolumeSnapshot of it that is not ready: wait for it, or delete it)", f)
+		return fmt.Errorf("the claim has the finalizer %s: whoever set it has to let the claim "+
+			"go first (a VolumeSnapshot of it that is not ready: wait for it, or delete it)", f)
 	}
-	namespace, err := r.Kubectl.get(ctx, "namespaces", "", r.Namespace)
+	namespace, err := c.Kubectl.get(ctx, "namespaces", "", c.Namespace)
 	if err != nil {
-		return p, nil, err
+		return err
 	}
-	if c := claim.controller(); c.str("kind") == "Pod" {
-		return p, nil, fmt.Errorf("the claim belongs to the pod %s and is deleted with it: it cannot "+
-			"be given another disk", c.str("name"))
+	if o := claim.controller(); o.str("kind") == "Pod" {
+		return fmt.Errorf("the claim belongs to the pod %s and is deleted with it: it cannot be given "+
+			"another disk", o.str("name"))
 	}
-	p = plan{
-		Verb: r.Verb, Namespace: r.Namespace, Claim: r.Claim, ClaimUID: claim.uid(),
+	c.claim, c.old, c.plan = claim, old, plan{
+		Verb: c.Verb, Namespace: c.Namespace, Claim: c.Claim, ClaimUID: claim.uid(),
 		NamespaceUID: namespace.uid(),
 		Manifest:     object{"metadata": map[string]any{}, "spec": claim.at("spec")},
-		ID:           newID(), Run: r.id,
-		OldSize: old.str("spec", "capacity", "storage"), Size: r.Size,
+		ID:           newID(), Run: run,
+		OldSize: old.str("spec", "capacity", "storage"), Size: c.Size,
 		Old: old.name(), OldUID: old.uid(), Handle: old.str("spec", "csi", "volumeHandle"),
 		Policy: old.policy(),
 	}
-	claim.copyFields(p.Manifest["metadata"].(map[string]any), "metadata", "labels", "annotations",
+	claim.copyFields(c.plan.Manifest["metadata"].(map[string]any), "metadata", "labels", "annotations",
 		"ownerReferences")
-	for _, check := range []func(context.Context, object, object, *plan) error{
-		r.checkOwner, r.checkNodes, r.checkClass, r.checkSnapshot, r.checkSize, r.rehearse,
-		r.checkQuota} {
-		if err := check(ctx, claim, old, &p); err != nil {
-			return p, nil, err
+	for _, check := range []func(context.Context) error{c.checkOwner, c.checkNodes, c.checkClass,
+		c.checkSnapshot, c.checkSize, c.rehearse, c.checkQuota} {
+		if err := check(ctx); err != nil {
+			return err
 		}
 	}
-	return p, old, nil
+	return nil
+}
+
+func (c *proposal) describe() {
+	p := c.plan
+	c.log("%s of PersistentVolumeClaim %s: from %s to %s", p.Verb, p.path(), p.OldSize, p.Size)
+	_, peak := p.peak()
+	c.log("The rack's quota needs room for %s beside what is used, until claim forget. %s The "+
+		"namespace's quota needs room for another claim of %s until the end.", peak, c.quota, p.Size)
+	c.log("The workload is stopped from the step stop to the step start. The rack copies nothing " +
+		"for a snapshot or a new disk, so this takes as long as stop, unmount, attach and mount: about " +
+		"a minute, and a stop of the node more on a rack without hot-plug.")
+	if p.Owner.Kind == "StatefulSet" {
+		c.log("note: the volumeClaimTemplates of %s keep their size: a replica that is added later "+
+			"gets a disk of that size. To change it, delete the StatefulSet with --cascade=orphan and "+
+			"apply it with the new size.", p.Owner)
+	}
+	for _, n := range c.notes {
+		c.log("note: %s", n)
+	}
 }
 
 // foreignFinalizer returns a finalizer, or "". It ignores Kubernetes' own, which waits for pods.
@@ -83,14 +111,15 @@ func (o object) foreignFinalizer() string {
 }
 
 // checkOwner finds the owner of the pods that use the claim, and checks that it can be stopped.
-func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
-	pods, err := r.Kubectl.all(ctx, "pods", r.Namespace)
+func (c *proposal) checkOwner(ctx context.Context) error {
+	p := &c.plan
+	pods, err := c.Kubectl.all(ctx, "pods", c.Namespace)
 	if err != nil {
 		return err
 	}
 	var ofPod object
-	for _, pod := range users(pods, r.Claim) {
-		o, workload, err := r.ownerOf(ctx, pod)
+	for _, pod := range users(pods, c.Claim) {
+		o, workload, err := c.ownerOf(ctx, pod)
 		if err != nil {
 			return err
 		}
@@ -113,7 +142,7 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 		return fmt.Errorf("%s deletes the claims of the pods that it stops: set its "+
 			"persistentVolumeClaimRetentionPolicy.whenScaled to Retain first", p.Owner)
 	}
-	scalers, err := r.Kubectl.all(ctx, "horizontalpodautoscalers", r.Namespace)
+	scalers, err := c.Kubectl.all(ctx, "horizontalpodautoscalers", c.Namespace)
 	if err != nil {
 		return err
 	}
@@ -127,54 +156,54 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 	for _, key := range []string{"argocd.argoproj.io/instance", "argocd.argoproj.io/tracking-id",
 		"kustomize.toolkit.fluxcd.io/name", "helm.toolkit.fluxcd.io/name"} {
 		if ofPod.str("metadata", "labels", key) != "" || ofPod.annotation(key) != "" ||
-			claim.str("metadata", "labels", key)+claim.annotation(key) != "" {
-			r.note("%s or its claim has the label %s: suspend the synchronization, or it undoes the "+
-				"scale, and write the new size where it reads", p.Owner, key)
+			c.claim.str("metadata", "labels", key)+c.claim.annotation(key) != "" {
+			c.notes = append(c.notes, fmt.Sprintf("%s or its claim has the label %s: suspend the "+
+				"synchronization, or it undoes the scale, and write the new size where it reads", p.Owner, key))
 		}
 	}
-	return r.Kubectl.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
+	return c.Kubectl.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
 }
 
 // checkNodes records the names and UIDs of the nodes to which the volume is attached. A later step
 // waits until these Nodes report that the volume is unmounted. A new Node of the same name does not
 // count.
-func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
-	all, err := r.Kubectl.all(ctx, volumeAttachments, "")
-	p.Nodes = map[string]string{}
+func (c *proposal) checkNodes(ctx context.Context) error {
+	all, err := c.Kubectl.all(ctx, volumeAttachments, "")
+	c.plan.Nodes = map[string]string{}
 	for _, a := range all {
-		if a.str("spec", "source", "persistentVolumeName") != old.name() {
+		if a.str("spec", "source", "persistentVolumeName") != c.plan.Old {
 			continue
 		}
-		node, err := r.Kubectl.get(ctx, "nodes", "", a.str("spec", "nodeName"))
+		node, err := c.Kubectl.get(ctx, "nodes", "", a.str("spec", "nodeName"))
 		if err != nil {
 			return err
 		}
-		p.Nodes[a.str("spec", "nodeName")] = node.uid()
+		c.plan.Nodes[a.str("spec", "nodeName")] = node.uid()
 	}
 	return err
 }
 
 // ownerOf returns the object that decides whether a pod runs. The command can stop only a
 // Deployment or StatefulSet that no other object manages. Only a person can stop other owners.
-func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
+func (c *proposal) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 	top := pod
 	for range 3 {
-		c := top.controller()
-		if c == nil {
+		ref := top.controller()
+		if ref == nil {
 			break
 		}
-		kind, ok := kinds[c.str("kind")]
-		if !ok || kind.scales == "" || !strings.HasPrefix(c.str("apiVersion"), "apps/") {
-			return owner{Kind: c.str("kind"), Name: c.str("name"), UID: c.str("uid"), Person: true,
+		kind, ok := kinds[ref.str("kind")]
+		if !ok || kind.scales == "" || !strings.HasPrefix(ref.str("apiVersion"), "apps/") {
+			return owner{Kind: ref.str("kind"), Name: ref.str("name"), UID: ref.str("uid"), Person: true,
 				Pod: pod.name()}, nil, nil
 		}
 		var err error
-		if top, err = r.Kubectl.get(ctx, kind.resource, r.Namespace, c.str("name")); err != nil {
+		if top, err = c.Kubectl.get(ctx, kind.resource, c.Namespace, ref.str("name")); err != nil {
 			return owner{}, nil, err
 		}
-		if top.uid() != c.str("uid") {
+		if top.uid() != ref.str("uid") {
 			return owner{}, nil, fmt.Errorf("the pod %s belongs to %s %s, which is gone: wait until the "+
-				"pod is gone", pod.name(), c.str("kind"), c.str("name"))
+				"pod is gone", pod.name(), ref.str("kind"), ref.str("name"))
 		}
 	}
 	o := owner{Kind: top.str("kind"), Name: top.name(), UID: top.uid(), Pod: pod.name(),
@@ -195,9 +224,9 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 
 // checkClass checks that the claim's StorageClass makes disks from snapshots. If the class waits
 // for a pod, checkClass chooses the node near which the new disk is made.
-func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error {
-	name := claim.str("spec", "storageClassName")
-	class, err := r.Kubectl.get(ctx, storageClasses, "", name)
+func (c *proposal) checkClass(ctx context.Context) error {
+	name := c.claim.str("spec", "storageClassName")
+	class, err := c.Kubectl.get(ctx, storageClasses, "", name)
 	switch {
 	case err != nil:
 		return err
@@ -207,12 +236,12 @@ func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error 
 	case class.str("parameters", "diskType") == "local":
 		return errors.New("the claim's disk is a local one, which has no snapshots")
 	}
-	p.ClassUID, p.Retains = class.uid(), class.str("reclaimPolicy") == "Retain"
+	c.plan.ClassUID, c.plan.Retains = class.uid(), class.str("reclaimPolicy") == "Retain"
 	if class.str("volumeBindingMode") != "WaitForFirstConsumer" {
-		p.Node = ""
+		c.plan.Node = ""
 		return nil
 	}
-	nodes, err := r.Kubectl.all(ctx, "csinodes.storage.k8s.io", "")
+	nodes, err := c.Kubectl.all(ctx, "csinodes.storage.k8s.io", "")
 	if err != nil {
 		return err
 	}
@@ -224,39 +253,39 @@ func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error 
 			}
 		}
 	}
-	switch selected := claim.annotation(selectedNode); {
-	case slices.Contains(able, p.Node):
+	switch selected := c.claim.annotation(selectedNode); {
+	case slices.Contains(able, c.plan.Node):
 	case slices.Contains(able, selected):
-		p.Node = selected
-	case len(able) == 0 || old.at("spec", "nodeAffinity") != nil:
+		c.plan.Node = selected
+	case len(able) == 0 || c.old.at("spec", "nodeAffinity") != nil:
 		return errors.New("no node that has used the claim runs the driver now, and the new disk is " +
 			"made near a node: start the workload once")
 	default:
-		p.Node = able[0]
+		c.plan.Node = able[0]
 	}
 	return nil
 }
 
-func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error {
-	if r.Verb == Grow {
-		return r.findSnapshotClass(ctx, p)
+func (c *proposal) checkSnapshot(ctx context.Context) error {
+	if c.Verb == Grow {
+		return c.findSnapshotClass(ctx)
 	}
-	o, err := r.Kubectl.get(ctx, snapshots, r.Namespace, r.Snapshot)
+	o, err := c.Kubectl.get(ctx, snapshots, c.Namespace, c.Snapshot)
 	if err != nil {
 		return err
 	}
 	if o.at("status", "readyToUse") != true || o.deleting() {
 		return fmt.Errorf("expected a VolumeSnapshot %s/%s that is ready, found none, or one that is not",
-			r.Namespace, r.Snapshot)
+			c.Namespace, c.Snapshot)
 	}
-	if p.Shot, err = r.Kubectl.shotOf(ctx, o, p.earlier()); err != nil {
+	if c.plan.Shot, err = c.Kubectl.shotOf(ctx, o, c.plan.earlier()); err != nil {
 		return err
 	}
 	least := o.str("status", "restoreSize")
-	if p.Size == "" {
-		p.Size = larger(claim.str("spec", "resources", "requests", "storage"), least)
+	if c.plan.Size == "" {
+		c.plan.Size = larger(c.claim.str("spec", "resources", "requests", "storage"), least)
 	}
-	if larger(p.Size, least) != p.Size {
+	if larger(c.plan.Size, least) != c.plan.Size {
 		return fmt.Errorf("--size: the snapshot needs a disk of at least %s", least)
 	}
 	return nil
@@ -264,49 +293,48 @@ func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error
 
 func larger(a, b string) string {
 	aBytes, _ := parseSize(a)
-	bBytes, err := parseSize(b)
-	if err == nil && bBytes > aBytes {
+	if bBytes, _ := parseSize(b); bBytes > aBytes {
 		return b
 	}
 	return a
 }
 
-func (r *run) findSnapshotClass(ctx context.Context, p *plan) error {
-	p.Shot.Name = p.temporary()
-	all, err := r.Kubectl.all(ctx, snapshotClasses, "")
+func (c *proposal) findSnapshotClass(ctx context.Context) error {
+	c.plan.Shot.Name = c.plan.temporary()
+	all, err := c.Kubectl.all(ctx, snapshotClasses, "")
 	if err != nil {
 		return err
 	}
 	ours := slices.DeleteFunc(all, func(class object) bool {
 		return class.str("driver") != volume.DriverName ||
-			r.SnapshotClass != "" && class.name() != r.SnapshotClass
+			c.SnapshotClass != "" && class.name() != c.SnapshotClass
 	})
 	if len(ours) != 1 {
 		return fmt.Errorf("expected one VolumeSnapshotClass of %s, found %d (%s): name one with "+
 			"--snapshot-class", volume.DriverName, len(ours), names(ours))
 	}
-	p.SnapshotClass, p.SnapshotClassUID = ours[0].name(), ours[0].uid()
+	c.plan.SnapshotClass, c.plan.SnapshotClassUID = ours[0].name(), ours[0].uid()
 	if ours[0].str("deletionPolicy") == "Retain" {
-		r.note("VolumeSnapshotClass %s has the deletionPolicy Retain: the snapshot stays on the rack, "+
-			"and in its quota, until you delete its VolumeSnapshotContent with the policy Delete",
-			p.SnapshotClass)
+		c.notes = append(c.notes, fmt.Sprintf("VolumeSnapshotClass %s has the deletionPolicy Retain: "+
+			"the snapshot stays on the rack, and in its quota, until you delete its VolumeSnapshotContent "+
+			"with the policy Delete", c.plan.SnapshotClass))
 	}
 	return nil
 }
 
-func (r *run) checkSize(_ context.Context, _, _ object, p *plan) error {
-	was, err := parseSize(p.OldSize)
+func (c *proposal) checkSize(context.Context) error {
+	was, err := parseSize(c.plan.OldSize)
 	if err != nil {
-		return fmt.Errorf("the capacity %q of PersistentVolume %s %w", p.OldSize, p.Old, err)
+		return fmt.Errorf("the capacity %q of PersistentVolume %s %w", c.plan.OldSize, c.plan.Old, err)
 	}
-	size, err := parseSize(p.Size)
+	size, err := parseSize(c.plan.Size)
 	switch {
 	case err != nil:
-		return fmt.Errorf("the size %q of the claim %w", p.Size, err)
+		return fmt.Errorf("the size %q of the claim %w", c.plan.Size, err)
 	case size > volume.MaxDistributedBytes:
 		return fmt.Errorf("--size: a disk has at most %d GiB", volume.MaxDistributedBytes/volume.GiB)
-	case p.Verb == Grow && size <= was:
-		return fmt.Errorf("--size: the claim's disk has %s already, and no disk shrinks", p.OldSize)
+	case c.plan.Verb == Grow && size <= was:
+		return fmt.Errorf("--size: the claim's disk has %s already, and no disk shrinks", c.plan.OldSize)
 	}
 	return nil
 }
@@ -314,27 +342,27 @@ func (r *run) checkSize(_ context.Context, _, _ object, p *plan) error {
 // rehearse sends each kind of request that a change needs, as a dry run. An admission webhook or a
 // ResourceQuota may refuse one. The user may lack a right to an object, or to an owner that the
 // object names. Without this check the change would stop halfway, with the workload stopped.
-func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
-	text, err := json.Marshal(p)
+func (c *proposal) rehearse(ctx context.Context) error {
+	text, err := json.Marshal(c.plan)
 	if err != nil {
 		return err
 	}
 	if len(text) > 200<<10 {
 		return errors.New("the claim's annotations are too large to be recorded with the plan")
 	}
-	again := p.newClaim(p.Old)
-	again["metadata"].(object)["name"] = p.temporary() // the claim still has its own name
-	kept := annotate(planKey, string(text), reserve(p.kept(), nil))
+	again := c.plan.newClaim(c.plan.Old)
+	again["metadata"].(object)["name"] = c.plan.temporary() // the claim still has its own name
+	kept := annotate(planKey, string(text), reserve(c.plan.kept(), nil))
 	maps.Copy(kept["spec"].(object), withPolicy("Retain"))
-	mark := annotate(planKey, p.Run, nil)
+	mark := annotate(planKey, c.plan.Run, nil)
 	for what, err := range map[string]error{
-		"the plan":                          r.Kubectl.patch(ctx, old, kept, dryRun),
-		"the deletion of the claim":         r.Kubectl.remove(ctx, claim, dryRun),
-		"the mark of the claim":             r.Kubectl.patch(ctx, claim, mark, dryRun),
-		"the claim of the earlier disk":     r.Kubectl.create(ctx, p.keptClaim(), dryRun),
-		"the claim of the new disk":         r.Kubectl.create(ctx, p.temporaryClaim(), dryRun),
-		"the claim, when it is made again,": r.createOwned(ctx, again, dryRun),
-		"the snapshot":                      r.rehearseSnapshot(ctx, *p),
+		"the plan":                          c.Kubectl.patch(ctx, c.old, kept, dryRun),
+		"the deletion of the claim":         c.Kubectl.remove(ctx, c.claim, dryRun),
+		"the mark of the claim":             c.Kubectl.patch(ctx, c.claim, mark, dryRun),
+		"the claim of the earlier disk":     c.Kubectl.create(ctx, c.plan.keptClaim(), dryRun),
+		"the claim of the new disk":         c.Kubectl.create(ctx, c.plan.temporaryClaim(), dryRun),
+		"the claim, when it is made again,": c.Kubectl.createOwned(ctx, c.log, again, dryRun),
+		"the snapshot":                      c.rehearseSnapshot(ctx),
 	} {
 		if err != nil {
 			return fmt.Errorf("%s would be refused: %w. Nothing has been changed; the rights that a "+
@@ -344,22 +372,22 @@ func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
 	return nil
 }
 
-func (r *run) rehearseSnapshot(ctx context.Context, p plan) error {
-	if p.SnapshotClass == "" {
+func (c *proposal) rehearseSnapshot(ctx context.Context) error {
+	if c.plan.SnapshotClass == "" {
 		return nil
 	}
 	// A change needs these rights only later: after the workload has stopped, or for an undo.
-	if _, err := r.Kubectl.get(ctx, snapshotContents, "", p.temporary()); err != nil {
+	if _, err := c.Kubectl.get(ctx, snapshotContents, "", c.plan.temporary()); err != nil {
 		return err
 	}
-	if _, _, err := r.Kubectl.refusal(ctx, p); err != nil {
+	if _, _, err := c.Kubectl.refusal(ctx, c.plan); err != nil {
 		return err
 	}
-	if _, err := r.Kubectl(ctx, nil, "auth", "can-i", "delete", snapshots,
-		"--namespace="+p.Namespace); err != nil {
+	if _, err := c.Kubectl(ctx, nil, "auth", "can-i", "delete", snapshots,
+		"--namespace="+c.plan.Namespace); err != nil {
 		return fmt.Errorf("you may not delete volumesnapshots: %w", err)
 	}
-	return r.Kubectl.create(ctx, p.ownSnapshot(), dryRun)
+	return c.Kubectl.create(ctx, c.plan.ownSnapshot(), dryRun)
 }
 
 // peak returns how much of the rack's quota the change uses until "claim forget". A snapshot counts
@@ -380,22 +408,22 @@ func (p plan) peak() (sizeBytes int64, text string) {
 // A published capacity has no timestamp. The provisioner updates it late, or never while the rack
 // refuses its requests. So it may be wrong by any amount, and a margin would not help. If it is too
 // small, the change is refused, unless a person who knows better sets --ignore-capacity.
-func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
-	class := claim.str("spec", "storageClassName")
-	best, left, err := r.Kubectl.published(ctx, class, p.Node)
+func (c *proposal) checkQuota(ctx context.Context) error {
+	class := c.claim.str("spec", "storageClassName")
+	best, left, err := c.Kubectl.published(ctx, class, c.plan.Node)
 	switch {
 	case err != nil:
-		r.quota = fmt.Sprintf("This is not checked: the published capacities cannot be read (%v).", err)
+		c.quota = fmt.Sprintf("This is not checked: the published capacities cannot be read (%v).", err)
 		return ctx.Err()
 	case best == nil:
-		r.quota = fmt.Sprintf("This is not checked: the cluster publishes no capacity of StorageClass "+
+		c.quota = fmt.Sprintf("This is not checked: the cluster publishes no capacity of StorageClass "+
 			"%s.", class)
 		return nil
 	}
 	object := fmt.Sprintf("CSIStorageCapacity %s/%s of StorageClass %s",
 		best.str("metadata", "namespace"), best.name(), class)
-	need, parts := p.peak()
-	size, _ := parseSize(p.Size)
+	need, parts := c.plan.peak()
+	size, _ := parseSize(c.plan.Size)
 	most, err := parseQuantity(best.str("maximumVolumeSize"))
 	var problem string
 	switch {
@@ -405,13 +433,13 @@ func (r *run) checkQuota(ctx context.Context, claim, _ object, p *plan) error {
 			volume.SizeText(left), object)
 	case err == nil && size > most:
 		problem = fmt.Sprintf("--size: expected a disk of at most %s, by %s, and %s is asked for",
-			volume.SizeText(most), object, p.Size)
+			volume.SizeText(most), object, c.plan.Size)
 	default:
-		r.quota = fmt.Sprintf("%s is left, by %s.", volume.SizeText(left), object)
+		c.quota = fmt.Sprintf("%s is left, by %s.", volume.SizeText(left), object)
 		return nil
 	}
-	if r.IgnoreCapacity {
-		r.quota = "Continued by --ignore-capacity: " + problem + "."
+	if c.IgnoreCapacity {
+		c.quota = "Continued by --ignore-capacity: " + problem + "."
 		return nil
 	}
 	return fmt.Errorf("%s. Nothing has been changed. The object follows the rack with a delay, a "+

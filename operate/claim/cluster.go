@@ -156,8 +156,9 @@ func (k Kubectl) send(ctx context.Context, o object, args ...string) error {
 }
 
 // createOwned creates a claim, without the owners that no longer exist: Kubernetes would delete a
-// claim all of whose owners are gone.
-func (r *run) createOwned(ctx context.Context, o object, flags ...string) error {
+// claim all of whose owners are gone. It logs which these are.
+func (k Kubectl) createOwned(ctx context.Context, log func(string, ...any), o object,
+	flags ...string) error {
 	meta, _ := o["metadata"].(object)
 	var owners []object
 	for _, ref := range meta.list("ownerReferences") {
@@ -168,21 +169,21 @@ func (r *run) createOwned(ctx context.Context, o object, flags ...string) error 
 		if group, version, found := strings.Cut(group, "/"); found {
 			kind += "." + version + "." + group
 		}
-		owner, err := r.Kubectl.get(ctx, kind, meta.str("namespace"), ref.str("name"))
+		owner, err := k.get(ctx, kind, meta.str("namespace"), ref.str("name"))
 		switch {
 		case err != nil && !strings.Contains(err.Error(), "doesn't have a resource type"):
 			return err
 		case owner != nil && owner.uid() == ref.str("uid"):
 			owners = append(owners, ref)
 		default:
-			r.log("    note: the owner %s %s is gone, and the claim is made without it",
+			log("    note: the owner %s %s is gone, and the claim is made without it",
 				csierr.Plain(ref.str("kind")), csierr.Plain(ref.str("name")))
 		}
 	}
 	if delete(meta, "ownerReferences"); len(owners) > 0 {
 		meta["ownerReferences"] = owners
 	}
-	return r.Kubectl.create(ctx, o, flags...)
+	return k.create(ctx, o, flags...)
 }
 
 func (k Kubectl) create(ctx context.Context, o object, flags ...string) error {

@@ -109,12 +109,6 @@ type run struct {
 	out   io.Writer
 	asked bool  // this run has requested the new disk
 	last  *plan // as it was read last
-	notes []string
-	quota string // a sentence about the rack's quota
-}
-
-func (r *run) note(format string, args ...any) {
-	r.notes = append(r.notes, fmt.Sprintf(format, args...))
 }
 
 func (r *run) log(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format+"\n", args...) }
@@ -178,17 +172,17 @@ func (r *run) sweep(ctx context.Context, p *plan) error {
 }
 
 func (r *run) begin(ctx context.Context) error {
-	p, old, err := r.check(ctx)
-	if err != nil {
+	c := &proposal{Options: r.Options, log: r.log}
+	if err := c.check(ctx, r.id); err != nil {
 		return err
 	}
-	r.describe(p)
+	c.describe()
 	if r.DryRun {
-		r.show(view{plan: &p})
+		r.show(view{plan: &c.plan})
 		return nil
 	}
-	r.old = old.name()
-	if err := r.Kubectl.save(ctx, old, p, withPolicy("Retain")); err != nil {
+	r.old = c.old.name()
+	if err := r.Kubectl.save(ctx, c.old, c.plan, withPolicy("Retain")); err != nil {
 		return fmt.Errorf("the plan could not be recorded: %w. Nothing has been changed if the API "+
 			"server has refused it; else repeat the command with --undo first", err)
 	}
@@ -261,24 +255,6 @@ func (r *run) planless() error {
 			p.Owner.Replicas)
 	}
 	return errors.New(text)
-}
-
-func (r *run) describe(p plan) {
-	r.log("%s of PersistentVolumeClaim %s: from %s to %s", p.Verb, p.path(), p.OldSize, p.Size)
-	_, peak := p.peak()
-	r.log("The rack's quota needs room for %s beside what is used, until claim forget. %s The "+
-		"namespace's quota needs room for another claim of %s until the end.", peak, r.quota, p.Size)
-	r.log("The workload is stopped from the step stop to the step start. The rack copies nothing " +
-		"for a snapshot or a new disk, so this takes as long as stop, unmount, attach and mount: about " +
-		"a minute, and a stop of the node more on a rack without hot-plug.")
-	if p.Owner.Kind == "StatefulSet" {
-		r.log("note: the volumeClaimTemplates of %s keep their size: a replica that is added later "+
-			"gets a disk of that size. To change it, delete the StatefulSet with --cascade=orphan and "+
-			"apply it with the new size.", p.Owner)
-	}
-	for _, n := range r.notes {
-		r.log("note: %s", n)
-	}
 }
 
 func (r *run) show(v view) {

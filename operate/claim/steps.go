@@ -436,7 +436,7 @@ func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	case v.unreserved(v.fresh):
 		return "", r.Kubectl.patch(ctx, v.fresh, object{"spec": reserve(p.Claim, nil)})
 	case v.claim == nil:
-		return "", r.createOwned(ctx, p.newClaim(p.New))
+		return "", r.Kubectl.createOwned(ctx, r.log, p.newClaim(p.New))
 	}
 	return "PersistentVolumeClaim " + p.Claim + " to be bound", nil
 }
@@ -508,7 +508,7 @@ func (r *run) restore(ctx context.Context, v view) (string, error) {
 		return "", r.Kubectl.patch(ctx, v.old, object{"spec": reserve(p.Claim, nil)})
 	case v.claim == nil:
 		spec, _ := p.Manifest["spec"].(map[string]any)
-		return "", r.createOwned(ctx, p.again(spec, nil))
+		return "", r.Kubectl.createOwned(ctx, r.log, p.again(spec, nil))
 	}
 	return "PersistentVolumeClaim " + p.Claim + " to be bound", nil
 }
