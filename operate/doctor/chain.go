@@ -33,8 +33,7 @@ type chain struct {
 	nodeName string // of the node where the volume is, or is wanted
 	csiNode  *kube.Object
 	nodeWhy  string
-	instance string    // the id of the node's instance
-	reported []Finding // the driver's errors that still count, each at the link where it was recorded
+	instance string // the id of the node's instance
 }
 
 type judgement struct {
@@ -342,8 +341,8 @@ func (c *chain) diskName() string {
 	return ""
 }
 
-func (e *Evidence) driverPods(controller string) (pods []kube.Object) {
-	for _, pod := range e.Nodes.DriverPods {
+func (n Nodes) driverPods(controller string) (pods []kube.Object) {
+	for _, pod := range n.DriverPods {
 		if pod.Kind == kindPod && pod.Metadata.Controller().Kind == controller {
 			pods = append(pods, pod)
 		}
@@ -351,8 +350,8 @@ func (e *Evidence) driverPods(controller string) (pods []kube.Object) {
 	return pods
 }
 
-func (e *Evidence) driverPod(node string) *kube.Object {
-	for _, pod := range e.driverPods(kindDaemonSet) {
+func (n Nodes) driverPod(node string) *kube.Object {
+	for _, pod := range n.driverPods(kindDaemonSet) {
 		if pod.Spec.NodeName == node {
 			return &pod
 		}
@@ -371,7 +370,7 @@ func (c *chain) names() map[string]string {
 		"class": cmp.Or(c.claim, &none).Spec.StorageClassName,
 		"pv":    cmp.Or(c.volume, &none).Metadata.Name, "pod": cmp.Or(c.pod, &none).Metadata.Name,
 		"attachment": cmp.Or(c.attachment, &none).Metadata.Name,
-		"driverPod":  cmp.Or(c.driverPod(c.nodeName), &none).Metadata.Name}
+		"driverPod":  cmp.Or(c.Nodes.driverPod(c.nodeName), &none).Metadata.Name}
 	if c.pod != nil {
 		names["namespace"] = c.pod.Metadata.Namespace
 	}

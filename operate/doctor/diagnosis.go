@@ -139,30 +139,31 @@ func (c *chain) judge() Chain {
 	if c.Question.Kind == AskCluster {
 		result.Place = c.place()
 	}
-	c.reported = c.driverErrors()
+	reported := c.driverErrors()
+	reports := func(match func(Finding) bool) bool { return slices.ContainsFunc(reported, match) }
 	for _, l := range c.links {
 		step := l.judge(c)
 		step.Link = l.link
-		for _, s := range c.reported {
+		for _, s := range reported {
 			if s.brokenLink() == l.link {
 				step = c.apply(step, s)
 			}
 		}
 		if f := step.Finding; f != nil && f.basis == inference &&
-			c.reports(func(s Finding) bool { return s.Link == l.link }) {
-			if !c.reports(func(s Finding) bool { return strings.Contains(f.Wrong, s.Wrong) }) {
+			reports(func(s Finding) bool { return s.Link == l.link }) {
+			if !reports(func(s Finding) bool { return strings.Contains(f.Wrong, s.Wrong) }) {
 				step.Notes = append(step.Notes, f.Wrong)
 			}
 			step.State, step.Finding = Waiting, nil // the error is about another link
 		}
 		if f := step.Finding; f != nil {
 			// Disks are made and deleted without a node, so f may not explain the driver's error.
-			if f.Reason == "" && c.reports(func(s Finding) bool {
+			if f.Reason == "" && reports(func(s Finding) bool {
 				return s.Link == LinkClaim || s.Link == LinkVolume
 			}) {
 				f.basis = inference
 			}
-			if c.reports(func(s Finding) bool { return s.Reason == f.Reason }) {
+			if reports(func(s Finding) bool { return s.Reason == f.Reason }) {
 				f.basis = max(f.basis, quote) // the finding explains the error
 			}
 			step.State, f.Link = Broken, l.link
@@ -173,17 +174,13 @@ func (c *chain) judge() Chain {
 			}
 			f.Next = c.commandAt(f.node, f.Next)
 			if best := result.Finding; best == nil ||
-				len(c.reported) > 0 && best.basis == inference && f.basis > inference {
+				len(reported) > 0 && best.basis == inference && f.basis > inference {
 				result.Finding = f
 			}
 		}
 		result.Links = append(result.Links, plain(step))
 	}
 	return result
-}
-
-func (c *chain) reports(match func(Finding) bool) bool {
-	return slices.ContainsFunc(c.reported, match)
 }
 
 // apply adds an error of the driver to a link. The error replaces a finding that is only inferred.
@@ -193,7 +190,7 @@ func (c *chain) apply(step Step, s Finding) Step {
 		return step
 	}
 	s.basis = quote
-	if says := c.keeperPlan(cmp.Or(s.node, c.nodeName)); says != "" &&
+	if says := c.Cluster.keeperPlan(cmp.Or(s.node, c.nodeName)); says != "" &&
 		s.Reason == csierr.InstanceMustBeStopped {
 		s.ByItself = says
 		s.Do = "Nothing, if that is soon enough; otherwise see what the node keeper waits for."
@@ -205,8 +202,8 @@ func (c *chain) apply(step Step, s Finding) Step {
 
 // keeperPlan returns a sentence if the node keeper plans to stop a node, or "". It does not quote
 // the annotation with the plan, which others may have written.
-func (e *Evidence) keeperPlan(node string) string {
-	o, _ := e.Cluster.one(kindNode, named("", node))
+func (c Cluster) keeperPlan(node string) string {
+	o, _ := c.one(kindNode, named("", node))
 	if o == nil || o.Metadata.Annotations.KeeperPlan == "" {
 		return ""
 	}

@@ -24,23 +24,23 @@ func (f Finding) brokenLink() Link {
 func (c *chain) driverErrors() []Finding {
 	var all []Finding
 	if c.claim != nil && c.claim.Status.Phase != phaseBound && c.claim.Status.Phase != phaseLost {
-		all = c.latest(all, c.claim, LinkClaim, "", "ProvisioningFailed", "ProvisioningSucceeded")
+		all = c.Cluster.latest(all, c.claim, LinkClaim, "", "ProvisioningFailed", "ProvisioningSucceeded")
 	}
 	// The provisioner deletes a volume only after its release, and only with the policy Delete.
 	if o := c.volume; o != nil && o.Spec.ReclaimPolicy != "Retain" &&
 		slices.Contains([]string{phaseReleased, phaseFailed, ""}, o.Status.Phase) {
-		if all = c.latest(all, o, LinkVolume, "", "VolumeFailedDelete"); len(all) == 0 {
+		if all = c.Cluster.latest(all, o, LinkVolume, "", "VolumeFailedDelete"); len(all) == 0 {
 			all = quoted(all, Finding{Link: LinkVolume, Source: "PersistentVolume " + o.Metadata.Name},
 				o.Status.Message)
 		}
 	}
 	if c.pod != nil && c.volume != nil && !containersMade(c.pod) {
 		ofVolume := `"` + c.volume.Metadata.Name + `"`
-		if !c.attachedInKubernetes() {
-			all = c.latest(all, c.pod, LinkAttachment, ofVolume, "FailedAttachVolume",
+		if !isAttached(c.attachment) {
+			all = c.Cluster.latest(all, c.pod, LinkAttachment, ofVolume, "FailedAttachVolume",
 				"SuccessfulAttachVolume")
 		}
-		all = c.latest(all, c.pod, LinkMounts, ofVolume, "FailedMount", "FailedMapVolume")
+		all = c.Cluster.latest(all, c.pod, LinkMounts, ofVolume, "FailedMount", "FailedMapVolume")
 	}
 	if _, v, _ := c.report(); v != nil {
 		for _, p := range v.Problems {
@@ -137,8 +137,8 @@ func addFailure(all []Finding, a *kube.Object) []Finding {
 
 // events() returns the events about an object that have one of these reasons, the latest first. It
 // compares UIDs. If a UID is unknown, it returns the events that are not older than the object.
-func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
-	found, _ := e.Cluster.objects(kindEvent, func(event *kube.Object) bool {
+func (c Cluster) events(o *kube.Object, reasons ...string) []kube.Object {
+	found, _ := c.objects(kindEvent, func(event *kube.Object) bool {
 		about := event.InvolvedObject
 		same := about.UID == o.Metadata.UID
 		if about.UID == "" || o.Metadata.UID == "" {
@@ -150,8 +150,8 @@ func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	return found
 }
 
-func (e *Evidence) lastEvent(o *kube.Object, reasons ...string) (last kube.Object) {
-	if all := e.events(o, reasons...); len(all) > 0 {
+func (c Cluster) lastEvent(o *kube.Object, reasons ...string) (last kube.Object) {
+	if all := c.events(o, reasons...); len(all) > 0 {
 		last = all[0]
 	}
 	return last
@@ -165,10 +165,10 @@ var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
 // latest() adds the driver's latest error from an object's events whose messages contain a text,
 // unless a later event reports a success. Earlier events with the same reason only set Since.
-func (e *Evidence) latest(all []Finding, o *kube.Object, at Link, about string,
+func (c Cluster) latest(all []Finding, o *kube.Object, at Link, about string,
 	reasons ...string) []Finding {
 	last := len(all)
-	for _, event := range e.events(o, reasons...) {
+	for _, event := range c.events(o, reasons...) {
 		failed := quoted(nil, Finding{Since: event.First(), Last: event.Last(), Link: at,
 			node: o.Spec.NodeName, Source: "event " + event.Reason + " of " + o.Kind + " " +
 				o.Metadata.Name + forgeable}, event.Message)

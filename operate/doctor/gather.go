@@ -473,7 +473,7 @@ func (g *gatherer) askNodes(ctx context.Context) {
 
 func (g *gatherer) askNode(ctx context.Context, c *chain, volumes []string) (inspection.Report,
 	error) {
-	pod := c.driverPod(c.nodeName)
+	pod := c.Nodes.driverPod(c.nodeName)
 	if pod == nil {
 		return inspection.Report{}, errors.New("the node was not asked: " + cmp.Or(
 			g.e.Cluster.Unseen[kindDriverPod], "no pod of the driver is on the node "+c.nodeName))

@@ -106,7 +106,7 @@ func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) *Finding 
 }
 
 func (c *chain) judgePendingClaim(what string) Step {
-	last := c.lastEvent(c.claim, "ProvisioningFailed", "ProvisioningSucceeded", "Provisioning",
+	last := c.Cluster.lastEvent(c.claim, "ProvisioningFailed", "ProvisioningSucceeded", "Provisioning",
 		"ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding")
 	switch {
 	case last.Reason == "ProvisioningFailed", last.Reason == "FailedBinding":
@@ -140,7 +140,7 @@ func (e *Evidence) silence(f *Finding, sidecar string) *Finding {
 	if e.Cluster.Unseen[kindDriverPod] != "" {
 		return f
 	}
-	pods := e.driverPods(kindReplicaSet)
+	pods := e.Nodes.driverPods(kindReplicaSet)
 	if len(pods) == 0 {
 		f.Wrong += "; no pod of the driver's controller is in the namespace " + e.Nodes.Namespace
 		f.Do, f.Next = "Let the driver's controller run.", "kubectl get deployments -n {driverNamespace}"
@@ -393,7 +393,7 @@ func (c *chain) driverPodFinding() *Finding {
 	}
 	f := &Finding{Source: "Kubernetes", Do: runDaemonSet, Next: showDrivers, ByItself: "Volumes " +
 		"that are mounted stay so. None is mounted or unmounted on the node until the driver's pod runs."}
-	pod := c.driverPod(c.nodeName)
+	pod := c.Nodes.driverPod(c.nodeName)
 	if pod == nil {
 		f.Wrong = "no pod of the driver's DaemonSet is on the node " + c.nodeName
 		return f
@@ -417,7 +417,7 @@ func (c *chain) nodeWithoutDriver() Step {
 	if c.csiNode == nil {
 		wrong = "there is no CSINode " + c.nodeName + ", so the node may be gone"
 	}
-	pod := c.driverPod(c.nodeName)
+	pod := c.Nodes.driverPod(c.nodeName)
 	next := showDrivers
 	switch {
 	case pod != nil:
@@ -491,10 +491,10 @@ func (c *chain) judgePod() Step {
 	}
 	wrong, source := "its containers have not been made for "+c.age(o), "Kubernetes"
 	failures := []string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}
-	if c.attachedInKubernetes() {
+	if isAttached(c.attachment) {
 		failures = failures[:2]
 	}
-	if e := c.lastEvent(o, failures...); e.Kind != "" {
+	if e := c.Cluster.lastEvent(o, failures...); e.Kind != "" {
 		wrong, source = wrong+": "+e.Message, "event "+e.Reason+forgeable
 	}
 	return broken(what, &Finding{Wrong: wrong, Source: source, Since: o.Metadata.CreationTimestamp,
@@ -517,7 +517,7 @@ func (c *chain) judgeUnscheduled(what string) Step {
 	f := &Finding{Wrong: "it has been on no node for " + c.age(c.pod), Source: "Kubernetes",
 		Since: c.pod.Metadata.CreationTimestamp, Do: "Follow the events of the pod.",
 		Next: describePod, ByItself: "The scheduler tries again whenever something changes."}
-	last := c.lastEvent(c.pod, "FailedScheduling")
+	last := c.Cluster.lastEvent(c.pod, "FailedScheduling")
 	switch {
 	case last.Kind != "":
 		f.Wrong, f.Source = "it is on no node: "+last.Message, "event FailedScheduling"+forgeable

@@ -130,10 +130,12 @@ func (c *chain) judgeInstance() Step {
 	switch i.State {
 	case instanceFailed:
 		return broken(what, ofRack(csierr.InstanceState, "the instance %s is failed",
-			c.instanceText(i.ID)))
+			c.Rack.instanceText(i.ID)))
 	case instanceStopped:
-		f := ofRack("", "the instance %s is stopped, so nothing runs on the node", c.instanceText(i.ID))
-		f.ByItself = cmp.Or(c.keeperPlan(c.nodeName), "Nothing: the driver never starts an instance.")
+		f := ofRack("", "the instance %s is stopped, so nothing runs on the node",
+			c.Rack.instanceText(i.ID))
+		f.ByItself = cmp.Or(c.Cluster.keeperPlan(c.nodeName),
+			"Nothing: the driver never starts an instance.")
 		f.Do = "Start it, when every disk is attached that has to be attached while it is stopped."
 		f.Next = showInstance
 		return broken(what, f)
@@ -143,8 +145,8 @@ func (c *chain) judgeInstance() Step {
 	return Step{State: Waiting, What: what}
 }
 
-func (e *Evidence) instanceText(id string) string {
-	if i := e.Rack.Instances[id].Object; i != nil {
+func (r RackObjects) instanceText(id string) string {
+	if i := r.Instances[id].Object; i != nil {
 		return volume.NameAndID(i.Name, id)
 	}
 	return id
@@ -157,11 +159,11 @@ func (c *chain) attachedHere() bool {
 		return found.Object != nil && found.Object.State == diskAttached &&
 			(found.Object.Instance == c.instance || c.instance == "")
 	}
-	return c.attachedInKubernetes()
+	return isAttached(c.attachment)
 }
 
-func (c *chain) attachedInKubernetes() bool {
-	return c.attachment != nil && c.attachment.Status.Attached
+func isAttached(attachment *kube.Object) bool {
+	return attachment != nil && attachment.Status.Attached
 }
 
 func (c *chain) judgeDisk() Step {
@@ -186,7 +188,7 @@ func (c *chain) judgeDisk() Step {
 	}
 	what := fmt.Sprintf("disk %s: %s", volume.NameAndID(d.Name, d.ID), d.State)
 	if d.Instance != "" {
-		what += " at the instance " + c.instanceText(d.Instance)
+		what += " at the instance " + c.Rack.instanceText(d.Instance)
 	}
 	step := Step{State: OK, What: fmt.Sprintf("%s, %s in blocks of %d", what,
 		volume.SizeText(d.SizeBytes), d.BlockBytes)}
@@ -217,9 +219,9 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 		(c.attachment != nil || len(c.attachments) == 0):
 		return &Finding{Reason: csierr.DiskAttachedElsewhere, Source: theRack,
 			Wrong: fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node %s, which "+
-				"is the instance %s", d.State, c.instanceText(d.Instance), c.nodeName,
-				c.instanceText(c.instance))}
-	case d.State == diskDetached && c.attachedInKubernetes():
+				"is the instance %s", d.State, c.Rack.instanceText(d.Instance), c.nodeName,
+				c.Rack.instanceText(c.instance))}
+	case d.State == diskDetached && isAttached(c.attachment):
 		return &Finding{Reason: csierr.DeviceNotFound, Source: theRack, Wrong: "VolumeAttachment " +
 			c.attachment.Metadata.Name + " says that the disk is attached to the node " + c.nodeName +
 			", and the rack says that it is detached: somebody detached it",
@@ -296,7 +298,7 @@ func onNode(what, part string, judge func(*chain, *inspection.Volume) Step) func
 		case c.handle == "" && c.volumeWhy == "":
 			return Step{State: Idle, What: "none: there is no volume yet"}
 		case asked && (disk.Missing() || disk.Object != nil && disk.Object.Instance == "") &&
-			!c.attachedInKubernetes():
+			!isAttached(c.attachment):
 			return Step{State: Idle, What: "none: the disk is attached to no instance"}
 		case c.attachment == nil && c.attachmentWhy == "" && c.volume != nil && !asked:
 			return Step{State: Idle, What: "none: no VolumeAttachment asks for the volume"}
