@@ -29,11 +29,17 @@ type chain struct {
 	podsWhy       string
 	pod           *kube.Object // the one that is judged; see mainPod
 
-	handle   string // the volume's id, which is the disk's
-	nodeName string // of the node where the volume is, or is wanted
+	handle string // the volume's id, which is the disk's
+	node   node   // where the volume is, or is wanted
+}
+
+// node is a node of the cluster, which is an instance of the rack.
+type node struct {
+	*Evidence
+	name     string
 	csiNode  *kube.Object
-	nodeWhy  string
-	instance string // the id of the node's instance
+	why      string // why the name is not known or the CSINode could not be read, or ""
+	instance string // the instance's id
 }
 
 type judgement struct {
@@ -43,8 +49,8 @@ type judgement struct {
 
 var (
 	volumeLinks = []judgement{{LinkClaim, (*chain).judgeClaim}, {LinkVolume, (*chain).judgeVolume},
-		{LinkAttachment, (*chain).judgeAttachment}, {LinkNode, (*chain).judgeNode},
-		{LinkRack, (*chain).judgeRack}, {LinkInstance, (*chain).judgeInstance},
+		{LinkAttachment, (*chain).judgeAttachment}, {LinkNode, ofNode(node.judge)},
+		{LinkRack, (*chain).judgeRack}, {LinkInstance, ofNode(node.judgeInstance)},
 		{LinkDisk, (*chain).judgeDisk}, {LinkSerial, (*chain).judgeSerial},
 		{LinkDevice, onNode("the device", inspection.PartDevices, (*chain).judgeDevice)},
 		{LinkFilesystem, onNode("the filesystem", inspection.PartFilesystem, (*chain).judgeFilesystem)},
@@ -52,6 +58,10 @@ var (
 		{LinkPod, (*chain).judgePod}}
 	machineLinks = volumeLinks[3:6] // node, rack and instance
 )
+
+func ofNode(judge func(node) Step) func(*chain) Step {
+	return func(c *chain) Step { return judge(c.node) }
+}
 
 func resolve(e *Evidence) []*chain {
 	switch q := e.Question; q.Kind {
@@ -129,9 +139,8 @@ func podChains(e *Evidence, namespace, name string) []*chain {
 
 // nodeChains returns a chain of the node, and a chain for each volume that is attached to the node.
 func nodeChains(e *Evidence, name string) []*chain {
-	own := &chain{Evidence: e, subject: "node " + name, links: slices.Concat(machineLinks,
-		[]judgement{{LinkDevice, (*chain).judgeDevices}}), nodeName: name}
-	own.findNode()
+	own := &chain{Evidence: e, subject: "node " + name, node: findNode(e, name, "", ""),
+		links: slices.Concat(machineLinks, []judgement{{LinkDevice, ofNode(node.judgeDevices)}})}
 	chains := []*chain{own}
 	attached, why := e.Cluster.objects(kindAttachment, func(o *kube.Object) bool {
 		return o.Spec.NodeName == name && o.Spec.Attacher == volume.DriverName
@@ -162,10 +171,9 @@ func allChains(e *Evidence) []*chain {
 		name := o.Metadata.Name
 		switch {
 		case o.Kind == kindCSINode && nodeDriver(&o) != nil:
-			c := &chain{Evidence: e, subject: "node " + name, nodeName: name,
-				links: []judgement{{LinkNode, (*chain).judgeNode}, {LinkInstance, (*chain).judgeInstance}}}
-			c.findNode()
-			nodes = append(nodes, c)
+			nodes = append(nodes, &chain{Evidence: e, subject: "node " + name, links: []judgement{
+				{LinkNode, ofNode(node.judge)}, {LinkInstance, ofNode(node.judgeInstance)}},
+				node: findNode(e, name, "", "")})
 		case o.Kind == kindVolume && o.Spec.CSI.Driver == volume.DriverName:
 			c := persistentChain(e, name)
 			disks[c.handle] = true
@@ -244,13 +252,8 @@ func (c *chain) complete() {
 		c.attachmentWhy = c.volumeWhy
 	}
 	c.attachment = mainAttachment(c.attachments, c.pod)
-	switch {
-	case c.attachment != nil:
-		c.nodeName = c.attachment.Spec.NodeName
-	case c.pod != nil:
-		c.nodeName = c.pod.Spec.NodeName
-	}
-	c.findNode()
+	name := cmp.Or(c.attachment, c.pod, &none).Spec.NodeName
+	c.node = findNode(c.Evidence, name, cmp.Or(c.attachmentWhy, c.podsWhy), c.handle)
 }
 
 // mainPod returns the pod to judge: one that waits, or else one that runs, or else any, or nil.
@@ -282,22 +285,22 @@ func mainAttachment(attachments []kube.Object, pod *kube.Object) *kube.Object {
 	return best
 }
 
-// findNode finds the driver's entry in the CSINode, which names the instance. If the node is
-// unknown or could not be read, it uses the instance to which the rack has attached the disk.
-func (c *chain) findNode() {
-	if c.nodeName != "" {
-		c.csiNode, c.nodeWhy = c.Cluster.one(kindCSINode, named("", c.nodeName))
-		if d := nodeDriver(c.csiNode); d != nil {
-			c.instance = strings.ToLower(d.NodeID)
-		}
-	} else {
-		c.nodeWhy = cmp.Or(c.attachmentWhy, c.podsWhy)
-	}
-	if c.instance == "" && (c.nodeName == "" || c.nodeWhy != "") {
-		if disk := c.Rack.Disks[c.handle].Object; disk != nil {
-			c.instance = disk.Instance
+// findNode finds the driver's entry in the CSINode, which names the instance. If the name is "" or
+// the CSINode could not be read, it uses the instance to which the rack has attached the disk.
+func findNode(e *Evidence, name, why, disk string) node {
+	n := node{Evidence: e, name: name, why: why}
+	if name != "" {
+		n.csiNode, n.why = e.Cluster.one(kindCSINode, named("", name))
+		if d := nodeDriver(n.csiNode); d != nil {
+			n.instance = strings.ToLower(d.NodeID)
 		}
 	}
+	if n.instance == "" && (name == "" || n.why != "") {
+		if d := e.Rack.Disks[disk].Object; d != nil {
+			n.instance = d.Instance
+		}
+	}
+	return n
 }
 
 func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
@@ -311,24 +314,32 @@ func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
 	return nil
 }
 
-// report returns the node's report, and the volume in it or the reason why it is missing.
-func (c *chain) report() (r *inspection.Report, v *inspection.Volume, why string) {
-	found, ok := c.Nodes.Reports[c.instance]
-	if !ok && c.instance == "" && len(c.Nodes.Reports) == 1 {
-		for _, only := range c.Nodes.Reports {
+// report returns the report of an instance's node, or the reason why it is missing.
+func (n Nodes) report(instance string) (r *inspection.Report, why string) {
+	found, ok := n.Reports[instance]
+	if !ok && instance == "" && len(n.Reports) == 1 {
+		for _, only := range n.Reports {
 			found, ok = only, true
 		}
 	}
 	if !ok {
-		return nil, nil, cmp.Or(c.Nodes.Unseen[c.instance], c.Nodes.Unseen[""],
-			"it is not known which node to ask")
+		return nil, cmp.Or(n.Unseen[instance], n.Unseen[""], "it is not known which node to ask")
 	}
-	for i, v := range found.Volumes {
+	return &found, ""
+}
+
+// report returns the node's report, and the volume in it or the reason why it is missing.
+func (c *chain) report() (r *inspection.Report, v *inspection.Volume, why string) {
+	r, why = c.Nodes.report(c.node.instance)
+	if r == nil {
+		return nil, nil, why
+	}
+	for i, v := range r.Volumes {
 		if id, ok := volume.ParseID(v.ID); ok && id == c.handle || v.ID == c.handle {
-			return &found, &found.Volumes[i], ""
+			return r, &r.Volumes[i], ""
 		}
 	}
-	return &found, nil, "the node's report is not about this volume"
+	return r, nil, "the node's report is not about this volume"
 }
 
 func (c *chain) diskName() string {
@@ -362,15 +373,15 @@ func (n Nodes) driverPod(node string) *kube.Object {
 // none stands for an object that does not exist or could not be read.
 var none kube.Object
 
-// names() returns the values of the placeholders that a command may contain.
-func (c *chain) names() map[string]string {
+// names() returns the values of the placeholders that a command at a node may contain.
+func (c *chain) names(at node) map[string]string {
 	names := map[string]string{"claim": c.claimName.Name, "volume": c.handle,
 		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace), "disk": c.diskName(),
-		"node": c.nodeName, "instance": c.instance, "driverNamespace": c.Nodes.Namespace,
+		"node": at.name, "instance": at.instance, "driverNamespace": c.Nodes.Namespace,
 		"class": cmp.Or(c.claim, &none).Spec.StorageClassName,
 		"pv":    cmp.Or(c.volume, &none).Metadata.Name, "pod": cmp.Or(c.pod, &none).Metadata.Name,
 		"attachment": cmp.Or(c.attachment, &none).Metadata.Name,
-		"driverPod":  cmp.Or(c.Nodes.driverPod(c.nodeName), &none).Metadata.Name}
+		"driverPod":  cmp.Or(c.Nodes.driverPod(at.name), &none).Metadata.Name}
 	if c.pod != nil {
 		names["namespace"] = c.pod.Metadata.Namespace
 	}

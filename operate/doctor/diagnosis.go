@@ -190,7 +190,7 @@ func (c *chain) apply(step Step, s Finding) Step {
 		return step
 	}
 	s.basis = quote
-	if says := c.Cluster.keeperPlan(cmp.Or(s.node, c.nodeName)); says != "" &&
+	if says := c.Cluster.keeperPlan(cmp.Or(s.node, c.node.name)); says != "" &&
 		s.Reason == csierr.InstanceMustBeStopped {
 		s.ByItself = says
 		s.Do = "Nothing, if that is soon enough; otherwise see what the node keeper waits for."
@@ -222,14 +222,11 @@ var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)
 // than the chain's, {node}, {instance} and {driverPod} become names of that node. A placeholder
 // becomes a word in capitals if its name is unknown or does not match commandWord.
 func (c *chain) commandAt(node, text string) string {
-	names := c.names()
-	if node != "" && node != c.nodeName {
-		other := &chain{Evidence: c.Evidence, nodeName: node}
-		other.findNode()
-		for _, word := range []string{"node", "instance", "driverPod"} {
-			names[word] = other.names()[word]
-		}
+	at := c.node
+	if node != "" && node != at.name {
+		at = findNode(c.Evidence, node, "", "")
 	}
+	names := c.names(at)
 	return placeholder.ReplaceAllStringFunc(text, func(word string) string {
 		word = strings.Trim(word, "{}")
 		if name := names[word]; commandWord.MatchString(name) {

@@ -199,7 +199,7 @@ func (g *gatherer) objectsFromFile() error {
 func (g *gatherer) prune() {
 	used, nodes := map[kube.Reference]bool{}, map[string]bool{}
 	for _, c := range resolve(&g.e) {
-		nodes[c.nodeName] = true
+		nodes[c.node.name] = true
 		for _, o := range []*kube.Object{c.claim, c.volume, c.pod} {
 			if o != nil {
 				used[reference(o)] = true
@@ -268,13 +268,12 @@ func (g *gatherer) rack(ctx context.Context) {
 	}
 	// Resolve again: the disks have been read, and name the instances of chains without a node.
 	for _, c := range resolve(&g.e) {
-		if _, asked := r.Instances[c.instance]; asked || c.instance == "" {
+		id := c.node.instance
+		if _, asked := r.Instances[id]; asked || id == "" {
 			continue
 		}
-		r.Instances[c.instance] = found(ctx, c.instance, csierr.InstanceNotFound, g.Rack.Instance,
-			machineOf)
-		r.Neighbours[c.instance] = found(ctx, c.instance, csierr.InstanceNotFound,
-			g.Rack.InstanceDisks, g.disksOf)
+		r.Instances[id] = found(ctx, id, csierr.InstanceNotFound, g.Rack.Instance, machineOf)
+		r.Neighbours[id] = found(ctx, id, csierr.InstanceNotFound, g.Rack.InstanceDisks, g.disksOf)
 	}
 }
 
@@ -285,7 +284,7 @@ func (g *gatherer) wholeProject(ctx context.Context) {
 	failed := g.eachDisk(ctx, func(d *oxide.Disk) { listed[d.Id] = g.diskOf(d) })
 	nodes := map[string]bool{}
 	for _, c := range resolve(&g.e) {
-		nodes[c.instance] = true
+		nodes[c.node.instance] = true
 		if c.handle != "" {
 			r.Disks[c.handle] = Found[Disk]{Unseen: failed}
 		}
@@ -435,48 +434,49 @@ func (g *gatherer) trim(r inspection.Report) inspection.Report {
 }
 
 func (g *gatherer) askNodes(ctx context.Context) {
-	nodes, volumes := map[string]*chain{}, map[string][]string{} // keys: names of nodes
+	nodes, volumes := map[string]node{}, map[string][]string{} // keys: names of nodes
 	for _, c := range resolve(&g.e) {
-		if c.nodeName == "" {
+		name := c.node.name
+		if name == "" {
 			continue
 		}
-		if nodes[c.nodeName] == nil {
-			nodes[c.nodeName] = c
+		if _, found := nodes[name]; !found {
+			nodes[name] = c.node
 		}
 		if _, ok := volume.ParseID(c.handle); ok {
 			asked := "--volume=" + c.handle
-			if name := c.diskName(); commandWord.MatchString(name) {
-				asked += "=" + name
+			if disk := c.diskName(); commandWord.MatchString(disk) {
+				asked += "=" + disk
 			}
-			volumes[c.nodeName] = append(volumes[c.nodeName], asked)
+			volumes[name] = append(volumes[name], asked)
 		}
 	}
 	// Ask nodes concurrently: a cluster may have many, and connecting takes most of the time.
 	var mu sync.Mutex
 	var asking errgroup.Group
 	asking.SetLimit(8)
-	for name, c := range nodes {
+	for name, n := range nodes {
 		asking.Go(func() error {
-			r, err := g.askNode(ctx, c, volumes[name])
+			r, err := g.askNode(ctx, n, volumes[name])
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				g.e.Nodes.Unseen[c.instance] = csierr.Plain(err.Error())
+				g.e.Nodes.Unseen[n.instance] = csierr.Plain(err.Error())
 				return nil
 			}
-			g.e.Nodes.Reports[c.instance] = r
+			g.e.Nodes.Reports[n.instance] = r
 			return nil
 		})
 	}
 	_ = asking.Wait()
 }
 
-func (g *gatherer) askNode(ctx context.Context, c *chain, volumes []string) (inspection.Report,
+func (g *gatherer) askNode(ctx context.Context, n node, volumes []string) (inspection.Report,
 	error) {
-	pod := c.Nodes.driverPod(c.nodeName)
+	pod := n.Nodes.driverPod(n.name)
 	if pod == nil {
 		return inspection.Report{}, errors.New("the node was not asked: " + cmp.Or(
-			g.e.Cluster.Unseen[kindDriverPod], "no pod of the driver is on the node "+c.nodeName))
+			g.e.Cluster.Unseen[kindDriverPod], "no pod of the driver is on the node "+n.name))
 	}
 	ctx, cancel := g.limit(ctx)
 	defer cancel()

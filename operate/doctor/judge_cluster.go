@@ -245,11 +245,11 @@ func (c *chain) judgeAttachment() Step {
 		return Step{State: Idle, What: "none: there is no PersistentVolume yet"}
 	case a == nil && c.old(c.pod):
 		return broken("none", &Finding{Wrong: "the pod " + c.pod.Metadata.Name + " is on the node " +
-			c.nodeName + ", and no VolumeAttachment asks for its volume there", Source: "Kubernetes",
+			c.node.name + ", and no VolumeAttachment asks for its volume there", Source: "Kubernetes",
 			ByItself: "The attach controller of Kubernetes tries again.", Next: describePod,
 			Do: "Check the events of the pod: another node may still have the volume."})
 	case a == nil:
-		return Step{State: Waiting, What: "none yet: the pod has just come to the node " + c.nodeName}
+		return Step{State: Waiting, What: "none yet: the pod has just come to the node " + c.node.name}
 	}
 	what := fmt.Sprintf("VolumeAttachment %s: node %s, attached %t", a.Metadata.Name,
 		a.Spec.NodeName, a.Status.Attached)
@@ -316,37 +316,37 @@ const (
 		"tolerations."
 )
 
-func (c *chain) judgeNode() Step {
+func (n node) judge() Step {
 	switch {
-	case c.nodeName == "" && c.nodeWhy != "":
-		return unseenStep("the node", c.nodeWhy)
-	case c.nodeName == "":
+	case n.name == "" && n.why != "":
+		return unseenStep("the node", n.why)
+	case n.name == "":
 		return Step{State: Idle, What: "none: the volume is on no node"}
-	case c.csiNode == nil && c.nodeWhy != "":
-		return unseenStep("the CSINode "+c.nodeName, c.nodeWhy)
+	case n.csiNode == nil && n.why != "":
+		return unseenStep("the CSINode "+n.name, n.why)
 	}
-	d := nodeDriver(c.csiNode)
+	d := nodeDriver(n.csiNode)
 	if d == nil {
-		return c.nodeWithoutDriver()
+		return n.withoutDriver()
 	}
-	what := fmt.Sprintf("node %s: the driver is registered, instance %s", c.nodeName, d.NodeID)
-	if n := d.Allocatable.Count; n != nil {
-		what += fmt.Sprintf(", room for %d volumes", *n)
+	what := fmt.Sprintf("node %s: the driver is registered, instance %s", n.name, d.NodeID)
+	if count := d.Allocatable.Count; count != nil {
+		what += fmt.Sprintf(", room for %d volumes", *count)
 	}
 	step := Step{State: OK, What: what}
 	if d.NodeID == "" {
 		step.Finding = &Finding{Wrong: "the driver is registered without the id of an instance",
-			Source: "CSINode " + c.nodeName, ByItself: "Nothing until the driver registers again.",
+			Source: "CSINode " + n.name, ByItself: "Nothing until the driver registers again.",
 			Do: registerAgain, Next: showNodeEntry}
 	} else {
-		c.judgeReadiness(&step)
+		n.judgeReadiness(&step)
 	}
 	if step.Finding == nil && len(step.Notes) == 0 {
-		step.Finding = c.driverPodFinding()
+		step.Finding = n.driverPodFinding()
 	}
-	if r, ok := c.Nodes.Reports[c.instance]; ok && r.Instance != "" && r.Instance != c.instance {
+	if r, ok := n.Nodes.Reports[n.instance]; ok && r.Instance != "" && r.Instance != n.instance {
 		step.Finding = &Finding{Wrong: fmt.Sprintf("the node is registered as the instance %s, and its "+
-			"driver runs on %s", c.instance, r.Instance), Source: "the node's report",
+			"driver runs on %s", n.instance, r.Instance), Source: "the node's report",
 			ByItself: "Nothing until the driver on the node registers again.",
 			Do:       registerAgain, Next: showNodeEntry}
 	}
@@ -355,12 +355,12 @@ func (c *chain) judgeNode() Step {
 
 // judgeReadiness adds a finding if the node is not ready. If the node's instance does not run, it
 // adds only a note: the link of the instance explains the cause.
-func (c *chain) judgeReadiness(step *Step) {
-	node, why := c.Cluster.one(kindNode, named("", c.nodeName))
+func (n node) judgeReadiness(step *Step) {
+	node, why := n.Cluster.one(kindNode, named("", n.name))
 	if node == nil && why != "" {
 		return
 	}
-	wrong, since := "there is no Node "+c.nodeName, time.Time{}
+	wrong, since := "there is no Node "+n.name, time.Time{}
 	if node != nil {
 		wrong = "the node is not ready"
 		for _, o := range node.Status.Conditions {
@@ -372,13 +372,13 @@ func (c *chain) judgeReadiness(step *Step) {
 			}
 		}
 	}
-	machine, asked := c.Rack.Instances[c.instance]
+	machine, asked := n.Rack.Instances[n.instance]
 	if asked && machine.Unseen == "" &&
 		(machine.Missing() || machine.Object.State != instanceRunning) {
 		step.Notes = append(step.Notes, wrong)
 		return
 	}
-	step.Finding = &Finding{Wrong: wrong, Source: "Node " + c.nodeName, Since: since,
+	step.Finding = &Finding{Wrong: wrong, Source: "Node " + n.name, Since: since,
 		ByItself: "Kubernetes deletes the node's pods after some minutes, and waits until the node " +
 			"confirms that they have ended.",
 		Do:   "Bring the node back. Its volumes move to another node only when their pods have ended.",
@@ -387,20 +387,20 @@ func (c *chain) judgeReadiness(step *Step) {
 
 // driverPodFinding returns what is wrong with the driver's pod on a node with a registered driver,
 // or nil. A young pod may still start.
-func (c *chain) driverPodFinding() *Finding {
-	if c.Cluster.Unseen[kindDriverPod] != "" {
+func (n node) driverPodFinding() *Finding {
+	if n.Cluster.Unseen[kindDriverPod] != "" {
 		return nil
 	}
 	f := &Finding{Source: "Kubernetes", Do: runDaemonSet, Next: showDrivers, ByItself: "Volumes " +
 		"that are mounted stay so. None is mounted or unmounted on the node until the driver's pod runs."}
-	pod := c.Nodes.driverPod(c.nodeName)
+	pod := n.Nodes.driverPod(n.name)
 	if pod == nil {
-		f.Wrong = "no pod of the driver's DaemonSet is on the node " + c.nodeName
+		f.Wrong = "no pod of the driver's DaemonSet is on the node " + n.name
 		return f
 	}
 	s := deadContainer(*pod)
 	if pod.Status.Phase == phaseRunning && len(pod.Status.ContainerStatuses) > 0 && s == nil ||
-		!c.old(pod) {
+		!n.old(pod) {
 		return nil
 	}
 	f.Wrong = "the driver's pod there, " + pod.Metadata.Name + ", is " + podWords(*pod)
@@ -412,12 +412,12 @@ func (c *chain) driverPodFinding() *Finding {
 	return f
 }
 
-func (c *chain) nodeWithoutDriver() Step {
-	wrong := "the driver " + volume.DriverName + " is not registered with the node " + c.nodeName
-	if c.csiNode == nil {
-		wrong = "there is no CSINode " + c.nodeName + ", so the node may be gone"
+func (n node) withoutDriver() Step {
+	wrong := "the driver " + volume.DriverName + " is not registered with the node " + n.name
+	if n.csiNode == nil {
+		wrong = "there is no CSINode " + n.name + ", so the node may be gone"
 	}
-	pod := c.Nodes.driverPod(c.nodeName)
+	pod := n.Nodes.driverPod(n.name)
 	next := showDrivers
 	switch {
 	case pod != nil:
@@ -426,12 +426,12 @@ func (c *chain) nodeWithoutDriver() Step {
 		if s := deadContainer(*pod); s != nil && commandWord.MatchString(s.Name) {
 			next = logOf(nodeLog, s.Name)
 		}
-	case c.Cluster.Unseen[kindDriverPod] != "":
-		wrong += "; whether its pod runs there could not be seen: " + c.Cluster.Unseen[kindDriverPod]
+	case n.Cluster.Unseen[kindDriverPod] != "":
+		wrong += "; whether its pod runs there could not be seen: " + n.Cluster.Unseen[kindDriverPod]
 	default:
 		wrong += "; no pod of its DaemonSet is there"
 	}
-	return broken("node "+c.nodeName, &Finding{Wrong: wrong, Source: "CSINode " + c.nodeName,
+	return broken("node "+n.name, &Finding{Wrong: wrong, Source: "CSINode " + n.name,
 		ByItself: "The driver registers as soon as its pod runs on the node.", Do: runDaemonSet,
 		Next: next})
 }

@@ -106,36 +106,35 @@ func (c *chain) judgeOwnDisks() Step {
 	return Step{State: OK, What: what}
 }
 
-func (c *chain) judgeInstance() Step {
-	found, asked := c.Rack.Instances[c.instance]
+func (n node) judgeInstance() Step {
+	found, asked := n.Rack.Instances[n.instance]
 	switch {
-	case c.instance == "" && c.nodeName == "" && c.nodeWhy == "":
+	case n.instance == "" && n.name == "" && n.why == "":
 		return Step{State: Idle, What: "none: the volume is on no node"}
-	case c.instance == "" && c.csiNode != nil, c.instance == "" && c.nodeName != "" && c.nodeWhy == "":
+	case n.instance == "" && n.csiNode != nil, n.instance == "" && n.name != "" && n.why == "":
 		return unseenStep("the instance", "the driver is not registered with the node")
-	case c.instance == "":
+	case n.instance == "":
 		return unseenStep("the instance", "it is not known which one it is")
 	case !asked, found.Unseen != "":
-		return unseenStep("the instance "+c.instance, cmp.Or(found.Unseen, c.Rack.Unseen,
+		return unseenStep("the instance "+n.instance, cmp.Or(found.Unseen, n.Rack.Unseen,
 			"the rack was not asked"))
 	case found.Missing():
-		return broken("instance "+c.instance, ofRack(csierr.InstanceNotFound, "the rack has no instance "+
-			"%s, which is the node %s", c.instance, cmp.Or(c.nodeName, "of the disk")))
+		return broken("instance "+n.instance, ofRack(csierr.InstanceNotFound, "the rack has no instance "+
+			"%s, which is the node %s", n.instance, cmp.Or(n.name, "of the disk")))
 	}
 	i := found.Object
 	if i.State == "" {
-		return unseenStep("the instance "+c.instance, "the rack's answer has no state")
+		return unseenStep("the instance "+n.instance, "the rack's answer has no state")
 	}
 	what := fmt.Sprintf("instance %s: %s", volume.NameAndID(i.Name, i.ID), i.State)
 	switch i.State {
 	case instanceFailed:
 		return broken(what, ofRack(csierr.InstanceState, "the instance %s is failed",
-			c.Rack.instanceText(i.ID)))
+			n.Rack.instanceText(i.ID)))
 	case instanceStopped:
 		f := ofRack("", "the instance %s is stopped, so nothing runs on the node",
-			c.Rack.instanceText(i.ID))
-		f.ByItself = cmp.Or(c.Cluster.keeperPlan(c.nodeName),
-			"Nothing: the driver never starts an instance.")
+			n.Rack.instanceText(i.ID))
+		f.ByItself = cmp.Or(n.Cluster.keeperPlan(n.name), "Nothing: the driver never starts an instance.")
 		f.Do = "Start it, when every disk is attached that has to be attached while it is stopped."
 		f.Next = showInstance
 		return broken(what, f)
@@ -157,7 +156,7 @@ func (r RackObjects) instanceText(id string) string {
 func (c *chain) attachedHere() bool {
 	if found, asked := c.Rack.Disks[c.handle]; asked && found.Unseen == "" {
 		return found.Object != nil && found.Object.State == diskAttached &&
-			(found.Object.Instance == c.instance || c.instance == "")
+			(found.Object.Instance == c.node.instance || c.node.instance == "")
 	}
 	return isAttached(c.attachment)
 }
@@ -215,15 +214,15 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 		return ofRack(csierr.DiskImporting, "%s", importing)
 	case d.State == diskFaulted:
 		return ofRack(csierr.DiskFaulted, "the rack reports the disk as faulted")
-	case d.Instance != "" && c.nodeName != "" && c.instance != "" && d.Instance != c.instance &&
-		(c.attachment != nil || len(c.attachments) == 0):
+	case d.Instance != "" && c.node.name != "" && c.node.instance != "" &&
+		d.Instance != c.node.instance && (c.attachment != nil || len(c.attachments) == 0):
 		return &Finding{Reason: csierr.DiskAttachedElsewhere, Source: theRack,
 			Wrong: fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node %s, which "+
-				"is the instance %s", d.State, c.Rack.instanceText(d.Instance), c.nodeName,
-				c.Rack.instanceText(c.instance))}
+				"is the instance %s", d.State, c.Rack.instanceText(d.Instance), c.node.name,
+				c.Rack.instanceText(c.node.instance))}
 	case d.State == diskDetached && isAttached(c.attachment):
 		return &Finding{Reason: csierr.DeviceNotFound, Source: theRack, Wrong: "VolumeAttachment " +
-			c.attachment.Metadata.Name + " says that the disk is attached to the node " + c.nodeName +
+			c.attachment.Metadata.Name + " says that the disk is attached to the node " + c.node.name +
 			", and the rack says that it is detached: somebody detached it",
 			ByItself: "The attacher compares its list with the rack's from time to time, and attaches the " +
 				"disk again; until then the node does not find it.",
@@ -259,7 +258,7 @@ func (c *chain) judgeSerial() Step {
 			return step
 		}
 	}
-	switch others := c.Rack.Neighbours[c.instance]; {
+	switch others := c.Rack.Neighbours[c.node.instance]; {
 	case !c.attachedHere():
 	case others.Object != nil:
 		i := slices.IndexFunc(*others.Object, func(d Disk) bool {
@@ -354,8 +353,8 @@ func shows(reason csierr.Reason, format string, args ...any) *Finding {
 		basis: sight}
 }
 
-func (c *chain) judgeDevices() Step {
-	r, _, why := c.report()
+func (n node) judgeDevices() Step {
+	r, why := n.Nodes.report(n.instance)
 	if r == nil {
 		return unseenStep("the devices of the node", why)
 	}
@@ -531,7 +530,7 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 			"uses the volume, and it is still mounted at " + firstOf(slices.Concat(own, elsewhere))}
 	}
 	for _, pod := range c.pods {
-		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != c.nodeName ||
+		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != c.node.name ||
 			!pod.Metadata.DeletionTimestamp.IsZero() || publishedTo(v, pod) {
 			continue
 		}
@@ -553,7 +552,7 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 func (c *chain) usedOnNode(v *inspection.Volume) bool {
 	return c.podsWhy != "" || slices.ContainsFunc(c.pods, func(pod kube.Object) bool {
 		stuck := ended(pod) && c.overdue(&pod) && publishedTo(v, pod)
-		return pod.Spec.NodeName == c.nodeName && !stuck
+		return pod.Spec.NodeName == c.node.name && !stuck
 	})
 }
 

@@ -156,7 +156,7 @@ type Place struct {
 // has attached it, not at the instance of the chain.
 func (c *chain) place() *Place {
 	if c.volume == nil && c.handle == "" && c.claimName.Name == "" {
-		return &Place{Node: c.nodeName, Instance: c.instance}
+		return &Place{Node: c.node.name, Instance: c.node.instance}
 	}
 	p := &Place{Volume: cmp.Or(c.volume, &none).Metadata.Name,
 		Pod: cmp.Or(c.pod, &none).Metadata.Name}
@@ -167,7 +167,7 @@ func (c *chain) place() *Place {
 	if c.claimName.Name != "" {
 		p.Claim = c.claimName.Namespace + "/" + c.claimName.Name
 	}
-	if _, v, _ := c.report(); v != nil && len(v.Devices) == 1 && p.Instance == c.instance {
+	if _, v, _ := c.report(); v != nil && len(v.Devices) == 1 && p.Instance == c.node.instance {
 		p.Device = v.Devices[0].Name
 	}
 	for _, text := range []*string{&p.Instance, &p.Device, &p.Disk, &p.Volume, &p.Claim, &p.Pod} {
