@@ -52,9 +52,9 @@ var (
 		{LinkAttachment, (*chain).judgeAttachment}, {LinkNode, ofNode(node.judge)},
 		{LinkRack, (*chain).judgeRack}, {LinkInstance, ofNode(node.judgeInstance)},
 		{LinkDisk, (*chain).judgeDisk}, {LinkSerial, (*chain).judgeSerial},
-		{LinkDevice, onNode("the device", inspection.PartDevices, (*chain).judgeDevice)},
-		{LinkFilesystem, onNode("the filesystem", inspection.PartFilesystem, (*chain).judgeFilesystem)},
-		{LinkMounts, onNode("the mounts", inspection.PartMounts, (*chain).judgeMounts)},
+		{LinkDevice, onNode("the device", inspection.PartDevices, nodeView.judgeDevice)},
+		{LinkFilesystem, onNode("the filesystem", inspection.PartFilesystem, nodeView.judgeFilesystem)},
+		{LinkMounts, onNode("the mounts", inspection.PartMounts, nodeView.judgeMounts)},
 		{LinkPod, (*chain).judgePod}}
 	machineLinks = volumeLinks[3:6] // node, rack and instance
 )
@@ -326,20 +326,6 @@ func (n Nodes) report(instance string) (r *inspection.Report, why string) {
 		return nil, cmp.Or(n.Unseen[instance], n.Unseen[""], "it is not known which node to ask")
 	}
 	return &found, ""
-}
-
-// report returns the node's report, and the volume in it or the reason why it is missing.
-func (c *chain) report() (r *inspection.Report, v *inspection.Volume, why string) {
-	r, why = c.Nodes.report(c.node.instance)
-	if r == nil {
-		return nil, nil, why
-	}
-	for i, v := range r.Volumes {
-		if id, ok := volume.ParseID(v.ID); ok && id == c.handle || v.ID == c.handle {
-			return r, &r.Volumes[i], ""
-		}
-	}
-	return r, nil, "the node's report is not about this volume"
 }
 
 func (c *chain) diskName() string {

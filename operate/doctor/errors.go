@@ -42,13 +42,13 @@ func (c *chain) driverErrors() []Finding {
 		}
 		all = c.Cluster.latest(all, c.pod, LinkMounts, ofVolume, "FailedMount", "FailedMapVolume")
 	}
-	if _, v, _ := c.report(); v != nil {
+	if v, _ := c.reported(); v != nil {
 		for _, p := range v.Problems {
 			if _, known := advices[p.Reason]; known {
 				all = append(all, Finding{Reason: p.Reason, Wrong: p.Says, Source: theReport, Link: LinkDevice})
 			}
 		}
-		all = append(all, failedUnmounts(v)...)
+		all = append(all, v.failedUnmounts()...)
 	}
 	for _, a := range c.attachments {
 		all = addFailure(all, &a)
@@ -75,7 +75,7 @@ func quoted(all []Finding, f Finding, message string) []Finding {
 
 // failedUnmounts returns the failed unmounts of paths that are still mounted. Only the report shows
 // them: the kubelet creates events for failed mounts, but not for failed unmounts.
-func failedUnmounts(v *inspection.Volume) (all []Finding) {
+func (v nodeView) failedUnmounts() (all []Finding) {
 	failed := map[string]Finding{} // keys: paths
 	for _, e := range v.Flight {
 		f, again := failed[e.Path]

@@ -274,25 +274,46 @@ func (c *chain) judgeSerial() Step {
 		step = unseenStep("the serial numbers of the instance's other disks", cmp.Or(others.Unseen,
 			"the rack did not list them"))
 	}
-	if _, v, _ := c.report(); v != nil && v.Record != nil && volume.Serial(v.Record.Disk) != serial {
+	if v, _ := c.reported(); v != nil && v.Record != nil && volume.Serial(v.Record.Disk) != serial {
 		step.Finding = shows(csierr.StagedDifferently, "the node's record says that the volume is the "+
 			"disk %q", v.Record.Disk)
 	}
 	return step
 }
 
+// nodeView is a chain's volume as the report of its node shows it.
+type nodeView struct {
+	*inspection.Volume
+	chain  *chain
+	report *inspection.Report
+}
+
+// reported returns the volume in the node's report, or the reason why it is missing.
+func (c *chain) reported() (v *nodeView, why string) {
+	r, why := c.Nodes.report(c.node.instance)
+	if r == nil {
+		return nil, why
+	}
+	for i, v := range r.Volumes {
+		if id, ok := volume.ParseID(v.ID); ok && id == c.handle || v.ID == c.handle {
+			return &nodeView{&r.Volumes[i], c, r}, ""
+		}
+	}
+	return nil, "the node's report is not about this volume"
+}
+
 // onNode returns a function that judges a link by the node's report of the volume. If the report
 // lacks the part, the link is Unseen or, if the volume need not be on a node, Idle.
-func onNode(what, part string, judge func(*chain, *inspection.Volume) Step) func(*chain) Step {
+func onNode(what, part string, judge func(nodeView) Step) func(*chain) Step {
 	return func(c *chain) Step {
-		r, v, why := c.report()
+		v, why := c.reported()
 		if v != nil {
-			why = cmp.Or(inspection.WhyUnseen(r.Unseen, part), inspection.WhyUnseen(v.Unseen, part))
+			why = cmp.Or(inspection.WhyUnseen(v.report.Unseen, part), inspection.WhyUnseen(v.Unseen, part))
 		}
 		disk, asked := c.Rack.Disks[c.handle]
 		switch {
 		case v != nil && why == "":
-			return judge(c, v)
+			return judge(*v)
 		case v != nil:
 		case c.handle == "" && c.volumeWhy == "":
 			return Step{State: Idle, What: "none: there is no volume yet"}
@@ -306,9 +327,8 @@ func onNode(what, part string, judge func(*chain, *inspection.Volume) Step) func
 	}
 }
 
-func (c *chain) judgeDevice(v *inspection.Volume) Step {
-	r, _, _ := c.report()
-	attached := c.attachedHere()
+func (v nodeView) judgeDevice() Step {
+	attached := v.chain.attachedHere()
 	switch {
 	case v.Serial == "":
 		return unseenStep("the device", "the node does not know the volume's serial number")
@@ -317,7 +337,7 @@ func (c *chain) judgeDevice(v *inspection.Volume) Step {
 	case len(v.Devices) == 0:
 		return broken("none", shows(csierr.DeviceNotFound, "the rack has recorded the disk as "+
 			"attached, and no device of the instance has the serial %q; it has: %s", v.Serial,
-			devicesText(r.Devices)))
+			devicesText(v.report.Devices)))
 	case len(v.Devices) > 1:
 		return broken(devicesText(v.Devices), shows(csierr.DeviceNotUnique,
 			"%d devices have the serial %q: %s", len(v.Devices), v.Serial, devicesText(v.Devices)))
@@ -332,7 +352,7 @@ func (c *chain) judgeDevice(v *inspection.Volume) Step {
 	if why := inspection.WhyUnseen(v.Unseen, inspection.PartDevice); why != "" {
 		result.Notes = append(result.Notes, "it could not be opened: "+why)
 	}
-	disk := c.Rack.Disks[c.handle].Object
+	disk := v.chain.Rack.Disks[v.chain.handle].Object
 	switch {
 	case d.ReadOnly && writable >= 0:
 		result.Finding = shows(csierr.DeviceReadOnly, "%s is read-only, and is mounted for writing at "+
@@ -382,33 +402,32 @@ func devicesText(devices []inspection.Device) string {
 	return cmp.Or(strings.Join(words, ", "), "none")
 }
 
-func (c *chain) judgeFilesystem(v *inspection.Volume) Step {
+func (v nodeView) judgeFilesystem() Step {
 	var result Step
-	switch {
-	case c.volume != nil && c.volume.Spec.VolumeMode == volumeMode,
-		c.volume == nil && v.Record != nil && v.Record.Block:
+	switch pv := v.chain.volume; {
+	case pv != nil && pv.Spec.VolumeMode == volumeMode, pv == nil && v.Record != nil && v.Record.Block:
 		return Step{State: OK, What: "none: pods see the volume as a raw device"}
 	case len(v.Devices) != 1:
 		return Step{State: Idle, What: "none: there is not exactly one device"}
 	case len(v.Filesystems) == 0:
 		result = Step{State: Waiting, What: "none that the driver makes: the disk is blank, or holds " +
-			"something else", Finding: c.interrupted(v, LinkFilesystem)}
-		if len(openAt(v, LinkFilesystem)) == 0 {
-			result.Finding = vanished(v)
+			"something else", Finding: v.interrupted(LinkFilesystem)}
+		if len(v.openAt(LinkFilesystem)) == 0 {
+			result.Finding = v.vanished()
 		}
 	case len(v.Filesystems) > 1:
 		return broken(filesystemsText(v.Filesystems), shows(csierr.DiskNotBlank,
 			"the disk shows several filesystems: %s", filesystemsText(v.Filesystems)))
 	default:
-		result = Step{State: OK, What: filesystemsText(v.Filesystems), Finding: c.filesystemFinding(v)}
+		result = Step{State: OK, What: filesystemsText(v.Filesystems), Finding: v.filesystemFinding()}
 	}
-	result.Notes = openNotes(v, LinkFilesystem)
+	result.Notes = v.openNotes(LinkFilesystem)
 	return result
 }
 
 // vanished() returns a finding if the disk shows no filesystem any more, but had one: a filesystem
 // is still mounted, or the flight recorder has recorded one.
-func vanished(v *inspection.Volume) *Finding {
+func (v nodeView) vanished() *Finding {
 	const none = "the disk shows no filesystem that the driver makes, and "
 	for _, m := range v.Mounts {
 		if m.FSType != "" {
@@ -436,9 +455,9 @@ func filesystemsText(all []inspection.Filesystem) string {
 	return strings.Join(words, "; ")
 }
 
-func (c *chain) filesystemFinding(v *inspection.Volume) *Finding {
+func (v nodeView) filesystemFinding() *Finding {
 	f, d := v.Filesystems[0], v.Devices[0]
-	disk := c.Rack.Disks[c.handle].Object
+	disk := v.chain.Rack.Disks[v.chain.handle].Object
 	i := slices.IndexFunc(v.Mounts, func(m inspection.Mount) bool { return m.Failed != "" })
 	switch {
 	case i >= 0:
@@ -466,7 +485,7 @@ var mountEvents = []flight.Event{flight.Mounted, flight.Published, flight.Unpubl
 	flight.Unmounted}
 
 // openAt returns the open changes of a link: they have begun, and no end is recorded.
-func openAt(v *inspection.Volume, at Link) (open []flight.Entry) {
+func (v nodeView) openAt(at Link) (open []flight.Entry) {
 	for _, e := range v.Open {
 		if slices.Contains(mountEvents, e.Event) == (at == LinkMounts) {
 			open = append(open, e)
@@ -475,17 +494,17 @@ func openAt(v *inspection.Volume, at Link) (open []flight.Entry) {
 	return open
 }
 
-func openNotes(v *inspection.Volume, at Link) (notes []string) {
-	for _, e := range openAt(v, at) {
+func (v nodeView) openNotes(at Link) (notes []string) {
+	for _, e := range v.openAt(at) {
 		notes = append(notes, fmt.Sprintf("%s was begun at %s, and no end is recorded", e.Event,
 			e.Time.Format(timeFormat)))
 	}
 	return notes
 }
 
-func (c *chain) interrupted(v *inspection.Volume, at Link) *Finding {
-	for _, e := range openAt(v, at) {
-		if c.At.Sub(e.Time) > grace {
+func (v nodeView) interrupted(at Link) *Finding {
+	for _, e := range v.openAt(at) {
+		if v.chain.At.Sub(e.Time) > grace {
 			return &Finding{Wrong: fmt.Sprintf("the driver began %s and recorded no end: its process "+
 				"ended, or the change still goes on", e.Event),
 				Source: theRecorder, Since: e.Time, Next: nodeLog,
@@ -496,24 +515,24 @@ func (c *chain) interrupted(v *inspection.Volume, at Link) *Finding {
 	return nil
 }
 
-func (c *chain) judgeMounts(v *inspection.Volume) Step {
-	own, elsewhere := mountPaths(v)
+func (v nodeView) judgeMounts() Step {
+	own, elsewhere := v.mountPaths()
 	result := Step{State: OK, What: cmp.Or(strings.Join(own, ", "), "none"),
-		Notes: openNotes(v, LinkMounts)}
+		Notes: v.openNotes(LinkMounts)}
 	if len(elsewhere) > 0 {
 		result.Notes = append(result.Notes, "also in "+firstOf(elsewhere))
 	}
-	result.Finding = c.mountFinding(v, own, elsewhere)
+	result.Finding = v.mountFinding(own, elsewhere)
 	if result.Finding == nil && len(own) == 0 {
 		result.State = Idle
-		if c.pod != nil && c.pod.Spec.NodeName != "" && !ended(*c.pod) {
-			result.State, result.Finding = Waiting, c.interrupted(v, LinkMounts)
+		if pod := v.chain.pod; pod != nil && pod.Spec.NodeName != "" && !ended(*pod) {
+			result.State, result.Finding = Waiting, v.interrupted(LinkMounts)
 		}
 	}
 	return result
 }
 
-func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
+func (v nodeView) mountPaths() (own, elsewhere []string) {
 	for _, m := range v.Mounts {
 		if m.Process == "" {
 			own = append(own, fmt.Sprintf("%q", m.Path))
@@ -524,14 +543,14 @@ func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
 	return own, elsewhere
 }
 
-func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Finding {
-	if !c.usedOnNode(v) && len(own)+len(elsewhere) > 0 && c.released(v) {
+func (v nodeView) mountFinding(own, elsewhere []string) *Finding {
+	if !v.usedOnNode() && len(own)+len(elsewhere) > 0 && v.released() {
 		return &Finding{Source: theReport, Reason: csierr.StillMounted, Wrong: "no pod on the node " +
 			"uses the volume, and it is still mounted at " + firstOf(slices.Concat(own, elsewhere))}
 	}
-	for _, pod := range c.pods {
-		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != c.node.name ||
-			!pod.Metadata.DeletionTimestamp.IsZero() || publishedTo(v, pod) {
+	for _, pod := range v.chain.pods {
+		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != v.chain.node.name ||
+			!pod.Metadata.DeletionTimestamp.IsZero() || v.publishedTo(pod) {
 			continue
 		}
 		finding := &Finding{Source: theReport, Reason: csierr.NotStaged, Wrong: "the pod " +
@@ -549,32 +568,33 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 
 // usedOnNode reports whether a pod on the node uses the volume. It returns true if the pods could
 // not be read. A pod that has ended counts, unless its deletion waits too long for the unmount.
-func (c *chain) usedOnNode(v *inspection.Volume) bool {
-	return c.podsWhy != "" || slices.ContainsFunc(c.pods, func(pod kube.Object) bool {
-		stuck := ended(pod) && c.overdue(&pod) && publishedTo(v, pod)
-		return pod.Spec.NodeName == c.node.name && !stuck
+func (v nodeView) usedOnNode() bool {
+	return v.chain.podsWhy != "" || slices.ContainsFunc(v.chain.pods, func(pod kube.Object) bool {
+		stuck := ended(pod) && v.chain.overdue(&pod) && v.publishedTo(pod)
+		return pod.Spec.NodeName == v.chain.node.name && !stuck
 	})
 }
 
 // released() reports whether the node should have unmounted a volume that no pod uses: the
 // VolumeAttachment is gone or being deleted, or the last change is older than grace.
-func (c *chain) released(v *inspection.Volume) bool {
+func (v nodeView) released() bool {
+	attachment := v.chain.attachment
 	switch {
-	case c.volume == nil, c.attachment == nil && c.attachmentWhy != "":
+	case v.chain.volume == nil, attachment == nil && v.chain.attachmentWhy != "":
 		return false
-	case c.attachment == nil, !c.attachment.Metadata.DeletionTimestamp.IsZero():
+	case attachment == nil, !attachment.Metadata.DeletionTimestamp.IsZero():
 		return true
 	}
-	last := c.attachment.Metadata.CreationTimestamp
+	last := attachment.Metadata.CreationTimestamp
 	for _, e := range v.Flight { // a failed unmount does not count
 		if e.Outcome == flight.Done && e.Time.After(last) {
 			last = e.Time
 		}
 	}
-	return c.At.Sub(last) > grace
+	return v.chain.At.Sub(last) > grace
 }
 
-func publishedTo(v *inspection.Volume, pod kube.Object) bool {
+func (v nodeView) publishedTo(pod kube.Object) bool {
 	return slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool {
 		return strings.Contains(m.Path, pod.Metadata.UID)
 	})

@@ -167,7 +167,7 @@ func (c *chain) place() *Place {
 	if c.claimName.Name != "" {
 		p.Claim = c.claimName.Namespace + "/" + c.claimName.Name
 	}
-	if _, v, _ := c.report(); v != nil && len(v.Devices) == 1 && p.Instance == c.node.instance {
+	if v, _ := c.reported(); v != nil && len(v.Devices) == 1 && p.Instance == c.node.instance {
 		p.Device = v.Devices[0].Name
 	}
 	for _, text := range []*string{&p.Instance, &p.Device, &p.Disk, &p.Volume, &p.Claim, &p.Pod} {
