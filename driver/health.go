@@ -447,12 +447,15 @@ func profiles() http.Handler {
 	return mux
 }
 
-func servePages(ctx context.Context, log *slog.Logger, what string, listener net.Listener,
-	pages http.Handler) error {
-	server := &http.Server{Handler: pages, ReadHeaderTimeout: 10 * time.Second}
-	defer async.AfterDone(ctx, log, "shutdown of "+what, func() { _ = server.Close() })()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve %s: %w", what, err)
+// servePages returns a function that serves pages until its context ends.
+func servePages(log *slog.Logger, what string, pages http.Handler) func(context.Context,
+	net.Listener) error {
+	return func(ctx context.Context, listener net.Listener) error {
+		server := &http.Server{Handler: pages, ReadHeaderTimeout: 10 * time.Second}
+		defer async.AfterDone(ctx, log, "shutdown of "+what, func() { _ = server.Close() })()
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve %s: %w", what, err)
+		}
+		return nil
 	}
-	return nil
 }

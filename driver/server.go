@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -72,62 +71,54 @@ func (s *csiServer) serve(ctx context.Context, listener net.Listener) error {
 // Run runs the plugin until ctx ends. If it fails before it serves, the plugin is misconfigured,
 // and the error is one line with the variable's name.
 func Run(ctx context.Context, c Config, logTo io.Writer) error {
-	m := newMetrics()
-	p := plugin{config: c, metrics: m}
-	log := newLog(c, &p.hidden, logTo)
-	p.log = log
+	p := plugin{config: c, metrics: newMetrics()}
+	p.log = newLog(c, &p.hidden, logTo)
 	defer p.close()
 	server, err := p.assemble()
 	if err != nil {
 		return err
 	}
-	for _, pages := range []struct {
-		what, address, setting string
-		handler                http.Handler
+	for _, beside := range []struct {
+		setting, address string
+		listen           func(address string) (net.Listener, error)
+		serve            func(context.Context, net.Listener) error
 	}{
-		{"metrics", c.MetricsAddress, "OXIDE_METRICS_ADDRESS (--metrics-address)", m.pages()},
-		{"profiles", c.PprofAddress, "OXIDE_PPROF_ADDRESS (--pprof-address)", profiles()},
+		{"OXIDE_METRICS_ADDRESS (--metrics-address)", c.MetricsAddress, listenPages,
+			servePages(p.log, "metrics", p.metrics.pages())},
+		{"OXIDE_PPROF_ADDRESS (--pprof-address)", c.PprofAddress, listenPages,
+			servePages(p.log, "profiles", profiles())},
+		{"OXIDE_LIVENESS_ENDPOINT (--liveness-endpoint)", c.LivenessEndpoint, listenEndpoint,
+			p.liveness().serve},
 	} {
-		if pages.address == "" {
+		if beside.address == "" {
 			continue
 		}
-		at, err := listenPages(pages.address)
+		at, err := beside.listen(beside.address)
 		if err != nil {
-			return fmt.Errorf("%s: %w", pages.setting, err)
+			return fmt.Errorf("%s: %w", beside.setting, err)
 		}
 		defer func() { _ = at.Close() }()
-		p.background = append(p.background, func(ctx context.Context) error {
-			return servePages(ctx, log, pages.what, at, pages.handler)
-		})
-	}
-	if c.LivenessEndpoint != "" {
-		at, err := listenEndpoint(c.LivenessEndpoint)
-		if err != nil {
-			return fmt.Errorf("OXIDE_LIVENESS_ENDPOINT (--liveness-endpoint): %w", err)
-		}
-		defer func() { _ = at.Close() }()
-		p.background = append(p.background, func(ctx context.Context) error {
-			return p.liveness().serve(ctx, at)
-		})
+		serve := func(ctx context.Context) error { return beside.serve(ctx, at) }
+		p.background = append(p.background, serve)
 	}
 	listener, err := listenEndpoint(c.Endpoint)
 	if err != nil {
 		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
 	}
-	log.Info("serving", c.startFields()...)
+	p.log.Info("serving", c.startFields()...)
 	if c.Mode.controller() {
 		for _, warning := range c.rackWarnings() {
-			log.Warn(warning)
+			p.log.Warn(warning)
 		}
 		if _, isID := rack.ID(c.Project); !isID {
-			log.Warn("OXIDE_PROJECT is a name: after a restart, another project that has got the name, or " +
-				"one at another OXIDE_HOST, would be taken for it; set the project's id")
+			p.log.Warn("OXIDE_PROJECT is a name: after a restart, another project that has got the name, " +
+				"or one at another OXIDE_HOST, would be taken for it; set the project's id")
 		}
 	}
 	if c.Mode.node() {
 		// Serve nevertheless: volumes can be unmounted without these programs. Probe returns the error.
 		if err := toolsHealth(); err != nil {
-			log.Error("this node cannot stage volumes", "error", csierr.Message(err))
+			p.log.Error("this node cannot stage volumes", "error", csierr.Message(err))
 		}
 	}
 	return p.serve(ctx, server, listener)
