@@ -276,8 +276,8 @@ func (o object) report() (ready bool, at string) {
 }
 
 func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
-	p := *v.plan
-	if err := v.guard(); err != nil {
+	p, err := *v.plan, v.guard()
+	if err != nil {
 		return "", err
 	}
 	switch {
@@ -297,11 +297,9 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 	case v.shot.at("status", "readyToUse") != true:
 		return "VolumeSnapshot " + p.Shot.Name, nil
 	}
-	shot, err := r.Kubectl.shotOf(ctx, v.shot, []string{p.Handle})
-	if err != nil {
+	if p.Shot, err = r.Kubectl.shotOf(ctx, v.shot, []string{p.Handle}); err != nil {
 		return "", fmt.Errorf("%w; repeat the command with --undo", err)
 	}
-	p.Shot = shot
 	return "", r.Kubectl.save(ctx, v.old, p, nil)
 }
 
