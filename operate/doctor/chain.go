@@ -120,11 +120,8 @@ func podChains(e *Evidence, namespace, name string) []*chain {
 	pod, why := e.Cluster.one(kindPod, named(namespace, name))
 	alone := &chain{Evidence: e, subject: "pod " + namespace + "/" + name, pod: pod, podsWhy: why,
 		links: []judgement{{LinkPod, (*chain).judgePod}}}
-	if pod == nil {
-		return []*chain{alone}
-	}
 	var chains []*chain
-	for _, v := range pod.Spec.Volumes {
+	for _, v := range cmp.Or(pod, &none).Spec.Volumes {
 		if claim := claimOf(pod, v); claim != "" {
 			c := claimChain(e, namespace, claim, pod)
 			c.subject = alone.subject + ", volume " + v.Name + ", claim " + claim
@@ -304,11 +301,9 @@ func findNode(e *Evidence, name, why, disk string) node {
 }
 
 func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
-	if csiNode != nil {
-		for i, d := range csiNode.Spec.Drivers {
-			if d.Name == volume.DriverName {
-				return &csiNode.Spec.Drivers[i]
-			}
+	for _, d := range cmp.Or(csiNode, &none).Spec.Drivers {
+		if d.Name == volume.DriverName {
+			return &d
 		}
 	}
 	return nil
@@ -316,26 +311,19 @@ func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
 
 // report returns the report of an instance's node, or the reason why it is missing.
 func (n Nodes) report(instance string) (r *inspection.Report, why string) {
-	found, ok := n.Reports[instance]
-	if !ok && instance == "" && len(n.Reports) == 1 {
-		for _, only := range n.Reports {
-			found, ok = only, true
+	for id, r := range n.Reports {
+		if id == instance || instance == "" && len(n.Reports) == 1 {
+			return &r, ""
 		}
 	}
-	if !ok {
-		return nil, cmp.Or(n.Unseen[instance], n.Unseen[""], "it is not known which node to ask")
-	}
-	return &found, ""
+	return nil, cmp.Or(n.Unseen[instance], n.Unseen[""], "it is not known which node to ask")
 }
 
 func (c *chain) diskName() string {
 	if disk := c.Rack.Disks[c.handle].Object; disk != nil {
 		return disk.Name
 	}
-	if c.volume != nil {
-		return c.volume.Spec.CSI.VolumeAttributes.DiskName
-	}
-	return ""
+	return cmp.Or(c.volume, &none).Spec.CSI.VolumeAttributes.DiskName
 }
 
 func (n Nodes) driverPods(controller string) (pods []kube.Object) {
