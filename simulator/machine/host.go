@@ -118,33 +118,10 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 	if err := h.writeKeys(dir, g.Keys); err != nil {
 		return nil, err
 	}
-	log, err := os.Create(filepath.Join(dir, "qemu.log"))
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
 	c := exec.Command(qemu, h.arguments(g, image)...)
 	c.ExtraFiles = []*os.File{lock}
-	// The path of a socket must be short, so QEMU runs in dir. Setsid lets QEMU outlive this process.
-	c.Dir, c.Stderr, c.SysProcAttr = dir, log, &syscall.SysProcAttr{Setsid: true}
-	if err := os.RemoveAll(filepath.Join(dir, "qmp.sock")); err != nil {
-		return nil, err
-	}
-	if h.EndsWithProcess {
-		c.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	}
-	started, exited := make(chan error, 1), make(chan error, 1)
-	go func() {
-		// Pdeathsig comes when the thread that started QEMU ends, so this goroutine keeps its thread.
-		runtime.LockOSThread()
-		err := c.Start()
-		started <- err
-		if err == nil {
-			exited <- c.Wait()
-			close(exited) // a later receive must not block
-		}
-	}()
-	if err := <-started; err != nil {
+	exited, err := h.launch(c, dir)
+	if err != nil {
 		return nil, err
 	}
 	m, err := await(ctx, dir, g.ID, exited)
@@ -166,6 +143,35 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(said[max(0, len(said)-1024):]))
 	}
 	return m, nil
+}
+
+// launch starts QEMU in a machine's directory. The channel gets the result of its end, and closes.
+func (h *Host) launch(c *exec.Cmd, dir string) (<-chan error, error) {
+	log, err := os.Create(filepath.Join(dir, "qemu.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	// The path of a socket must be short, so QEMU runs in dir. Setsid lets QEMU outlive this process.
+	c.Dir, c.Stderr, c.SysProcAttr = dir, log, &syscall.SysProcAttr{Setsid: true}
+	if err := os.RemoveAll(filepath.Join(dir, "qmp.sock")); err != nil {
+		return nil, err
+	}
+	if h.EndsWithProcess {
+		c.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	}
+	started, exited := make(chan error, 1), make(chan error, 1)
+	go func() {
+		// Pdeathsig comes when the thread that started QEMU ends, so this goroutine keeps its thread.
+		runtime.LockOSThread()
+		err := c.Start()
+		started <- err
+		if err == nil {
+			exited <- c.Wait()
+			close(exited) // a later receive must not block
+		}
+	}()
+	return exited, <-started
 }
 
 // hold locks the directory of a machine. QEMU inherits the lock and keeps it until its own end.
