@@ -263,7 +263,7 @@ var (
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
 			`^(go.etcd.io/bbolt.Open|crypto/tls.LoadX509KeyPair|.*/template.Parse(Files|Glob))$|` +
 			`/loopdev.(Attach|Detach\w+|Device\).(Detach|Cut))$|/flakydisk.(Mount|OpenFile|Load)$|` +
-			`/dataplane\.(\S+\.)?([rR]emove\w*|makeBacking|forceDetach)$|\.[wW]riteDurably$|` +
+			`/dataplane\.(\S+\.)?([rR]emove\w*|create|forceDetach)$|\.[wW]riteDurably$|` +
 			`/oxide\.Client\)\.|/adminapi\.Client\)\.(\w+Fault|Switch)$|` +
 			`/csi\.(Controller|Node)Client\)\.|/harness\.(NewNamedRun|\S+\.(StartPlugin|Stop|Close))$|` +
 			`/guest\.(RemoveOwn|Sweep|ReadFile)$|/report\.(MakeFolder|Write)$|` +

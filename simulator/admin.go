@@ -292,7 +292,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 // For a deleted disk, or one that cannot have faults, consoleDisk returns no error.
 func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	plane := s.rack.Plane()
-	d.AllocatedBytes, err = plane.Allocated(id)
+	d.AllocatedBytes, err = plane.Files.Allocated(id)
 	if err == nil {
 		var faults []flakydisk.Fault
 		faults, err = plane.Flaky.Faults(id)

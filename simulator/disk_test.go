@@ -111,8 +111,8 @@ func TestDeletedDisksAndSnapshotsAreFreedAfterADelay(t *testing.T) { // A68
 		t.Run(name, func(t *testing.T) {
 			test.config.QuotaBytes = 2 << 30
 			r := serveRack(t, test.config)
-			disk := r.rack.Plane().DiskPath(r.disk("d").ID)
-			snapshot := r.rack.Plane().SnapshotPath(r.snapshot("s", "d").ID)
+			disk := r.rack.Plane().Files.DiskPath(r.disk("d").ID)
+			snapshot := r.rack.Plane().Files.SnapshotPath(r.snapshot("s", "d").ID)
 			r.delete("disks/d")
 			r.delete("snapshots/s")
 			left := func() (gib, files int) {
@@ -215,7 +215,7 @@ func TestAnImportedImageKeepsItsBytesAcrossRestarts(t *testing.T) { // A90, A91
 		store.Snapshots.Put(tx, sn)
 		return nil
 	})
-	looptest.Must(t, os.Remove(r.rack.Plane().SnapshotPath(snapshot.ID)))
+	looptest.Must(t, os.Remove(r.rack.Plane().Files.SnapshotPath(snapshot.ID)))
 	restartIn("detached")
 
 	img := unmarshal[store.Image](t, r.play(`201 POST images?project=default {NAME=image,"os":"debian",

@@ -137,11 +137,11 @@ func TestAnImageWithoutARecordIsImportedAgain(t *testing.T) {
 	dir := t.TempDir()
 	first := serveRack(t, engine.Config{Dir: dir})
 	id := store.DerivedID("image", "", "image")
-	looptest.Must(t, os.WriteFile(first.rack.Plane().ImagePath(id), make([]byte, 4096), 0o600))
+	looptest.Must(t, os.WriteFile(first.rack.Plane().Files.ImagePath(id), make([]byte, 4096), 0o600))
 	looptest.Must(t, first.Close())
 
 	r := serveRack(t, engine.Config{Dir: dir, Images: []engine.ImageSpec{{Name: "image", File: file}}})
-	got, err := os.ReadFile(r.rack.Plane().ImagePath(id))
+	got, err := os.ReadFile(r.rack.Plane().Files.ImagePath(id))
 	if err != nil || len(got) != 1024 || string(got[:4]) != "new!" {
 		t.Errorf("the image has %d bytes (%v), want the file's 1024", len(got), err)
 	}
@@ -250,7 +250,7 @@ func TestARestartRestoresTheSizesOfDisks(t *testing.T) {
 	r.fault(adminapi.Fault{Operation: "instance_disk_attach",
 		Device: &adminapi.DeviceFault{SizeBytes: 2 << 30}})
 	size := func(r *rackServer) int64 {
-		return looptest.Got(os.Stat(r.rack.Plane().DiskPath(d.ID)))(t).Size()
+		return looptest.Got(os.Stat(r.rack.Plane().Files.DiskPath(d.ID)))(t).Size()
 	}
 	attached := func() int64 {
 		r.attach("a", "d")
@@ -320,7 +320,7 @@ func TestDeviceFaultsChangeTheDeviceOfADisk(t *testing.T) {
 			t.Errorf("%s: devices of %v bytes after %s", name, sizes, time.Since(start))
 		}
 		r.detach("a", name)
-		if file := looptest.Got(os.Stat(r.rack.Plane().DiskPath(id)))(t); file.Size() != 1<<30 {
+		if file := looptest.Got(os.Stat(r.rack.Plane().Files.DiskPath(id)))(t); file.Size() != 1<<30 {
 			t.Errorf("%s: afterwards the disk's file has %d bytes", name, file.Size())
 		}
 	}

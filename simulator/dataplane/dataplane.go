@@ -49,6 +49,7 @@ import (
 // Plane is a data plane in a directory.
 type Plane struct {
 	Config
+	Files Files
 	// Flaky has the disks that can fail, if Config.FlakyDisks is set.
 	Flaky Flaky
 	// owner is the rack's identity. Every device of the rack carries it, because a rack in another
@@ -177,7 +178,7 @@ func Open(c Config) (_ *Plane, err error) {
 	if c.Removed == nil {
 		c.Removed = func(string) {}
 	}
-	p := &Plane{Config: c}
+	p := &Plane{Config: c, Files: Files{c.Dir, c.Volatile, c.Log}}
 	p.tampering.plane, p.tampering.undo = p, map[string][]func() error{}
 	p.guests.byID = map[string]*guestState{}
 	for _, sub := range append([]string{"guests"}, Kinds...) {
@@ -185,10 +186,10 @@ func Open(c Config) (_ *Plane, err error) {
 			return nil, err
 		}
 	}
-	if err := p.flushDir(p.Dir); err != nil {
+	if err := p.Files.flushDir(p.Dir); err != nil {
 		return nil, err
 	}
-	if p.owner, err = p.identify(); err != nil {
+	if p.owner, err = p.Files.identify(); err != nil {
 		return nil, err
 	}
 	if c.Machines != "" {
@@ -201,7 +202,7 @@ func Open(c Config) (_ *Plane, err error) {
 	if err := p.findDevices(c.Devices); err != nil {
 		return nil, err
 	}
-	p.Flaky.mark, p.Flaky.path = p.owner+".", p.DiskPath
+	p.Flaky.mark, p.Flaky.path = p.owner+".", p.Files.DiskPath
 	if err := p.Flaky.open(p.Dir, c.FlakyDisks); err != nil {
 		return nil, err
 	}
@@ -291,8 +292,9 @@ func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(i
 func (p *Plane) againPath(id string) string { return filepath.Join(p.machineDir(id), "again") }
 
 func (p *Plane) machineDisk(d *plugged) machine.Disk {
-	return machine.Disk{ID: d.spec.DiskID, Serial: d.spec.serial(), Path: p.DiskPath(d.spec.DiskID),
-		SizeBytes: d.spec.sizeOr(d.wrongSize), BlockSize: d.spec.BlockSize, ReadOnly: d.spec.ReadOnly}
+	return machine.Disk{ID: d.spec.DiskID, Serial: d.spec.serial(),
+		Path: p.Files.DiskPath(d.spec.DiskID), SizeBytes: d.spec.sizeOr(d.wrongSize),
+		BlockSize: d.spec.BlockSize, ReadOnly: d.spec.ReadOnly}
 }
 
 // Run starts the virtual machine of a guest, with the disks that were plugged into the guest. If

@@ -317,7 +317,7 @@ func writeTo(path string, fill byte) error {
 
 func first(t *testing.T, p *Plane, d Device) byte {
 	t.Helper()
-	return looptest.Got(os.ReadFile(p.DiskPath(d.DiskID)))(t)[0]
+	return looptest.Got(os.ReadFile(p.Files.DiskPath(d.DiskID)))(t)[0]
 }
 
 func TestADetachedDiskKeepsItsFaultsUntilHeal(t *testing.T) {
@@ -530,15 +530,16 @@ func TestReconcileRemovesOrphansAndKeepsForeignFiles(t *testing.T) {
 	looptest.Must(t, p.SnapshotDisk(t.Context(), snapshot, kept))
 	looptest.Must(t, p.ImportImage(t.Context(), kept, "", testDiskSize))
 	gone := newID()
+	f := p.Files
 	orphans := []string{
-		p.DiskPath(gone), p.DiskPath(kept) + unfinished, p.SnapshotPath(gone),
-		p.SnapshotPath(snapshot) + unfinished, p.ImagePath(gone), p.ImagePath(kept) + unfinished,
+		f.DiskPath(gone), f.DiskPath(kept) + unfinished, f.SnapshotPath(gone),
+		f.SnapshotPath(snapshot) + unfinished, f.ImagePath(gone), f.ImagePath(kept) + unfinished,
 		p.GuestDir(gone), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
 		p.view(guest).nodePath("nvme4n1"),
 	}
 	// These files stay: no record ever had their IDs, or no rack uses such names.
-	others := []string{p.DiskPath(newID()), p.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
-		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~",
+	others := []string{f.DiskPath(newID()), f.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
+		p.view(guest).nodePath("console"), f.DiskPath(gone) + ".bak", f.DiskPath(kept) + "~",
 		filepath.Join(p.Dir, "images", "thesis.img"), filepath.Join(p.Dir, "fuse-notes")}
 	for _, path := range append(others, orphans...) {
 		looptest.Must(t, os.WriteFile(path, nil, 0o600))
@@ -552,8 +553,7 @@ func TestReconcileRemovesOrphansAndKeepsForeignFiles(t *testing.T) {
 		}
 	}
 	for _, path := range append(others,
-		p.DiskPath(kept), p.SnapshotPath(snapshot), p.ImagePath(kept), p.GuestDir(guest),
-	) {
+		f.DiskPath(kept), f.SnapshotPath(snapshot), f.ImagePath(kept), p.GuestDir(guest)) {
 		if !exists(path) {
 			t.Errorf("%s is gone", path)
 		}
@@ -590,7 +590,7 @@ func TestAPlaneKeepsForeignMountsInItsDirectory(t *testing.T) {
 		}
 	}
 	disk := newID()
-	looptest.Must(t, os.Symlink(theirs, p.DiskPath(disk)+unfinished))
+	looptest.Must(t, os.Symlink(theirs, p.Files.DiskPath(disk)+unfinished))
 	looptest.Must(t, p.CreateDisk(disk, testDiskSize))
 	if text, err := os.ReadFile(theirs); string(text) != "theirs" {
 		t.Errorf("the target of a link became a disk: it has %d bytes (%v)", len(text), err)
@@ -601,7 +601,7 @@ func TestReconcileContinuesAfterADiskWithoutAFile(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	lost, whole := newDisk(t, p, id, "lost"), newDisk(t, p, id, "whole")
-	looptest.Must(t, os.Remove(p.DiskPath(lost.DiskID)))
+	looptest.Must(t, os.Remove(p.Files.DiskPath(lost.DiskID)))
 	looptest.Must(t, p.Reconcile(t.Context(), []Device{lost, whole},
 		IDs{"disks": {lost.DiskID, whole.DiskID}}))
 	nodeOf(t, p, id)
@@ -650,13 +650,13 @@ func TestACloneHasItsOwnSizeAndTheBytesAndHolesOfItsSource(t *testing.T) {
 			}
 			const size = 200 << 20
 			looptest.Must(t, p.ImportImage(t.Context(), id, source, size))
-			looptest.Must(t, p.CloneDisk(t.Context(), id, p.ImagePath(id), 2*size))
-			clone := looptest.Got(os.ReadFile(p.DiskPath(id)))(t)
+			looptest.Must(t, p.CloneDisk(t.Context(), id, p.Files.ImagePath(id), 2*size))
+			clone := looptest.Got(os.ReadFile(p.Files.DiskPath(id)))(t)
 			original := looptest.Got(os.ReadFile(source))(t)
 			if !bytes.Equal(clone[:size], original) || len(clone) != 2*size {
 				t.Errorf("the clone of %d bytes differs from its source", len(clone))
 			}
-			if n := looptest.Got(p.Allocated(id))(t); n > 4<<20 {
+			if n := looptest.Got(p.Files.Allocated(id))(t); n > 4<<20 {
 				t.Errorf("the clone takes %d bytes: its holes were filled", n)
 			}
 		})
@@ -666,7 +666,7 @@ func TestACloneHasItsOwnSizeAndTheBytesAndHolesOfItsSource(t *testing.T) {
 func TestAPlaneRefusesPipesAndImagesLargerThanTheDisk(t *testing.T) {
 	p, id := newPlane(t), newID()
 	looptest.Must(t, p.ImportImage(t.Context(), id, "", 1<<20))
-	if err := p.CloneDisk(t.Context(), id, p.ImagePath(id), 1<<19); err == nil {
+	if err := p.CloneDisk(t.Context(), id, p.Files.ImagePath(id), 1<<19); err == nil {
 		t.Error("a clone smaller than its source was made")
 	}
 	pipe := filepath.Join(t.TempDir(), "pipe")
@@ -711,7 +711,7 @@ func TestASnapshotOfADiskInUseShowsTheDiskAtOneMoment(t *testing.T) {
 			for range 3 {
 				snapshot, before := newID(), synced.Load()
 				looptest.Must(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
-				content := looptest.Got(os.ReadFile(p.SnapshotPath(snapshot)))(t)
+				content := looptest.Got(os.ReadFile(p.Files.SnapshotPath(snapshot)))(t)
 				first := binary.LittleEndian.Uint64(content[places[0]:])
 				last := binary.LittleEndian.Uint64(content[places[1]:])
 				if first != last && first != last+1 || last < before {
@@ -732,7 +732,7 @@ func TestASnapshotFailsIfTheKernelDoesNotCountWrites(t *testing.T) {
 	// Later users of the device need the counters.
 	defer func() { looptest.Must(t, os.WriteFile(counters, []byte("1"), 0)) }()
 	err := p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
-	if !errors.Is(err, ErrWrittenMeanwhile) || exists(p.SnapshotPath(snapshot)) {
+	if !errors.Is(err, ErrWrittenMeanwhile) || exists(p.Files.SnapshotPath(snapshot)) {
 		t.Errorf("snapshotDisk = %v, want ErrWrittenMeanwhile and no snapshot", err)
 	}
 }

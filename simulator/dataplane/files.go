@@ -26,9 +26,16 @@ var Kinds = []string{"disks", "snapshots", "images"}
 // IdentityFile is the name of the file with the rack's identity.
 const IdentityFile = "identity"
 
-func (p *Plane) identify() (string, error) {
-	path := filepath.Join(p.Dir, IdentityFile)
-	err := p.makeBacking(path, func(f *os.File) error {
+// Files has the files with the bytes of disks, snapshots and images.
+type Files struct {
+	dir      string
+	volatile bool
+	log      *slog.Logger
+}
+
+func (f Files) identify() (string, error) {
+	path := filepath.Join(f.dir, IdentityFile)
+	err := f.create(path, func(f *os.File) error {
 		_, err := f.WriteString(rand.Text())
 		return err
 	})
@@ -42,20 +49,20 @@ func (p *Plane) identify() (string, error) {
 	return string(id), err
 }
 
-func (p *Plane) path(kind, id string) string { return filepath.Join(p.Dir, kind, id+".img") }
+func (f Files) path(kind, id string) string { return filepath.Join(f.dir, kind, id+".img") }
 
 // DiskPath returns the path of a disk's file.
-func (p *Plane) DiskPath(id string) string { return p.path("disks", id) }
+func (f Files) DiskPath(id string) string { return f.path("disks", id) }
 
 // SnapshotPath returns the path of a snapshot's file.
-func (p *Plane) SnapshotPath(id string) string { return p.path("snapshots", id) }
+func (f Files) SnapshotPath(id string) string { return f.path("snapshots", id) }
 
 // ImagePath returns the path of an image's file.
-func (p *Plane) ImagePath(id string) string { return p.path("images", id) }
+func (f Files) ImagePath(id string) string { return f.path("images", id) }
 
 // Allocated returns how many bytes of the filesystem a disk's file uses; its holes use none.
-func (p *Plane) Allocated(id string) (int64, error) {
-	info, err := os.Stat(p.DiskPath(id))
+func (f Files) Allocated(id string) (int64, error) {
+	info, err := os.Stat(f.DiskPath(id))
 	if err != nil {
 		return 0, err
 	}
@@ -65,7 +72,7 @@ func (p *Plane) Allocated(id string) (int64, error) {
 // CreateDisk creates a blank disk, which uses no space. It does not change a disk that exists.
 func (p *Plane) CreateDisk(id string, size int64) (err error) {
 	defer wrap(&err, "create disk %s", id)
-	err = p.makeBacking(p.DiskPath(id), func(f *os.File) error { return f.Truncate(size) })
+	err = p.Files.create(p.Files.DiskPath(id), func(f *os.File) error { return f.Truncate(size) })
 	return p.tampering.life(event{what: diskMade, disk: id, bytes: size}, err)
 }
 
@@ -74,11 +81,12 @@ func (p *Plane) CreateDisk(id string, size int64) (err error) {
 func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (err error) {
 	defer wrap(&err, "create disk %s", id)
 	if t := p.tampering.tamper(); t.source != nil {
-		if source, err = t.source(p, source); err != nil {
+		if source, err = t.source(p.Files, source); err != nil {
 			return err
 		}
 	}
-	err = p.makeBacking(p.DiskPath(id), func(f *os.File) error { return fill(ctx, f, source, size) })
+	err = p.Files.create(p.Files.DiskPath(id),
+		func(f *os.File) error { return fill(ctx, f, source, size) })
 	return p.tampering.life(event{what: diskCloned, disk: id, snapshot: source, bytes: size}, err)
 }
 
@@ -86,10 +94,10 @@ func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (e
 // of an interrupted import, because that import may have copied another file.
 func (p *Plane) ImportImage(ctx context.Context, id, file string, size int64) (err error) {
 	defer wrap(&err, "import image %s", id)
-	if err := p.removeBacking(p.ImagePath(id)); err != nil {
+	if err := p.Files.remove(p.Files.ImagePath(id)); err != nil {
 		return err
 	}
-	return p.makeBacking(p.ImagePath(id), func(f *os.File) error {
+	return p.Files.create(p.Files.ImagePath(id), func(f *os.File) error {
 		if file == "" {
 			return f.Truncate(size)
 		}
@@ -98,33 +106,33 @@ func (p *Plane) ImportImage(ctx context.Context, id, file string, size int64) (e
 }
 
 // WriteDisk writes to a disk that no guest has. FlushDisk makes these writes durable.
-func (p *Plane) WriteDisk(id string, offset int64, data []byte) error {
-	return p.changeFile(id, func(f *os.File) error {
+func (f Files) WriteDisk(id string, offset int64, data []byte) error {
+	return f.changeDisk(id, func(f *os.File) error {
 		_, err := f.WriteAt(data, offset)
 		return err
 	})
 }
 
 // FlushDisk makes the bytes of a disk durable.
-func (p *Plane) FlushDisk(id string) error { return p.changeFile(id, (*os.File).Sync) }
+func (f Files) FlushDisk(id string) error { return f.changeDisk(id, (*os.File).Sync) }
 
-func (p *Plane) changeFile(id string, change func(*os.File) error) (err error) {
+func (f Files) changeDisk(id string, change func(*os.File) error) (err error) {
 	defer wrap(&err, "write disk %s", id)
-	f, err := os.OpenFile(p.DiskPath(id), os.O_WRONLY, 0)
+	disk, err := os.OpenFile(f.DiskPath(id), os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
-	return errors.Join(change(f), f.Close())
+	return errors.Join(change(disk), disk.Close())
 }
 
 // RemoveSnapshot removes a snapshot's bytes, if they exist.
 func (p *Plane) RemoveSnapshot(id string) (err error) {
 	defer wrap(&err, "remove snapshot %s", id)
-	path := p.SnapshotPath(id)
+	path := p.Files.SnapshotPath(id)
 	if err := p.tampering.life(event{what: snapshotRemoving, snapshot: path}, nil); err != nil {
 		return err
 	}
-	if err := p.removeBacking(path); err != nil {
+	if err := p.Files.remove(path); err != nil {
 		return err
 	}
 	p.Removed(id)
@@ -134,7 +142,7 @@ func (p *Plane) RemoveSnapshot(id string) (err error) {
 // RemoveImage removes an image's bytes, if they exist.
 func (p *Plane) RemoveImage(id string) (err error) {
 	defer wrap(&err, "remove image %s", id)
-	if err := p.removeBacking(p.ImagePath(id)); err != nil {
+	if err := p.Files.remove(p.Files.ImagePath(id)); err != nil {
 		return err
 	}
 	p.Removed(id)
@@ -143,8 +151,8 @@ func (p *Plane) RemoveImage(id string) (err error) {
 
 const unfinished = ".tmp"
 
-// makeBacking creates a complete and durable file, or no file. It keeps a file that exists.
-func (p *Plane) makeBacking(path string, write func(*os.File) error) error {
+// create creates a complete and durable file, or no file. It keeps a file that exists.
+func (f Files) create(path string, write func(*os.File) error) error {
 	if _, err := os.Stat(path); err == nil {
 		return nil
 	}
@@ -152,21 +160,21 @@ func (p *Plane) makeBacking(path string, write func(*os.File) error) error {
 	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, err := os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	file, err := os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	if err = write(f); err == nil && !p.Volatile {
-		err = f.Sync()
+	if err = write(file); err == nil && !f.volatile {
+		err = file.Sync()
 	}
-	if err = errors.Join(err, f.Close()); err == nil {
+	if err = errors.Join(err, file.Close()); err == nil {
 		err = os.Rename(temp, path)
 	}
 	if err != nil {
 		// Free the space: the filesystem may be full.
 		return errors.Join(err, os.Remove(temp))
 	}
-	return p.flushDir(filepath.Dir(path))
+	return f.flushDir(filepath.Dir(path))
 }
 
 // RemoveTree removes a directory of the rack. It refuses if anything is mounted there.
@@ -177,15 +185,15 @@ func RemoveTree(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-func (p *Plane) removeBacking(path string) error {
+func (f Files) remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return p.flushDir(filepath.Dir(path))
+	return f.flushDir(filepath.Dir(path))
 }
 
-func (p *Plane) flushDir(dir string) error {
-	if p.Volatile {
+func (f Files) flushDir(dir string) error {
+	if f.volatile {
 		return nil
 	}
 	return FlushDir(dir)
@@ -273,29 +281,29 @@ func FlushDir(dir string) (err error) {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-func (p *Plane) resize(diskID string, size int64) error {
-	now, err := fileSize(p.DiskPath(diskID))
+func (f Files) resize(diskID string, size int64) error {
+	now, err := fileSize(f.DiskPath(diskID))
 	if err != nil || now == size {
 		return err
 	}
-	return os.Truncate(p.DiskPath(diskID), size)
+	return os.Truncate(f.DiskPath(diskID), size)
 }
 
-func (p *Plane) trim(diskID string, size int64) error {
-	st, err := os.Stat(p.DiskPath(diskID))
+func (f Files) trim(diskID string, size int64) error {
+	st, err := os.Stat(f.DiskPath(diskID))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil || st.Size() <= size {
 		return err
 	}
-	return os.Truncate(p.DiskPath(diskID), size)
+	return os.Truncate(f.DiskPath(diskID), size)
 }
 
 // diskInodes maps the names of the disks' files to their inodes. Only the inode identifies the file
 // of a loop device: the file's path depends on the mount namespace in which it was attached.
-func (p *Plane) diskInodes() (map[string]uint64, error) {
-	entries, err := os.ReadDir(filepath.Join(p.Dir, "disks"))
+func (f Files) diskInodes() (map[string]uint64, error) {
+	entries, err := os.ReadDir(filepath.Join(f.dir, "disks"))
 	if err != nil {
 		return nil, err
 	}
@@ -319,8 +327,8 @@ var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})
 
 // removeOrphans removes all files of the objects in left (deleted), and unfinished files of those
 // in ids (with a record). It keeps other files, because the rack may not have created them.
-func (p *Plane) removeOrphans(kind string, ids, left []string) error {
-	dir := filepath.Join(p.Dir, kind)
+func (f Files) removeOrphans(kind string, ids, left []string) error {
+	dir := filepath.Join(f.dir, kind)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -333,13 +341,13 @@ func (p *Plane) removeOrphans(kind string, ids, left []string) error {
 		switch {
 		case recorded && name[2] == "":
 		case ours:
-			p.Log.Info("removing a file without a record", slog.String("file", e.Name()))
+			f.log.Info("removing a file without a record", slog.String("file", e.Name()))
 			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
 		default:
-			p.Log.Warn("keeping a file that no record ever had", slog.String("file", e.Name()))
+			f.log.Warn("keeping a file that no record ever had", slog.String("file", e.Name()))
 		}
 	}
-	return errors.Join(append(errs, p.flushDir(dir))...)
+	return errors.Join(append(errs, f.flushDir(dir))...)
 }
 
 func exists(path string) bool {
@@ -361,8 +369,8 @@ const snapshotAttempts = 20
 func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (err error) {
 	defer p.disks.Lock(diskID)()
 	defer wrap(&err, "snapshot %s of disk %s", snapshotID, diskID)
-	err = p.makeBacking(p.SnapshotPath(snapshotID), func(f *os.File) error {
-		src, err := os.Open(p.DiskPath(diskID))
+	err = p.Files.create(p.Files.SnapshotPath(snapshotID), func(f *os.File) error {
+		src, err := os.Open(p.Files.DiskPath(diskID))
 		if err != nil {
 			return err
 		}
@@ -392,7 +400,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (er
 		return f.Truncate(d.spec.SizeBytes)
 	})
 	return p.tampering.life(
-		event{what: snapshotTaken, disk: diskID, snapshot: p.SnapshotPath(snapshotID)}, err)
+		event{what: snapshotTaken, disk: diskID, snapshot: p.Files.SnapshotPath(snapshotID)}, err)
 }
 
 func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) error {

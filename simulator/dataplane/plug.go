@@ -51,7 +51,7 @@ func (p *Plane) Plug(spec Device, f Fault) (err error) {
 	d := &plugged{spec: spec, never: f.Never, wrongSize: f.SizeBytes}
 	f.Never = f.Never || p.noDevices != nil || p.machines != nil
 	if p.machines != nil && !d.never {
-		if err := p.resize(spec.DiskID, max(f.SizeBytes, spec.SizeBytes)); err != nil {
+		if err := p.Files.resize(spec.DiskID, max(f.SizeBytes, spec.SizeBytes)); err != nil {
 			return err
 		}
 	}
@@ -82,10 +82,10 @@ func (p *Plane) Plug(spec Device, f Fault) (err error) {
 
 func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error) {
 	size := spec.sizeOr(wrongSize)
-	if err := p.resize(spec.DiskID, max(size, spec.SizeBytes)); err != nil {
+	if err := p.Files.resize(spec.DiskID, max(size, spec.SizeBytes)); err != nil {
 		return loopdev.Device{}, err
 	}
-	path, err := p.Flaky.plug(spec.DiskID, p.DiskPath(spec.DiskID))
+	path, err := p.Flaky.plug(spec.DiskID, p.Files.DiskPath(spec.DiskID))
 	if err != nil {
 		return loopdev.Device{}, err
 	}
@@ -103,7 +103,7 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 // Trim truncates a disk's file to the disk's size, because a fault may have made the file larger.
 func (p *Plane) Trim(diskID string, size int64) error {
 	defer p.disks.Lock(diskID)()
-	return p.trim(diskID, size)
+	return p.Files.trim(diskID, size)
 }
 
 // enter adds a disk to its guest. The guest sees the device after the delay and a random time of up
@@ -198,7 +198,8 @@ func (p *Plane) Unplug(instanceID, diskID string) (err error) {
 		}
 	}
 	p.guests.forget(d)
-	return p.tampering.life(event{what: diskUnplugged, disk: diskID}, p.trim(diskID, d.spec.SizeBytes))
+	return p.tampering.life(event{what: diskUnplugged, disk: diskID},
+		p.Files.trim(diskID, d.spec.SizeBytes))
 }
 
 // forceDetach releases a loop device. If a program keeps the device open for forceDetachTimeout,
@@ -226,7 +227,7 @@ func (p *Plane) RemoveDisk(id string) (err error) {
 		return fmt.Errorf("instance %s still has it", d.spec.InstanceID)
 	}
 	err = errors.Join(p.tampering.life(event{what: diskRemoving, disk: id}, nil),
-		p.removeBacking(p.DiskPath(id)), p.tampering.life(event{what: diskRemoved, disk: id}, nil))
+		p.Files.remove(p.Files.DiskPath(id)), p.tampering.life(event{what: diskRemoved, disk: id}, nil))
 	if err != nil {
 		return err
 	}
@@ -270,7 +271,7 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err 
 	adopted, err := p.adoptOrRelease(devices, attached)
 	err = errors.Join(err, p.keep(ctx, attached))
 	for _, kind := range Kinds {
-		err = errors.Join(err, p.removeOrphans(kind, ids[kind], ids[Left]))
+		err = errors.Join(err, p.Files.removeOrphans(kind, ids[kind], ids[Left]))
 	}
 	guests := p.guests.all()
 	for _, id := range ids[Left] {
@@ -312,7 +313,7 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := p.diskInodes()
+	files, err := p.Files.diskInodes()
 	if err != nil {
 		return nil, err
 	}
@@ -348,7 +349,7 @@ func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map
 
 // carries reports whether a loop device is as Plug would create it, and is not being released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
-	return p.Flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
+	return p.Flaky.server == nil && backs(loop, p.Files.DiskPath(spec.DiskID)) &&
 		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&
 		loop.BlockSize == spec.BlockSize && loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }

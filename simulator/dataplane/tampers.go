@@ -22,7 +22,7 @@ type Tamper struct {
 	Name, Says string
 
 	// source replaces the path of the file from which the plane copies a new disk.
-	source func(p *Plane, path string) (string, error)
+	source func(f Files, path string) (string, error)
 	// shown() returns what a guest sees as the device d. The slice others has the guest's devices.
 	shown func(d Device, others []*plugged) Device
 	// copied() may change the file of a snapshot after the plane has copied the disk d to it.
@@ -189,13 +189,13 @@ func faulty(change func(event)) func(*Plane, event) error {
 	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
 
-// otherDisk returns the ID of a disk other than diskID for which fits() is true, or "".
-func (p *Plane) otherDisk(diskID string, fits func(id string, sizeBytes int64) bool) string {
-	paths, _ := filepath.Glob(p.DiskPath("*")) // fails only for an invalid pattern
+// otherDisk returns the path of a disk other than diskID for which fits() is true, or "".
+func (f Files) otherDisk(diskID string, fits func(id string, sizeBytes int64) bool) string {
+	paths, _ := filepath.Glob(f.DiskPath("*")) // fails only for an invalid pattern
 	for _, path := range paths {
 		id := strings.TrimSuffix(filepath.Base(path), ".img")
 		if size, err := fileSize(path); err == nil && id != diskID && fits(id, size) {
-			return id
+			return path
 		}
 	}
 	return ""
@@ -212,17 +212,17 @@ func holdsSomething(path string) bool {
 }
 
 func deleteAnother(p *Plane, _ event) error {
-	id := p.otherDisk("", func(id string, _ int64) bool {
-		return p.guests.disk(id) == nil && holdsSomething(p.DiskPath(id))
+	path := p.Files.otherDisk("", func(id string, _ int64) bool {
+		return p.guests.disk(id) == nil && holdsSomething(p.Files.DiskPath(id))
 	})
-	if id == "" {
+	if path == "" {
 		return nil
 	}
-	size, err := fileSize(p.DiskPath(id))
-	return errors.Join(err, os.Truncate(p.DiskPath(id), 0), os.Truncate(p.DiskPath(id), size))
+	size, err := fileSize(path)
+	return errors.Join(err, os.Truncate(path, 0), os.Truncate(path, size))
 }
 
-func (p *Plane) replace(path, source string) error {
+func (f Files) replace(path, source string) error {
 	size, err := fileSize(source)
 	if err == nil {
 		err = os.MkdirAll(filepath.Dir(path), 0o700)
@@ -231,7 +231,7 @@ func (p *Plane) replace(path, source string) error {
 		return err
 	}
 	fresh := path + ".fresh"
-	err = p.makeBacking(fresh, func(f *os.File) error {
+	err = f.create(fresh, func(f *os.File) error {
 		return fill(context.Background(), f, source, size)
 	})
 	if err != nil {
@@ -241,15 +241,15 @@ func (p *Plane) replace(path, source string) error {
 }
 
 func swapDisks(p *Plane, e event) error {
-	own, aside := p.DiskPath(e.disk), p.DiskPath(e.disk)+".swap"
-	id := p.otherDisk(e.disk, func(id string, size int64) bool {
+	own := p.Files.DiskPath(e.disk)
+	other := p.Files.otherDisk(e.disk, func(id string, size int64) bool {
 		return p.guests.disk(id) == nil && size == e.bytes
 	})
-	if id == "" {
+	if other == "" {
 		return nil
 	}
-	return errors.Join(os.Rename(own, aside), os.Rename(p.DiskPath(id), own),
-		os.Rename(aside, p.DiskPath(id)))
+	aside := own + ".swap"
+	return errors.Join(os.Rename(own, aside), os.Rename(other, own), os.Rename(aside, other))
 }
 
 // staleRead gives an attached disk the content that it had at the detach before the last one.
@@ -258,10 +258,10 @@ func staleRead(p *Plane, e event) error {
 	var err error
 	switch e.what {
 	case diskPlugging:
-		err = p.replace(p.DiskPath(e.disk), older)
+		err = p.Files.replace(p.Files.DiskPath(e.disk), older)
 	case diskUnplugged:
 		if err = os.Rename(last, older); err == nil || errors.Is(err, fs.ErrNotExist) {
-			err = p.replace(last, p.DiskPath(e.disk))
+			err = p.Files.replace(last, p.Files.DiskPath(e.disk))
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
@@ -284,7 +284,7 @@ func tear(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error {
 	if err = errors.Join(err, d.loop.Sync()); err != nil {
 		return err
 	}
-	disk, err := os.Open(p.DiskPath(d.spec.DiskID))
+	disk, err := os.Open(p.Files.DiskPath(d.spec.DiskID))
 	if err != nil {
 		return err
 	}
@@ -321,12 +321,12 @@ func doubleSerial(d Device, others []*plugged) Device {
 func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
 // otherSource returns the path of another snapshot that is not larger, or else its argument.
-func otherSource(p *Plane, path string) (string, error) {
+func otherSource(f Files, path string) (string, error) {
 	own, err := fileSize(path)
-	if err != nil || filepath.Dir(path) != filepath.Dir(p.SnapshotPath("")) {
+	if err != nil || filepath.Dir(path) != filepath.Dir(f.SnapshotPath("")) {
 		return path, err
 	}
-	paths, err := filepath.Glob(p.SnapshotPath("*"))
+	paths, err := filepath.Glob(f.SnapshotPath("*"))
 	for _, other := range paths {
 		if size, err := fileSize(other); err == nil && other != path && size <= own {
 			return other, nil
@@ -380,7 +380,7 @@ type moment struct {
 	name, object string
 	// find() is called for each event of this kind, and returns the files to damage.
 	when happening
-	find func(c *corruption, p *Plane, e event) []*victim
+	find func(c *corruption, f Files, e event) []*victim
 }
 
 var moments = []moment{
@@ -516,7 +516,7 @@ type corruption struct {
 func (c *corruption) life(p *Plane, e event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	path := p.DiskPath(e.disk)
+	path := p.Files.DiskPath(e.disk)
 	switch e.what {
 	case diskCloned:
 		c.sourceOf[e.disk] = e.snapshot
@@ -534,7 +534,7 @@ func (c *corruption) life(p *Plane, e event) error {
 	}
 	var fresh []*victim
 	if e.what == c.moment.when {
-		fresh = c.moment.find(c, p, e)
+		fresh = c.moment.find(c, p.Files, e)
 	}
 	if e.what == diskPlugging {
 		c.names[e.disk] = e.name
@@ -569,14 +569,15 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 }
 
 // newBehind returns a function that chooses a new disk if its block is not before an offset.
-func newBehind(from int64) func(*corruption, *Plane, event) []*victim {
-	return func(c *corruption, p *Plane, e event) []*victim {
-		return c.victim(p.DiskPath(e.disk), from, e.bytes, c.last,
-			p.anotherFile(e.disk, c.at.in(from, e.bytes)))
+func newBehind(from int64) func(*corruption, Files, event) []*victim {
+	return func(c *corruption, f Files, e event) []*victim {
+		least := c.at.in(from, e.bytes) + tamperBlock
+		return c.victim(f.DiskPath(e.disk), from, e.bytes, c.last,
+			f.otherDisk(e.disk, func(_ string, size int64) bool { return size >= least }))
 	}
 }
 
-func (c *corruption) recreated(p *Plane, e event) []*victim {
+func (c *corruption) recreated(f Files, e event) []*victim {
 	old, known := c.remains[e.name]
 	if !known || c.names[e.disk] != "" {
 		return nil
@@ -587,50 +588,50 @@ func (c *corruption) recreated(p *Plane, e event) []*victim {
 			peer = snapshot
 		}
 	}
-	return c.victim(p.DiskPath(e.disk), 0, e.bytes, old, peer)
+	return c.victim(f.DiskPath(e.disk), 0, e.bytes, old, peer)
 }
 
-func (c *corruption) restored(p *Plane, e event) []*victim {
+func (c *corruption) restored(f Files, e event) []*victim {
 	if size, err := fileSize(e.snapshot); err != nil || size != e.bytes {
 		return nil
 	}
-	return c.victim(p.DiskPath(e.disk), 0, e.bytes, c.otherMoment(e.snapshot), e.snapshot)
+	return c.victim(f.DiskPath(e.disk), 0, e.bytes, c.otherMoment(e.snapshot), e.snapshot)
 }
 
-func (c *corruption) larger(p *Plane, e event) []*victim {
+func (c *corruption) larger(f Files, e event) []*victim {
 	size, err := fileSize(e.snapshot)
 	if err != nil || size >= e.bytes {
 		return nil
 	}
-	return newBehind(size)(c, p, e)
+	return newBehind(size)(c, f, e)
 }
 
-func (c *corruption) orphaned(p *Plane, e event) (all []*victim) {
+func (c *corruption) orphaned(f Files, e event) (all []*victim) {
 	for disk, snapshot := range c.sourceOf {
 		size, err := fileSize(snapshot)
-		if err == nil && c.originOf[snapshot] == e.disk && exists(p.DiskPath(disk)) {
+		if err == nil && c.originOf[snapshot] == e.disk && exists(f.DiskPath(disk)) {
 			old, _ := readBlock(snapshot, c.at.in(0, size))
-			all = append(all, c.victim(p.DiskPath(disk), 0, size, old, snapshot)...)
+			all = append(all, c.victim(f.DiskPath(disk), 0, size, old, snapshot)...)
 		}
 	}
 	return all
 }
 
-func (c *corruption) orphan(p *Plane, e event) (all []*victim) {
+func (c *corruption) orphan(f Files, e event) (all []*victim) {
 	for snapshot, origin := range c.originOf {
 		if size, err := fileSize(snapshot); err == nil && origin == e.disk {
 			all = append(all, c.victim(snapshot, 0, size, c.otherMoment(snapshot),
-				c.madeFrom(p, snapshot, "")...)...)
+				c.madeFrom(f, snapshot, "")...)...)
 		}
 	}
 	return all
 }
 
-func (c *corruption) unbacked(p *Plane, e event) (all []*victim) {
+func (c *corruption) unbacked(f Files, e event) (all []*victim) {
 	for disk, snapshot := range c.sourceOf {
-		path := p.DiskPath(disk)
+		path := f.DiskPath(disk)
 		if size, err := fileSize(path); err == nil && snapshot == e.snapshot {
-			all = append(all, c.victim(path, 0, size, c.held, c.madeFrom(p, snapshot, disk)...)...)
+			all = append(all, c.victim(path, 0, size, c.held, c.madeFrom(f, snapshot, disk)...)...)
 		}
 	}
 	return all
@@ -648,21 +649,13 @@ func (c *corruption) otherMoment(snapshot string) []byte {
 	return nil
 }
 
-func (c *corruption) madeFrom(p *Plane, snapshot, not string) (paths []string) {
+func (c *corruption) madeFrom(f Files, snapshot, not string) (paths []string) {
 	for disk, source := range c.sourceOf {
 		if source == snapshot && disk != not {
-			paths = append(paths, p.DiskPath(disk))
+			paths = append(paths, f.DiskPath(disk))
 		}
 	}
 	return paths
-}
-
-func (p *Plane) anotherFile(disk string, at int64) string {
-	id := p.otherDisk(disk, func(_ string, size int64) bool { return size >= at+tamperBlock })
-	if id == "" {
-		return ""
-	}
-	return p.DiskPath(id)
 }
 
 type victim struct {

@@ -114,9 +114,9 @@ func (s Disks) fillBytes(d store.Disk) error {
 			// A59: the rack notices an unfinished snapshot only when it copies the bytes. The copy fails.
 			source, _ := store.Snapshots.Get(tx, *d.SnapshotID)
 			tx.Refuse(source.State == store.SnapshotCreating, errInternal)
-			file = s.plane.SnapshotPath(*d.SnapshotID)
+			file = s.plane.Files.SnapshotPath(*d.SnapshotID)
 		case d.ImageID != nil:
-			file = s.plane.ImagePath(*d.ImageID)
+			file = s.plane.Files.ImagePath(*d.ImageID)
 		}
 	})
 	switch {
@@ -323,7 +323,7 @@ func (s Disks) moveImport(call *Call, from, to string) error {
 		return err
 	}
 	defer s.locks.Lock(d.ID)()
-	if err := s.plane.FlushDisk(d.ID); err != nil {
+	if err := s.plane.Files.FlushDisk(d.ID); err != nil {
 		return err
 	}
 	return s.store.Update(func(tx *store.Tx) {
@@ -388,7 +388,7 @@ func (s Disks) Import(call *Call) error {
 	}
 	// A90: the rack drops the bytes that would be beyond the end of the disk.
 	data = data[:min(int64(len(data)), d.Size-int64(w.Offset))]
-	return s.plane.WriteDisk(d.ID, int64(w.Offset), data)
+	return s.plane.Files.WriteDisk(d.ID, int64(w.Offset), data)
 }
 
 // decodeBase64 decodes the bytes of a write, or returns the error of the rack's decoder.

@@ -205,7 +205,7 @@ func (s Images) Create(call *Call) (store.Image, error) {
 	}
 	call.Object = img.Identity
 	err = s.plane.ImportImage(context.WithoutCancel(s.ctx), img.ID,
-		s.plane.SnapshotPath(c.SnapshotID), img.Size)
+		s.plane.Files.SnapshotPath(c.SnapshotID), img.Size)
 	if err == nil {
 		err = s.store.Update(func(tx *store.Tx) {
 			tx.Refuse(call.Unwind, errInternal)
