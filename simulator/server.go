@@ -149,7 +149,7 @@ func (s *Server) GuestDir(instanceID string) string { return s.rack.Plane().Gues
 func (s *Server) Machines() []adminapi.Machine { return s.rack.Machines() }
 
 // SSHKey returns the path of root's private key for the virtual machines, or "" if there are none.
-func (s *Server) SSHKey() string { return s.rack.Plane().SSHKey() }
+func (s *Server) SSHKey() string { return s.rack.Plane().VMs.SSHKey() }
 
 // NoDevices returns the reason why no guest sees a disk, or nil if guests see their disks.
 func (s *Server) NoDevices() error { return s.rack.Plane().NoDevices() }

@@ -52,6 +52,7 @@ type Plane struct {
 	Files Files
 	// Flaky has the disks that can fail, if Config.FlakyDisks is set.
 	Flaky Flaky
+	VMs   VMs
 	// owner is the rack's identity. Every device of the rack carries it, because a rack in another
 	// container may have files with the same paths.
 	owner string
@@ -59,12 +60,8 @@ type Plane struct {
 	device uint64
 	// noDevices is the reason why disks have no loop devices, or nil.
 	noDevices error
-	// machines is the host of the virtual machines, or nil if the guests are only guest views.
-	machines *machine.Host
-	// starting is locked while a machine starts. Otherwise two could claim the same free memory.
-	starting sync.Mutex
 
-	// Stop cancels ctx. working has the goroutines that show delayed devices or watch machines.
+	// Stop cancels ctx. working has the goroutines that show delayed devices.
 	ctx     context.Context
 	cancel  context.CancelFunc
 	working sync.WaitGroup
@@ -193,10 +190,10 @@ func Open(c Config) (_ *Plane, err error) {
 		return nil, err
 	}
 	if c.Machines != "" {
-		if p.machines, err = machine.Open(context.Background(), c.Machines); err != nil {
+		if p.VMs.host, err = machine.Open(context.Background(), c.Machines); err != nil {
 			return nil, err
 		}
-		p.machines.EndsWithProcess, p.machines.Type = c.Temporary, c.MachineType
+		p.VMs.host.EndsWithProcess, p.VMs.host.Type = c.Temporary, c.MachineType
 		c.Devices = DevicesIfPossible // to release the devices of a rack without machines
 	}
 	if err := p.findDevices(c.Devices); err != nil {
@@ -207,6 +204,8 @@ func Open(c Config) (_ *Plane, err error) {
 		return nil, err
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.VMs.ctx, p.VMs.guests, p.VMs.files = p.ctx, &p.guests, p.Files
+	p.VMs.log, p.VMs.ended = c.Log, c.Ended
 	return p, nil
 }
 
@@ -230,7 +229,7 @@ func (p *Plane) findDevices(want Devices) (err error) {
 
 // NoDevices returns the reason why no guest sees a disk, or nil if guests see their disks.
 func (p *Plane) NoDevices() error {
-	if p.machines != nil {
+	if p.VMs.host != nil {
 		return nil
 	}
 	return p.noDevices
@@ -240,6 +239,7 @@ func (p *Plane) NoDevices() error {
 func (p *Plane) Stop() {
 	p.cancel()
 	p.working.Wait()
+	p.VMs.watching.Wait()
 	for _, g := range p.guests.all() {
 		if m := g.machine.Swap(nil); m != nil {
 			_ = m.Release() // this leaves the virtual machine running
@@ -255,7 +255,7 @@ func (p *Plane) Close() (err error) {
 	errs := []error{p.Tamper(Tamper{})}
 	for id, g := range p.guests.all() {
 		if g.machine.Load() != nil {
-			errs = append(errs, os.WriteFile(p.againPath(id), nil, 0o600), p.Halt(id))
+			errs = append(errs, os.WriteFile(p.VMs.againPath(id), nil, 0o600), p.VMs.Halt(id))
 		}
 	}
 	p.Stop()
@@ -274,8 +274,22 @@ func (p *Plane) Close() (err error) {
 	return errors.Join(append(errs, p.Flaky.close())...)
 }
 
-// With Config.Machines the guests are virtual machines. Their disks have no loop devices, and their
-// guest views show no devices. A guest that does not run gets its disks when it starts.
+// VMs has the guests' virtual machines, if Config.Machines is set. Their disks have no loop
+// devices, and their guest views show no devices. A guest that does not run gets its disks when it
+// starts.
+type VMs struct {
+	// host is nil if the guests are only guest views.
+	host   *machine.Host
+	guests *guests
+	files  Files
+	log    *slog.Logger
+	ended  func(instanceID string, poweredOff bool)
+	// starting is locked while a machine starts. Otherwise two could claim the same free memory.
+	starting sync.Mutex
+	// ctx is the plane's. watching has the goroutines that wait for the end of a machine.
+	ctx      context.Context
+	watching sync.WaitGroup
+}
 
 const (
 	// machineTime limits how long a virtual machine may take for a change.
@@ -286,30 +300,30 @@ const (
 // ErrNoMemory means that the host lacks the memory for one more virtual machine.
 var ErrNoMemory = errors.New("this computer lacks the memory for one more virtual machine")
 
-func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(id), "machine") }
+func (v *VMs) dir(id string) string { return filepath.Join(v.files.dir, "guests", id, "machine") }
 
 // againPath returns the path of the file that tells Adopt that Close stopped the virtual machine.
-func (p *Plane) againPath(id string) string { return filepath.Join(p.machineDir(id), "again") }
+func (v *VMs) againPath(id string) string { return filepath.Join(v.dir(id), "again") }
 
-func (p *Plane) machineDisk(d *plugged) machine.Disk {
+func (v *VMs) disk(d *plugged) machine.Disk {
 	return machine.Disk{ID: d.spec.DiskID, Serial: d.spec.serial(),
-		Path: p.Files.DiskPath(d.spec.DiskID), SizeBytes: d.spec.sizeOr(d.wrongSize),
+		Path: v.files.DiskPath(d.spec.DiskID), SizeBytes: d.spec.sizeOr(d.wrongSize),
 		BlockSize: d.spec.BlockSize, ReadOnly: d.spec.ReadOnly}
 }
 
 // Run starts the virtual machine of a guest, with the disks that were plugged into the guest. If
 // the machine runs already, or if the guests are not virtual machines, Run does nothing.
-func (p *Plane) Run(f Firmware) error {
-	if p.machines == nil {
+func (v *VMs) Run(f Firmware) error {
+	if v.host == nil {
 		return nil
 	}
-	p.starting.Lock()
-	defer p.starting.Unlock()
-	if g := p.guests.all()[f.InstanceID]; g != nil {
+	v.starting.Lock()
+	defer v.starting.Unlock()
+	if g := v.guests.all()[f.InstanceID]; g != nil {
 		g.copying.Lock()
 		defer g.copying.Unlock()
 	}
-	g := p.guests.lock(f.InstanceID)
+	g := v.guests.lock(f.InstanceID)
 	if g == nil {
 		return nil
 	}
@@ -318,43 +332,43 @@ func (p *Plane) Run(f Firmware) error {
 		return nil
 	}
 	memory := min(max(f.MemoryBytes, leastMemory), mostMemory)
-	if err := p.hasMemory(memory); err != nil {
+	if err := v.hasMemory(memory); err != nil {
 		return err
 	}
 	var disks []machine.Disk
-	for _, d := range p.guests.devices(g) {
+	for _, d := range v.guests.devices(g) {
 		if !d.never {
-			disks = append(disks, p.machineDisk(d))
+			disks = append(disks, v.disk(d))
 		}
 	}
-	dir := p.machineDir(f.InstanceID)
+	dir := v.dir(f.InstanceID)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if err := os.Remove(p.againPath(f.InstanceID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(v.againPath(f.InstanceID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(p.ctx, machineTime)
+	ctx, cancel := context.WithTimeout(v.ctx, machineTime)
 	defer cancel()
-	m, err := p.machines.Start(ctx, dir, machine.Guest{ID: f.InstanceID, Name: f.Name, CPUs: 1,
+	m, err := v.host.Start(ctx, dir, machine.Guest{ID: f.InstanceID, Name: f.Name, CPUs: 1,
 		MemoryBytes: memory, Keys: f.Keys}, disks)
 	if err != nil {
 		return err
 	}
-	p.has(f.InstanceID, g, m)
+	v.has(f.InstanceID, g, m)
 	return nil
 }
 
 var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
 
 // hasMemory counts mostMemory for each running machine: a machine takes its memory gradually.
-func (p *Plane) hasMemory(more int64) error {
+func (v *VMs) hasMemory(more int64) error {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return err
 	}
 	used := more
-	for range p.SSH() {
+	for range v.SSH() {
 		used += mostMemory
 	}
 	return fits(string(text), used, more)
@@ -375,24 +389,24 @@ func fits(meminfo string, used, more int64) error {
 }
 
 // has() sets a guest's virtual machine and watches for its end. The caller holds the guest's mu.
-func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
+func (v *VMs) has(id string, g *guestState, m *machine.Machine) {
 	g.machine.Store(m)
-	p.working.Go(func() {
+	v.watching.Go(func() {
 		select {
-		case <-p.ctx.Done():
+		case <-v.ctx.Done():
 			return
 		case <-m.Ended():
 		}
 		_ = m.Release()                       // the QEMU process has ended
 		if g.machine.CompareAndSwap(m, nil) { // false if Halt or Stop ended it
-			p.Ended(id, m.PoweredOff())
+			v.ended(id, m.PoweredOff())
 		}
 	})
 }
 
 // Halt stops the virtual machine of a guest, if it has one, without telling the guest.
-func (p *Plane) Halt(id string) error {
-	g := p.guests.lock(id)
+func (v *VMs) Halt(id string) error {
+	g := v.guests.lock(id)
 	if g == nil {
 		return nil
 	}
@@ -406,9 +420,9 @@ func (p *Plane) Halt(id string) error {
 }
 
 // Reset restarts a guest that is a virtual machine, and reports whether it is one.
-func (p *Plane) Reset(id string) (has bool, err error) {
-	g := p.guests.all()[id]
-	if g == nil || p.machines == nil {
+func (v *VMs) Reset(id string) (has bool, err error) {
+	g := v.guests.all()[id]
+	if g == nil || v.host == nil {
 		return false, nil
 	}
 	return true, g.change((*machine.Machine).Reset)
@@ -424,16 +438,16 @@ func (g *guestState) change(do func(*machine.Machine, context.Context) error) er
 	return do(m, ctx)
 }
 
-func (p *Plane) changeDisk(d *plugged,
+func (v *VMs) changeDisk(d *plugged,
 	do func(*machine.Machine, context.Context, machine.Disk) error) error {
 	return d.guest.change(func(m *machine.Machine, ctx context.Context) error {
-		return do(m, ctx, p.machineDisk(d))
+		return do(m, ctx, v.disk(d))
 	})
 }
 
 // still() pauses a guest's virtual machine, or prevents its start, until the caller calls resume.
-func (p *Plane) still(g *guestState) (resume func(), err error) {
-	if p.machines == nil {
+func (v *VMs) still(g *guestState) (resume func(), err error) {
+	if v.host == nil {
 		return func() {}, nil
 	}
 	g.copying.Lock()
@@ -441,7 +455,7 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 		defer g.copying.Unlock()
 		err := g.change((*machine.Machine).Resume)
 		if err != nil && !errors.Is(err, machine.ErrGone) {
-			p.Log.Error("a guest cannot continue", slog.String("error", err.Error()))
+			v.log.Error("a guest cannot continue", slog.String("error", err.Error()))
 		}
 	}
 	err = g.change((*machine.Machine).Pause)
@@ -455,8 +469,8 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 // Adopt takes over the virtual machines that an earlier plane has started, and stops those of
 // instances that are not running. It returns two lists: the running instances without a virtual
 // machine, and those of them whose machine the earlier plane's Close stopped.
-func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
-	found, err := os.ReadDir(filepath.Join(p.Dir, "guests"))
+func (v *VMs) Adopt(running []string) (gone, again []string, err error) {
+	found, err := os.ReadDir(filepath.Join(v.files.dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
@@ -466,39 +480,39 @@ func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 			continue
 		}
 		id := e.Name()
-		runs := slices.Contains(running, id) && p.machines != nil
-		m, err := machine.Find(p.ctx, p.machineDir(id), id)
+		runs := slices.Contains(running, id) && v.host != nil
+		m, err := machine.Find(v.ctx, v.dir(id), id)
 		switch {
 		case errors.Is(err, fs.ErrNotExist) || err == nil && m == nil:
 			if runs {
 				gone = append(gone, id)
 			}
-			if runs && exists(p.againPath(id)) {
+			if runs && exists(v.againPath(id)) {
 				again = append(again, id)
 			}
 		case err != nil:
 			errs = append(errs, fmt.Errorf("find the machine of instance %s: %w", id, err))
 		case !runs:
-			ctx, cancel := context.WithTimeout(p.ctx, machineTime)
+			ctx, cancel := context.WithTimeout(v.ctx, machineTime)
 			errs = append(errs, m.Stop(ctx), m.Release())
 			cancel()
 		default:
-			p.Log.Info("an instance still runs", slog.String("instance", id))
-			if g := p.guests.lock(id); g != nil {
-				p.has(id, g, m)
+			v.log.Info("an instance still runs", slog.String("instance", id))
+			if g := v.guests.lock(id); g != nil {
+				v.has(id, g, m)
 				g.mu.Unlock()
 			}
 			// The earlier plane may have been killed while it paused or started this virtual machine.
-			errs = append(errs, m.Resume(p.ctx))
+			errs = append(errs, m.Resume(v.ctx))
 		}
 	}
 	return gone, again, errors.Join(errs...)
 }
 
 // keep unplugs from each virtual machine every disk that is not attached to its instance.
-func (p *Plane) keep(ctx context.Context, attached []Device) error {
+func (v *VMs) keep(ctx context.Context, attached []Device) error {
 	var errs []error
-	for id, g := range p.guests.all() {
+	for id, g := range v.guests.all() {
 		var ids []string
 		for _, d := range attached {
 			if d.InstanceID == id {
@@ -513,9 +527,9 @@ func (p *Plane) keep(ctx context.Context, attached []Device) error {
 }
 
 // SSH maps the ID of each instance with a virtual machine to the local address of its sshd.
-func (p *Plane) SSH() map[string]string {
+func (v *VMs) SSH() map[string]string {
 	addresses := map[string]string{}
-	for id, g := range p.guests.all() {
+	for id, g := range v.guests.all() {
 		if m := g.machine.Load(); m != nil {
 			addresses[id] = net.JoinHostPort("127.0.0.1", strconv.Itoa(m.SSHPort()))
 		}
@@ -524,16 +538,16 @@ func (p *Plane) SSH() map[string]string {
 }
 
 // SSHKey returns the path of root's private key, or "" if the guests are not virtual machines.
-func (p *Plane) SSHKey() string {
-	if p.machines == nil {
+func (v *VMs) SSHKey() string {
+	if v.host == nil {
 		return ""
 	}
-	return p.machines.Key()
+	return v.host.Key()
 }
 
 // Console calls [machine.Console] for a guest, whose console is empty before its first start.
-func (p *Plane) Console(id string, from, most int64) (text []byte, end int64, err error) {
-	text, end, err = machine.Console(p.machineDir(id), from, most)
+func (v *VMs) Console(id string, from, most int64) (text []byte, end int64, err error) {
+	text, end, err = machine.Console(v.dir(id), from, most)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}

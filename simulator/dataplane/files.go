@@ -378,7 +378,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (er
 		d := p.guests.disk(diskID)
 		plugged := d != nil && d.loop != nil
 		if d != nil { // a virtual machine stops during the copy
-			resume, err := p.still(d.guest)
+			resume, err := p.VMs.still(d.guest)
 			if err != nil {
 				return err
 			}

@@ -45,7 +45,7 @@ func (p *Plane) AddGuest(g Firmware) (err error) {
 // RemoveGuest removes a guest, its devices and its view, if they exist.
 func (p *Plane) RemoveGuest(id string) (err error) {
 	defer wrap(&err, "remove the guest of instance %s", id)
-	if err := p.Halt(id); err != nil {
+	if err := p.VMs.Halt(id); err != nil {
 		return err
 	}
 	if err := p.unplugAll(id); err != nil {
@@ -74,7 +74,7 @@ func (p *Plane) unplugAll(id string) error {
 // of instances that are not added again.
 func (p *Plane) Empty() error {
 	for id := range p.guests.all() {
-		if err := errors.Join(p.Halt(id), RemoveTree(p.machineDir(id))); err != nil {
+		if err := errors.Join(p.VMs.Halt(id), RemoveTree(p.VMs.dir(id))); err != nil {
 			return err
 		}
 		if err := p.unplugAll(id); err != nil {

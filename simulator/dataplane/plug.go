@@ -49,8 +49,8 @@ func (p *Plane) Plug(spec Device, f Fault) (err error) {
 		return err
 	}
 	d := &plugged{spec: spec, never: f.Never, wrongSize: f.SizeBytes}
-	f.Never = f.Never || p.noDevices != nil || p.machines != nil
-	if p.machines != nil && !d.never {
+	f.Never = f.Never || p.noDevices != nil || p.VMs.host != nil
+	if p.VMs.host != nil && !d.never {
 		if err := p.Files.resize(spec.DiskID, max(f.SizeBytes, spec.SizeBytes)); err != nil {
 			return err
 		}
@@ -67,11 +67,11 @@ func (p *Plane) Plug(spec Device, f Fault) (err error) {
 		err = errors.Join(err, p.forceDetach(*d.loop, spec.DiskID))
 	}
 	if err == nil && !d.never {
-		err = p.changeDisk(d, (*machine.Machine).Plug)
+		err = p.VMs.changeDisk(d, (*machine.Machine).Plug)
 		if err != nil {
 			// QEMU may have plugged the disk in despite the error. Forget the disk only if it is certainly
 			// unplugged; until then no other guest can get it.
-			out := p.changeDisk(d, (*machine.Machine).Unplug)
+			out := p.VMs.changeDisk(d, (*machine.Machine).Unplug)
 			if err = errors.Join(err, out); out == nil {
 				p.guests.forget(d)
 			}
@@ -189,7 +189,7 @@ func (p *Plane) Unplug(instanceID, diskID string) (err error) {
 		p.guests.forget(d)
 		return nil
 	}
-	if err := errors.Join(p.hide(d), p.changeDisk(d, (*machine.Machine).Unplug)); err != nil {
+	if err := errors.Join(p.hide(d), p.VMs.changeDisk(d, (*machine.Machine).Unplug)); err != nil {
 		return err
 	}
 	if d.loop != nil {
@@ -269,7 +269,7 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err 
 		return err
 	}
 	adopted, err := p.adoptOrRelease(devices, attached)
-	err = errors.Join(err, p.keep(ctx, attached))
+	err = errors.Join(err, p.VMs.keep(ctx, attached))
 	for _, kind := range Kinds {
 		err = errors.Join(err, p.Files.removeOrphans(kind, ids[kind], ids[Left]))
 	}

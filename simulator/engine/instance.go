@@ -108,7 +108,7 @@ func (s Instances) Reboot(call *Call) (store.Instance, error) {
 			tx.Check(invalidRequest("cannot reboot an instance in state %s with no VMM", i.RunState))
 		}
 	}, func(_, i store.Instance) error {
-		machine, err := s.plane.Reset(i.ID)
+		machine, err := s.plane.VMs.Reset(i.ID)
 		if err == nil && !machine {
 			err = s.unplugAll(i)
 			if err == nil {
@@ -139,7 +139,7 @@ func (s Instances) unchanged(i store.Instance, err error) {
 }
 
 func (s Instances) halt(i store.Instance) error {
-	if err := s.plane.Halt(i.ID); err != nil {
+	if err := s.plane.VMs.Halt(i.ID); err != nil {
 		return err
 	}
 	return s.unplugAll(i)
@@ -179,7 +179,7 @@ func (s Instances) run(call *Call, i store.Instance) error {
 	if err != nil {
 		return err
 	}
-	err = s.plane.Run(f)
+	err = s.plane.VMs.Run(f)
 	if errors.Is(err, dataplane.ErrNoMemory) {
 		s.log.Warn("an instance is not started", slog.String("instance", i.ID),
 			slog.String("error", err.Error()))
@@ -191,16 +191,16 @@ func (s Instances) run(call *Call, i store.Instance) error {
 // ErrNoConsole means that this rack's instances have no serial consoles.
 var ErrNoConsole = errors.New("the instances of this rack are not virtual machines")
 
-// Console reads an instance's serial console, as [dataplane.Plane.Console] does.
+// Console reads an instance's serial console, as [dataplane.VMs.Console] does.
 func (s Instances) Console(call *Call, from, most int64) (text []byte, end int64, err error) {
 	i, err := view(s.Simulation, call, store.Instances)
 	switch {
 	case err != nil:
 		return nil, 0, err
-	case s.plane.SSHKey() == "":
+	case s.plane.VMs.SSHKey() == "":
 		return nil, 0, ErrNoConsole
 	case i.RunState == store.RunRunning || i.RunState == store.RunRebooting:
-		return s.plane.Console(i.ID, from, most)
+		return s.plane.VMs.Console(i.ID, from, most)
 	case i.Active():
 		return nil, 0, invalidRequest("cannot connect to serial console of instance in state \"%s\"",
 			i.RunState)
@@ -219,7 +219,7 @@ func (s Instances) ended(id string, poweredOff bool) {
 	i, err := Reading(s.Simulation, func(tx *store.Tx) store.Instance {
 		return byID(tx, store.Instances, id)
 	})
-	_, again := s.plane.SSH()[id]
+	_, again := s.plane.VMs.SSH()[id]
 	switch {
 	case err != nil || !i.HasGuest() || again:
 		return // it was deleted, stopped or started again meanwhile

@@ -143,7 +143,7 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 			return err
 		}
 	}
-	gone, again, err := r.plane.Adopt(slices.Sorted(maps.Keys(running)))
+	gone, again, err := r.plane.VMs.Adopt(slices.Sorted(maps.Keys(running)))
 	if err != nil {
 		return err
 	}

@@ -55,10 +55,10 @@ func (r *Simulation) RecordedState() (state adminapi.State, version int, err err
 // Machines returns the running virtual machines, with the last bytes of their consoles.
 func (r *Simulation) Machines() (all []adminapi.Machine) {
 	const last = 400
-	ssh := r.plane.SSH()
+	ssh := r.plane.VMs.SSH()
 	for _, id := range slices.Sorted(maps.Keys(ssh)) {
 		m := adminapi.Machine{InstanceID: id, SSH: ssh[id]}
-		if text, _, err := r.plane.Console(id, -1-last, last); err == nil {
+		if text, _, err := r.plane.VMs.Console(id, -1-last, last); err == nil {
 			m.Console = string(text)
 		}
 		all = append(all, m)
