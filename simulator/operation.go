@@ -426,22 +426,21 @@ func withPools(operations map[string]*operation) map[string]*operation {
 			add, remove = parseMember, parseSubnet
 		}
 		maps.Copy(all, map[string]*operation{
-			silo + "_list":           {kind: k, list: true, serve: listed(engine.Resources.PoolsOfSilo)},
-			silo + "_view":           {kind: k, serve: read(engine.Resources.PoolOfSilo)},
-			"silo_" + silo + "_list": {kind: k, list: true, serve: listed(engine.Resources.PoolsOf)},
-			system + "_silo_list":    {kind: k, list: true, serve: listed(engine.Resources.PoolLinks)},
+			silo + "_list":           {kind: k, list: true, serve: listed(engine.Pools.Linked)},
+			silo + "_view":           {kind: k, serve: read(engine.Pools.View)},
+			"silo_" + silo + "_list": {kind: k, list: true, serve: listed(engine.Pools.LinkedTo)},
+			system + "_silo_list":    {kind: k, list: true, serve: listed(engine.Pools.Links)},
 			system + "_silo_link": {kind: k, body: parseLink,
-				serve: change(http.StatusCreated, engine.Resources.LinkPool)},
+				serve: change(http.StatusCreated, engine.Pools.Link)},
 			system + "_silo_update": {kind: k, body: parseDefault,
-				serve: change(http.StatusOK, engine.Resources.UpdatePoolLink)},
-			system + "_silo_unlink":        {kind: k, serve: end(engine.Resources.UnlinkPool)},
-			system + "_" + parts + "_list": {kind: k, list: true, serve: listed(engine.Resources.Extents)},
+				serve: change(http.StatusOK, engine.Pools.UpdateLink)},
+			system + "_silo_unlink":        {kind: k, serve: end(engine.Pools.Unlink)},
+			system + "_" + parts + "_list": {kind: k, list: true, serve: listed(engine.Pools.Extents)},
 			system + "_" + parts + "_add": {kind: k, body: add,
-				serve: change(http.StatusCreated, engine.Resources.AddExtent)},
+				serve: change(http.StatusCreated, engine.Pools.AddExtent)},
 			system + "_" + parts + "_remove": {kind: k, body: remove,
-				serve: end(engine.Resources.RemoveExtent)},
-			system + "_utilization_view": {kind: k,
-				serve: read(engine.Resources.PoolUtilization)},
+				serve: end(engine.Pools.RemoveExtent)},
+			system + "_utilization_view": {kind: k, serve: read(engine.Pools.Utilization)},
 		})
 	}
 	return all

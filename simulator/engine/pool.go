@@ -173,16 +173,23 @@ func linkedPools(tx *store.Tx, k *Kind) iter.Seq[store.Resource] {
 	}
 }
 
-// PoolsOfSilo lists the pools that are linked to the silo.
-func (s Resources) PoolsOfSilo(call *Call, tx *store.Tx) (pools []store.Resource) {
+// Pools has the operations on IP pools and subnet pools, besides those of Resources.
+type Pools struct{ *Simulation }
+
+func (s Pools) change(call *Call, tx *store.Tx) *Change {
+	return Resources(s).change(call, tx, call.Kind)
+}
+
+// Linked lists the pools that are linked to the silo.
+func (s Pools) Linked(call *Call, tx *store.Tx) (pools []store.Resource) {
 	for r := range linkedPools(tx, call.Kind) {
 		pools = append(pools, ofSilo(r))
 	}
 	return pools
 }
 
-// PoolOfSilo reads a pool that is linked to the silo.
-func (s Resources) PoolOfSilo(call *Call, tx *store.Tx) store.Resource {
+// View reads a pool that is linked to the silo.
+func (s Pools) View(call *Call, tx *store.Tx) store.Resource {
 	k := call.Kind
 	r := find(tx, k.Table(), "", call.Named[k.Param])
 	if _, ok := linked(r); !ok {
@@ -192,11 +199,11 @@ func (s Resources) PoolOfSilo(call *Call, tx *store.Tx) store.Resource {
 	return ofSilo(r)
 }
 
-// PoolsOf lists the pools that are linked to a silo, for a fleet administrator.
-func (s Resources) PoolsOf(call *Call, tx *store.Tx) []store.Resource {
+// LinkedTo lists the pools that are linked to a silo, for a fleet administrator.
+func (s Pools) LinkedTo(call *Call, tx *store.Tx) []store.Resource {
 	tx.Check(checkSilo(call.Named["silo"]))
 	tx.Refuse(!s.fleetAdmin(), ErrForbidden)
-	return s.PoolsOfSilo(call, tx)
+	return s.Linked(call, tx)
 }
 
 func checkSilo(silo store.Selector) error {
@@ -206,9 +213,9 @@ func checkSilo(silo store.Selector) error {
 	return nil
 }
 
-// PoolLinks lists the links between a pool and silos.
-func (s Resources) PoolLinks(call *Call, tx *store.Tx) []Item {
-	c := s.change(call, tx, call.Kind)
+// Links lists the links between a pool and silos.
+func (s Pools) Links(call *Call, tx *store.Tx) []Item {
+	c := s.change(call, tx)
 	if _, ok := linked(c.old); ok {
 		return []Item{linkOf(c.kind, c.old)}
 	}
@@ -232,9 +239,9 @@ type PoolLink struct {
 	IsDefault bool
 }
 
-// LinkPool links a pool to a silo. The body is a [PoolLink].
-func (s Resources) LinkPool(call *Call, tx *store.Tx) Item {
-	c, link := s.change(call, tx, call.Kind), call.Body.(PoolLink)
+// Link links a pool to a silo. The body is a [PoolLink].
+func (s Pools) Link(call *Call, tx *store.Tx) Item {
+	c, link := s.change(call, tx), call.Body.(PoolLink)
 	c.Check(checkSilo(link.Silo))
 	_, taken := c.defaultPool(c.old)
 	_, again := linked(c.old)
@@ -252,9 +259,9 @@ func noLink(k *Kind, pool store.Resource) error {
 		pool.ID, siloID)})
 }
 
-// UpdatePoolLink sets whether a pool is the default pool of a silo. The body is a [PoolLink].
-func (s Resources) UpdatePoolLink(call *Call, tx *store.Tx) Item {
-	c, first := s.change(call, tx, call.Kind), call.Body.(PoolLink).IsDefault
+// UpdateLink sets whether a pool is the default pool of a silo. The body is a [PoolLink].
+func (s Pools) UpdateLink(call *Call, tx *store.Tx) Item {
+	c, first := s.change(call, tx), call.Body.(PoolLink).IsDefault
 	c.Check(checkSilo(call.Named["silo"]))
 	if _, ok := linked(c.old); !ok {
 		c.Check(noLink(c.kind, c.old))
@@ -268,9 +275,9 @@ func (s Resources) UpdatePoolLink(call *Call, tx *store.Tx) Item {
 	return linkOf(c.kind, c.record)
 }
 
-// UnlinkPool removes the link between a pool and a silo. It refuses while the pool is in use.
-func (s Resources) UnlinkPool(call *Call, tx *store.Tx) {
-	c := s.change(call, tx, call.Kind)
+// Unlink removes the link between a pool and a silo. It refuses while the pool is in use.
+func (s Pools) Unlink(call *Call, tx *store.Tx) {
+	c := s.change(call, tx)
 	c.Check(checkSilo(call.Named["silo"]))
 	if _, ok := linked(c.old); !ok && words[c.kind].strict {
 		c.Check(noLink(c.kind, c.old))
@@ -302,8 +309,8 @@ func allocated(text string) netip.Prefix {
 }
 
 // Extents lists the ranges or the members of a pool.
-func (s Resources) Extents(call *Call, tx *store.Tx) (parts []Item) {
-	c := s.change(call, tx, call.Kind)
+func (s Pools) Extents(call *Call, tx *store.Tx) (parts []Item) {
+	c := s.change(call, tx)
 	for _, e := range extentsOf(c.Tx, c.old) {
 		parts = append(parts, partOf(c.kind, c.old, e))
 	}
@@ -311,8 +318,8 @@ func (s Resources) Extents(call *Call, tx *store.Tx) (parts []Item) {
 }
 
 // AddExtent adds an [Extent] to a pool. The extent must not overlap an extent of any pool.
-func (s Resources) AddExtent(call *Call, tx *store.Tx) Item {
-	c, e := s.change(call, tx, call.Kind), call.Body.(Extent)
+func (s Pools) AddExtent(call *Call, tx *store.Tx) Item {
+	c, e := s.change(call, tx), call.Body.(Extent)
 	c.checkExtent(e)
 	e = made(e)
 	c.record.Fields[extents] = append(extentsOf(c.Tx, c.old), e)
@@ -358,8 +365,8 @@ func (c *Change) checkExtent(e Extent) {
 }
 
 // RemoveExtent removes an [Extent], unless an address or a subnet is allocated from it.
-func (s Resources) RemoveExtent(call *Call, tx *store.Tx) {
-	c := s.change(call, tx, call.Kind)
+func (s Pools) RemoveExtent(call *Call, tx *store.Tx) {
+	c := s.change(call, tx)
 	e := call.Body.(Extent)
 	list := extentsOf(c.Tx, c.old)
 	rest := slices.DeleteFunc(slices.Clone(list), func(other Extent) bool {
@@ -373,9 +380,9 @@ func (s Resources) RemoveExtent(call *Call, tx *store.Tx) {
 	c.put()
 }
 
-// PoolUtilization returns how many addresses a pool has and how many of them are free.
-func (s Resources) PoolUtilization(call *Call, tx *store.Tx) Item {
-	c, capacity, used := s.change(call, tx, call.Kind), 0.0, 0.0
+// Utilization returns how many addresses a pool has and how many of them are free.
+func (s Pools) Utilization(call *Call, tx *store.Tx) Item {
+	c, capacity, used := s.change(call, tx), 0.0, 0.0
 	for _, e := range extentsOf(c.Tx, c.old) {
 		capacity += e.size()
 	}

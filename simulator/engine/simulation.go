@@ -3,10 +3,10 @@
 //
 // [Open] opens a [Simulation]: it completes the unfinished work of an earlier simulator, and gives
 // running instances their devices. The operations are methods of [Disks], [Snapshots], [Images],
-// [Instances], [Attachments], [Silo], and [Resources] for objects that are only records. Each gets
-// a [Call], which has the request and the faults that apply to it. A refusal is an [Error] in the
-// rack's form; in a transaction, [store.Tx.Check] ends the transaction with it. An operation that
-// needs only the records runs in a transaction of its caller ([Reading], [Changing]).
+// [Instances], [Attachments], [Silo], [Pools], and [Resources] for objects that are only records.
+// Each gets a [Call], which has the request and the faults that apply to it. A refusal is an
+// [Error] in the rack's form; in a transaction, [store.Tx.Check] ends the transaction with it. An
+// operation that needs only the records runs in a transaction of its caller ([Reading], [Changing]).
 //
 // Any other operation first checks the rules and changes records in a transaction. It then works on
 // the data plane while it holds the locks of its objects. If this work takes long, or if callers
@@ -129,7 +129,7 @@ type DiskSpec struct {
 }
 
 // Simulation is an open rack: its records, its data plane and its switches. The operations on it
-// are the methods of Disks, Snapshots, Images, Instances, Attachments, Silo and Resources.
+// are the methods of Disks, Snapshots, Images, Instances, Attachments, Silo, Pools and Resources.
 type Simulation struct {
 	config    Config
 	temporary bool
