@@ -535,7 +535,7 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 	tx.Refuse(!i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating,
 		invalidRequest("cannot attach disk to instance in %s state", i.RunState))
 	// An instance that is being created may get a boot disk later. checkCreate has applied the limit.
-	limit := r.diskLimit(now, i.BootDiskID != nil || i.RunState == store.StateCreating)
+	limit := r.config.diskLimit(now, i.BootDiskID != nil || i.RunState == store.StateCreating)
 	tx.Refuse(len(tx.DisksOf(i.ID)) >= limit,
 		invalidRequest("cannot attach more than %d disks to instance", limit))
 }

@@ -546,7 +546,7 @@ func checkSize(tx *store.Tx, ncpus int, memory int64) {
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) {
 	checkSize(tx, c.NCPUs, c.Memory)
 	attachments := c.attachments()
-	if limit := s.diskLimit(s.Switches(), c.Boot != nil); len(attachments) > limit {
+	if limit := s.config.diskLimit(s.Switches(), c.Boot != nil); len(attachments) > limit {
 		tx.Check(invalidRequest("cannot attach more than %d disks to instance", limit))
 	}
 	for _, a := range attachments {

@@ -151,7 +151,9 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 		attached = slices.DeleteFunc(attached,
 			func(d dataplane.Device) bool { return d.InstanceID == id })
 	}
-	if err := errors.Join(r.plane.Reconcile(ctx, attached, ids), r.failed(gone)); err != nil {
+	err = errors.Join(r.plane.Reconcile(ctx, attached, ids),
+		r.store.Update(func(tx *store.Tx) { failInstances(tx, gone) }))
+	if err != nil {
 		return err
 	}
 	r.boot = append(r.boot, again...)
@@ -164,14 +166,12 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	return nil
 }
 
-func (r *Simulation) failed(ids []string) error {
-	return r.store.Update(func(tx *store.Tx) {
-		for _, id := range ids {
-			i := byID(tx, store.Instances, id)
-			i.SetRunState(store.RunFailed)
-			store.Instances.Put(tx, i)
-		}
-	})
+func failInstances(tx *store.Tx, ids []string) {
+	for _, id := range ids {
+		i := byID(tx, store.Instances, id)
+		i.SetRunState(store.RunFailed)
+		store.Instances.Put(tx, i)
+	}
 }
 
 // seeder creates the objects of the Config that the records lack.
