@@ -34,12 +34,12 @@ func (s *Server) Admin() http.Handler {
 	}
 	mux := http.NewServeMux()
 	for pattern, answer := range map[string]adminAnswer{
-		"GET /requests":               s.adminRequests,
+		"GET /requests":               s.requests.adminList,
 		"DELETE /requests":            done(s.requests.clear),
 		"GET /faults":                 func(*http.Request) (any, error) { return s.Faults.List(), nil },
-		"POST /faults":                s.adminAddFault,
+		"POST /faults":                s.Faults.adminAdd,
 		"DELETE /faults":              done(s.Faults.Clear),
-		"DELETE /faults/{id}":         s.adminRemoveFault,
+		"DELETE /faults/{id}":         s.Faults.adminRemove,
 		"GET /disks/{disk}/faults":    s.adminDiskFaults,
 		"POST /disks/{disk}/faults":   s.adminFailDisk,
 		"DELETE /disks/{disk}/faults": s.adminHealDisk,
@@ -126,7 +126,7 @@ func jsonFields(of any) (names []string) {
 	return names
 }
 
-func (s *Server) adminRequests(r *http.Request) (any, error) {
+func (l *requestLog) adminList(r *http.Request) (any, error) {
 	since := 0
 	if text := r.URL.Query().Get("since"); text != "" {
 		var err error
@@ -134,22 +134,22 @@ func (s *Server) adminRequests(r *http.Request) (any, error) {
 			return nil, badAdminRequest(fmt.Errorf("since=%q is not a number", text))
 		}
 	}
-	return s.requests.since(since), nil
+	return l.since(since), nil
 }
 
-func (s *Server) adminAddFault(r *http.Request) (any, error) {
+func (f *Faults) adminAdd(r *http.Request) (any, error) {
 	var fault adminapi.Fault
 	if err := adminRead(r, &fault); err != nil {
 		return nil, err
 	}
-	id, err := s.Faults.Add(fault)
+	id, err := f.Add(fault)
 	return struct {
 		ID string `json:"id"`
 	}{id}, badAdminRequest(err)
 }
 
-func (s *Server) adminRemoveFault(r *http.Request) (any, error) {
-	if id := r.PathValue("id"); !s.Faults.Remove(id) {
+func (f *Faults) adminRemove(r *http.Request) (any, error) {
+	if id := r.PathValue("id"); !f.Remove(id) {
 		return nil, adminError{fmt.Errorf("there is no fault %q", id), http.StatusNotFound}
 	}
 	return nil, nil
