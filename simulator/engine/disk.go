@@ -242,11 +242,10 @@ func setPublicKey(c *Change, value any) {
 
 // chargeStorage charges size to the silo's quota. It refuses a call that exceeds the quota (A29).
 func (r *Simulation) chargeStorage(tx *store.Tx, size int64) {
-	if quota := r.Switches().QuotaBytes; size > int64(quota)-tx.Storage() {
-		tx.Check(insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete " +
-			"request. Either remove unneeded disks and snapshots to free up resources or " +
+	tx.Refuse(size > int64(r.Switches().QuotaBytes)-tx.Storage(),
+		insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete "+
+			"request. Either remove unneeded disks and snapshots to free up resources or "+
 			"contact the rack operator to request a capacity increase."))
-	}
 	tx.AddStorage(size)
 }
 

@@ -120,12 +120,11 @@ func (c *Change) poolWith(k *Kind, fits func(Extent) bool) (pool store.Resource,
 func (c *Change) choose(k *Kind, a Allocation) (pool store.Resource) {
 	if a.Pool.Given() {
 		pool = find(c.Tx, k.Table(), "", a.Pool)
-		if kind := pool.Text("pool_type"); k == IPPool && kind != unicast {
-			c.Check(invalidRequest("Pool '%s' is not a unicast pool (type: %s)", pool.Name, kind))
-		}
-		if _, ok := linked(pool); !ok {
-			c.Check(notFound(k.Name, a.Pool))
-		}
+		kind := pool.Text("pool_type")
+		c.Refuse(k == IPPool && kind != unicast,
+			invalidRequest("Pool '%s' is not a unicast pool (type: %s)", pool.Name, kind))
+		_, ok := linked(pool)
+		c.Refuse(!ok, notFound(k.Name, a.Pool))
 		return pool
 	}
 	found := 0

@@ -546,9 +546,9 @@ func checkSize(tx *store.Tx, ncpus int, memory int64) {
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) {
 	checkSize(tx, c.NCPUs, c.Memory)
 	attachments := c.attachments()
-	if limit := s.config.diskLimit(s.Switches(), c.Boot != nil); len(attachments) > limit {
-		tx.Check(invalidRequest("cannot attach more than %d disks to instance", limit))
-	}
+	limit := s.config.diskLimit(s.Switches(), c.Boot != nil)
+	tx.Refuse(len(attachments) > limit,
+		invalidRequest("cannot attach more than %d disks to instance", limit))
 	for _, a := range attachments {
 		if a.Create != nil {
 			Disks(s).describe(tx, owner, *a.Create, &store.Disk{})

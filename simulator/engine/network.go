@@ -74,11 +74,9 @@ func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterfac
 	subnet := find(tx, Subnet.Table(), vpc.ID, store.Selector{Name: c.Subnet})
 	checkAddress(tx, subnet, "ipv4_block", c.V4)
 	checkAddress(tx, subnet, "ipv6_block", c.V6)
-	if slices.ContainsFunc(others, func(other store.NetworkInterface) bool {
-		return other.SubnetID == subnet.ID
-	}) {
-		tx.Check(invalidRequest("Each interface must be in a distinct VPC Subnet"))
-	}
+	tx.Refuse(slices.ContainsFunc(others,
+		func(other store.NetworkInterface) bool { return other.SubnetID == subnet.ID }),
+		invalidRequest("Each interface must be in a distinct VPC Subnet"))
 	stack := newStack(tx, subnet, c)
 	host := tx.NextHost()
 	return store.NetworkInterface{
@@ -557,10 +555,9 @@ func permitRoute(c *Change, in *ResourceInput) {
 		"not modifiable", routeWords[kind]))
 	from, to := c.old.Fields["destination"].(map[string]any),
 		in.Values["destination"].(map[string]any)
-	if in.Name != nil || in.Description != nil || from["type"] != to["type"] ||
-		from["value"] != to["value"] {
-		c.Check(invalidRequest("the destination and metadata of a Default route cannot be changed"))
-	}
+	c.Refuse(in.Name != nil || in.Description != nil || from["type"] != to["type"] ||
+		from["value"] != to["value"],
+		invalidRequest("the destination and metadata of a Default route cannot be changed"))
 }
 
 // defaultGateway forbids the deletion of the gateway to which the rack attaches the default pool,

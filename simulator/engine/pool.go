@@ -192,9 +192,8 @@ func (s Pools) Linked(call *Call, tx *store.Tx) (pools []store.Resource) {
 func (s Pools) View(call *Call, tx *store.Tx) store.Resource {
 	k := call.Kind
 	r := find(tx, k.Table(), "", call.Named[k.Param])
-	if _, ok := linked(r); !ok {
-		tx.Check(notFound(k.Name, call.Named[k.Param]))
-	}
+	_, ok := linked(r)
+	tx.Refuse(!ok, notFound(k.Name, call.Named[k.Param]))
 	call.Object = r.Identity
 	return ofSilo(r)
 }
@@ -263,9 +262,8 @@ func noLink(k *Kind, pool store.Resource) error {
 func (s Pools) UpdateLink(call *Call, tx *store.Tx) Item {
 	c, first := s.change(call, tx), call.Body.(PoolLink).IsDefault
 	c.Check(checkSilo(call.Named["silo"]))
-	if _, ok := linked(c.old); !ok {
-		c.Check(noLink(c.kind, c.old))
-	}
+	_, ok := linked(c.old)
+	c.Refuse(!ok, noLink(c.kind, c.old))
 	c.record.Fields[isDefault] = first
 	if other, taken := c.defaultPool(c.old); first && taken && other.ID != c.old.ID {
 		other.Fields[isDefault] = false
@@ -279,9 +277,8 @@ func (s Pools) UpdateLink(call *Call, tx *store.Tx) Item {
 func (s Pools) Unlink(call *Call, tx *store.Tx) {
 	c := s.change(call, tx)
 	c.Check(checkSilo(call.Named["silo"]))
-	if _, ok := linked(c.old); !ok && words[c.kind].strict {
-		c.Check(noLink(c.kind, c.old))
-	}
+	_, ok := linked(c.old)
+	c.Refuse(!ok && words[c.kind].strict, noLink(c.kind, c.old))
 	c.record.Fields[isDefault] = nil
 	c.Refuse(len(c.used()) > 0, invalidRequest("%s", words[c.kind].usedPool))
 	c.put()

@@ -164,18 +164,15 @@ type Resources struct{ *Simulation }
 func (s Resources) find(call *Call, tx *store.Tx, k *Kind, sel store.Selector) store.Resource {
 	if sel.ID != "" {
 		for _, param := range k.Ancestors() {
-			if call.Named[param].Given() {
-				tx.Check(invalidRequest("when providing %s should not be specified", k.Both))
-			}
+			tx.Refuse(call.Named[param].Given(),
+				invalidRequest("when providing %s should not be specified", k.Both))
 		}
 		return find(tx, k.Table(), "", sel)
 	}
 	owner := k.Owner
 	if k.Parent != nil {
 		above := call.Named[k.Parent.Param]
-		if !above.Given() {
-			tx.Check(invalidRequest("%s should be specified", k.Neither))
-		}
+		tx.Refuse(!above.Given(), invalidRequest("%s should be specified", k.Neither))
 		owner = s.find(call, tx, k.Parent, above).ID
 	}
 	return find(tx, k.Table(), owner, sel)

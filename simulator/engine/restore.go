@@ -147,10 +147,8 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, id := range gone {
-		attached = slices.DeleteFunc(attached,
-			func(d dataplane.Device) bool { return d.InstanceID == id })
-	}
+	attached = slices.DeleteFunc(attached,
+		func(d dataplane.Device) bool { return slices.Contains(gone, d.InstanceID) })
 	err = errors.Join(r.plane.Reconcile(ctx, attached, ids),
 		r.store.Update(func(tx *store.Tx) { failInstances(tx, gone) }))
 	if err != nil {
@@ -180,9 +178,8 @@ type seeder struct{ *Simulation }
 func (r seeder) network(tx *store.Tx) {
 	c := &Change{Simulation: r.Simulation, Tx: tx, derive: true}
 	for _, name := range r.config.Projects {
-		if problem := store.CheckName(name); problem != "" {
-			tx.Check(fmt.Errorf("project %q: %s", name, problem))
-		}
+		problem := store.CheckName(name)
+		tx.Refuse(problem != "", fmt.Errorf("project %q: %s", name, problem))
 		if _, ok := configured(tx, name); ok {
 			continue
 		}
@@ -219,17 +216,15 @@ func (r seeder) instances(tx *store.Tx) {
 
 // instance returns the ID of an instance of the Config. It creates the instance if it is missing.
 func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
-	if problem := store.CheckName(spec.Name); problem != "" {
-		tx.Check(errors.New(problem))
-	}
+	problem := store.CheckName(spec.Name)
+	tx.Refuse(problem != "", errors.New(problem))
 	p := r.project(tx, spec.Project)
 	parsed, err := uuid.Parse(cmp.Or(spec.ID,
 		store.DerivedID("instance", cmp.Or(spec.Project, r.config.Projects[0]), spec.Name)))
 	tx.Refuse(err != nil, fmt.Errorf("its ID %q is not a UUID", spec.ID))
 	if existing, ok := store.Instances.ByName(tx, p.ID, spec.Name); ok {
-		if spec.ID != "" && existing.ID != parsed.String() {
-			tx.Check(fmt.Errorf("in the directory it has the ID %s, not %s", existing.ID, parsed))
-		}
+		tx.Refuse(spec.ID != "" && existing.ID != parsed.String(),
+			fmt.Errorf("in the directory it has the ID %s, not %s", existing.ID, parsed))
 		return existing.ID
 	}
 	if other, ok := store.Instances.Get(tx, parsed.String()); ok {

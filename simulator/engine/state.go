@@ -20,9 +20,8 @@ func (r *Simulation) State() (adminapi.State, error) {
 	}
 	devices, err := r.plane.OwnDevices()
 	for _, d := range devices {
-		state.LoopDevices = append(state.LoopDevices,
-			adminapi.LoopDevice{
-				Path: d.Path, Serial: dataplane.SerialOf(d), BackingFile: d.BackingFile})
+		state.LoopDevices = append(state.LoopDevices, adminapi.LoopDevice{Path: d.Path,
+			Serial: dataplane.SerialOf(d), BackingFile: d.BackingFile})
 	}
 	return state, err
 }
