@@ -164,9 +164,8 @@ func (s *Server) adminMutate(r *http.Request) (any, error) {
 }
 
 func (s *Server) adminSwitch(r *http.Request) (any, error) {
-	now, err := s.rack.ChangeSwitches(func(next *adminapi.Switches) error {
-		return adminRead(r, next)
-	})
+	now, err := s.rack.ChangeSwitches(
+		func(next *adminapi.Switches) error { return adminRead(r, next) })
 	return now, badAdminRequest(err)
 }
 

@@ -275,8 +275,7 @@ func (s *Server) authenticate(r *apiRequest) error {
 		return nil
 	}
 	bearer := bearerOf(r.Request)
-	if !strings.HasPrefix(bearer, tokenPrefix) ||
-		s.token != "" && bearer != s.token {
+	if !strings.HasPrefix(bearer, tokenPrefix) || s.token != "" && bearer != s.token {
 		return errUnauthorized
 	}
 	return nil

@@ -274,9 +274,8 @@ func (p *Plane) Close() (err error) {
 	return errors.Join(append(errs, p.Flaky.close())...)
 }
 
-// VMs has the guests' virtual machines, if Config.Machines is set. Their disks have no loop
-// devices, and their guest views show no devices. A guest that does not run gets its disks when it
-// starts.
+// VMs has the virtual machines of a plane with Config.Machines. Their disks have no loop devices,
+// and their guest views show no devices. A guest that does not run gets its disks when it starts.
 type VMs struct {
 	// host is nil if the guests are only guest views.
 	host   *machine.Host
@@ -367,11 +366,7 @@ func (v *VMs) hasMemory(more int64) error {
 	if err != nil {
 		return err
 	}
-	used := more
-	for range v.SSH() {
-		used += mostMemory
-	}
-	return fits(string(text), used, more)
+	return fits(string(text), int64(len(v.SSH()))*mostMemory+more, more)
 }
 
 // fits() fails if all machines need over 3/4 of MemTotal, or the new one more than MemAvailable.

@@ -142,11 +142,10 @@ func (p *Plane) RemoveSnapshot(id string) (err error) {
 // RemoveImage removes an image's bytes, if they exist.
 func (p *Plane) RemoveImage(id string) (err error) {
 	defer wrap(&err, "remove image %s", id)
-	if err := p.Files.remove(p.Files.ImagePath(id)); err != nil {
-		return err
+	if err = p.Files.remove(p.Files.ImagePath(id)); err == nil {
+		p.Removed(id)
 	}
-	p.Removed(id)
-	return nil
+	return err
 }
 
 const unfinished = ".tmp"
@@ -290,14 +289,11 @@ func (f Files) resize(diskID string, size int64) error {
 }
 
 func (f Files) trim(diskID string, size int64) error {
-	st, err := os.Stat(f.DiskPath(diskID))
-	if errors.Is(err, fs.ErrNotExist) {
+	now, err := fileSize(f.DiskPath(diskID))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && now <= size {
 		return nil
 	}
-	if err != nil || st.Size() <= size {
-		return err
-	}
-	return os.Truncate(f.DiskPath(diskID), size)
+	return f.resize(diskID, size)
 }
 
 // diskInodes maps the names of the disks' files to their inodes. Only the inode identifies the file

@@ -52,11 +52,10 @@ func (p *Plane) RemoveGuest(id string) (err error) {
 		return err
 	}
 	p.guests.remove(id)
-	if err := RemoveTree(p.GuestDir(id)); err != nil {
-		return err
+	if err = RemoveTree(p.GuestDir(id)); err == nil {
+		p.Removed(id)
 	}
-	p.Removed(id)
-	return nil
+	return err
 }
 
 func (p *Plane) unplugAll(id string) error {

@@ -228,12 +228,11 @@ func (p *Plane) RemoveDisk(id string) (err error) {
 	}
 	err = errors.Join(p.tampering.life(event{what: diskRemoving, disk: id}, nil),
 		p.Files.remove(p.Files.DiskPath(id)), p.tampering.life(event{what: diskRemoved, disk: id}, nil))
-	if err != nil {
-		return err
+	if err == nil {
+		p.Flaky.forget(id)
+		p.Removed(id)
 	}
-	p.Flaky.forget(id)
-	p.Removed(id)
-	return nil
+	return err
 }
 
 // hide removes a device from its guest view: first the directory in sysfs, then the node.

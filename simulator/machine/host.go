@@ -182,8 +182,7 @@ func hold(dir string) (*os.File, error) {
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errors.Join(fmt.Errorf("a QEMU of an earlier start has %s open: %w; end it",
-			lock.Name(), err),
-			lock.Close())
+			lock.Name(), err), lock.Close())
 	}
 	return lock, nil
 }
