@@ -27,7 +27,7 @@ const cleanTimeout = 5 * time.Minute
 // cleanVerb removes the objects, processes and directories of runs that died.
 func cleanVerb(ctx context.Context, w *job) (int, error) {
 	p, s := w.Program, w.settings
-	all, err := w.inventory(ctx)
+	all, err := w.project.inventory(ctx)
 	if err != nil {
 		return ExitUsage, err
 	}
@@ -70,7 +70,7 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 		// Remove the objects last: without them, a repeated clean would not find the run.
 		errs = append(errs, p.endProcesses(ctx, run.id), p.removeDirs(run.id), w.remove(ctx, run))
 	}
-	if all, err = w.inventory(context.WithoutCancel(ctx)); err != nil {
+	if all, err = w.project.inventory(context.WithoutCancel(ctx)); err != nil {
 		errs = append(errs, err)
 	}
 	for _, run := range dead {
@@ -145,7 +145,7 @@ func (w *job) remove(ctx context.Context, run deadRun) error {
 		if errWait := pause.Wait(ctx); errWait != nil {
 			return errors.Join(err, errWait)
 		}
-		all, errList := w.inventory(ctx)
+		all, errList := w.project.inventory(ctx)
 		run.left = all.of(run.id)
 		switch {
 		case errList != nil:
@@ -209,12 +209,12 @@ func (w *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) erro
 			return fmt.Errorf("it is attached to instance %s, which the run does not name: detach it "+
 				"by hand", attached.Instance)
 		}
-		err := w.detach(ctx, disk.Id, attached.Instance)
+		err := w.project.detach(ctx, disk.Id, attached.Instance)
 		if rules.SaysNotStopped(err) {
 			if err := w.stop(ctx, run, attached.Instance); err != nil {
 				return fmt.Errorf("the rack detaches it only from a stopped instance: %w", err)
 			}
-			err = w.detach(ctx, disk.Id, attached.Instance)
+			err = w.project.detach(ctx, disk.Id, attached.Instance)
 		}
 		if err != nil {
 			return err
@@ -253,18 +253,12 @@ func (p *Program) removeDirs(run string) error {
 	return errors.Join(errs...)
 }
 
-func (w *job) detach(ctx context.Context, disk, instance string) error {
-	_, err := w.client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
-	return err
-}
-
 // stop stops a run's helper and waits until the helper is stopped. It stops this run's helper only
 // if a data check started that helper, and a dead run's helper only if --helper names it.
 func (w *job) stop(ctx context.Context, run deadRun, instance string) error {
 	named := run.id != w.id && w.settings.helper != ""
 	if named {
-		found, err := w.find(ctx, w.settings.helper)
+		found, err := w.project.find(ctx, w.settings.helper)
 		named = err == nil && found.Id == instance
 	}
 	started := run.id == w.id && w.started != nil && w.started.Started
@@ -436,17 +430,78 @@ type item struct {
 	disk *oxide.Disk
 }
 
-func (w *job) inventory(ctx context.Context) (all inventory, err error) {
+// project is the rack's project in which this program works: through the API, without the driver.
+type project struct {
+	client *oxide.Client
+	name   oxide.NameOrId
+}
+
+func (p *project) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
+	params := oxide.InstanceViewParams{Instance: oxide.NameOrId(nameOrID)}
+	if !isUUID(nameOrID) {
+		params.Project = p.name
+	}
+	instance, err := p.client.InstanceView(ctx, params)
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %s", nameOrID, rules.Brief(err))
+	}
+	project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.name})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("project %s: %s", p.name, rules.Brief(err))
+	case project.Id != instance.ProjectId:
+		return nil, fmt.Errorf("%s (%s) is not in the project %s", instance.Name, instance.Id,
+			project.Name)
+	}
+	return instance, nil
+}
+
+// createDisk creates a blank disk of 1 GiB through the rack's API, without the driver, and checks
+// that the answer contains the mark. The disk's name contains the run's ID.
+func (p *project) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
+	disk, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.name,
+		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + m.Run + "-" + what),
+			Description: m.description(), Size: oxide.ByteCount(harness.GiB),
+			DiskBackend: harness.BlankBackend()}})
+	if errors.Is(err, oxide.ErrObjectAlreadyExists) {
+		// A request without an answer may have created the disk.
+		disk, err = p.client.DiskView(ctx, oxide.DiskViewParams{Project: p.name,
+			Disk: oxide.NameOrId("conf-" + m.Run + "-" + what)})
+	}
+	if err == nil && disk.Description != m.description() {
+		err = fmt.Errorf("expected the description %q; found %q: nobody could find what the run makes, "+
+			"so it makes nothing more; the disk %s is left if it was the run's", m.description(),
+			disk.Description, disk.Name)
+	}
+	return disk, briefly("create a disk", err)
+}
+
+func (p *project) look(ctx context.Context, disk string) (*oxide.Disk, error) {
+	return p.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
+}
+
+func (p *project) attach(ctx context.Context, disk, instance string) error {
+	_, err := p.client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+	return err
+}
+
+func (p *project) detach(ctx context.Context, disk, instance string) error {
+	_, err := p.client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+	return err
+}
+
+func (p *project) inventory(ctx context.Context) (all inventory, err error) {
 	defer harness.Catch(&err)
 	// If the rack does not answer, each list takes long. So the first error ends the inventory.
-	instances, failed := w.client.InstanceListAllPages(ctx,
-		oxide.InstanceListParams{Project: w.projectName})
+	instances, failed := p.client.InstanceListAllPages(ctx, oxide.InstanceListParams{Project: p.name})
 	for _, n := range instances {
 		all = append(all, item{"instance", n.Id, n.Name, n.Description, string(n.RunState), 0, nil})
 	}
 	harness.Must(briefly("list the project's instances", failed))
-	all = append(all, harness.Got(w.volumes(ctx))...)
-	images, failed := w.client.ImageListAllPages(ctx, oxide.ImageListParams{Project: w.projectName})
+	all = append(all, harness.Got(p.volumes(ctx))...)
+	images, failed := p.client.ImageListAllPages(ctx, oxide.ImageListParams{Project: p.name})
 	for _, m := range images {
 		all = append(all, item{"image", m.Id, m.Name, m.Description, "", m.Size, nil})
 	}
@@ -455,16 +510,15 @@ func (w *job) inventory(ctx context.Context) (all inventory, err error) {
 }
 
 // volumes lists the disks and snapshots of the project.
-func (w *job) volumes(ctx context.Context) (all inventory, err error) {
-	disks, err := w.client.DiskListAllPages(ctx, oxide.DiskListParams{Project: w.projectName})
+func (p *project) volumes(ctx context.Context) (all inventory, err error) {
+	disks, err := p.client.DiskListAllPages(ctx, oxide.DiskListParams{Project: p.name})
 	for _, d := range disks {
 		all = append(all, item{"disk", d.Id, d.Name, d.Description, string(d.State.State()), d.Size, &d})
 	}
 	if err != nil {
 		return nil, briefly("list the project's disks", err)
 	}
-	snapshots, err := w.client.SnapshotListAllPages(ctx,
-		oxide.SnapshotListParams{Project: w.projectName})
+	snapshots, err := p.client.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: p.name})
 	for _, s := range snapshots {
 		all = append(all, item{"snapshot", s.Id, s.Name, s.Description, string(s.State), s.Size, nil})
 	}
@@ -531,7 +585,7 @@ func newRunID() string { return uuid.NewString()[:8] } // random hexadecimal dig
 // meet records which disks are attached to an instance that the run may stop, and returns an error
 // if somebody else uses the instance.
 func (w *job) meet(ctx context.Context, instance *oxide.Instance) error {
-	disks, err := w.disksOf(ctx, instance.Id)
+	disks, err := w.project.disksOf(ctx, instance.Id)
 	if err != nil {
 		return err
 	}
@@ -546,7 +600,7 @@ func (w *job) meet(ctx context.Context, instance *oxide.Instance) error {
 // cluster, or that was not attached at the preflight.
 func (w *job) mayStop(ctx context.Context, id string) (err error) {
 	defer harness.Catch(&err)
-	instance := harness.Got(w.find(ctx, id))
+	instance := harness.Got(w.project.find(ctx, id))
 	left := func(format string, args ...any) error {
 		return fmt.Errorf("instance %s was left as it is: %s", instance.Name,
 			fmt.Sprintf(format, args...))
@@ -554,7 +608,7 @@ func (w *job) mayStop(ctx context.Context, id string) (err error) {
 	if markOf(instance.Description).Run != "" {
 		return left("a run has made it")
 	}
-	for _, d := range harness.Got(w.disksOf(ctx, id)) {
+	for _, d := range harness.Got(w.project.disksOf(ctx, id)) {
 		switch run := runOf(d.Description); {
 		case run != "" && (run == w.id || w.dead[run]):
 		case run != "":
@@ -565,7 +619,7 @@ func (w *job) mayStop(ctx context.Context, id string) (err error) {
 			return left("the disk %s, which is not the run's, is attached to it", d.Name)
 		}
 	}
-	all, failed := w.client.DiskListAllPages(ctx, oxide.DiskListParams{Project: w.projectName})
+	all, failed := w.client.DiskListAllPages(ctx, oxide.DiskListParams{Project: w.project.name})
 	harness.Must(briefly("list the project's disks", failed))
 	for _, d := range all {
 		if m := markOf(d.Description); m.Run != w.id && !w.dead[m.Run] &&
@@ -577,8 +631,8 @@ func (w *job) mayStop(ctx context.Context, id string) (err error) {
 	return nil
 }
 
-func (w *job) disksOf(ctx context.Context, instance string) ([]oxide.Disk, error) {
-	disks, err := w.client.InstanceDiskListAllPages(ctx,
+func (p *project) disksOf(ctx context.Context, instance string) ([]oxide.Disk, error) {
+	disks, err := p.client.InstanceDiskListAllPages(ctx,
 		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(instance)})
 	return disks, briefly("list the disks of instance "+instance, err)
 }

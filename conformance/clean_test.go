@@ -152,7 +152,7 @@ func TestARunMayStopNoInstanceThatOthersUse(t *testing.T) {
 	made(t, rack, "run", mark{Run: "1a2b3c4d", Host: "elsewhere", Began: &now,
 		Instances: []string{rack.Instance("b").ID}}.description())
 	expect(rack.Instance("b").ID, "1a2b3c4d on elsewhere uses it")
-	w.projectName = "other"
+	w.project.name = "other"
 	expect(helper, "not in the project")
 }
 
@@ -166,7 +166,7 @@ func TestDetachingADiskStopsOnlyTheRunsOwnHelper(t *testing.T) {
 	csitest.Must(t, rack.StartInstance(t.Context(), helper))
 	run := deadRun{id: w.id, mark: mark{Helper: helper, Instances: []string{helper}}}
 	remove := func() error {
-		now := csitest.Got(w.look(t.Context(), disk))(t)
+		now := csitest.Got(w.project.look(t.Context(), disk))(t)
 		return w.removeDisk(t.Context(), run, *now)
 	}
 	w.started = &data.Helper{InstanceID: helper, Started: true}

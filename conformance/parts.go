@@ -25,6 +25,7 @@ import (
 	"github.com/onsi/ginkgo/v2/formatter"
 	"github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -76,7 +77,7 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	csisuite.Quiet()
 	var point, each int
 	look := func() inventory {
-		all, err := w.volumes(ctx)
+		all, err := w.project.volumes(ctx)
 		w.exchanges = append(w.exchanges, w.rack.Exchanges()...)
 		if err != nil {
 			return nil
@@ -137,9 +138,9 @@ func (*verdictOfSpecs) Fail() {}
 // startDriver starts the driver that is built into this program, with the settings of the run, and
 // waits until it is ready.
 func (w *job) startDriver(ctx context.Context, mode string) (*harness.Plugin, error) {
-	env := map[string]string{"OXIDE_HOST": w.host, "OXIDE_TOKEN": w.token, "OXIDE_PROJECT": w.project,
-		"OXIDE_CA_FILE": w.caFile, "OXIDE_SYSFS_ROOT": w.sysfsRoot, "OXIDE_DEV_ROOT": w.devRoot,
-		"OXIDE_CLUSTER_ID": w.mark, "OXIDE_CONFORMANCE_MARK": w.mark}
+	env := map[string]string{"OXIDE_HOST": w.host, "OXIDE_TOKEN": w.token, "OXIDE_CA_FILE": w.caFile,
+		"OXIDE_PROJECT": w.settings.project, "OXIDE_CLUSTER_ID": w.mark, "OXIDE_CONFORMANCE_MARK": w.mark,
+		"OXIDE_SYSFS_ROOT": w.sysfsRoot, "OXIDE_DEV_ROOT": w.devRoot}
 	driver, err := w.dir.StartPlugin(ctx, harness.PluginOptions{Mode: mode, Env: env})
 	if err == nil {
 		err = driver.AwaitReady(ctx)
@@ -202,7 +203,7 @@ func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) 
 		return err
 	}
 	full := slices.ContainsFunc(calls, func(c rpc) bool { return c.reason == "RackFull" })
-	if left, err := w.quotaLeft(ctx); full && err == nil && left < parts["block"].need.gib {
+	if left, err := quotaLeft(ctx, w.client); full && err == nil && left < parts["block"].need.gib {
 		return errors.New("others use the silo's quota")
 	}
 	return nil
@@ -336,23 +337,23 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 	return result
 }
 
+// quotaLeft returns how many GiB of the silo's quota are left.
+func quotaLeft(ctx context.Context, client *oxide.Client) (int64, error) {
+	use, err := client.UtilizationView(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return (int64(use.Capacity.Storage) - int64(use.Provisioned.Storage)) / harness.GiB, nil
+}
+
 // room returns how many GiB the run may still create within its budget and the silo's quota.
 func (w *job) room(ctx context.Context) int64 {
 	now, _ := w.budget.held()
 	left := w.budget.limit.gib - now.gib
-	if quota, err := w.quotaLeft(ctx); err == nil {
+	if quota, err := quotaLeft(ctx, w.client); err == nil {
 		left = min(left, quota)
 	}
 	return left
-}
-
-// quotaLeft returns how many GiB of the silo's quota are left.
-func (w *job) quotaLeft(ctx context.Context) (int64, error) {
-	use, err := w.client.UtilizationView(ctx)
-	if err != nil {
-		return 0, briefly("read the silo's utilization", err)
-	}
-	return (int64(use.Capacity.Storage) - int64(use.Provisioned.Storage)) / harness.GiB, nil
 }
 
 func notMade(check data.Check, calls []rpc) (missing []string) {

@@ -141,7 +141,7 @@ var preflightLines = []struct {
 		ctx, cancel := context.WithTimeout(ctx, shellTimeout)
 		defer cancel()
 		name := "conf-" + p.id + "-simulator"
-		_, _ = p.client.DiskView(ctx, oxide.DiskViewParams{Project: p.projectName,
+		_, _ = p.client.DiskView(ctx, oxide.DiskViewParams{Project: p.project.name,
 			Disk: oxide.NameOrId(name)}) // there is none
 		log, err := p.admin.Requests(ctx, 0)
 		if err != nil || !slices.ContainsFunc(log, func(r adminapi.Request) bool {
@@ -178,20 +178,19 @@ var preflightLines = []struct {
 			first.UTC().Format(time.DateOnly))
 	}},
 	{"project", true, func(p *job, ctx context.Context) report.Line {
-		project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.projectName})
+		project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.project.name})
 		if err != nil {
-			return fail("Set OXIDE_PROJECT to the project of this instance.", "%s: %s", p.project,
+			return fail("Set OXIDE_PROJECT to the project of this instance.", "%s: %s", p.project.name,
 				rules.Brief(err))
 		}
 		return pass("%s (%s)", project.Name, project.Id)
 	}},
 	{"role", false, (*job).askRole},
 	{"quota", false, func(p *job, ctx context.Context) report.Line {
-		u, err := p.client.UtilizationView(ctx)
+		left, err := quotaLeft(ctx, p.client)
 		if err != nil {
 			return warn("", "the rack does not tell: %s", rules.Brief(err))
 		}
-		left := (int64(u.Capacity.Storage) - int64(u.Provisioned.Storage)) / harness.GiB
 		want := needOf(p.selected, 0)
 		says := fmt.Sprintf("%d GiB of storage left in the silo; the run has at most %d GiB at one time",
 			left, want.gib)
@@ -215,7 +214,7 @@ var preflightLines = []struct {
 			return fail("Run it in an instance of the rack. In a container, show it the instance's /sys.",
 				"the firmware does not tell the instance: %s", err)
 		}
-		p.here, err = p.find(ctx, id)
+		p.here, err = p.project.find(ctx, id)
 		if err != nil {
 			return fail("Set OXIDE_HOST to the rack of this instance, and OXIDE_PROJECT to its project: a "+
 				"disk is attached within its project only.", "the firmware says %s; the rack: %s", id, err)
@@ -298,7 +297,7 @@ var preflightLines = []struct {
 		for range 7 {
 			began := time.Now()
 			if _, err := p.client.ProjectView(ctx,
-				oxide.ProjectViewParams{Project: p.projectName}); err != nil {
+				oxide.ProjectViewParams{Project: p.project.name}); err != nil {
 				return fail("", "%s", rules.Brief(err))
 			}
 			took = append(took, time.Since(began))
@@ -313,7 +312,7 @@ var preflightLines = []struct {
 		return pass("%s", says)
 	}},
 	{"dead runs", false, func(p *job, ctx context.Context) report.Line {
-		all, err := p.inventory(ctx)
+		all, err := p.project.inventory(ctx)
 		if err != nil {
 			return warn("", "%s", err)
 		}
@@ -349,7 +348,7 @@ func (w *job) preflight(ctx context.Context) bool {
 // askRole requests a disk of 0 bytes. The rack answers 403 if the role may not create disks, and
 // otherwise 400 for the size.
 func (p *job) askRole(ctx context.Context) report.Line {
-	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.projectName,
+	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.project.name,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + p.id + "-role"),
 			Description: mark{Run: p.id}.description(), Size: 0,
 			DiskBackend: harness.BlankBackend()}})
@@ -370,7 +369,7 @@ func (p *job) askRole(ctx context.Context) report.Line {
 // instance, or if the instance is not in the wanted state.
 func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
-	instance, err := p.find(ctx, named)
+	instance, err := p.project.find(ctx, named)
 	if err != nil {
 		return nil, fail("Name an instance of the project.", "%s", err)
 	}
@@ -432,21 +431,21 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 		w.rack.AttachOnly, w.report.Rack.HotPlug = true, report.HotPlugAttachOnly
 		return nil
 	}
-	disk, err := w.createDisk(ctx, "hotplug", mark{Run: w.id})
+	disk, err := w.project.createDisk(ctx, "hotplug", mark{Run: w.id})
 	if err != nil {
 		return err
 	}
 	run := deadRun{id: w.id, mark: mark{Instances: []string{w.here.Id}}}
 	defer func() {
 		ctx := context.WithoutCancel(ctx)
-		now, errLook := w.look(ctx, disk.Id)
+		now, errLook := w.project.look(ctx, disk.Id)
 		if errLook == nil {
 			errLook = w.removeDisk(ctx, run, *now)
 		}
 		err = errors.Join(err, briefly("remove the disk of the trial", errLook))
 	}()
 	defer harness.Catch(&err)
-	refused := w.attach(ctx, disk.Id, w.here.Id)
+	refused := w.project.attach(ctx, disk.Id, w.here.Id)
 	if refused == nil {
 		w.rack.Hotplug, w.report.Rack.HotPlug = true, report.HotPlugYes
 		harness.Must(w.learnRemoval(ctx, disk))
@@ -456,7 +455,7 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 		return nil
 	}
 	if !rules.SaysNotStopped(refused) {
-		if now, err := w.look(ctx, disk.Id); err == nil {
+		if now, err := w.project.look(ctx, disk.Id); err == nil {
 			if says := rules.Recorded(refused, now, w.here.Id); says != "" {
 				return errAttach{fmt.Errorf("attach: %s", strings.Join(append(w.behaviours, says), "; "))}
 			}
@@ -511,11 +510,11 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 	if err != nil { // the run ends, because every later volume would wait for its device in vain
 		return errors.Join(errAttach{fmt.Errorf("attach: the rack attached a disk, but %w", err)},
 			briefly("detach the disk of the trial from this instance",
-				w.detach(ctx, disk.Id, w.here.Id)))
+				w.project.detach(ctx, disk.Id, w.here.Id)))
 	}
 	device, err := shown.Open(w.devRoot)
 	if err != nil {
-		return errors.Join(err, w.detach(ctx, disk.Id, w.here.Id))
+		return errors.Join(err, w.project.detach(ctx, disk.Id, w.here.Id))
 	}
 	defer device.Close()
 	began, gone := time.Now(), make(chan time.Duration, 1)
@@ -524,7 +523,7 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 			gone <- last
 		}
 	}()
-	if err := w.detach(ctx, disk.Id, w.here.Id); err != nil {
+	if err := w.project.detach(ctx, disk.Id, w.here.Id); err != nil {
 		return briefly("detach the disk of the trial from this instance", err)
 	}
 	took := time.Since(began)
@@ -563,14 +562,14 @@ func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.D
 // again to attach it to the running one. A rack that refuses only sometimes has hot-plug.
 func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	refused error) error {
-	if err := w.attach(ctx, disk, stopped); err != nil {
+	if err := w.project.attach(ctx, disk, stopped); err != nil {
 		return errAttach{fmt.Errorf("attach: the rack does not attach a disk to this running "+
 			"instance, and not to a stopped one either: %s", rules.Brief(err))}
 	}
-	if err := w.detach(ctx, disk, stopped); err != nil {
+	if err := w.project.detach(ctx, disk, stopped); err != nil {
 		return briefly("detach the disk of the trial from a stopped instance", err)
 	}
-	again := w.attach(ctx, disk, running)
+	again := w.project.attach(ctx, disk, running)
 	switch {
 	case again == nil:
 		return errAttach{fmt.Errorf("attach: the rack attached a disk to this running instance only "+
@@ -580,14 +579,4 @@ func (w *job) onlyToStopped(ctx context.Context, disk, stopped, running string,
 			"instance is not stopped; found %s", rules.Brief(again))}
 	}
 	return nil
-}
-
-func (w *job) attach(ctx context.Context, disk, instance string) error {
-	_, err := w.client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
-	return err
-}
-
-func (w *job) look(ctx context.Context, disk string) (*oxide.Disk, error) {
-	return w.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
 }

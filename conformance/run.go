@@ -122,13 +122,13 @@ func (w *job) carryOut(ctx context.Context) {
 	defer stop()
 	w.progress.latency, w.progress.began = w.latency, time.Now()
 	w.progress.expected = estimate(w.selected, w.latency)
-	before, err := w.inventory(ctx)
+	before, err := w.project.inventory(ctx)
 	if err != nil {
 		w.incomplete(err)
 		return
 	}
 	w.report.Ledger.Before = before.count()
-	_, err = w.createDisk(ctx, "run", w.manifest())
+	_, err = w.project.createDisk(ctx, "run", w.manifest())
 	if err == nil {
 		err = w.runParts(ctx)
 	}
@@ -139,7 +139,7 @@ func (w *job) carryOut(ctx context.Context) {
 	if !w.sweep(ctx) {
 		return
 	}
-	after, err := w.inventory(context.WithoutCancel(ctx))
+	after, err := w.project.inventory(context.WithoutCancel(ctx))
 	if err != nil {
 		w.incomplete(err)
 		return
@@ -267,7 +267,7 @@ func (w *job) sweep(ctx context.Context) bool {
 	if err := w.rack.Close(ctx); err != nil {
 		w.incomplete(err)
 	}
-	all, err := w.inventory(ctx)
+	all, err := w.project.inventory(ctx)
 	if err != nil {
 		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
 		return false
@@ -415,9 +415,9 @@ type job struct {
 	rack *rules.TestedRack
 	// client sends all requests but those of the rule checks. It repeats a request while the rack is
 	// busy.
-	client      *oxide.Client
-	projectName oxide.NameOrId
-	budget      *budget
+	client  *oxide.Client
+	project *project
+	budget  *budget
 	// admin is the client of a simulated rack's admin listener, or nil.
 	admin *adminapi.Client
 	// here is the instance in which this program runs. second and helper are other instances, or nil.
@@ -449,8 +449,7 @@ func openJob(p *Program, s *settings) (w *job, err error) {
 	secret := report.Redactor(s.token)
 	p.Stdout = report.PlainWriter{To: p.Stdout, Redact: secret}
 	p.Stderr = report.PlainWriter{To: p.Stderr, Redact: secret}
-	w = &job{Program: p, settings: s, id: newRunID(), projectName: oxide.NameOrId(s.project),
-		known: map[string]bool{}}
+	w = &job{Program: p, settings: s, id: newRunID(), known: map[string]bool{}}
 	w.mark, w.budget, w.progress = prefix+w.id, newBudget(s.budget), progress{out: p.Stdout}
 	if s.admin != "" {
 		w.admin = &adminapi.Client{URL: s.admin}
@@ -470,31 +469,12 @@ func openJob(p *Program, s *settings) (w *job, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the rack: %w", err)
 	}
+	w.project = &project{w.client, oxide.NameOrId(s.project)}
 	return w, nil
 }
 
 func (w *job) cleanCommand() string {
 	return fmt.Sprintf("oxide-conformance clean --run %s", w.id)
-}
-
-func (w *job) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
-	params := oxide.InstanceViewParams{Instance: oxide.NameOrId(nameOrID)}
-	if !isUUID(nameOrID) {
-		params.Project = w.projectName
-	}
-	instance, err := w.client.InstanceView(ctx, params)
-	if err != nil {
-		return nil, fmt.Errorf("instance %s: %s", nameOrID, rules.Brief(err))
-	}
-	project, err := w.client.ProjectView(ctx, oxide.ProjectViewParams{Project: w.projectName})
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("project %s: %s", w.projectName, rules.Brief(err))
-	case project.Id != instance.ProjectId:
-		return nil, fmt.Errorf("%s (%s) is not in the project %s", instance.Name, instance.Id,
-			project.Name)
-	}
-	return instance, nil
 }
 
 func (s *settings) firmwareID() (string, error) {
@@ -563,26 +543,6 @@ func (w *job) unlessLost(ctx context.Context, r report.Result) report.Result {
 		}
 	}
 	return r
-}
-
-// createDisk creates a blank disk of 1 GiB through the rack's API, without the driver, and checks
-// that the answer contains the mark. The disk's name contains the run's ID.
-func (w *job) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
-	disk, err := w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName,
-		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
-			Description: m.description(), Size: oxide.ByteCount(harness.GiB),
-			DiskBackend: harness.BlankBackend()}})
-	if errors.Is(err, oxide.ErrObjectAlreadyExists) {
-		// A request without an answer may have created the disk.
-		disk, err = w.client.DiskView(ctx, oxide.DiskViewParams{Project: w.projectName,
-			Disk: oxide.NameOrId("conf-" + w.id + "-" + what)})
-	}
-	if err == nil && disk.Description != m.description() {
-		err = fmt.Errorf("expected the description %q; found %q: nobody could find what the run makes, "+
-			"so it makes nothing more; the disk %s is left if it was the run's", m.description(),
-			disk.Description, disk.Name)
-	}
-	return disk, briefly("create a disk", err)
 }
 
 // briefly returns an error that names the failed step and contains the rack's refusal on one line.
