@@ -315,7 +315,7 @@ func (r deadRun) alive(here string) string {
 	switch {
 	case !r.mark.whole():
 		return "without the disk that describes it these may be the objects of somebody else; if they " +
-			"are not: oxide-conformance clean --run " + r.id
+			"are not: " + cleanCommand(r.id)
 	case r.mark.Boot == bootID():
 		if start := startTime(r.mark.PID); start != "" && (start == r.mark.Start || r.mark.Start == "") {
 			return fmt.Sprintf("it still runs, as process %d", r.mark.PID)
@@ -326,7 +326,7 @@ func (r deadRun) alive(here string) string {
 	default:
 		// The host name proves nothing, because copies of one machine image have the same name.
 		return fmt.Sprintf("this is not %s as the run saw it, so nobody here knows whether it still "+
-			"runs; if it does not: oxide-conformance clean --run %s", r.mark.Host, r.id)
+			"runs; if it does not: %s", r.mark.Host, cleanCommand(r.id))
 	}
 }
 
@@ -624,8 +624,7 @@ func (w *job) mayStop(ctx context.Context, id string) (err error) {
 	for _, d := range all {
 		if m := markOf(d.Description); m.Run != w.id && !w.dead[m.Run] &&
 			slices.Contains(m.Instances, id) {
-			return left("run %s on %s uses it; if that has ended: oxide-conformance clean --run %s",
-				m.Run, m.Host, m.Run)
+			return left("run %s on %s uses it; if that has ended: %s", m.Run, m.Host, cleanCommand(m.Run))
 		}
 	}
 	return nil

@@ -27,7 +27,6 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
@@ -65,7 +64,7 @@ func (w *job) runCSISanity(ctx context.Context) error {
 		config := c.Config()
 		config.Address = driver.Endpoint
 		config.DialOptions = append(config.DialOptions,
-			grpc.WithChainUnaryInterceptor(withMark(w.mark+"-"+access), w.intercept))
+			grpc.WithChainUnaryInterceptor(withMark(w.mark+"-"+access), w.calls.intercept))
 		config.ControllerDialOptions = config.DialOptions
 		csisuite.Place(config, driver.Dir)
 		Describe(access, Label(access), func() { csisanity.GinkgoTest(config) })
@@ -101,7 +100,7 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	})
 	ReportAfterEach(func(_ SpecContext, r SpecReport) {
 		calls := w.calls.since(point)
-		result := w.unlessLost(ctx, resultOf(r, calls, w.rack.Hotplug))
+		result := w.contact.unlessLost(ctx, resultOf(r, calls, w.rack.Hotplug))
 		if result.Status == report.Failed {
 			if err := w.misled(ctx, before, look(), calls); err != nil {
 				result.Status = report.NotTested
@@ -111,7 +110,7 @@ func (w *job) runCSISanity(ctx context.Context) error {
 			}
 		}
 		w.result(result)
-		if err := w.lost(); err != nil {
+		if err := w.contact.lost(); err != nil {
 			AbortSuite(err.Error())
 		}
 	})
@@ -284,10 +283,10 @@ func (w *job) runData(ctx context.Context) (err error) {
 	checks := allChecks()
 	w.progress.enter(partData, len(checks))
 	for _, check := range checks {
-		if ctx.Err() != nil || w.lost() != nil {
+		if ctx.Err() != nil || w.contact.lost() != nil {
 			break
 		}
-		w.result(w.unlessLost(ctx, w.checkData(ctx, bench, check)))
+		w.result(w.contact.unlessLost(ctx, w.checkData(ctx, bench, check)))
 	}
 	return nil
 }
@@ -382,14 +381,21 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 		return nil, end, fmt.Errorf("start the driver: %w", err)
 	}
 	ends = append(ends, driver.Stop)
-	conn := harness.Got(driver.Dial(ctx, grpc.WithChainUnaryInterceptor(w.intercept)))
+	conn := harness.Got(driver.Dial(ctx, grpc.WithChainUnaryInterceptor(w.calls.intercept)))
 	ends = append(ends, conn.Close)
 	config := guest.Config{Plugin: w.Self["oxide-csi-plugin"]}
 	here := config
 	here.SysfsRoot, here.DevRoot = w.sysfsRoot, w.devRoot
 	a := harness.Got(guest.Here(ctx, here))
 	ends = append(ends, a.Close)
-	a.Observe = w.observe
+	a.Observe = w.calls.observe
+	connect := func(ctx context.Context, shell string) (*guest.AgentClient, error) {
+		agent, err := guest.Connect(ctx, strings.Fields(shell), config)
+		if err == nil {
+			agent.Observe = w.calls.observe
+		}
+		return agent, err
+	}
 	seed := harness.Got(strconv.ParseUint(w.id, 16, 64))
 	var names atomic.Int64
 	b = &data.Bench{Controller: csi.NewControllerClient(conn), A: a, Oxide: w.client,
@@ -398,7 +404,7 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 			return fmt.Sprintf("%s-%s-%d", w.mark, what, names.Add(1))
 		}}
 	if w.second != nil {
-		b.B = harness.Got(w.connect(ctx, w.secondShell, config))
+		b.B = harness.Got(connect(ctx, w.secondShell))
 		b.B.Name = "instance " + string(w.second.Name)
 		ends = append(ends, b.B.Close)
 		facts := harness.Got(guest.ReadFacts(ctx, b.B, guest.Nothing{}))
@@ -410,24 +416,11 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 	if w.helper != nil && w.guestShell != "" {
 		w.started = &data.Helper{InstanceID: w.helper.Id,
 			Connect: func(ctx context.Context) (*guest.AgentClient, error) {
-				return w.connect(ctx, w.guestShell, config)
+				return connect(ctx, w.guestShell)
 			}}
 		b.Helper = w.started
 	}
 	return b, end, nil
-}
-
-func (w *job) connect(ctx context.Context, shell string, c guest.Config) (
-	g *guest.AgentClient, err error) {
-	if g, err = guest.Connect(ctx, strings.Fields(shell), c); err == nil {
-		g.Observe = w.observe
-	}
-	return g, err
-}
-
-func (w *job) observe(method string, request any, began time.Time, err error) {
-	w.calls.add(rpc{name: method[strings.LastIndex(method, "/")+1:], object: objectOf(request),
-		code: status.Code(err), reason: reasonOf(err), tries: 1, began: began, took: time.Since(began)})
 }
 
 type amount struct {

@@ -359,7 +359,7 @@ func (p *job) askRole(ctx context.Context) report.Line {
 		return fail("Give the token's user the role limited-collaborator, or collaborator, in the "+
 			"project.", "may not create disks in the project: %s", rules.Brief(err))
 	case err == nil:
-		return fail("Remove the disk: "+p.cleanCommand(), "the rack has made a disk without a size")
+		return fail("Remove the disk: "+cleanCommand(p.id), "the rack has made a disk without a size")
 	}
 	return warn("", "asking for a disk without a size: expected HTTP 400 or 403; found %s",
 		rules.Brief(err))

@@ -63,7 +63,7 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 	if gone != nil {
 		gone = fmt.Errorf("the directory of this program is gone: %w; change to another one", gone)
 	}
-	if err := errors.Join(w.tryFolder(), gone); err != nil {
+	if err := errors.Join(tryFolder(w.folder()), gone); err != nil {
 		return ExitUsage, fmt.Errorf("nothing was made: %w", err)
 	}
 	w.settings.report = folder
@@ -117,7 +117,7 @@ func sdkVersion() string {
 func (w *job) carryOut(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
 		w.say("\nInterrupted: removing what the run has made. A second interrupt leaves it to\n%s\n",
-			w.cleanCommand())
+			cleanCommand(w.id))
 	})
 	defer stop()
 	w.progress.latency, w.progress.began = w.latency, time.Now()
@@ -133,7 +133,7 @@ func (w *job) carryOut(ctx context.Context) {
 		err = w.runParts(ctx)
 	}
 	// If the rack is lost, the verdict names the loss, and not this error.
-	if err != nil && w.askRack(ctx) == nil {
+	if err != nil && w.contact.ask(ctx) == nil {
 		w.incomplete(err)
 	}
 	if !w.sweep(ctx) {
@@ -199,10 +199,10 @@ func (w *job) runParts(ctx context.Context) (err error) {
 	if w.selects(partRules) {
 		w.runRules(ctx)
 	}
-	if ctx.Err() == nil && w.lost() == nil && w.selects("ext4", "xfs", "btrfs", "block") {
+	if ctx.Err() == nil && w.contact.lost() == nil && w.selects("ext4", "xfs", "btrfs", "block") {
 		err = errors.Join(err, w.runCSISanity(ctx))
 	}
-	if ctx.Err() == nil && w.lost() == nil && w.selects(partData) {
+	if ctx.Err() == nil && w.contact.lost() == nil && w.selects(partData) {
 		err = errors.Join(err, w.runData(ctx))
 	}
 	w.progress.leave()
@@ -222,7 +222,7 @@ func (w *job) runRules(ctx context.Context) {
 	all := allRules()
 	w.progress.enter(partRules, len(all))
 	for _, rule := range all {
-		if ctx.Err() != nil || w.lost() != nil {
+		if ctx.Err() != nil || w.contact.lost() != nil {
 			break
 		}
 		ruled := w.rack.Run(ctx, rule)
@@ -236,13 +236,13 @@ func (w *job) runRules(ctx context.Context) {
 		}
 		w.exchanges = append(w.exchanges, ruled.Exchanges...)
 		if ruled.Undecided && ctx.Err() == nil {
-			if err := w.askRack(ctx); err != nil {
+			if err := w.contact.ask(ctx); err != nil {
 				result.Status, result.Reason = report.Interrupted, err.Error()
 			} else {
 				w.incomplete(fmt.Errorf("%s is not tested: %s", rule.ID, ruled.Reason))
 			}
 		}
-		w.result(w.unlessLost(ctx, result))
+		w.result(w.contact.unlessLost(ctx, result))
 	}
 }
 
@@ -269,7 +269,7 @@ func (w *job) sweep(ctx context.Context) bool {
 	}
 	all, err := w.project.inventory(ctx)
 	if err != nil {
-		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
+		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, cleanCommand(w.id)))
 		return false
 	}
 	mine := deadRun{id: w.id, mark: w.manifest(), left: all.of(w.id)}
@@ -277,7 +277,7 @@ func (w *job) sweep(ctx context.Context) bool {
 		return markOf(one.description).Run != "" // the program's own
 	}).names()
 	if err := w.remove(ctx, mine); err != nil {
-		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
+		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, cleanCommand(w.id)))
 	}
 	return true
 }
@@ -308,7 +308,7 @@ func (w *job) finish(ctx context.Context) (int, error) {
 		w.report.Calls = append(w.report.Calls, report.NewCalls(k.kind, k.name, failed[k], samples))
 	}
 	w.testify(context.WithoutCancel(ctx))
-	status := w.judge(ctx)
+	status := judge(ctx, w.report, errors.Join(w.contact.lost(), w.stopped))
 	folder, err := w.writeReport()
 	if err != nil && (status == ExitConforms || status == ExitBlocked) {
 		status = ExitUsage // there is no verdict without a consistent report
@@ -357,18 +357,18 @@ func (w *job) summarize(folder string) {
 		page = full
 	}
 	w.say("The report: %s", page)
-	w.say("To clean up after it, should anything be left: %s", w.cleanCommand())
+	w.say("To clean up after it, should anything be left: %s", cleanCommand(w.id))
 }
 
 func (w *job) folder() string { return cmp.Or(w.settings.report, prefix+w.id) }
 
 // tryFolder creates the report's folder and removes it again. So a run fails before it begins if
 // the folder cannot be created, and a killed run leaves no empty folder.
-func (w *job) tryFolder() error {
-	if err := report.MakeFolder(w.folder()); err != nil {
+func tryFolder(folder string) error {
+	if err := report.MakeFolder(folder); err != nil {
 		return err
 	}
-	return os.Remove(w.folder())
+	return os.Remove(folder)
 }
 
 // writeReport writes the report and returns its folder. If it cannot write the folder, it writes
@@ -416,6 +416,7 @@ type job struct {
 	// client sends all requests but those of the rule checks. It repeats a request while the rack is
 	// busy.
 	client  *oxide.Client
+	contact *contact
 	project *project
 	budget  *budget
 	// admin is the client of a simulated rack's admin listener, or nil.
@@ -438,9 +439,7 @@ type job struct {
 	exchanges []rules.RecordedCall
 	progress  progress
 	report    *report.Report
-	// stopped is the reason why the run ended early. loss is the reason why the rack was lost, or nil.
-	stopped error
-	loss    atomic.Pointer[error]
+	stopped   error // the reason why the run ended early
 }
 
 func openJob(p *Program, s *settings) (w *job, err error) {
@@ -454,7 +453,7 @@ func openJob(p *Program, s *settings) (w *job, err error) {
 	if s.admin != "" {
 		w.admin = &adminapi.Client{URL: s.admin}
 	}
-	w.report = &report.Report{Schema: report.SchemaVersion, CleanUp: w.cleanCommand(),
+	w.report = &report.Report{Schema: report.SchemaVersion, CleanUp: cleanCommand(w.id),
 		Rack: report.RackFacts{Host: s.host, Project: s.project, APIVersion: rules.APIVersion,
 			HotPlug: report.HotPlugUnknown, Release: s.release, Simulated: s.admin != ""}}
 	w.rack = harness.Got(rules.Open(rules.Config{Host: s.host, Token: s.token, Project: s.project,
@@ -470,12 +469,12 @@ func openJob(p *Program, s *settings) (w *job, err error) {
 		return nil, fmt.Errorf("make a client of the rack: %w", err)
 	}
 	w.project = &project{w.client, oxide.NameOrId(s.project)}
+	w.contact = &contact{client: w.client}
+	w.calls.budget, w.calls.contact = w.budget, w.contact
 	return w, nil
 }
 
-func (w *job) cleanCommand() string {
-	return fmt.Sprintf("oxide-conformance clean --run %s", w.id)
-}
+func cleanCommand(run string) string { return "oxide-conformance clean --run " + run }
 
 func (s *settings) firmwareID() (string, error) {
 	id, vendor, err := guest.Firmware(s.sysfsRoot)
@@ -500,24 +499,31 @@ var (
 // A rack counts as lost if it does not answer, or refuses the token, for lostAfter.
 const lostAfter = 10 * time.Second
 
-func (w *job) lost() error {
-	if err := w.loss.Load(); err != nil {
+// contact records whether the rack still answers, and still accepts the token.
+type contact struct {
+	client *oxide.Client
+	// loss is the reason why the rack was lost, or nil.
+	loss atomic.Pointer[error]
+}
+
+func (c *contact) lost() error {
+	if err := c.loss.Load(); err != nil {
 		return *err
 	}
 	return nil
 }
 
-// askRack sends a request, and returns an error if the rack is lost. Any answer shows that the rack
+// ask sends a request, and returns an error if the rack is lost. Any answer shows that the rack
 // is there, except 401: then the token is not valid any more.
-func (w *job) askRack(ctx context.Context) error {
-	if w.lost() != nil || ctx.Err() != nil {
-		return w.lost()
+func (c *contact) ask(ctx context.Context) error {
+	if c.lost() != nil || ctx.Err() != nil {
+		return c.lost()
 	}
 	loss := errAway
 	asking, cancel := context.WithTimeout(ctx, lostAfter)
 	defer cancel()
 	err := harness.Await(asking, lostAfter, func() error {
-		_, err := w.client.CurrentUserView(asking)
+		_, err := c.client.CurrentUserView(asking)
 		switch _, answered := errors.AsType[*oxide.HTTPError](err); {
 		case errors.Is(err, oxide.ErrHTTP401):
 			loss = errToken
@@ -529,16 +535,16 @@ func (w *job) askRack(ctx context.Context) error {
 		return err
 	})
 	if err != nil && ctx.Err() == nil {
-		w.loss.Store(&loss)
+		c.loss.Store(&loss)
 	}
-	return w.lost()
+	return c.lost()
 }
 
 // unlessLost turns a failure into an interruption if the rack is lost. It asks the rack only after
 // a failure.
-func (w *job) unlessLost(ctx context.Context, r report.Result) report.Result {
+func (c *contact) unlessLost(ctx context.Context, r report.Result) report.Result {
 	if r.Status == report.Failed {
-		if err := w.askRack(ctx); err != nil {
+		if err := c.ask(ctx); err != nil {
 			r.Status, r.Reason = report.Interrupted, err.Error()
 		}
 	}

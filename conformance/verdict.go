@@ -30,12 +30,8 @@ import (
 // judge sets the verdict and returns the exit status. Failures decide first, then the reasons that
 // stopped the run, and then the parts that the rack blocked. A run in which nothing passed never
 // conforms.
-func (w *job) judge(ctx context.Context) int {
-	r := w.report
+func judge(ctx context.Context, r *report.Report, stopped error) int {
 	failed, passed := r.Count(report.Failed), r.Count(report.Passed)
-	if err := w.lost(); err != nil {
-		w.stopped = errors.Join(err, w.stopped)
-	}
 	if ctx.Err() != nil {
 		r.Ledger.Left = nil // there was no time to delete the objects
 	}
@@ -49,17 +45,16 @@ func (w *job) judge(ctx context.Context) int {
 		return status
 	}
 	switch wrong := failed + len(r.Ledger.Left) + len(r.Witness.Findings); {
-	case ctx.Err() != nil && failed == 0 && w.stopped != nil:
+	case ctx.Err() != nil && failed == 0 && stopped != nil:
 		return end(ExitInterrupted, report.InterruptedRun, "interrupted after %d results, and: %s",
-			len(r.Results), oneLine(w.stopped.Error()))
+			len(r.Results), oneLine(stopped.Error()))
 	case ctx.Err() != nil && failed == 0:
 		return end(ExitInterrupted, report.InterruptedRun, "interrupted after %d results; what the "+
 			"run had made was removed", len(r.Results))
 	case wrong > 0:
-		return end(interruptedOr(ctx, ExitFails), report.DoesNotConform, "%s",
-			whatIsWrong(r, w.stopped))
-	case w.stopped != nil:
-		return end(ExitUsage, report.Incomplete, "%s", oneLine(w.stopped.Error()))
+		return end(interruptedOr(ctx, ExitFails), report.DoesNotConform, "%s", whatIsWrong(r, stopped))
+	case stopped != nil:
+		return end(ExitUsage, report.Incomplete, "%s", oneLine(stopped.Error()))
 	case passed == 0:
 		return end(ExitUsage, report.Incomplete, "nothing was passed, so nothing is shown")
 	case r.Count(report.Interrupted) > 0 || len(notRun) > 0:
@@ -133,7 +128,7 @@ func (w *job) testify(ctx context.Context) {
 	if witness.Source = "this program's own record"; w.admin == nil {
 		return
 	}
-	if err := w.lost(); err != nil {
+	if err := w.contact.lost(); err != nil {
 		witness.Source = "none: " + err.Error()
 		return
 	}
@@ -246,8 +241,11 @@ func listedIn(reply any) (ids []string) {
 	return ids
 }
 
-// callLog records every call of the driver. Its zero value is ready to use.
+// callLog records every call of the driver.
 type callLog struct {
+	budget  *budget
+	contact *contact
+
 	mu sync.Mutex
 	// mu guards calls.
 	calls []rpc
@@ -267,19 +265,19 @@ func (l *callLog) since(point int) []rpc {
 
 // intercept records every call of the driver and refuses a call that exceeds the budget. It repeats
 // a call whose error code asks an orchestrator to retry.
-func (w *job) intercept(ctx context.Context, method string, req, reply any,
+func (l *callLog) intercept(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
 	call := rpc{name: method[strings.LastIndex(method, "/")+1:], object: objectOf(req),
 		began: time.Now()}
-	end, err := w.budget.charge(req)
+	end, err := l.budget.charge(req)
 	if err != nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
 	backoff := harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}
 	for busy := 0; ; {
 		call.tries++
-		if lost := w.lost(); lost != nil {
+		if lost := l.contact.lost(); lost != nil {
 			err = status.Error(codes.Unavailable, lost.Error())
 			break
 		}
@@ -288,7 +286,7 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 			busy++
 		}
 		if !asksAgain(err) || busy == callTries || backoff.Wait(ctx) != nil ||
-			call.tries > callTries/2 && w.askRack(ctx) != nil {
+			call.tries > callTries/2 && l.contact.ask(ctx) != nil {
 			break
 		}
 	}
@@ -297,8 +295,13 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 		call.listed = listedIn(reply)
 	}
 	end(reply, err)
-	w.calls.add(call)
+	l.add(call)
 	return err
+}
+
+func (l *callLog) observe(method string, request any, began time.Time, err error) {
+	l.add(rpc{name: method[strings.LastIndex(method, "/")+1:], object: objectOf(request),
+		code: status.Code(err), reason: reasonOf(err), tries: 1, began: began, took: time.Since(began)})
 }
 
 // callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A busy rack

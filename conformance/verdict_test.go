@@ -241,7 +241,7 @@ func TestVerdictFollowsFromTheResults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, r := t.Context(), &report.Report{Schema: report.SchemaVersion,
 				Rack: report.RackFacts{HotPlug: report.HotPlugUnknown}}
-			w := &job{report: r}
+			var stopped error
 			for i, letter := range test.results {
 				result := report.Result{Group: partData, ID: fmt.Sprint("D", i), Status: statuses[letter],
 					Reason: "why"}
@@ -259,12 +259,12 @@ func TestVerdictFollowsFromTheResults(t *testing.T) {
 				case "witness":
 					r.Witness.Findings = []string{"no"}
 				case "stopped":
-					w.stopped = errors.New("no space")
+					stopped = errors.New("no space")
 				case "selected":
 					r.Run.Selected = []string{partData, "xfs"}
 				}
 			}
-			status := w.judge(ctx)
+			status := judge(ctx, r, stopped)
 			if status != test.status || r.Verdict != test.verdict || !strings.Contains(r.Why, test.says) {
 				t.Errorf("%s, status %d: %s", r.Verdict, status, r.Why)
 			}
@@ -422,13 +422,13 @@ func TestACallIsRepeatedWhileTheDriverWaitsForALateChange(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				w := &job{budget: newBudget(amount{20, 40})}
-				w.client = csitest.Got(oxide.NewClient(oxide.WithHost("http://rack"), oxide.WithToken("x"),
+				client := csitest.Got(oxide.NewClient(oxide.WithHost("http://rack"), oxide.WithToken("x"),
 					oxide.WithHTTPClient(&http.Client{Transport: legal.RoundTrip(
 						func(r *http.Request) (*http.Response, error) {
 							return legal.Answer(r, http.StatusNotFound, "{}"), nil
 						})})))(t)
-				err := w.intercept(t.Context(), "/csi.v1.Controller/DeleteVolume", nil, nil, nil,
+				calls := callLog{budget: newBudget(amount{20, 40}), contact: &contact{client: client}}
+				err := calls.intercept(t.Context(), "/csi.v1.Controller/DeleteVolume", nil, nil, nil,
 					func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
 						if time.Since(began) < test.until {
 							return status.Error(test.code, test.reason+": no")
@@ -546,16 +546,16 @@ func TestWriteReportReplacesNoFile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
 			w := &job{Program: &Program{Stdout: &out}, settings: &settings{report: test.folder},
-				id: newRunID(), budget: newBudget(amount{1, 1}),
+				id: newRunID(), budget: newBudget(amount{1, 1}), contact: &contact{},
 				report: &report.Report{Schema: report.SchemaVersion, Results: []report.Result{{
 					Group: partRules, ID: "A01", Name: "x", Status: report.Passed, Tries: 1,
 					Extent: report.Extent{{What: "ping", Looked: 1}}}},
 					Rack: report.RackFacts{HotPlug: report.HotPlugUnknown}}}
 			w.report.Run.ID = w.id
 			w.dir = &harness.Run{Dir: filepath.Join(here, workDir(w.id)), Progress: &out}
-			csitest.Must(t, errors.Join(os.Mkdir(w.dir.Dir, 0o700), w.tryFolder(),
+			csitest.Must(t, errors.Join(os.Mkdir(w.dir.Dir, 0o700), tryFolder(w.folder()),
 				test.change(w, w.folder())))
-			if err := w.tryFolder(); (err == nil) != (test.says != taken) {
+			if err := tryFolder(w.folder()); (err == nil) != (test.says != taken) {
 				t.Errorf("before the run: %v", err)
 			}
 			status, err := w.finish(t.Context())
