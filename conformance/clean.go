@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -48,7 +49,6 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 	}
 	here, _ := s.firmwareID() // "" outside an instance of the rack
 	var dead []deadRun
-	w.dead = map[string]bool{}
 	for _, run := range found {
 		p.say("%s\n%s", run.title(), "  "+strings.Join(run.plan(), "\n  "))
 		if why := run.alive(here); why != "" && s.run == "" {
@@ -57,7 +57,7 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 		} else if why != "" {
 			p.say("  named with --run, although: %s", why)
 		}
-		dead, w.dead[run.id] = append(dead, run), true
+		dead, w.cleaner.dead[run.id] = append(dead, run), true
 	}
 	if len(dead) == 0 {
 		return ExitConforms, nil
@@ -68,7 +68,8 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 	var errs []error
 	for _, run := range dead {
 		// Remove the objects last: without them, a repeated clean would not find the run.
-		errs = append(errs, p.endProcesses(ctx, run.id), p.removeDirs(run.id), w.remove(ctx, run))
+		errs = append(errs, p.endProcesses(ctx, run.id), p.removeDirs(run.id),
+			w.cleaner.remove(ctx, run))
 	}
 	if all, err = w.project.inventory(context.WithoutCancel(ctx)); err != nil {
 		errs = append(errs, err)
@@ -133,19 +134,34 @@ func (r deadRun) detaches(instance string) bool {
 		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })
 }
 
+// cleaner removes the objects of runs that are over, and knows which instances may be stopped.
+type cleaner struct {
+	program *Program
+	client  *oxide.Client
+	project *project
+	rack    *rules.TestedRack
+	run     string // this run's ID
+	helper  string // the setting
+	// known has the IDs of the disks that other instances had at the preflight. dead has the IDs of the
+	// runs that are removed.
+	known, dead map[string]bool
+	// started records whether a data check started the helper. It is nil before the data checks.
+	started *data.Helper
+}
+
 // remove removes a run's objects: first those that block the removal of others, and last the disk
 // that describes the run. It repeats this until a list shows no object of the run, because a
 // request that the run sent before it died may take effect later.
-func (w *job) remove(ctx context.Context, run deadRun) error {
+func (c *cleaner) remove(ctx context.Context, run deadRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
 	told := ""
 	for pause := (harness.Backoff{Next: settle, Max: settle}); ; {
-		err := w.removeOnce(ctx, run)
+		err := c.removeOnce(ctx, run)
 		if errWait := pause.Wait(ctx); errWait != nil {
 			return errors.Join(err, errWait)
 		}
-		all, errList := w.project.inventory(ctx)
+		all, errList := c.project.inventory(ctx)
 		run.left = all.of(run.id)
 		switch {
 		case errList != nil:
@@ -159,7 +175,7 @@ func (w *job) remove(ctx context.Context, run deadRun) error {
 			return err
 		}
 		if names := strings.Join(run.left.names(), ", "); names != told {
-			w.say("Waiting until these are gone: %s", names)
+			c.program.say("Waiting until these are gone: %s", names)
 			told = names
 		}
 	}
@@ -168,7 +184,7 @@ func (w *job) remove(ctx context.Context, run deadRun) error {
 // settle is the pause after each round of remove, before it lists the run's objects again.
 const settle = 500 * time.Millisecond
 
-func (w *job) removeOnce(ctx context.Context, run deadRun) error {
+func (c *cleaner) removeOnce(ctx context.Context, run deadRun) error {
 	var errs []error
 	remove := func(one item) {
 		var err error
@@ -176,14 +192,14 @@ func (w *job) removeOnce(ctx context.Context, run deadRun) error {
 		switch one.kind {
 		case "instance":
 			err = rules.Patiently(ctx, func(ctx context.Context) error {
-				return w.rack.RemoveInstance(ctx, one.id)
+				return c.rack.RemoveInstance(ctx, one.id)
 			})
 		case "snapshot":
-			err = w.client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+			err = c.client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
 		case "image":
-			err = w.client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: id})
+			err = c.client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: id})
 		default:
-			err = w.removeDisk(ctx, run, *one.disk)
+			err = c.removeDisk(ctx, run, *one.disk)
 		}
 		if err != nil && !rules.IsGone(err) {
 			errs = append(errs, fmt.Errorf("remove %s %s: %s", one.kind, one.name, rules.Brief(err)))
@@ -203,27 +219,27 @@ func (w *job) removeOnce(ctx context.Context, run deadRun) error {
 	return errors.Join(errs...)
 }
 
-func (w *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
+func (c *cleaner) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
 	if attached, is := disk.State.AsAttached(); is {
 		if !run.detaches(attached.Instance) {
 			return fmt.Errorf("it is attached to instance %s, which the run does not name: detach it "+
 				"by hand", attached.Instance)
 		}
-		err := w.project.detach(ctx, disk.Id, attached.Instance)
+		err := c.project.detach(ctx, disk.Id, attached.Instance)
 		if rules.SaysNotStopped(err) {
-			if err := w.stop(ctx, run, attached.Instance); err != nil {
+			if err := c.stop(ctx, run, attached.Instance); err != nil {
 				return fmt.Errorf("the rack detaches it only from a stopped instance: %w", err)
 			}
-			err = w.project.detach(ctx, disk.Id, attached.Instance)
+			err = c.project.detach(ctx, disk.Id, attached.Instance)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if err := w.rack.EndImport(ctx, &disk); err != nil {
+	if err := c.rack.EndImport(ctx, &disk); err != nil {
 		return err
 	}
-	err := w.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
+	err := c.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
 	if rules.IsGone(err) {
 		return nil // an earlier request without an answer deleted it
 	}
@@ -255,25 +271,25 @@ func (p *Program) removeDirs(run string) error {
 
 // stop stops a run's helper and waits until the helper is stopped. It stops this run's helper only
 // if a data check started that helper, and a dead run's helper only if --helper names it.
-func (w *job) stop(ctx context.Context, run deadRun, instance string) error {
-	named := run.id != w.id && w.settings.helper != ""
+func (c *cleaner) stop(ctx context.Context, run deadRun, instance string) error {
+	named := run.id != c.run && c.helper != ""
 	if named {
-		found, err := w.project.find(ctx, w.settings.helper)
+		found, err := c.project.find(ctx, c.helper)
 		named = err == nil && found.Id == instance
 	}
-	started := run.id == w.id && w.started != nil && w.started.Started
+	started := run.id == c.run && c.started != nil && c.started.Started
 	if instance != run.mark.Helper || !named && !started {
 		return fmt.Errorf("instance %s may be somebody else's by now: stop it, or name it with "+
 			"--helper if it was the run's", instance)
 	}
-	if err := w.mayStop(ctx, instance); err != nil {
+	if err := c.mayStop(ctx, instance); err != nil {
 		return err
 	}
-	_, err := w.client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+	_, err := c.client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 	if err != nil {
 		return err
 	}
-	return w.rack.Await(ctx, instance, oxide.InstanceStateStopped)
+	return c.rack.Await(ctx, instance, oxide.InstanceStateStopped)
 }
 
 // deadRun describes a run that ended without removing all its objects.
@@ -584,23 +600,23 @@ func newRunID() string { return uuid.NewString()[:8] } // random hexadecimal dig
 
 // meet records which disks are attached to an instance that the run may stop, and returns an error
 // if somebody else uses the instance.
-func (w *job) meet(ctx context.Context, instance *oxide.Instance) error {
-	disks, err := w.project.disksOf(ctx, instance.Id)
+func (c *cleaner) meet(ctx context.Context, instance *oxide.Instance) error {
+	disks, err := c.project.disksOf(ctx, instance.Id)
 	if err != nil {
 		return err
 	}
 	for _, d := range disks {
-		w.known[d.Id] = true
+		c.known[d.Id] = true
 	}
-	return w.mayStop(ctx, instance.Id)
+	return c.mayStop(ctx, instance.Id)
 }
 
 // mayStop returns an error if somebody else may use an instance: it is in another project, a run
 // created it, another run names it, or a disk is attached to it that belongs to another run or to a
 // cluster, or that was not attached at the preflight.
-func (w *job) mayStop(ctx context.Context, id string) (err error) {
+func (c *cleaner) mayStop(ctx context.Context, id string) (err error) {
 	defer harness.Catch(&err)
-	instance := harness.Got(w.project.find(ctx, id))
+	instance := harness.Got(c.project.find(ctx, id))
 	left := func(format string, args ...any) error {
 		return fmt.Errorf("instance %s was left as it is: %s", instance.Name,
 			fmt.Sprintf(format, args...))
@@ -608,21 +624,21 @@ func (w *job) mayStop(ctx context.Context, id string) (err error) {
 	if markOf(instance.Description).Run != "" {
 		return left("a run has made it")
 	}
-	for _, d := range harness.Got(w.project.disksOf(ctx, id)) {
+	for _, d := range harness.Got(c.project.disksOf(ctx, id)) {
 		switch run := runOf(d.Description); {
-		case run != "" && (run == w.id || w.dead[run]):
+		case run != "" && (run == c.run || c.dead[run]):
 		case run != "":
 			return left("the disk %s of run %s is attached to it", d.Name, run)
 		case strings.HasPrefix(d.Description, driverWord):
 			return left("the volume %s of a cluster is attached to it", d.Name)
-		case d.Id != instance.BootDiskId && !w.known[d.Id]:
+		case d.Id != instance.BootDiskId && !c.known[d.Id]:
 			return left("the disk %s, which is not the run's, is attached to it", d.Name)
 		}
 	}
-	all, failed := w.client.DiskListAllPages(ctx, oxide.DiskListParams{Project: w.project.name})
+	all, failed := c.client.DiskListAllPages(ctx, oxide.DiskListParams{Project: c.project.name})
 	harness.Must(briefly("list the project's disks", failed))
 	for _, d := range all {
-		if m := markOf(d.Description); m.Run != w.id && !w.dead[m.Run] &&
+		if m := markOf(d.Description); m.Run != c.run && !c.dead[m.Run] &&
 			slices.Contains(m.Instances, id) {
 			return left("run %s on %s uses it; if that has ended: %s", m.Run, m.Host, cleanCommand(m.Run))
 		}

@@ -128,10 +128,10 @@ func TestARunMayStopNoInstanceThatOthersUse(t *testing.T) {
 	instance := csitest.Got(rack.Client.InstanceView(t.Context(),
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)}))(t)
 	w := jobOn(t, rack)
-	csitest.Must(t, w.meet(t.Context(), instance))
+	csitest.Must(t, w.cleaner.meet(t.Context(), instance))
 	expect := func(instance, says string) {
 		t.Helper()
-		err := w.mayStop(t.Context(), instance)
+		err := w.cleaner.mayStop(t.Context(), instance)
 		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("expected %q; found %v", says, err)
 		}
@@ -167,16 +167,16 @@ func TestDetachingADiskStopsOnlyTheRunsOwnHelper(t *testing.T) {
 	run := deadRun{id: w.id, mark: mark{Helper: helper, Instances: []string{helper}}}
 	remove := func() error {
 		now := csitest.Got(w.project.look(t.Context(), disk))(t)
-		return w.removeDisk(t.Context(), run, *now)
+		return w.cleaner.removeDisk(t.Context(), run, *now)
 	}
-	w.started = &data.Helper{InstanceID: helper, Started: true}
+	w.cleaner.started = &data.Helper{InstanceID: helper, Started: true}
 	fault := refusing("instance_disk_detach", 400, "InvalidRequest", "no")
 	fault.Times = 1
 	csitest.Got(rack.Admin.AddFault(t.Context(), fault))(t)
 	refused := remove()
-	w.started = nil
+	w.cleaner.started = nil
 	unknown := remove()
-	run.id, w.dead = "1a2b3c4d", map[string]bool{w.id: true}
+	run.id, w.cleaner.dead = "1a2b3c4d", map[string]bool{w.id: true}
 	unnamed := remove()
 	instance := csitest.Got(rack.Client.InstanceView(t.Context(),
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)}))(t)
@@ -185,7 +185,7 @@ func TestDetachingADiskStopsOnlyTheRunsOwnHelper(t *testing.T) {
 		t.Fatalf("expected three refusals and a running helper; found %v, %v, %v, %s", refused, unknown,
 			unnamed, instance.RunState)
 	}
-	w.settings.helper = "helper"
+	w.cleaner.helper = "helper"
 	csitest.Must(t, remove())
 }
 

@@ -399,7 +399,7 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 	seed := harness.Got(strconv.ParseUint(w.id, 16, 64))
 	var names atomic.Int64
 	b = &data.Bench{Controller: csi.NewControllerClient(conn), A: a, Oxide: w.client,
-		Hotplug: w.rack.Hotplug, Seed: seed, MayStop: w.mayStop,
+		Hotplug: w.rack.Hotplug, Seed: seed, MayStop: w.cleaner.mayStop,
 		Name: func(what string) string {
 			return fmt.Sprintf("%s-%s-%d", w.mark, what, names.Add(1))
 		}}
@@ -414,11 +414,11 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 		}
 	}
 	if w.helper != nil && w.guestShell != "" {
-		w.started = &data.Helper{InstanceID: w.helper.Id,
+		b.Helper = &data.Helper{InstanceID: w.helper.Id,
 			Connect: func(ctx context.Context) (*guest.AgentClient, error) {
 				return connect(ctx, w.guestShell)
 			}}
-		b.Helper = w.started
+		w.cleaner.started = b.Helper
 	}
 	return b, end, nil
 }

@@ -377,7 +377,7 @@ func (p *job) another(ctx context.Context, named string, want oxide.InstanceStat
 		return nil, fail("Name another instance than this, and "+advice+" it.", "%s is %s (%s)",
 			instance.Name, instance.RunState, instance.Id)
 	}
-	if err := p.meet(ctx, instance); err != nil {
+	if err := p.cleaner.meet(ctx, instance); err != nil {
 		return nil, fail("Name an instance that nobody else uses.", "%s", err)
 	}
 	return instance, report.Line{}
@@ -440,7 +440,7 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 		ctx := context.WithoutCancel(ctx)
 		now, errLook := w.project.look(ctx, disk.Id)
 		if errLook == nil {
-			errLook = w.removeDisk(ctx, run, *now)
+			errLook = w.cleaner.removeDisk(ctx, run, *now)
 		}
 		err = errors.Join(err, briefly("remove the disk of the trial", errLook))
 	}()

@@ -276,7 +276,7 @@ func (w *job) sweep(ctx context.Context) bool {
 	w.report.Ledger.Left = slices.DeleteFunc(slices.Clone(mine.left), func(one item) bool {
 		return markOf(one.description).Run != "" // the program's own
 	}).names()
-	if err := w.remove(ctx, mine); err != nil {
+	if err := w.cleaner.remove(ctx, mine); err != nil {
 		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, cleanCommand(w.id)))
 	}
 	return true
@@ -418,17 +418,13 @@ type job struct {
 	client  *oxide.Client
 	contact *contact
 	project *project
+	cleaner *cleaner
 	budget  *budget
 	// admin is the client of a simulated rack's admin listener, or nil.
 	admin *adminapi.Client
 	// here is the instance in which this program runs. second and helper are other instances, or nil.
 	here, second, helper *oxide.Instance
-	// known has the IDs of the disks that second and helper had at the preflight. dead has the IDs of
-	// the runs that clean removes.
-	known, dead map[string]bool
-	// started records whether a data check started the helper. It is nil before the data checks.
-	started *data.Helper
-	latency time.Duration // the median of a small request to the rack
+	latency              time.Duration // the median of a small request to the rack
 
 	// behaviours describes, in sentences, what the rack does with the disks of running instances.
 	behaviours []string
@@ -448,7 +444,7 @@ func openJob(p *Program, s *settings) (w *job, err error) {
 	secret := report.Redactor(s.token)
 	p.Stdout = report.PlainWriter{To: p.Stdout, Redact: secret}
 	p.Stderr = report.PlainWriter{To: p.Stderr, Redact: secret}
-	w = &job{Program: p, settings: s, id: newRunID(), known: map[string]bool{}}
+	w = &job{Program: p, settings: s, id: newRunID()}
 	w.mark, w.budget, w.progress = prefix+w.id, newBudget(s.budget), progress{out: p.Stdout}
 	if s.admin != "" {
 		w.admin = &adminapi.Client{URL: s.admin}
@@ -469,6 +465,8 @@ func openJob(p *Program, s *settings) (w *job, err error) {
 		return nil, fmt.Errorf("make a client of the rack: %w", err)
 	}
 	w.project = &project{w.client, oxide.NameOrId(s.project)}
+	w.cleaner = &cleaner{program: p, client: w.client, project: w.project, rack: w.rack, run: w.id,
+		helper: s.helper, known: map[string]bool{}, dead: map[string]bool{}}
 	w.contact = &contact{client: w.client}
 	w.calls.budget, w.calls.contact = w.budget, w.contact
 	return w, nil
