@@ -142,8 +142,8 @@ type cleaner struct {
 	rack    *rules.TestedRack
 	run     string // this run's ID
 	helper  string // the setting
-	// known has the IDs of the disks that other instances had at the preflight. dead has the IDs of the
-	// runs that are removed.
+	// known has the IDs of the disks that other instances had at the preflight. dead has the IDs of
+	// the runs that clean removes.
 	known, dead map[string]bool
 	// started records whether a data check started the helper. It is nil before the data checks.
 	started *data.Helper

@@ -54,13 +54,41 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	suite.PollProgressAfter = time.Minute
 	suite.GracePeriod, suite.Timeout = time.Minute, 12*time.Hour
 	reporter.NoColor, reporter.SilenceSkips = true, true
-	var accesses []string
+	accesses := w.describe(driver)
+	if !w.rack.Hotplug {
+		suite.SkipStrings = []string{csisuite.AttachSkip.Spec.String()}
+	}
+	RegisterFailHandler(Fail)
+	csisuite.Quiet()
+	s := &specs{job: w}
+	ReportBeforeSuite(func(r Report) {
+		s.each = r.PreRunStats.TotalSpecs / accesses // the specs are the same for each access
+	})
+	// Ginkgo does not wait for the end of an interrupted function that takes no SpecContext.
+	ReportBeforeEach(func(_ SpecContext, r SpecReport) { s.begin(ctx, r) })
+	ReportAfterEach(func(_ SpecContext, r SpecReport) { s.end(ctx, r) })
+	// Ginkgo exits if the working directory is gone. Then the run could not remove its objects.
+	here, err := os.Getwd()
+	_ = os.Chdir("/") // always exists
+	RunSpecs(&verdictOfSpecs{}, "csi-sanity", suite, reporter)
+	if err == nil {
+		_ = os.Chdir(here) // the directory may be gone
+	}
+	if len(s.untested) > 0 {
+		w.incomplete(fmt.Errorf("specs that are not tested: %d, the first because %w; repeat the run "+
+			"when nobody else uses the project and this instance", len(s.untested), s.untested[0]))
+	}
+	return driver.Stop()
+}
+
+// describe makes csi-sanity's specs for the selected kinds of access, and returns their number.
+func (w *job) describe(driver *harness.Plugin) (accesses int) {
 	for _, c := range csisuite.Combinations() {
 		access := c.Access()
 		if c.Split || !w.selects(access) {
 			continue
 		}
-		accesses = append(accesses, access)
+		accesses++
 		config := c.Config()
 		config.Address = driver.Endpoint
 		config.DialOptions = append(config.DialOptions,
@@ -69,63 +97,7 @@ func (w *job) runCSISanity(ctx context.Context) error {
 		csisuite.Place(config, driver.Dir)
 		Describe(access, Label(access), func() { csisanity.GinkgoTest(config) })
 	}
-	if !w.rack.Hotplug {
-		suite.SkipStrings = []string{csisuite.AttachSkip.Spec.String()}
-	}
-	RegisterFailHandler(Fail)
-	csisuite.Quiet()
-	var point, each int
-	look := func() inventory {
-		all, err := w.project.volumes(ctx)
-		w.exchanges = append(w.exchanges, w.rack.Exchanges()...)
-		if err != nil {
-			return nil
-		}
-		return all
-	}
-	var before inventory
-	var misled []error
-	ReportBeforeSuite(func(r Report) {
-		each = r.PreRunStats.TotalSpecs / len(accesses) // the specs are the same for each access
-	})
-	// Ginkgo does not wait for the end of an interrupted function that takes no SpecContext.
-	ReportBeforeEach(func(_ SpecContext, r SpecReport) {
-		if access := r.ContainerHierarchyTexts[0]; w.progress.part != access {
-			w.progress.enter(access, each)
-		}
-		point = len(w.calls.since(0))
-		if !r.State.Is(types.SpecStateSkipped | types.SpecStatePending) {
-			before = look()
-		}
-	})
-	ReportAfterEach(func(_ SpecContext, r SpecReport) {
-		calls := w.calls.since(point)
-		result := w.contact.unlessLost(ctx, resultOf(r, calls, w.rack.Hotplug))
-		if result.Status == report.Failed {
-			if err := w.misled(ctx, before, look(), calls); err != nil {
-				result.Status = report.NotTested
-				result.Reason = fmt.Sprintf("%s; what the spec found therefore says nothing: %s", err,
-					result.Reason)
-				misled = append(misled, err)
-			}
-		}
-		w.result(result)
-		if err := w.contact.lost(); err != nil {
-			AbortSuite(err.Error())
-		}
-	})
-	// Ginkgo exits if the working directory is gone. Then the run could not remove its objects.
-	here, err := os.Getwd()
-	_ = os.Chdir("/") // always exists
-	RunSpecs(&verdictOfSpecs{}, "csi-sanity", suite, reporter)
-	if err == nil {
-		_ = os.Chdir(here) // the directory may be gone
-	}
-	if len(misled) > 0 {
-		w.incomplete(fmt.Errorf("specs that are not tested: %d, the first because %w; repeat the run "+
-			"when nobody else uses the project and this instance", len(misled), misled[0]))
-	}
-	return driver.Stop()
+	return accesses
 }
 
 // verdictOfSpecs replaces the *testing.T that RunSpecs gets under go test.
@@ -190,19 +162,65 @@ func resultOf(r SpecReport, calls []rpc, hotplug bool) report.Result {
 	return result
 }
 
-// misled returns why other users of the silo may have made a spec fail, or nil: their objects were
-// in lists, or they used the quota or this instance's places for disks. An inventory, from before
-// or after the spec, is nil if the rack did not list its objects.
-func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) error {
-	seen := before != nil && after != nil && ctx.Err() == nil
-	if !seen {
+// specs are csi-sanity's specs while they run.
+type specs struct {
+	job      *job
+	each     int       // how many there are for each access
+	point    int       // the number of the driver's calls before the current spec
+	before   inventory // the volumes before it; nil if the rack did not list them
+	untested []error   // why specs are not tested
+}
+
+func (s *specs) begin(ctx context.Context, r SpecReport) {
+	if access := r.ContainerHierarchyTexts[0]; s.job.progress.part != access {
+		s.job.progress.enter(access, s.each)
+	}
+	s.point = len(s.job.calls.since(0))
+	if !r.State.Is(types.SpecStateSkipped | types.SpecStatePending) {
+		s.before = s.volumes(ctx)
+	}
+}
+
+func (s *specs) end(ctx context.Context, r SpecReport) {
+	w := s.job
+	calls := w.calls.since(s.point)
+	result := w.contact.unlessLost(ctx, resultOf(r, calls, w.rack.Hotplug))
+	if result.Status == report.Failed {
+		if err := s.misled(ctx, s.volumes(ctx), calls); err != nil {
+			result.Status = report.NotTested
+			result.Reason = fmt.Sprintf("%s; what the spec found therefore says nothing: %s", err,
+				result.Reason)
+			s.untested = append(s.untested, err)
+		}
+	}
+	w.result(result)
+	if err := w.contact.lost(); err != nil {
+		AbortSuite(err.Error())
+	}
+}
+
+// volumes returns nil if the rack does not list its objects.
+func (s *specs) volumes(ctx context.Context) inventory {
+	all, err := s.job.project.volumes(ctx)
+	s.job.exchanges = append(s.job.exchanges, s.job.rack.Exchanges()...)
+	if err != nil {
 		return nil
 	}
-	if err := w.othersChanged(before, after, calls); err != nil {
+	return all
+}
+
+// misled returns why other users of the silo may have made a spec fail, or nil: their objects were
+// in lists, or they used the quota or this instance's places for disks.
+func (s *specs) misled(ctx context.Context, after inventory, calls []rpc) error {
+	if s.before == nil || after == nil || ctx.Err() != nil {
+		return nil
+	}
+	if err := s.othersChanged(after, calls); err != nil {
 		return err
 	}
 	full := slices.ContainsFunc(calls, func(c rpc) bool { return c.reason == "RackFull" })
-	if left, err := quotaLeft(ctx, w.client); full && err == nil && left < parts["block"].need.gib {
+	left, err := quotaLeft(ctx, s.job.client)
+	if full && err == nil && left < parts["block"].need.gib {
 		return errors.New("others use the silo's quota")
 	}
 	return nil
@@ -210,16 +228,16 @@ func (w *job) misled(ctx context.Context, before, after inventory, calls []rpc) 
 
 // othersChanged returns an error if foreign objects that the calls deal with changed during the
 // spec, or if a call listed a foreign object whose state before the spec the driver does not list.
-func (w *job) othersChanged(before, after inventory, calls []rpc) error {
+func (s *specs) othersChanged(after inventory, calls []rpc) error {
 	own := map[string]bool{}
-	for _, one := range append(before.of(w.id), after.of(w.id)...) {
+	for _, one := range append(s.before.of(s.job.id), after.of(s.job.id)...) {
 		own[one.id] = true
 	}
 	for _, call := range calls {
 		in, listed := func(item) bool { return false }, []string(nil)
 		switch {
 		case call.name == "ControllerPublishVolume":
-			in = func(i item) bool { return i.attachedTo() == w.here.Id }
+			in = func(i item) bool { return i.attachedTo() == s.job.here.Id }
 		case call.object != "": // others do not appear in what it selects
 		case call.name == "ListVolumes":
 			in = func(i item) bool { return i.kind == "disk" }
@@ -231,18 +249,18 @@ func (w *job) othersChanged(before, after inventory, calls []rpc) error {
 		foreign := func(all inventory) map[string]string {
 			states := map[string]string{}
 			for _, one := range all {
-				if in(one) && !own[one.id] && !w.budget.made(one.id) {
+				if in(one) && !own[one.id] && !s.job.budget.made(one.id) {
 					states[one.id] = one.state + " " + one.attachedTo()
 				}
 			}
 			return states
 		}
-		states := foreign(before)
+		states := foreign(s.before)
 		changed := !maps.Equal(states, foreign(after))
 		for _, id := range call.listed {
 			state, _, _ := strings.Cut(states[id], " ")
 			changed = changed || listed != nil && !slices.Contains(listed, state) &&
-				!own[id] && !w.budget.made(id)
+				!own[id] && !s.job.budget.made(id)
 		}
 		if changed {
 			return fmt.Errorf("others changed their disks or snapshots meanwhile, which %s deals with",

@@ -397,7 +397,8 @@ func TestASpecIsExcusedOnlyByForeignObjectsThatItsCallsDealWith(t *testing.T) {
 		"others attach a disk to this instance":    {with(disk("x", "", "here")), publish, true},
 		"others attach a disk to another instance": {with(disk("x", "", "b")), publish, false},
 	} {
-		if err := w.othersChanged(before, test.after, test.calls); (err != nil) != test.misled {
+		s := &specs{job: w, before: before}
+		if err := s.othersChanged(test.after, test.calls); (err != nil) != test.misled {
 			t.Errorf("%s: expected %v; found %v", name, test.misled, err)
 		}
 	}
