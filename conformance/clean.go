@@ -68,8 +68,7 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 	var errs []error
 	for _, run := range dead {
 		// Remove the objects last: without them, a repeated clean would not find the run.
-		errs = append(errs, p.endProcesses(ctx, run.id), p.removeDirs(run.id),
-			w.cleaner.remove(ctx, run))
+		errs = append(errs, p.endProcesses(ctx, run.id), p.removeDirs(run.id), w.cleaner.remove(ctx, run))
 	}
 	if all, err = w.project.inventory(context.WithoutCancel(ctx)); err != nil {
 		errs = append(errs, err)

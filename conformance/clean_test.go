@@ -282,7 +282,7 @@ func stranger(t *testing.T, user uint32, args ...string) (end func() error) {
 // test, some runs also run csi-sanity for one kind of access.
 func TestNoRunFailsOnAHealthyRack(t *testing.T) {
 	t.Parallel()
-	kinds := short.Some(t, 2, legal.Kinds())
+	kinds := short.Some(t, 2, legal.Kinds)
 	p := proof.New(t, "legal-runs")
 	const nothingMade report.Verdict = "none" // the preflight refused the run
 	var mu sync.Mutex

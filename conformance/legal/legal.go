@@ -40,119 +40,117 @@ type Kind struct {
 func (k Kind) Others() bool { return k.busy || k.more > 0 }
 
 // Kinds lists every alteration.
-func Kinds() []Kind {
-	return []Kind{
-		{Name: "ready-early", Says: "a snapshot is ready when it is first seen, and answered later",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				switch {
-				case !strings.HasPrefix(r.URL.Path, "/v1/snapshots"):
-				case r.Method != http.MethodPost:
-					p.taking.RLock()
-					defer p.taking.RUnlock()
-				default:
-					defer linger(r, lateness)
-					p.taking.Lock()
-					defer p.taking.Unlock()
-				}
+var Kinds = []Kind{
+	{Name: "ready-early", Says: "a snapshot is ready when it is first seen, and answered later",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			switch {
+			case !strings.HasPrefix(r.URL.Path, "/v1/snapshots"):
+			case r.Method != http.MethodPost:
+				p.taking.RLock()
+				defer p.taking.RUnlock()
+			default:
+				defer linger(r, lateness)
+				p.taking.Lock()
+				defer p.taking.Unlock()
+			}
+			return p.forward(r)
+		}},
+	{Name: "slow", Says: "each answer takes 20 ms more, and comes in pieces",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			resp, err := p.forward(r)
+			switch {
+			case err != nil:
+			case resp.ContentLength < 0: // unknown
+				resp.Body = &slowly{resp.Body, r, 4 << 10}
+			default:
+				resp.Body = &slowly{resp.Body, r, resp.ContentLength/4 + 1}
+			}
+			return resp, err
+		}},
+	{Name: "limited", Says: "more than 20 requests in a second are answered 429",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			if p.passes() {
 				return p.forward(r)
-			}},
-		{Name: "slow", Says: "each answer takes 20 ms more, and comes in pieces",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				resp, err := p.forward(r)
-				switch {
-				case err != nil:
-				case resp.ContentLength < 0: // unknown
-					resp.Body = &slowly{resp.Body, r, 4 << 10}
-				default:
-					resp.Body = &slowly{resp.Body, r, resp.ContentLength/4 + 1}
-				}
-				return resp, err
-			}},
-		{Name: "limited", Says: "more than 20 requests in a second are answered 429",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				if p.passes() {
-					return p.forward(r)
-				}
-				return Answer(r, http.StatusTooManyRequests, "Too Many Requests\n", "Retry-After", "1"), nil
-			}},
-		{Name: "unavailable", Says: "one request in a hundred is answered 503",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				if !p.strikes() {
-					return p.forward(r)
-				}
-				return Answer(r, http.StatusServiceUnavailable, `{"request_id":"1","error_code":`+
-					`"ServiceNotAvailable","message":"Service Unavailable"}`, "X-Request-Id", "1"), nil
-			}},
-		{Name: "reset-before", Says: "one connection in a hundred is reset before the effect",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				if p.strikes() {
-					return nil, errReset
-				}
+			}
+			return Answer(r, http.StatusTooManyRequests, "Too Many Requests\n", "Retry-After", "1"), nil
+		}},
+	{Name: "unavailable", Says: "one request in a hundred is answered 503",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			if !p.strikes() {
 				return p.forward(r)
-			}},
-		{Name: "reset-after", Says: "one connection in a hundred is reset after the effect",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				resp, err := p.forward(r)
-				if err == nil && p.strikes() {
-					return nil, errors.Join(errReset, resp.Body.Close())
+			}
+			return Answer(r, http.StatusServiceUnavailable, `{"request_id":"1","error_code":`+
+				`"ServiceNotAvailable","message":"Service Unavailable"}`, "X-Request-Id", "1"), nil
+		}},
+	{Name: "reset-before", Says: "one connection in a hundred is reset before the effect",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			if p.strikes() {
+				return nil, errReset
+			}
+			return p.forward(r)
+		}},
+	{Name: "reset-after", Says: "one connection in a hundred is reset after the effect",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			resp, err := p.forward(r)
+			if err == nil && p.strikes() {
+				return nil, errors.Join(errReset, resp.Body.Close())
+			}
+			return resp, err
+		}},
+	{Name: "away", Says: "the rack cannot be reached for 3 s, now and then",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			if p.leave(func() time.Duration { return 3 * time.Second }) {
+				return nil, errReset
+			}
+			return p.forward(r)
+		}},
+	{Name: "restarted", Says: "the rack's API is restarted, now and then",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			p.leave(func() time.Duration {
+				p.rack.Kill()
+				if err := p.rack.Start(context.WithoutCancel(r.Context())); err != nil {
+					panic(err) // the test's rack is broken
 				}
-				return resp, err
-			}},
-		{Name: "away", Says: "the rack cannot be reached for 3 s, now and then",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				if p.leave(func() time.Duration { return 3 * time.Second }) {
-					return nil, errReset
-				}
-				return p.forward(r)
-			}},
-		{Name: "restarted", Says: "the rack's API is restarted, now and then",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				p.leave(func() time.Duration {
-					p.rack.Kill()
-					if err := p.rack.Start(context.WithoutCancel(r.Context())); err != nil {
-						panic(err) // the test's rack is broken
+				p.next.CloseIdleConnections() // they lead to the rack that was killed
+				return 0
+			})
+			return p.forward(r)
+		}},
+	{Name: "twins", Says: "two runs check the rack at once", more: 1},
+	{Name: "busy", Says: "others make and delete disks, snapshots and instances", busy: true},
+	{Name: "no-request-id", Says: "a proxy removes x-request-id",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			resp, err := p.forward(r)
+			if err == nil {
+				resp.Header.Del("X-Request-Id")
+			}
+			return resp, err
+		}},
+	{Name: "unknown-fields", Says: "objects have fields of another release",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			resp, err := p.forward(r)
+			return Edit(resp, err, func(_ string, object map[string]any) {
+				object["of_another_release"] = map[string]any{"list": []int{1}, "text": "new"}
+			})
+		}},
+	{Name: "clock-skew", Says: "the rack's clock is an hour behind",
+		alter: func(p *proxy, r *http.Request) (*http.Response, error) {
+			resp, err := p.forward(r)
+			if err == nil {
+				at := time.Now().Add(-time.Hour).UTC()
+				resp.Header.Set("Date", at.Format(http.TimeFormat))
+			}
+			return Edit(resp, err, func(_ string, object map[string]any) {
+				for name, value := range object {
+					text, is := value.(string)
+					if at, err := time.Parse(time.RFC3339Nano, text); is && err == nil &&
+						strings.HasPrefix(name, "time_") {
+						object[name] = strings.Replace(text, at.Format("2006-01-02T15"),
+							at.Add(-time.Hour).Format("2006-01-02T15"), 1)
 					}
-					p.next.CloseIdleConnections() // they lead to the rack that was killed
-					return 0
-				})
-				return p.forward(r)
-			}},
-		{Name: "twins", Says: "two runs check the rack at once", more: 1},
-		{Name: "busy", Says: "others make and delete disks, snapshots and instances", busy: true},
-		{Name: "no-request-id", Says: "a proxy removes x-request-id",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				resp, err := p.forward(r)
-				if err == nil {
-					resp.Header.Del("X-Request-Id")
 				}
-				return resp, err
-			}},
-		{Name: "unknown-fields", Says: "objects have fields of another release",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				resp, err := p.forward(r)
-				return Edit(resp, err, func(_ string, object map[string]any) {
-					object["of_another_release"] = map[string]any{"list": []int{1}, "text": "new"}
-				})
-			}},
-		{Name: "clock-skew", Says: "the rack's clock is an hour behind",
-			alter: func(p *proxy, r *http.Request) (*http.Response, error) {
-				resp, err := p.forward(r)
-				if err == nil {
-					at := time.Now().Add(-time.Hour).UTC()
-					resp.Header.Set("Date", at.Format(http.TimeFormat))
-				}
-				return Edit(resp, err, func(_ string, object map[string]any) {
-					for name, value := range object {
-						text, is := value.(string)
-						if at, err := time.Parse(time.RFC3339Nano, text); is && err == nil &&
-							strings.HasPrefix(name, "time_") {
-							object[name] = strings.Replace(text, at.Format("2006-01-02T15"),
-								at.Add(-time.Hour).Format("2006-01-02T15"), 1)
-						}
-					}
-				})
-			}},
-	}
+			})
+		}},
 }
 
 type proxy struct {

@@ -386,10 +386,11 @@ func oneLine(s string) string {
 	return strings.Join(strings.Fields(clean), " ")
 }
 
+const less, inA, inB = "looked at less", "in A alone", "in B alone"
+
 // If one report lacks a whole group, diffResults lists only the group's new failures and counts the
 // rest.
 func diffResults(a, b *Report) (text string, worse bool) {
-	const less, inA, inB = "looked at less", "in A alone", "in B alone"
 	same, sections := 0, map[string][]string{}
 	add := func(section string, r Result, words ...string) {
 		sections[section] = append(sections[section],
@@ -405,7 +406,6 @@ func diffResults(a, b *Report) (text string, worse bool) {
 		then, both := before[now.key()]
 		delete(before, now.key())
 		groupsB[now.Group] = true
-		section := ""
 		switch {
 		case !both && !groupsA[now.Group] && now.Status != Failed:
 			groups[inB][now.Group]++
@@ -418,21 +418,14 @@ func diffResults(a, b *Report) (text string, worse bool) {
 				add(less, now, "\n      ", oneLine(strings.Join(shrunk, "; ")))
 				worse = worse || a.Rack.Simulated == b.Rack.Simulated // a real rack is tested less
 			}
-		case now.Status == Failed || then.Status == Passed:
-			section, worse = "worse", true
-		case now.Status == Passed:
-			section = "better"
-		default: // blocked, not tested or interrupted: nobody has seen that it is better now
-			section = "otherwise changed"
+		default:
+			section, reason := changeOf(then.Status, now.Status), oneLine(now.Reason)
+			worse = worse || section == "worse"
+			if reason != "" {
+				reason = "\n      " + reason
+			}
+			add(section, now, " ", then.Status.words(), " -> ", now.Status.words(), reason)
 		}
-		if section == "" {
-			continue
-		}
-		reason := oneLine(now.Reason)
-		if reason != "" {
-			reason = "\n      " + reason
-		}
-		add(section, now, " ", then.Status.words(), " -> ", now.Status.words(), reason)
 	}
 	for _, result := range a.Results {
 		switch _, gone := before[result.key()]; {
@@ -448,6 +441,11 @@ func diffResults(a, b *Report) (text string, worse bool) {
 	text = fmt.Sprintf("Results: %d in A, %d in B\n  %d in both: %d the same, %d worse, %d better, "+
 		"%d otherwise changed\n  %d in A alone, %d in B alone\n", len(a.Results), len(b.Results), both,
 		same, len(sections["worse"]), better, changed, len(a.Results)-both, len(b.Results)-both)
+	return text + listed(sections, groups), worse
+}
+
+// listed returns the lines of all sections, with the numbers of results of the groups before them.
+func listed(sections map[string][]string, groups map[string]map[string]int) (text string) {
 	for _, section := range []string{"worse", "better", "otherwise changed", less, inB, inA} {
 		if len(sections[section])+len(groups[section]) > 0 {
 			text += "  " + section + ":\n"
@@ -457,7 +455,17 @@ func diffResults(a, b *Report) (text string, worse bool) {
 		}
 		text += strings.Join(sections[section], "")
 	}
-	return text, worse
+	return text
+}
+
+func changeOf(then, now Status) (section string) {
+	switch {
+	case now == Failed || then == Passed:
+		return "worse"
+	case now == Passed:
+		return "better"
+	}
+	return "otherwise changed" // nobody has seen that what is blocked or not tested is better now
 }
 
 func diffCalls(a, b *Report) string {

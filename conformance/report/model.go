@@ -324,12 +324,20 @@ func (r *Report) Check() error {
 			}
 		}
 	}
-	clear(seen)
+	r.checkCalls(wrong)
+	if more := len(all) - 10; more > 0 {
+		all = append(all[:10], fmt.Errorf("and %d more", more))
+	}
+	return errors.Join(all...)
+}
+
+func (r *Report) checkCalls(wrong func(format string, args ...any)) {
+	seen := map[string]bool{}
 	for _, calls := range r.Calls {
-		key, samples := [2]string{string(calls.Kind), calls.Operation}, len(calls.Milliseconds)
-		name, want := strings.Join(key[:], " "), min(calls.Count, maxSamples)
+		name, samples := string(calls.Kind)+" "+calls.Operation, len(calls.Milliseconds)
+		want := min(calls.Count, maxSamples)
 		switch {
-		case seen[key]:
+		case seen[name]:
 			wrong("calls of %s are there twice", name)
 		case calls.Failed > calls.Count:
 			wrong("calls of %s: %d of %d failed", name, calls.Failed, calls.Count)
@@ -338,12 +346,8 @@ func (r *Report) Check() error {
 		case !slices.IsSorted(calls.Milliseconds):
 			wrong("calls of %s: the latencies are not sorted", name)
 		}
-		seen[key] = true
+		seen[name] = true
 	}
-	if more := len(all) - 10; more > 0 {
-		all = append(all[:10], fmt.Errorf("and %d more", more))
-	}
-	return errors.Join(all...)
 }
 
 func (r Result) key() [2]string { return [2]string{r.Group, cmp.Or(r.ID, r.Name)} }

@@ -283,17 +283,7 @@ func checkImport(c *Check) {
 	stop().must()
 	in(oxide.DiskStateStateImportReady)
 	if c.arrange("an import that is finalized slowly") {
-		// The snapshot of a finalized disk has no mark, so clean could not find it on a real rack.
-		name := c.name()
-		u := begin(c, c.snapshotsOf(disk.Id), name, "finalize a disk with a snapshot", "snapshot_hold",
-			func() (*oxide.Snapshot, error) { return nil, c.finalize(c.ctx, disk.Id, name) })
-		equal(c, "the disk meanwhile", c.stateOf(disk.Id), oxide.DiskStateStateFinalizing)
-		u.end().must()
-		snapshot := c.viewSnapshot(string(name)).must()
-		equal(c, "the snapshot's state", snapshot.State, oxide.SnapshotStateReady)
-		equal(c, "the snapshot's disk", snapshot.DiskId, disk.Id)
-		equal(c, "the snapshot's description", snapshot.Description,
-			"snapshot of finalized disk "+disk.Id)
+		checkSlowFinalize(c, disk.Id)
 	} else {
 		finalize().must()
 	}
@@ -301,6 +291,19 @@ func checkImport(c *Check) {
 	start().refused(
 		invalidRequest(`cannot set disk in state Detached to "importing_from_bulk_writes"`))
 	c.deleteDisk(disk.Id).must()
+}
+
+// The snapshot of a finalized disk has no mark, so clean could not find it on a real rack.
+func checkSlowFinalize(c *Check, disk string) {
+	name := c.name()
+	u := begin(c, c.snapshotsOf(disk), name, "finalize a disk with a snapshot", "snapshot_hold",
+		func() (*oxide.Snapshot, error) { return nil, c.finalize(c.ctx, disk, name) })
+	equal(c, "the disk meanwhile", c.stateOf(disk), oxide.DiskStateStateFinalizing)
+	u.end().must()
+	snapshot := c.viewSnapshot(string(name)).must()
+	equal(c, "the snapshot's state", snapshot.State, oxide.SnapshotStateReady)
+	equal(c, "the snapshot's disk", snapshot.DiskId, disk)
+	equal(c, "the snapshot's description", snapshot.Description, "snapshot of finalized disk "+disk)
 }
 
 func (c *Check) image(snapshot string) oxide.ImageCreateParams {
