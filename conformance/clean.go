@@ -139,8 +139,8 @@ type cleaner struct {
 	client  *oxide.Client
 	project *project
 	rack    *rules.TestedRack
-	run     string // this run's ID
-	helper  string // the setting
+	// run is this run's ID, and helper the setting.
+	run, helper string
 	// known has the IDs of the disks that other instances had at the preflight. dead has the IDs of
 	// the runs that clean removes.
 	known, dead map[string]bool
@@ -218,7 +218,8 @@ func (c *cleaner) removeOnce(ctx context.Context, run deadRun) error {
 	return errors.Join(errs...)
 }
 
-func (c *cleaner) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
+func (c *cleaner) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) (err error) {
+	defer harness.Catch(&err)
 	if attached, is := disk.State.AsAttached(); is {
 		if !run.detaches(attached.Instance) {
 			return fmt.Errorf("it is attached to instance %s, which the run does not name: detach it "+
@@ -226,19 +227,14 @@ func (c *cleaner) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) 
 		}
 		err := c.project.detach(ctx, disk.Id, attached.Instance)
 		if rules.SaysNotStopped(err) {
-			if err := c.stop(ctx, run, attached.Instance); err != nil {
-				return fmt.Errorf("the rack detaches it only from a stopped instance: %w", err)
-			}
+			harness.Must(harness.Wrap(c.stop(ctx, run, attached.Instance),
+				"the rack detaches it only from a stopped instance"))
 			err = c.project.detach(ctx, disk.Id, attached.Instance)
 		}
-		if err != nil {
-			return err
-		}
+		harness.Must(err)
 	}
-	if err := c.rack.EndImport(ctx, &disk); err != nil {
-		return err
-	}
-	err := c.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
+	harness.Must(c.rack.EndImport(ctx, &disk))
+	err = c.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
 	if rules.IsGone(err) {
 		return nil // an earlier request without an answer deleted it
 	}
@@ -270,7 +266,8 @@ func (p *Program) removeDirs(run string) error {
 
 // stop stops a run's helper and waits until the helper is stopped. It stops this run's helper only
 // if a data check started that helper, and a dead run's helper only if --helper names it.
-func (c *cleaner) stop(ctx context.Context, run deadRun, instance string) error {
+func (c *cleaner) stop(ctx context.Context, run deadRun, instance string) (err error) {
+	defer harness.Catch(&err)
 	named := run.id != c.run && c.helper != ""
 	if named {
 		found, err := c.project.find(ctx, c.helper)
@@ -281,13 +278,9 @@ func (c *cleaner) stop(ctx context.Context, run deadRun, instance string) error 
 		return fmt.Errorf("instance %s may be somebody else's by now: stop it, or name it with "+
 			"--helper if it was the run's", instance)
 	}
-	if err := c.mayStop(ctx, instance); err != nil {
-		return err
-	}
-	_, err := c.client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
-	if err != nil {
-		return err
-	}
+	harness.Must(c.mayStop(ctx, instance))
+	harness.Got(c.client.InstanceStop(ctx,
+		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)}))
 	return c.rack.Await(ctx, instance, oxide.InstanceStateStopped)
 }
 
@@ -451,20 +444,17 @@ type project struct {
 	name   oxide.NameOrId
 }
 
-func (p *project) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
+func (p *project) find(ctx context.Context, nameOrID string) (_ *oxide.Instance, err error) {
+	defer harness.Catch(&err)
 	params := oxide.InstanceViewParams{Instance: oxide.NameOrId(nameOrID)}
 	if !isUUID(nameOrID) {
 		params.Project = p.name
 	}
 	instance, err := p.client.InstanceView(ctx, params)
-	if err != nil {
-		return nil, fmt.Errorf("instance %s: %s", nameOrID, rules.Brief(err))
-	}
+	harness.Must(briefly("instance "+nameOrID, err))
 	project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.name})
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("project %s: %s", p.name, rules.Brief(err))
-	case project.Id != instance.ProjectId:
+	harness.Must(briefly("project "+string(p.name), err))
+	if project.Id != instance.ProjectId {
 		return nil, fmt.Errorf("%s (%s) is not in the project %s", instance.Name, instance.Id,
 			project.Name)
 	}
@@ -599,12 +589,9 @@ func newRunID() string { return uuid.NewString()[:8] } // random hexadecimal dig
 
 // meet records which disks are attached to an instance that the run may stop, and returns an error
 // if somebody else uses the instance.
-func (c *cleaner) meet(ctx context.Context, instance *oxide.Instance) error {
-	disks, err := c.project.disksOf(ctx, instance.Id)
-	if err != nil {
-		return err
-	}
-	for _, d := range disks {
+func (c *cleaner) meet(ctx context.Context, instance *oxide.Instance) (err error) {
+	defer harness.Catch(&err)
+	for _, d := range harness.Got(c.project.disksOf(ctx, instance.Id)) {
 		c.known[d.Id] = true
 	}
 	return c.mayStop(ctx, instance.Id)

@@ -41,15 +41,10 @@ func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string]
 		d.lines = bufio.NewReader(in)
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
-	if err := d.open(ctx, run); err != nil {
-		return err
-	}
-	if err := d.draw(ctx, d.run(ctx)); err != nil {
-		return err
-	}
-	if err := d.Balance(ctx); err != nil {
-		return fmt.Errorf("the ledger does not balance: %w", err)
-	}
+	defer harness.Catch(&err)
+	harness.Must(d.open(ctx, run))
+	harness.Must(d.draw(ctx, d.run(ctx)))
+	harness.Must(harness.Wrap(d.Balance(ctx), "the ledger does not balance"))
 	d.say("\nThe ledger balances: no disk, attachment, loop device, mount, open file or goroutine "+
 		"more than before.\n%d steps and %d requests to the rack in %.1f s.",
 		d.steps, d.requests, time.Since(d.began).Seconds())

@@ -545,17 +545,12 @@ func (w *watcher) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func get(ctx context.Context, url string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
+func get(ctx context.Context, url string) (_ []byte, err error) {
+	defer harness.Catch(&err)
+	req := harness.Got(http.NewRequestWithContext(ctx, http.MethodGet, url, nil))
 	req.Header.Set("Accept", "text/html")
 	req.Close = true // a connection that stays would be a leak of the demo
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
+	resp := harness.Got(http.DefaultClient.Do(req))
 	defer resp.Body.Close()
 	return io.ReadAll(resp.Body)
 }

@@ -39,11 +39,9 @@ import (
 
 // runCSISanity runs csi-sanity for the selected kinds of access, against one process of the driver
 // that is controller and node.
-func (w *job) runCSISanity(ctx context.Context) error {
-	driver, err := w.startDriver(ctx, harness.ModeAll)
-	if err != nil {
-		return fmt.Errorf("start the driver: %w", err)
-	}
+func (w *job) runCSISanity(ctx context.Context) (err error) {
+	defer harness.Catch(&err)
+	driver := harness.Got(w.startDriver(ctx, harness.ModeAll))
 	log, err := os.Create(filepath.Join(w.dir.Dir, "csi-sanity.log"))
 	if err != nil {
 		return errors.Join(err, driver.Stop())
@@ -116,7 +114,7 @@ func (w *job) startDriver(ctx context.Context, mode string) (*harness.Plugin, er
 	if err == nil {
 		err = driver.AwaitReady(ctx)
 	}
-	return driver, err
+	return driver, harness.Wrap(err, "start the driver")
 }
 
 // resultOf converts Ginkgo's report of a csi-sanity spec, and the spec's calls, into a result. The
@@ -394,10 +392,7 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 		return errors.Join(errs...)
 	}
 	defer harness.Catch(&err)
-	driver, err := w.startDriver(ctx, harness.ModeController)
-	if err != nil {
-		return nil, end, fmt.Errorf("start the driver: %w", err)
-	}
+	driver := harness.Got(w.startDriver(ctx, harness.ModeController))
 	ends = append(ends, driver.Stop)
 	conn := harness.Got(driver.Dial(ctx, grpc.WithChainUnaryInterceptor(w.calls.intercept)))
 	ends = append(ends, conn.Close)

@@ -461,9 +461,7 @@ func openJob(p *Program, s *settings) (w *job, err error) {
 	client.Transport, client.Timeout = patient{client.Transport}, 0
 	w.client, err = oxide.NewClient(oxide.WithHost(s.host), oxide.WithToken(s.token),
 		oxide.WithHTTPClient(&client))
-	if err != nil {
-		return nil, fmt.Errorf("make a client of the rack: %w", err)
-	}
+	harness.Must(harness.Wrap(err, "make a client of the rack"))
 	w.project = &project{w.client, oxide.NameOrId(s.project)}
 	w.cleaner = &cleaner{program: p, client: w.client, project: w.project, rack: w.rack, run: w.id,
 		helper: s.helper, known: map[string]bool{}, dead: map[string]bool{}}
@@ -500,8 +498,7 @@ const lostAfter = 10 * time.Second
 // contact records whether the rack still answers, and still accepts the token.
 type contact struct {
 	client *oxide.Client
-	// loss is the reason why the rack was lost, or nil.
-	loss atomic.Pointer[error]
+	loss   atomic.Pointer[error] // why the rack was lost, or nil
 }
 
 func (c *contact) lost() error {

@@ -245,10 +245,8 @@ func listedIn(reply any) (ids []string) {
 type callLog struct {
 	budget  *budget
 	contact *contact
-
-	mu sync.Mutex
-	// mu guards calls.
-	calls []rpc
+	mu      sync.Mutex
+	calls   []rpc // mu guards it
 }
 
 func (l *callLog) add(call rpc) {

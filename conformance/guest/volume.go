@@ -46,9 +46,8 @@ func (a *Agent) Write(ctx context.Context, w Task) (none Nothing, err error) {
 	for n := w.Pattern.First; n < w.Pattern.First+w.Pattern.Count; n++ {
 		harness.Must(ctx.Err())
 		w.Pattern.fill(block, n)
-		if _, err := file.WriteAt(block, w.Pattern.offset(n)); err != nil {
-			return none, fmt.Errorf("write block %d: %w", n, err)
-		}
+		_, err := file.WriteAt(block, w.Pattern.offset(n))
+		harness.Must(harness.Wrap(err, "write block %d", n))
 	}
 	if w.Sync {
 		return none, file.Sync()
@@ -164,9 +163,8 @@ func (a *Agent) Scan(ctx context.Context, s Task) (scan Scan, err error) {
 			break
 		}
 		piece := buffer[:r.To-r.From]
-		if _, err := file.ReadAt(piece, r.From); err != nil {
-			return scan, fmt.Errorf("read %s at byte %d: %w", s.Place.Path, r.From, err)
-		}
+		_, err := file.ReadAt(piece, r.From)
+		harness.Must(harness.Wrap(err, "read %s at byte %d", s.Place.Path, r.From))
 		scan.note(piece, r.From, hash)
 		scan.Ranges = append(scan.Ranges, r)
 	}

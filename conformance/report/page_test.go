@@ -180,9 +180,7 @@ const picture = "../../docs/conformance-report.png"
 func open(t *testing.T, b browsertest.Browser, r *Report) *browsertest.Tab {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "report")
-	if err := Write(dir, r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Write(dir, r))
 	page := b.Open(t, (&url.URL{Scheme: "file", Path: filepath.Join(dir, pageFile)}).String())
 	page.Do(browsertest.Size(1200, 900), chromedp.Evaluate(
 		`document.querySelectorAll("details").forEach(d => d.open = true)`, nil))
@@ -295,12 +293,10 @@ func isInDocs(t *testing.T, page *browsertest.Tab) {
 	page.Do(chromedp.Reload(), browsertest.Size(1120, 1400), browsertest.Scheme("light"),
 		chromedp.CaptureScreenshot(&png))
 	if *update {
-		if err := os.WriteFile(picture, png, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(picture, png, 0o644))
 	}
 	for what, content := range map[string][]byte{"a new picture": png,
-		picture: must(os.ReadFile(picture))(t)} {
+		picture: try(os.ReadFile(picture))(t)} {
 		if !bytes.HasPrefix(content, []byte("\x89PNG")) || len(content) > 300_000 {
 			t.Errorf("%s has %d bytes, expected a PNG of at most 300 kB", what, len(content))
 		}

@@ -37,25 +37,23 @@ func TestWriteWritesAllFilesWithEveryResult(t *testing.T) {
 	for name, want := range reports() {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "new", "folder")
-			if err := Write(dir, want); err != nil {
-				t.Fatal(err)
-			}
+			must(t, Write(dir, want))
 			for _, path := range []string{dir, filepath.Join(dir, jsonFile)} {
 				// Write replaces control characters, so Read returns the scrubbed report.
-				got := must(Read(path))(t)
+				got := try(Read(path))(t)
 				if diff := cmp.Diff(want.scrub(nil), got, cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("Read(%q) differs (-want +got):\n%s", path, diff)
 				}
 			}
 			var names []string
-			for _, entry := range must(os.ReadDir(dir))(t) {
+			for _, entry := range try(os.ReadDir(dir))(t) {
 				names = append(names, entry.Name())
 			}
 			if want := []string{"index.html", "junit.xml", "report.json"}; !slices.Equal(names, want) {
 				t.Errorf("the folder has %q, expected %q", names, want)
 			}
 			var all testSuites
-			err := xml.Unmarshal(must(os.ReadFile(filepath.Join(dir, junitFile)))(t), &all)
+			err := xml.Unmarshal(try(os.ReadFile(filepath.Join(dir, junitFile)))(t), &all)
 			cases := 0
 			for _, suite := range all.Suites {
 				cases += len(suite.Cases)
@@ -77,13 +75,11 @@ func TestAJUnitReportHasEveryStatusAndTheVerdict(t *testing.T) {
 			result.Reason = "why it is " + string(status)
 		}
 	}
-	text := must(junit(r))(t)
+	text := try(junit(r))(t)
 	if *update {
-		if err := os.WriteFile(file, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, text, 0o644))
 	}
-	if diff := cmp.Diff(string(must(os.ReadFile(file))(t)), string(text)); diff != "" {
+	if diff := cmp.Diff(string(try(os.ReadFile(file))(t)), string(text)); diff != "" {
 		t.Errorf("the file differs (-want +got):\n%s", diff)
 	}
 	for verdict, want := range map[Verdict]Status{Conforms: Passed, BlockedByRack: Blocked,
@@ -94,18 +90,23 @@ func TestAJUnitReportHasEveryStatusAndTheVerdict(t *testing.T) {
 	}
 }
 
-func must[T any](value T, err error) func(*testing.T) T {
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func try[T any](value T, err error) func(*testing.T) T {
 	return func(t *testing.T) T {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return value
 	}
 }
 
 func TestReadNamesTheFaultOfAnInvalidReport(t *testing.T) {
-	valid := string(must(encode(good().scrub(nil)))(t))
+	valid := string(try(encode(good().scrub(nil)))(t))
 	for _, test := range []struct {
 		name, from, to, want string
 	}{
@@ -136,9 +137,7 @@ func TestReadNamesTheFaultOfAnInvalidReport(t *testing.T) {
 // Read must not wait for a writer of the FIFO.
 func TestReadRefusesFilesThatAreNoReports(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "fifo")
-	if err := exec.CommandContext(t.Context(), "mkfifo", fifo).Run(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, exec.CommandContext(t.Context(), "mkfifo", fifo).Run())
 	for path, want := range map[string]string{t.TempDir(): "expected a folder that oxide-conformance",
 		"/nowhere/at/all": "expected a folder that oxide-conformance",
 		fifo:              fifo + " is no report: expected JSON: "} {
@@ -171,7 +170,7 @@ func FuzzRead(f *testing.F) {
 		if err := r.Check(); err != nil {
 			t.Errorf("decode accepts what does not add up: %v", err)
 		}
-		again, err := decode(must(encode(r.scrub(nil)))(t))
+		again, err := decode(try(encode(r.scrub(nil)))(t))
 		if err != nil {
 			t.Fatalf("what was read cannot be written and read: %v", err)
 		}
@@ -235,7 +234,7 @@ func TestWriteRedactsSecretsInFilesAndErrors(t *testing.T) {
 			}
 			texts := map[string]string{"the error": err.Error()}
 			for _, file := range []string{jsonFile, junitFile, pageFile} {
-				texts[file] = string(must(os.ReadFile(filepath.Join(dir, file)))(t))
+				texts[file] = string(try(os.ReadFile(filepath.Join(dir, file)))(t))
 				if !strings.Contains(texts[file], redacted) {
 					t.Errorf("%s has no %s", file, redacted)
 				}
@@ -349,9 +348,7 @@ func TestDiffListsWorseResultsFirst(t *testing.T) {
 		c.Milliseconds[i] *= 2.5
 	}
 	c.Count, c.Milliseconds = 127, c.Milliseconds[2:129]
-	if err := b.Check(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Check())
 	text, _ := Diff(a, b)
 	if diff := cmp.Diff(wantDiff, text); diff != "" {
 		t.Errorf("the text differs (-want +got):\n%s", diff)
@@ -533,7 +530,7 @@ func TestLatenciesAreSortedAndLimitedInNumber(t *testing.T) {
 	if r.Calls[1].Quantile(0.5) != 0 || r.Calls[2].Quantile(0.95) != 7 || r.Calls[2].Quantile(0) != 7 {
 		t.Error("the quantiles of no call and of one are wrong")
 	}
-	page := string(must(renderPage(r))(t))
+	page := string(try(renderPage(r))(t))
 	if !strings.Contains(page, "Probe: no call") || !strings.Contains(page, `data-label="max">–<`) {
 		t.Errorf("the page does not show that there was no call:\n%s", page)
 	}
@@ -552,7 +549,7 @@ func TestReportStatesHowMuchTheTestsLookedAt(t *testing.T) {
 	if got := r.Promises(); got != promises {
 		t.Errorf("got  %s\nwant %s", got, promises)
 	}
-	page := string(must(renderPage(r.scrub(nil)))(t))
+	page := string(try(renderPage(r.scrub(nil)))(t))
 	for _, want := range []string{promises, "kept, as far as " + partly, "disk_create: 2 kinds of"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q", want)

@@ -160,7 +160,8 @@ func (c *Check) deleteDisk(id string) outcome[any] {
 }
 
 // If necessary, removeDisk first detaches the disk or ends its import.
-func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
+func (r *TestedRack) removeDisk(ctx context.Context, id string) (err error) {
+	defer harness.Catch(&err)
 	remove := func() error {
 		return gone(r.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
 	}
@@ -175,15 +176,11 @@ func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 		return gone(err)
 	}
 	if attached, is := disk.State.AsAttached(); is {
-		if _, err := r.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+		harness.Got(r.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 			Instance: oxide.NameOrId(attached.Instance),
-			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(id)}}); err != nil {
-			return err
-		}
+			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(id)}}))
 	}
-	if err := r.EndImport(ctx, disk); err != nil {
-		return err
-	}
+	harness.Must(r.EndImport(ctx, disk))
 	return remove()
 }
 
@@ -234,13 +231,10 @@ func (c *Check) StoppedInstance() *oxide.Instance {
 }
 
 // StoppedInstance returns the stopped instance that the checks share. Close removes it.
-func (r *TestedRack) StoppedInstance(ctx context.Context) (*oxide.Instance, error) {
+func (r *TestedRack) StoppedInstance(ctx context.Context) (_ *oxide.Instance, err error) {
+	defer harness.Catch(&err)
 	if r.stopped == nil {
-		made, err := r.createShared(ctx, r.newInstance())
-		if err != nil {
-			return nil, err
-		}
-		r.stopped = made
+		r.stopped = harness.Got(r.createShared(ctx, r.newInstance()))
 	}
 	return r.stopped, r.Await(ctx, r.stopped.Id, oxide.InstanceStateStopped)
 }

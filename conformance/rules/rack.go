@@ -69,11 +69,9 @@ type TestedRack struct {
 }
 
 // Open prepares the checks without a request to the rack.
-func Open(c Config) (*TestedRack, error) {
-	transport, err := harness.Transport(c.CAFile)
-	if err != nil {
-		return nil, err
-	}
+func Open(c Config) (_ *TestedRack, err error) {
+	defer harness.Catch(&err)
+	transport := harness.Got(harness.Transport(c.CAFile))
 	reads := transport.Clone()
 	reads.DisableKeepAlives, reads.IdleConnTimeout = false, idleTimeout
 	var next http.RoundTripper = connections{reads: reads, changes: transport}
@@ -88,10 +86,7 @@ func Open(c Config) (*TestedRack, error) {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	r.Client, err = oxide.NewClient(oxide.WithHost(c.Host), oxide.WithToken(c.Token),
 		oxide.WithHTTPClient(r.http))
-	if err != nil {
-		return nil, fmt.Errorf("make a client of the rack: %w", err)
-	}
-	return r, nil
+	return r, harness.Wrap(err, "make a client of the rack")
 }
 
 // connections reuses connections for reads, because a handshake takes longer than a read. Each
