@@ -16,7 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// review compares an observed state with the model, after calls that have ended.
+// review compares an observed state with the model, after calls that have ended, and makes it the
+// model's state.
 type review struct {
 	env   *Environment
 	world *world

@@ -291,8 +291,8 @@ func reachable(before facts, s Step, others []*Step) []facts {
 	return states
 }
 
-// judge returns an error if an answer is not allowed, or if a stage finds no device, and the text
-// of its answer lacks the cause or one of the two remedies.
+// judge returns an error if an answer is not allowed, or if a stage finds no device and the text of
+// its answer lacks the cause or one of the two remedies.
 func (w *world) judge(s Step, err error, allowed []codes.Code) error {
 	code := status.Code(err)
 	if !slices.Contains(allowed, code) {

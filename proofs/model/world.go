@@ -153,8 +153,8 @@ func (s Step) then(f facts) facts {
 	return next
 }
 
-// world is the state of the model: the facts that were observed last, and everything else on which
-// the answers to calls depend.
+// world is the state of the model: the facts that were observed last, the content of the volumes,
+// and everything else on which the answers to calls depend.
 type world struct {
 	seen facts
 	// doubts contains the changes that abandoned calls may still make.

@@ -26,7 +26,7 @@ var Kinds = []string{"disks", "snapshots", "images"}
 // IdentityFile is the name of the file with the rack's identity.
 const IdentityFile = "identity"
 
-// Files has the files with the bytes of disks, snapshots and images.
+// Files has the files with the bytes of disks, snapshots and images, and the rack's identity file.
 type Files struct {
 	dir      string
 	volatile bool
