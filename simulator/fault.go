@@ -271,10 +271,10 @@ func (s *Server) resolve(r *apiRequest) error {
 	})
 }
 
-// withFaults carries out the request as handle does, and applies its faults, each in its phase. If
-// the rack refuses the request, only faults of the phase Before are applied.
+// withFaults checks and serves the request as handle does, and applies each of its faults in its
+// phase. If the rack refuses the request, only faults of the phase Before are applied.
 func (s *Server) withFaults(r *apiRequest) response {
-	if r.op == nil || s.Faults.empty() {
+	if r.unfound != nil || s.Faults.empty() {
 		return r.response(s.handle(r))
 	}
 	refusal := s.check(r)
@@ -418,7 +418,7 @@ func (r *apiRequest) firing(phase adminapi.Phase) int {
 func (s *Server) deferRequest(r *apiRequest, delay time.Duration) {
 	// Copy the request, because the goroutine that answers the caller still writes into it.
 	effect := *r
-	effect.entry.Deferred = true
+	effect.entry.Deferred, effect.err = true, nil
 	s.rack.DeferWork(r.Context(), delay, func() {
 		effect.started = time.Now()
 		s.record(&effect, effect.response(s.serve(&effect)))

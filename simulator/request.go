@@ -43,7 +43,7 @@ type apiRequest struct {
 	started time.Time
 	op      *operation
 	path    url.Values // the parameters in the path
-	noRoute error      // if there is no op
+	unfound error      // why the rack does not look for the operation, or does not find it
 	query   url.Values
 	scan    scan
 	raw     []byte // the body
@@ -51,7 +51,7 @@ type apiRequest struct {
 	faults  []adminapi.ActiveFault
 	entry   adminapi.Request
 	call    engine.Call
-	err     error // an internal error, which is only logged
+	err     error // internal errors, which are only logged
 	// subjects are the names and IDs of objects in the request. A fault's Object must be one of them.
 	subjects []string
 }
@@ -65,10 +65,13 @@ func newRequest(hr *http.Request) *apiRequest {
 	return r
 }
 
-// find sets the request's operation and what else its URL contains.
+// find sets the request's operation and what else its URL contains. The rack checks the API version
+// before the path (A13).
 func (r *apiRequest) find() {
+	var err error
 	r.query, r.entry.Path = r.URL.Query(), clip(r.URL.RequestURI())
-	r.op, r.path, r.noRoute = route(r.Method, r.URL.EscapedPath())
+	r.op, r.path, err = route(r.Method, r.URL.EscapedPath())
+	r.unfound = cmp.Or(checkVersion(r.Header.Get("Api-Version")), err)
 	if r.op != nil {
 		r.entry.Operation = r.op.name
 	}
@@ -113,10 +116,9 @@ func parseVersion(s string) ([]uint64, error) {
 	return numbers, nil
 }
 
-// parse parses the path, the query and the body. The rack checks the API version before (A13).
 func (r *apiRequest) parse() error {
-	if err := cmp.Or(checkVersion(r.Header.Get("Api-Version")), r.noRoute); err != nil {
-		return err
+	if r.unfound != nil {
+		return r.unfound
 	}
 	r.identify(r.raw)
 	if r.op.serve == nil {
@@ -302,7 +304,7 @@ func (r *apiRequest) response(status int, body any, err error) response {
 	if err != nil {
 		var known *engine.Error
 		if !errors.As(err, &known) {
-			r.err = err
+			r.err = errors.Join(r.err, err)
 		}
 		refused := engine.AsError(err)
 		return response{refused.Status, refused.Header, jsonType,

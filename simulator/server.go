@@ -34,6 +34,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/big"
 	"net"
 	"net/http"
@@ -184,7 +185,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	s.write(w, r, a)
 }
 
-// handle carries out a request, even if the caller gives up meanwhile (A18).
+// handle carries out a request without faults.
 func (s *Server) handle(r *apiRequest) (status int, body any, err error) {
 	if err := s.check(r); err != nil {
 		return 0, nil, err
@@ -206,6 +207,7 @@ func (s *Server) serve(r *apiRequest) (status int, body any, err error) {
 		s.log.Error("an operation is not implemented", slog.String("error", err.Error()))
 		return 0, nil, err
 	}
+	r.call.Named = maps.Clone(r.call.Named) // the operation may change it
 	return r.op.serve(s.rack, r)
 }
 
@@ -231,7 +233,8 @@ func (s *Server) record(r *apiRequest, a response) {
 		slog.Float64("duration_ms", r.entry.DurationMS), slog.String("request_id", r.id))
 }
 
-// respond carries out a request. The active mutation may change the request and the response.
+// respond carries out a request, even if the caller gives up meanwhile (A18). The active mutation
+// may change the request and the response.
 func (s *Server) respond(r *apiRequest) response {
 	m := s.mutation.Active()
 	if m == nil {
@@ -258,7 +261,7 @@ func (s *Server) exchange(r *apiRequest) *broken.Interception {
 	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: r.raw,
 		Operation: r.entry.Operation, Path: r.path}
 	x.Carry = func() *broken.Answer {
-		r.raw = x.Body
+		r.raw, r.faults = x.Body, nil
 		r.find()
 		a := s.withFaults(r)
 		if a.header == nil {

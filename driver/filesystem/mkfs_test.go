@@ -4,6 +4,7 @@ package filesystem
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -288,8 +289,6 @@ func TestTracesRejectWorkloadData(t *testing.T) {
 		{"a hundred bytes of text", at(700, text[:100]), 8 << 20, mkfs},
 		{"a single byte at the start of the disk", at(5, []byte{1}), 0, mkfs},
 		{"a torn text where btrfs has its superblock", at(512, text[512:]), btrfsOffset, mkfs},
-		{"extents with holes between them", at(0, slices.Concat([]byte{0x0A, 0xF3, 20, 0, 84, 11: 0},
-			bytes.Repeat([]byte{9, 0, 0, 0, 0, 0x80, 0, 0, 8, 11: 0}, 20))), 8 << 20, mkfs},
 		{"a superblock with something before it", slices.Concat(text[:extOffset],
 			make([]byte, sectorBytes-extOffset)), 0, mkfs},
 		{"a text behind an ext4 that grows", text, 8 << 20, growth(volume.Ext4)},
@@ -317,6 +316,41 @@ func TestTracesRejectWorkloadData(t *testing.T) {
 				t.Fatalf("it is recognized as written by a tool of the driver: %d", i)
 			}
 		})
+	}
+}
+
+func TestOnlyTheExtentsOfAJournalAreRecognized(t *testing.T) {
+	const blocks = 1 << 20
+	journal := make([]byte, extBytes)
+	copy(journal, []byte{0x0A, 0xF3, 9, 0, 84})
+	for i := range uint32(9) {
+		entry := binary.LittleEndian.AppendUint32(nil, i<<15)
+		entry = binary.LittleEndian.AppendUint32(entry, 1<<15)
+		copy(journal[12+12*i:], binary.LittleEndian.AppendUint32(entry, 9000+i*33000))
+	}
+	copy(journal[extBytes-4:], "csum")
+	if !extExtents(journal, blocks) {
+		t.Fatal("the extents of a journal are not recognized")
+	}
+	for name, change := range map[string]struct{ at, by int }{
+		"another structure":             {0, 1},
+		"fewer entries than there are":  {2, -1},
+		"more entries than there are":   {2, 1},
+		"more entries than fit":         {2, 76},
+		"a list of other such blocks":   {6, 1},
+		"a generation":                  {8, 1},
+		"a hole":                        {24, 1},
+		"an empty extent":               {113, -0x80},
+		"an extent that is unwritten":   {112, 1},
+		"a block behind 2^32":           {114, 1},
+		"a block behind the disk's end": {119, 1},
+		"a block before the last one":   {118, -1},
+		"a text behind the entries":     {200, 'a'},
+	} {
+		b := slices.Clone(journal)
+		if b[change.at] += byte(change.by); extExtents(b, blocks) {
+			t.Errorf("%s: it is recognized", name)
+		}
 	}
 }
 

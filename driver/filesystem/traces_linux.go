@@ -169,20 +169,21 @@ func extNumbers(b []byte, blocks uint64) bool {
 }
 
 // extExtents reports whether b may be the start of a block of extents. Of the files that mkfs
-// makes, only the journal can need one. It has no holes: each extent begins where the last ends.
+// makes, only the journal can need one. It has no holes, and its blocks are in ascending order.
 func extExtents(b []byte, blocks uint64) bool {
 	const size, maxBlocks = 12, 1 << 15
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
-	end, next := size+int(le16(b[2:]))*size, uint32(0)
+	end, next, after := size+int(le16(b[2:]))*size, uint32(0), uint64(1)
 	if le16(b) != 0xF30A || end > len(b) || nonZero(b[6:size]) >= 0 {
 		return false
 	}
 	for extent := range slices.Chunk(b[size:end], size) {
 		n, upper, start := uint32(le16(extent[4:])), le16(extent[6:]), uint64(le32(extent[8:]))
-		if le32(extent) != next || n-1 >= maxBlocks || upper != 0 || start+uint64(n) > blocks {
+		if le32(extent) != next || n-1 >= maxBlocks || upper != 0 || start < after ||
+			start+uint64(n) > blocks {
 			return false
 		}
-		next += n
+		next, after = next+n, start+uint64(n)
 	}
 	return nonZero(b[end:max(end, len(b)-4)]) < 0 // a checksum ends a block
 }
