@@ -450,10 +450,10 @@ func (p *project) find(ctx context.Context, nameOrID string) (_ *oxide.Instance,
 	if !isUUID(nameOrID) {
 		params.Project = p.name
 	}
-	instance, err := p.client.InstanceView(ctx, params)
-	harness.Must(briefly("instance "+nameOrID, err))
-	project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.name})
-	harness.Must(briefly("project "+string(p.name), err))
+	instance, failed := p.client.InstanceView(ctx, params)
+	harness.Must(briefly("instance "+nameOrID, failed))
+	project, failed := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.name})
+	harness.Must(briefly("project "+string(p.name), failed))
 	if project.Id != instance.ProjectId {
 		return nil, fmt.Errorf("%s (%s) is not in the project %s", instance.Name, instance.Id,
 			project.Name)
