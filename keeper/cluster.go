@@ -480,6 +480,13 @@ func (s *stops) forget(instance string) {
 	delete(s.asked, instance)
 }
 
+// all returns a copy of asked.
+func (s *stops) all() map[string]time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.asked)
+}
+
 // isOutage reports whether the API server has been silent for too long. The parameter answers is
 // true if it has just answered.
 func (s *stops) isOutage(answers bool, now time.Time) bool {
@@ -498,9 +505,7 @@ func (s *stops) isOutage(answers bool, now time.Time) bool {
 // StartStopped starts the instances that this process has stopped, if the API server is
 // unreachable: then no attacher works, and no replica leads.
 func (k *Keeper) StartStopped(ctx context.Context) error {
-	k.stops.mu.Lock()
-	asked := maps.Clone(k.stops.asked)
-	k.stops.mu.Unlock()
+	asked := k.stops.all()
 	if len(asked) == 0 || !k.stops.isOutage(k.clusterAnswers(ctx, asked), k.now()) {
 		return nil
 	}
