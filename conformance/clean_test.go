@@ -197,7 +197,7 @@ func TestDetachingADiskStopsOnlyTheRunsOwnHelper(t *testing.T) {
 // the rules, because csi-sanity counts the volumes of everybody.
 func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 	t.Parallel()
-	rack := rackOf(t, harness.RackOptions{})
+	rack := rackOf(t, harness.RackOptions{Instances: []string{"c"}})
 	strangers(t, rack, "1a2b3c4d")
 	nothingOfRuns, now := balance(t, rack), time.Now()
 	made(t, rack, "elsewhere", mark{Run: "22222222", Host: "elsewhere", Began: &now}.description())
@@ -216,7 +216,7 @@ func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 	others := make(chan error, 1)
 	go func() { others <- legal.Strangers(ctx, rack.Rack) }()
 
-	from(rack, "b", alone)
+	from(rack, "c", alone)
 	living := prepare(t, rack, alone, "run", "--yes", "--only", partRules)
 	p := prepare(t, rack, env, "run", "--yes", "--only", partRules)
 	csitest.Must(t, errors.Join(living.Start(), p.Start()))
@@ -384,7 +384,8 @@ type creating struct {
 	rack     http.Handler
 	at       int64
 	seen     atomic.Int64
-	answered bool // the run gets the answer to that creation before it ends
+	answered bool          // the run gets the answer to that creation before it ends
+	late     time.Duration // how long an answer takes otherwise, unless the run ends before
 	// These channels are closed after that creation, and after the end of the run.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
@@ -405,7 +406,10 @@ func (c *creating) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.rack.ServeHTTP(answer, r)
 	if !c.answered {
 		close(c.made)
-		<-c.ended
+		select {
+		case <-c.ended:
+		case <-time.After(c.late):
+		}
 	}
 	w.Header().Set("Content-Type", answer.Header().Get("Content-Type"))
 	w.WriteHeader(answer.Code)
@@ -426,9 +430,12 @@ type death struct {
 // After SIGKILL, the run removes nothing. After each of the other ends, it removes its objects or
 // tries to. With "SIGINT twice" the rack refuses all requests, so that the second SIGINT
 // interrupts the removal.
-const killed, killedLater, twice = "SIGKILL", "SIGKILL after the answer", "SIGINT twice"
+const (
+	killed, killedLater = "SIGKILL", "SIGKILL after the answer"
+	twice, lateAnswer   = "SIGINT twice", "SIGINT seconds before the answer"
+)
 
-var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
+var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away", lateAnswer}
 
 func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	t.Parallel()
@@ -473,8 +480,8 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 		hows = []string{ends[p.Seed%uint64(len(ends))]}
 	}
 	for i, how := range hows {
-		at := 1 + p.Rand().IntN(30)
-		all = append(all, series{death{part: []string{partRules, "ext4", partData}[i%3], at: at}, 1, at,
+		at, part := 1+p.Rand().IntN(30), (uint64(i)+p.Seed/uint64(len(ends)))%3
+		all = append(all, series{death{part: []string{partRules, "ext4", partData}[part], at: at}, 1, at,
 			[]string{how}})
 	}
 	for _, d := range short.Some(t, 2, units) {
@@ -525,8 +532,9 @@ func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	t.Helper()
 	to := csitest.Got(url.Parse(rack.URL))(t)
 	transport := csitest.Got(harness.Transport(rack.CA))(t)
-	c := &creating{at: int64(d.at), answered: d.how != killed, made: make(chan struct{}),
-		ended: make(chan struct{}), rack: &httputil.ReverseProxy{Transport: transport,
+	c := &creating{at: int64(d.at), answered: d.how != killed && d.how != lateAnswer,
+		late: runTimeout, made: make(chan struct{}), ended: make(chan struct{}),
+		rack: &httputil.ReverseProxy{Transport: transport,
 			// Cut the connection if the caller is dead or the rack is away.
 			ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 			Rewrite:      func(r *httputil.ProxyRequest) { r.SetURL(to) }}}
@@ -537,6 +545,9 @@ func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 		plugin := csitest.Got(rack.run.Binary(t.Context(), "oxide-csi-plugin"))(t)
 		p.Path = csitest.Got(os.Executable())(t)
 		p.Env = append(p.Env, onlyVariable+"="+d.only, pluginVariable+"="+plugin)
+	}
+	if d.how == lateAnswer {
+		c.late = 3 * time.Second
 	}
 	if d.how == "nobody reads" {
 		p.Stdout = nil
@@ -617,7 +628,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	switch d.how {
 	case killed, killedLater:
 		want, err = "signal: killed", p.Process.Kill()
-	case "SIGINT":
+	case "SIGINT", lateAnswer:
 		err = p.Process.Signal(syscall.SIGINT)
 	case "SIGHUP":
 		// At a hangup the program gets two signals: the kernel's, and the shell's.

@@ -57,7 +57,7 @@ func rackOf(t *testing.T, options harness.RackOptions) *bed {
 func rackIn(t *testing.T, run *harness.Run, options harness.RackOptions) *bed {
 	t.Helper()
 	options.TLS = true
-	options.Instances = []string{"a", "b", "helper"}
+	options.Instances = append([]string{"a", "b", "helper"}, options.Instances...)
 	// Some rules need an object of another project, or an image.
 	options.Args = append(options.Args, "--project", "other", "--image", "silos=1048576",
 		"--image", "sanity/projects=1073741824")

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,6 +28,8 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
@@ -52,7 +55,7 @@ func (w *job) runCSISanity(ctx context.Context) (err error) {
 	suite.PollProgressAfter = time.Minute
 	suite.GracePeriod, suite.Timeout = time.Minute, 12*time.Hour
 	reporter.NoColor, reporter.SilenceSkips = true, true
-	accesses := w.describe(driver)
+	accesses := w.describe(ctx, driver)
 	if !w.rack.Hotplug {
 		suite.SkipStrings = []string{csisuite.AttachSkip.Spec.String()}
 	}
@@ -62,7 +65,7 @@ func (w *job) runCSISanity(ctx context.Context) (err error) {
 	ReportBeforeSuite(func(r Report) {
 		s.each = r.PreRunStats.TotalSpecs / accesses // the specs are the same for each access
 	})
-	// Ginkgo does not wait for the end of an interrupted function that takes no SpecContext.
+	// Ginkgo waits for the end of an interrupted function only if it takes a SpecContext.
 	ReportBeforeEach(func(_ SpecContext, r SpecReport) { s.begin(ctx, r) })
 	ReportAfterEach(func(_ SpecContext, r SpecReport) { s.end(ctx, r) })
 	// Ginkgo exits if the working directory is gone. Then the run could not remove its objects.
@@ -80,7 +83,7 @@ func (w *job) runCSISanity(ctx context.Context) (err error) {
 }
 
 // describe makes csi-sanity's specs for the selected kinds of access, and returns their number.
-func (w *job) describe(driver *harness.Plugin) (accesses int) {
+func (w *job) describe(ctx context.Context, driver *harness.Plugin) (accesses int) {
 	for _, c := range csisuite.Combinations() {
 		access := c.Access()
 		if c.Split || !w.selects(access) {
@@ -90,7 +93,7 @@ func (w *job) describe(driver *harness.Plugin) (accesses int) {
 		config := c.Config()
 		config.Address = driver.Endpoint
 		config.DialOptions = append(config.DialOptions,
-			grpc.WithChainUnaryInterceptor(withMark(w.mark+"-"+access), w.calls.intercept))
+			grpc.WithChainUnaryInterceptor(withMark(ctx, w.mark+"-"+access), w.calls.intercept))
 		config.ControllerDialOptions = config.DialOptions
 		csisuite.Place(config, driver.Dir)
 		Describe(access, Label(access), func() { csisanity.GinkgoTest(config) })
@@ -181,6 +184,9 @@ func (s *specs) begin(ctx context.Context, r SpecReport) {
 
 func (s *specs) end(ctx context.Context, r SpecReport) {
 	w := s.job
+	if r.State.Is(types.SpecStateInterrupted) {
+		w.incomplete(awaitFunction(ctx))
+	}
 	calls := w.calls.since(s.point)
 	result := w.contact.unlessLost(ctx, resultOf(r, calls, w.rack.Hotplug))
 	if result.Status == report.Failed {
@@ -195,6 +201,25 @@ func (s *specs) end(ctx context.Context, r SpecReport) {
 	if err := w.contact.lost(); err != nil {
 		AbortSuite(err.Error())
 	}
+}
+
+// awaitFunction waits until csi-sanity's function of an interrupted spec has ended. If the function
+// called By after the last spec, Ginkgo would end the program before the run removes its objects.
+func awaitFunction(ctx context.Context) error {
+	return harness.Await(context.WithoutCancel(ctx), 50*time.Second, func() error {
+		var stacks strings.Builder
+		if err := pprof.Lookup("goroutine").WriteTo(&stacks, 2); err != nil {
+			return err
+		}
+		for goroutine := range strings.SplitSeq(stacks.String(), "\n\n") {
+			// Ginkgo sends the failure of the function to nobody.
+			if strings.Contains(goroutine, "/csi-test/v5/pkg/sanity.") &&
+				!strings.Contains(goroutine, " [chan send") {
+				return errors.New("a function of csi-sanity still runs")
+			}
+		}
+		return nil
+	})
 }
 
 // volumes returns nil if the rack does not list its objects.
@@ -659,8 +684,9 @@ func round(d time.Duration) string {
 const maxNameLength = 128
 
 // withMark puts the mark before the name of every volume and snapshot in a request to create one,
-// because csi-sanity uses the same names in each run, and for each kind of access.
-func withMark(mark string) grpc.UnaryClientInterceptor {
+// because csi-sanity uses the same names in each run, and for each kind of access. After an
+// interrupt of the run, it refuses these requests.
+func withMark(run context.Context, mark string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 		// The request is copied, because csi-sanity sends some requests again.
@@ -673,6 +699,11 @@ func withMark(mark string) grpc.UnaryClientInterceptor {
 			marked := proto.Clone(asked).(*csi.CreateSnapshotRequest)
 			marked.Name = markedName(mark, asked.GetName())
 			req = marked
+		default:
+			return invoke(ctx, method, req, reply, conn, options...)
+		}
+		if run.Err() != nil {
+			return status.Error(codes.Canceled, "the run was interrupted")
 		}
 		return invoke(ctx, method, req, reply, conn, options...)
 	}

@@ -272,7 +272,7 @@ func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
 	case failedStep:
-		if errors.Is(r.error, *err) {
+		if *err == nil || errors.Is(r.error, *err) {
 			*err = r.error
 		} else if !errors.Is(*err, r.error) {
 			*err = errors.Join(*err, r.error)
