@@ -550,7 +550,10 @@ func get(ctx context.Context, url string) (_ []byte, err error) {
 	req := harness.Got(http.NewRequestWithContext(ctx, http.MethodGet, url, nil))
 	req.Header.Set("Accept", "text/html")
 	req.Close = true // a connection that stays would be a leak of the demo
-	resp := harness.Got(http.DefaultClient.Do(req))
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
 	defer resp.Body.Close()
 	return io.ReadAll(resp.Body)
 }

@@ -189,7 +189,7 @@ func (s *specs) end(ctx context.Context, r SpecReport) {
 	}
 	calls := w.calls.since(s.point)
 	result := w.contact.unlessLost(ctx, resultOf(r, calls, w.rack.Hotplug))
-	if result.Status == report.Failed {
+	if result.Status == report.Failed && ctx.Err() == nil {
 		if err := s.misled(ctx, s.volumes(ctx), calls); err != nil {
 			result.Status = report.NotTested
 			result.Reason = fmt.Sprintf("%s; what the spec found therefore says nothing: %s", err,
@@ -235,7 +235,7 @@ func (s *specs) volumes(ctx context.Context) inventory {
 // misled returns why other users of the silo may have made a spec fail, or nil: their objects were
 // in lists, or they used the quota or this instance's places for disks.
 func (s *specs) misled(ctx context.Context, after inventory, calls []rpc) error {
-	if s.before == nil || after == nil || ctx.Err() != nil {
+	if s.before == nil || after == nil {
 		return nil
 	}
 	if err := s.othersChanged(after, calls); err != nil {

@@ -5,8 +5,8 @@
 // running instances their devices. The operations are methods of [Disks], [Snapshots], [Images],
 // [Instances], [Attachments], [Silo], [Pools], and [Resources] for objects that are only records.
 // Each gets a [Call], which has the request and the faults that apply to it. A refusal is an
-// [Error] in the rack's form; in a transaction, [store.Tx.Check] ends the transaction with it. An
-// operation that needs only the records runs in a transaction of its caller ([Reading], [Changing]).
+// [Error] in the rack's form; in a transaction, [store.Tx.Check] ends the transaction with it. If
+// an operation needs only the records, it runs in a transaction of [Reading] or [Changing].
 //
 // Any other operation first checks the rules and changes records in a transaction. It then works on
 // the data plane while it holds the locks of its objects. If this work takes long, or if callers
