@@ -60,7 +60,11 @@ var (
 )
 
 func ofNode(judge func(node) Step) func(*chain) Step {
-	return func(c *chain) Step { return judge(c.node) }
+	return func(c *chain) Step {
+		n := c.node // without the evidence, if the chain has no node
+		n.Evidence = c.Evidence
+		return judge(n)
+	}
 }
 
 func resolve(e *Evidence) []*chain {

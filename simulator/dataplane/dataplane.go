@@ -299,7 +299,7 @@ const (
 // ErrNoMemory means that the host lacks the memory for one more virtual machine.
 var ErrNoMemory = errors.New("this computer lacks the memory for one more virtual machine")
 
-func (v *VMs) dir(id string) string { return filepath.Join(v.files.dir, "guests", id, "machine") }
+func (v *VMs) dir(id string) string { return filepath.Join(guestDir(v.files.dir, id), "machine") }
 
 // againPath returns the path of the file that tells Adopt that Close stopped the virtual machine.
 func (v *VMs) againPath(id string) string { return filepath.Join(v.dir(id), "again") }
@@ -465,7 +465,7 @@ func (v *VMs) still(g *guestState) (resume func(), err error) {
 // instances that are not running. It returns two lists: the running instances without a virtual
 // machine, and those of them whose machine the earlier plane's Close stopped.
 func (v *VMs) Adopt(running []string) (gone, again []string, err error) {
-	found, err := os.ReadDir(filepath.Join(v.files.dir, "guests"))
+	found, err := os.ReadDir(guestDir(v.files.dir, ""))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}

@@ -21,7 +21,9 @@ import (
 )
 
 // GuestDir returns the directory of an instance's guest view, which contains sys and dev.
-func (p *Plane) GuestDir(id string) string { return filepath.Join(p.Dir, "guests", id) }
+func (p *Plane) GuestDir(id string) string { return guestDir(p.Dir, id) }
+
+func guestDir(dir, id string) string { return filepath.Join(dir, "guests", id) }
 
 func (p *Plane) view(id string) view { return view(p.GuestDir(id)) }
 

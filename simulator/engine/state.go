@@ -129,7 +129,7 @@ func (c Config) switches() adminapi.Switches {
 
 // diskLimit returns how many disks of the rack an instance may have (A16). A virtual machine
 // without a boot disk of the rack boots from its own root disk, which also counts.
-func (c Config) diskLimit(now adminapi.Switches, hasBootDisk bool) int {
+func (c *Config) diskLimit(now adminapi.Switches, hasBootDisk bool) int {
 	switch {
 	case c.Machines == "":
 		return now.DiskLimit
