@@ -38,7 +38,7 @@ var (
 		"snapshot_delete"}, ofUse...)
 	ofRestart = []string{"instance_stop", "instance_start"}
 
-	needHotplug, needSecond = Needs{Hotplug: true}, Needs{Hotplug: true, Second: true}
+	needHotplug, needB = Needs{Hotplug: true}, Needs{Hotplug: true, Second: true}
 )
 
 // Checks returns the table of checks.
@@ -48,11 +48,11 @@ var checks = []Check{
 	{ID: "D01", Needs: needHotplug, Calls: ofUse, Run: eachAccess(checkReturn),
 		Says:   "a volume keeps every block over unpublish, unstage and detach, and back",
 		Source: "CSI 1.13, NodeUnstageVolume and ControllerUnpublishVolume"},
-	{ID: "D02", Needs: needSecond, Calls: ofUse, Run: eachAccess(checkMove),
+	{ID: "D02", Needs: needB, Calls: ofUse, Run: eachAccess(checkMove),
 		Says: "a volume that moves to another instance and back has what both wrote, and only one " +
 			"instance at a time has its device",
 		Source: "CSI 1.13, SINGLE_NODE_WRITER; RFD 595"},
-	{ID: "D03", Needs: needSecond, Calls: slices.Concat(ofUse, ofRestart), Run: eachAccess(checkRestart),
+	{ID: "D03", Needs: needB, Calls: slices.Concat(ofUse, ofRestart), Run: eachAccess(checkRestart),
 		Says:   "what fsync acknowledged is there after the instance was stopped and started",
 		Source: "fsync(2); Oxide API, instance_stop is a hard halt"},
 	{ID: "D04", Needs: needHotplug, Calls: ofSnapshot, Run: eachAccess(checkSnapshot),
@@ -63,7 +63,7 @@ var checks = []Check{
 		Says: "a volume that is restored has the blocks of its snapshot and no others, " +
 			"and a larger one is as large for its workload",
 		Source: "CSI 1.13, CreateVolume with a snapshot as its source"},
-	{ID: "D06", Needs: needSecond, Calls: ofUse, Run: eachAccess(checkCut),
+	{ID: "D06", Needs: needB, Calls: ofUse, Run: eachAccess(checkCut),
 		Says: "what fsync acknowledged is there after a detach under a running workload, " +
 			"and nothing that was not written",
 		Source: "CSI 1.13, ControllerUnpublishVolume; fsync(2)"},
