@@ -215,7 +215,8 @@ func awaitFunction(ctx context.Context) error {
 			// Ginkgo sends the failure of the function to nobody.
 			if strings.Contains(goroutine, "/csi-test/v5/pkg/sanity.") &&
 				!strings.Contains(goroutine, " [chan send") {
-				return errors.New("a function of csi-sanity still runs")
+				return errors.New("a function of csi-sanity still runs, and may end this program before " +
+					"the run's objects are removed; then remove them with oxide-conformance clean")
 			}
 		}
 		return nil
