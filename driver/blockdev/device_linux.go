@@ -196,9 +196,9 @@ func parseSerial(b []byte) string {
 	return string(bytes.Trim(b, "\x00 \n\t"))
 }
 
-// ParseNumber parses a device number such as "259:3\n".
+// ParseNumber parses a device number as sysfs writes it, such as "259:3\n".
 func ParseNumber(b []byte) (major, minor uint32, err error) {
-	text := strings.TrimSpace(string(b))
+	text := strings.TrimSuffix(string(b), "\n")
 	majorText, minorText, _ := strings.Cut(text, ":")
 	a, err1 := strconv.ParseUint(majorText, 10, 32)
 	i, err2 := strconv.ParseUint(minorText, 10, 32)

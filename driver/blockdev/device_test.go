@@ -229,7 +229,7 @@ func FuzzDiskSerial(f *testing.F) {
 }
 
 func FuzzParseNumber(f *testing.F) {
-	form := regexp.MustCompile(`^\s*\+?0*(\d+):\+?0*(\d+)\s*$`)
+	form := regexp.MustCompile(`^0*(\d+):0*(\d+)\n?$`)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		major, minor, err := ParseNumber(b)
 		if err != nil {
