@@ -420,6 +420,9 @@ func TestCreateSnapshotTakesASnapshotOrReturnsTheReason(t *testing.T) {
 			racktest.Image))}, fails(csierr.SnapshotExists, racktest.Image)},
 		{"a snapshot made by hand has the name (CS-6)", script{taken.To(postSnap), snapNamed(
 			"ready", with("description", "mine"))}, fails(csierr.SnapshotExists, racktest.Snapshot)},
+		{"another name's snapshot has its name on the rack (CS-6)", script{taken.To(postSnap),
+			snapNamed("ready", tagged(volume.Tag{Name: "snap-2", Cluster: "blue"}))},
+			fails(csierr.SnapshotExists)},
 		{"the rack destroys the snapshot with the name", script{taken.To(postSnap),
 			snapNamed("destroyed")}, fails(csierr.OperationPending)},
 		{"the snapshot with the name is gone", script{taken.To(postSnap), noSnapName},

@@ -211,6 +211,7 @@ func TestCreateRejectsInvalidResponses(t *testing.T) {
 	for name, change := range map[string]edit{
 		"no id":         with("id", "7"),
 		"another name":  with("name", "csi-0000000000000000"),
+		"other project": with("project_id", racktest.Disk),
 		"no name":       with("name", ""),
 		"another size":  with("size", 9*volume.GiB),
 		"no size":       with("size", 0),
@@ -225,6 +226,19 @@ func TestCreateRejectsInvalidResponses(t *testing.T) {
 			fails(csierr.RackResponseInvalid)(t, scripted(t, createRequest(), answer, noName))
 			// If the rack created the disk in spite of its answer, the next call finds the disk.
 			must(t, scripted(t, createRequest(), answer, named("detached")))
+		})
+	}
+	for name, change := range map[string]edit{
+		"no time":         with("time_created", nil),
+		"another name":    with("name", volume.SnapshotName("blue", "snap-2")),
+		"another volume":  with("disk_id", racktest.Image),
+		"another project": with("project_id", racktest.Disk),
+	} {
+		t.Run("a snapshot with "+name, func(t *testing.T) {
+			lines := script{free, created(postSnap, snapshotOf("ready", change)), noSnapName}
+			fails(csierr.RackResponseInvalid)(t, scripted(t, snapshotRequest(), lines...))
+			lines[2] = snapNamed("ready")
+			must(t, scripted(t, snapshotRequest(), lines...))
 		})
 	}
 }
