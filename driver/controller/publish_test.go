@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -70,6 +71,8 @@ func TestPublishAttachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 			instance("running"), alone}, fails(csierr.OperationPending, "changed meanwhile")},
 		{"a disk being detached from another instance (CP-13)", script{alone, shown("detaching " +
 			racktest.OtherInstance)}, fails(csierr.DiskBusy, "detaching")},
+		{"an instance whose disks cannot be listed", script{later.To(beside)},
+			fails(csierr.RackUnavailable)},
 		{"an error of the rack at a full instance (CP-9)", script{full, free, gateway.To(attach), free},
 			fails(csierr.RackUnavailable, "has 12 disks, the boot disk included")},
 	}.try(t, publishRequest(), published)
@@ -93,7 +96,7 @@ func TestPublishAttachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 			forbidden.To(viewDisk)}, fails(csierr.EffectUnknown, "Forbidden")},
 		{"a running instance without hot-plug (CP-10, E-28)", slices.Concat(refused, refused),
 			fails(csierr.InstanceMustBeStopped, "the instance worker-1 ("+racktest.Instance+
-				") is running and must be stopped")},
+				") is running and must be stopped", "no hot-plug")},
 		{"an attach that the rack accepts at the second request (CP-10)", slices.Concat(refused,
 			script{attachedNow, together()}), ok},
 		{"an attach of which the second request is refused for another reason (CP-10)",
@@ -109,6 +112,8 @@ func TestPublishAttachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 			fails(csierr.DiskAttachedElsewhere, racktest.OtherInstance)},
 		{"an instance in a state that takes no disks", script{free, instance("failed"), alone},
 			fails(csierr.InstanceState, "the rack says no")},
+		{"a refusal, after which the instance's disks cannot be listed", script{free,
+			instance("running"), later.To(beside)}, fails(csierr.RackUnavailable)},
 		{"an instance of another project (CP-11)", script{free, instance("running", otherProject)},
 			fails(csierr.OtherProject, "different projects")},
 		{"a disk being snapshotted (CP-13)", script{shown("maintenance")}, fails(csierr.DiskBusy,
@@ -379,6 +384,9 @@ func TestUnpublishDetachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 			ownUser, noDisk}, ok},
 		{"a disk that is faulted by its detach (CU-10)", script{accepted(detach, diskOf("faulted")),
 			reply(beside, pageOf("x", diskOf("faulted", with("id", racktest.Image))))}, ok},
+		{"a disk that is faulted by its detach and that the instance still lists (CU-10)",
+			script{accepted(detach, diskOf("faulted")), listing(diskOf("faulted"))},
+			fails(csierr.DiskFaulted, "still among those")},
 		{"an instance that the rack calls destroyed and that has the disk (CU-6)", script{missing(detach),
 			held, instance("destroyed")}, fails(csierr.InstanceNotFound, "not known to be detached")},
 		{"a deleted instance that still has the disk (CU-6)", script{missing(detach), held,
@@ -391,7 +399,7 @@ func TestUnpublishDetachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 		{"a success that shows a disk without a size", script{accepted(detach, diskOf("detached", with(
 			"size", 0)))}, fails(csierr.RackResponseInvalid, "0 bytes")},
 		{"a running instance without hot-plug (CU-7)", slices.Concat(refused, refused),
-			fails(csierr.InstanceMustBeStopped, "must be stopped")},
+			fails(csierr.InstanceMustBeStopped, "must be stopped", "whether or not it attaches them")},
 		{"a detach that the rack accepts at the second request (CU-7)", append(refused, detachedNow), ok},
 	}.after(held).try(t, unpublishStep, nil)
 	scriptedCalls{
@@ -403,6 +411,8 @@ func TestUnpublishDetachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 			"detaching")},
 		{"a refusal, after which the disk cannot be read", script{later.To(viewDisk)},
 			fails(csierr.RackUnavailable)},
+		{"a refusal, after which the instance cannot be read", script{held, later.To(viewInstance)},
+			fails(csierr.RackUnavailable)},
 		{"a disk that is being attached (CU-9)", script{shown(attaching)}, fails(csierr.DiskBusy,
 			"attaching")},
 	}.after(held, noDetach).try(t, unpublishStep, nil)
@@ -410,6 +420,8 @@ func TestUnpublishDetachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 		{"a disk that the rack attaches again during the detach (CU-10)", script{held},
 			fails(csierr.RackResponseInvalid, "still attached")},
 		{"a disk being detached is awaited (CU-10)", script{shown(detaching), free}, ok},
+		{"a disk that cannot be read during the detach (CU-10)", script{later.To(viewDisk)},
+			fails(csierr.RackUnavailable)},
 		{"a disk that cannot be seen any more during the detach (OX-6)", script{noDisk, noProject},
 			unseen},
 		{"a disk that is deleted during the detach", gone, ok},
@@ -422,6 +434,8 @@ func TestUnpublishWithoutANodeDetachesFromTheInstanceWithTheDisk(t *testing.T) {
 		{"a disk that is not attached", script{free}, ok},
 		{"a disk that is attached elsewhere meanwhile", script{held, accepted(detach, diskOf(elsewhere))},
 			fails(csierr.DiskBusy)},
+		{"a detach that the token's user may not request", script{held, forbidden.To(detach)},
+			fails(csierr.RoleMissing)},
 		{"a disk that is deleted meanwhile", script{held, missing(detach), noDisk,
 			ownProject, ownUser, noDisk}, ok},
 		{"a disk that is being snapshotted is on no node", script{shown("maintenance")}, ok},
@@ -441,4 +455,16 @@ func TestCallsReturnBeforeTheirDeadlineWhileADiskChangesState(t *testing.T) { //
 		defer cancel()
 		fails(csierr.DeadlineExceeded)(t, csitest.Call(ctx, rackThat(t, test.lines...), test.request))
 	}
+}
+
+func TestAWaitEndsWithItsCaller(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	disk := &oxide.Disk{State: oxide.DiskState{Value: &oxide.DiskStateCreating{}}}
+	_, err := awaitDisk(ctx, nil, disk, oxide.DiskStateStateCreating)
+	fails(csierr.Canceled)(t, err)
+	late := diskDeleted(racktest.Disk)
+	open := &changes{open: map[change]time.Time{late: time.Now().Add(DefaultLateLimit)}}
+	_, err = open.await(ctx, late)
+	fails(csierr.EffectUnknown)(t, err)
 }

@@ -127,6 +127,7 @@ func TestRepeatedCreateReturnsTheDisk(t *testing.T) { // CV-18
 	scriptedCalls{
 		{"name taken (OX-1)", script{taken.To(postDisk), named("detached")}, ok},
 		{"quota full", script{full.To(postDisk), named("detached")}, ok},
+		{"refused", script{refusing(postDisk), ownProject, ownUser, named("detached")}, ok},
 		{"attached by now", script{taken.To(postDisk), named(here)}, ok},
 		{"being snapshotted", script{taken.To(postDisk), named("maintenance")}, ok},
 	}.try(t, createRequest(), blank)
@@ -198,6 +199,10 @@ func TestCreateVolumeReturnsTheReasonOfAFailure(t *testing.T) {
 			ownProject, ownUser, noName}, coded(codes.NotFound, csierr.ProjectNotFound)},
 		{"a missing project", script{missing(postDisk), noProject},
 			fails(csierr.EffectUnknown, "ProjectNotFound")},
+		{"a project that cannot be read", script{later.To(racktest.ViewProject)},
+			fails(csierr.RackUnavailable)},
+		{"a create that the token's user may not request", script{forbidden.To(postDisk), ownProject,
+			ownUser, noName}, fails(csierr.RoleMissing)},
 		{"a token that is refused when the disk is there", script{racktest.Error(401, "Unauthorized",
 			"no").To(postDisk), ownProject, ownUser, later.To(viewName)}, fails(csierr.RackUnavailable)},
 		{"a disk that was being created is gone (CV-20)", script{taken.To(postDisk), named("creating"),
@@ -319,6 +324,8 @@ func TestCreateVolumeRestoresASnapshotOrReturnsTheReason(t *testing.T) { // CV-2
 	small := restoring(createRequest())
 	small.CapacityRange = csitest.Range(0, 9*volume.GiB)
 	in512 := restoring(parameter("blockSize", "512"))
+	imagedIn512 := parameter("blockSize", "512")
+	imagedIn512.Parameters["imageId"] = racktest.Image
 	made := diskOf("creating", with("snapshot_id", racktest.Snapshot), with("block_size", 2048))
 	ready := snap("ready")
 	inBlocks := func(blockSize int) exchange {
@@ -334,7 +341,7 @@ func TestCreateVolumeRestoresASnapshotOrReturnsTheReason(t *testing.T) { // CV-2
 		lines script
 		ends  func(*testing.T, error)
 	}{
-		{"is two requests (D-18)", restored, script{ready, created(postDisk, made)}, ok},
+		{"is two requests (D-18)", restored, script{inBlocks(2048), created(postDisk, made)}, ok},
 		{"an unknown snapshot (CV-14)", restored, script{noSnap, ownProject, ownUser, noName},
 			fails(csierr.SnapshotNotFound)},
 		{"a snapshot that went after the restore (CV-18)", restored, script{noSnap, ownProject, ownUser,
@@ -361,6 +368,9 @@ func TestCreateVolumeRestoresASnapshotOrReturnsTheReason(t *testing.T) { // CV-2
 			fails(csierr.VolumeExists)},
 		{"another image in the response", parameter("imageId", racktest.Image), script{reply(
 			viewImage, `{"id":"`+racktest.Disk+`","size":1}`)}, fails(csierr.RackResponseInvalid)},
+		{"an image with other blocks (CV-15)", imagedIn512, script{reply(viewImage, racktest.JSON(
+			map[string]any{"id": racktest.Image, "size": volume.GiB, "block_size": 4096}))},
+			fails(csierr.SourceIncompatible)},
 		{"an image of another project (CV-15)", parameter("imageId", racktest.Image),
 			script{reply(viewImage, racktest.JSON(map[string]any{"id": racktest.Image,
 				"size": volume.GiB, "block_size": 512, "project_id": racktest.Disk})),
@@ -436,6 +446,8 @@ func TestDeleteVolumeDeletesOnlyOwnFreeDisks(t *testing.T) {
 			shown("faulted"), deleted}, ok},
 		{"a faulted disk whose holders are not known", script{shown("faulted"), oneInstance,
 			later.To(beside)}, fails(csierr.RackUnavailable)},
+		{"a faulted disk that cannot be read again", script{shown("faulted"), noInstances,
+			later.To(viewDisk)}, fails(csierr.RackUnavailable)},
 		{"an attached disk (DV-3)", script{held}, fails(csierr.DiskAttached, racktest.Instance)},
 		{"a disk being detached (DV-3)", script{shown(detaching)}, fails(csierr.DiskAttached,
 			"detaching")},
@@ -462,5 +474,6 @@ func TestDeleteVolumeDeletesOnlyOwnFreeDisks(t *testing.T) {
 	scriptedCalls{
 		{"a disk that is attached meanwhile (DV-3)", script{held}, fails(csierr.DiskAttached)},
 		{"a disk that is free again", script{free}, fails(csierr.DiskBusy)},
+		{"a disk that cannot be read", script{later.To(viewDisk)}, fails(csierr.RackUnavailable)},
 	}.after(free, noDelete).try(t, byCapitals, nil)
 }
