@@ -16,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -356,6 +357,22 @@ func TestCallsFailWhileAnUnansweredChangeMayStillBeMade(t *testing.T) { // CU-4,
 			noName}, []step{createOpen, createOpen}},
 		{"a refusal for the quota beside an open snapshot", script{free, lostSnap, noSnapName, free,
 			full.To(postSnap), noSnapName}, []step{snapshotOpen, snapshotOpen}},
+		{"a detach that the rack answers with the attached disk is open", script{held,
+			accepted(detach, diskOf(here)), free}, []step{unpublishOpen, unpublishOK, publishOpen}},
+		{"a create beside the disk's open delete", script{free, lostDelete, taken.To(postDisk),
+			named("detached")}, []step{deleteOpen, createOpen}},
+		{"a create beside the snapshot's open delete", script{snap("ready"), {Want: deleteSnap,
+			Cut: true}, free, taken.To(postSnap), snapNamed("ready")},
+			[]step{{deleteSnapshotStep, codes.Unavailable}, snapshotOpen}},
+		{"a delete of a disk that is gone beside its open create", script{lostCreate, named("detached"),
+			noDisk}, []step{{createStep, codes.OK}, deleteOpen}},
+		{"a final error beside the open create of another volume", script{lostCreate, noName},
+			[]step{createOpen, {edited(parameter("colour", "blue"), "name", "pvc-2"),
+				codes.InvalidArgument}}},
+		{"a final error beside the open delete of another disk", script{free, lostDelete, reply(
+			"GET /v1/disks/"+racktest.Image, diskOf("detached", with("id", racktest.Image), with(
+				"description", "mine")))}, []step{deleteOpen, {&csi.DeleteVolumeRequest{
+			VolumeId: racktest.Image}, codes.FailedPrecondition}}},
 		{"a disk in use beside its open delete", script{free, lostDelete, held}, []step{deleteOpen,
 			deleteOpen}},
 	} {
@@ -377,7 +394,7 @@ func TestCallsFailWhileAnUnansweredChangeMayStillBeMade(t *testing.T) { // CU-4,
 	}
 }
 
-func TestCreateFailsWhileTheObjectOfThatNameIsBeingDeleted(t *testing.T) { // CV-18
+func TestCreateAndDeleteOfOneObjectExcludeEachOther(t *testing.T) { // CV-18
 	var c *Service
 	var got error
 	during := func(call proto.Message) func(*testing.T, []byte) {
@@ -389,11 +406,13 @@ func TestCreateFailsWhileTheObjectOfThatNameIsBeingDeleted(t *testing.T) { // CV
 		}
 	}
 	c = rackThat(t, free, exchange{Want: deleteDisk, Status: 204, Check: during(createStep)},
-		snap("ready"), exchange{Want: deleteSnap, Status: 204, Check: during(snapshotStep)})
+		snap("ready"), exchange{Want: deleteSnap, Status: 204, Check: during(snapshotStep)}, free)
 	must(t, csitest.Call(t.Context(), c, deleteStep))
 	fails(csierr.OperationPending)(t, got)
 	must(t, csitest.Call(t.Context(), c, deleteSnapshotStep))
 	fails(csierr.OperationPending)(t, got)
+	csitest.Got(c.changes.hold(flight.DiskCreated, ownName))(t) // as a create does
+	fails(csierr.OperationPending)(t, csitest.Call(t.Context(), c, deleteStep))
 }
 
 func TestNoChangeIsRequestedAfterAnOldLook(t *testing.T) {
