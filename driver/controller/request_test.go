@@ -394,6 +394,37 @@ func TestCallsFailWhileAnUnansweredChangeMayStillBeMade(t *testing.T) { // CU-4,
 	}
 }
 
+func TestAChangeIsRecordedOnceItIsKnownToBeMade(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		call  proto.Message // made twice
+		lines script
+		want  string // each event, and whether only the second call saw that it was made
+	}{
+		{"a detach", unpublishStep, script{held, detachedNow, free}, "[DiskDetached false]"},
+		{"a detach whose answer is lost", unpublishStep, script{held, lostDetach, free},
+			"[DiskDetached true]"},
+		{"a delete whose answer is lost", deleteStep, append(script{free, lostDelete}, gone...),
+			"[DiskDeleted true]"},
+		{"a delete after which the disk cannot be seen", deleteStep, script{free, lostDelete, noDisk,
+			noProject}, "[]"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := []string{}
+			ctx := flight.With(t.Context(), &flight.Recorder{Log: slog.New(slog.DiscardHandler),
+				Observe: func(e flight.Entry) { got = append(got, fmt.Sprint(e.Event, " ", e.Seen)) },
+			}, flight.Fields{Volume: racktest.Disk})
+			c := rackThat(t, test.lines...)
+			for range 2 {
+				_ = csitest.Call(ctx, c, test.call)
+			}
+			if fmt.Sprint(got) != test.want {
+				t.Errorf("got %v, want %s", got, test.want)
+			}
+		})
+	}
+}
+
 func TestCreateAndDeleteOfOneObjectExcludeEachOther(t *testing.T) { // CV-18
 	var c *Service
 	var got error
