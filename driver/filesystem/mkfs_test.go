@@ -129,7 +129,7 @@ func TestMkfsLeavesARecordAndOnlyKnownBytes(t *testing.T) {
 	for s, size := range sizes {
 		for f, fsType := range volume.Filesystems {
 			for i, options := range slotOptions(fsType, size) {
-				// mkfs writes all inode tables of a large ext3.
+				// A large ext3 takes long, because mkfs writes all of its inode tables.
 				if !long && (size >= gib && i > 1 || size > gib && fsType == volume.Ext3) {
 					break
 				}

@@ -703,7 +703,8 @@ func (c *cluster) provision(claim object) {
 		content: c.shots[handle], size: size})
 }
 
-// made() counts m.left down. At 0 it makes the disk, even if the claim is gone, and returns true.
+// made() reports whether the disk exists. The call that counts m.left down to 0 makes it, even if
+// the claim is gone.
 func (c *cluster) made(m *making) bool {
 	if m.left--; m.left > 0 {
 		return false
