@@ -365,9 +365,9 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 	return btrfsNumber(root, likely)
 }
 
-// btrfsNumber returns the number of the disk that an open directory's btrfs is on. If the kernel
-// lists several devices, it tests the parameter likely, unless that is the zero device. If the test
-// proves nothing, it returns a TwinsError, and the number of the device at the recorded path.
+// btrfsNumber returns the number of the disk that an open directory's btrfs is on. If several disks
+// have its UUID, and neither sysfs nor a test of the disk likely (isOn) shows which, the error is a
+// TwinsError, and the number is that of the device at the path that the kernel recorded.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
 	if err != nil {

@@ -462,7 +462,7 @@ func TestAFileThatContainsARecordIsNotErased(t *testing.T) {
 	}
 }
 
-func TestRecordsOfAGrowthAreErasedBeforeARawPublish(t *testing.T) {
+func TestGrowthRecordsAreErasedBeforeABlockVolumeIsStagedOrPublished(t *testing.T) {
 	for name, show := range map[string]func(v testVolume) error{
 		"staged":              testVolume.stage,
 		"published":           func(v testVolume) error { return v.publish("dev") },

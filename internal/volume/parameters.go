@@ -196,8 +196,8 @@ type MkfsOptions struct {
 	chosen []string // name=value
 }
 
-// mkfsRule contains an option's valid values. args maps a filesystem to mkfs's flag, a space, and
-// the text before the value.
+// mkfsRule contains an option's valid values. args maps a filesystem to the text before the value
+// on mkfs's command line, such as "-i size=": a flag, a space, and a prefix that may be empty.
 type mkfsRule struct {
 	valid Values
 	args  map[string]string

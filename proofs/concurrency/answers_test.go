@@ -36,7 +36,7 @@ const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
 	lookLimit  = 400 * time.Millisecond
-	// pause is the delay of a fault. The actor acts within this time.
+	// pause is how long a fault delays a request, so that the trial's actor can act in this time.
 	pause     = 150 * time.Millisecond
 	callLimit = 800 * time.Millisecond
 	lease     = time.Second

@@ -153,7 +153,7 @@ func (w *testCluster) checkStop(k *replica, name string) {
 	}
 }
 
-// checkJobs checks that a stop ends no running pod of a Job, which the cluster would not replace.
+// checkJobs checks that no stop ends a running pod whose restart policy is Never, such as a Job's.
 func (w *testCluster) checkJobs(name string) {
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		if p.Spec.NodeName == name && p.Spec.RestartPolicy == corev1.RestartPolicyNever &&

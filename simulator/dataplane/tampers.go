@@ -444,8 +444,8 @@ func corruptionOf(d damage, m moment, at place, bytes int64) Tamper {
 	return Tamper{Name: name, life: c.life, Says: "in " + m.object + ", " + block + " " + d.effect}
 }
 
-// TamperOf returns the tamper with a name: one of Tampers, or the corruption DAMAGE:MOMENT:PLACE
-// for any place. The corruption DAMAGE:MOMENT:PLACE:BYTES damages only files of that size.
+// TamperOf returns the tamper of that name: one of Tampers, or the corruption DAMAGE:MOMENT:PLACE
+// for any place. The corruption DAMAGE:MOMENT:PLACE:BYTES damages only files of BYTES bytes.
 func TamperOf(name string) (Tamper, bool) {
 	all := Tampers()
 	if i := slices.IndexFunc(all, func(t Tamper) bool { return t.Name == name }); i >= 0 {
