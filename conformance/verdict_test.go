@@ -15,11 +15,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 	"github.com/onsi/ginkgo/v2/types"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sys/unix"
@@ -629,5 +632,60 @@ func TestMarkedNamesAreShortEnoughAndUnique(t *testing.T) {
 		len(one) != maxNameLength || len(other) != maxNameLength || one == other {
 		t.Errorf("the names are %q, %q, %q and %q", markedName("mark", ""), markedName("mark", "sanity"),
 			one, other)
+	}
+}
+
+// heldController keeps a caller in CreateVolume until letGo is closed.
+type heldController struct {
+	csi.ControllerClient
+	entered, letGo chan struct{}
+}
+
+func (c heldController) CreateVolume(context.Context, *csi.CreateVolumeRequest,
+	...grpc.CallOption) (*csi.CreateVolumeResponse, error) {
+	close(c.entered)
+	<-c.letGo
+	return nil, errors.New("there is no volume")
+}
+
+func TestAnInterruptedSpecEndsBeforeTheRunGoesOn(t *testing.T) {
+	c := heldController{entered: make(chan struct{}), letGo: make(chan struct{})}
+	go func() { _, _ = (&sanity.Resources{ControllerClient: c}).CreateVolume(t.Context(), nil) }()
+	<-c.entered
+	var released atomic.Bool
+	time.AfterFunc(100*time.Millisecond, func() {
+		released.Store(true)
+		close(c.letGo)
+	})
+	csitest.Must(t, awaitFunction(t.Context()))
+	if !released.Load() {
+		t.Error("the run goes on while a function of csi-sanity waits for the driver")
+	}
+}
+
+func TestAnInterruptedRunCreatesNothing(t *testing.T) {
+	run, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	mark := withMark(run, "mark")
+	for _, want := range []string{"mark-v mark-s v", "v"} {
+		var sent []string
+		send := func(_ context.Context, _ string, req, _ any, _ *grpc.ClientConn,
+			_ ...grpc.CallOption) error {
+			switch req := req.(type) {
+			case *csi.DeleteVolumeRequest:
+				sent = append(sent, req.GetVolumeId())
+			case interface{ GetName() string }:
+				sent = append(sent, req.GetName())
+			}
+			return nil
+		}
+		for _, req := range []any{&csi.CreateVolumeRequest{Name: "v"},
+			&csi.CreateSnapshotRequest{Name: "s"}, &csi.DeleteVolumeRequest{VolumeId: "v"}} {
+			_ = mark(t.Context(), "", req, nil, nil, send)
+		}
+		if got := strings.Join(sent, " "); got != want {
+			t.Errorf("the requests are %q, want %q", got, want)
+		}
+		interrupt()
 	}
 }
