@@ -273,6 +273,8 @@ func TestTracesRejectWorkloadData(t *testing.T) {
 	random := at(0, nil)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(random)
 	text := []byte(strings.Repeat("All that a workload has written stays. ", 128))[:sectorBytes]
+	const slot = 24 << 20
+	record := csitest.Got(Record{Volume: "v", Disk: "d"}.Encode())(t)[:recordBytes]
 	mkfs, own := expected{Mkfs: true}, uuid.MustParse(someUUID)
 	growth := func(fsType string) expected {
 		return expected{Growth: fsType, UUID: own, NodeBytes: 16 << 10}
@@ -291,6 +293,9 @@ func TestTracesRejectWorkloadData(t *testing.T) {
 		{"a torn text where btrfs has its superblock", at(512, text[512:]), btrfsOffset, mkfs},
 		{"a superblock with something before it", slices.Concat(text[:extOffset],
 			make([]byte, sectorBytes-extOffset)), 0, mkfs},
+		{"a text right behind a record", slices.Concat(record, text[recordBytes:]), slot, mkfs},
+		{"a text behind an xfs's list of free blocks", slices.Concat(padded("XAFL")[:512], text[512:]),
+			8 << 20, mkfs},
 		{"a text behind an ext4 that grows", text, 8 << 20, growth(volume.Ext4)},
 		{"a text behind an xfs", padded("what somebody else has written"), 8 << 20, growth(volume.XFS)},
 		{"another xfs behind an xfs", padded("XFSB"), 8 << 20, growth(volume.XFS)},
@@ -299,7 +304,7 @@ func TestTracesRejectWorkloadData(t *testing.T) {
 		{"a text behind a copy of a block of the btrfs", text, 8<<20 + 20<<10, growth(volume.Btrfs)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := traces{expected: c.by, sizeBytes: gib,
+			m := traces{expected: c.by, sizeBytes: gib, slots: []int64{slot},
 				read: func(at, n int64) ([]byte, error) {
 					b := make([]byte, n)
 					if at%(64<<10) == 0 { // the head of a block
@@ -319,37 +324,69 @@ func TestTracesRejectWorkloadData(t *testing.T) {
 	}
 }
 
-func TestOnlyTheExtentsOfAJournalAreRecognized(t *testing.T) {
-	const blocks = 1 << 20
-	journal := make([]byte, extBytes)
-	copy(journal, []byte{0x0A, 0xF3, 9, 0, 84})
+// Each change makes the block one that no mkfs of the driver writes.
+func TestOnlyBlocksAsMkfsWritesThemAreRecognized(t *testing.T) {
+	const blocks, last = 1 << 20, extBytes - 12
+	block := func(parts map[int][]byte) []byte {
+		b := make([]byte, extBytes)
+		for at, part := range parts {
+			copy(b[at:], part)
+		}
+		return b
+	}
+	journal := block(map[int][]byte{0: {0x0A, 0xF3, 9, 0, 84}, last + 8: []byte("csum")})
 	for i := range uint32(9) {
 		entry := binary.LittleEndian.AppendUint32(nil, i<<15)
 		entry = binary.LittleEndian.AppendUint32(entry, 1<<15)
 		copy(journal[12+12*i:], binary.LittleEndian.AppendUint32(entry, 9000+i*33000))
 	}
-	copy(journal[extBytes-4:], "csum")
-	if !extExtents(journal, blocks) {
-		t.Fatal("the extents of a journal are not recognized")
-	}
-	for name, change := range map[string]struct{ at, by int }{
-		"another structure":             {0, 1},
-		"fewer entries than there are":  {2, -1},
-		"more entries than there are":   {2, 1},
-		"more entries than fit":         {2, 76},
-		"a list of other such blocks":   {6, 1},
-		"a generation":                  {8, 1},
-		"a hole":                        {24, 1},
-		"an empty extent":               {113, -0x80},
-		"an extent that is unwritten":   {112, 1},
-		"a block behind 2^32":           {114, 1},
-		"a block behind the disk's end": {119, 1},
-		"a block before the last one":   {118, -1},
-		"a text behind the entries":     {200, 'a'},
+	type change struct{ at, by int }
+	for _, c := range []struct {
+		name    string
+		is      func([]byte) bool
+		whole   []byte
+		changes map[string]change
+	}{
+		{"the extents of a journal", func(b []byte) bool { return extExtents(b, blocks) }, journal,
+			map[string]change{
+				"another structure": {0, 1}, "fewer entries than there are": {2, -1},
+				"more entries than there are": {2, 1}, "more entries than fit": {2, 76},
+				"a list of other such blocks": {6, 1}, "a generation": {8, 1}, "a hole": {24, 1},
+				"an empty extent": {113, -0x80}, "an extent that is unwritten": {112, 1},
+				"a block behind 2^32": {114, 1}, "a block behind the disk's end": {119, 1},
+				"a block before the last one": {118, -1}, "a text behind the entries": {120, 'a'},
+			}},
+		{"a directory", extDirectory, block(map[int][]byte{0: {2, 0, 0, 0, 12, 0, 1, 2, '.'},
+			last: {0, 0, 0, 0, 12, 0, 0, 0xDE, 1}}), map[string]change{
+			"another inode": {0, 1}, "another name": {8, 1}, "a text behind the names": {64, 'a'},
+			"another tail": {last, 1},
+		}},
+		{"an empty directory block", extDirectory, block(map[int][]byte{4: {0xF4, 3}}),
+			map[string]change{"an inode": {0, 5}, "a name": {6, 1}}},
+		{"the end of an orphan file", extDirectory, block(map[int][]byte{last + 4: {4, 0xCA, 0x10, 11}}),
+			map[string]change{"an orphan": {last, 1}, "another structure": {last + 4, 1}}},
+		{"descriptors", func(b []byte) bool { return extDescriptors(b, 64, blocks, 2) },
+			block(map[int][]byte{64: {9, 0, 0, 0, 10, 0, 0, 0, 11}, 64 + 0x10: {2, 0, 7}}),
+			map[string]change{
+				"a block behind the disk's end": {64 + 6, 0x11}, "three directories": {64 + 0x10, 1},
+				"another flag": {64 + 0x12, 1}, "a snapshot": {64 + 0x14, 1},
+				"a block behind 2^32": {64 + 0x20, 1}, "a reserved number": {64 + 0x3C, 1},
+			}},
+		{"the header of a tree block", btrfsFirstHeader,
+			block(map[int][]byte{50: {0x50}, 63: {1}, 80: {1}}), map[string]change{
+				"a longer checksum": {4, 1}, "an address within a sector": {48, 1}, "another flag": {56, 2},
+				"another revision": {63, 1}, "a later generation": {80, 16}, "4096 items": {97, 0x10},
+				"a higher level": {100, 2},
+			}},
 	} {
-		b := slices.Clone(journal)
-		if b[change.at] += byte(change.by); extExtents(b, blocks) {
-			t.Errorf("%s: it is recognized", name)
+		if !c.is(c.whole) {
+			t.Errorf("%s: it is not recognized", c.name)
+		}
+		for name, change := range c.changes {
+			b := slices.Clone(c.whole)
+			if b[change.at] += byte(change.by); c.is(b) {
+				t.Errorf("%s with %s: it is recognized", c.name, name)
+			}
 		}
 	}
 }
