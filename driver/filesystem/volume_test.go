@@ -1,8 +1,14 @@
 package filesystem
 
 import (
+	"encoding/binary"
+	"encoding/json"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 const mib, gib = 1 << 20, 1 << 30
@@ -29,5 +35,28 @@ func TestRecordOffsetsNeverChange(t *testing.T) {
 		if got := GrowthOffsets(size); !slices.Equal(got, want) {
 			t.Errorf("growth, of a disk of %d bytes: %d, want %d", size, got, want)
 		}
+	}
+}
+
+func TestARecordFillsAtMostItsSector(t *testing.T) {
+	const most = recordBytes - recordTextAt
+	r := Record{Volume: "v", Filesystem: volume.Ext4}
+	r.Disk = strings.Repeat("d", most-len(csitest.Got(json.Marshal(r))(t)))
+	b := csitest.Got(r.Encode())(t)
+	if got, err := ParseRecord(b); err != nil || got != r {
+		t.Fatalf("the longest record is %+v, %v", got, err)
+	}
+	binary.LittleEndian.PutUint32(b[recordLengthAt:], most+1)
+	binary.LittleEndian.PutUint32(b[recordChecksumAt:], recordChecksum(b))
+	if got, err := ParseRecord(b); err == nil {
+		t.Errorf("a longer record is %+v", got)
+	}
+}
+
+func TestARecordNamesTheUUIDThatIsNotTheVolumesID(t *testing.T) {
+	const id, another = "0b54dc0e-93a4-4f5f-8f5d-000000000001", "0b54dc0e-93a4-4f5f-8f5d-000000000002"
+	own, copied := RecordOf(Volume{ID: id}), RecordOf(Volume{ID: id, FilesystemUUID: another})
+	if own.UUID != "" || copied.UUID != another {
+		t.Errorf("the records are %+v and %+v", own, copied)
 	}
 }
