@@ -35,25 +35,26 @@ func startOf(t *testing.T, file string) []byte {
 	return head
 }
 
-func TestAnExtFilesystemThatNeedsE2fsckIsUnclean(t *testing.T) {
+func TestAnExtSuperblockShowsUseAndNeedOfE2fsck(t *testing.T) {
 	file := guesttest.New(t).Sparse(64 * mib)
 	guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", file)
 	head := startOf(t, file)
 	for _, c := range []struct {
-		at    int
-		value byte
-		want  bool
+		at             int
+		value          byte
+		unclean, fresh bool
 	}{
-		{0x60, head[extOffset+0x60] | extIncompatRecover, false}, // the kernel replays the journal
-		{0x3A, 0, true},
-		{0x3A, extStateValid | extStateError, true},
-		{0x194, 1, true},
-		{0xE8, 12, true},
+		{0x60, head[extOffset+0x60] | extIncompatRecover, false, false}, // the kernel replays the journal
+		{0x3A, 0, true, true},
+		{0x3A, extStateValid | extStateError, true, true},
+		{0x194, 1, true, true},
+		{0xE8, 12, true, true},
+		{0x34, 1, false, false}, // it was mounted
 	} {
 		b := append([]byte(nil), head...)
 		b[extOffset+c.at] = c.value
-		if sb, ok := extSuperblock(b); !ok || sb.Unclean != c.want {
-			t.Errorf("byte %#x = %d: %v, want %v", c.at, c.value, sb.Unclean, c.want)
+		if sb, ok := extSuperblock(b); !ok || sb.Unclean != c.unclean || sb.Fresh != c.fresh {
+			t.Errorf("byte %#x = %d: %t, %t, want %+v", c.at, c.value, sb.Unclean, sb.Fresh, c)
 		}
 	}
 }
@@ -117,6 +118,7 @@ func TestXFSLogFreshAcceptsOnlyTheLogOfMkfs(t *testing.T) {
 		{"whose record was lost in a power failure", nil, true},
 		{"whose record has lost its first sector", map[int][]byte{512: {1}}, true},
 		{"with another record after the first", map[int][]byte{0: header, 16 << 10: header}, false},
+		{"with a record right behind the first", map[int][]byte{0: header, 8 << 10: header}, false},
 		{"with a record after one that is lost", map[int][]byte{16 << 10: header}, false},
 		{"of the second cycle", map[int][]byte{0: later}, false},
 		{"that begins with something else", map[int][]byte{0: {1}}, false},
@@ -127,6 +129,36 @@ func TestXFSLogFreshAcceptsOnlyTheLogOfMkfs(t *testing.T) {
 		}
 		if got := xfsLogFresh(log); got != c.fresh {
 			t.Errorf("a log %s: fresh is %t", c.name, got)
+		}
+	}
+}
+
+func TestDamagedGroupDescriptorsAreFound(t *testing.T) {
+	d := openDisk(t, 64*mib)
+	if made := mkfs(t, Volume{FSType: volume.Ext4}, d.Path); made.Exit != 0 {
+		t.Fatal(made)
+	}
+	const table, last, blocks = 2048, 2048 + 7*64, 65536 // of 1 KiB, in 8 groups
+	raw := guesttest.Disk{Loop: d.Path}
+	head := raw.ReadAt(t, 0, sectorBytes)
+	for name, c := range map[string]struct {
+		at      int64
+		value   uint32
+		damaged bool
+	}{
+		"nothing":                               {0, 0, false},
+		"a bitmap in the superblock":            {table, 1, true},
+		"inodes behind the last block":          {table + 8, blocks, true},
+		"inodes that end behind the last block": {last + 8, blocks - 1, true},
+		"inodes at another place":               {table + 8, 40000, true},
+		"groups without blocks":                 {extOffset + 0x20, 0, false}, // e2fsck refuses it
+		"descriptors in several tables":         {extOffset + 0x60, 0x2D2, false},
+	} {
+		raw.WriteAt(t, 0, head)
+		raw.WriteAt(t, c.at, binary.LittleEndian.AppendUint32(nil, c.value))
+		err := disk{d}.checkDescriptors()
+		if err != nil != c.damaged || csierr.Has(err, csierr.FilesystemDamaged) != c.damaged {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
@@ -215,6 +247,9 @@ func wantNewFeatures(t *testing.T, head []byte, v Volume) {
 		t.Errorf("the disk holds %+v, want the features %q", made, v.newFeatures())
 	} else if made[0].isExt() && binary.LittleEndian.Uint16(head[extOffset+0x58:]) < 256 {
 		t.Error("the inodes are smaller than 256 bytes")
+	} else if sb := made[0]; (sb.MetadataUUID == sb.UUID) == strings.Contains(sb.Features,
+		"metadata_uuid") {
+		t.Errorf("the UUIDs of the %s are %s and, in its metadata, %s", sb.Type, sb.UUID, sb.MetadataUUID)
 	}
 }
 
@@ -236,6 +271,28 @@ func TestBlkidReturnsAnErrorOnlyIfTheProgramIsBroken(t *testing.T) {
 		if got, err := blkid(f); err == nil {
 			t.Errorf("blkid that does %q returns %+v, want an error", script, got)
 		}
+	}
+}
+
+func TestAJournalThatStillWaitsForAReplayHasFailed(t *testing.T) {
+	d := openDisk(t, mib)
+	raw := guesttest.Disk{Loop: d.Path}
+	raw.WriteAt(t, extOffset+0x38, []byte{0x53, 0xEF})
+	for flags, want := range map[byte]bool{2: false, 2 | extIncompatRecover: true} {
+		raw.WriteAt(t, extOffset+0x60, []byte{flags})
+		if failed, err := JournalFailed(d); err != nil || failed != want {
+			t.Errorf("with the flags %#x: %t, %v", flags, failed, err)
+		}
+	}
+}
+
+func TestAFormatRecordInASlotOfGrowthsIsIgnored(t *testing.T) {
+	v := Volume{ID: "v", DiskName: "d", SizeBytes: 16 * mib}
+	slot := region{GrowthOffsets(v.SizeBytes)[0], sectorBytes, "a record"}
+	s := scan{SizeBytes: v.SizeBytes, Found: []Superblock{{Type: volume.Ext4, SizeBytes: 8 * mib}},
+		Regions: []regionData{{slot, csitest.Got(RecordOf(v).Encode())(t)}}}
+	if s.takeRecords(v); len(s.Growth) != 0 {
+		t.Errorf("it is taken for a record of a growth: %+v", s.Growth)
 	}
 }
 
