@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -389,6 +390,31 @@ func TestOnlyBlocksAsMkfsWritesThemAreRecognized(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestAWipeClearsTheHeadsOfBtrfsBlocksLast(t *testing.T) {
+	d := disk{openDisk(t, 16*mib)}
+	raw := guesttest.Disk{Loop: d.Path}
+	block := bytes.Repeat([]byte{7}, sectorBytes)
+	raw.WriteAt(t, 0, block)
+	clear(block[4:101])
+	block[63] = 1 // the header of a tree block
+	raw.WriteAt(t, 4*sectorBytes, block)
+	copy(block[63:], "\x00_BHRfS_M")
+	raw.WriteAt(t, btrfsOffset, block)
+	if err := d.wipe(Volume{}, nil); !csierr.Has(err, csierr.DiskNotBlank) {
+		t.Errorf("the disk is not wiped, but blank: %v", err)
+	}
+	csitest.Must(t, d.WithExclusive(func(w *os.File) error {
+		return d.clearSectors(w, []int64{0}, false)
+	}))
+	for at, kept := range map[int64]int{0: 0, 4 * sectorBytes: 512, btrfsOffset: 512} {
+		b := csitest.Got(d.Read(at, sectorBytes))(t)
+		if got := len(bytes.TrimRight(b, "\x00")); got != kept {
+			t.Errorf("of the block at %d are left %d bytes, want %d", at, got, kept)
+		}
+	}
+	csitest.Must(t, d.wipe(Volume{}, []int64{0}))
 }
 
 // The driver can repeat a growth that was cut off only if it recognizes everything that resize2fs

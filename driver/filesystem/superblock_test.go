@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"hash/crc32"
+	"io"
 	"log/slog"
 	"math"
 	"math/big"
@@ -17,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
@@ -274,6 +276,32 @@ func TestBlkidReturnsAnErrorOnlyIfTheProgramIsBroken(t *testing.T) {
 	}
 }
 
+func TestOnlyAFilesystemWithTheVolumesUUIDIsMounted(t *testing.T) {
+	d := openDisk(t, 64*mib)
+	guesttest.Run(t, "mke2fs", "-q", "-t", "ext3", "-U", someUUID, d.Path)
+	raw := guesttest.Disk{Loop: d.Path}
+	raw.WriteAt(t, extOffset+0x34, []byte{1}) // it was mounted
+	run := func(uuid string) error {
+		v := Volume{FilesystemUUID: uuid, FSType: volume.Ext3, SizeBytes: d.SizeBytes}
+		return csitest.Err((&Preparation{Device: d, Volume: v, Log: slog.Default(),
+			Begin: func(int64) error { return nil }}).Run(t.Context()))
+	}
+	if err := run(zeroVolume); !csierr.Has(err, csierr.WrongFilesystem) {
+		t.Errorf("with another UUID: %v", err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	csitest.Must(t, run(someUUID)) // without blkid
+	raw.WriteAt(t, extOffset+0x3A, []byte{0})
+	if err := run(someUUID); !csierr.Has(err, csierr.NodeToolFailed) {
+		t.Errorf("not unmounted cleanly, without e2fsck: %v", err)
+	}
+	raw.WriteAt(t, extOffset+0x3A, []byte{extStateValid})
+	raw.WriteAt(t, 0, []byte{1})
+	if err := run(someUUID); !csierr.Has(err, csierr.NodeToolFailed) {
+		t.Errorf("with something before it, without blkid: %v", err)
+	}
+}
+
 func TestAJournalThatStillWaitsForAReplayHasFailed(t *testing.T) {
 	d := openDisk(t, mib)
 	raw := guesttest.Disk{Loop: d.Path}
@@ -283,6 +311,52 @@ func TestAJournalThatStillWaitsForAReplayHasFailed(t *testing.T) {
 		if failed, err := JournalFailed(d); err != nil || failed != want {
 			t.Errorf("with the flags %#x: %t, %v", flags, failed, err)
 		}
+	}
+}
+
+// The tail of this disk cannot be read.
+func TestADiskThatCannotBeReadIsAnError(t *testing.T) {
+	d := disk{openDisk(t, 64*mib)}
+	d.SizeBytes *= 2
+	if _, err := d.inspect(Volume{}); !csierr.Has(err, csierr.DeviceUnreadable) {
+		t.Errorf("the disk is inspected: %v", err)
+	}
+	for to, check := range map[int64]byteCheck{d.SizeBytes: traces{}.check,
+		mib: func([]byte, int64) (int, error) { return -1, io.EOF }} {
+		at, err := findUnexpected(t.Context(), d.OpenDevice, 0, to, check, func(int64) {})
+		if err == nil {
+			t.Errorf("the disk is read to %d, and found is %d", to, at)
+		}
+	}
+	if err := d.clearSectors(nil, []int64{64 * mib}, true); !csierr.Has(err, csierr.DeviceUnreadable) {
+		t.Errorf("the disk is wiped: %v", err)
+	}
+}
+
+func TestADiskThatCannotBeWrittenIsAnError(t *testing.T) {
+	p := &Preparation{Device: openDisk(t, 128*mib),
+		Volume: Volume{ID: zeroVolume, SizeBytes: 128 * mib, FSType: volume.Btrfs}}
+	d, v := disk{p.Device}, p.Volume
+	made := csitest.Got(p.format(false, nil))(t)
+	csitest.Must(t, d.writeRecords(RecordOf(v), RecordOffsets(d.SizeBytes)))
+	another := v
+	another.FilesystemUUID = someUUID
+	holder := csitest.Got(os.OpenFile(d.Path, os.O_RDONLY|unix.O_EXCL, 0))(t)
+	for name, step := range map[string]func() error{
+		"a format":            func() error { return csitest.Err(p.format(true, []int64{0})) },
+		"a wipe":              func() error { return d.wipe(v, []int64{0}) },
+		"the end of a format": func() error { return d.finishFormat(another, made) },
+		"a growth":            func() error { return p.growExt(state{Filesystem: made}) },
+		"a raw publish":       func() error { return p.DropRecord(false) },
+	} {
+		if err := step(); !csierr.Has(err, csierr.DeviceHeld) {
+			t.Errorf("%s on a disk that is in use: %v", name, err)
+		}
+	}
+	csitest.Must(t, holder.Close())
+	if d.clearSectors(holder, nil, true) == nil || d.eraseRecords(holder, nil, nil) == nil ||
+		growXFS(holder, gib) == nil {
+		t.Error("the error of a sync or an ioctl is lost")
 	}
 }
 

@@ -211,6 +211,22 @@ func TestProveRangeReadsADiskOnce(t *testing.T) {
 	})
 }
 
+// Only the call that began the read has held the lock of the disk since.
+func TestAReadThatIsNotCountedIsNoProofForOtherCalls(t *testing.T) {
+	d := disk{openDisk(t, mib)}
+	csitest.Must(t, csitest.Err(d.Read(0, mib)))
+	job := &zeroScan{found: -1, before: csitest.Got(d.Counters())(t)}
+	for _, joined := range []bool{false, true} {
+		if again, err := d.judgeScan(job, joined, false); again != joined || err != nil {
+			t.Errorf("joined is %t, again is %t, %v", joined, again, err)
+		}
+	}
+	job.err = context.Canceled
+	if _, err := d.judgeScan(job, false, false); !csierr.Has(err, csierr.DiskProofPending) {
+		t.Errorf("a read that Close has ended: %v", err)
+	}
+}
+
 func TestProveRangeContinuesAfterItsCallerReturns(t *testing.T) {
 	const size = 2 * gib
 	giveUp := func(t *testing.T, z zeroDisk) {
