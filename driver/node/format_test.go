@@ -177,7 +177,7 @@ func TestASnapshotOfAnUnfinishedFormatCanBeStaged(t *testing.T) {
 	}
 	t.Run("an ext4 with an interrupted growth grows", func(t *testing.T) {
 		origin := grown(t, volume.Ext4)
-		origin.interruptGrowth()
+		origin.interruptGrowth("exit 1")
 		v := origin.snapshotOf(t, 2*origin.disk.SizeBytes)
 		v.Tag[volume.CtxFilesystemUUID] = v.filesystems(t)[0].UUID.String()
 		v.hasGrown(t)
@@ -334,9 +334,9 @@ func grown(t *testing.T, fsType string) testVolume {
 	return v.guest.volume(v.guest.AttachFile(guesttest.Serial, file), fsType)
 }
 
-func (v testVolume) interruptGrowth() {
+func (v testVolume) interruptGrowth(resize2fs string) {
 	v.guest.t.Helper()
-	csitest.Want(v.guest.t, with(v.guest.t, map[string]string{"resize2fs": "exit 1"}, v.stage),
+	csitest.Want(v.guest.t, with(v.guest.t, map[string]string{"resize2fs": resize2fs}, v.stage),
 		codes.Internal, csierr.NodeToolFailed)
 }
 
@@ -355,7 +355,7 @@ func (v testVolume) hasGrown(t *testing.T) {
 
 func TestAGrowthFailsIfE2fsckCannotReadABlock(t *testing.T) {
 	v := grown(t, volume.Ext4)
-	v.interruptGrowth()
+	v.interruptGrowth("kill -9 $$")
 	unread := func(option string, status int) error {
 		return with(t, map[string]string{"e2fsck": fmt.Sprintf(`case " $* " in *" %s "*)
 echo "Error reading block 9541 (Input/output error).  Ignore error?"
@@ -368,6 +368,22 @@ esac
 	same()
 	// The check (-n) can read the disk, but the repair (-y) cannot.
 	csitest.Want(t, unread("-y", 1), codes.Internal, csierr.NodeToolFailed)
+	v.hasGrown(t)
+}
+
+func TestAGrowthNeedsOneUndamagedSuperblock(t *testing.T) {
+	v := grown(t, volume.Ext4)
+	v.interruptGrowth("exit 1")
+	sb := v.filesystems(t)[0]
+	second := sb.CopyBlock * sb.BlockBytes
+	whole := v.disk.ReadAt(t, second, 1024)
+	for _, at := range []int64{1024, second} {
+		v.disk.WriteAt(t, at+0x3FC, []byte("harm")) // the checksum
+	}
+	same := v.disk.Same(t)
+	csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged, "so is its first copy")
+	same()
+	v.disk.WriteAt(t, second, whole)
 	v.hasGrown(t)
 }
 
@@ -472,7 +488,7 @@ func TestGrowthRecordsAreErasedBeforeABlockVolumeIsStagedOrPublished(t *testing.
 			v := grown(t, volume.Ext4)
 			v.Tag = map[string]string{volume.CtxUse: volume.UseBoth,
 				volume.CtxOrigin: volume.OriginSnapshot, volume.CtxSourceBytes: fmt.Sprint(128 << 20)}
-			v.interruptGrowth()
+			v.interruptGrowth("exit 1")
 			v.FSType, v.ID, v.Static = "block", "the-handle-of-another-cluster", name == "published"
 			must(t, show(v))
 			v.hasNoRecords(filesystem.GrowthOffsets)
