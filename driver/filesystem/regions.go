@@ -106,7 +106,7 @@ type regionList struct {
 const spanBytes = 256 << 10
 
 func (l *regionList) span(from, to int64, owner string) {
-	for ; from < to && from < l.sizeBytes; from += spanBytes {
+	for ; from < to; from += spanBytes {
 		l.add(from, min(to-from, spanBytes), owner)
 	}
 }
