@@ -409,16 +409,45 @@ func (w *fixture) advance(d time.Duration) {
 	w.clock = w.clock.Add(d)
 }
 
-func TestAnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) { // D-61
-	w := newFixture(t, "a", "b")
-	w.stopped()
-	w.setRecord("a", record{})
-	csitest.Must(t, w.StartStopped(t.Context()))
-	w.cut()
-	_ = w.StartStopped(t.Context())
-	w.advance(2 * outage)
-	if err := w.StartStopped(t.Context()); err != nil || w.rack.state("a") != "stopped" {
-		t.Errorf("the instance is %s: %v", w.rack.state("a"), err)
+func TestOnlyTheKeeperThatStoppedAnInstanceStartsItWithoutTheAPIServer(t *testing.T) { // D-61
+	for _, c := range []struct {
+		name  string
+		given func(*fixture)
+		late  time.Duration // after the outage is known
+		want  string
+	}{
+		{"the rack starts it", func(*fixture) {}, 0, "running"},
+		{"the first starts have no effect", func(w *fixture) { w.rack.stuck = true }, time.Minute,
+			"running"},
+		{"the token has no role for a while", func(w *fixture) { w.rack.blind = 1000 }, time.Minute,
+			"running"},
+		{"another keeper has started it", func(w *fixture) { w.setRecord("a", record{}) }, 0, "stopped"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newFixture(t, "a", "b")
+			w.stopped()
+			c.given(w)
+			start := func(later time.Duration) (string, error) {
+				w.advance(later)
+				return w.rack.state("a"), w.StartStopped(t.Context())
+			}
+			csitest.Must(t, csitest.Err(start(0)))
+			w.cut()
+			for _, later := range []time.Duration{0, outage / 2, outage + time.Second} {
+				if state, _ := start(later); state != "stopped" {
+					t.Fatalf("after %s without the API server, the instance is %s", later, state)
+				}
+			}
+			if late := w.rack.state("a") != "running"; late != (c.late > 0 || c.want == "stopped") {
+				t.Errorf("at once, the instance is %s", w.rack.state("a"))
+			}
+			w.rack.stuck, w.rack.blind = false, 0
+			csitest.Must(t, csitest.Err(start(c.late)))
+			csitest.Must(t, csitest.Err(start(w.Config.AttachTimeout+time.Second)))
+			if got := w.rack.state("a"); got != c.want || len(w.Keeper.stops.all()) != 0 {
+				t.Errorf("the instance is %s, and still to start are %v", got, w.Keeper.stops.all())
+			}
+		})
 	}
 }
 
