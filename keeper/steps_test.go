@@ -319,7 +319,7 @@ func TestANodeHasReturnedOnlyAfterANewHeartbeat(t *testing.T) {
 	w.ends("the instance ran, and then was stopped", true)
 }
 
-func TestAnInstanceThatStopsLateIsStartedEvenIfColdAttachIsOff(t *testing.T) { // D-61
+func TestAnInstanceThatStopsAfterItsOperationIsStartedWithColdAttachOff(t *testing.T) { // D-61
 	unlabel := on("", "a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 	for _, c := range []struct {
 		name      string

@@ -208,7 +208,7 @@ func orphaned(t *testing.T, d loopdev.Device) {
 	}
 }
 
-func TestListReportsADeviceWhoseFilesystemWasShutDownAsOrphaned(t *testing.T) {
+func TestListReportsADeviceAsOrphanedIfTheFilesystemOfItsFileWasShutDown(t *testing.T) {
 	lower := attach(t, loopdev.Config{Path: newFile(t, 320*mib), Serial: serial(t)})
 	looptest.Command(t, "mkfs.xfs", "-q", lower.Path)
 	dir := t.TempDir()

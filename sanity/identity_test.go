@@ -237,7 +237,7 @@ func TestRulesNameTheReadBeforeEachChange(t *testing.T) {
 }
 
 var _ = describeController("the driver's controller", harness.PluginOptions{}, func(f *fixture) {
-	It("sends create; list, view, attach, list; view, detach; view, delete to the rack (D-27)",
+	It("sends 9 requests in a volume's life: create 1, publish 4, unpublish 2, delete 2 (D-27)",
 		func(ctx SpecContext) {
 			node := f.rack.Instance("a").ID
 			req := harness.CreateRequest(fresh("frugal"))

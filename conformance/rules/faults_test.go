@@ -224,8 +224,8 @@ func visited(next http.RoundTripper, req *http.Request,
 }
 
 type surveyed struct {
-	// asking has, for each operation, the rules whose checks call it and passed: first those that have
-	// noticed a fault, then the quickest.
+	// asking has, for each operation, the rules whose checks request it: first the rules that have
+	// noticed a fault, the latest of them at the front; then the others, from quick to slow.
 	asking  map[string][]Rule
 	results map[string]Result
 	fields  map[trial]bool // the fields of the answers

@@ -72,7 +72,7 @@ func kubectlThat(t *testing.T, script string) (dir string) {
 	return dir
 }
 
-func TestPinnedIgnoresALaterChangeOfTheContext(t *testing.T) {
+func TestPinnedIgnoresALaterChangeOfKubectlsContext(t *testing.T) {
 	kubectlThat(t, "if test \"$1\" = config; then echo $CURRENT; else echo \"$@\"; fi\n")
 	t.Setenv("CURRENT", "one")
 	pinned := Pinned(t.Context())

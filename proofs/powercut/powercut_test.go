@@ -231,8 +231,8 @@ func (c *trials) over() bool {
 	return c.p.Over() || c.wrong >= 20
 }
 
-// work runs the jobs until the time is over. The kernel identifies a btrfs by its UUID, and all
-// images of a btrfs have the same one, so a single worker runs these jobs.
+// work runs the jobs until the time is over. One worker runs those of btrfs, because all images of
+// a btrfs have the same UUID, by which the kernel identifies it. The other workers run the rest.
 func (c *trials) work(ctx context.Context, jobs []job) {
 	work := func(i int, jobs <-chan job) (err error) {
 		defer harness.Catch(&err)

@@ -414,9 +414,9 @@ func (at place) in(from, to int64) int64 {
 	return offset
 }
 
-// corruptions combines every damage with every moment, at the last block. It leaves out two
-// combinations: a snapshot with a damage that needs an unplug, because no guest has snapshots; and
-// a shared block of a large disk, which would need two large disks.
+// corruptions combines every damage with every moment, at the last block. It leaves out two kinds:
+// snapshots (orphan) with a damage that only an unplug shows, because no guest has snapshots; and a
+// shared block of a large disk, which would need two large disks.
 func corruptions() (all []Tamper) {
 	for _, d := range damages {
 		for _, m := range moments {
