@@ -13,9 +13,9 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -652,15 +652,23 @@ func TestAnInterruptedSpecEndsBeforeTheRunGoesOn(t *testing.T) {
 	c := heldController{entered: make(chan struct{}), letGo: make(chan struct{})}
 	go func() { _, _ = (&sanity.Resources{ControllerClient: c}).CreateVolume(t.Context(), nil) }()
 	<-c.entered
-	var released atomic.Bool
-	time.AfterFunc(100*time.Millisecond, func() {
-		released.Store(true)
-		close(c.letGo)
-	})
-	csitest.Must(t, awaitFunction(t.Context()))
-	if !released.Load() {
-		t.Error("the run goes on while a function of csi-sanity waits for the driver")
-	}
+	waited := make(chan error, 1)
+	go func() { waited <- awaitFunction(t.Context()) }()
+	csitest.Must(t, harness.Await(t.Context(), time.Minute, func() error {
+		stacks := make([]byte, 1<<20)
+		for goroutine := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(goroutine, "awaitFunction(") &&
+				strings.Contains(goroutine, "Backoff).Wait(") {
+				return nil
+			}
+		}
+		if len(waited) > 0 {
+			t.Fatal("the run goes on while a function of csi-sanity waits for the driver")
+		}
+		return errors.New("the run does not wait yet")
+	}))
+	close(c.letGo)
+	csitest.Must(t, <-waited)
 }
 
 func TestAnInterruptedRunCreatesNothing(t *testing.T) {

@@ -281,23 +281,6 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(recorded(controller)[0]).To(HaveField("Claim", "shop/data"))
 		})
 
-	It("records the creation of a disk when a repeated call finds the disk",
-		func(ctx SpecContext) {
-			controller := f.controller(ctx, inJSON)
-			req := harness.CreateRequest(fresh("lost-answer"))
-			f.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.After, Times: 1,
-				Cut: true})
-			f.fault(ctx, adminapi.Fault{Operation: "disk_view", Times: 1, Cut: true})
-			Expect(errOf(controller.Controller().CreateVolume(ctx, req))).To(HaveOccurred())
-			Expect(recorded(controller)).To(BeEmpty())
-			resp := expectOK(ctx, controller.Controller().CreateVolume, req)
-			f.deletedLater(resp.GetVolume().GetVolumeId())
-			changes := recorded(controller)
-			Expect(eventsOf(changes)).To(Equal([]string{"DiskCreated"}))
-			Expect(changes[0].Seen).To(BeTrue())
-			Expect(changes[0].Volume).To(Equal(resp.GetVolume().GetVolumeId()))
-		})
-
 	DescribeTable("records each change of a node once, in the log, the volume's file and the metrics",
 		func(ctx SpecContext, access string, stage ...string) {
 			n := f.node(ctx, "a", inJSON)

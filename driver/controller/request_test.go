@@ -404,6 +404,8 @@ func TestAChangeIsRecordedOnceItIsKnownToBeMade(t *testing.T) {
 		{"a detach", unpublishStep, script{held, detachedNow, free}, "[DiskDetached false]"},
 		{"a detach whose answer is lost", unpublishStep, script{held, lostDetach, free},
 			"[DiskDetached true]"},
+		{"a create whose answer is lost", createStep, script{lostCreate, later.To(viewName),
+			taken.To(postDisk), named("detached")}, "[DiskCreated true]"},
 		{"a delete whose answer is lost", deleteStep, append(script{free, lostDelete}, gone...),
 			"[DiskDeleted true]"},
 		{"a delete after which the disk cannot be seen", deleteStep, script{free, lostDelete, noDisk,

@@ -403,7 +403,7 @@ func TestAWipeClearsTheHeadsOfBtrfsBlocksLast(t *testing.T) {
 	copy(block[63:], "\x00_BHRfS_M")
 	raw.WriteAt(t, btrfsOffset, block)
 	if err := d.wipe(Volume{}, nil); !csierr.Has(err, csierr.DiskNotBlank) {
-		t.Errorf("the disk is not wiped, but blank: %v", err)
+		t.Errorf("a disk with other data than the named is wiped: %v", err)
 	}
 	csitest.Must(t, d.WithExclusive(func(w *os.File) error {
 		return d.clearSectors(w, []int64{0}, false)

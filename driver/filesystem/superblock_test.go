@@ -135,36 +135,6 @@ func TestXFSLogFreshAcceptsOnlyTheLogOfMkfs(t *testing.T) {
 	}
 }
 
-func TestDamagedGroupDescriptorsAreFound(t *testing.T) {
-	d := openDisk(t, 64*mib)
-	if made := mkfs(t, Volume{FSType: volume.Ext4}, d.Path); made.Exit != 0 {
-		t.Fatal(made)
-	}
-	const table, last, blocks = 2048, 2048 + 7*64, 65536 // of 1 KiB, in 8 groups
-	raw := guesttest.Disk{Loop: d.Path}
-	head := raw.ReadAt(t, 0, sectorBytes)
-	for name, c := range map[string]struct {
-		at      int64
-		value   uint32
-		damaged bool
-	}{
-		"nothing":                               {0, 0, false},
-		"a bitmap in the superblock":            {table, 1, true},
-		"inodes behind the last block":          {table + 8, blocks, true},
-		"inodes that end behind the last block": {last + 8, blocks - 1, true},
-		"inodes at another place":               {table + 8, 40000, true},
-		"groups without blocks":                 {extOffset + 0x20, 0, false}, // e2fsck refuses it
-		"descriptors in several tables":         {extOffset + 0x60, 0x2D2, false},
-	} {
-		raw.WriteAt(t, 0, head)
-		raw.WriteAt(t, c.at, binary.LittleEndian.AppendUint32(nil, c.value))
-		err := disk{d}.checkDescriptors()
-		if err != nil != c.damaged || csierr.Has(err, csierr.FilesystemDamaged) != c.damaged {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
 // knownFeatures are features that Linux 6.18 supports on a single device and the driver allows:
 // EXT4_FEATURE_*_SUPP, XFS_SB_VERSION_OKBITS, XFS_SB_FEAT_*_ALL, BTRFS_FEATURE_*_SUPP.
 var knownFeatures = map[string]uint64{
