@@ -246,13 +246,15 @@ func (h *Host) arguments(g Guest, image string) []string {
 	// QEMU's NVMe controller ignores that a guest demands a durable write (FUA), and QEMU writes the
 	// block table of a qcow2 only at a flush. With writethrough the guest's journal survives a kill.
 	const own = "file=root.qcow2,format=qcow2,if=none,id=root,cache=writethrough"
-	cpu := "max"
+	// QEMU 7.2 without KVM drops the memory barriers of a guest that can have one CPU only. A doorbell
+	// of an NVMe controller is then lost at times, and all later requests of its queue wait.
+	cpu, cpus := "max", fmt.Sprintf("cpus=%d,maxcpus=%d", g.CPUs, g.CPUs+1)
 	if h.accelerator == "kvm" {
-		cpu = "host"
+		cpu, cpus = "host", strconv.Itoa(g.CPUs)
 	}
 	board := cmp.Or(h.Type, "pc") + ",accel=" + h.accelerator
 	arguments := []string{"-machine", board, "-cpu", cpu, "-S",
-		"-smp", strconv.Itoa(g.CPUs), "-m", strconv.FormatInt(g.MemoryBytes>>20, 10),
+		"-smp", cpus, "-m", strconv.FormatInt(g.MemoryBytes>>20, 10),
 		"-nodefaults", "-no-user-config", "-display", "none", "-rtc", "base=utc",
 		"-smbios", "type=1,manufacturer=Oxide,product=OxVM,serial=" + g.ID + ",uuid=" + g.ID,
 		"-kernel", filepath.Join(image, "vmlinuz"), "-append", "root=PARTUUID=4f584944-01 rootwait " +
