@@ -75,8 +75,8 @@ func (c change) blocks(like change) bool {
 		(c.instance == like.instance || like.instance == "")
 }
 
-// These are the changes that the rack has not answered and may still make. Each stays open for
-// LateLimit, because an object's state does not show which request changed it.
+// changes contains the changes that the rack has not answered and may still make. Each stays open
+// for LateLimit, because an object's state does not show which request changed it.
 type changes struct {
 	mu sync.Mutex
 	// guarded by mu: each open change, and until when the rack may make it
@@ -85,8 +85,8 @@ type changes struct {
 	held sync.Map
 }
 
-// request calls do() to make the change, unless the look is too old. It remembers the change while
-// it is open. An error of the oxide client means that the rack refused the change.
+// request calls do() to make the change, unless look, the time of the last read of the rack, is too
+// old. It remembers an open change. An error of the oxide client means that the rack refused it.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
 	record := flight.Of(ctx).Begin(ch.event, ch.noted)

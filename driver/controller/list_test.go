@@ -53,7 +53,7 @@ func TestListVolumesListsOwnAndAttachedDisks(t *testing.T) { // D-69, LV-5
 	c := rackThat(t,
 		reply(listDisks, pageOf("p2", listed(1, "detached"), listed(2, here), listed(3, "detached",
 			red), listed(4, "detached", copied), listed(5, "detached", mine))),
-		// Only if a foreign disk is attached does the driver ask the rack for the boot disks.
+		// The driver asks the rack for the boot disks only if a foreign disk is attached.
 		reply(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, red), listed(8,
 			"faulted"), listed(9, "detaching "+racktest.OtherInstance), listed(10, here, red), listed(11,
 			here, copied))),
@@ -115,7 +115,7 @@ func TestPagesContainEveryVolumeOnce(t *testing.T) { // LV-3, LV-4
 	var want []string
 	for n := range 57 {
 		edit := with("description", "made by hand")
-		if n%3 > 0 { // other volumes are filtered first
+		if n%3 > 0 { // ListVolumes omits the other disks
 			edit = with("block_size", 512)
 			want = append(want, numbered(n))
 		}
@@ -234,7 +234,7 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	place := at(instanceAt(""))
 	place.Parameters = map[string]string{"placement": "instance"}
 	answer := csitest.Got(c.GetCapacity(t.Context(), place))(t)
-	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2: instances, without locations
+	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2: nodes report only instances
 	for _, err := range []error{csitest.Call(t.Context(), c, at(instanceAt("rack=a,"))),
 		scripted(t, at(csitest.Topologies("rack=a")))} {
 		fails(csierr.TopologyInvalid)(t, err) // CG-4
@@ -246,8 +246,8 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	}.try(t, &csi.GetCapacityRequest{}, nil)
 }
 
-// A longRack answers with pages of the requested length. The field most limits a page's length, if
-// it is not 0.
+// A longRack answers with pages of the requested length. The field most is the maximum length of a
+// page; 0 means no maximum.
 type longRack struct {
 	project string
 	most    int
@@ -377,7 +377,7 @@ func TestListVolumesPagesResponsesAboveTheGRPCLimit(t *testing.T) { // LV-3
 }
 
 func TestAPageTokenThatTheRackRefusesIsInvalid(t *testing.T) { // LV-2
-	const token = racktest.Disk + ".yk9TyM9JAQQAAP__" // for a page that the rack calls "of old"
+	const token = racktest.Disk + ".yk9TyM9JAQQAAP__" // with the rack's token "of old", compressed
 	refusal := racktest.Error(400, "", "unable to parse query string: failed to parse pagination "+
 		"token")
 	for _, list := range pagedLists {

@@ -142,8 +142,8 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 }
 
 // requestAttach attaches the disk and returns it. The parameter refused is the rack's first refusal
-// during this call, or nil. The state that made the rack refuse may end before the driver reads it.
-// So requestAttach asks once more, and explains only a second refusal by the instance's state.
+// during this call, or nil. The cause of a refusal may be gone when the driver reads the disk and
+// the instance. So requestAttach asks the rack twice before it returns InstanceMustBeStopped.
 func (a attachment) requestAttach(ctx context.Context, look rack.Look, before neighbours,
 	refused error) (disk *oxide.Disk, err error) {
 	const doing = "attach disk"
@@ -412,9 +412,9 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	}
 }
 
-// lookAndDetach requests no detach from an instance other than a.Instance, if that is set. A rack
-// ignores such a request (A37), but a faulty rack could take the disk from another instance's
-// running workload. If the disk moves after the read, only the rack can refuse.
+// lookAndDetach reads the disk and detaches it, unless a.Instance is set and does not have it. A rack
+// ignores such a detach (A37), but a faulty rack could take the disk from another instance's running
+// workload. If the disk moves after the read, only the rack can refuse.
 func (a attachment) lookAndDetach(ctx context.Context) error {
 	look := rack.Looking()
 	disk, err := a.Rack.Disk(ctx, a.Disk)

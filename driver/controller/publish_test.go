@@ -457,7 +457,7 @@ func TestCallsReturnBeforeTheirDeadlineWhileADiskChangesState(t *testing.T) { //
 	}
 }
 
-func TestAWaitEndsWithItsCaller(t *testing.T) {
+func TestControllerWaitsEndWhenTheirContextIsCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	disk := &oxide.Disk{State: oxide.DiskState{Value: &oxide.DiskStateCreating{}}}

@@ -394,7 +394,7 @@ func TestCallsFailWhileAnUnansweredChangeMayStillBeMade(t *testing.T) { // CU-4,
 	}
 }
 
-func TestAChangeIsRecordedOnceItIsKnownToBeMade(t *testing.T) {
+func TestTheFlightRecorderRecordsAChangeWhenItIsConfirmed(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		call  proto.Message // made twice
@@ -448,7 +448,7 @@ func TestCreateAndDeleteOfOneObjectExcludeEachOther(t *testing.T) { // CV-18
 	fails(csierr.OperationPending)(t, csitest.Call(t.Context(), c, deleteStep))
 }
 
-func TestNoChangeIsRequestedAfterAnOldLook(t *testing.T) {
+func TestNoChangeIsRequestedIfTheRackWasReadTooLongAgo(t *testing.T) {
 	slow := func(look exchange) exchange {
 		look.Hold = 50 * time.Millisecond
 		return look

@@ -207,7 +207,7 @@ type volumeSource struct {
 	floorBytes     int64  // 0 for a blank disk
 	projectID      string // empty for an image of the whole silo
 	gone           bool   // the source or its disk is unknown to the rack; set with an error
-	filesystemUUID string // in the snapshot, if its tag has it
+	filesystemUUID string // from the snapshot's tag; may be empty
 }
 
 func (v volumeSpec) source(ctx context.Context) (volumeSource, error) {
