@@ -115,7 +115,7 @@ func mkfs(t *testing.T, v Volume, path string, size ...string) toolResult {
 // The driver can repeat an unfinished format only if no mkfs, with any options, overwrites all
 // records of a disk, and if the driver recognizes every byte that mkfs wrote. With PROOF_DURATION
 // set, the test tries all combinations.
-func TestMkfsLeavesARecordAndOnlyKnownBytes(t *testing.T) {
+func TestMkfsKeepsAFormatRecordAndWritesOnlyRecognizedBytes(t *testing.T) {
 	long := os.Getenv("PROOF_DURATION") != ""
 	sizes := []int64{64 * mib, 300 * mib, gib, 1023 * gib}
 	if long {
@@ -237,7 +237,7 @@ func TestDropRecordSkipsMountedAndReadOnlyDisks(t *testing.T) {
 	}
 }
 
-// firstUnexplained returns -1 if e explains every byte of the disk's file from the offset on.
+// firstUnexplained returns the offset of the first byte, at from or later, that e does not allow.
 func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) int64 {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
@@ -325,8 +325,8 @@ func TestTracesRejectWorkloadData(t *testing.T) {
 	}
 }
 
-// Each change makes the block one that no mkfs of the driver writes.
-func TestOnlyBlocksAsMkfsWritesThemAreRecognized(t *testing.T) {
+// No mkfs program of the driver writes a block with one of these changes.
+func TestOnlyBlocksThatMkfsCanWriteAreRecognized(t *testing.T) {
 	const blocks, last = 1 << 20, extBytes - 12
 	block := func(parts map[int][]byte) []byte {
 		b := make([]byte, extBytes)

@@ -155,7 +155,7 @@ func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	return err == nil, err
 }
 
-// proveTail proves that everything behind an offset on the device is zero or explained by e. It
+// proveTail proves that every byte behind an offset on the device is zero or allowed by e. It
 // reads every byte, even if the rack reports that it created this part blank: that report is no
 // proof, and a growth needs this read only once.
 func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) error {
@@ -163,8 +163,8 @@ func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) err
 	return err
 }
 
-// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. Before the mount that
-// needs no privilege beyond the device. xfs and btrfs grow after the mount (see GrowMounted).
+// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. Both need only access
+// to the unmounted device. xfs and btrfs grow after the mount (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
 	// The check and the mount must read the disk. The kernel's cache may differ from it.

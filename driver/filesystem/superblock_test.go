@@ -37,7 +37,7 @@ func startOf(t *testing.T, file string) []byte {
 	return head
 }
 
-func TestAnExtSuperblockShowsUseAndNeedOfE2fsck(t *testing.T) {
+func TestExtSuperblockReportsEarlierMountsAndTheNeedForE2fsck(t *testing.T) {
 	file := guesttest.New(t).Sparse(64 * mib)
 	guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", file)
 	head := startOf(t, file)
@@ -88,7 +88,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	f.Add([]byte("XFSB"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, head []byte) {
-		// The zeroes move even a short input to the offset of a btrfs superblock.
+		// The zeroes put the input, even a short one, where btrfs has its superblock.
 		far := append(make([]byte, btrfsOffset), head...)
 		far = append(far, make([]byte, btrfsBytes)...)
 		for _, b := range [][]byte{head, far} {
@@ -246,7 +246,7 @@ func TestBlkidReturnsAnErrorOnlyIfTheProgramIsBroken(t *testing.T) {
 	}
 }
 
-func TestOnlyAFilesystemWithTheVolumesUUIDIsMounted(t *testing.T) {
+func TestPreparationAcceptsOnlyAFilesystemWithTheVolumesUUID(t *testing.T) {
 	d := openDisk(t, 64*mib)
 	guesttest.Run(t, "mke2fs", "-q", "-t", "ext3", "-U", someUUID, d.Path)
 	raw := guesttest.Disk{Loop: d.Path}
@@ -272,7 +272,7 @@ func TestOnlyAFilesystemWithTheVolumesUUIDIsMounted(t *testing.T) {
 	}
 }
 
-func TestAJournalThatStillWaitsForAReplayHasFailed(t *testing.T) {
+func TestJournalFailedReportsAnExtThatStillNeedsAReplay(t *testing.T) {
 	d := openDisk(t, mib)
 	raw := guesttest.Disk{Loop: d.Path}
 	raw.WriteAt(t, extOffset+0x38, []byte{0x53, 0xEF})
@@ -284,8 +284,8 @@ func TestAJournalThatStillWaitsForAReplayHasFailed(t *testing.T) {
 	}
 }
 
-// The tail of this disk cannot be read.
-func TestADiskThatCannotBeReadIsAnError(t *testing.T) {
+// The second half of this disk cannot be read, because the device is smaller than d.SizeBytes.
+func TestInspectAndWipeFailIfTheDiskCannotBeRead(t *testing.T) {
 	d := disk{openDisk(t, 64*mib)}
 	d.SizeBytes *= 2
 	if _, err := d.inspect(Volume{}); !csierr.Has(err, csierr.DeviceUnreadable) {
@@ -303,7 +303,7 @@ func TestADiskThatCannotBeReadIsAnError(t *testing.T) {
 	}
 }
 
-func TestADiskThatCannotBeWrittenIsAnError(t *testing.T) {
+func TestFormatWipeAndGrowthFailIfTheDiskCannotBeWritten(t *testing.T) {
 	p := &Preparation{Device: openDisk(t, 128*mib),
 		Volume: Volume{ID: zeroVolume, SizeBytes: 128 * mib, FSType: volume.Btrfs}}
 	d, v := disk{p.Device}, p.Volume
@@ -330,7 +330,7 @@ func TestADiskThatCannotBeWrittenIsAnError(t *testing.T) {
 	}
 }
 
-func TestAFormatRecordInASlotOfGrowthsIsIgnored(t *testing.T) {
+func TestAFormatRecordAtTheOffsetOfAGrowthRecordIsIgnored(t *testing.T) {
 	v := Volume{ID: "v", DiskName: "d", SizeBytes: 16 * mib}
 	slot := region{GrowthOffsets(v.SizeBytes)[0], sectorBytes, "a record"}
 	s := scan{SizeBytes: v.SizeBytes, Found: []Superblock{{Type: volume.Ext4, SizeBytes: 8 * mib}},

@@ -194,7 +194,7 @@ func TestProveRangeReadsADiskOnce(t *testing.T) {
 			}
 		})
 	}
-	t.Run("without reading it, the second call refuses a disk that is not blank", func(t *testing.T) {
+	t.Run("a disk that is not blank is refused again, and not read again", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		z.WriteAt(t, size-5000, []byte{7})
 		for i := range 2 {
@@ -211,8 +211,8 @@ func TestProveRangeReadsADiskOnce(t *testing.T) {
 	})
 }
 
-// Only the call that began the read has held the lock of the disk since.
-func TestAReadThatIsNotCountedIsNoProofForOtherCalls(t *testing.T) {
+// The call that began the read has held the disk's lock since then. Another call has not.
+func TestAnotherCallRepeatsAReadThatTheKernelDidNotCount(t *testing.T) {
 	d := disk{openDisk(t, mib)}
 	csitest.Must(t, csitest.Err(d.Read(0, mib)))
 	job := &zeroScan{found: -1, before: csitest.Got(d.Counters())(t)}
