@@ -36,7 +36,7 @@ func TestConfigurationErrorsNameTheVariableAndNotItsValue(t *testing.T) { // B-2
 		name string
 		env  string // lines of KEY=value
 		args []string
-		want string // in the error; the first variable of env if it is empty
+		want string // text in the error; empty means the first variable in env
 	}
 	mistakes := []mistake{
 		{"no mode (B-28)", "OXIDE_MODE=", nil, ""},

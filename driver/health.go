@@ -61,7 +61,7 @@ type rackHealth struct {
 type rackKnown struct {
 	checked bool
 	fault   error
-	// The reason in the last line that report() has logged.
+	// reported is the reason in the last line that report() has logged.
 	reported string
 	reached  bool // by the last check
 	answered bool // by any check

@@ -126,7 +126,7 @@ func textIn(req any, field protoreflect.Name) string {
 	return ""
 }
 
-// logCalls logs requests and responses at debug level only, without secrets and mount flags.
+// logCalls logs each call and, at debug level, its messages without secrets and mount flags.
 func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	var calls atomic.Int64
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
@@ -310,8 +310,8 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 			"this one later", csierr.Plain(key))
 	}
 	defer l.held.Delete(key)
-	// If the caller has given up, it may have finished a later call, which this call would undo. gRPC
-	// delivers the cancellation of a call before later calls of the same connection.
+	// If the caller has given up, its next call may have ended already, and this call would undo it.
+	// gRPC delivers the cancellation of a call before later calls of the same connection.
 	switch ctx.Err() {
 	case nil:
 		return handler(ctx, req)

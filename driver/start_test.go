@@ -96,7 +96,7 @@ func (p *running) line(t *testing.T, level string) (found map[string]string) {
 	return found
 }
 
-func TestARefusedControllerReportsWhyAndStaysAlive(t *testing.T) { // D-45
+func TestAControllerReportsWhyItsRackIsUnusableAndStaysAlive(t *testing.T) { // D-45
 	at := func(mood racktest.Exchange) map[string]string {
 		return map[string]string{"OXIDE_HOST": racktest.At(t, moody(mood).ServeHTTP)}
 	}
@@ -330,7 +330,7 @@ func run(t *testing.T, args []string, env map[string]string) *running {
 }
 
 // moodyRack counts the requests and answers each with its field mood, which a test can change.
-// While the exchange is a success, a request for the current user is answered with a user.
+// If mood is a success, the answer to a request for the current user contains a user.
 type moodyRack struct {
 	mood   atomic.Pointer[racktest.Exchange]
 	served atomic.Int64
@@ -405,7 +405,7 @@ func TestProbeAndLogReportTheStateOfTheRack(t *testing.T) { // PR-1, PR-2, PR-3,
 		{racktest.Error(503, "ServiceNotAvailable", "another sentence, as one with a number is"), "", 3},
 		{badToken, csierr.TokenRejected, 4},
 		{badToken, csierr.TokenRejected, 4},
-		{away, csierr.TokenRejected, 5}, // an outage is no answer
+		{away, csierr.TokenRejected, 5}, // Probe keeps its error in an outage
 		{noRole, csierr.RoleMissing, 6},
 		{noProject, csierr.ProjectNotFound, 7},
 		{another, csierr.ProjectChanged, 8},

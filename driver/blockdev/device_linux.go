@@ -257,9 +257,9 @@ func (d *OpenDevice) descriptorPath() string {
 // Root makes a tmpfs that contains only a device node of d, at the path d.Path, and opens its root
 // directory.
 //
-// The kernel mounts a device by its path, and shows this path in the mount table, from which other
-// programs take it. In /dev, another disk may have the path by now. A thread whose root directory
-// is the tmpfs finds d at the path. The tmpfs is detached, so it ends when the directory is closed.
+// A mount names its device by a path. The mount table shows this path, and other programs use it.
+// In /dev, the path may lead to another disk by now. In a thread whose root directory is the tmpfs,
+// the path leads to d. The tmpfs is detached, so it ends when the directory is closed.
 func (d Device) Root() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

@@ -210,14 +210,14 @@ func ReadNames(dir string) ([]string, error) {
 // kernelSysfs is the machine's own sysfs, with all devices. A guest view shows only some of them.
 const kernelSysfs = "/sys"
 
-// loopWait limits how long the kernel may take to report the file below a loop device. The file may
+// loopWait limits how long the kernel may take to report a loop device's backing file. The file may
 // be on a network filesystem whose server does not answer.
 const loopWait = time.Second
 
 // CheckLoops fails if a loop device uses the device or a partition of it, directly or through other
-// loop devices. Such a use is found neither by a search of processes nor by an exclusive open: the
-// kernel itself has the file below a loop device open, and not exclusively. A loop device that does
-// not report its file counts as a user only if a workload may have the device node (Shared).
+// loop devices. A search of processes does not find such a use, because the kernel itself has the
+// backing file open. An exclusive open does not fail, because the kernel's open is not exclusive. A
+// loop device that does not report its file counts as a user only if d.Shared is true.
 func (d *OpenDevice) CheckLoops() error {
 	bound, err := boundLoops()
 	if err != nil {

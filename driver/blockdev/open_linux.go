@@ -49,8 +49,8 @@ func (h Host) open(path string, device Device) (*OpenDevice, error) {
 	return d, nil
 }
 
-// Reopen opens the device again, even if its path leads to another disk by now. The new device
-// stays open when d is closed.
+// Reopen opens the device again, even if its path leads to another disk by now. The result stays
+// open when d is closed.
 func (d *OpenDevice) Reopen() (*OpenDevice, error) {
 	return d.host.open(d.descriptorPath(), d.Device)
 }
@@ -403,8 +403,8 @@ func (h Host) openLocks() *os.File {
 // Programs that inherit the files in Inherited keep the lock. So if the driver dies during a mkfs
 // or an e2fsck, the next driver waits until the program has ended.
 //
-// If unshared is true, no workload ever gets the raw device, so none can keep its node locked. So
-// OpenLocked also waits for the node's lock, which excludes a driver with another lock file.
+// OpenLocked also waits for the flock(2) of the device node, which excludes a driver with another
+// lock file, if unshared is true (no workload gets the raw device) or if Lock locks nothing.
 //
 // The locks do not exclude other programs. TryExclusive and AwaitNoWriters find those.
 func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*OpenDevice, error) {
@@ -435,8 +435,8 @@ func (d *OpenDevice) Keep(lock *os.File) {
 }
 
 // flock takes the flock(2) of the device node, which also keeps udev from probing the device. A
-// workload that has the raw device may hold that lock for ever. So if wait is false, a failure of
-// the only attempt is ignored.
+// workload that has the raw device may hold that lock forever. So if wait is false, flock tries
+// only once and ignores a failure.
 func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	take := func() error { return unix.Flock(d.descriptor(), unix.LOCK_EX|unix.LOCK_NB) }
 	if !wait {

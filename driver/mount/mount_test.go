@@ -44,7 +44,7 @@ func mounts(t *testing.T, d *blockdev.OpenDevice, fsType string) {
 	must(t, m.Close())
 }
 
-func TestTheSourceOfAMountIsTheMarkedDevicePath(t *testing.T) {
+func TestTheSourceOfAMountIsTheDevicePathWithTheDriversMark(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)
@@ -194,7 +194,7 @@ func TestMountLinesOfAnyLengthAreParsed(t *testing.T) {
 	}
 }
 
-func TestReceiversAreFoundThroughALongChainOfPeerGroups(t *testing.T) {
+func TestReceiversOfMountEventsAreFoundThroughALongChainOfPeerGroups(t *testing.T) {
 	const groups = 50_000
 	var table Table
 	for i := range groups { // in reverse, which is the worst order

@@ -401,7 +401,7 @@ func TestABtrfsWhoseGrowthIsNotCommittedIsNotStaged(t *testing.T) {
 	must(t, os.Truncate(file, 512*guesttest.MiB))
 	v := g.volume(g.AttachFile(guesttest.Serial, file), volume.Btrfs)
 	for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
-		v.disk.WriteAt(t, slot, make([]byte, blockdev.AlignBytes)) // there is room for the records
+		v.disk.WriteAt(t, slot, make([]byte, blockdev.AlignBytes)) // allocate space for the records
 	}
 	rest := filepath.Join(dir, "rest")
 	if err := os.WriteFile(rest, make([]byte, 64*guesttest.MiB), 0o600); !errors.Is(err, unix.ENOSPC) {
@@ -442,7 +442,7 @@ func TestAnExtWithBigallocIsMountedWithoutGrowing(t *testing.T) {
 
 func TestHealthReportsAFilesystemThatIsNotGrown(t *testing.T) { // NS-13
 	v := grown(t, volume.Ext4)
-	v.Whole, v.guest.state = true, filepath.Join(v.guest.Dir, "state") // it records the size
+	v.Whole, v.guest.state = true, filepath.Join(v.guest.Dir, "state") // so the size is recorded
 	v.disk.WriteAt(t, 200*guesttest.MiB, []byte("what somebody else has written"))
 	must(t, v.stage())
 	got := csitest.Got(v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{

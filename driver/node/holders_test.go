@@ -149,13 +149,13 @@ func (g *testGuest) partition(node string) (part string, remove func()) {
 	return loop + "p1", func() { guesttest.Run(g.t, "delpart", loop, "1") }
 }
 
-func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
+func TestUnpublishOrUnstageFailsWhileTheDeviceIsInUse(t *testing.T) { // NU-5
 	for _, name := range short.Some(t, 3, slices.Sorted(maps.Keys(kernelUsers))) {
 		t.Run(name, func(t *testing.T) {
 			v := statefulGuest(t).disk(16, "block")
 			v.up("dev")
 			end, names := kernelUsers[name](v, v.guest.path("dev"))
-			err := v.unpublish("dev") // the kernel refuses it if the use is by the mount's path
+			err := v.unpublish("dev") // fails if the mount itself is in use
 			if err == nil {
 				err = v.unstageSoon()
 			}
@@ -167,7 +167,7 @@ func TestADeviceThatTheKernelUsesIsNotReleased(t *testing.T) { // NU-5
 }
 
 // A device that does not answer may fail with the same error as a device that is gone.
-func TestADeviceThatDoesNotAnswerIsNotReleased(t *testing.T) { // NU-5
+func TestUnstageFailsWhileADeviceDoesNotAnswer(t *testing.T) { // NU-5
 	serve := func(t *testing.T) (*flakydisk.Server, *flakydisk.Disk, string) {
 		t.Helper()
 		dir := t.TempDir()

@@ -442,7 +442,7 @@ func positive(field, text string) (int64, error) {
 	return n, nil
 }
 
-// checkContexts finds contexts of two volumes, which an orchestrator or a person has confused.
+// checkContexts fails if the contexts are those of two volumes, which somebody has confused.
 func checkContexts(id string, published, vol map[string]string) error {
 	for _, key := range []string{volume.CtxDiskName, volume.CtxDiskID, volume.CtxBlockSize} {
 		if a, b := published[key], vol[key]; a != "" && b != "" && !strings.EqualFold(a, b) {

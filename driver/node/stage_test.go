@@ -306,7 +306,7 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 	v.isReadOnly(true)
 	must(t, holder.Close())
-	v.Whole = true // so the driver may have left the switch
+	v.Whole = true // so the driver may have set the switch
 	must(t, v.stage())
 	v.isReadOnly(false)
 }
@@ -326,7 +326,7 @@ func TestTheErrorNamesAFeatureThatTheKernelRefuses(t *testing.T) {
 			same := v.disk.Same(t)
 			err := v.stage()
 			if err == nil {
-				return // this kernel has it
+				return // this kernel supports the feature
 			}
 			refused++
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.FilesystemFeature, c.want)
