@@ -418,10 +418,10 @@ func (d disk) eraseFormat(w *os.File, v Volume) error {
 
 // DropRecord durably erases the driver's format and growth records of any volume before the disk is
 // published as a raw device. From then on the content is the workload's, and a record would claim
-// that the driver wrote it. DropRecord keeps a workload's bytes that look like a record: a real
-// format record is on a disk that holds only traces of mkfs, and a real growth record is behind the
-// ext that it describes. DropRecord does nothing to a mounted device, which a workload already
-// uses.
+// that the driver wrote it. DropRecord keeps a workload's bytes that look like a record: it erases
+// format records only if the regions that it reads contain nothing else but bytes that mkfs writes,
+// and growth records only behind the ext that they describe. It does nothing to a read-only disk,
+// or to a mounted device, which a workload already uses.
 func (p *Preparation) DropRecord(mounted bool) error {
 	d, v := disk{p.Device}, p.Volume
 	if v.ReadOnly || mounted {

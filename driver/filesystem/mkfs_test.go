@@ -237,7 +237,7 @@ func TestDropRecordSkipsMountedAndReadOnlyDisks(t *testing.T) {
 	}
 }
 
-// firstUnexplained returns the offset of the first byte, at from or later, that e does not allow.
+// firstUnexplained returns the first offset >= from whose byte e does not allow, or -1.
 func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) int64 {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)

@@ -465,8 +465,8 @@ const privateControl = "/btrfs-control"
 func makeControl() error { return unix.Mknod(privateControl, unix.S_IFCHR|0o600, btrfsControl) }
 
 // forgetMount makes the kernel forget a btrfs that a failed mount, or mkfs, has registered with a
-// device's number. If another disk gets the number, Linux 6.18 takes its btrfs for the registered
-// one and refuses to mount it. forgetMount has to run in inRoot, where path leads to the device.
+// device's number. If another disk gets the number, Linux 6.18 confuses the two btrfs and refuses
+// to mount that disk. forgetMount has to run in inRoot, where path leads to the device.
 func forgetMount(path, fsType string) error {
 	if fsType != volume.Btrfs {
 		return nil

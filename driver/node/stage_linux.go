@@ -225,8 +225,8 @@ func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 	return nil
 }
 
-// begin runs after all proofs, right before the first write to the volume's disk, or before the
-// mount. The device of a read-only disk may look writable, so it is made read-only for good: the
+// begin runs after all checks, right before the first write to the volume's disk, or before the
+// mount. The device of a read-only disk may look writable, so begin sets its read-only switch: the
 // kernel then writes nothing, and refuses a filesystem whose log it would have to replay. The
 // read-only switch of a writable disk is cleared only if the disk may have been published as a raw
 // device, because the driver sets the switch for no other use.

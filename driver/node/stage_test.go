@@ -480,7 +480,7 @@ type testVolume struct {
 }
 
 // idPrefix begins the volumes' ids, which are also UUIDs of filesystems. It is random, because
-// Linux takes two btrfs with one UUID for one filesystem, and test processes run at the same time.
+// Linux treats two btrfs with one UUID as one filesystem, and test processes run at the same time.
 var idPrefix = "0b54" + uuid.NewString()[4:24]
 
 func (g *testGuest) volume(d *guesttest.Disk, fsType string) testVolume {

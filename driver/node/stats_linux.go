@@ -57,7 +57,7 @@ func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 	foreign := foreignDisks(all, n.records().all())
 	room := limit - foreign
 	if room < 1 {
-		// The orchestrator takes 0 for "no limit". 1 does no harm: the rack refuses one disk too many.
+		// To the orchestrator, 0 means "no limit". 1 is safe, because the rack refuses a further disk.
 		n.log().Error("no room for volumes on this instance; NodeGetInfo reports 1, because 0 means no "+
 			"limit", "max_disks", limit, "foreign_disks", foreign)
 		room = 1
