@@ -147,7 +147,7 @@ func (d Device) unmount() error {
 	return errors.Join(errs...)
 }
 
-// sourceOf compares device nodes, because a btrfs mount shows another device number.
+// sourceOf reports whether m mounts d. For a btrfs, only m.Source identifies the device.
 func (d Device) sourceOf(m *mountinfo.Info) bool {
 	var st unix.Stat_t
 	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&

@@ -57,8 +57,8 @@ type Device struct {
 	// with " (deleted)".
 	BackingFile string
 	// BackingDevice and BackingInode are the st_dev and st_ino of the file, which identify it in every
-	// mount namespace. Its path does not: another mount namespace, or a directory under a mount point,
-	// may have the same path.
+	// mount namespace. Its path does not: another file may have the same path in another mount
+	// namespace, or under a mount point.
 	BackingDevice uint64
 	BackingInode  uint64
 	// BackingNumber is the st_rdev of the file, if the file is a block device node.

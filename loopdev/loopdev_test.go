@@ -411,7 +411,7 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 
 func TestALoopDeviceOnALoopDeviceIsRecognized(t *testing.T) {
 	own, foreign := attachIn(t, t.TempDir()), attachIn(t, t.TempDir())
-	upper := attachNode(t, t.TempDir(), own) // as in a pod
+	upper := attachNode(t, t.TempDir(), own) // as a kubelet does for a raw block volume
 	if !upper.On(own) || upper.On(foreign) || own.On(foreign) || own.On(own) {
 		t.Errorf("%s with the number %x is on its own device: %t, on another one: %t; its own device is "+
 			"on another one: %t", upper.Path, upper.BackingNumber, upper.On(own), upper.On(foreign),

@@ -11,10 +11,10 @@
 // might lose that write.
 //
 // A process that serves disks must not wait for them: it must not call sync(2). If one of its
-// threads needs memory, the kernel may make this thread wait for a write to such a disk. All wait
-// for ever if Go's garbage collector waits for this thread, and has stopped the threads that serve
-// the write. So a process that allocates much must collect garbage while its disks are idle
-// (runtime/debug.SetGCPercent).
+// threads needs memory, the kernel may make this thread wait for a write to such a disk. Go's
+// garbage collector may wait for this thread after it has stopped the threads that serve the write.
+// The process then hangs for ever. So a process that allocates much must collect garbage while its
+// disks are idle (runtime/debug.SetGCPercent).
 //
 // A process that serves disks may be killed at any time, even while it waits for one of them. Then
 // a small guard process unmounts the filesystem by force, and every process that waits for these
@@ -72,8 +72,8 @@ const (
 // Fault makes operations of a disk fail with EIO, or has the effect of Delay, Hang or Lie.
 type Fault struct {
 	On Op
-	// From and To are the range of bytes in which reads and writes are affected; if both are 0, all
-	// reads and writes are. The range does not matter for flushes.
+	// From and To are the range of bytes in which reads and writes are affected. If both are 0, the
+	// range is the whole disk. Flushes ignore the range.
 	From, To int64
 	// Times limits how often the fault takes effect; 0 means until the caller removes it.
 	Times int

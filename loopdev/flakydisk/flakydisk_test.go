@@ -57,7 +57,7 @@ func aligned(t *testing.T, n int, fill byte) []byte {
 
 func TestReplayKeepsFlushedDataAndApplyAddsLaterWrites(t *testing.T) {
 	disk, device := serve(t)
-	disk.StartLog(false) // the kernel flushes a file when it attaches a device to it
+	disk.StartLog(false) // only now, because the attach of the device has flushed the file
 	looptest.Got(device.WriteAt(aligned(t, 4096, 'a'), 0))(t)
 	looptest.Got(device.WriteAt(aligned(t, 4096, 'a'), mib))(t)
 	looptest.Must(t, device.Sync())
@@ -148,7 +148,7 @@ func TestAHangingWriteSucceedsAfterHeal(t *testing.T) {
 	}
 }
 
-func TestTheServerFreesARemovedDisk(t *testing.T) {
+func TestTheServerFreesTheMemoryOfARemovedDisk(t *testing.T) {
 	dir := t.TempDir()
 	server := looptest.Got(flakydisk.Mount(dir))(t)
 	t.Cleanup(func() { looptest.Must(t, server.Close()) })

@@ -98,8 +98,8 @@ func (s *Server) Remove(name string) {
 	s.root.mu.Lock()
 	delete(s.root.disks, name)
 	s.root.mu.Unlock()
-	// Make the kernel drop the file from its cache, where the file might stay for ever. Only then does
-	// the server free the disk.
+	// Make the kernel drop the file from its cache, where the file might stay for ever. The server
+	// frees the disk only after that.
 	_ = s.root.NotifyEntry(name)
 }
 

@@ -47,8 +47,8 @@ func Enter() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// The machine does not see the mounts of this namespace. But when the machine unmounts a
-	// filesystem, the kernel also unmounts the copy here, which would keep the filesystem in use.
+	// The machine does not see the mounts of this namespace. When the machine unmounts a filesystem,
+	// the kernel also unmounts its copy here; otherwise the copy would keep the filesystem in use.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep the mounts of a namespace to itself: %w", err)
 	}
