@@ -155,7 +155,7 @@ func (f *Faults) adminRemove(r *http.Request) (any, error) {
 	return nil, nil
 }
 
-// adminMutate ends the active mutation if the path has no name.
+// adminMutate activates the mutation in the path. If the path has no name, it ends the active one.
 func (s *Server) adminMutate(r *http.Request) (any, error) {
 	if err := s.Mutate(r.PathValue("name")); err != nil {
 		return nil, adminError{err, http.StatusNotFound}

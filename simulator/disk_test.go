@@ -236,7 +236,7 @@ func TestAnImportedImageKeepsItsBytesAcrossRestarts(t *testing.T) { // A90, A91
 200 GET utilization => "storage":1073741824}
 202 POST images/image/demote?project=default
 204 DELETE images/image?project=default
-200 GET images?project=default => "items":[]`) // an image is not provisioned storage, and a disk is
+200 GET images?project=default => "items":[]`) // disks use provisioned storage, images do not
 	r.attach("a", "e")
 	got := readDevice(t, r.device("a"), 0, len(content)+chunk)
 	if want := string(content) + strings.Repeat("\x00", chunk); got != want {

@@ -320,7 +320,7 @@ func (s *Server) applyFaults(r *apiRequest, phase adminapi.Phase) (response, boo
 		}
 		switch {
 		case f.Hang > 0:
-			s.rack.Pause(r.Context(), time.Duration(f.Hang)) // the caller may give up before
+			s.rack.Pause(r.Context(), time.Duration(f.Hang)) // ends early if the caller gives up
 			return response{}, true
 		case f.Cut:
 			return response{}, true
@@ -346,7 +346,7 @@ func encodeResponse(a *adminapi.Response, requestID string) response {
 	return response{a.Status, header, cmp.Or(a.ContentType, jsonType), body}
 }
 
-// dropFields removes the fields that faults drop, as if the rack's release did not have them.
+// dropFields removes the fields that faults drop, as if the rack's release lacked these fields.
 func (r *apiRequest) dropFields(a response) response {
 	var fields []string
 	for _, f := range r.faults {

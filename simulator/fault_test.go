@@ -142,8 +142,8 @@ func TestAFaultFiresOnlyForMatchingRequests(t *testing.T) {
 	}
 }
 
-func TestAFaultThatEndsARequestPostponesFaultsOfLaterPhases(t *testing.T) {
-	for at, first := range phases[:2] { // the phases that end a request
+func TestAFaultThatPreventsTheOperationPostponesFaultsOfLaterPhases(t *testing.T) {
+	for at, first := range phases[:2] { // Before and Instead, which can prevent the operation
 		for _, phase := range phases[at+1:] {
 			for _, addedFirst := range []bool{false, true} {
 				var f Faults

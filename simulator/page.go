@@ -133,7 +133,7 @@ func parseToken(token string) (scan, error) {
 	return s, nil
 }
 
-// decodeToken returns the error message of the rack's base64 library, or "" (A09).
+// decodeToken decodes a token, or returns the error message of the rack's base64 library (A09).
 func decodeToken(token string) ([]byte, string) {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	symbols, last := len(strings.TrimRight(token, "=")), max(len(token)-1, 0)

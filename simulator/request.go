@@ -65,8 +65,8 @@ func newRequest(hr *http.Request) *apiRequest {
 	return r
 }
 
-// find sets the request's operation and what else its URL contains. The rack checks the API version
-// before the path (A13).
+// find looks up the request's operation and parses its URL. The rack checks the API version before
+// the path (A13).
 func (r *apiRequest) find() {
 	var err error
 	r.query, r.entry.Path = r.URL.Query(), clip(r.URL.RequestURI())
@@ -77,8 +77,8 @@ func (r *apiRequest) find() {
 	}
 }
 
-// checkVersion takes a missing version for the newest (A13). A real rack also serves older
-// versions, in which objects have another form: the simulator answers them with 501.
+// checkVersion treats a missing version as the newest (A13). A real rack also serves older
+// versions, in which objects have another form. The simulator answers 501 to them.
 func checkVersion(version string) error {
 	if version == "" {
 		return nil
@@ -254,7 +254,7 @@ func (r *apiRequest) identify(body []byte) {
 	}
 }
 
-// subject adds the name or ID of an object. The request log shows the object that was added last.
+// subject adds an object's name or ID to r.subjects. The request log shows the one added last.
 func (r *apiRequest) subject(nameOrID string) {
 	if nameOrID == "" {
 		return

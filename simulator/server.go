@@ -3,14 +3,14 @@
 //
 // [Open] opens a rack and returns its [Server]. The server handles a request in this order: the API
 // version in its header, its route, its path, query and body, its token, and the operation itself.
-// Around this, Server.withFaults applies the faults, each in its phase, and Server.respond the
-// active mutation. Server.record writes the request log.
+// Server.withFaults applies the faults; the adminapi.Phase of a fault determines when.
+// Server.respond applies the active mutation. Server.record writes the request log.
 //
 // Package engine has the operations and decides by the rack's rules. Package store has the records;
 // everything that the rack has acknowledged is on disk. Package dataplane has the bytes of disks
 // and the guest views. Package adminapi has the wire types of the admin listener, including faults.
-// Package console has the admin listener's web page. Package flightlog reads the drivers' flight
-// records, which the page shows, too.
+// Package console has the admin listener's web page, which also shows the drivers' logs of their
+// changes on nodes (flight records). Package flightlog reads them.
 //
 // Every rule of the rack in this code cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which
 // names its source. If the simulator lacks an operation of a rack, it answers 501 and logs an
@@ -58,7 +58,7 @@ type (
 	// Config configures the rack. The zero value is a rack in a new directory, with a project
 	// "default" and without instances. Its fields (go doc ./simulator/engine.Config describes them):
 	//
-	//	Dir, Volatile                       its directory, and whether it survives a power cut
+	//	Dir, Volatile                       its directory, and whether a power cut may undo changes
 	//	Projects, Instances, Images, Disks  the objects that it has from the start
 	//	Token, TokenExpires, Role           its users; default: any oxide-token-…, as a collaborator
 	//	APIHosts, AdminHosts                further host names that clients may use

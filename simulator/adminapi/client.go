@@ -274,14 +274,14 @@ const (
 //
 // A fault matches a request of the operationId Operation that names Object (by name or ID) and has
 // the token Bearer; an empty field matches every request. The fault ignores the first Skip matches.
-// It then fires at most Times times (0: no limit), for each match with the given Probability (0:
-// always); Seed seeds the random numbers. A fault does not match a request whose operation an
+// For each later match it fires with the given Probability (0: always), at most Times times (0: no
+// limit); Seed seeds the random numbers. A fault does not match a request whose operation an
 // earlier fault has prevented.
 //
 // When a fault fires, it first waits for Delay. Response, Cut and Hang (a wait and then a cut) end
-// the request. SlowBody sends the body in eight pieces with pauses, SlowByte byte by byte.
-// TruncateBody cuts the connection after this number of bytes. DropFields removes fields of the
-// object, or of each object of a page. Device changes the device of an attached disk.
+// the request. SlowBody and SlowByte are pauses before each eighth and before each byte of the
+// body. TruncateBody cuts the connection after this number of bytes. DropFields removes fields of
+// the object, or of each object of a page. Device changes the device of an attached disk.
 type Fault struct {
 	Operation    string       `json:"operation,omitempty"`
 	Object       string       `json:"object,omitempty"`
@@ -303,7 +303,7 @@ type Fault struct {
 }
 
 // Response replaces the rack's response. An empty Body means an error in the rack's form, or no
-// body if Status is below 300. A Body can imitate a proxy. PadBytes spaces precede body or error.
+// body if Status is below 300. A Body can imitate a proxy. PadBytes spaces precede the sent body.
 type Response struct {
 	Status      int               `json:"status"`
 	ErrorCode   string            `json:"error_code,omitempty"`

@@ -16,8 +16,8 @@ type Switches struct {
 	Hotplug Hotplug `json:"hotplug"`
 	// DeviceDelay is the time from an attach until the device appears in the guest.
 	DeviceDelay Duration `json:"device_delay"`
-	// CreateHold and SnapshotHold are the least times that the rack takes to create a disk and to
-	// create a snapshot. A change also applies to requests in progress.
+	// CreateHold and SnapshotHold are the minimum durations of the creation of a disk and of a
+	// snapshot. A change also applies to requests in progress.
 	CreateHold   Duration `json:"create_hold"`
 	SnapshotHold Duration `json:"snapshot_hold"`
 	// FreeDelay is the time from the deletion of a disk or a snapshot until the rack frees its space

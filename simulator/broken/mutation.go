@@ -26,9 +26,9 @@ import (
 
 // Mutation is a change that makes a rack break a rule.
 type Mutation struct {
-	// Name is the rule's ID and a few words, such as A33-refuses-again. A tamper's name has no ID.
+	// Name is the rule's ID and a few words, such as A33-refuses-again. If Rule is Data, it has no ID.
 	Name string
-	// Rule is the ID of the broken rule, or Data if the mutation is a tamper.
+	// Rule is the ID of the broken rule, or Data if the mutation damages data (dataplane.Tamper).
 	Rule string
 	Says string // what the broken rack does, in a sentence
 	// DriverSays is the reason (docs/reasons.md) of the error that the driver must return. It is "" if
@@ -206,7 +206,7 @@ var (
 	shownSnapshots = []string{"snapshot_create", "snapshot_view", "snapshot_list"}
 )
 
-// view returns the zero value if reading fails.
+// view reads the rack's records. It returns the zero value if reading fails.
 func view[T any](x *Interception, read func(*store.Tx) T) (found T) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) { found = read(tx) })
 	return found
@@ -275,8 +275,8 @@ func ofDisk(operation, state string, status int, code, message string) func(*Int
 	}
 }
 
-// reword returns an After function for error answers with this status and text. It gives them the
-// new status, and the code and the message unless these are "".
+// reword returns an After function that changes error answers with this status and text. It sets
+// the status to want. It also sets the code and the message, unless they are "".
 func reword(status int, text string, want int, code, message string) func(*Interception) {
 	return func(x *Interception) {
 		if !x.Refused(status, text) {

@@ -453,7 +453,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	}
 	query := back.Query()
 	query.Set("said", said)
-	// The redirect takes only the path from the form, so it cannot lead to another host.
+	// The redirect takes only the path and the query from the form, so it stays on this host.
 	http.Redirect(w, r, (&url.URL{Path: "/" + strings.TrimLeft(back.Path, "/"),
 		RawQuery: query.Encode()}).String(), http.StatusSeeOther)
 }

@@ -47,7 +47,7 @@ type toggle struct {
 type rackBody struct {
 	Cards       []card
 	Shelf       []shelved
-	Others      []adminapi.SnapshotRecord // of attached or deleted disks
+	Others      []adminapi.SnapshotRecord // the snapshots of attached or deleted disks
 	Used, Quota int64
 	Toggles     []toggle
 	Faults      []adminapi.ActiveFault
@@ -61,7 +61,7 @@ type rackBody struct {
 
 type setting struct{ Name, Value string }
 
-// fill sets the fields that depend on the rack's objects. A card has at least limit slots.
+// fill sets the fields that depend on the rack's objects. Each instance has at least limit slots.
 func (b *rackBody) fill(state adminapi.State, limit int) {
 	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]adminapi.SnapshotRecord{}
 	var detached []adminapi.Disk

@@ -7,7 +7,7 @@
 // Only one process at a time may use a plane's directory, which contains
 //
 //	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
-//	identity              the identity of the rack, which its devices carry
+//	identity              the identity of the rack, which is the Owner of its loop devices
 //	guests/<uuid>/sys     what that instance's guest sees as /sys
 //	guests/<uuid>/dev     what it sees as /dev
 //	guests/<uuid>/hidden  a file for each disk that stays hidden because of its serial (A54)
@@ -53,8 +53,8 @@ type Plane struct {
 	// Flaky has the disks that can fail, if Config.FlakyDisks is set.
 	Flaky Flaky
 	VMs   VMs
-	// owner is the rack's identity. Every device of the rack carries it, because a rack in another
-	// container may have files with the same paths.
+	// owner is the rack's identity, and the Owner of its loop devices. Paths do not identify a device,
+	// because a rack in another container may have files with the same paths.
 	owner string
 	// device is the st_dev of the files in Dir. On overlayfs, Dir itself may have another st_dev.
 	device uint64
@@ -194,7 +194,7 @@ func Open(c Config) (_ *Plane, err error) {
 			return nil, err
 		}
 		p.VMs.host.EndsWithProcess, p.VMs.host.Type = c.Temporary, c.MachineType
-		c.Devices = DevicesIfPossible // to release the devices of a rack without machines
+		c.Devices = DevicesIfPossible // only to release loop devices of an earlier plane without Machines
 	}
 	if err := p.findDevices(c.Devices); err != nil {
 		return nil, err
@@ -360,7 +360,7 @@ func (v *VMs) Run(f Firmware) error {
 
 var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
 
-// hasMemory counts mostMemory for each running machine: a machine takes its memory gradually.
+// hasMemory counts mostMemory for each running machine, because QEMU allocates memory gradually.
 func (v *VMs) hasMemory(more int64) error {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

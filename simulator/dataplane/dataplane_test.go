@@ -38,7 +38,7 @@ func newPlaneIn(t *testing.T, c Config) *Plane {
 	t.Helper()
 	p := openPlane(t, c)
 	t.Cleanup(func() {
-		// A new mount namespace of another process copies our mounts, and so keeps devices in use.
+		// If another process creates a mount namespace, its copies of these mounts keep devices in use.
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
@@ -133,7 +133,7 @@ func TestMkfsDistinguishesDisksWithTheSameSerial(t *testing.T) {
 	}
 }
 
-func TestOnlyDistributedDisksHaveAWriteCacheAndRefuseDiscards(t *testing.T) { // A69
+func TestOnlyDistributedDisksHaveAWriteCacheAndCanRefuseDiscards(t *testing.T) { // A69
 	for _, test := range []struct {
 		local, noDiscards bool
 		cache             string
@@ -439,7 +439,7 @@ func TestReconcileDoesNotReleaseADeviceOfAnotherRack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			theirs := newPlane(t)
 			spec := plugDisk(t, theirs, newGuest(t, theirs), "theirs")
-			// Both racks have one path, as in two containers: mount another directory over theirs.Dir.
+			// Give both racks the same path, as in two containers: mount another directory over theirs.Dir.
 			kept := t.TempDir()
 			looptest.Command(t, "mount", "--bind", theirs.Dir, kept)
 			if name == "on another filesystem" {
@@ -503,7 +503,7 @@ func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	looptest.Await(t, "the old device goes", func() bool { return len(devicesOf(t, p)) == 1 })
 }
 
-func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
+func TestReconcileKeepsADeviceWithADuplicateSerialHidden(t *testing.T) {
 	before := newPlane(t)
 	id := newGuest(t, before)
 	first := plugDisk(t, before, id, "pvc-6fa1d3ac-1234-4aaa")

@@ -27,7 +27,7 @@ type Tamper struct {
 	shown func(d Device, others []*plugged) Device
 	// copied() may change the file of a snapshot after the plane has copied the disk d to it.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// keeps: a detached disk stays visible in its guest. elsewhere: all guests see a plugged disk.
+	// With keeps, a guest still sees a detached disk. With elsewhere, all guests see a plugged disk.
 	keeps, elsewhere bool
 	// The plane calls life() for every event of a disk or a snapshot.
 	life func(p *Plane, e event) error
@@ -320,7 +320,7 @@ func doubleSerial(d Device, others []*plugged) Device {
 
 func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
-// otherSource returns the path of another snapshot that is not larger, or else its argument.
+// otherSource returns the path of another snapshot that is not larger, or path if there is none.
 func otherSource(f Files, path string) (string, error) {
 	own, err := fileSize(path)
 	if err != nil || filepath.Dir(path) != filepath.Dir(f.SnapshotPath("")) {
@@ -414,9 +414,9 @@ func (at place) in(from, to int64) int64 {
 	return offset
 }
 
-// corruptions combines every damage with every moment, at the last block. It leaves out two kinds:
-// snapshots (orphan) with a damage that only an unplug shows, because no guest has snapshots; and a
-// shared block of a large disk, which would need two large disks.
+// corruptions combines every damage with every moment, at the last block. It leaves out damages of
+// a snapshot that need an unplug, because snapshots are never plugged into a guest, and a shared
+// block of a large disk, which would need two large disks.
 func corruptions() (all []Tamper) {
 	for _, d := range damages {
 		for _, m := range moments {
@@ -501,7 +501,7 @@ type corruption struct {
 	// mu guards the fields below.
 	//
 	// names has the names of all disks that were ever plugged in, by ID. remains has the block at the
-	// damaged place of each deleted disk, by the disk's name. last is that of the latest of them.
+	// damaged place of each deleted disk, by the disk's name. last is the newest of these blocks.
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
@@ -568,7 +568,7 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 	return []*victim{v}
 }
 
-// newBehind returns a function that chooses a new disk if its block is not before an offset.
+// newBehind returns a function that makes a new disk a victim if its block is at from or later.
 func newBehind(from int64) func(*corruption, Files, event) []*victim {
 	return func(c *corruption, f Files, e event) []*victim {
 		least := c.at.in(from, e.bytes) + tamperBlock

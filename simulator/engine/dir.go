@@ -48,7 +48,7 @@ func readMark(dir string) (m mark, err error) {
 	return m, nil
 }
 
-// readSmall does not block if the file is a pipe.
+// readSmall reads a regular file of at most 1 KiB. It does not block if the file is a pipe.
 func readSmall(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -276,7 +276,7 @@ func thisProcess() string {
 	return machine + " " + strings.TrimSpace(string(boot)) + " " + process
 }
 
-// ended returns false for a process of another host that shares the directory: the process may run.
+// ended reports whether a process has ended. For a process of another host it returns false.
 func ended(process string) bool {
 	of, now := strings.Fields(process), strings.Fields(thisProcess())
 	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {

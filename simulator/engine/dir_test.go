@@ -130,7 +130,7 @@ func TestOpenRefusesADirectoryWithForeignFiles(t *testing.T) {
 		for _, path := range []string{filepath.Join(dir, name), filepath.Join(dir, name+".tmp")} {
 			for what, plant := range plants {
 				if filepath.Base(path) == recordsFile+".tmp" && what == "a second name" {
-					continue // a killed simulator leaves this second name, and the next start removes it
+					continue // a killed simulator leaves this hard link, and the next start removes it
 				}
 				there := os.Rename(path, aside) == nil
 				looptest.Must(t, plant(path))

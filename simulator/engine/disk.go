@@ -68,8 +68,8 @@ func (s Disks) Create(call *Call) (store.Disk, error) {
 }
 
 // create runs the rack's saga: it creates the record, creates the bytes, and makes the disk usable.
-// Other callers see the disk from the first step on. The result has the state "creating", although
-// the disk is already detached (A22).
+// Other callers see the disk from the first step on. The result has the state "creating" (A22),
+// unless the disk is read-only (A23).
 func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
 	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()), c.Name, c.Description)}
 	defer s.creating.Lock(d.ID)()
@@ -162,12 +162,12 @@ func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 		return d, s.undo(d, err)
 	}
 	if d.ReadOnly {
-		return final, nil // A23: only for a read-only disk does the answer show the final state
+		return final, nil // A23: the answer for a read-only disk shows the final state
 	}
 	return d, nil
 }
 
-// undo removes the record first, so that no restart completes the failed creation.
+// undo removes a disk: first its record, so that no restart completes the failed creation.
 func (s Disks) undo(d store.Disk, cause error) error {
 	err := s.store.Update(func(tx *store.Tx) { tx.UndoDisk(d) })
 	if err == nil {
@@ -492,7 +492,7 @@ func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, 
 	err := s.store.Update(func(tx *store.Tx) {
 		i, d = byID(tx, store.Instances, instanceID), byID(tx, store.Disks, diskID)
 		if d.AttachedTo(i.ID) {
-			changed = now.Hotplug.Has(adminapi.RecordFirst) // plug the disk once more
+			changed = now.Hotplug.Has(adminapi.RecordFirst) // the device may be missing: plug it again
 			return                                          // A33: success, even while the instance runs
 		}
 		s.checkAttach(tx, i, d, now)
@@ -562,7 +562,7 @@ func (s Attachments) detach(instanceID, diskID string) (store.Disk, error) {
 	err := s.store.Update(func(tx *store.Tx) {
 		i, d = byID(tx, store.Instances, instanceID), byID(tx, store.Disks, diskID)
 		if d.State.State == store.StateDetached {
-			return // A36: already detached, for any instance
+			return // A36: success, whichever instance the request names
 		}
 		tx.Check(detachProblem(i, d, s.Switches()))
 		changed = true

@@ -87,7 +87,7 @@ func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterfac
 	}
 }
 
-// checkAddress refuses an address that the rack gives to no interface (A52).
+// checkAddress refuses a requested address that no interface can have (A52).
 func checkAddress(tx *store.Tx, subnet store.Resource, field string, wanted netip.Addr) {
 	if !wanted.IsValid() {
 		return

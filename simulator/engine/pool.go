@@ -33,7 +33,7 @@ type poolWords struct {
 	// otherVersion, overlaps and missing are errors about an extent. otherVersion is formatted with
 	// the extent's IP version, the pool's IP version and the pool's ID.
 	otherVersion, overlaps, missing string
-	// usedExtent and usedPool are the errors for the removal of an extent or a link that is in use.
+	// usedExtent is the error for removing an extent in use, and usedPool for removing a link in use.
 	usedExtent, usedPool string
 	// secondDefault is the error for a second default pool; "" means the error for a second link.
 	secondDefault string
@@ -507,7 +507,7 @@ func parts(c *Change, name string, list []any, names map[string]string) {
 	c.record.Fields[name] = out
 }
 
-// flat joins the lists that a port's links have in a field. Each object gets its link's name.
+// flat joins the lists in one field of a port's links. It adds the link's name to each object.
 func flat(value any, name string) (list []any) {
 	for _, link := range value.([]any) {
 		for _, one := range link.(map[string]any)[name].([]any) {

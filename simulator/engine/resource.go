@@ -13,7 +13,7 @@ import (
 )
 
 // Kind describes one kind of resource, such as a VPC: an object that has a record, but no data and
-// no device. The methods of Resources handle all kinds, and a Kind describes how its kind differs.
+// no device. The methods of Resources handle every kind as its Kind describes.
 type Kind struct {
 	// Name is the rack's word for the resource in errors. Operation begins the names of the kind's
 	// operations in the API. Param is the resource's parameter in paths and queries.

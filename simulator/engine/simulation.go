@@ -80,8 +80,8 @@ type Config struct {
 	// FirstLoop is the lowest number for the rack's loop devices. A container's /dev may have nodes
 	// only for low numbers, so a high FirstLoop leaves these to other programs.
 	FirstLoop int
-	// KeepDevices leaves the devices in the guests when the rack is closed: on a real rack, too, they
-	// survive the end of the control plane. The next rack that is opened on Dir adopts them.
+	// KeepDevices leaves the devices in the guests when the rack is closed. A real rack's guests also
+	// keep their devices when the control plane ends. The next rack that is opened on Dir adopts them.
 	KeepDevices bool
 	// Devices determines whether guests see their disks as devices; "" requires devices, which need
 	// Linux and root.
@@ -343,7 +343,7 @@ func (r *Simulation) Records() *store.Store { return r.store }
 func (r *Simulation) Plane() *dataplane.Plane { return r.plane }
 
 // deferredWork counts the unfinished work that DeferWork started after the last RunDeferred. To end
-// the delays, RunDeferred closes the channel.
+// the delays, RunDeferred closes the channel now.
 type deferredWork struct {
 	now  chan struct{}
 	work sync.WaitGroup

@@ -206,7 +206,7 @@ func (s Silo) View(call *Call, tx *store.Tx) Item {
 		"discoverable": true, "identity_mode": "local_only", "mapped_fleet_roles": map[string]any{}}}
 }
 
-// began returns the time at which the silo was created: that of its first project.
+// began returns the silo's time of creation: that of its first project in the order of the names.
 func began(tx *store.Tx) (at store.Timestamp) {
 	for _, first := range store.Projects.Scan(tx, "", store.ByName, nil, 1) {
 		at = first.TimeCreated

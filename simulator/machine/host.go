@@ -145,7 +145,7 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 	return m, nil
 }
 
-// launch starts QEMU in a machine's directory. The channel gets the result of its end, and closes.
+// launch starts QEMU in a machine's directory. When QEMU ends, its error is sent on the channel.
 func (h *Host) launch(c *exec.Cmd, dir string) (<-chan error, error) {
 	log, err := os.Create(filepath.Join(dir, "qemu.log"))
 	if err != nil {
@@ -334,7 +334,7 @@ func find(ctx context.Context, dir, id string) (*Machine, error) {
 		return nil, err
 	}
 	m := &Machine{ID: id, pid: pid}
-	// If QEMU greets, it still runs: pid is not the pidfd of a later process with the same PID.
+	// QEMU's greeting proves that pid does not refer to a later process with the PID of QEMU.
 	if m.qmp, err = connect(ctx, conn); err != nil {
 		return nil, errors.Join(err, unix.Close(pid))
 	}
@@ -368,7 +368,7 @@ func peer(conn *net.UnixConn) (pidfd int, err error) {
 	return unix.PidfdOpen(int(of.Pid), 0)
 }
 
-// keptText is how many bytes of the newest console text are kept at least.
+// keptText is the number of bytes at the end of the console text that are always kept.
 const keptText = 1 << 20
 
 func (m *Machine) shorten(dir string) {
@@ -377,7 +377,7 @@ func (m *Machine) shorten(dir string) {
 	for {
 		select {
 		case <-every.C:
-			_ = forgetText(dir) // after an error, the next second tries again
+			_ = forgetText(dir) // after an error, try again a second later
 		case <-m.qmp.ended:
 			return
 		}

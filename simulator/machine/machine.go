@@ -48,8 +48,8 @@ func (m *Machine) PoweredOff() bool {
 // SSHPort returns the port of 127.0.0.1 that QEMU forwards to the guest's sshd.
 func (m *Machine) SSHPort() int { return m.sshPort }
 
-// Release closes the connection to QEMU, but does not end the machine. Until then no other process
-// can find the machine, because QEMU serves one connection at a time.
+// Release closes the connection to QEMU, but does not end the machine. Before Release no other
+// process can find the machine, because QEMU serves one connection at a time.
 func (m *Machine) Release() error {
 	m.pidMu.Lock()
 	defer m.pidMu.Unlock()

@@ -60,7 +60,7 @@ type options struct {
 	logFormat string
 }
 
-// parse returns nil options and no error after it has printed the help to stdout.
+// parse parses the arguments. After it has printed the help, it returns nil options and no error.
 func parse(args []string, stdout, stderr io.Writer) (*options, error) {
 	o := &options{tlsHosts: []string{"localhost", "127.0.0.1", "::1"}}
 	flags := o.flags()
@@ -280,7 +280,7 @@ func fuseProblem() error {
 func (o *options) rehearse(ctx context.Context) error {
 	c := o.rack
 	if entries, err := os.ReadDir(c.Dir); err == nil && len(entries) > 0 {
-		return nil // an existing rack ignores the options for its objects
+		return nil // the options do not change objects of an existing rack
 	}
 	c.Dir, c.Devices, c.FlakyDisks, c.Volatile = "", simulator.NoDevices, false, true
 	c.Machines = ""

@@ -13,7 +13,7 @@ import (
 // This test is an example for tests of other programs.
 func TestAnAttachSucceedsAfterTheFaultHasFired(t *testing.T) {
 	rack := simulatortest.Start(t, func(c *simulator.Config) {
-		c.Hotplug = adminapi.HotplugNone // as racks of today; without this line disks attach anytime
+		c.Hotplug = adminapi.HotplugNone // as on real racks; the default is HotplugFull
 		c.Instances = []simulator.InstanceSpec{{Name: "a", Stopped: true}}
 	})
 	fired := rack.Fault(adminapi.Fault{Operation: "instance_disk_attach", Times: 1,

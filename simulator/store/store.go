@@ -337,7 +337,7 @@ func (t Table[T]) Delete(tx *Tx, record T) {
 	))
 }
 
-// Scan returns a parent's records behind the name or ID in last, sorted by sortBy: at most limit.
+// Scan returns at most limit records of a parent, sorted by sortBy, after the name or ID in last.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) []T {
 	index := t.names(tx)
 	if sortBy == ByID {
