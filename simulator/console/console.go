@@ -54,7 +54,7 @@ type Console struct {
 	// Run carries out a request without a body on the rack's API.
 	Run        func(ctx context.Context, method, path string) (status int, answer []byte)
 	Operations []string
-	// Token is a secret in every form. Pages of other origins cannot read it, so they cannot send it.
+	// Token is a secret in every HTML form, which pages of other origins can neither read nor send.
 	Token string
 	// Hosts are the host names, besides localhost, under which clients may reach the admin listener.
 	Hosts []string

@@ -55,7 +55,7 @@ func rackDir(t *testing.T) (dir, disk string) {
 func TestPrepareDirRefusesForeignDirectories(t *testing.T) {
 	const magic = markText + "\nversion "
 	for _, test := range []struct {
-		name, path string // path is in the directory; a slash at its end means a directory
+		name, path string // path is relative to the directory; a trailing slash means a directory
 		text       string
 		want       string // part of the refusal; "" means that the directory is accepted
 	}{

@@ -204,7 +204,7 @@ func retry(ctx context.Context, do func() (again bool, err error)) error {
 }
 
 // root creates the root disk of a machine if it is missing, and returns the image on which the disk
-// is based: the kernel must be from the same image, because the kernel's modules are on the disk.
+// is based. The kernel must be from this image, because the kernel's modules are on the disk.
 func (h *Host) root(ctx context.Context, dir string) (string, error) {
 	link, root := filepath.Join(dir, "image"), filepath.Join(dir, "root.qcow2")
 	if _, err := os.Lstat(root); err == nil {
