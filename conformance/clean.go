@@ -127,7 +127,7 @@ func (r deadRun) plan() []string {
 	return lines
 }
 
-// detaches reports whether clean may detach disks from an instance: the run created or named it.
+// detaches reports whether the run created or named the instance. Only then may clean detach disks.
 func (r deadRun) detaches(instance string) bool {
 	return slices.Contains(r.mark.Instances, instance) ||
 		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })
@@ -139,10 +139,10 @@ type cleaner struct {
 	client  *oxide.Client
 	project *project
 	rack    *rules.TestedRack
-	// run is this run's ID, and helper the setting.
+	// run is this run's ID, and helper the value of the setting --helper.
 	run, helper string
-	// known has the IDs of the disks that other instances had at the preflight. dead has the IDs of
-	// the runs that clean removes.
+	// known has the IDs of the disks that were attached at the preflight to the instances that the
+	// run may stop. dead has the IDs of the runs that clean removes.
 	known, dead map[string]bool
 	// started records whether a data check started the helper. It is nil before the data checks.
 	started *data.Helper
@@ -169,7 +169,7 @@ func (c *cleaner) remove(ctx context.Context, run deadRun) error {
 			return nil
 		case err != nil && !slices.ContainsFunc(run.left, func(one item) bool {
 			return one.kind != "instance" && slices.Contains([]string{"creating", "maintenance",
-				"finalizing"}, one.state) // states that the rack will end
+				"finalizing"}, one.state) // the rack ends these states by itself
 		}):
 			return err
 		}
@@ -330,7 +330,7 @@ func (r deadRun) alive(here string) string {
 		}
 		return ""
 	case slices.Index(r.mark.Instances, here) == 0 && !strings.HasPrefix(r.mark.Boot, boot):
-		return "" // this instance was started again since
+		return "" // this instance has been restarted since the run began
 	default:
 		// The host name proves nothing, because copies of one machine image have the same name.
 		return fmt.Sprintf("this is not %s as the run saw it, so nobody here knows whether it still "+
@@ -385,7 +385,7 @@ func (p *Program) endProcesses(ctx context.Context, run string) error {
 		return err
 	}
 	for _, pid := range processesOf(run) {
-		process, err := os.FindProcess(pid) // which stays this process, even if it ends
+		process, err := os.FindProcess(pid) // a pidfd, so Kill ends no other process
 		if err == nil && slices.Contains(processesOf(run), pid) {
 			_ = process.Kill()
 		}
@@ -406,7 +406,7 @@ func processesOf(run string) (pids []int) {
 		if err != nil || !guest.IsOwn(info) {
 			continue
 		}
-		args, _ := os.ReadFile(file) // "" if it has ended
+		args, _ := os.ReadFile(file) // "" if the process has ended
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		if err == nil && slices.ContainsFunc(strings.Split(string(args), "\x00"), func(arg string) bool {
 			return strings.HasPrefix(arg, "--endpoint=unix:") && strings.Contains(arg, "/"+workDir(run)+"/")
@@ -420,7 +420,7 @@ func processesOf(run string) (pids []int) {
 // bootID returns the ID of the machine's boot and, after a space, that of the PID namespace. After
 // a reboot, or in another container, a process ID belongs to another process.
 func bootID() string {
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" where it is not Linux
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" on systems other than Linux
 	namespace, _ := os.Readlink("/proc/self/ns/pid")
 	return strings.TrimSpace(string(id)) + " " + namespace
 }
@@ -530,7 +530,7 @@ func (p *project) volumes(ctx context.Context) (all inventory, err error) {
 	return all, briefly("list the project's snapshots", err)
 }
 
-// count returns how many objects and attachments there are, for the report's ledger.
+// count returns the number of objects of each kind, and of attachments, for a report.Ledger.
 func (i inventory) count() map[string]int {
 	count := map[string]int{"disks": 0, "snapshots": 0, "instances": 0, "attachments": 0}
 	for _, one := range i {
@@ -597,9 +597,9 @@ func (c *cleaner) meet(ctx context.Context, instance *oxide.Instance) (err error
 	return c.mayStop(ctx, instance.Id)
 }
 
-// mayStop returns an error if somebody else may use an instance: it is in another project, a run
-// created it, another run names it, or a disk is attached to it that belongs to another run or to a
-// cluster, or that was not attached at the preflight.
+// mayStop returns an error if somebody else may use an instance: if it is in another project, if a
+// run created it, if another run names it, or if it has a disk that belongs to another run or to a
+// cluster, or a disk that was not attached at the preflight.
 func (c *cleaner) mayStop(ctx context.Context, id string) (err error) {
 	defer harness.Catch(&err)
 	instance := harness.Got(c.project.find(ctx, id))

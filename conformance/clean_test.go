@@ -129,7 +129,7 @@ func TestARunMayStopNoInstanceThatOthersUse(t *testing.T) {
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)}))(t)
 	w := jobOn(t, rack)
 	csitest.Must(t, w.cleaner.meet(t.Context(), instance))
-	expect := func(instance, says string) { // in one line; and nothing that is to be removed is gone
+	expect := func(instance, says string) { // an error has one line, and is not IsGone
 		t.Helper()
 		err := w.cleaner.mayStop(t.Context(), instance)
 		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) ||
@@ -280,9 +280,9 @@ func stranger(t *testing.T, user uint32, args ...string) (end func() error) {
 	}
 }
 
-// The runs have no admin listener, as on a real rack. Each run checks the rules. Except in a short
-// test, some runs also run csi-sanity for one kind of access.
-func TestNoRunFailsOnAHealthyRack(t *testing.T) {
+// A proxy alters the rack's answers (legal.Kinds). As on a real rack, the runs have no admin
+// listener. All check the rules. Except in a short test, some also run csi-sanity for one access.
+func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 	t.Parallel()
 	kinds := short.Some(t, 2, legal.Kinds)
 	p := proof.New(t, "legal-runs")
@@ -385,7 +385,7 @@ type creating struct {
 	at       int64
 	seen     atomic.Int64
 	answered bool          // the run gets the answer to that creation before it ends
-	late     time.Duration // how long an answer takes otherwise, unless the run ends before
+	late     time.Duration // otherwise, the longest delay of the answer; it ends with the run
 	// These channels are closed after that creation, and after the end of the run.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
@@ -577,7 +577,7 @@ func from(rack *bed, instance string, env map[string]string) {
 	env["OXIDE_SYSFS_ROOT"], env["OXIDE_DEV_ROOT"] = guest+"/sys", guest+"/dev"
 }
 
-func TestRunsInOneInstanceTakeTurns(t *testing.T) {
+func TestRunWaitsForAnotherRunInItsInstance(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
 	run := func() *job {
@@ -618,7 +618,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	select {
 	case <-c.ended:
 		if code := p.ProcessState.ExitCode(); code != ExitConforms && code != ExitUsage {
-			t.Errorf("%+v: the run ended by itself: %v", d, c.exit) // 2: nothing was tested
+			t.Errorf("%+v: the run ended by itself: %v", d, c.exit) // ExitUsage: nothing was tested
 		}
 		check()
 		return int(c.seen.Load()), false
@@ -665,7 +665,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)
 		}
-		left, err := filepath.Glob(filepath.Join(rack.Dir, "oxide-[cg][ou]*")) // conformance, guest
+		left, err := filepath.Glob(filepath.Join(rack.Dir, "oxide-[cg][ou]*")) // conformance*, guest*
 		if len(left) > 0 {
 			err = fmt.Errorf("there are %s", strings.Join(left, ", "))
 		}

@@ -32,7 +32,7 @@ func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string]
 	run.Programs = programs
 	defer func() {
 		if err != nil && ctx.Err() == nil {
-			run.Failed() // an interrupted demo needs no evidence
+			run.Failed() // keep the logs, except those of an interrupted demo
 		}
 		err = errors.Join(err, run.Close())
 	}()
@@ -235,7 +235,7 @@ func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n",
 // pictureFile is the environment variable that names the file that draw writes.
 const pictureFile = "PICTURE"
 
-// draw writes a page with the volume's life. If a step failed, the page ends with the step's error.
+// draw writes a page with the volume's history. If a step failed, the page ends with its error.
 func (d *demo) draw(ctx context.Context, broken error) error {
 	path := os.Getenv(pictureFile)
 	if path == "" || ctx.Err() != nil {

@@ -195,7 +195,7 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 	withoutID := httptest.NewServer(proxy)
 	defer withoutID.Close()
 	for name, test := range map[string]struct {
-		switched map[string]any // the role or the quota
+		switched map[string]any // switches of the rack: role or quota_bytes
 		env      map[string]string
 		args     string
 		passes   bool
@@ -265,7 +265,7 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 		})
 	}
 	for _, r := range csitest.Got(rack.Admin.Requests(t.Context(), 0))(t) {
-		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" { // the helper
+		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" { // by rackOf
 			t.Errorf("a program has made something: %+v", r)
 		}
 	}
@@ -322,7 +322,7 @@ func TestTheDisksOfAnInstanceCountAgainstTheBudget(t *testing.T) {
 		sent := b.send(t, http.MethodPost, "instances?project=p", `{"name":"i","size":1,
 			"boot_disk":{"type":"create","name":"b","size":2147483648},"disks":[
 			{"type":"create","name":"c","size":1073741824},{"type":"attach","name":"d"},
-			{"type":"create","name":"e","size":1073741824}]}`) // without a run no mark is demanded
+			{"type":"create","name":"e","size":1073741824}]}`) // b.run is "": no mark is needed
 		if now, _ := b.budget.held(); sent != want || sent && now != limit {
 			t.Errorf("%s: sent: %v, the budget has %s", limit, sent, now)
 		}
@@ -442,7 +442,7 @@ func TestRunChecksNoDataIfAShellReachesTheWrongInstance(t *testing.T) {
 	}
 }
 
-// update makes TestDemoMovesAVolumeAndLeavesNothing write the picture.
+// update makes TestDemoMovesAVolumeAndCleansUp write the picture.
 var update = flag.Bool("update", false, "write docs/life-of-a-volume.png")
 
 func screenshot(t *testing.T, page string) {
@@ -456,7 +456,7 @@ func screenshot(t *testing.T, page string) {
 	}
 }
 
-func TestDemoMovesAVolumeAndLeavesNothing(t *testing.T) {
+func TestDemoMovesAVolumeAndCleansUp(t *testing.T) {
 	// row matches the console's row about a change that a node's driver recorded.
 	row := func(node, change string) string {
 		return `<td>` + node + `<td><span title="[^<]*">` + change + `</span>[^\n]*<td>done<td>`
@@ -549,7 +549,7 @@ func get(ctx context.Context, url string) (_ []byte, err error) {
 	defer harness.Catch(&err)
 	req := harness.Got(http.NewRequestWithContext(ctx, http.MethodGet, url, nil))
 	req.Header.Set("Accept", "text/html")
-	req.Close = true // a connection that stays would be a leak of the demo
+	req.Close = true // an idle connection would count as a leak of the demo
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err
@@ -558,7 +558,7 @@ func get(ctx context.Context, url string) (_ []byte, err error) {
 	return io.ReadAll(resp.Body)
 }
 
-func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
+func TestAnInterruptedDemoLeavesNoMountsDevicesOrFiles(t *testing.T) {
 	dir := csitest.Got(os.MkdirTemp("", "demo-"))(t) // t.TempDir's path is too long for sockets
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("OXIDE_SANITY_DIR", dir)

@@ -212,7 +212,7 @@ func awaitFunction(ctx context.Context) error {
 			return err
 		}
 		for goroutine := range strings.SplitSeq(stacks.String(), "\n\n") {
-			// Ginkgo sends the failure of the function to nobody.
+			// Skip a function that has failed: it blocks forever, because nobody receives its failure.
 			if strings.Contains(goroutine, "/csi-test/v5/pkg/sanity.") &&
 				!strings.Contains(goroutine, " [chan send") {
 				return errors.New("a function of csi-sanity still runs, and may end this program before " +
@@ -234,7 +234,7 @@ func (s *specs) volumes(ctx context.Context) inventory {
 }
 
 // misled returns why other users of the silo may have made a spec fail, or nil: their objects were
-// in lists, or they used the quota or this instance's places for disks.
+// in lists, or they used the quota or this instance's disk slots.
 func (s *specs) misled(ctx context.Context, after inventory, calls []rpc) error {
 	if s.before == nil || after == nil {
 		return nil
@@ -251,7 +251,7 @@ func (s *specs) misled(ctx context.Context, after inventory, calls []rpc) error 
 }
 
 // othersChanged returns an error if foreign objects that the calls deal with changed during the
-// spec, or if a call listed a foreign object whose state before the spec the driver does not list.
+// spec, or if a call listed a foreign object whose state before the spec kept it out of lists.
 func (s *specs) othersChanged(after inventory, calls []rpc) error {
 	own := map[string]bool{}
 	for _, one := range append(s.before.of(s.job.id), after.of(s.job.id)...) {
@@ -262,7 +262,7 @@ func (s *specs) othersChanged(after inventory, calls []rpc) error {
 		switch {
 		case call.name == "ControllerPublishVolume":
 			in = func(i item) bool { return i.attachedTo() == s.job.here.Id }
-		case call.object != "": // others do not appear in what it selects
+		case call.object != "": // the answer is about this object only
 		case call.name == "ListVolumes":
 			in = func(i item) bool { return i.kind == "disk" }
 			listed = []string{"attached", "attaching", "detaching"}
@@ -498,7 +498,7 @@ var parts = map[string]struct {
 	partData: {amount{9, 18}, 780, 55 * time.Second, nil},
 }
 
-// optional is how many GiB partData saves without its largest checks.
+// optional is how many GiB less partData needs without its largest checks.
 const optional = 8
 
 // needOf returns the most that the selected parts need at one time, plus the disk that describes

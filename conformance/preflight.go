@@ -532,7 +532,7 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 		w.behaviours = append(w.behaviours, fmt.Sprintf("a detach takes a disk from a program that has "+
 			"it open: the program could read for %.1f s after the request, which took %.1f s",
 			last.Seconds(), took.Seconds()))
-	case <-time.After(deviceGrace): // it stays, which a data check reports, or was read
+	case <-time.After(deviceGrace): // the device stays (a data check reports it), or was read whole
 	}
 	return nil
 }
@@ -541,9 +541,9 @@ func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 const deviceGrace = 2 * time.Second
 
 // readUntilGone reads uncached blocks of a device until a read fails. It returns the time from
-// "began" to the last successful read. If all blocks up to size could be read, gone is false,
-// because the device may stay readable. A removed device may have the size 0, so EOF is a failed
-// read.
+// "began" to the last successful read. If it could read all blocks up to size, gone is false:
+// nothing shows that the device was removed. A removed device may have the size 0, so EOF counts as
+// a failed read.
 func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.Duration,
 	gone bool) {
 	block, pace := make([]byte, 512), time.NewTicker(2*time.Millisecond)

@@ -35,7 +35,7 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 	run := &w.report.Run
 	run.ID, run.Mark, run.Machine, run.Command = w.id, w.mark, host, w.command
 	run.Selected, run.Budget = w.selected, w.settings.budget.String()
-	kernel, _ := guest.KernelRelease() // "" where it is not Linux
+	kernel, _ := guest.KernelRelease() // "" on systems other than Linux
 	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
 		Go: runtime.Version(), Kernel: kernel, OS: osRelease(), Arch: runtime.GOARCH,
 		Tools: toolVersions()}
@@ -72,7 +72,7 @@ func runVerb(ctx context.Context, w *job) (int, error) {
 }
 
 // claimInstance waits until no other run is in this instance, because csi-sanity attaches disks
-// until the instance is full. The claim is a socket without a file, so it ends with the process.
+// until the instance is full. The claim is an abstract Unix socket, so it ends with the process.
 // Runs in different network namespaces do not see each other's claims.
 func (w *job) claimInstance(ctx context.Context) (release func(), err error) {
 	id, _ := w.firmwareID() // the preflight explains an error
@@ -303,7 +303,7 @@ func (w *job) finish(ctx context.Context) (int, error) {
 	for _, c := range w.calls.since(0) {
 		add(report.RPC, c.name, c.took, c.code != codes.OK)
 	}
-	delete(times, key{report.API, ""}) // of an unknown path
+	delete(times, key{report.API, ""}) // the requests for unknown paths
 	for k, samples := range times {
 		w.report.Calls = append(w.report.Calls, report.NewCalls(k.kind, k.name, failed[k], samples))
 	}
@@ -485,7 +485,7 @@ func (s *settings) firmwareID() (string, error) {
 	return id, nil
 }
 
-// These errors say why a run lost its rack. Failures after that do not count as the rack's.
+// These errors say why a run lost its rack. Later failures do not count as failures of the rack.
 var (
 	errAway  = errors.New("the rack does not answer any more")
 	errToken = errors.New("the rack does not know the token any more: it has expired, or somebody " +
@@ -524,7 +524,7 @@ func (c *contact) ask(ctx context.Context) error {
 			loss = errToken
 		case answered:
 			return nil
-		case asking.Err() == nil: // otherwise it had no time to answer
+		case asking.Err() == nil: // otherwise the rack had no time to answer
 			loss = errAway
 		}
 		return err

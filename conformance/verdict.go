@@ -120,9 +120,9 @@ var effects = map[string][]string{
 	"GetCapacity":               {"utilization_view", "silo_quotas_view"},
 }
 
-// testify compares the calls of the run with the request log of a simulated rack. The log of a real
-// rack cannot be read: there the witness is the program's own record, with which each result was
-// compared when its check ended.
+// testify compares the calls of the run with the request log of a simulated rack. A real rack's log
+// cannot be read. There the report names the program's own record as its witness: each result was
+// compared with that record when its check ended.
 func (w *job) testify(ctx context.Context) {
 	witness := &w.report.Witness
 	if witness.Source = "this program's own record"; w.admin == nil {
@@ -158,7 +158,7 @@ func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings
 			findings = append(findings, fmt.Sprintf("the run has an answer to %s %s (request %q) that "+
 				"the rack did not give", e.Method, e.Path, e.RequestID))
 		case entry.Status != e.Status, entry.Operation != e.Operation &&
-			entry.Operation != "" && e.Operation != "": // the entry of a refusal may have none
+			entry.Operation != "" && e.Operation != "": // a refusal's entry may have no operation
 			findings = append(findings, fmt.Sprintf("request %s: the run has seen %s with HTTP %d, the "+
 				"rack says %s with HTTP %d", e.RequestID, e.Operation, e.Status, entry.Operation,
 				entry.Status))
@@ -304,7 +304,7 @@ func (l *callLog) observe(method string, request any, began time.Time, err error
 
 // callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A busy rack
 // answers before the last try. Until lateTimeout, tries with the reason EffectUnknown do not count:
-// after each unanswered change, the driver returns it for OXIDE_LATE_LIMIT, a minute.
+// after each unanswered change, the driver returns that reason for OXIDE_LATE_LIMIT, a minute.
 const callTries, lateTimeout = 8, 2 * time.Minute
 
 func asksAgain(err error) bool {

@@ -98,7 +98,7 @@ func interruptible() (context.Context, io.Writer) {
 	}}
 }
 
-// A heard writer calls closed() when nobody reads the output any more.
+// heard is a writer that calls closed() when a write fails with EPIPE.
 type heard struct {
 	io.Writer
 	closed func()

@@ -1,7 +1,7 @@
 // Command oxide-instance-metadata writes the ID of a Kubernetes node's instance to a file, for
-// nodes whose SMBIOS is hidden. It reads the Node's spec.providerID, which the Oxide cloud
-// controller manager sets, and writes it as OXIDE_INSTANCE_ID. It is an init container of the
-// driver, so that the driver itself needs no Kubernetes client.
+// nodes whose SMBIOS is hidden. It takes the ID from the Node's spec.providerID, which the Oxide
+// cloud controller manager sets, and writes it as OXIDE_INSTANCE_ID. The command runs in an init
+// container of the driver's pod, so that the driver itself needs no Kubernetes client.
 package main
 
 import (
@@ -184,8 +184,8 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 	}
 }
 
-// providerID reads spec.providerID once. If a repetition may succeed, it returns the reason of the
-// failure as a text, and no error.
+// providerID reads spec.providerID once. If a later attempt may succeed, err is nil, and
+// later is the reason why this attempt failed.
 func (n *node) providerID(ctx context.Context) (id, later string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, n.URL, nil)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package csisuite configures csi-sanity for the driver: with which filesystems and processes it
-// runs, and which specs it may skip for which reason. The sanity suite on simulated racks and the
-// conformance program share it.
+// Package csisuite configures csi-sanity for the driver. It lists the filesystems and processes
+// with which csi-sanity runs, and the specs that may be skipped, with the reasons. The sanity suite
+// on simulated racks and the conformance program share the package.
 package csisuite
 
 import (
