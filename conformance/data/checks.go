@@ -237,7 +237,7 @@ type volume struct {
 	// like is nil, or the scan that a restored volume must equal.
 	like *guest.Scan
 	seed uint64
-	// While Volume is nil and deleted is false, the volume may exist.
+	// If Volume is nil and deleted is false, it is unknown whether the volume exists.
 	request *csi.CreateVolumeRequest
 	deleted bool
 }
@@ -273,8 +273,8 @@ func (s *checkRun) during(step string, part func()) {
 	harness.Must(harness.Wrap(ended(part), "%s", step))
 }
 
-// cleanUp removes what the check created, and continues after an error. The newest comes first: to
-// learn a missing ID, a removal repeats the creation, for which the source must still exist.
+// cleanUp removes what the check created, the newest first, and continues after an error. To learn
+// an unknown ID, a removal repeats the creation, and then the creation's source must still exist.
 func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
 		err = errors.Join(err, undo(ctx))
@@ -387,9 +387,9 @@ type Look struct {
 	// Kind is one of the constants below, and Bytes the size of a disk.
 	Kind  string
 	Bytes int64
-	// A check compared these blocks before it wrote them in the same attachment: Seen["new"] in the
-	// first attachment of a disk, and Seen["kept"] in a later one. Written marks the blocks of
-	// Seen["kept"] that the check had written in an earlier attachment.
+	// Seen["new"] marks the blocks that a check compared in a disk's first attachment, and
+	// Seen["kept"] those that it compared in a later one, both before it wrote them in the same
+	// attachment. Written marks the blocks of Seen["kept"] that an earlier attachment had written.
 	Seen    map[string][]bool
 	Written []bool
 }

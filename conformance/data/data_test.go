@@ -223,7 +223,7 @@ func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
+func TestAnAgentThatEndsLeavesNoMountsAndNoFiles(t *testing.T) {
 	b := newBench(t)
 	// In a TMPDIR of its own, the test does not see the directories of other tests' agents.
 	dir := harness.Need(os.MkdirTemp("", "agents-"))(t)

@@ -26,7 +26,7 @@ const (
 	writeTimeout = time.Minute
 )
 
-// While id is "" and deleted is false, the snapshot may exist.
+// If id is "" and deleted is false, it is unknown whether the snapshot exists.
 type snapshot struct {
 	id, name string
 	// whole is the scan of the snapshot's volume, or nil.
@@ -85,8 +85,8 @@ func checkSnapshot(s *checkRun) {
 	u := s.newInUse(s.A)
 	records := guest.Pattern{Seed: u.volume.seed, Generation: 1, Count: maxRecords}
 	if s.access != "block" {
-		// Write older records first, which the writer then overwrites. In a new file, a torn snapshot
-		// would only be shorter.
+		// First write older records, which the writer then overwrites. In a new file, a record that a
+		// torn snapshot lacks would only make the file shorter.
 		u.write(true, records.At(2))
 	}
 	w := u.record(records)

@@ -32,7 +32,7 @@ const (
 	unmountable = "FilesystemDamaged: mount |NodeToolFailed: mount |the filesystem is damaged, or "
 )
 
-// tampers has the checks that must notice each tamper of the simulator.
+// tampers maps the simulator's tampers, which damage data, to the checks that must fail.
 var tampers = map[string][]noticed{
 	"swapped-disks": {{"D07", "block", "of another volume (its seed is"},
 		{"D07", filesystems, "WrongFilesystem: "}},
@@ -59,8 +59,8 @@ var tampers = map[string][]noticed{
 	"device-elsewhere": {{"D02", "ext4", "the volume is in another instance, too"}},
 }
 
-// noticedBy returns the check that must notice a wrong block. On a new disk the block is not zero
-// (D08), is shared with another disk (D07), or loses a write (D01).
+// noticedBy returns the ID of the check that must notice a wrong block. On a new disk that is D08
+// if the block is not zero, D07 if another disk shares the block, and D01 if a write is lost.
 func noticedBy(wrong, moment string) string {
 	by := map[string]string{"stale:new": "D08", "foreign:new": "D08", "shared:new": "D07",
 		"new": "D01", "large": "D14", "recreated": "D13"}
@@ -94,7 +94,7 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 	return all
 }
 
-func TestEveryTamperIsNoticed(t *testing.T) {
+func TestDataChecksFailUnderEveryTamper(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "broken-data")
 	b := newBench(t)
@@ -267,7 +267,7 @@ func kindsOf(run []recorded) (all []*data.Look) {
 	return all
 }
 
-func TestEveryWrongBlockIsNoticedOrReportedAsUntested(t *testing.T) {
+func TestDataChecksFindEachWrongBlockOrReportAPartialRead(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "verdict-mutants")
 	b := newBench(t)

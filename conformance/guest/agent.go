@@ -191,7 +191,7 @@ func removeCopy() {
 	if !strings.HasPrefix(filepath.Base(dir), dirPrefix) {
 		return
 	}
-	if err := RemoveOwn(dir, copyMark); !errors.Is(err, ErrNotOwn) { // or a person has put it there
+	if err := RemoveOwn(dir, copyMark); !errors.Is(err, ErrNotOwn) { // else Connect did not make it
 		harness.Must(err)
 	}
 }
@@ -251,7 +251,7 @@ func (a *Agent) serve(ctx context.Context, conn *streams) {
 			}
 			return stream.SendMsg(answer)
 		}))
-	_ = server.Serve(conn) // returns the end of the connection
+	_ = server.Serve(conn) // returns an error at the end of the connection
 	server.Stop()
 }
 
@@ -410,7 +410,7 @@ func blockDevice(dir string) (d Device, err error) {
 		SizeBytes: 512 * number("size"), BlockSize: number("queue/logical_block_size")}, nil
 }
 
-// attribute strips the padding of firmware: NULs and spaces.
+// attribute reads a file of sysfs without the NULs and spaces with which firmware pads the text.
 func attribute(dir, name string) (string, error) {
 	text, err := ReadFile(filepath.Join(dir, name))
 	return strings.Trim(string(text), "\x00 \n"), err

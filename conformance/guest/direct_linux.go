@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// openDirect drops the cached pages where O_DIRECT is not supported.
+// openDirect opens a place with O_DIRECT or, where that is not supported, drops its cached pages.
 func openDirect(place Place) (*os.File, error) {
 	file, err := os.OpenFile(place.Path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if !errors.Is(err, unix.EINVAL) {
@@ -86,7 +86,7 @@ func Sweep() {
 	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	for _, path := range paths {
 		if lock, err := harness.LockDir(path); err == nil {
-			_ = RemoveOwn(path, agentMark) // a directory without proof stays
+			_ = RemoveOwn(path, agentMark) // a directory without the mark stays
 			_ = lock.Close()
 		}
 	}

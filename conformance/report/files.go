@@ -128,7 +128,7 @@ func Read(path string) (*Report, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, jsonFile)
 	}
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO would wait
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // else a FIFO would block
 	if err != nil {
 		return nil, fmt.Errorf("read a report: %w (expected a folder that oxide-conformance wrote, "+
 			"or its %s)", err, jsonFile)
@@ -444,7 +444,7 @@ func diffResults(a, b *Report) (text string, worse bool) {
 	return text + listed(sections, groups), worse
 }
 
-// listed returns the lines of all sections, with the numbers of results of the groups before them.
+// listed returns the text of all sections. In each, the groups that are only counted come first.
 func listed(sections map[string][]string, groups map[string]map[string]int) (text string) {
 	for _, section := range []string{"worse", "better", "otherwise changed", less, inB, inA} {
 		if len(sections[section])+len(groups[section]) > 0 {
@@ -465,7 +465,7 @@ func changeOf(then, now Status) (section string) {
 	case now == Passed:
 		return "better"
 	}
-	return "otherwise changed" // nobody has seen that what is blocked or not tested is better now
+	return "otherwise changed" // a result without a test does not show an improvement
 }
 
 func diffCalls(a, b *Report) string {

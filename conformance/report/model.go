@@ -431,8 +431,8 @@ func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk describes each thing of which the later extent has less than half the share. Measures
-// without a known total do not count, because they depend on time or on other users.
+// Shrunk describes each thing whose share in the later extent is less than half of its share in e.
+// Measures without a known total do not count, because they depend on time or on other users.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {
 		if m.Of == 0 {

@@ -360,7 +360,7 @@ func TestDiffListsWorseResultsFirst(t *testing.T) {
 	}
 }
 
-func TestAReportThatProvesLessIsWorse(t *testing.T) {
+func TestDiffRatesAReportThatProvesLessAsWorse(t *testing.T) {
 	of := func(r *Report) *Measure { return &r.Results[0].Extent[0] }
 	for _, test := range []struct {
 		name   string
@@ -384,7 +384,7 @@ func TestAReportThatProvesLessIsWorse(t *testing.T) {
 		{"a group not selected", func(_, b *Report) { b.Results, b.Run.Selected = nil, nil }, false},
 		{"a result that is gone and had not passed", func(a, b *Report) {
 			status(NotTested)(a)
-			b.Results = slices.Delete(b.Results, 3, 4) // the result that status has changed
+			b.Results = slices.Delete(b.Results, 3, 4) // the result that status() has changed
 		}, false},
 		{"a new result that passed", func(a, _ *Report) { a.Results = a.Results[1:] }, false},
 		{"a new result that failed", func(a, b *Report) {

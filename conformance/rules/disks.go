@@ -58,7 +58,7 @@ var ofDisks = []tested{
 		switch {
 		case c.Hotplug:
 			id := running.Id
-			if c.Here != nil { // hot-plug needs an operating system, which running lacks
+			if c.Here != nil { // hot-plug needs an operating system; "running" has none
 				id = c.Here.ID
 			}
 			attachedTo(c.attach(disk.Id, id).as("it runs"), id)
@@ -154,7 +154,7 @@ var ofDisks = []tested{
 			9 << 50:  "requested size is too large to fit on any physical disk",
 		} {
 			creation := c.createDisk(c.local(bytes))
-			if noDriveHas(creation.err) || c.simulated() { // a rack before v22 looks at the quota alone
+			if noDriveHas(creation.err) || c.simulated() { // a rack before v22 checks only the quota
 				creation.refused(invalidValue("size", problem))
 			}
 		}
@@ -361,7 +361,7 @@ var ofDisks = []tested{
 			invalidRequest("cannot detach disk from instance in failed state"))
 		attachedTo(c.detach(data.Id, instance.Id), "")
 	}},
-	{"A67", "instance_disk_attach instance_disk_detach", func(c *Check) { // unread attachments
+	{"A67", "instance_disk_attach instance_disk_detach", func(c *Check) { // a failed reread
 		c.needSimulated("no request from outside takes all connections to the rack's database")
 		disk, instance := c.disk(), c.StoppedInstance()
 		_, there := c.runningInstance()
@@ -448,7 +448,7 @@ func (c *Check) newSnapshot(name oxide.Name, disk string) oxide.SnapshotCreatePa
 		Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}}
 }
 
-// Every snapshot of the disk counts as this run's: one that a finalization takes has no mark.
+// snapshotsOf treats every snapshot of the disk as this run's: one of a finalize has no mark.
 func (c *Check) snapshotsOf(disk string) kind[*oxide.Snapshot] {
 	return kind[*oxide.Snapshot]{c.readSnapshot, c.removeSnapshot,
 		func(s *oxide.Snapshot) (string, bool) {
@@ -557,7 +557,7 @@ func notStopped(verb string) Refused {
 	return invalidRequest("cannot %s disk: instance is not fully stopped", verb)
 }
 
-// faultedDisk lets the deletion of a disk of a simulated rack fail halfway.
+// faultedDisk returns a disk of a simulated rack whose deletion has failed halfway.
 func (c *Check) faultedDisk() *oxide.Disk {
 	disk := c.disk()
 	c.fault(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind})

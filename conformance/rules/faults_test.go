@@ -338,13 +338,13 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	h.mu.Unlock()
 	random := rand.New(rand.NewPCG(h.p.Seed, tried.seed))
 	if f.legal {
-		limit = stateTimeout // an interrupted check fails
+		limit = stateTimeout // a check that ends at ruleTimeout would fail
 		if f.noticed || !h.p.Long() {
 			random.Shuffle(len(rules), func(i, j int) { rules[i], rules[j] = rules[j], rules[i] })
 			rules = rules[:min(len(rules), sampledAsking)]
 		}
 	}
-	if f.field == "items" { // only these compare pages
+	if f.field == "items" { // only A09 and A10 compare pages
 		rules = slices.DeleteFunc(rules, func(r Rule) bool { return r.ID != "A09" && r.ID != "A10" })
 	}
 	var by string
@@ -382,7 +382,7 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	what := strings.TrimSpace(f.field+" "+f.how) + " of " + f.operation
 	h.tried++
 	switch asking := seen.asking[f.operation]; {
-	case by != "": // the rule comes first from now on
+	case by != "": // move the rule to the front
 		h.noticed++
 		i := slices.IndexFunc(asking, func(r Rule) bool { return r.ID == by })
 		rule := asking[i]
@@ -442,7 +442,7 @@ func (h *faultTest) draw(t *testing.T) (ignored int) {
 		for how, fault := range h.faults {
 			unsent := how == "unsent" && !strings.HasSuffix(operation, "_delete")
 			usual := strings.HasPrefix(how, "403-") && (operation == "rack_list" ||
-				operation == "silo_utilization_list") // the answer to all but fleet viewers (A21)
+				operation == "silo_utilization_list") // A21: all but fleet viewers get 403
 			if fault.alters == nil && !unsent && !usual {
 				add(operation, "", how)
 			}
@@ -490,7 +490,7 @@ func (h *faultTest) draw(t *testing.T) (ignored int) {
 // A simulated rack lists an object right after its creation.
 func init() { creation = 0 }
 
-func TestEveryFaultIsToleratedOrNoticed(t *testing.T) {
+func TestRuleChecksTolerateLegalFaultsAndNoticeAllOthers(t *testing.T) {
 	t.Parallel()
 	h := &faultTest{p: proof.New(t, "faults-of-racks"), faults: faults()}
 	config := configOf(startRack(t, harness.RackOptions{}), true)

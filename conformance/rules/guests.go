@@ -395,8 +395,8 @@ func onlyV6() oxide.InstanceNetworkInterfaceAttachment {
 	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV6{Value: autoV6}})
 }
 
-// guestsAddresses demands that an interface has none of the first five addresses of its subnet. It
-// checks no IPv4 subnet but a new project's, because it does not know the size of others.
+// guestsAddresses demands that an interface has none of the first five addresses of its subnet. Of
+// the IPv4 subnets it checks only a new project's, because it does not know the sizes of others.
 func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 	var texts []string
 	switch stack := nic.IpStack.Value.(type) {

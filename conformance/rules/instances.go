@@ -318,7 +318,7 @@ var ofInstances = []tested{
 		}
 		if c.simulated() {
 			body.EnableJumboFrames = oxide.NewPointer(true)
-		} else { // its fleet may allow jumbo frames
+		} else { // a real rack's fleet may allow jumbo frames
 			steps = slices.DeleteFunc(steps, func(s step) bool { return s.what == "jumbo frames" })
 		}
 		for _, step := range steps {

@@ -143,7 +143,7 @@ func leavesOpen(status int) bool {
 	return status == http.StatusInternalServerError || MeansBusy(status)
 }
 
-// No check may remove an object that the checks share.
+// shares reports whether the checks share the object. No check may remove such an object.
 func (r *TestedRack) shares(id string) bool {
 	return r.stopped != nil && r.stopped.Id == id || r.running != nil && r.running.Id == id ||
 		r.runningDisk != nil && r.runningDisk.Id == id

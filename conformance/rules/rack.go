@@ -288,8 +288,8 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// mayRepeat reports whether a second request has no second effect and may get another answer. No
-// repetition makes an untrusted certificate trusted.
+// mayRepeat reports whether it is safe to repeat the request, and whether a repetition may get
+// another answer. It returns false for an untrusted certificate, which stays untrusted.
 func mayRepeat(e RecordedCall) bool {
 	if _, untrusted := errors.AsType[*tls.CertificateVerificationError](e.failure); untrusted {
 		return false
@@ -303,7 +303,7 @@ func (e RecordedCall) unanswered() bool {
 		!errors.Is(e.failure, errAnother) && !errors.Is(e.failure, context.Canceled)
 }
 
-// rewind returns false if the request cannot be sent again.
+// rewind restores the request's body, or returns false if the request cannot be sent again.
 func rewind(req *http.Request) bool {
 	if req.GetBody == nil {
 		return req.Body == nil || req.Body == http.NoBody
@@ -313,7 +313,7 @@ func rewind(req *http.Request) bool {
 	return err == nil
 }
 
-// retryAfter returns 0 if the caller may choose the pause.
+// retryAfter returns the pause that the rack asks for, or 0 if the caller may choose the pause.
 func retryAfter(resp *http.Response) time.Duration {
 	if resp == nil {
 		return 0

@@ -26,10 +26,10 @@
 // outcome, from which the check demands a value or a refusal. A check ends at the first problem
 // after which it cannot continue.
 //
-// If the driver looks before the operation, the rule says "The driver looks first" and names the
-// operation, and a test compares the rule with the driver's calls. A mutation in simulator/broken
-// breaks the rule. If that endangers the driver, the mutation's DriverSays has the driver's reason
-// to refuse.
+// If the driver reads the object right before the operation, the rule says "The driver looks first"
+// and names the read. A test compares the rule with the driver's calls. A mutation in
+// simulator/broken breaks the rule. If that endangers the driver, the mutation's DriverSays has the
+// reason of the error that the driver must return.
 //
 // The tests in faults_test.go test the checks. They alter the fields of the rack's answers, one at
 // a time: a check must fail, or the table irrelevant states why nobody relies on the field. They
@@ -94,7 +94,7 @@ func triesOf(exchanges []RecordedCall) int {
 	for _, e := range exchanges {
 		switch {
 		case e.disturbed() && mayRepeat(e):
-			return lasting // the request was repeated for long
+			return lasting // the recorder has already repeated the request
 		case e.disturbed():
 			most = disturbed
 		// A healthy rack undoes a failed creation, and the next try may succeed (A19).
@@ -276,7 +276,7 @@ func (c *Check) clean() {
 			c.problems = append(c.problems, "remove what the check made: "+Brief(err))
 		}
 		if IsUnanswered(err) && !c.answers(ctx) {
-			return // the rack is away
+			return // the rack does not answer any more
 		}
 	}
 }

@@ -108,7 +108,7 @@ func TestAHealthyRackKeepsEveryRule(t *testing.T) {
 			// A check must not rely on the speed of a simulated rack.
 			rack := startRack(t, harness.RackOptions{Hotplug: hotplug,
 				Args: []string{"--instance-delay", "100ms", "--device-delay", "50ms"}})
-			if cold { // the instance has a boot disk
+			if cold { // give the instance a boot disk
 				ctx, instance := t.Context(), rack.Instance("").ID
 				disk := csitest.Got(rack.CreateDisk(ctx, rack.Project, "boot-disk-of-an-instance", GiB))(t)
 				csitest.Must(t, rack.StopInstance(ctx, instance))
@@ -176,7 +176,7 @@ func onRacks[T any](t *testing.T, cases []T, try func(*harness.Rack, T) error) {
 	}))
 }
 
-func TestEveryBrokenRuleIsNoticed(t *testing.T) {
+func TestEachMutationFailsTheCheckOfItsRule(t *testing.T) {
 	t.Parallel()
 	mutations, err := startRack(t, harness.RackOptions{}).Admin.Mutations(t.Context())
 	csitest.Must(t, err)
@@ -194,7 +194,7 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 		}
 	}
 	all := slices.DeleteFunc(mutations, func(m adminapi.Mutation) bool {
-		return rules[m.Rule].Check == nil // it damages data
+		return rules[m.Rule].Check == nil // it damages data, and breaks no rule
 	})
 	all = short.Some(t, len(all)/4, all)
 	var noticed atomic.Int64
