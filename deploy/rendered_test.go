@@ -174,7 +174,7 @@ func changes(t *testing.T) []change {
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
 		// On a node that shuts down, kubelet can unmount only while the registrar runs. So the container
-		// "leave" ends a minute before the end of the grace period, and then the preStop hook.
+		// "leave" ends at least 60 s before the end of the grace period, and the preStop hook 55 s.
 		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",
@@ -263,7 +263,7 @@ func TestTheChartRendersTheFieldsInTheGoldenFile(t *testing.T) { // D-43
 	for _, c := range short.Some(t, 20, every) {
 		t.Run(c.name, func(t *testing.T) {
 			to := objectsOf(t, c.to)
-			for _, o := range to { // Kubernetes' document lacks monitoring's kinds and later fields
+			for _, o := range to { // the OpenAPI document lacks PodMonitor and later fields
 				if o.GetKind() != "PodMonitor" && !slices.Contains(c.to, "--kube-version") {
 					all = append(all, o)
 				}
@@ -373,7 +373,7 @@ func TestOnlyTheNodeDriverIsPrivileged(t *testing.T) { // D-52, B-31
 }
 
 // Only the node keeper's container has both a Kubernetes token and a token of the rack.
-func TestOnlyContainersThatUseKubernetesHaveItsToken(t *testing.T) { // D-54, D-66
+func TestOnlyContainersThatCallTheKubernetesAPIHaveItsToken(t *testing.T) { // D-54, D-66
 	lines := whole(t)
 	got := matching(lines, `\S+ontainers\[(.+)\]\.volumeMounts\S+mountPath: `+
 		`"/var/run/secrets/kubernetes\.io/serviceaccount"`)
@@ -412,7 +412,7 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 	mounts := matching(lines, `\+`+aContainer+`volumeMounts\[extra\]`)
 	variables := matching(lines, `\+`+aContainer+`env\[EXTRA\]`)
 	if len(added) != 10 || !slices.Equal(added, mounts) ||
-		!slices.Equal(added, variables[1:]) { // the audit has the controller's variables
+		!slices.Equal(added, variables[1:]) { // the first is the audit's
 		t.Errorf("an argument is added to %q, a variable to %q, a mount to %q", added, variables, mounts)
 	}
 }

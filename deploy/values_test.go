@@ -333,7 +333,7 @@ func TestAWrongValueOfEachSettingIsReported(t *testing.T) {
 	wrong := func(path string, value any) any {
 		switch value.(type) {
 		case string:
-			return "~ " + path + " ~" // some checks report only the value: it contains the path
+			return "~ " + path + " ~" // some checks report only the value, so it contains the path
 		case float64:
 			return -1
 		case []any:

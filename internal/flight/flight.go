@@ -78,7 +78,7 @@ type Entry struct {
 func keyOf(e Event, f Fields) string {
 	subject := []string{string(e), f.Volume, f.Snapshot, f.Name, f.Instance, f.Path}
 	if f.Volume == "" {
-		subject = append(subject, f.Disk) // a disk before its creation
+		subject = append(subject, f.Disk) // before the disk's creation the volume has no id
 	}
 	return strings.Join(subject, "\x00")
 }
@@ -352,7 +352,7 @@ func (m *memory) add(e Entry, always bool) (bool, error) {
 		m.open = map[string]int{}
 	}
 	if len(m.open) >= openLimit {
-		for key := range m.open { // any: no call has repeated so many changes
+		for key := range m.open { // forget any change, so that the map stays limited
 			delete(m.open, key)
 			break
 		}

@@ -31,7 +31,7 @@ import (
 type Client struct {
 	*oxide.Client
 	Project string // name or UUID
-	// LookLimit is the age after which a look is too old for a change; 0 means DefaultLookLimit.
+	// LookLimit is the age after which a Look is too old for a change; 0 means DefaultLookLimit.
 	LookLimit time.Duration
 
 	world world
@@ -170,7 +170,7 @@ func (c *Client) World(ctx context.Context) (World, error) {
 	return c.LookAtWorld(ctx)
 }
 
-// LookAtWorld reads the ids in any case, and returns an error if they differ from the first ones.
+// LookAtWorld always reads the ids, and returns an error if they differ from those read first.
 func (c *Client) LookAtWorld(ctx context.Context) (World, error) {
 	now, err := c.readWorld(ctx)
 	if err != nil {

@@ -169,7 +169,7 @@ func create(ctx context.Context, c *Client, look Look) (open bool, err error) {
 }
 
 // A server between driver and rack may send any status, before or after the rack makes the change.
-func TestOnlyTheRacksOwnRefusalIsDefinite(t *testing.T) { // OX-8
+func TestAChangeStaysOpenUnlessTheRackRefusesOrConfirmsIt(t *testing.T) { // OX-8
 	refusal := func(status int) exchange {
 		return rackError(status, "InvalidRequest", "no").To(postDisk)
 	}
@@ -251,7 +251,7 @@ func TestOnlyTheRacksOwnSuccessConfirmsAChange(t *testing.T) { // OX-8
 }
 
 func TestRequestSendsNoChangeAfterAnOldLook(t *testing.T) {
-	c := clientThat(t) // it expects no request
+	c := clientThat(t) // the scripted rack expects no request
 	open, err := create(t.Context(), c, Looking()-Look(DefaultLookLimit))
 	fails(csierr.LookTooOld)(t, err)
 	if open {

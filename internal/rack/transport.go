@@ -209,7 +209,7 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// retry returns nil if there is no newer token, or if the body cannot be sent again.
+// retry returns a copy of the request, and a newer token. If it cannot get both, it returns nil.
 func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
 	fresh, err := t.Tokens.get(req.Context(), true)
 	if err != nil || fresh == token {

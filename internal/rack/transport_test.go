@@ -264,7 +264,7 @@ func TestTransportAwaitsAChangesResponseAfterItsCallerGivesUp(t *testing.T) { //
 		what     string
 		method   string
 		needs    time.Duration
-		gone     bool // before the request
+		gone     bool // the caller gives up before the request
 		ends     time.Duration
 		answered bool
 	}{

@@ -111,7 +111,7 @@ func TestTransportRepeatsARefusedRequestAtMostOnce(t *testing.T) {
 	broken.GetBody = func() (io.ReadCloser, error) { return http.NoBody, errors.New("no") }
 	for name, test := range map[string]struct {
 		request *http.Request
-		proxy   bool // refuses it in the rack's place
+		proxy   bool // a proxy refuses the request, not the rack
 		sent    int
 	}{
 		"without a body":                 {request(get, nil), true, 2},

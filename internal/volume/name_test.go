@@ -49,7 +49,7 @@ func TestIsOwnNameRejectsOtherNames(t *testing.T) {
 	}
 }
 
-func TestCheckNameAccepts128Bytes(t *testing.T) { // B-1
+func TestCheckNameAcceptsAtMost128Bytes(t *testing.T) { // B-1
 	for length, want := range map[int]bool{128: true, 129: false} {
 		if err := CheckName(strings.Repeat("x", length)); (err == nil) != want {
 			t.Errorf("a name of %d bytes: %v", length, err)
@@ -108,7 +108,7 @@ const longestOptions = "bytesPerInode=67108864,fsBlockSize=4096,inodeSize=2048,"
 // longestClaim has the longest namespace and name that Kubernetes allows.
 var longestClaim = strings.Repeat("n", 63) + "/" + strings.Repeat("c", 253)
 
-func TestDescriptionsFitIntoTheRacksColumn(t *testing.T) {
+func TestDescriptionsAreNoLongerThanTheRackStores(t *testing.T) {
 	o, err := ParseMkfsOptions(longestOptions)
 	if err != nil || o.String() != longestOptions || len(o.chosen) != len(mkfsRules) {
 		t.Fatalf("the longest options are %q, %v", o, err)

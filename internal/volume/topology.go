@@ -93,10 +93,10 @@ func sameKeys(a, b Segments) bool {
 	return len(a) == len(b)
 }
 
-// ChooseTopology returns a volume's topology: all our locations, because the rack's disks can be
-// reached from each. The first is the one that the request prefers most, or one that it allows. If
-// there are no locations, the topology is empty, and the request may contain nothing but instances,
-// and those only if nodes report them. Instances never change the result.
+// ChooseTopology returns a volume's topology: all locations in ours, because each can reach the
+// rack's disks. The first is the one that the request prefers most, or one that it allows. If ours
+// is empty, so is the topology. Then the request may name only instances, and may name them only if
+// nodes report their instances. Instances never change the result.
 func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if req == nil {
@@ -148,7 +148,7 @@ func noTopology(what string) error {
 		"topology; set OXIDE_TOPOLOGY on controller and nodes", what)
 }
 
-// AccessibleTopologies returns all our locations, beginning with the chosen one.
+// AccessibleTopologies returns all locations in ours, beginning with the chosen one.
 func AccessibleTopologies(ours []Segments, chosen Segments) []*csi.Topology {
 	var list []*csi.Topology
 	if chosen != nil {
