@@ -43,7 +43,7 @@ func answering(t *testing.T, objects map[string]any) []string {
 		all[path] = json.RawMessage(text)
 	}
 	maps.Copy(all, objects)
-	prefix := "/" + rand.Text() // so the cache in helm keeps servers with the same port apart
+	prefix := "/" + rand.Text() // helm() caches by arguments, and a later server may get this port
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer := all[strings.TrimPrefix(r.URL.Path, prefix)]
 		w.Header().Set("Content-Type", "application/json")

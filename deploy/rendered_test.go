@@ -412,7 +412,7 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 	mounts := matching(lines, `\+`+aContainer+`volumeMounts\[extra\]`)
 	variables := matching(lines, `\+`+aContainer+`env\[EXTRA\]`)
 	if len(added) != 10 || !slices.Equal(added, mounts) ||
-		!slices.Equal(added, variables[1:]) { // the first is the audit's
+		!slices.Equal(added, variables[1:]) { // variables[0] is the audit's
 		t.Errorf("an argument is added to %q, a variable to %q, a mount to %q", added, variables, mounts)
 	}
 }

@@ -237,7 +237,7 @@ func TestAnAgentThatEndsLeavesNoMountsAndNoFiles(t *testing.T) {
 			}
 			p := b.used(t, g, "b", "ext4")
 			if end == "in order" {
-				csitest.Says(t, g.Close(), "exit status") // a volume is mounted
+				csitest.Says(t, g.Close(), "exit status") // Close fails: a volume is mounted
 			} else {
 				g.Kill()
 				csitest.Must(t, errors.Join(g.Reconnect(t.Context()), g.Close()))

@@ -220,7 +220,7 @@ var ofDisks = []tested{
 				use.Provisioned.Storage, use.Capacity.Storage)
 		}
 		c.refusesBeyondQuota(c.local(c.beyondQuota()))
-		if c.simulated() { // only the answer shows the quota of a real rack
+		if c.simulated() { // a real rack's quota is known only from this answer
 			const quota = 1 << 50
 			c.Switch("quota_bytes", quota)
 			use = c.utilization()

@@ -20,7 +20,7 @@ import (
 
 var ofLists = []tested{
 	{"A09", "disk_create disk_list snapshot_list instance_list image_list", func(c *Check) { // pages
-		disks, before := []string{}, c.name() // an earlier check may have left disks
+		disks, before := []string{}, c.name() // a page after "before" has no disks of earlier checks
 		var known []listed
 		for range 3 {
 			known = append(known, c.item(c.disk()))
