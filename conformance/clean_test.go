@@ -281,7 +281,7 @@ func stranger(t *testing.T, user uint32, args ...string) (end func() error) {
 }
 
 // A proxy alters the rack's answers (legal.Kinds). As on a real rack, the runs have no admin
-// listener. All check the rules. Except in a short test, some also run csi-sanity for one access.
+// listener. All check the rules. Unless -short is set, some run csi-sanity for one kind of access.
 func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 	t.Parallel()
 	kinds := short.Some(t, 2, legal.Kinds)

@@ -397,8 +397,8 @@ func TestARecordedAnswerDoesNotContainTheToken(t *testing.T) {
 	}
 }
 
-// A lost answer must not look like a refusal, or like an attach that failed and stayed recorded
-// (A17).
+// A lost answer must not look like a refusal, or like an attach that the rack recorded although it
+// answered with an error (A17).
 func TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

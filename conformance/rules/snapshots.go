@@ -293,7 +293,7 @@ func checkImport(c *Check) {
 	c.deleteDisk(disk.Id).must()
 }
 
-// The snapshot of a finalized disk has no mark, so clean could not find it on a real rack.
+// checkSlowFinalize needs a simulated rack: the snapshot has no mark, so clean cannot find it.
 func checkSlowFinalize(c *Check, disk string) {
 	name := c.name()
 	u := begin(c, c.snapshotsOf(disk), name, "finalize a disk with a snapshot", "snapshot_hold",
