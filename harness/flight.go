@@ -105,7 +105,7 @@ func CheckFlightDirs(plugins ...*Plugin) (err error) {
 var notAnnounced = map[string]bool{"ProvenBlank": true, "FormatResumed": true,
 	"FilesystemRepaired": true}
 
-// turns maps an event to the thing that the driver makes or, if the field made is false, removes.
+// turns maps an event to the kind of object that it creates or, if made is false, removes.
 var turns = map[string]struct {
 	thing string
 	made  bool
@@ -116,8 +116,8 @@ var turns = map[string]struct {
 	"DiskCreated": {"disk", true}, "DiskDeleted": {"disk", false},
 }
 
-// CheckChanges returns an error if a change makes a thing that exists, or removes a thing that does
-// not. A change that was begun and has no outcome may or may not have happened.
+// CheckChanges returns an error if a change creates an object that exists, or removes an object
+// that does not exist. A change that was begun and has no outcome may or may not have happened.
 func CheckChanges(changes []Change) error {
 	exists := map[string]bool{}
 	begun := map[bool]map[string]int{true: {}, false: {}}
@@ -141,7 +141,7 @@ func CheckChanges(changes []Change) error {
 			own[key]--
 			continue
 		}
-		// If an earlier change of this thing has no outcome, nobody knows whether the thing exists.
+		// If an earlier change of the object has no outcome, it is unknown whether it exists.
 		if exists[key] == turn.made && own[key] < 2 && other[key] == 0 {
 			return fmt.Errorf("change %d of %d, %s: the %s was made twice or undone twice, or a change "+
 				"between the two was not recorded", i+1, len(changes), c.Event, key)
@@ -151,7 +151,7 @@ func CheckChanges(changes []Change) error {
 	return nil
 }
 
-// Diagnosis contains the fields of doctor's JSON output that tests read.
+// Diagnosis contains the fields that tests read in the JSON output of the driver's command doctor.
 type Diagnosis struct {
 	Chains []struct {
 		Links   []struct{ Link, State, What string }
@@ -159,7 +159,7 @@ type Diagnosis struct {
 	}
 }
 
-// Lane returns the name of this driver's lane on a history's page.
+// Lane returns the name of this driver's lane on a page of package history.
 func (p *Plugin) Lane() string {
 	_, number, _ := strings.Cut(filepath.Base(p.Dir), "-")
 	return strings.TrimSpace(fmt.Sprintf("driver %s: %s %s", number, p.options.Mode,

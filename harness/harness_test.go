@@ -76,7 +76,7 @@ func TestProgramsDoNotInheritVariablesOfThisProject(t *testing.T) {
 	}
 }
 
-func TestCatchDropsAnErrorThatTheOtherErrorWraps(t *testing.T) {
+func TestCatchReturnsAWrappedErrorOnlyOnce(t *testing.T) {
 	fail := func() (err error) {
 		defer Catch(&err)
 		_, err = os.Open("/missing")
@@ -176,7 +176,7 @@ func TestErrorRulesReplacesAnInvalidErrorByDataLoss(t *testing.T) { // B-8
 	}
 }
 
-func TestMoreListsOnlyTheAddedObjects(t *testing.T) {
+func TestLedgerMoreListsOnlyTheAddedObjects(t *testing.T) {
 	start := Ledger{"disk x": 1, "open file of the driver: pipe": 4, "mount /a": 1}
 	now := Ledger{"disk x": 1, "disk y": 1, "open file of the driver: pipe": 6}
 	want := []string{"disk y", "open file of the driver: pipe (4 at the start, 6 now)"}

@@ -27,7 +27,8 @@ const settleTimeout = 15 * time.Second
 // more of an object than its first ledger, the object has leaked.
 type Ledger map[string]int
 
-// More returns what l counts more often than start does, with both numbers unless they are 1 and 0.
+// More returns the objects that l counts more often than start. It adds both counts to the text of
+// an object, unless start counts 0 and l counts 1.
 func (l Ledger) More(start Ledger) []string {
 	var more []string
 	for _, name := range slices.Sorted(maps.Keys(l)) {
@@ -208,7 +209,7 @@ type socket struct {
 // socketsOf maps the names in /proc/PID/fd to sockets. It panics on an error, like Must.
 func socketsOf(pid int) map[string]socket {
 	tables := Got(procfs.NewFS(fmt.Sprint("/proc/", pid)))
-	tcp, err := tables.NetTCP()    //nolint:staticcheck // netlink asks only its own namespace
+	tcp, err := tables.NetTCP()    //nolint:staticcheck // netlink shows only the caller's namespace
 	tcp6, err6 := tables.NetTCP6() //nolint:staticcheck // as above
 	if errors.Is(err6, fs.ErrNotExist) {
 		err6 = nil // a kernel without IPv6
@@ -281,9 +282,8 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofPool reports whether a ledger omits goroutines that run this function. It omits those of HTTP
-// connections, because openFiles counts the connections, and go-fuse's up to 16 readers of
-// requests.
+// ofPool reports whether a ledger omits goroutines that run this function: those of HTTP
+// connections, which openFiles counts, and up to 16 of go-fuse that read requests.
 func ofPool(name string) bool {
 	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",
@@ -301,7 +301,7 @@ func NoneLeft(leader string, groups map[int]bool) (err error) {
 	var left []string
 	for _, p := range Got(procfs.AllProcs()) {
 		stat, err := p.Stat()
-		if err == nil && groups[stat.PGRP] && stat.State != "Z" { // after an error the process has ended
+		if err == nil && groups[stat.PGRP] && stat.State != "Z" { // an error means that it has ended
 			left = append(left, fmt.Sprint(stat.Comm, " ", p.PID))
 		}
 	}

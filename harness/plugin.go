@@ -60,7 +60,7 @@ type Plugin struct {
 	Instance Instance
 	Conn     *grpc.ClientConn
 
-	// History records the driver's calls, starts and kills. With a rack it is Rack.History.
+	// History records the driver's calls, starts and kills. The drivers of a rack share Rack.History.
 	History *history.Recorder
 
 	run     *Run
@@ -305,7 +305,7 @@ func ErrorRules(
 	return err
 }
 
-// ended returns ctx.Err(), and DeadlineExceeded after the deadline even if the timer is late.
+// ended returns ctx.Err(), or DeadlineExceeded if the deadline passed and ctx.Err() is still nil.
 func ended(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && time.Until(deadline) <= 0 {
 		return context.DeadlineExceeded

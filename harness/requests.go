@@ -245,7 +245,7 @@ func (a Administrator) AwaitState(ctx context.Context, timeout time.Duration, id
 	return found, err
 }
 
-// Refusal returns an error with the rack's message, without the dump that the client adds.
+// Refusal returns an error with the rack's message, without the client's dump of the response.
 func Refusal(err error) error {
 	refused := (*oxide.HTTPError)(nil)
 	switch {

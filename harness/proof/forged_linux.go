@@ -75,9 +75,9 @@ func (f Forgery) FormatRecord(size int64) []byte {
 		Filesystem: f.Filesystem})
 }
 
-// GrowthRecord returns a page with a record of a growth to the given size. If the disk has that
-// size already, the old size in the record is half of it: the driver writes growth records only
-// behind the filesystem's old end.
+// GrowthRecord returns a page with a record of a growth to the given size. If the disk already has
+// this size, the record names half of it as the old size, because the driver writes growth records
+// only behind the old end of the filesystem.
 func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	from := f.SizeBytes
 	if size == from {
@@ -154,7 +154,7 @@ func (f Forgery) pages() (all, records [][]byte) {
 // ForgedFiles maps the names of forged files to hashes of their content.
 type ForgedFiles map[string][sha256.Size]byte
 
-// odd is the offset of the first page in the file forged-odd. The page size does not divide it.
+// odd is the offset of the first page in the file forged-odd: no multiple of the page size.
 const odd = 1337
 
 // Write writes three files durably into a directory on the volume. forged-aligned has all pages at
@@ -210,7 +210,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
-	// Remove "room" last, so its blocks stay free: Sync() is when ext4 chooses the last blocks.
+	// Sync() makes ext4 choose the last blocks. Remove "room" only then, so that its blocks stay free.
 	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
 		w.Close(), SyncDir(dir)))
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil

@@ -1,5 +1,5 @@
 // Package proof contains what the proofs of data safety share: the seed, which repeats a run, three
-// lengths of a proof, progress, the figure at the end, and a rack or guest view with drivers
+// lengths of a proof, progress, a FIGURE line of results, and a rack or guest view with drivers
 // (Environment, Bench). Each trial also checks two invariants: other disks of the instance do not
 // change (Bystanders), and neither do a workload's files that contain forged records (Forgery).
 //
@@ -8,7 +8,7 @@
 //
 // PROOF_SEED sets the seed. PROOF_DURATION selects the long form and sets the time of all proofs
 // together. PROOF_SHARES is the number of proofs that share this time. PROOF_FIGURES names a file
-// to which each figure is added, because the go command hides the output of tests that pass.
+// to which FIGURE lines are added, because the go command hides the output of tests that pass.
 package proof
 
 import (
@@ -149,7 +149,7 @@ func (p *Proof) Figure(pairs ...any) {
 		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)))
 }
 
-// OneCheck returns rapid's flag "checks" for one check. With -short, rapid divides it by five.
+// OneCheck returns the value of rapid.checks for one check. With -short, rapid divides it by five.
 func OneCheck() string {
 	if testing.Short() {
 		return "5"

@@ -67,7 +67,7 @@ func TestAbandonLeavesNoProcessMountOrLoopDevice(t *testing.T) {
 	}
 }
 
-func TestPrintAppendsEachFigureToTheFigureFile(t *testing.T) {
+func TestPrintAppendsEachFigureLineToTheFileOfProofFigures(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "figures")
 	t.Setenv("PROOF_FIGURES", path)
 	for _, line := range []string{proof.Line("a", "n", 1), proof.Line("b", "n", 2, "m", "x")} {
@@ -172,7 +172,7 @@ func TestForgeryWritesRecordsWhereTheDriverWritesItsOwn(t *testing.T) {
 		fs          string
 		size        int64
 		write       func(f proof.Forgery, dir string) (proof.ForgedFiles, error)
-		formats     bool // look at the offsets of format records, too
+		formats     bool // check the offsets of format records, too
 		record      string
 		least, free int64
 	}{

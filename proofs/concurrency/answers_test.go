@@ -30,8 +30,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// lateLimit and lookLimit replace longer defaults of the driver. As in the chart, a call and a look
-// end before another controller can take the lease.
+// lateLimit and lookLimit (from a read to the change that depends on it) replace longer defaults of
+// the driver. As in the chart, callLimit and lookLimit are shorter than the lease.
 const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
@@ -68,7 +68,7 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	}
 }
 
-// A controller without one of these guards must fail a trial with one of the guard's actors.
+// Without one of these guards, a controller must fail a trial with one of the actors in shownBy.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor
@@ -240,7 +240,7 @@ func (l leader) stop() error {
 	}
 }
 
-// lane runs one trial after the other, with two controllers of its own.
+// lane runs trials one after another, with two controllers of its own.
 type lane struct {
 	*answerProof
 	// The first of the two controllers leads.
@@ -276,7 +276,7 @@ type life struct {
 	// node is the node on which the volume was last published.
 	node      string
 	published bool
-	// Calls to a controller that was stopped before it answered.
+	// left waits for the calls to controllers that were stopped before they answered.
 	left sync.WaitGroup
 	// late is the ID of the fault that makes the rack carry a request out after its answer, or "".
 	late string

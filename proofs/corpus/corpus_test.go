@@ -138,7 +138,7 @@ type tally struct {
 // benches is the number of drivers that run at the same time. Each mostly waits for the kernel.
 const benches = 3
 
-// round tries each generator once. Only the corpus's first round ignores the time limit.
+// round tries each generator once. The time limit ends all rounds except the first of the corpus.
 func (c *tally) round(ctx context.Context, all []generator, seed uint64) {
 	c.p.Error(harness.Share(benches, all, func(i int, jobs <-chan generator) error {
 		b, err := c.newBench(ctx, "", "")
@@ -532,8 +532,8 @@ func corpus() []generator {
 		foreignParts(), forged(), forgedRecords())
 }
 
-// For smaller disks, mke2fs has other default options. Most disks are not much larger, because the
-// driver reads many of them completely.
+// smallest is the minimum size of a default trial's disk: below it, mke2fs has other defaults. Most
+// disks are not much larger, because the driver reads many of them completely.
 const smallest = 512 * mib
 
 func defaults(name string, r *rand.Rand) *trial {

@@ -429,7 +429,7 @@ func descriptors() []generator {
 					t.Want = refuse("FilesystemDamaged")
 					t.Want.Code = "Internal"
 				}
-				if larger { // a check comes before the growth, whose records are behind the filesystem
+				if larger { // a growth begins with a check, and writes behind the filesystem
 					t.Size += fsBytes
 					t.Until = fsBytes
 				}

@@ -135,7 +135,7 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made. Its functions return files of filesystems. The first call makes the file.
+	// mu guards made. Each function returns the file of a filesystem; its first call makes the file.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }

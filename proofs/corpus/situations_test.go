@@ -33,7 +33,7 @@ func onHealthy(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext4, w, nil, set)
 }
 
-// onProbed makes an ext3: its superblock has no checksum, so the driver runs blkid.
+// onProbed returns a disk with an ext3, whose superblock has no checksum: so the driver runs blkid.
 func onProbed(name string, w want, set func(f *fixture)) generator {
 	return with(name, ext3, w, nil, set)
 }

@@ -91,7 +91,7 @@ func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, le
 	return c
 }
 
-// runProof returns the number of trials.
+// runProof runs the trials and returns their number.
 func (c *campaign) runProof() int64 {
 	ctx := c.t.Context()
 	c.Fatal(c.each(func(i int) error { return c.openEnvironment(ctx, i) }))
@@ -101,7 +101,7 @@ func (c *campaign) runProof() int64 {
 	some, want := matching(c.points, named), c.least
 	switch {
 	case named != "" && len(some) == 0:
-		return 0 // the point may belong to the other proof
+		return 0 // CRASH_ONLY may name points of the other campaign
 	case named != "":
 		some, want = sample(some, len(some), c.Rand()), 1
 	case c.Long():

@@ -14,8 +14,8 @@
 // The calls must not change bystanders, or files in which the workload has forged the driver's
 // records (package proof).
 //
-// The program, the call, the target, and the number of earlier effects with the same three values
-// identify an effect.
+// An effect is identified by its program, its call, its target, and the number of earlier effects
+// with the same three values.
 //
 // CRASH_ONLY selects points by name. A failed trial prints the value and the seed that repeat it.
 package crash

@@ -30,8 +30,8 @@ const (
 	driverA     = "a"
 	driverB     = "b"
 	rackProcess = "rack"
-	// A second node driver in the instance of driverA. It uses the state directory of the first one,
-	// as after a forced deletion of the first driver's pod.
+	// beside is a second node driver in the instance of driverA. It uses the state directory of the
+	// first one, as after a forced deletion of the first driver's pod.
 	beside = "beside"
 )
 

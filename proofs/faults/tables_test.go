@@ -170,7 +170,7 @@ func kindOf(operation string) string {
 	return kind
 }
 
-// statusOf returns the status of a successful operation, but 200 for a delete, which has no body.
+// statusOf returns the status of a success. For a delete it is 200, because 204 permits no body.
 func statusOf(operation string) int {
 	switch {
 	case strings.HasSuffix(operation, "_create"):
@@ -294,14 +294,14 @@ func (c cell) allowed() []codes.Code {
 // not repeat the call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
-// open reports whether only the rack's state tells if the change was made.
+// open reports whether the driver must read the rack's state to know if the change was made.
 func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && c.answer.code == codes.Unavailable
 }
 
 // deniesObject reports whether the rack answers a read with "not found" although the object exists.
-// The driver then reads again (OX-6). It may abort a removal, which the orchestrator repeats, and
-// may omit the object from a list.
+// The driver then reads again (OX-6). It may answer a removal with ABORTED, so that the
+// orchestrator repeats it, and may omit the object from a list.
 func (c cell) deniesObject() bool {
 	takes := c.scenario.name == "list-a-snapshot" ||
 		strings.HasPrefix(c.scenario.name, "delete") || strings.HasPrefix(c.scenario.name, "unpublish")

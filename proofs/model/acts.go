@@ -279,11 +279,11 @@ func (h *History) forge(s Step, content *content) {
 		Device: proof.DiskFile(h.env.Rack, id)}.Write(h.env.target(s.vol, s.node, s.pod)))
 }
 
-// wait waits until every abandoned call has ended, and then clears the doubts.
+// wait waits until every abandoned call has ended, and then empties world.doubts.
 func (h *History) wait(ctx context.Context) {
 	h.env.awaitIdle(ctx, h.world.rackDown)
 	if h.world.rackDown {
-		return // while the rack is down, the result of its work is unknown
+		return // results of earlier requests are unknown while the rack is down
 	}
 	h.check(ctx, nil)
 	h.world.doubts = nil
@@ -444,8 +444,8 @@ func (w *world) dropAll() (err error) {
 	return err
 }
 
-// sensible reports whether the model can say what an astray call has to answer. For this, the model
-// must know the state of the call's volume, and of the volume whose value the call uses.
+// sensible reports whether the model knows the right answer to a call with op.astray(). It must
+// know the state of the volume in the call, and of the volume whose value the call uses.
 func (w *world) sensible(s Step) bool {
 	here, there := w.place(s), w.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {

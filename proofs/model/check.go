@@ -16,8 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// review compares an observed state with the model, after calls that have ended, and makes it the
-// model's state.
+// review compares an observed state with the model after calls have ended. Then it makes the
+// observed state the state of the model.
 type review struct {
 	env   *Environment
 	world *world
@@ -108,8 +108,8 @@ func (w *world) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// deviceless marks as bare the volumes that are attached to a node without a device. The rack has
-// only recorded the attach, or the guest showed a namesake's device, which is gone now (A54).
+// deviceless sets bare for each volume that is attached to a node but has no device there. The rack
+// has only recorded the attach, or the guest showed a namesake's device, which is gone now (A54).
 func (r *review) deviceless() {
 	w := r.world
 	for v, n := range everywhere {
@@ -368,7 +368,7 @@ func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	return errors.New("the volumes and snapshots cannot be deleted")
 }
 
-// until runs the next steps. It returns false if there are too many.
+// until runs the steps that next() returns. It returns false if there are more than 20 steps.
 func (h *History) until(ctx context.Context, next func() (s Step, more bool)) bool {
 	for range 20 {
 		s, more := next()

@@ -92,8 +92,8 @@ func (r *runner) close(t *testing.T) (races, leaked int) {
 	return races, leaked
 }
 
-// wave describes the calls of a crowd. The callers take the ops in rotation. If disturbed is set, a
-// fault of the rack affects one of the calls.
+// wave describes calls that many callers make at the same time. The callers take the ops in
+// rotation. If disturbed is set, a fault of the rack affects one of the calls.
 type wave struct {
 	ops       []op
 	disturbed bool
@@ -190,7 +190,7 @@ func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 	h.noteCrowd(volumes, w)
 }
 
-// faultOf returns a step that adds a fault of the operation that the rack does for a call.
+// faultOf returns a step that adds a fault to the operation of the rack that the call needs.
 func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	names := slices.DeleteFunc(faultNames(), func(name string) bool {
 		return faults[name].Operation != operations[s.op] || faults[name].Device != nil
@@ -198,8 +198,8 @@ func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	return Step{op: fault, fault: names[r.IntN(len(names))]}
 }
 
-// noteCrowd counts the results of a crowd, and makes the node of each attached volume its goal. It
-// fails if equal calls for a volume all fail, or if a published filesystem is not staged.
+// noteCrowd counts the results of a crowd, and makes the node that has a volume the volume's goal.
+// It fails if equal calls for a volume all fail, or if a published filesystem is not staged.
 func (h *History) noteCrowd(volumes []int, w wave) {
 	ids, seen, n := map[string]bool{}, h.world.seen, h.count
 	all := op("") // what all callers have called

@@ -119,7 +119,7 @@ func (env *Environment) resumeBystanders(ctx context.Context) {
 	}
 }
 
-// recordFirst makes the rack record an attach before the instance has the device, if first is set.
+// recordFirst sets whether the rack records an attach before the instance has the device.
 func (env *Environment) recordFirst(ctx context.Context, first bool) {
 	mode := adminapi.HotplugFull
 	if first {
@@ -249,7 +249,7 @@ func (env *Environment) observeNodes(j *joint) {
 	j.leaveNamesakes(env.foreign)
 }
 
-// leaveNamesakes moves the namesakes from j.devices to j.shown.
+// leaveNamesakes moves the devices of foreign disks with a volume's serial to j.shown.
 func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	for _, d := range foreign {
 		if d.of == 0 {

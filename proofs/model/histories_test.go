@@ -240,7 +240,7 @@ func showInB(h *History) error {
 	return os.CopyFS(to, os.DirFS(from))
 }
 
-func TestEveryManipulatedHistoryFails(t *testing.T) {
+func TestTheModelNoticesEachFalseAnswerOrState(t *testing.T) {
 	r := newRunner(t, "model-lies")
 	noticed := 0
 	cases := short.Some(t, 6, manipulations)

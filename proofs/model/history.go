@@ -47,9 +47,9 @@ type counts struct {
 	steps, faults, restarts int
 	// bare is the number of volumes that were attached without a device.
 	bare int
-	// holders counts devices that a process kept open, and released their successful unstages.
+	// holders counts devices that a process kept open, released the unstages that succeeded meanwhile.
 	holders, released int
-	// Both numbers are of acknowledged bytes.
+	// bytes and lost are numbers of acknowledged bytes.
 	bytes, lost int64
 	// copies is the number of restored volumes that were compared with their snapshot.
 	copies int
@@ -74,7 +74,7 @@ func NewHistory(env *Environment) *History {
 // Do runs a step, and compares all results with the model.
 func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil && (s.op.byPerson() || h.doubtSince >= 3) {
-		// A person's step needs a known state. Other steps wait only for doubts that are some steps old.
+		// A person's step needs a known state. Other steps wait if the last two steps added no doubt.
 		if err := h.Wait(ctx); err != nil {
 			return err
 		}

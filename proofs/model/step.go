@@ -104,8 +104,8 @@ const (
 
 var mishaps = map[string]Mishap{"abandoned": Abandoned, "killed": Killed, "the rack dies": rackDies}
 
-// Step is one step of a history. Of its fields, it uses those that its op names in braces, such as
-// {node}.
+// Step is one step of a history. It uses only those of its fields that its op names in braces, such
+// as {node}.
 type Step struct {
 	op                  op
 	ctl, vol, snap, pod int
@@ -274,8 +274,8 @@ func faultNames() []string { return slices.Sorted(maps.Keys(faults)) }
 type orchestrator struct {
 	world      *world
 	transcript *transcript
-	// These are the volumes and the snapshot IDs in the last answers. Both may be out of date. The
-	// third map contains the publications that were tried and not undone.
+	// volumes and taken contain the volumes and the snapshot IDs of the last answers, which may be out
+	// of date. given contains the publications that were tried and not undone.
 	volumes map[int]*csi.Volume
 	taken   map[int]string
 	given   map[field]bool
@@ -392,7 +392,7 @@ func (o *orchestrator) towards(v int, n string) Step {
 	case w.rackDown:
 		return Step{op: startRack}
 	case here.namesake && done%3 == 0:
-		return Step{op: takeNamesake, vol: v} // until then the driver refuses calls
+		return Step{op: takeNamesake, vol: v} // the driver refuses calls while the namesake exists
 	case f[diskField(v)] == "" || o.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return o.towardsDisk(v, ctl)
 	case holder != "" && holder != n:

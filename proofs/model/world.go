@@ -161,8 +161,8 @@ type world struct {
 	doubts []assign
 	// places describes each volume on each node, beyond the facts. Its keys come from at().
 	places map[string]*place
-	// The keys of the first map are numbers of volumes, those of the second one IDs of snapshots.
-	// value is the last value that a pod wrote.
+	// The keys of contents are numbers of volumes, those of snapshots are IDs. value is the last value
+	// that a pod wrote.
 	contents  map[int]*content
 	snapshots map[string]*content
 	value     uint64
@@ -466,7 +466,7 @@ func (w *world) nodeCodes(s Step, f facts) []codes.Code {
 }
 
 // namesakeCodes returns the codes that are allowed while the guest shows a namesake's device. list
-// contains the codes for the volume's own device. A volume in use stays in use.
+// contains the codes for the volume's own device. They remain allowed for a volume in use.
 func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 	switch {
 	case s.op == stage && f[stagedField(s.vol, s.node)] != "",

@@ -53,7 +53,7 @@ type testCluster struct {
 	// never reports. lying contains those whose kubelet reports even while the instance is stopped.
 	byHand, dead, lying map[string]bool
 	corrupted           bool
-	// byPeople contains the time of the possible stop of each instance that a person has to start.
+	// byPeople maps each instance that a person has to start to the time of its possible stop.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden is set while the
 	// keepers' token has no rights, so that they see no instance.
@@ -62,8 +62,8 @@ type testCluster struct {
 	// noEviction is set while the budgets allow no disruption. stuck is set while deleted pods do not
 	// end. lagging is set while Kubernetes does not notice that a kubelet is dead.
 	noEviction, stuck, lagging bool
-	// The API server is unavailable until this time. starter is set while a program starts all stopped
-	// instances every ten seconds. looked is the time of the last start.
+	// outage is the time until which the API server is unavailable. starter is set while a program
+	// starts all stopped instances every ten seconds. looked is when the program last did so.
 	outage  time.Time
 	starter bool
 	looked  time.Time
@@ -78,7 +78,7 @@ type testCluster struct {
 	// delays contains the delay of the next request for each operation of the rack.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// The keys are times of changes on the rack's clock. The values are times on the history's clock.
+	// changes maps the time of a change on the rack's clock to the time on the history's clock.
 	changes map[string]time.Time
 	// stale is set if a keeper may act on what it read before the other keeper acted. raced is set if
 	// a disturbance happened within a round. In both cases most checks are skipped.
@@ -339,7 +339,7 @@ func answer(status int, code string) *http.Response {
 			`{"error_code": %q, "message": "no", "request_id": "1"}`, code)))}
 }
 
-// The next request for the resource or operation fails with the returned error, if not nil.
+// fails returns the error of the next request for the resource or operation, or nil.
 func (w *testCluster) fails(what string) error {
 	f := w.failing[what]
 	if f.times == 0 {

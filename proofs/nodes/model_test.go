@@ -117,7 +117,7 @@ func (w *testCluster) do(a act) {
 	}
 }
 
-// turn lets every program of the cluster and the leading keeper work once, within two seconds.
+// turn runs every program of the cluster and the leading keeper once, and adds 2 s to the clock.
 func (w *testCluster) turn() { w.turnOf(w.round) }
 
 func (w *testCluster) turnOf(round func()) {

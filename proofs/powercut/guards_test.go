@@ -217,7 +217,7 @@ func (g *guardTrials) lie(access string) trial {
 		life := lifeOf(newVolume(access))
 		harness.Must(record(ctx, whole, life, r, liveOnce,
 			flakydisk.Fault{On: flakydisk.OnFlush, Lie: true}))
-		life.used = 0 // without flushes everything after the first stage counts
+		life.used = 0 // the disk counts as used from the start of the log
 		if lost, err = whole.firstWrong(ctx, life, r, true); lost != nil {
 			page := whole.draw(ctx, g.p, g.run.Dir, g.p.Seed, lost)
 			harness.Must(g.p.CheckPage(page, lost.Error(), "power cut: ", "NodeStageVolume",

@@ -103,7 +103,7 @@ func (s *sampler) sample(n int) []image {
 			continue
 		}
 		switch s.rand.IntN(6) {
-		case 0: // the power is cut between two records, and all earlier ones are on the disk
+		case 0: // the power is cut between two log entries; the disk has all earlier ones
 			cut := changes[s.rand.IntN(len(changes))]
 			all = s.add(all, i, cut+1, "all", s.whole(e.First, cut+1)...)
 		case 1: // all except one

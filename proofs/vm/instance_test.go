@@ -253,8 +253,8 @@ var knownDifferences = map[string]string{
 	"root/node/size":   "as above",
 }
 
-// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. A number
-// that changes with each boot is printed only if the disk's device node has another number.
+// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. For the
+// dev and the diskseq of the device node, which change with each boot, it prints "the node's".
 const reader = `use Fcntl ":mode"; my ($sys, $dev, $want, $firmware) = @ARGV;
 sub get { my $of = shift; -d $of and return "directory"; open(my $f, "<", $of) or return "missing";
 	local $/; my $v = <$f>; my $mode = (stat $f)[2];

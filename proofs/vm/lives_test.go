@@ -157,7 +157,7 @@ type plan struct {
 	cold, moves, restore bool
 }
 
-// pull is a planned disturbance: the plug is pulled in a round, during a call, after a delay.
+// pull is a planned disturbance (plug). It comes in a round, during a call, after a delay.
 type pull struct {
 	plug, during string
 	delay        time.Duration
@@ -165,9 +165,9 @@ type pull struct {
 }
 
 // draw returns a random plan. Consecutive plans have all kinds and plugs, and each kills the
-// machine when the volume has records. The first eight move a volume of each kind from either
-// kernel to the other. A disk is pulled only while a workload may use it. Only an xfs is restored
-// beside its origin: Linux 6.1 cannot mount a btrfs and its copy at the same time.
+// machine when the volume has records. The first eight move each kind of volume in both directions
+// between the two kernels. A disk is pulled (detached) only while a workload may use it. Only an
+// xfs is restored beside its origin: Linux 6.1 cannot mount a btrfs and its copy at the same time.
 func draw(r *rand.Rand, number int) plan {
 	p := plan{number: number, kind: filesystems[number%len(filesystems)],
 		first: (number + number/4) % 2, moves: r.IntN(2) == 0 || number < 8,
@@ -178,7 +178,7 @@ func draw(r *rand.Rand, number int) plan {
 		if strings.HasPrefix(plug, "disk") {
 			at = []string{"stage", "publish", "write", "unpublish", "unstage"}
 		}
-		// Half of the plugs are pulled while the workload writes.
+		// On average, more than half of the disturbances come while the workload writes.
 		next := pull{plug: plug, during: "write", round: round + i,
 			delay: time.Duration(r.Int64N(int64(2 * time.Second)))}
 		if r.IntN(2) == 0 {
@@ -263,11 +263,11 @@ type life struct {
 	// plug is the last disturbance. While pulling is set, it disturbs the present call.
 	plug    string
 	pulling bool
-	// wrote receives a value when the guest acknowledges a record and a plug waits to be pulled.
+	// wrote receives a value when the guest acknowledges a record and step waits for one.
 	wrote chan struct{}
 }
 
-// errPulled means that a plug was pulled, so the orchestrator must visit the node again.
+// errPulled means that a disturbance ended a visit, so the orchestrator must repeat the visit.
 var errPulled = errors.New("a plug was pulled")
 
 func (l *lab) newLife(ctx context.Context, p plan, snapshot string) *life {
@@ -338,8 +338,8 @@ func (v *life) call(what string, n *node) func(context.Context) error {
 	}[what]
 }
 
-// step makes a call of a round on a node. If the next plug is to be pulled during this call, step
-// pulls it.
+// step makes a call of a round on a node. If the next disturbance is planned for this call, step
+// causes it.
 func (v *life) step(ctx context.Context, n *node, round int, what string) {
 	call := v.call(what, n)
 	if len(v.pulls) == 0 || round != v.pulls[0].round || what != v.pulls[0].during {

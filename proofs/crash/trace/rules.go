@@ -23,8 +23,8 @@ type call struct {
 	tid int
 }
 
-// rule contains a system call's name in effects. Its function returns false for a call without an
-// effect.
+// rule contains a system call's name in Effect.Call, and a function that returns false for a call
+// without an effect.
 type rule struct {
 	name   string
 	effect func(c call) (e Effect, ok bool)
@@ -286,7 +286,7 @@ const (
 	unixSocket
 )
 
-// socket caches each socket's kind. During a watch, the kernel hardly ever reuses a number.
+// socket caches each socket's kind. During a watch, the kernel hardly ever reuses an inode number.
 func (s *tracing) socket(link string) socketKind {
 	kind, known := s.sockets[link]
 	if !known {

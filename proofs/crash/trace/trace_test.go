@@ -128,13 +128,13 @@ func TestAProcessIsKilledRightBeforeOrRightAfterAnEffect(t *testing.T) {
 		phase trace.Phase
 		name  string
 		n     int
-		files string // those that exist then
+		files string // the names of the files that exist at the end
 	}{
 		{trace.Before, "script: openat /a", 1, ""},
 		{trace.After, "script: openat /a", 1, "a"},
 		{trace.Before, "script: openat /b", 1, "a"},
 		{trace.After, "script: openat /b", 1, "ab"},
-		{trace.Before, "script: openat /a", 2, "abc"}, // is not reached
+		{trace.Before, "script: openat /a", 2, "abc"}, // the script opens a only once
 	} {
 		s, files := start(t, `: >a; : >b; : >c`), ""
 		report := s.watch(t, &trace.Point{Name: test.name, N: test.n, Phase: test.phase})

@@ -145,8 +145,8 @@ func (s *tracing) run() error {
 	return nil
 }
 
-// release makes run() detach from the process. Any thread may call it. SIGURG causes a stop, so
-// that run() does not wait for another one. Go programs ignore this signal.
+// release makes run() detach from the process. Any thread may call it. SIGURG, which Go programs
+// ignore, stops a thread, so that run() does not wait until a thread stops by itself.
 func (s *tracing) release() {
 	s.letGo.Store(true)
 	_ = unix.Kill(s.order.PID, unix.SIGURG)
