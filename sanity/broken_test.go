@@ -32,7 +32,7 @@ type brokenRack struct {
 	code   codes.Code
 	// sentence completes the spec's name, "on a broken rack the driver ...".
 	sentence string
-	// provoke() passes to r.refuses the call that must fail, and then checks the disks and data.
+	// provoke() calls r.refuses with the call that must fail, and then checks the disks and data.
 	provoke func(ctx SpecContext, r *brokenFixture)
 }
 

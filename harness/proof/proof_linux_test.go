@@ -80,7 +80,7 @@ func TestPrintAppendsEachFigureLineToTheFileOfProofFigures(t *testing.T) {
 }
 
 func TestEnvironmentVariablesSetTheSeedAndFormOfAProof(t *testing.T) {
-	const nanosecond = "3600000000000" // the shares of an hour
+	const nanosecond = "3600000000000" // PROOF_SHARES of an hour, each a nanosecond
 	for _, c := range []struct {
 		seed, duration, shares string
 		long, over             bool

@@ -113,7 +113,7 @@ type Step struct {
 	node, fault         string
 	mishap              Mishap
 	after               time.Duration
-	with                *Step // another call at the same time, which may have a further one
+	with                *Step // the next one of the calls that are made at the same time
 	id, source          string
 
 	// Around, if not nil, runs the step: it calls do(), and may interrupt it.

@@ -104,7 +104,7 @@ func path(arg int) func(call) (Effect, bool) {
 }
 
 // pathAt returns a function for system calls that change the path in argument 1, below the
-// directory in argument 0. If flag is not 0, a call without it in argument 2 has no effect.
+// directory in argument 0. If flag is not 0, a call without the flag in argument 2 has no effect.
 func pathAt(flag uint64) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if flag != 0 && c.flags(2)&flag == 0 {
