@@ -91,7 +91,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 				{HostPath: "/dev", ContainerPath: "/host/dev"},
 			},
 		}},
-		// A spec pulls from a registry without TLS. A file in this directory allows that.
+		// One spec pulls from a registry without TLS, and writes a file to this directory to allow it.
 		ContainerdConfigPatches: []string{"[plugins.\"io.containerd.grpc.v1.cri\".registry]\n" +
 			"config_path = \"/etc/containerd/certs.d\"\n"},
 		KubeadmConfigPatches: []string{fmt.Sprintf(
@@ -180,7 +180,7 @@ while [ $n -lt 256 ]; do
 	n=$((n+1))
 done`
 
-// prepare has to run after each start of the node.
+// prepare runs loopNodes. It has to be called after each start of the node.
 func (n node) prepare(ctx context.Context) { must(n.run(ctx, loopNodes)) }
 
 // load imports an archive of images that no registry has.

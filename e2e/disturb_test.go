@@ -123,7 +123,7 @@ var _ = Describe("a running pod", func() {
 	}, NodeTimeout(6*time.Minute))
 })
 
-// provisionerLease is the Lease of the provisioner, which calls only the driver in its own pod.
+// provisionerLease is csi-provisioner's Lease. Only the driver in the holder's pod creates disks.
 const provisionerLease = "csi-oxide-computer"
 
 // leader waits until a pod that matches the selector holds the Lease with this name.

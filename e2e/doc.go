@@ -1,8 +1,8 @@
 // Package e2e tests what users install, on a kind cluster of one control plane and two workers: the
 // driver's own images and the manifests of package deploy, applied as a user applies them. Kubelets
 // and sidecars are the real ones. A pod on the control plane simulates the rack. Each worker is an
-// instance of that rack, and the rack shows the instance's /sys and /dev in a directory that is
-// mounted in the worker.
+// instance of that rack, and the rack shows the instance's /sys and /dev in a directory, the guest
+// view, that is mounted in the worker.
 //
 // README.md has the commands that run the suite.
 //
@@ -27,9 +27,9 @@
 //	})
 //
 // A node is a container, which the simulated rack cannot stop when it stops an instance. So a spec
-// that stops instances first calls guestsFollow. From then on the suite halts the node before the
-// rack detaches the disks of a stopped instance, and boots the node of a started one. After a boot
-// the Kubernetes API shows the state from before the stop until the node reports: wait with
-// servesSinceBoot and RunningSinceBoot. After guestsFollow, installKeeper installs the node keeper
-// until the specs of the Ginkgo container end.
+// that stops instances first calls guestsFollow. From then on, when an instance is stopped, the
+// suite halts its node before the rack detaches its disks. When an instance is started, the suite
+// boots its node. After a boot the Kubernetes API shows the state from before the stop until the
+// node reports: wait with servesSinceBoot and RunningSinceBoot. After guestsFollow, installKeeper
+// installs the node keeper until the specs of the Ginkgo container end.
 package e2e

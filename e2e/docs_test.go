@@ -309,8 +309,8 @@ func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagno
 	return said, nil
 }
 
-// finds repeats the question until doctor's first finding is about this link and has this reason,
-// because Kubernetes shows some states late.
+// finds repeats the question until doctor's first finding has this reason, and is about this link
+// of the diagnosis, such as "instance". Kubernetes shows some states late.
 func (d doctor) finds(ctx context.Context, link, reason string, question ...string) {
 	Eventually(func(g Gomega) {
 		said, err := d.ask(ctx, question)
@@ -338,7 +338,7 @@ const postgresUser = "999" // the ID of the user postgres in PostgreSQL's image
 // applyRFD applies the manifest of RFD 595 unchanged, and the project's further examples for it.
 // The driver does what the manifest asks for. PostgreSQL itself fails, for two reasons that no
 // driver can change: the image requires a password, and PostgreSQL creates no database in the root
-// of a filesystem, because that contains lost+found.
+// of a filesystem, because this directory contains lost+found.
 func applyRFD(ctx SpecContext) {
 	s.applyExample(ctx, "rfd-595-postgres.yaml", nil)
 	s.applyExample(ctx, "block.yaml", nil)
@@ -375,8 +375,8 @@ func applyRFD(ctx SpecContext) {
 }
 
 var _ = Describe("a growing claim", func() {
-	It("keeps its data while another claim grows, too, and the quota at first refuses the larger "+
-		"disk of one of them (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
+	It("keeps its data, even if another claim grows meanwhile and the quota first refuses its new "+
+		"disk (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
 })
 
 // growsTwo grows the claims of an unused raw device and of a StatefulSet. The rack's quota first

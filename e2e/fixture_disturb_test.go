@@ -274,7 +274,7 @@ func guestsFollow(ctx context.Context) {
 		defer GinkgoRecover()
 		_ = wait.PollUntilContextCancel(ctx, hypervisorPeriod, true,
 			func(ctx context.Context) (bool, error) {
-				h.follow(context.WithoutCancel(ctx)) // completes a step that has begun
+				h.follow(context.WithoutCancel(ctx)) // so that a step that has begun completes
 				return false, nil
 			})
 	}()

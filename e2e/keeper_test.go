@@ -36,14 +36,14 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		installKeeper(ctx)
 	}, NodeTimeout(2*rolloutTimeout))
 
-	It("completes an operation whose leader has died, while a StatefulSet is scaled up (D-61)",
+	It("completes an operation if its leader is killed, while a StatefulSet is scaled up (D-61)",
 		survivesItsLeader, NodeTimeout(2*keeperTimeout))
 	It("moves a volume that is tied to its node to the other node, with its data (D-61)",
 		Label("long"), movesTiedVolume, NodeTimeout(2*keeperTimeout))
 	It("gives the volumes of a stopped instance to the other node (D-38, D-61)", fences,
 		NodeTimeout(2*nodeLostTimeout))
-	It("keeps a leaving node's driver until all volumes are detached, and delays no driver on a "+
-		"staying node (D-38)", keepsTheDriver, NodeTimeout(keeperTimeout))
+	It("keeps the driver on a drained node until all volumes are detached, and does not delay the "+
+		"end of the driver on another node (D-38)", keepsTheDriver, NodeTimeout(keeperTimeout))
 	It("removes the startup taint when the driver is registered, and not before (CP-9)", freesNewNodes,
 		NodeTimeout(2*time.Minute))
 })
@@ -244,7 +244,7 @@ func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) boo
 	}
 }
 
-// freesNewNodes removes the driver from a worker's CSINode and taints the worker, like a new node.
+// freesNewNodes makes a worker like a new node: it has the startup taint, and its CSINode no driver.
 func freesNewNodes(ctx SpecContext) {
 	worker := workers[0]
 	must(api.StorageV1().CSINodes().Patch(ctx, worker, types.MergePatchType,
@@ -283,9 +283,9 @@ const (
 	instanceKey  = "topology." + driverName + "/instance"
 )
 
-// keeping is a kustomization that adds the node keeper to the suite's installation, with all duties
-// and with shorter waits than by default. Nodes report their instances, as with the chart's value
-// topologyInstance. Both nodes' drivers are replaced at once, to save time.
+// keeping is a kustomization that adds the node keeper to the suite's installation, with all of its
+// tasks and with shorter waits than by default. Nodes report their instances, as with the chart's
+// value topologyInstance. The drivers on both nodes are replaced at the same time, to save time.
 const keeping = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization

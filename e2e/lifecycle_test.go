@@ -25,8 +25,8 @@ import (
 )
 
 var _ = Describe("an installation", func() {
-	It("can be removed while volumes are in use, installed again without snapshots, and removed "+
-		"without a trace (D-57)", func(ctx SpecContext) {
+	It("can be removed while volumes are in use, installed again without snapshots, and then "+
+		"removed completely (D-57)", func(ctx SpecContext) {
 		doctor := newDoctor(ctx)
 		definitions := crds(config.CRDs)
 		plain := withoutSnapshots()

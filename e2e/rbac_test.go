@@ -291,8 +291,8 @@ func restartKeepers(ctx context.Context) {
 	removeRecords(ctx)
 }
 
-// keeperSettles waits until the keeper has completed all operations on the workers. The keeper has
-// all its rights again.
+// keeperSettles waits until the keeper has completed all operations on the workers. It is called
+// when the keeper has all its rights again.
 func keeperSettles(ctx context.Context) {
 	Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
 	coldAttached(ctx)
@@ -320,7 +320,7 @@ func coldAttach(ctx context.Context, f *fixture) {
 }
 
 // leave deletes a pod with a volume and the driver of its node at the same moment. It fails if the
-// driver ends before the volume is detached, or more than a minute later.
+// driver ends before the volume is detached, or does not end within a minute.
 func leave(ctx context.Context, f *fixture) {
 	worker := workers[0]
 	p := f.Pod(ctx, Pod{Claims: []string{f.Claim(ctx, Claim{})}, Node: worker,

@@ -20,7 +20,7 @@ import (
 var _ = Describe("a volume", func() {
 	It("keeps its data and its size when its pod moves, as ext4, xfs or a raw device "+
 		"(D-1, D-33, D-68)", keepsItsData)
-	It("is created with its first pod or at once, and is deleted or kept, as its class "+
+	It("is created with its first pod or immediately, and is deleted or kept, as its class "+
 		"demands (D-56, D-39)", beginsAndEnds)
 })
 
@@ -322,7 +322,7 @@ func servesOneNode(ctx SpecContext) {
 }
 
 var _ = Describe("twenty volumes", Label("long"), func() {
-	It("are created at once, and leave nothing behind (D-62)", func(ctx SpecContext) {
+	It("are created at the same time, and leave nothing behind (D-62)", func(ctx SpecContext) {
 		var all []*pod // almost as many as fit on the nodes
 		for range 20 {
 			all = append(all, s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})},

@@ -30,7 +30,7 @@ func TestLivingPIDIgnoresProcessesOfOtherPrograms(t *testing.T) {
 	hold, err := child.StdinPipe()
 	says, errSays := child.StdoutPipe()
 	must(t, errors.Join(err, errSays, child.Start()))
-	// The child shows our command line until it runs sh, so wait for sh's first output.
+	// Until the child executes sh, its command line is that of this test. Wait for sh's first output.
 	if _, err := says.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestUndoRemovesOnlyTheRulesOfAnEngine(t *testing.T) {
 	}
 }
 
-func TestRememberKeepsTheFileOfAnEarlierEngine(t *testing.T) {
+func TestRememberKeepsTheNetworkStateOfAnEarlierRun(t *testing.T) {
 	e := newOwn(Options{Cache: t.TempDir(), Log: &strings.Builder{}})
 	must(t, os.MkdirAll(e.dir, 0o700))
 	const first = `{"Rules":{"iptables nat":["-P INPUT ACCEPT"]},"Forward":"0"}`
@@ -122,7 +122,7 @@ func TestRememberKeepsTheFileOfAnEarlierEngine(t *testing.T) {
 	}
 }
 
-func TestUnmountBelowRemovesCoveredMounts(t *testing.T) {
+func TestUnmountBelowUnmountsAPathThatIsMountedTwice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("only root can mount: run the tests as root, as make test does")
 	}

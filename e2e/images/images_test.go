@@ -44,7 +44,7 @@ func TestEveryInputChangesTheHash(t *testing.T) {
 	}
 }
 
-func TestWithoutARegistryTheErrorNamesTheOfflineSuite(t *testing.T) {
+func TestNodeErrorNamesTheOfflineSuiteIfTheImageCannotBePulled(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "docker"), []byte("#!/bin/sh\nexit 1\n"), 0o700))
 	t.Setenv("PATH", dir)

@@ -70,7 +70,7 @@ func TestAFailedRunKeepsDiskFilesAndDetachesTheirDevices(t *testing.T) {
 	}
 }
 
-func TestDiskFilesOfAKeptRunStayWhileTheirDevicesAreBusy(t *testing.T) {
+func TestRemoveKeptKeepsDiskFilesWhileTheirDevicesAreBusy(t *testing.T) {
 	s, work, disk := kept(t)
 	holder, err := os.Open(disk.Path)
 	csitest.Must(t, err)
@@ -95,10 +95,10 @@ func TestDiskFilesOfAKeptRunStayWhileTheirDevicesAreBusy(t *testing.T) {
 	}
 }
 
-// killedRun is set in the environment of the process that TestTheSuiteEndsIfItsRunIsKilled kills.
+// killedRun is set in the environment of the process that the test below kills.
 const killedRun = "E2E_RUN_TEST_IS_KILLED"
 
-func TestTheSuiteEndsIfItsRunIsKilled(t *testing.T) {
+func TestTheSuiteEndsIfTheProgramThatStartedItIsKilled(t *testing.T) {
 	if os.Getenv(killedRun) != "" {
 		s := suiteRun{engine: &engine.Engine{}, root: "../..", stdout: os.Stdout}
 		t.Fatal(s.suite(t.Context(), "", "sh", "-c", "echo begun; exec sleep 60"))

@@ -168,7 +168,7 @@ func refused(t *testing.T, err error, words ...string) {
 	}
 }
 
-func TestARunRefusesTheClusterOfAnotherCache(t *testing.T) {
+func TestARunRefusesTheClusterOfARunWithAnotherCache(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	release, err := claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", notThere, note)
 	csitest.Must(t, err)
@@ -208,7 +208,7 @@ func TestTwoRunsCannotUseACacheAtTheSameTime(t *testing.T) {
 	unlock()
 }
 
-func TestARunRefusesAClusterThatItsCacheDoesNotKnow(t *testing.T) {
+func TestARunRefusesAClusterThatNoRunWithItsCacheHasMade(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	_, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
 	refused(t, err, "no run with the cache /a/oxide-csi-e2e has made it")

@@ -1,4 +1,4 @@
-# What a container needs in which a person may look around, and the simulator's own programs.
+# A shell, tools for a person who examines a container, and the programs that the simulator runs.
 ARG ROOTFS
 FROM ${ROOTFS} AS collect
 COPY collect /usr/local/bin/

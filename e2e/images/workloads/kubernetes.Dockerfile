@@ -1,5 +1,5 @@
-# The programs of the control plane and kube-proxy, which are one file, and what kube-proxy runs to
-# write its rules. Any mode of it works, and either iptables.
+# The programs of the control plane and kube-proxy, which are one file, and the programs with which
+# kube-proxy writes its rules. Each mode of kube-proxy works, with iptables-legacy or iptables-nft.
 ARG ROOTFS
 FROM ${ROOTFS} AS collect
 COPY collect /usr/local/bin/

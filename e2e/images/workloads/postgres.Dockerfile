@@ -1,5 +1,5 @@
-# PostgreSQL as a stand-in for the published image: its user, its directory, its variables.
-# Compilation just in time is left out: it would make the image twice as large.
+# A replacement for the published PostgreSQL image, with the same user, directory and variables. It
+# lacks just-in-time compilation, which would make the image twice as large.
 ARG ROOTFS
 FROM ${ROOTFS} AS collect
 COPY collect /usr/local/bin/

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Writes the node's CNI configuration in the place of a network plugin that would have to be
-# pulled. The nodes lie in one network of Docker's, so the last part of a node's own address tells
-# its pods' range, and the way to the pods of its neighbours.
+# Writes the node's CNI configuration. It replaces a network plugin, whose image would be pulled.
+# All nodes are in one Docker network. The last byte of a node's address determines the address
+# range of its pods. Each node gets routes to the ranges of all others.
 set -eu
 
 own=$(ip -4 -o address show dev eth0 | awk '{ split($4, a, "/"); print a[1]; exit }')
@@ -34,9 +34,9 @@ for neighbour in $(seq 2 30); do
 		ip route replace "10.244.$neighbour.0/24" via "$network.$neighbour"
 done
 
-# A pod may start before kube-proxy has made the way to the Services, whose range this is. Nobody on
-# the machine's network has these addresses, but its gateway may answer for them all the same, and a
-# program keeps the connection on which it was answered. Only TCP: other refusals are ICMP messages,
-# of which the kernel sends one a second, and name servers would be waited for.
+# Reject TCP connections to Services, which have these addresses. A pod may start before kube-proxy
+# has set up its rules. Then the machine's gateway might accept a connection, and the program would
+# keep it. Do not reject UDP: that sends ICMP messages, at most one a second, so that clients would
+# wait for their name server.
 iptables --append FORWARD --destination 10.96.0.0/16 --protocol tcp --jump REJECT \
 	--reject-with tcp-reset
