@@ -95,7 +95,7 @@ func (v *view) pods(ctx context.Context, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// More waiting pods can only weaken a budget. So if no budget forbids the stop, skip other nodes.
+		// More waiting pods can only lower what a budget needs. If no budget forbids the stop, skip them.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
@@ -355,7 +355,7 @@ func (c *Cluster) records(ctx context.Context, namespace string) (*corev1.Config
 }
 
 // save writes the records of all nodes. It fails with a conflict if another keeper has written them
-// since they were read. The record of a deleted Node is kept for a day.
+// since they were read. The record of a deleted Node is kept until a day after its last operation.
 func (v *view) save(ctx context.Context, n *node) error {
 	next := v.records.DeepCopy()
 	next.Data = map[string]string{}

@@ -53,8 +53,8 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 // restartLateStopped looks for an instance that stopped within lateStop after its node's last
 // operation. If there is one, it begins an operation that only starts the instance, and returns
 // true. It does so even if cold attach is off, because the keeper requested the stop, but not if
-// the node's label was removed after that operation. When lateStop has passed, it checks only nodes
-// that are not ready: perhaps no leader ran for a while.
+// the node's label was removed after that operation. If lateStop has passed, because no leader ran
+// for a while, it checks only nodes that are not ready.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -153,8 +153,8 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 		if c.why == "" && c.err == nil {
 			c.why = c.turnOfAnother(v, all)
 		}
-		// Check this last: of all obstacles, another replica removes only this one. In a dry run any
-		// replica may report what would be done.
+		// Check this last: it is the only obstacle that is gone when another replica leads. In a dry run
+		// any replica may report what would be done.
 		if c.why == "" && c.err == nil && c.Name == k.Config.NodeName && !k.Config.DryRun {
 			c.why = runsHere
 		}
@@ -348,11 +348,11 @@ func volumesText(all []*attachment) string {
 	return strings.Join(names, ", ")
 }
 
-// The rest of the file limits how often the keeper stops instances. It finds the earlier stops of a
-// node and of its volumes in outcome.Node and outcome.Volumes.
+// The rest of the file limits how often the keeper stops instances. The earlier stops of a node and
+// of its volumes are in outcome.Node and outcome.Volumes.
 
 // AgainAnnotation makes the keeper forget earlier stops when a person changes its value: on a
-// PersistentVolume the stops for this volume, on the ConfigMap of records the stops of all nodes.
+// PersistentVolume, the stops for that volume; on the ConfigMap of records, the stops of all nodes.
 const AgainAnnotation = DriverName + "/cold-attach-again"
 
 // HeldAnnotation on a VolumeAttachment is the reason why the keeper stops no instance for it.

@@ -384,7 +384,7 @@ type testRack struct {
 	// mu guards these fields.
 	states map[string]string // by instance; "away" fails all requests about it with 503
 	stuck  bool              // requests are accepted, and have no effect
-	blind  int               // the number of the next requests for which the token has no role
+	blind  int               // how many of the next requests get 404, as if the token had no role
 }
 
 func (r *testRack) set(node, state string) {

@@ -8,14 +8,14 @@
 // Startup taint: a node joins with a taint, which the keeper removes when the driver is registered
 // on the node. See leave.go.
 //
-// Leaving nodes: a node whose instance the rack reports as stopped or destroyed gets the
-// out-of-service taint, so that Kubernetes moves its pods at once. A Leaver in the
-// driver's pod of a node keeps that driver running until the node's volumes are detached. See
-// leave.go.
+// Leaving nodes: a node whose kubelet no longer reports, and whose instance the rack reports as
+// stopped or destroyed, gets the out-of-service taint, so that Kubernetes moves its pods at once. A
+// Leaver in the driver's pod on a node keeps the driver running until the node's volumes are
+// detached. See leave.go.
 //
 // A person can use a Mover to move a volume that is tied to one node. See move.go.
 //
-// Each Round reads the cluster and the rack, decides, and does at most one thing for a node. The
+// Each Round reads the cluster and the rack, and advances an operation by at most one step. The
 // keeper records its next step in a ConfigMap (cluster.go), so that any replica can continue what
 // another one began. In memory the keeper has only a list of the instances that it has stopped, so
 // that it can start them while the API server is unreachable (StartStopped).
@@ -241,8 +241,8 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// observe counts operations, and attachments that wait for the keeper. If the keeper stops no
-// instances, none waits for it, and a count would silence the driver's alert.
+// observe sets the gauges of operations and of waiting attachments. The driver's alert is silent
+// while attachments wait for the keeper. So if the keeper stops no instances, that gauge is 0.
 func (m *Metrics) observe(v *view, stops bool) {
 	waits, working := 0, 0
 	for _, n := range v.Nodes {

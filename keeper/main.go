@@ -296,7 +296,7 @@ func (p *process) round(ctx context.Context) (time.Duration, error) {
 	return p.keeper.Round(ctx)
 }
 
-// roundLimit is the time limit of a round, and the age at which a look is too old for a change.
+// roundLimit is the time limit of a round, and of a change after the read on which it depends.
 func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
 
 // startStopped calls StartStopped until ctx ends. It needs no lease: without the API server no

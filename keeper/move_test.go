@@ -213,7 +213,7 @@ func (m *moving) interrupted(to string, at int, applied bool) bool {
 	return err != nil
 }
 
-func TestAnInterruptedMoveContinues(t *testing.T) {
+func TestAnInterruptedMoveCanBeRepeatedOrReversed(t *testing.T) {
 	for _, applied := range []bool{false, true} {
 		for _, to := range []string{"b", "a"} { // repeat the move, or move back
 			at := 1

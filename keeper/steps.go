@@ -131,7 +131,7 @@ func (p progress) finish(ctx context.Context, problem string) error {
 	return nil
 }
 
-// nothingWaits is the problem of an operation that is no longer needed. It counts as no failure.
+// nothingWaits is the problem of an operation that is no longer needed. It is not a failure.
 const nothingWaits = "nothing waits any more"
 
 // forbidden returns why the instance must not be stopped any more, or "".
@@ -166,7 +166,7 @@ func (p progress) drain(ctx context.Context) error {
 	case n.Name == p.k.Config.NodeName:
 		return p.finish(ctx, "the keeper that continues runs on this node itself")
 	case !n.cordoned() && !n.Spec.Unschedulable:
-		return p.k.Kubernetes.cordon(ctx, n) // the keeper that began the operation died before it did
+		return p.k.Kubernetes.cordon(ctx, n) // the keeper that began the operation died before this
 	case p.forbidden() != "":
 		return p.finish(ctx, p.forbidden())
 	}

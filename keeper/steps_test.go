@@ -212,7 +212,7 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 	}
 }
 
-func TestNoStopOrStartIsSentIfTheLookIsTooOld(t *testing.T) { // D-61
+func TestNoStopOrStartIsSentIfTheReadBeforeItIsTooOld(t *testing.T) { // D-61
 	w := waiting(t, "a")
 	w.steps(draining, draining, stopping)
 	w.Rack.LookLimit = time.Nanosecond
@@ -319,7 +319,7 @@ func TestANodeHasReturnedOnlyAfterANewHeartbeat(t *testing.T) {
 	w.ends("the instance ran, and then was stopped", true)
 }
 
-func TestAnInstanceThatStopsAfterItsOperationIsStartedWithColdAttachOff(t *testing.T) { // D-61
+func TestAnInstanceThatStopsLateIsStartedEvenWithColdAttachOff(t *testing.T) { // D-61
 	unlabel := on("", "a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 	for _, c := range []struct {
 		name      string

@@ -418,8 +418,8 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 }
 
 // exhausted describes a budget that forbids an operation, or returns "". A budget may forbid the
-// eviction of the pods in s.evict, or a stop of those in s.stay. Waiting pods lower the number of
-// healthy pods that a budget with maxUnavailable needs: only a stop makes them healthy.
+// eviction of the pods in s.evict, or a stop of those in s.stay. A budget with maxUnavailable needs
+// one healthy pod less for each unhealthy pod that waits: only a stop makes that pod healthy.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

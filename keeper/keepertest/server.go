@@ -235,7 +235,7 @@ type line struct {
 }
 
 func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
-	if l.ended.Err() != nil { // AfterFunc cancels in a goroutine, perhaps only after the sending
+	if l.ended.Err() != nil { // AfterFunc cancels in a goroutine, perhaps too late
 		return nil, context.Cause(l.ended)
 	}
 	ctx, cancel := context.WithCancel(r.Context())

@@ -403,7 +403,7 @@ func TestOnlyNamedOrphansAreDeleted(t *testing.T) { // D-69
 	}
 }
 
-func TestAFailedKubectlListDeletesNothing(t *testing.T) { // D-69
+func TestNothingIsDeletedIfKubectlFails(t *testing.T) { // D-69
 	var items, disks []string
 	for n := range 6 {
 		items, disks = append(items, own(n)), append(disks, rackDisk(n))

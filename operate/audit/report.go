@@ -295,8 +295,8 @@ const (
 )
 
 // remove deletes an orphan on the rack, or returns the reason why not. No other function of the
-// package deletes. Right before the request, the rack has to show that the object is unchanged,
-// belongs to this cluster, and is not in use.
+// package deletes an object. Right before the request, the rack has to show that the object is
+// unchanged, belongs to this cluster, and is not in use.
 func (a *audit) remove(ctx context.Context, named object) (reason string, err error) {
 	id := oxide.NameOrId(named.ID)
 	if named.Name == "deleted-"+named.ID {

@@ -89,7 +89,7 @@ const (
 // Kubectl runs the user's kubectl. Its methods read and change the cluster's objects.
 type Kubectl func(ctx context.Context, stdin []byte, args ...string) ([]byte, error)
 
-// get returns an object, or nil if there is none. Without a resource or a name there is none.
+// get returns an object, or nil if it does not exist, or if the resource or the name is "".
 func (k Kubectl) get(ctx context.Context, resource, namespace, name string) (object, error) {
 	if resource == "" || name == "" {
 		return nil, nil

@@ -48,7 +48,7 @@ type cluster struct {
 	origin  map[string]string // the UID of the claim for which a disk was made
 	kept    map[string]bool   // the disks that a claim of the user has, or had
 	dropped map[string]bool   // the disks that the user has given up
-	stuck   bool              // no snapshot ends
+	stuck   bool              // deleted VolumeSnapshots do not disappear
 	lacks   func(string) bool // reports whether the user lacks a right, such as "create pods"
 	needed  map[string]bool   // the rights that the command's changes needed
 
@@ -68,9 +68,9 @@ type making struct {
 type machine struct {
 	name        string
 	off, silent bool            // the instance is stopped; the API server is unreachable
-	disks       map[string]int  // 0 if listed in volumesInUse; if mounted, 1 + passes since its use
+	disks       map[string]int  // 0: only listed in volumesInUse; else mounted, 1 + passes since use
 	runs        map[string]bool // the disks to which containers write
-	age, quiet  int             // all passes; those since the last status of the Node
+	age, quiet  int             // passes so far; passes since the last status of the Node
 }
 
 func (c *cluster) put(text string, args ...any) object {
@@ -225,7 +225,7 @@ func kindOf(resource string) string {
 	return strings.TrimSuffix(strings.NewReplacer("ies", "ys", "sses", "sss").Replace(kind), "s")
 }
 
-// For kinds without namespaces, namespace is "".
+// read returns an object, or a list if name is "". For cluster-wide kinds, namespace is "".
 func (c *cluster) read(resource, namespace, name string, flags map[string]string) ([]byte, error) {
 	kind, fields := kindOf(resource), flags["--field-selector"]
 	_, everywhere := flags["--all-namespaces"]
@@ -499,7 +499,7 @@ func (c *cluster) runMachine(m *machine) {
 	}
 }
 
-// runPods is a kubelet's pass. A kubelet lists a disk from before the mount to after the unmount.
+// runPods is a kubelet's pass. Its Node lists a disk from before the mount to after the unmount.
 func (c *cluster) runPods(m *machine, node object) {
 	used, changed := map[string]bool{}, m.age%10 == 0 || m.quiet > 0
 	for _, pod := range c.of("Pod") {

@@ -30,7 +30,7 @@ type history struct {
 	original               int64    // the replicas of the workload before the change
 	lines                  []string // the log of the history
 	may, acts              []string // what may happen, and what has happened
-	left, killsLeft, kills int      // how many acts and kills may come; the kills so far
+	left, killsLeft, kills int      // acts and kills that may still come; kills so far
 	ended                  string
 
 	busy   bool
@@ -142,7 +142,7 @@ func (h *history) cutsOff() bool { h.c.nodes["n1"].silent = true; return true }
 func (h *history) userDeletes(claim object) bool {
 	pv := h.c.volume(claim.str("spec", "volumeName"))
 	if pv.policy() == "Delete" || h.next == "patch" {
-		// The next request, which has been decided, may be the patch that sets the policy Delete.
+		// The command's next request is certain. It may be the patch that sets the policy Delete.
 		h.c.giveUp(handleOf(pv))
 	}
 	if h.meddled = true; claim != nil {

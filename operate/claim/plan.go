@@ -43,7 +43,7 @@ type plan struct {
 	Old     string `json:"old"` // the earlier PersistentVolume
 	OldUID  string `json:"oldUID"`
 	Handle  string `json:"handle"` // the earlier disk
-	Policy  string `json:"policy"` // the earlier reclaim policy, which the new one gets
+	Policy  string `json:"policy"` // the earlier volume's reclaim policy, which the new volume gets
 
 	ClassUID         string `json:"classUID"`
 	Retains          bool   `json:"retains,omitempty"` // the class keeps the disks of deleted claims
@@ -53,10 +53,10 @@ type plan struct {
 	Shot             shot   `json:"shot"`
 	Owner            owner  `json:"owner"`
 
-	// Nodes has the UIDs, by name, of the nodes that had the disk when the change began.
+	// Nodes maps the names of the nodes that had the disk when the change began to their UIDs.
 	Nodes map[string]string `json:"nodes,omitempty"`
-	// Seen has, by name, the UID of each node that has the disk, and the time of the node's last
-	// report before the wait for the unmount. Unmounted is set when each of these nodes has since
+	// Seen maps the name of each node that has the disk to a text: the node's UID, and the time of its
+	// last report before the wait for the unmount. Unmounted is set when each of these nodes has since
 	// reported the unmount, or the disk is detached from the node.
 	Seen      map[string]string `json:"seen,omitempty"`
 	Unmounted bool              `json:"unmounted,omitempty"`
@@ -65,7 +65,7 @@ type plan struct {
 	New          string `json:"new,omitempty"` // the new PersistentVolume, once it has been checked
 	NewHandle    string `json:"newHandle,omitempty"`
 
-	Handed   bool `json:"handed,omitempty"` // the claim may exist for New
+	Handed   bool `json:"handed,omitempty"` // the user's claim may have been created for New
 	Bound    bool `json:"bound,omitempty"`  // the claim was seen bound to New
 	Undo     bool `json:"undo,omitempty"`
 	Finished bool `json:"finished,omitempty"`
@@ -178,12 +178,12 @@ func (k Kubectl) save(ctx context.Context, pv object, p plan, spec object) error
 	return k.patch(ctx, pv, annotate(planKey, string(text), spec))
 }
 
-// A claim that is created again does not get these annotations: Kubernetes sets them for a binding.
+// A claim that is created again does not get these annotations of Kubernetes and of this command.
 var bindingKeys = []string{"pv.kubernetes.io/bind-completed",
 	"pv.kubernetes.io/bound-by-controller", "volume.kubernetes.io/storage-provisioner",
 	"volume.beta.kubernetes.io/storage-provisioner", selectedNode, planKey}
 
-// In selectedNode, the scheduler names the node near which a claim's volume is to be made.
+// selectedNode is the annotation in which the scheduler names the node near which to make a disk.
 const selectedNode = "volume.kubernetes.io/selected-node"
 
 // again() returns a claim like the earlier one, with the given spec and further annotations.

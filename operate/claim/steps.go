@@ -463,7 +463,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	return "", r.Kubectl.save(ctx, v.old, p, nil)
 }
 
-// fenced() reports whether this run has reserved the new disk, if any: no late request can bind it.
+// fenced() reports whether no late request can bind the new disk: it is reserved, or there is none.
 func (v view) fenced() bool {
 	return v.plan.New == "" || v.fresh == nil || v.fresh.annotation(changeKey) == v.plan.runMark() &&
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()

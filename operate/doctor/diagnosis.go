@@ -157,7 +157,7 @@ func (c *chain) judge() Chain {
 			step.State, step.Finding = Waiting, nil // the error is about another link
 		}
 		if f := step.Finding; f != nil {
-			// Disks are made and deleted without a node, so f may not explain the driver's error.
+			// No node is needed to create or delete a disk, so f may not explain the driver's error.
 			if f.Reason == "" && reports(func(s Finding) bool {
 				return s.Link == LinkClaim || s.Link == LinkVolume
 			}) {

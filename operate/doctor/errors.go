@@ -12,7 +12,7 @@ import (
 )
 
 func (f Finding) brokenLink() Link {
-	// With LinkClaim, the request has wrong values. Then the link of the failed call is broken.
+	// LinkClaim stands for wrong values in a request of any call. The link of that call is broken.
 	if link := advices[f.Reason].Link; link != "" && link != LinkClaim {
 		return link
 	}
@@ -73,8 +73,8 @@ func quoted(all []Finding, f Finding, message string) []Finding {
 	return append(all, f)
 }
 
-// failedUnmounts returns the failed unmounts of paths that are still mounted. Only the report shows
-// them: the kubelet creates events for failed mounts, but not for failed unmounts.
+// failedUnmounts returns the failed unmounts of paths that are still mounted. Only the node's
+// report shows them: the kubelet creates events for failed mounts, but not for failed unmounts.
 func (v nodeView) failedUnmounts() (all []Finding) {
 	failed := map[string]Finding{} // keys: paths
 	for _, e := range v.Flight {
@@ -206,7 +206,7 @@ const (
 	never    = "Nothing: repeating the call does not help."
 )
 
-// Commands for people. Only kernelLog changes something.
+// Values of Next: commands that a person may run. Only kernelLog changes something.
 const (
 	showClaim     = "kubectl get pvc -n {namespace} {claim} -o yaml"
 	showClass     = "kubectl get storageclass {class} -o yaml"

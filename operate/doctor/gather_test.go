@@ -37,10 +37,10 @@ var mayRun = regexp.MustCompile(`^(get [a-z,]+ --output=json( --all-namespaces| 
 
 type cluster struct {
 	t                  *testing.T
-	forbidden, refusal string // a resource that may not be listed, or "exec"; with which error
+	forbidden, refusal string // a resource, or "exec", that kubectl refuses; its error
 	report             string // of each node
 	own                string // the objects in the driver's namespace, if they are not the usual ones
-	all                string // the only list that is not empty, if it is set
+	all                string // if set, two resources have this list, and all others an empty one
 	mu                 sync.Mutex
 	ran                []string // guarded by mu, because nodes are asked at once
 }
@@ -192,8 +192,8 @@ type shown struct {
 	texts       bool
 }
 
-// The test writes a canary into each text that the doctor reads: as a name, as a text, and at the
-// text's end. At last it writes into all texts at once. The doctor's output must show no canary.
+// The test writes canaries into each text that the doctor reads: a name, any text, and a suffix. At
+// the end it writes one into all texts at once. Only the fields in mayShow may show a canary.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	var read map[string]any
 	csitest.Must(t, json.Unmarshal(fmt.Appendf(nil, `{"objects":%s,"report":%s,"disk":%s,`+

@@ -178,7 +178,7 @@ func (c *chain) place() *Place {
 
 // branch is an instance with its volumes, or the volumes without an instance or without a disk.
 type branch struct {
-	rank   int // of its place among others
+	rank   int // 0: an instance; 1: disks at no instance; 2: volumes without a disk
 	Title  string
 	Own    *Chain // the chain of the node, or nil
 	Leaves []Chain

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestKubectlDoesNotOutliveTheCommand(t *testing.T) {
+func TestKubectlEndsIfTheProcessThatRunsItIsKilled(t *testing.T) {
 	const child = "KUBECTL_OF_A_CHILD"
 	if os.Getenv(child) != "" {
 		_, err := Kubectl(t.Context(), "get", "pods")
