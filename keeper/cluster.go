@@ -95,7 +95,7 @@ func (v *view) pods(ctx context.Context, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// More waiting pods can only lower what a budget needs. If no budget forbids the stop, skip them.
+		// More waiting pods only lower what a budget needs. If none forbids the stop, skip other nodes.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}

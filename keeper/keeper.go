@@ -68,7 +68,7 @@ type Keeper struct {
 var ErrStepAside = errors.New("the node to be stopped is the one this keeper runs on")
 
 // Round reads the cluster and the rack once, and acts on their state. It returns the longest pause
-// before the next round, which tries again after any error but ErrStepAside.
+// before the next round. After any other error than ErrStepAside, the next round tries again.
 func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	v, err := k.observe(ctx)
 	if err != nil {

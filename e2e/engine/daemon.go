@@ -324,8 +324,8 @@ var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip
 func (e *Engine) networkFile() string { return e.file("network.json") }
 
 // remember saves the network's state before our dockerd starts. If an earlier dockerd was killed,
-// the file of that time is still there, and remember keeps it: the network has the rules of that
-// dockerd now.
+// the file of that time still exists. Then remember keeps this file, because the network now has
+// the rules of that dockerd.
 func (e *Engine) remember(ctx context.Context) error {
 	if exists(e.networkFile()) {
 		return nil
@@ -376,7 +376,7 @@ func otherEngine() int {
 	return 0
 }
 
-// readNetwork omits a table that iptables cannot print.
+// readNetwork returns the network's current state, without the tables that iptables cannot print.
 func readNetwork(ctx context.Context) network {
 	now := network{Rules: map[string][]string{}}
 	if text, err := os.ReadFile(forwardFile); err == nil {

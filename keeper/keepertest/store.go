@@ -41,7 +41,7 @@ type resource struct {
 	schema.GroupVersionResource
 	kind       schema.GroupVersionKind
 	namespaced bool
-	object     reflect.Type // a struct with the name of the kind
+	object     reflect.Type // the Go type of the objects, whose name is the kind
 }
 
 const cluster, namespaced = false, true

@@ -28,7 +28,7 @@ import (
 // Options are the options of an audit.
 type Options struct {
 	Volumes string // a file with the wanted volumes, "-" for standard input
-	Kubectl bool   // run kubectl instead
+	Kubectl bool   // get the wanted volumes from kubectl instead
 
 	// MinAge is how old a disk or snapshot must be to count as an orphan. A younger one may be missing
 	// in the list of wanted volumes: the orchestrator needs a while to record a volume, and the clocks
@@ -185,7 +185,7 @@ func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// Two results of judge(). Any other says which object of the list names the disk or snapshot.
+// Two results of judge(). Any other result says which object in the list names the disk.
 const (
 	isOrphan = ""
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"

@@ -354,7 +354,7 @@ func TestOnlyNamedOrphansAreDeleted(t *testing.T) { // D-69
 	for _, test := range []struct {
 		name  string
 		list  []string
-		file  string // with what a person names
+		file  string // the content of the file for --delete
 		then  script
 		want  string // in the report or in the error
 		fails bool

@@ -142,7 +142,7 @@ func (h *history) cutsOff() bool { h.c.nodes["n1"].silent = true; return true }
 func (h *history) userDeletes(claim object) bool {
 	pv := h.c.volume(claim.str("spec", "volumeName"))
 	if pv.policy() == "Delete" || h.next == "patch" {
-		// The command's next request is certain. It may be the patch that sets the policy Delete.
+		// The command has already chosen its next request, which may be the patch that sets Delete.
 		h.c.giveUp(handleOf(pv))
 	}
 	if h.meddled = true; claim != nil {

@@ -61,7 +61,7 @@ var (
 
 func ofNode(judge func(node) Step) func(*chain) Step {
 	return func(c *chain) Step {
-		n := c.node // without the evidence, if the chain has no node
+		n := c.node // its Evidence is nil if the chain has no node
 		n.Evidence = c.Evidence
 		return judge(n)
 	}
