@@ -235,7 +235,7 @@ type line struct {
 }
 
 func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
-	if l.ended.Err() != nil { // AfterFunc cancels in a goroutine, perhaps too late
+	if l.ended.Err() != nil { // AfterFunc may cancel only after the request
 		return nil, context.Cause(l.ended)
 	}
 	ctx, cancel := context.WithCancel(r.Context())

@@ -185,7 +185,7 @@ func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// Two results of judge(). Any other result says which object in the list names the disk.
+// Two results of judge(). Any other one says which object of the list names the disk or snapshot.
 const (
 	isOrphan = ""
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"

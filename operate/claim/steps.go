@@ -463,7 +463,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	return "", r.Kubectl.save(ctx, v.old, p, nil)
 }
 
-// fenced() reports whether no late request can bind the new disk: it is reserved, or there is none.
+// fenced() reports whether the new disk, if any, is reserved by this run: no late request binds it.
 func (v view) fenced() bool {
 	return v.plan.New == "" || v.fresh == nil || v.fresh.annotation(changeKey) == v.plan.runMark() &&
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()
