@@ -344,7 +344,7 @@ func TestSpecPassesOnlyIfItCallsTheRPCInItsName(t *testing.T) {
 	}
 }
 
-func TestASpecIsExcusedOnlyIfOthersChangeObjectsOfItsCalls(t *testing.T) {
+func TestOthersChangedReportsOnlyForeignChangesThatCanMisleadASpec(t *testing.T) {
 	const gone = "00000000-0000-4000-8000-000000000001" // a deleted disk of the run
 	w := &job{id: "1a2b3c4d", budget: newBudget(amount{20, 40}), here: &oxide.Instance{Id: "here"}}
 	w.budget.deleted(gone)

@@ -263,7 +263,7 @@ var begun = map[step]struct {
 	}, func(c *Config) time.Duration { return c.ReturnTimeout }},
 }
 
-func TestAStepWhoseRecordedTimeIsInTheFutureTimesOut(t *testing.T) { // D-61
+func TestAStepTimesOutEvenIfItsRecordedTimeIsInTheFuture(t *testing.T) { // D-61
 	for s, c := range begun {
 		for _, skew := range []time.Duration{maxSkew, maxSkew + time.Second, 24 * time.Hour} {
 			t.Run(string(s)+", "+skew.String(), func(t *testing.T) {

@@ -213,7 +213,7 @@ func IsNode(m *mountinfo.Info) bool {
 }
 
 // Device returns the number of the disk that is mounted. If several devices may hold a btrfs, it
-// tests whether the device likely does.
+// tests the device in likely.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil

@@ -306,7 +306,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 	})
 }
 
-func TestUnstageIsAbortedDuringAnotherDriversStage(t *testing.T) {
+func TestUnstageIsAbortedWhileAnotherProcessStagesTheVolume(t *testing.T) {
 	v := statefulGuest(t).disk(64, volume.Ext4)
 	v.guest.Unplug(v.disk)
 	other := v.guest.node()

@@ -506,7 +506,7 @@ var objects = map[string]*strings.Replacer{
 type step struct {
 	model.Step
 	rpc, on string
-	// watched is the process whose effects are the step's points, or "" if the step has no points.
+	// watched is the process that is killed or paused at the step's points, or "" without points.
 	watched string
 }
 

@@ -309,8 +309,8 @@ func (w *testCluster) pass(d time.Duration) {
 // Cluster API's provider starts a stopped instance after this time.
 const startsAfter = 10 * time.Second
 
-// In the chart, the attacher has this number of worker threads. While the attacher is busy, each
-// call for another node takes callTime.
+// As in the chart, the attacher has this number of worker threads. In the trial with a busy
+// attacher, each of its calls for other nodes takes callTime.
 const (
 	threads  = 32
 	callTime = 500 * time.Millisecond

@@ -263,7 +263,7 @@ type life struct {
 	// plug is the last disturbance. While pulling is set, it disturbs the present call.
 	plug    string
 	pulling bool
-	// wrote receives a value when the guest acknowledges a record and step waits for one.
+	// wrote receives a value when the guest acknowledges a record for which step() waits.
 	wrote chan struct{}
 }
 
