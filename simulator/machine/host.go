@@ -246,8 +246,7 @@ func (h *Host) arguments(g Guest, image string) []string {
 	// QEMU's NVMe controller ignores that a guest demands a durable write (FUA), and QEMU writes the
 	// block table of a qcow2 only at a flush. With writethrough the guest's journal survives a kill.
 	const own = "file=root.qcow2,format=qcow2,if=none,id=root,cache=writethrough"
-	// QEMU 7.2 without KVM drops the memory barriers of a guest that can have one CPU only. A doorbell
-	// of an NVMe controller is then lost at times, and all later requests of its queue wait.
+	// Without KVM and with maxcpus=1, QEMU 7.2 drops memory barriers: a guest's NVMe disk may hang.
 	cpu, cpus := "max", fmt.Sprintf("cpus=%d,maxcpus=%d", g.CPUs, g.CPUs+1)
 	if h.accelerator == "kvm" {
 		cpu, cpus = "host", strconv.Itoa(g.CPUs)
