@@ -256,8 +256,8 @@ var changes = regexp.MustCompile(`^(Patch|Create|Update|UpdateStatus|Delete|Evic
 var verbs = []string{"annotate", "apply", "attach", "cordon", "create", "delete", "drain", "edit",
 	"evict", "exec", "label", "patch", "replace", "rollout", "scale", "taint"}
 
-// The pattern openings matches packages, such as os, and functions that open, change or remove
-// things. The pattern looks is for exceptions, which only read, or only use what is already open.
+// openings matches packages, such as os, and functions that open, change or remove things.
+// Functions that match looks are exceptions: they only read, or only use what is already open.
 var (
 	openings = regexp.MustCompile(
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
@@ -308,8 +308,8 @@ func TestProvenPageListsEveryFunctionThatChangesState(t *testing.T) {
 	}
 }
 
-// changesIn returns the functions that change state, as package.Type.name. It reads only the
-// program's packages whose path matches the parameter own.
+// changesIn returns the functions that change state, as package.Type.name. It reads only those of
+// the program's packages whose paths match own, a regular expression.
 func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) bool) []string {
 	t.Helper()
 	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json", "./"+folder)
@@ -382,7 +382,7 @@ func isOpening(n ast.Node, info types.Info) bool {
 }
 
 // isChange reports whether a node is a call that has one of kubectl's verbs among its arguments, or
-// the call of a method whose name means a change, with ctx as its first argument.
+// a method call with ctx as the first argument and a name that means a change.
 func isChange(n ast.Node, _ types.Info) bool {
 	call, ok := n.(*ast.CallExpr)
 	if !ok {
@@ -394,7 +394,7 @@ func isChange(n ast.Node, _ types.Info) bool {
 			return true
 		}
 	}
-	if ok && strings.HasSuffix(method.Sel.Name, "Var") { // it defines a flag
+	if ok && strings.HasSuffix(method.Sel.Name, "Var") { // the call defines a flag
 		return false
 	}
 	is := false

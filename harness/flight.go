@@ -141,7 +141,7 @@ func CheckChanges(changes []Change) error {
 			own[key]--
 			continue
 		}
-		// If an earlier change of the object has no outcome, it is unknown whether it exists.
+		// If an earlier change of the object has no outcome, it is unknown whether the object exists.
 		if exists[key] == turn.made && own[key] < 2 && other[key] == 0 {
 			return fmt.Errorf("change %d of %d, %s: the %s was made twice or undone twice, or a change "+
 				"between the two was not recorded", i+1, len(changes), c.Event, key)
@@ -246,7 +246,7 @@ func flown(changes []Change, node string) (events []history.Event) {
 			if c.Outcome != "begun" {
 				continue
 			}
-			e.Outcome = "interrupted" // the change begins again
+			e.Outcome = "interrupted" // the change has no outcome, and begins again
 		}
 		e := history.Event{Lane: history.Disk, Start: c.Time,
 			Name: strings.TrimSpace(fmt.Sprintf("%s %s %s", c.Event, short(c.Volume), node))}

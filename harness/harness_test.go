@@ -212,7 +212,7 @@ func TestOpenFilesCountsConnectionsToTheRackSeparately(t *testing.T) {
 }
 
 func TestNoneLeftReportsAChildThatOutlivesItsParent(t *testing.T) {
-	// The shell waits until its child runs sleep. Before that, the error would name the child "sh".
+	// The shell waits until its child runs sleep, because before that the child's name is "sh".
 	shell := exec.Command("sh", "-c",
 		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

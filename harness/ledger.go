@@ -146,7 +146,7 @@ func (r *Rack) nothingLeft() error {
 const idleConnections = 32
 
 // watchedProcess is a process whose open files and goroutines a ledger counts. Connections between
-// rack and driver count if they exceed idleConnections per peer. Their goroutines never count.
+// rack and driver count if they exceed idleConnections per peer, but their goroutines never count.
 type watchedProcess struct {
 	name string
 	proc *process

@@ -137,7 +137,7 @@ func (p *Plugin) Start(ctx context.Context) (err error) {
 			env = append(env, key+"="+value)
 		}
 	}
-	// Dial must not find the socket of a killed driver before the new socket exists.
+	// Remove a killed driver's socket, so that Dial cannot find it before the new socket exists.
 	if err := os.Remove(p.Socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the old socket: %w", err)
 	}
@@ -284,17 +284,17 @@ func (p *Plugin) readPage(ctx context.Context, socket, url string) (page []byte,
 }
 
 // ErrorRules is a client interceptor that checks each error of the driver against CSI's Error
-// Scheme and our own rules in errorFault. If an error breaks a rule, the caller gets the code
-// DATA_LOSS, which no test expects, and a message that names the rule.
+// Scheme and this project's rules in errorFault. If an error breaks a rule, the caller gets the
+// code DATA_LOSS, which no test expects, and a message that names the rule.
 func ErrorRules(
 	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 	invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
 	var trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
-	// ErrorRules checks only errors that the driver made. Without a trailer, this client made the
-	// error. If the deadline passes while the server reads the request, the server's gRPC answers with
-	// a trailer, perhaps before this client's timer runs.
+	// ErrorRules checks only errors that the driver made. An error without a trailer comes from this
+	// client. An error with the text of the context's error is gRPC's: the server's gRPC also makes
+	// one if the deadline passes while it reads the request.
 	if err == nil || len(trailer) == 0 || ended(ctx) != nil &&
 		status.Convert(err).Message() == ended(ctx).Error() {
 		return err

@@ -35,7 +35,7 @@ const StartTimeout = 30 * time.Second
 type RackOptions struct {
 	Instances []string
 	// Hotplug selects whether the rack attaches and detaches disks of running instances. "" means
-	// adminapi.HotplugFull. Racks of today have adminapi.HotplugNone.
+	// adminapi.HotplugFull. Current racks have adminapi.HotplugNone.
 	Hotplug adminapi.Hotplug
 	// TLS makes the rack serve HTTPS with a certificate of its own. Rack.CA names its authority.
 	TLS bool

@@ -344,8 +344,8 @@ func startProcess(name, log string, command, env []string, files ...*os.File) (*
 	return p, nil
 }
 
-// Environ returns this process's environment without the variables that configure our programs.
-// GORACE makes a program with the race detector end at once, not after a second.
+// Environ returns this process's environment without the variables that configure this project's
+// programs. GORACE makes a program with the race detector end at once, not after a second.
 func Environ() []string {
 	return append([]string{"GORACE=atexit_sleep_ms=0"},
 		slices.DeleteFunc(os.Environ(), func(entry string) bool {

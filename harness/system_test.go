@@ -25,7 +25,7 @@ func TestRunParentSkipsFilesystemsMountedNodev(t *testing.T) {
 		t.Errorf("runParent = %q, %v, want /var/tmp", got, err)
 	}
 	t.Setenv("OXIDE_SANITY_DIR", dir)
-	csitest.Says(t, csitest.Err(runParent(RunParents())), "mounted nodev") // and chooses no other
+	csitest.Says(t, csitest.Err(runParent(RunParents())), "mounted nodev") // no other is chosen
 }
 
 func TestRemoveKilledRemovesDirectoriesOfKilledRuns(t *testing.T) {

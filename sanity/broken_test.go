@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// brokenRack is a mutation of the rack under which the driver must refuse a call. Otherwise the
-// driver would lose data, change a foreign object, leak, or repeat a call for ever.
+// brokenRack is a mutation of the rack under which the driver must refuse a call. A driver that
+// does not refuse it loses data, changes a foreign object, leaks, or repeats a call for ever.
 type brokenRack struct {
 	mutation string
 	// reason is the reason of the driver's error. It is "" if CSI requires OK: then the call must
@@ -290,7 +290,7 @@ func provokeStage(ctx SpecContext, r *brokenFixture) {
 
 var brokenWire = []brokenRack{
 	{"A01-no-code", "RackUnknown", codes.Unavailable,
-		"reports no deletion if errors have no code",
+		"reports no deletion if the rack's error has no code",
 		func(ctx SpecContext, r *brokenFixture) {
 			r.refuses(ctx, func() error { return r.delete(ctx, someUUID) })
 		}},
@@ -401,7 +401,7 @@ var brokenDisks = []brokenRack{
 			Expect(r.snapshotIDs(ctx)).To(ContainElement(snapshot.GetSnapshotId()))
 		}},
 	{"A68-name-taken", "DiskBusy", codes.Aborted,
-		"does not report a volume whose name a deleted disk still has",
+		"reports no volume while a deleted disk still has its name",
 		func(ctx SpecContext, r *brokenFixture) {
 			before, req := r.ids(ctx), harness.CreateRequest(fresh("again"))
 			mend := r.breaks(ctx)

@@ -171,10 +171,10 @@ var _ = describeNodes("the doctor on a rack that records attaches early", func(f
 }, "--hotplug="+string(adminapi.HotplugFull.With(adminapi.RecordFirst)))
 
 // FUSE serves the disks of this rack: when the rack removes a disk, FUSE refuses every waiting
-// write. With a file on tmpfs, a loop device would acknowledge a waiting write that does not reach
-// the file.
+// write. A loop device over a file on tmpfs acknowledges such a write, although the write does not
+// reach the file.
 var _ = describeNodes("the driver on a rack that removes disks by surprise", func(f *nodeFixture) {
-	DescribeTable("reports a detach under a pod that writes, and keeps what fsync acknowledged "+
+	DescribeTable("reports a detach while a pod writes, and keeps data that fsync acknowledged "+
 		"(UP-5, D-61)", func(ctx SpecContext, name string) {
 		p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 		written := p.writeUntilItFails()

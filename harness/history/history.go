@@ -26,7 +26,7 @@ const (
 	Disk         = "disk"
 )
 
-// Event is a call, which has a duration, or a mark, which is a moment.
+// Event is a call, which has a duration, or a mark, which has only a time.
 type Event struct {
 	Lane, Name string
 	Start      time.Time
@@ -80,7 +80,7 @@ func (r *Recorder) Step(name string) (done func(err error)) {
 	}
 }
 
-// Mark records a mark at this moment.
+// Mark records a mark at the current time.
 func (r *Recorder) Mark(lane, name string) {
 	now := time.Now()
 	r.add(&Event{Lane: lane, Name: name, Start: now, End: now, Mark: true})

@@ -30,7 +30,7 @@ const (
 // Member is one disk of a filesystem that has two. The other disk is missing.
 type Member string
 
-// The kernel finds a member only by a device number or UUID that the missing disk contains.
+// To find a member, the kernel needs a device number or UUID that the missing disk contains.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"

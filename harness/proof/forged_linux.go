@@ -154,7 +154,7 @@ func (f Forgery) pages() (all, records [][]byte) {
 // ForgedFiles maps the names of forged files to hashes of their content.
 type ForgedFiles map[string][sha256.Size]byte
 
-// odd is the offset of the first page in the file forged-odd: no multiple of the page size.
+// odd is the offset of the first page in the file forged-odd. It is no multiple of the page size.
 const odd = 1337
 
 // Write writes three files durably into a directory on the volume. forged-aligned has all pages at

@@ -55,8 +55,8 @@ func (g GuestView) Sys(path string) string { return filepath.Join(g.dir, "sys", 
 // Node returns the path of a device node in the guest's /dev.
 func (g GuestView) Node(name string) string { return filepath.Join(g.dir, "dev", name) }
 
-// Plug adds a disk to the guest. It makes the device node first: whoever finds the disk in /sys can
-// open it. The serial has 20 bytes, padded with NULs, and a newline, as in sysfs.
+// Plug adds a disk to the guest. It makes the device node first, so that a process that finds the
+// disk in /sys can open it. The serial has 20 bytes, padded with NULs, and a newline, as in sysfs.
 func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 	serial := make([]byte, SerialBytes)
 	copy(serial, diskName)
@@ -231,7 +231,7 @@ type Bench struct {
 	Bin        string
 	Bystanders *Bystanders
 	harm       error
-	// Forged counts comparisons of files with forged records.
+	// Forged counts checks of files that contain forged records.
 	Forged *Invariant
 }
 

@@ -309,7 +309,7 @@ type Guard struct {
 // removed, and TEXT is the old code. Unless the guard is removed, With has to do the same as Text.
 type Edit struct{ Place, Text, With string }
 
-// These values of the field With remove common guards.
+// These are values of Edit.With for common kinds of guards.
 const (
 	// NotAsked is for a condition on which the driver refuses. The mutant takes it as false.
 	NotAsked = "(!REMOVED && (TEXT))"

@@ -67,7 +67,7 @@ func TestAbandonLeavesNoProcessMountOrLoopDevice(t *testing.T) {
 	}
 }
 
-func TestPrintAppendsEachFigureLineToTheFileOfProofFigures(t *testing.T) {
+func TestPrintAppendsEachFigureLineToTheFileThatProofFiguresNames(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "figures")
 	t.Setenv("PROOF_FIGURES", path)
 	for _, line := range []string{proof.Line("a", "n", 1), proof.Line("b", "n", 2, "m", "x")} {
@@ -102,7 +102,7 @@ func TestEnvironmentVariablesSetTheSeedAndFormOfAProof(t *testing.T) {
 func TestMain(m *testing.M) { namespace.Main(m) }
 
 // Check compares only modification times. Close also compares the bytes, so it notices all writes.
-func TestBystandersNoticeEachWrite(t *testing.T) {
+func TestBystandersReportEachWriteToTheirDisks(t *testing.T) {
 	poke := func(role int) func(*proof.Bystanders, string) error {
 		return func(b *proof.Bystanders, _ string) error {
 			return proof.WriteAt(b.Loop(role).Path, 77<<20, 1)

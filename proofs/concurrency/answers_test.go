@@ -30,8 +30,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// lateLimit and lookLimit (from a read to the change that depends on it) replace longer defaults of
-// the driver. As in the chart, callLimit and lookLimit are shorter than the lease.
+// lateLimit and lookLimit replace longer defaults. lookLimit is the maximum time from a read to the
+// change that depends on it. callLimit and lookLimit are shorter than the lease, as in the chart.
 const (
 	lateLimit  = 800 * time.Millisecond
 	lateEffect = 250 * time.Millisecond
@@ -189,8 +189,8 @@ func (v *life) report(count *atomic.Int64, format string, args ...any) {
 }
 
 // wrongAnswer returns an answer of a proxy, a 503 of the rack, or nil to cut the connection. Each
-// answer gets the request ID of the rack's own answer. With this ID, 204 would be a right answer to
-// a delete, so it is not among the statuses.
+// answer gets the request ID of the rack's own answer. No status is 204, because a 204 with this ID
+// is the right answer to a delete.
 func wrongAnswer(r *rand.Rand) *adminapi.Response {
 	if r.IntN(6) == 0 {
 		return nil

@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-func TestOnlyDisksThatAreBlankOrHaveAnUnfinishedFormatAreFormatted(t *testing.T) { // E-1, NS-6
+func TestTheDriverFormatsOnlyBlankDisksAndDisksWithItsUnfinishedFormat(t *testing.T) { // E-1, NS-6
 	l := newLab(t, "blank-corpus")
 	p := l.p
 	program, err := proof.BuildMutant(t.Context(), l.run.Dir, mutable(guards()))
@@ -212,8 +212,8 @@ type mutation struct {
 	unnoticed map[string]bool
 }
 
-// check runs each guard's trials on a driver without the guard. They must fail. It also runs all
-// trials on a driver that was built in the same way and has all guards. They must pass.
+// check runs each guard's trials on a driver without the guard. The trials must fail. It also runs
+// them on a driver that was built in the same way and has all guards. There they must pass.
 func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 	if !m.p.Long() {
 		guards = withOneTrial(guards, seed)
@@ -431,7 +431,7 @@ type trial struct {
 	// The first Until bytes of a refused disk must not change; 0 means the whole disk. The kernel or
 	// the driver may write to the other bytes.
 	Until int64
-	// Set, if not nil, changes the disk or the request after the guest has the disk.
+	// Set, if not nil, changes the disk or the request after the disk is attached to the guest.
 	Set func(*fixture)
 	// Check, if not nil, returns an error if the call's result is wrong.
 	Check func(*fixture) error

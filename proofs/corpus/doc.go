@@ -12,11 +12,11 @@
 // bytes where a format could have a mark.
 //
 // There are three outcomes. The driver must format a blank disk, and a disk with its own unfinished
-// format. Without these disks, a driver that refuses everything would pass. The driver must mount a
-// healthy filesystem, and keep its files and the bytes behind it. It must refuse every other disk
-// with a code and a reason, and change none of its bytes. The evidence must be true: the name of
-// the content, or an offset at which the disk is not zero. A decoy disk, whose serial differs in
-// one letter, must stay blank.
+// format. A driver that refuses every disk fails on these two. The driver must mount a healthy
+// filesystem, and keep its files and the bytes behind it. It must refuse every other disk with a
+// code and a reason, and change none of its bytes. The evidence must be true: the name of the
+// content, or an offset at which the disk is not zero. A decoy disk, whose serial differs in one
+// letter, must stay blank.
 //
 // No call may change a bystander, or a file in which a workload has forged the driver's records
 // (package proof).

@@ -367,7 +367,7 @@ func foreignParts() []generator {
 
 // hideJournal removes the external journal from the first superblock of an ext4, makes the checksum
 // wrong, and forges a growth record, as a user of a raw device could. So the driver checks the
-// filesystem by a copy of the superblock.
+// filesystem with a backup superblock.
 func hideJournal(f *fixture) {
 	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
 	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
@@ -392,8 +392,8 @@ func countOne(f *fixture) {
 	}
 }
 
-// featureTrials returns trials that fail if the driver does not check features. It omits two that
-// pass: blkid finds the ext4 journal, and the kernel does not mount the btrfs that counts one disk.
+// featureTrials returns trials that fail if the driver does not check features. Two others pass
+// even then: blkid finds the ext4 journal, and the kernel refuses the btrfs that counts one disk.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {

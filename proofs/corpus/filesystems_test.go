@@ -344,8 +344,8 @@ func tail(name, fs string, fill func(*trial, *image), set func(*fixture)) genera
 	}}
 }
 
-// nothingBehind returns a disk without data behind its filesystem, which must grow. Without these
-// trials, a driver that never grows a filesystem would pass.
+// nothingBehind returns a disk without data behind its filesystem, which must grow. A driver that
+// never grows a filesystem fails these trials.
 func nothingBehind(name, fs string, set func(*fixture)) generator {
 	return tail(name, fs, func(*trial, *image) {}, set).and(func(t *trial) {
 		t.Check = func(f *fixture) error {

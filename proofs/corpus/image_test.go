@@ -126,8 +126,8 @@ func (im *image) blank() string {
 	return fmt.Sprintf(digestFormat, im.Size, sha256.New().Sum(nil)[:8])
 }
 
-// Every filesystem that a trial makes contains a file of this name. If a filesystem has no such
-// file, the driver has made it.
+// Every filesystem that a trial makes contains a file of this name. A filesystem without this file
+// was made by the driver.
 const payloadName = "payload"
 
 // bases keeps filesystems that trials copy, so most trials run no mkfs of their own.
@@ -135,7 +135,7 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made. Each function returns the file of a filesystem; its first call makes the file.
+	// mu guards made, whose functions return files with filesystems. A first call makes the file.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }

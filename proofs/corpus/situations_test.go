@@ -131,8 +131,8 @@ func (f *fixture) mountAside() {
 }
 
 func (f *fixture) mountOutOfSight() {
-	// The new mount namespace begins with copies of all mounts of this process. Without the umount,
-	// the driver could not unstage the volumes of other trials.
+	// The new mount namespace begins with copies of all mounts of this process. The umount removes the
+	// copies that keep the volumes of other trials in use.
 	cmd := exec.Command("sh", "-ec", `mount --make-rprivate /
 while read -r _ _ _ _ point _; do
 	case $point in "$2"/*) umount -l "$point" ;; esac

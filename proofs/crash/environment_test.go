@@ -73,7 +73,7 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env 
 	for name, p := range map[string]*harness.Plugin{driverA: env.Nodes[driverA],
 		driverB: env.Nodes[driverB], beside: env.second, "controller 1": env.Controllers[0]} {
 		env.processes[name] = process{p, "driver", p.LogFile, p.Lane()}
-		// Otherwise the first lifecycle would make this directory, and later ones would lack this effect.
+		// Make this directory now, so that its creation is not an effect of only the first lifecycle.
 		harness.Must(os.MkdirAll(filepath.Dir(p.FlightFile("none")), 0o700))
 	}
 	env.watcher = harness.Got(trace.NewWatcher())
@@ -317,7 +317,7 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	process := l.processes[st.watched]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
 		calling, stop := ctx, func() {}
-		if st.on == "" { // an administrator would wait long for a dead rack
+		if st.on == "" { // an administrator's request ends with the rack
 			calling, stop = whileRunning(ctx, process)
 		}
 		report, err := l.watched(st.watched, &at, func() { do(calling) })

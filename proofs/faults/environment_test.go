@@ -52,7 +52,7 @@ type environment struct {
 	foreignDisk *oxide.Disk
 	local       *oxide.Disk
 	image       *oxide.Image
-	// For each kind of object, this is the JSON of an object that no call of a cell is about.
+	// others maps each kind of object to the JSON of an object that no call of a cell uses.
 	others map[string]string
 
 	// page is the path of the page about the last failed cell.

@@ -213,7 +213,7 @@ func (c cell) repetition(env *environment) string {
 	return fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed)
 }
 
-func TestACellWhoseCallReturnsAWrongCodeFailsAndGetsAFailurePage(t *testing.T) {
+func TestACellFailsAndGetsAFailurePageIfItsCallReturnsAWrongCode(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	env, err := newEnvironment(t, p, harness.RunFor(t))
 	p.Fatal(err)

@@ -49,7 +49,7 @@ func (r *cellRun) fault() adminapi.Fault {
 	fault := a.fault
 	fault.Operation, fault.Phase = r.operation, r.phase
 	if r.phase == adminapi.Deferred || r.phase == later {
-		// The proof orders the change by RunDeferred, long before this delay ends.
+		// The proof triggers the change with RunDeferred, long before this delay ends.
 		fault.Phase, fault.Delay = adminapi.Deferred, adminapi.Duration(time.Hour)
 	}
 	if a.set != nil {
@@ -283,15 +283,15 @@ func (c cell) allowed() []codes.Code {
 		all = append(all, codes.Unavailable)
 	}
 	if c.hotplug.Has(adminapi.RefusalsAs500) && c.scenario.name == "publish-to-a-full-node" {
-		// If the rack refuses without a reason, the driver reads why.
+		// If the rack's refusal has no reason, the driver reads the rack's state to find it.
 		all = append(all, codes.ResourceExhausted)
 	}
 	return all
 }
 
 // If it is not known whether one of these operations was done, the driver reads the rack's state.
-// If the change is missing, the driver answers UNAVAILABLE. After INTERNAL the orchestrator would
-// not repeat the call, and would lose the object.
+// If the change is missing, the driver answers UNAVAILABLE. After INTERNAL the orchestrator does
+// not repeat the call, and loses the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
 // open reports whether the driver must read the rack's state to know if the change was made.

@@ -444,8 +444,8 @@ func (w *world) dropAll() (err error) {
 	return err
 }
 
-// sensible reports whether the model knows the right answer to a call with op.astray(). It must
-// know the state of the volume in the call, and of the volume whose value the call uses.
+// sensible reports whether the model knows the right answer to a call that is wrong on purpose. It
+// must know the state of the call's volume, and of the volume whose value the call uses.
 func (w *world) sensible(s Step) bool {
 	here, there := w.place(s), w.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {

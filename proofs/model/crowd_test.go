@@ -198,11 +198,11 @@ func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	return Step{op: fault, fault: names[r.IntN(len(names))]}
 }
 
-// noteCrowd counts the results of a crowd, and makes the node that has a volume the volume's goal.
-// It fails if equal calls for a volume all fail, or if a published filesystem is not staged.
+// noteCrowd counts the results of a crowd, and sets each volume's goal to the node that has it. It
+// fails if equal calls for a volume all fail, or if a published filesystem is not staged.
 func (h *History) noteCrowd(volumes []int, w wave) {
 	ids, seen, n := map[string]bool{}, h.world.seen, h.count
-	all := op("") // what all callers have called
+	all := op("") // the only op of the wave, or "" if it has several
 	if len(w.ops) == 1 {
 		all = w.ops[0]
 	}

@@ -74,7 +74,7 @@ func NewHistory(env *Environment) *History {
 // Do runs a step, and compares all results with the model.
 func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil && (s.op.byPerson() || h.doubtSince >= 3) {
-		// A person's step needs a known state. Other steps wait if the last two steps added no doubt.
+		// A person's step needs a known state. Two steps after the last unfinished call, all steps wait.
 		if err := h.Wait(ctx); err != nil {
 			return err
 		}
@@ -105,7 +105,7 @@ func (h *History) step(ctx context.Context, s Step) (err error) {
 		return nil
 	}
 	if how == Killed {
-		said, acted = " = killed", nil // the act is done again
+		said, acted = " = killed", nil // the caller repeats the act
 	}
 	h.transcript.add("%s%s", s, said)
 	harness.Must(errors.Join(acted, failed))
@@ -140,8 +140,7 @@ func (h *History) Doubt(s Step) {
 	h.world.doubts = append(h.world.doubts, s.intends()...)
 }
 
-// Wait waits until no process works on a call. Afterwards there are no doubts, unless the rack is
-// down.
+// Wait waits until no process works on a call. Then the state is known, unless the rack is down.
 func (h *History) Wait(ctx context.Context) error { return h.step(ctx, Step{op: wait}) }
 
 // Transcript returns the text of the steps and their answers. ParseHistory can parse it.
@@ -153,7 +152,7 @@ func (h *History) run(ctx context.Context, steps ...Step) {
 	}
 }
 
-// observeAndCheck observes and checks the state, and adds the unfinished calls to the doubts.
+// observeAndCheck observes and checks the state, and adds unfinished calls to world.doubts.
 func (h *History) observeAndCheck(ctx context.Context, calls []ended) {
 	h.manipulation.apply(h)
 	h.check(ctx, calls)
@@ -265,7 +264,7 @@ func (w *world) expect(before facts, calls []*Step, i int, err error) (effects [
 	}
 	if len(others) == 1 && others[0].op == createSnapshot && s.op.onNode() &&
 		snapOf[others[0].snap] == s.vol {
-		allowed = append(allowed, codes.Internal) // the snapshot reads the device of the node's call
+		allowed = append(allowed, codes.Internal) // the snapshot reads the same device
 	}
 	return effects, allowed
 }

@@ -513,7 +513,7 @@ func createRequest(s Step) *csi.CreateVolumeRequest {
 	return req
 }
 
-// placement returns the volume and paths of a node call. An astray call gets one wrong value.
+// placement returns the volume and paths of a node call. One value is wrong if s.op.astray().
 func (h *History) placement(s Step) *harness.Placement {
 	h.preparing.Lock()
 	defer h.preparing.Unlock()

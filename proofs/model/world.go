@@ -157,7 +157,7 @@ func (s Step) then(f facts) facts {
 // and everything else on which the answers to calls depend.
 type world struct {
 	seen facts
-	// doubts contains the changes that abandoned calls may still make.
+	// doubts contains the changes that earlier calls may have made, or may still make.
 	doubts []assign
 	// places describes each volume on each node, beyond the facts. Its keys come from at().
 	places map[string]*place

@@ -176,7 +176,7 @@ func (w *testCluster) most(app string) int {
 	switch {
 	case w.noEviction:
 		return 0
-	// Most pods were lost with their nodes. With the usual budget, no node could be stopped.
+	// Most pods were lost with their nodes, so the usual budget permits no stop of a node.
 	case w.mended && healthies <= most:
 		return 100
 	}

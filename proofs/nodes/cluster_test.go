@@ -239,8 +239,8 @@ func (w *testCluster) restart(i int, c keeper.Config) {
 	w.keepers[i] = k
 }
 
-// This transport waits for the cluster's answer even if the request's context has ended. Otherwise
-// a gate's act(), which runs within the request, would run at the same time as the keeper.
+// This transport waits for the cluster's answer even if the request's context has ended. A gate's
+// act() runs within the request, and must not run at the same time as the keeper.
 type waiting struct{ http.RoundTripper }
 
 func (w waiting) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -387,7 +387,7 @@ func (w *testCluster) intercept(r keepertest.KubeRequest) error {
 		return nil
 	}
 	if w.away() {
-		return errNoServer // a broken connection would make the client try again for seconds
+		return errNoServer // after a broken connection, the client retries for seconds
 	}
 	if !r.Applied {
 		w.made = func() {}

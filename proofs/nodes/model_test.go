@@ -53,8 +53,8 @@ var kinds = []string{
 }
 
 // drawActs generates the acts of a history. A history has only a few kinds of disturbances, so that
-// part of the cluster still works. The parameter turn selects two of them, so that a few histories
-// with successive turns have all kinds.
+// part of the cluster still works. The number turn selects two of these kinds. Histories with
+// successive numbers soon have all kinds.
 func drawActs(t *rapid.T, turn uint64) []act {
 	all := slices.Sorted(maps.Keys(disturbances))
 	n := uint64(len(all))

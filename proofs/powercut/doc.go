@@ -51,9 +51,8 @@
 //
 // The seed determines the workload and the images, but not what the kernel writes, and when. Two
 // runs with one seed have similar logs, but not equal ones, so the test saves a failed image in a
-// file. An xfs or a btrfs grows over the driver's growth records, which stay in its free space.
-// They are valid only for a filesystem of the size that they name.
+// file.
 //
-// In the long form the test of images takes the time of the proof, and the test of sectors as much
-// again. All sectors of one seed take hours. PROOF_ONLY is the name of the flush to remove.
+// In the long form the tests of images and of sectors each take the time of the proof. All sectors
+// of one seed take hours. PROOF_ONLY is the name of the flush to remove.
 package powercut

@@ -221,7 +221,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
-	// Before Heal(), the kernel's own writes could fail, too. So the failures are counted only now.
+	// Until Heal(), the kernel's own writes could fail, too. So count the failures only after it.
 	struck, said := fired(), fmt.Sprint(answer)
 	after := harness.Got(p.bench.formats.Count())
 	switch {
@@ -386,7 +386,7 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
-		if access == ext4 { // lazy initialization would hide a failed flush
+		if access == ext4 { // lazy initialization hides a failed flush
 			harness.Must(harness.StopLazyInit(rec.place.Staging))
 		}
 		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
@@ -412,8 +412,8 @@ func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (w
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
 		target := harness.Got(os.Open(rec.place.Target))
-		// After this sync, the failing commit contains only a new name. With data in it, or while the
-		// kernel still writes inode tables, a kernel thread would notice the failure before any call.
+		// After this sync, the failing commit contains only a new name. If it contains data, or while the
+		// kernel writes inode tables, a kernel thread notices the failure before any call.
 		harness.Must(unix.Syncfs(int(target.Fd())))
 		if access == ext4 {
 			harness.Must(harness.StopLazyInit(rec.place.Staging))

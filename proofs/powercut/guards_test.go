@@ -76,7 +76,7 @@ func flushes() []flush {
 			last, skip, imagesOf(ext4, aRelease)),
 		one("what was written is durable when the volume is unstaged", "node.heldVolume.flush",
 			"device.Flush()", proof.NotCalled, imagesOf(raw, aLife)),
-		// On an ext4 the journal would report the failure, even without this flush.
+		// On an ext4 the journal reports the failure even without this flush.
 		one("an unstage reports what could not be written", "node.heldVolume.unmount",
 			"mount.Sync(path)", proof.NotCalled, directly(xfs, flushFails)),
 		one("an unstage reports a journal that has failed", "node.heldVolume.release",
@@ -210,7 +210,7 @@ func fromBothEnds(images []image) (all []image) {
 	return all
 }
 
-// lie returns a trial with a disk that ignores every flush, so it must lose data.
+// lie returns a trial with a disk that ignores every flush. Acknowledged data must be lost.
 func (g *guardTrials) lie(access string) trial {
 	return func(ctx context.Context, _, whole *bench, r *rand.Rand) (lost, err error) {
 		defer harness.Catch(&err)
@@ -286,8 +286,8 @@ func useAgain(ctx context.Context, r *recorder) {
 	r.unstage(ctx)
 }
 
-// grow records the use of a volume whose disk was enlarged. The controller reports a disk that was
-// restored from a snapshot, so the driver reads only samples behind the filesystem.
+// grow records the use of a volume whose disk was enlarged. The controller reports that the disk
+// was restored from a snapshot. The driver reads the whole disk behind the filesystem.
 func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	made := &recording{name: "the growth of " + life.volume.access, volume: life.volume,
 		base: life.final.Fork(), ledger: ledger{first: life.kept}, grows: true}

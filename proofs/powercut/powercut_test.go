@@ -303,8 +303,8 @@ var (
 )
 
 // collect runs the garbage collector if much memory was allocated since it last ran. It first waits
-// until no disk is attached. Otherwise the collector would stop the threads that serve disks, and
-// would wait for threads that wait for these disks in the kernel.
+// until no disk is attached. A collection with an attached disk can deadlock: it stops the threads
+// that serve disks, and waits for threads that wait for these disks in the kernel.
 func collect() {
 	const much = 128 * mib
 	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}

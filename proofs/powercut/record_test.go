@@ -222,7 +222,7 @@ func (r *recorder) writeLoose() {
 	harness.Must(os.WriteFile(r.path(name), content, 0o600))
 }
 
-// workRaw leaves some writes, and always the last one, for the unstage to make durable.
+// workRaw does not sync some of its writes, and never the last: the unstage makes these durable.
 func (r *recorder) workRaw(rounds int) {
 	device := harness.Got(os.OpenFile(r.place.Target, os.O_RDWR, 0))
 	defer func() { harness.Must(device.Close()) }()

@@ -213,7 +213,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 }
 
-func TestMachinesEndWithTheirTemporaryRack(t *testing.T) {
+func TestMachinesOfATemporaryRackEndWithTheSimulator(t *testing.T) {
 	image := imageDir(t)
 	program := harness.Need(harness.RunFor(t).Binary(t.Context(), "oxide-simulator"))(t)
 	rack := exec.CommandContext(t.Context(), program, "serve", "--guests=vm", "--vm-image", image,
@@ -253,8 +253,8 @@ var knownDifferences = map[string]string{
 	"root/node/size":   "as above",
 }
 
-// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. For the
-// dev and the diskseq of the device node, which change with each boot, it prints "the node's".
+// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. The dev
+// and diskseq change with each boot: it prints "the node's" if they are equal to those of the node.
 const reader = `use Fcntl ":mode"; my ($sys, $dev, $want, $firmware) = @ARGV;
 sub get { my $of = shift; -d $of and return "directory"; open(my $f, "<", $of) or return "missing";
 	local $/; my $v = <$f>; my $mode = (stat $f)[2];
@@ -275,7 +275,7 @@ for my $dir (glob "$sys/block/nvme*n1") {
 	print "$of/node/block\t", S_ISBLK($mode) ? 1 : 0, "\n$of/node/size\t", ask($f, 0x80081272, "Q"),
 		"\n$of/node/blocksize\t", ask($f, 0x1268, "L"), "\n$of/node/ro\t", ask($f, 0x125e, "L"), "\n" }`
 
-func TestGuestViewShowsWhatAMachineShows(t *testing.T) {
+func TestGuestViewAndMachineShowTheSameAttributes(t *testing.T) {
 	key := hostKey(t)
 	p, run := proof.New(t, "guest-view"), harness.RunFor(t)
 	start := func(args ...string) instance {

@@ -260,7 +260,7 @@ type life struct {
 	// is set, after a write.
 	acked    int
 	unsynced bool
-	// plug is the last disturbance. While pulling is set, it disturbs the present call.
+	// plug is the last disturbance. pulling is set while it disturbs the present call.
 	plug    string
 	pulling bool
 	// wrote receives a value when the guest acknowledges a record for which step() waits.

@@ -30,8 +30,8 @@ type rule struct {
 	effect func(c call) (e Effect, ok bool)
 }
 
-// rules contains the system calls that can have effects. A change that ends with the process is no
-// effect, such as a change of descriptors, locks, memory or detached mounts.
+// rules contains the system calls that can have effects. A change that ends with the process, such
+// as one of descriptors, locks, memory or detached mounts, is no effect.
 var rules = map[uint64]rule{
 	unix.SYS_WRITE:           {"write", writes},
 	unix.SYS_WRITEV:          {"write", writes},

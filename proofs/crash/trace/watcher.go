@@ -4,8 +4,8 @@
 // and kills or pauses the process at a chosen effect.
 //
 // A tracer is a separate process (Main), for two reasons. First, the kernel binds a traced process
-// to one thread of its tracer. Second, each stop of a traced process would wake the parent, which
-// waits only for the end of the process. A Watcher starts a tracer and sends it orders.
+// to one thread of its tracer. Second, a tracer that waits for a child also wakes at each stop of
+// the child, but the test waits only for its end. A Watcher starts a tracer and sends it orders.
 package trace
 
 import (
