@@ -62,8 +62,8 @@ func Read(root, path string) (Page, error) {
 	return Parse(path, source), nil
 }
 
-// Pages reads every Markdown file of the repository at root, except those in directories such as
-// .git, whose names begin with a dot. It does read .github.
+// Pages reads every Markdown file of the repository at root, except those in directories whose
+// names begin with a dot, such as .git. It does read those in .github.
 func Pages(root string) ([]Page, error) {
 	var pages []Page
 	err := fs.WalkDir(os.DirFS(root), ".", func(path string, entry fs.DirEntry, err error) error {
@@ -114,7 +114,7 @@ func (p Page) linesOf(n ast.Node) string {
 const (
 	Here    = "here"
 	Cluster = "cluster"
-	// proofs/vm runs the blocks of these two: on the operator's machine, and in the instance "a".
+	// Blocks of Rehearsal run on the operator's machine, those of RehearsalOn in the instance "a".
 	Rehearsal   = "rehearsal"
 	RehearsalOn = "rehearsal on a"
 )

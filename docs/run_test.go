@@ -24,7 +24,7 @@ import (
 
 const pageTimeout = 10 * time.Minute
 
-// programs lists the programs on the commands' PATH, to which link() adds helm.
+// programs lists the programs that the commands find in PATH. link() adds helm to PATH.
 var programs = []string{"oxide-csi-plugin", "oxide-simulator"}
 
 var compiles = regexp.MustCompile(`\bgo (build|run|test)\b`)

@@ -358,7 +358,7 @@ func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) b
 	return slices.Collect(maps.Keys(found))
 }
 
-// placeOf returns the name of a declaration, for a method as TYPE.METHOD.
+// placeOf returns the name of a declaration. The name of a method is TYPE.METHOD.
 func placeOf(d ast.Decl) (name string) {
 	if f, ok := d.(*ast.FuncDecl); ok {
 		if f.Recv != nil {

@@ -142,7 +142,7 @@ func TestADriverOfARealRackGetsOnlyTheGivenVariables(t *testing.T) {
 	}
 }
 
-func TestErrorRulesReplacesAnInvalidErrorByDataLoss(t *testing.T) { // B-8
+func TestErrorRulesReplacesAnInvalidErrorWithDataLoss(t *testing.T) { // B-8
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	trailer := metadata.Pairs("content-type", "application/grpc")

@@ -282,8 +282,8 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofPool reports whether a ledger omits goroutines that run this function: those of HTTP
-// connections, which openFiles counts, and up to 16 of go-fuse that read requests.
+// ofPool reports whether a ledger omits goroutines that run the named function. It omits those of
+// HTTP connections, which openFiles counts, and up to 16 of go-fuse that read requests.
 func ofPool(name string) bool {
 	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",

@@ -348,8 +348,8 @@ func errorFault(s *status.Status) string {
 	return ""
 }
 
-// TokenPrefix begins each token of a rack. Canary is in every secret, mount flag and token that the
-// specs pass. Neither may appear in an error or a log.
+// Each token of a rack begins with TokenPrefix. Canary is in every secret, mount flag and token
+// that the specs pass. Neither may appear in an error or a log.
 const (
 	TokenPrefix = "oxide-token-"
 	Canary      = "tweetytweety"

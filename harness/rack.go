@@ -37,7 +37,7 @@ type RackOptions struct {
 	// Hotplug selects whether the rack attaches and detaches disks of running instances. "" means
 	// adminapi.HotplugFull. Current racks have adminapi.HotplugNone.
 	Hotplug adminapi.Hotplug
-	// TLS makes the rack serve HTTPS with a certificate of its own. Rack.CA names its authority.
+	// TLS makes the rack serve HTTPS. Rack.CA is the PEM file of its certificate's authority.
 	TLS bool
 	// QuotaBytes and DiskLimit replace the simulator's defaults if they are not zero.
 	QuotaBytes int64
@@ -206,8 +206,8 @@ func (r *Rack) Stop() error {
 	return err
 }
 
-// Terminate ends the simulator with SIGTERM while guests may use disks, and returns its error,
-// which names the disks that it could not detach. Start attaches all disks to new loop devices.
+// Terminate ends the simulator with SIGTERM while guests may use disks. It returns the simulator's
+// error, which names the disks that are not detached. Start attaches all disks to new loop devices.
 func (r *Rack) Terminate() error {
 	r.History.Mark(history.Rack, "stopped")
 	return r.stop()

@@ -1,4 +1,4 @@
-// Package sanity is the conformance suite of the driver. It runs csi-sanity and our own specs
+// Package sanity is the conformance suite of the driver. It runs csi-sanity and specs of its own
 // against the driver and a rack on real block devices. Driver and rack are processes, reached over
 // sockets and HTTP. The package imports no code of the driver, and only the admin listener's types
 // of the simulator.
@@ -6,7 +6,7 @@
 // # What runs
 //
 // TestSanity runs csi-sanity in every combination that the driver supports (ext4, xfs, btrfs and
-// raw block; one process, or controller and node as two), and our own specs, against simulated
+// raw block; one process, or controller and node as two), and this package's specs, on simulated
 // racks. It runs several parts at the same time, each as a process in a mount namespace of its own.
 // Package conformance runs csi-sanity against a real rack.
 //

@@ -34,8 +34,8 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// TestSanity runs csi-sanity in all combinations and our own specs against simulated racks. It runs
-// the whole suite in parts, several at a time. With -ginkgo.label-filter ('ext4 && split') or
+// TestSanity runs csi-sanity in all combinations, and this package's specs, on simulated racks. It
+// runs the whole suite in parts, several at a time. With -ginkgo.label-filter ('ext4 && split') or
 // -ginkgo.focus, it runs only the chosen specs.
 //
 // The specs run in further processes of this binary, each in a mount namespace of its own. So a run

@@ -57,7 +57,7 @@ type Bystanders struct {
 
 var roles = [bystanders]string{"the mounted disk", "the member", "the blank disk"}
 
-// bystanderBytes is the size of each disk of NewGuestBystanders: about the least for mkfs.btrfs.
+// bystanderBytes is the size of each disk of NewGuestBystanders, about the minimum of mkfs.btrfs.
 const bystanderBytes = 128 << 20
 
 // NewGuestBystanders makes disks from files in a directory, for a guest view without a rack. Show

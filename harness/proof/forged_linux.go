@@ -252,8 +252,8 @@ func CheckForged(path string, want [sha256.Size]byte) error {
 }
 
 // writeSlots writes the file forged-slots, with records at the disk's offsets where the driver
-// writes its own. It gives the file nearly all free space, and then frees all other blocks. Only
-// ext4 and xfs report a file's blocks. On other filesystems the records are at any offset.
+// writes its own. It gives the file nearly all free space, and then frees the file's other blocks.
+// Only ext4 and xfs report a file's blocks. On other filesystems the records are at any offset.
 //
 // The file gets its name when it is complete, so a crash before that frees its blocks.
 func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {

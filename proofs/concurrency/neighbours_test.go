@@ -40,7 +40,7 @@ const (
 // in time. Repeated calls for a hanging volume must not each block a thread of the driver.
 func TestAFailingDiskDelaysOnlyItsOwnVolume(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, time.Minute)
-	n.live("first", kinds...) // fills the caches, so that the next two can be compared
+	n.live("first", kinds...) // fills the caches; only later calls are compared
 	before := n.live("before", kinds...)
 	n.inTrouble()
 	during := n.live("during", kinds...)

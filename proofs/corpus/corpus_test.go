@@ -353,7 +353,7 @@ func (f *fixture) publishContext() map[string]string {
 
 func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) loopdev.Device {
 	loop := harness.Got(loopdev.Attach(ctx, loopdev.Config{
-		// The serial is random, because btrfs takes two loop devices with one serial for one device.
+		// The serial is random, because btrfs treats two loop devices with one serial as one device.
 		Path: im.Path, Serial: fmt.Sprintf("corpus-%016x", rand.Uint64()), Owner: loopdev.Process(),
 		BlockSize: f.BlockSize, ReadOnly: readOnly,
 	}))

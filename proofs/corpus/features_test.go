@@ -38,7 +38,7 @@ type field struct {
 	at, bytes int64
 }
 
-// layout describes how to make a filesystem, and where its superblock has which fields.
+// layout describes how to make a filesystem, and the offsets of fields in its superblock.
 type layout struct {
 	tool      []string // the program, with arguments that all images need
 	size      int64

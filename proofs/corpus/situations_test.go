@@ -430,7 +430,7 @@ func (f *fixture) wrap(program, script string) (unwrap func() error) {
 
 const failAtEnd = `"$real" "$@"; exit 1`
 
-// hook makes the driver wait for the end of do() before it first runs the program on a disk. The
+// hook makes the driver wait for the end of do() before the program's first run on a disk. The
 // trial fails if the driver does not run the program.
 func (f *fixture) hook(program string, do func()) {
 	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")

@@ -47,9 +47,9 @@ type counts struct {
 	steps, faults, restarts int
 	// bare is the number of volumes that were attached without a device.
 	bare int
-	// holders counts devices that a process kept open, released the unstages that succeeded meanwhile.
+	// holders counts devices kept open by a process. released counts wrong OKs to unstages of them.
 	holders, released int
-	// bytes and lost are numbers of acknowledged bytes.
+	// bytes is the number of acknowledged bytes, and lost is how many of them were lost.
 	bytes, lost int64
 	// copies is the number of restored volumes that were compared with their snapshot.
 	copies int

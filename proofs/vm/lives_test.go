@@ -425,7 +425,7 @@ func (v *life) attachCold(ctx context.Context, n *node) {
 }
 
 // visit brings the volume to a node, verifies its data, writes more, and removes it from the node.
-// While the volume is published, it calls beside() unless it is nil.
+// If beside is not nil, visit calls beside() while the volume is published.
 func (v *life) visit(ctx context.Context, n *node, round int, beside func()) (err error) {
 	defer harness.Catch(&err)
 	v.makeDirs(ctx, n)
