@@ -192,7 +192,7 @@ func TestCommandsPrintTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 				must(t, exec.CommandContext(t.Context(), "install", "-m", "755",
 					try(run.Binary(t.Context(), program))(t), filepath.Join(bin, "true-"+program)).Run())
 			}
-			// `go build` would take minutes, so a script with the name "go" copies the programs instead.
+			// `go build` takes minutes, so a script with the name "go" copies the programs instead.
 			script := func(name, text string) {
 				text = strings.ReplaceAll("#!/bin/bash\n"+text+"\n", "SIMULATOR",
 					filepath.Join(bin, "true-oxide-simulator"))

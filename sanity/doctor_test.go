@@ -63,8 +63,8 @@ func fileWith(name string, text []byte) (path string) {
 
 type object = map[string]any
 
-// kubernetesOf writes a file with the objects that kubectl would print if a pod on the node used
-// the filesystem of the volume.
+// kubernetesOf writes a file with the objects that kubectl prints if a pod on the node uses the
+// filesystem of the volume.
 func kubernetesOf(p *placement) (path string) {
 	GinkgoHelper()
 	const name, driver = "pv-1", "csi.oxide.computer"

@@ -250,7 +250,7 @@ func compareLanes(a, b string) int {
 	return cmp.Or(rank[a]-rank[b], strings.Compare(a, b))
 }
 
-// plain replaces characters that a browser or terminal would not show but interpret: all control
+// plain replaces characters that a browser or terminal interprets and does not show: all control
 // characters except line feeds, and invisible characters, which may change the text's direction.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {

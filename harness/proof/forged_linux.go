@@ -20,8 +20,8 @@ import (
 
 // Forgery writes files with bytes that a driver might trust: records, with the right checksum, of a
 // format or growth in progress; superblocks; partition tables; and an ownership tag. It uses only
-// facts that a workload can know about its volume. A driver that trusted these files would format
-// or repair the disk.
+// facts that a workload can know about its volume. A driver that trusts these files formats or
+// repairs the disk.
 type Forgery struct {
 	Volume, Disk, Filesystem string
 	// NextBytes is the size to which a proof grows the disk.

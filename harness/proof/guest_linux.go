@@ -99,7 +99,7 @@ func UnmountBelow(dir string) error {
 // EndMountsBelow removes all mounts below a directory, even those in use or frozen.
 func EndMountsBelow(dir string) error {
 	return eachMountBelow(dir, func(path string) error {
-		_ = SetFrozen(path, false)              // otherwise its device could never be released
+		_ = SetFrozen(path, false)              // a frozen filesystem keeps its device
 		_ = unix.Unmount(path, unix.MNT_DETACH) // it may be gone already
 		return nil
 	})
@@ -158,8 +158,8 @@ func EachData(path string, do func(at int64, b []byte) error) (err error) {
 	}
 }
 
-// EachPage calls do() for each page of a file, but omits pages of zeros. It counts the zeros of a
-// page, because a comparison is slower with the race detector.
+// EachPage calls do() for each page of a file, but omits pages of zeros. It finds these by counting
+// zeros, because a comparison is slower with the race detector.
 func EachPage(path string, do func(at int64, page []byte) error) error {
 	return EachData(path, func(at int64, b []byte) error {
 		for i := 0; i < len(b); i += pageBytes {
@@ -186,7 +186,7 @@ func digest(path string) (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(hash.Sum(nil)), nil
 }
 
-// FileState contains a file's modification time and hash at one moment.
+// FileState contains a file's modification time and hash.
 type FileState struct {
 	modified time.Time
 	sum      [sha256.Size]byte

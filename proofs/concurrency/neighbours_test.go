@@ -349,7 +349,7 @@ func (n *neighbours) waiting() (threads int) {
 // close counts the threads that still wait for a disk, repairs all disks, and removes the volumes.
 func (n *neighbours) close() {
 	ctx := n.t.Context()
-	// A thread may wait for a moment although its disk is healthy.
+	// A thread may wait briefly although its disk is healthy.
 	_ = harness.Await(ctx, 5*time.Second, func() error {
 		if n.threads = n.waiting() - n.threadsBefore; n.threads > 0 {
 			return fmt.Errorf("%d threads wait for a disk", n.threads)

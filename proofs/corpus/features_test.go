@@ -47,7 +47,7 @@ type layout struct {
 	sum       func([]byte)
 	features  []field
 	// structures contains feature bits for which mkfs makes structures on the disk. No patch sets
-	// these bits, because without the structures the filesystem would be damaged.
+	// these bits, because a filesystem without the structures is damaged.
 	structures []string
 	// specials contains values that refer to another device, or that prevent a mount.
 	specials []fieldValue

@@ -109,7 +109,7 @@ func disputed() []generator {
 				own))
 	}
 	for i, fs := range []string{ext3, ext4, btrfs} {
-		// A btrfs gets label 1, because label 0 would overwrite its superblock.
+		// A btrfs gets label 1, because label 0 overwrites its superblock.
 		label := func(im *image) { zfsLabel(im, int64(i/2)) }
 		all = append(all, with(fs+" with a label of ZFS", fs, foreign("zfs"), label, nil),
 			with(fs+" of this volume with a label of ZFS", fs, isMounted, label, own))

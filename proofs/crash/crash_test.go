@@ -242,7 +242,7 @@ func (c *campaign) note(env *environment, tr trial, converged bool) {
 	c.SayOften("%d trials, %d converged, %d kills; last %s", c.trials, c.converged, c.kills, tr.rpc)
 }
 
-// point is a moment in a lifecycle: right before, during or after an effect of a process.
+// point is a time in a lifecycle: right before, during or after an effect of a process.
 type point struct {
 	lifecycle string
 	process   string

@@ -21,7 +21,7 @@ import (
 // adminapi.Deferred the rack makes it between the wrong answer and the repeated call.
 const later adminapi.Phase = "later"
 
-// phases contains the moments of an operation's change, relative to the wrong answer.
+// phases contains the times of an operation's change, relative to the wrong answer.
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, later}
 

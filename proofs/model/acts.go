@@ -378,7 +378,7 @@ func (h *History) actOnRack(ctx context.Context, o op) string {
 }
 
 // freeze freezes or thaws a filesystem, as a backup does. Pods do not write to a frozen filesystem,
-// because the write would block until it is thawed.
+// because a write blocks until the filesystem is thawed.
 func (h *History) freeze(s Step) string {
 	here := h.world.place(s)
 	if kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||

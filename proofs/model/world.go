@@ -465,8 +465,8 @@ func (w *world) nodeCodes(s Step, f facts) []codes.Code {
 	return list
 }
 
-// namesakeCodes returns the codes that are allowed while the guest shows a namesake's device. list
-// contains the codes for the volume's own device. They remain allowed for a volume in use.
+// namesakeCodes returns the codes that are allowed while the guest shows a namesake's device. The
+// codes in list are for the volume's own device. They remain allowed for a volume in use.
 func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 	switch {
 	case s.op == stage && f[stagedField(s.vol, s.node)] != "",

@@ -19,7 +19,7 @@ import (
 	"syscall"
 )
 
-// Phase is a moment before, during or after an effect, at which the process is killed or paused.
+// Phase tells whether the process is killed or paused before, during or after an effect.
 type Phase string
 
 // Only a request has the phase Sent: it has left the process, but no answer has arrived.
@@ -51,7 +51,7 @@ func (e Effect) Name() string { return e.Program + ": " + e.Call + " " + e.Targe
 // Kind returns the effect's program and call.
 func (e Effect) Kind() string { return e.Program + ": " + e.Call }
 
-// Phases returns the moments of the effect at which a process can be killed.
+// Phases returns the phases of the effect in which a process can be killed.
 func (e Effect) Phases() []Phase {
 	if e.Request {
 		return []Phase{Before, Sent, After}
