@@ -67,7 +67,7 @@ func cleanVerb(ctx context.Context, w *job) (int, error) {
 	}
 	var errs []error
 	for _, run := range dead {
-		// Remove the objects last: without them, a repeated clean would not find the run.
+		// Remove the objects last, because a repeated clean finds the run by them.
 		errs = append(errs, p.endProcesses(ctx, run.id), p.removeDirs(run.id), w.cleaner.remove(ctx, run))
 	}
 	if all, err = w.project.inventory(context.WithoutCancel(ctx)); err != nil {
@@ -96,7 +96,7 @@ func ask(ctx context.Context, p *Program, question string) bool {
 // returns the interrupt's cause as its error.
 func readLine(ctx context.Context, in *bufio.Reader) (string, error) {
 	lines := make(chan string, 1)
-	// A read of a terminal cannot be interrupted: after an interrupt this goroutine stays.
+	// A read from a terminal cannot be interrupted, so this goroutine outlives an interrupt.
 	go func() {
 		line, _ := in.ReadString('\n')
 		lines <- line
@@ -127,7 +127,7 @@ func (r deadRun) plan() []string {
 	return lines
 }
 
-// detaches reports whether the run created or named the instance. Only then may clean detach disks.
+// detaches reports whether clean may detach disks from the instance: the run created or named it.
 func (r deadRun) detaches(instance string) bool {
 	return slices.Contains(r.mark.Instances, instance) ||
 		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })
@@ -141,8 +141,8 @@ type cleaner struct {
 	rack    *rules.TestedRack
 	// run is this run's ID, and helper the value of the setting --helper.
 	run, helper string
-	// known has the IDs of the disks that were attached at the preflight to the instances that the
-	// run may stop. dead has the IDs of the runs that clean removes.
+	// known has the IDs of the disks that the preflight found on the instances that the run may stop.
+	// dead has the IDs of the runs that the verb clean removes.
 	known, dead map[string]bool
 	// started records whether a data check started the helper. It is nil before the data checks.
 	started *data.Helper
@@ -339,7 +339,7 @@ func (r deadRun) alive(here string) string {
 }
 
 // notAsBefore describes the instances that the run may have left stopped, and the helper if the
-// helper runs. Clean does not change these states, because somebody may rely on them by now.
+// helper runs. The verb clean does not change these states: somebody may rely on them by now.
 func (r deadRun) notAsBefore(all inventory) (notes []string) {
 	for _, n := range all {
 		i, state := slices.Index(r.mark.Instances, n.id), oxide.InstanceState(n.state)
@@ -385,7 +385,7 @@ func (p *Program) endProcesses(ctx context.Context, run string) error {
 		return err
 	}
 	for _, pid := range processesOf(run) {
-		process, err := os.FindProcess(pid) // a pidfd, so Kill ends no other process
+		process, err := os.FindProcess(pid) // uses a pidfd, so Kill ends no other process
 		if err == nil && slices.Contains(processesOf(run), pid) {
 			_ = process.Kill()
 		}
@@ -438,7 +438,7 @@ type item struct {
 	disk *oxide.Disk
 }
 
-// project is the rack's project in which this program works: through the API, without the driver.
+// project is the rack's project in which this program works. Its methods do not use the driver.
 type project struct {
 	client *oxide.Client
 	name   oxide.NameOrId
@@ -554,8 +554,8 @@ func (i item) attachedTo() string {
 	return ""
 }
 
-// run returns the ID of the run that created an object, itself or through its driver. The driver
-// creates no instances.
+// run returns the ID of the run that created an object, itself or through its driver. An instance
+// never comes from the driver, so only the run's own mark counts for it.
 func (i item) run() string {
 	if i.kind == "instance" {
 		return markOf(i.description).Run

@@ -191,11 +191,11 @@ func TestDetachingADiskStopsOnlyTheRunsOwnHelper(t *testing.T) {
 	csitest.Must(t, remove())
 }
 
-// Beside the run there are disks that look like its own; a user who changes objects; a killed run,
-// a live run and a run of another machine; a run without the disk that describes it; a colleague
-// who runs clean all the time; and foreign processes with this program's name. The run checks only
-// the rules, because csi-sanity counts the volumes of everybody.
-func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
+// The rack also has disks that look like the run's own; a user who changes objects; a killed run, a
+// live run and a run of another machine; and a run without the disk that describes it. A colleague
+// runs clean all the time, and foreign processes have this program's name. The run checks only the
+// rules, because csi-sanity counts the volumes of everybody.
+func TestRunConformsOnASharedRackAndChangesNothingOfOtherUsers(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{Instances: []string{"c"}})
 	strangers(t, rack, "1a2b3c4d")
@@ -256,7 +256,7 @@ func TestRunBesideOtherUsersConformsAndTouchesNothingOfTheirs(t *testing.T) {
 		}
 	}
 	// With --run, clean removes a run of another machine, because the operator knows that it is dead.
-	// Clean fails while a disk of the run is attached to an instance that the run does not name.
+	// It fails while a disk of the run is attached to an instance that the run does not name.
 	csitest.Must(t, rack.AttachDisk(t.Context(), lost, rack.Instance("b").ID))
 	clean(ExitFails, "--run", "33333333")
 	csitest.Must(t, rack.DetachDisk(t.Context(), lost, rack.Instance("b").ID))
@@ -281,7 +281,7 @@ func stranger(t *testing.T, user uint32, args ...string) (end func() error) {
 }
 
 // A proxy alters the rack's answers (legal.Kinds). As on a real rack, the runs have no admin
-// listener. All check the rules. Unless -short is set, some run csi-sanity for one kind of access.
+// listener. Each run checks the rules. Without -short, some also run csi-sanity for one access.
 func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 	t.Parallel()
 	kinds := short.Some(t, 2, legal.Kinds)
@@ -385,8 +385,8 @@ type creating struct {
 	at       int64
 	seen     atomic.Int64
 	answered bool          // the run gets the answer to that creation before it ends
-	late     time.Duration // otherwise, the longest delay of the answer; it ends with the run
-	// These channels are closed after that creation, and after the end of the run.
+	late     time.Duration // if not answered, the answer's delay; the run's end ends it early
+	// made is closed after that creation, and ended after the end of the run.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
 	exit   error
@@ -440,8 +440,8 @@ var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away", la
 func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "deaths-of-a-run")
-	// If nohup started this test, SIGHUP is ignored here, and the programs would inherit that. A
-	// signal handler prevents it.
+	// nohup makes this test ignore SIGHUP, and child processes inherit this. If the test handles the
+	// signal instead, they get the default action.
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
@@ -454,7 +454,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	none := death{how: killed, part: partRules, only: "none"}
 	before, _ := dieAndClean(t, racks[0], none)
 	none.at = 1
-	// xfs and btrfs are left out, because their specs are those of ext4.
+	// xfs and btrfs are left out, because they have the same specs as ext4.
 	units := []death{none, {part: "ext4", at: before + 1}, {part: "block", at: before + 1}}
 	for _, c := range data.Checks() {
 		units = append(units, death{part: partData, only: c.ID, at: before + 1})
@@ -466,8 +466,8 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	if !p.Long() {
 		units = units[:len(units)/10]
 	}
-	// series repeats a death at every step-th request, from request death.at up to request last, in
-	// each of the ways.
+	// series repeats a death in each of the ways: at request number death.at, and then at every
+	// step-th request up to the number "last".
 	type series struct {
 		death
 		step, last int
@@ -498,7 +498,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 		all = append(all, one)
 	}
 	var requests, died, left atomic.Int64
-	over := func() bool { return died.Load() > 0 && p.Over() } // one run dies even in a short soak
+	over := func() bool { return died.Load() > 0 && p.Over() } // a short soak has one death, too
 	csitest.Must(t, harness.Share(len(racks), all, func(worker int, all <-chan series) error {
 		for d := range all {
 			if over() {
@@ -577,7 +577,7 @@ func from(rack *bed, instance string, env map[string]string) {
 	env["OXIDE_SYSFS_ROOT"], env["OXIDE_DEV_ROOT"] = guest+"/sys", guest+"/dev"
 }
 
-func TestRunWaitsForAnotherRunInItsInstance(t *testing.T) {
+func TestRunWaitsForAnotherRunInTheSameInstance(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
 	run := func() *job {
@@ -660,7 +660,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	// Clean may have to try again: a driver that is still in a call locks its agent's directory.
+	// The first clean may fail, because a driver that is still in a call locks its agent's directory.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

@@ -225,7 +225,7 @@ func (d *demo) pause(ctx context.Context, title string) error {
 	fmt.Fprintf(d.out, "\nNext: %s\nPress Enter to go on. ", title)
 	line, err := readLine(ctx, d.lines)
 	if line == "" {
-		d.lines = nil // the end of the input: nobody is there to wait for
+		d.lines = nil // the input has ended, so later steps do not wait
 	}
 	return err
 }

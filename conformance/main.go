@@ -12,9 +12,9 @@
 // disks to running instances, and not applicable if the driver does not offer the feature. A spec
 // that passes without calling the RPC in its name counts as failed (parts.go).
 //
-// Every object that a run creates carries the run's mark. A disk that is created first and deleted
-// last records who runs it, where, and in which instances. So the verb clean finds everything that
-// belongs to a run, and nothing else.
+// Every object that a run creates carries the run's mark. One disk, which is created first and
+// deleted last, records the run's process, its host and its instances. So the verb clean finds
+// everything that belongs to a run, and nothing else.
 package conformance
 
 import (
@@ -164,7 +164,7 @@ type settings struct {
 	// The run passes these to its driver, which has settings of the same names.
 	host, token, tokenFile, project, caFile, sysfsRoot, devRoot string
 
-	// command has the verb and the flags, without their values: a shell's command may have a password.
+	// command has the verb and the flags without values, because --second-shell may have a password.
 	command              []string
 	selected             []string // the parts that run, in their order
 	onlyText, budgetText string
@@ -306,7 +306,7 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 
 // complete reads the token's file, and fails if a setting is missing.
 func (s *settings) complete() error {
-	if strings.Contains(s.host, "@") { // it may be a password, and is not printed
+	if strings.Contains(s.host, "@") { // may contain a password, so it is not printed
 		return errors.New("OXIDE_HOST (--host) has an @: a rack takes a token, and no user or " +
 			"password; expected https://silo.sys.example.com")
 	}

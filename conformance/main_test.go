@@ -45,8 +45,8 @@ type bed struct {
 }
 
 // rackOf starts a simulated rack with TLS, the running instances a and b, and the stopped instance
-// helper. Its programs have no race detector. Only the test of a whole run on a rack with hot-plug
-// has it, if RACE=-race is set: that run covers everything except interruptions and clean.
+// helper. Its programs have no race detector. With RACE=-race, only the test of a whole run on a
+// rack with hot-plug uses the detector: that run covers all except interruptions and clean.
 func rackOf(t *testing.T, options harness.RackOptions) *bed {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -199,7 +199,7 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 		env      map[string]string
 		args     string
 		passes   bool
-		// says and shows have texts, separated by "|", of standard error and of standard output.
+		// says has texts of standard error, and shows has texts of standard output; | separates them.
 		says, shows string
 	}{
 		"a rack in order": {args: "preflight", passes: true, shows: "pass  host |pass  simulator |" +
@@ -338,7 +338,7 @@ func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the status in the creation's answer, which follows the deletion if early is set.
+		// created is the status that answers the creation: after the deletion if the latter is early.
 		created int
 		early   bool
 		left    int

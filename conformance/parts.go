@@ -40,8 +40,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// runCSISanity runs csi-sanity for the selected kinds of access, against one process of the driver
-// that is controller and node.
+// runCSISanity runs csi-sanity for the selected kinds of access. One process of the driver serves
+// as controller and as node.
 func (w *job) runCSISanity(ctx context.Context) (err error) {
 	defer harness.Catch(&err)
 	driver := harness.Got(w.startDriver(ctx, harness.ModeAll))
@@ -166,9 +166,9 @@ func resultOf(r SpecReport, calls []rpc, hotplug bool) report.Result {
 // specs are csi-sanity's specs while they run.
 type specs struct {
 	job      *job
-	each     int       // how many there are for each access
+	each     int       // the number of specs for each access
 	point    int       // the number of the driver's calls before the current spec
-	before   inventory // the volumes before it; nil if the rack did not list them
+	before   inventory // the volumes before the spec; nil if the rack did not list them
 	untested []error   // why specs are not tested
 }
 
@@ -203,8 +203,8 @@ func (s *specs) end(ctx context.Context, r SpecReport) {
 	}
 }
 
-// awaitFunction waits until csi-sanity's function of an interrupted spec has ended. If the function
-// called By after the last spec, Ginkgo would end the program before the run removes its objects.
+// awaitFunction waits until csi-sanity's function of an interrupted spec has ended. A call of By
+// after the last spec makes Ginkgo end the program, and then the run cannot remove its objects.
 func awaitFunction(ctx context.Context) error {
 	return harness.Await(context.WithoutCancel(ctx), 50*time.Second, func() error {
 		var stacks strings.Builder
@@ -250,8 +250,8 @@ func (s *specs) misled(ctx context.Context, after inventory, calls []rpc) error 
 	return nil
 }
 
-// othersChanged returns an error if foreign objects that the calls deal with changed during the
-// spec, or if a call listed a foreign object whose state before the spec kept it out of lists.
+// othersChanged returns an error if other users changed objects that affect the spec's calls, or if
+// a list had a foreign object whose state before the spec was not one that lists show.
 func (s *specs) othersChanged(after inventory, calls []rpc) error {
 	own := map[string]bool{}
 	for _, one := range append(s.before.of(s.job.id), after.of(s.job.id)...) {
@@ -479,8 +479,8 @@ const (
 var partNames = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
 
 var parts = map[string]struct {
-	// need is the peak of objects and GiB while the part runs on the simulator, with the objects that
-	// the rule checks share until the run ends. A test compares the peak of a run with it.
+	// need is the peak of objects and GiB while the part runs on the simulator, including the objects
+	// that the rule checks share until the run ends. A test compares it with the peak of a run.
 	need amount
 	// requests is the number of the part's requests to the rack. own is the time that the part takes
 	// on a simulated rack, which answers almost at once.
@@ -498,11 +498,11 @@ var parts = map[string]struct {
 	partData: {amount{9, 18}, 780, 55 * time.Second, nil},
 }
 
-// optional is how many GiB less partData needs without its largest checks.
+// optional is the number of GiB that only the largest checks of partData need.
 const optional = 8
 
 // needOf returns the most that the selected parts need at one time, plus the disk that describes
-// the run. lacking is subtracted from the GiB that partData needs.
+// the run. It subtracts the parameter "lacking" from the GiB that partData needs.
 func needOf(selected []string, lacking int64) amount {
 	var most amount
 	for _, part := range selected {
@@ -535,8 +535,8 @@ type object struct {
 
 func newBudget(limit amount) *budget { return &budget{limit: limit, gone: map[string]bool{}} }
 
-// begin reserves room for objects. After the creation the caller calls end: made is true if the
-// rack created the objects, and ids has the IDs that the rack returned.
+// begin reserves room for objects. After the creation the caller calls end, and passes whether the
+// rack created the objects, and the IDs that the rack returned.
 func (b *budget) begin(objects ...*object) (end func(made bool, ids ...string), err error) {
 	asked := sum(objects)
 	b.mu.Lock()
@@ -629,7 +629,7 @@ type progress struct {
 	began   time.Time
 	// expected is the estimate for the whole run. spent is the estimate for the parts that are done.
 	expected, spent time.Duration
-	// part is the running part, or "". Of its partAll checks or specs, partDone are done.
+	// part is the running part, or "". It has partAll checks or specs, of which partDone are done.
 	part              string
 	partDone, partAll int
 }
@@ -659,8 +659,8 @@ func (p *progress) done(status, name, reason string) {
 	}
 }
 
-// left estimates the remaining time: the estimate of what is left to do, multiplied by how much
-// slower or faster than estimated the run was so far.
+// left estimates the remaining time. It multiplies the estimate for the remaining work by the ratio
+// of the time that the run has taken so far to the estimate for that time.
 func (p *progress) left() time.Duration {
 	behind := p.spent
 	if p.partAll > 0 {

@@ -477,7 +477,7 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 	return nil
 }
 
-// A simulated rack with an admin listener shows the device of an attached disk at once.
+// simulatedDeviceTimeout is shorter, because a simulated rack shows an attached disk at once.
 const (
 	deviceTimeout          = 30 * time.Second
 	simulatedDeviceTimeout = 5 * time.Second

@@ -121,8 +121,8 @@ var effects = map[string][]string{
 }
 
 // testify compares the calls of the run with the request log of a simulated rack. A real rack's log
-// cannot be read. There the report names the program's own record as its witness: each result was
-// compared with that record when its check ended.
+// cannot be read. For a real rack the report names the program's own record instead, because each
+// result was compared with that record when its check ended.
 func (w *job) testify(ctx context.Context) {
 	witness := &w.report.Witness
 	if witness.Source = "this program's own record"; w.admin == nil {
@@ -302,9 +302,9 @@ func (l *callLog) observe(method string, request any, began time.Time, err error
 		code: status.Code(err), reason: reasonOf(err), tries: 1, began: began, took: time.Since(began)})
 }
 
-// callTries limits how often intercept makes a call. Orchestrators repeat calls, too. A busy rack
-// answers before the last try. Until lateTimeout, tries with the reason EffectUnknown do not count:
-// after each unanswered change, the driver returns that reason for OXIDE_LATE_LIMIT, a minute.
+// intercept makes a call at most callTries times, which gives a busy rack time to answer. Until
+// lateTimeout it does not count tries that fail with EffectUnknown: after each unanswered change,
+// the driver returns this reason until OXIDE_LATE_LIMIT, a minute, has passed.
 const callTries, lateTimeout = 8, 2 * time.Minute
 
 func asksAgain(err error) bool {
@@ -469,9 +469,9 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// created() returns the disks and snapshots that a request creates. If together is true, an
-// instance is created with them, and the answer lacks their IDs. created() returns an error if
-// an object would lack the run's mark.
+// created() returns the disks and snapshots that a request creates, or an error if one of them
+// lacks the run's mark. The result "together" is true if the request creates an instance with its
+// disks: then the answer lacks the disks' IDs.
 func created(req *http.Request, run string) (objects []*object, together bool, err error) {
 	operation := rules.OperationOf(req.Method, rules.PathOf(req))
 	if req.Body == nil ||

@@ -407,7 +407,7 @@ func TestOthersChangedReportsOnlyForeignChangesThatCanMisleadASpec(t *testing.T)
 	}
 }
 
-func TestACallIsRepeatedWhileTheDriverWaitsForALateChange(t *testing.T) {
+func TestACallIsRepeatedForALimitedTimeUnlessItsErrorIsFinal(t *testing.T) {
 	for name, test := range map[string]struct {
 		code   codes.Code
 		reason string
@@ -447,7 +447,7 @@ func TestACallIsRepeatedWhileTheDriverWaitsForALateChange(t *testing.T) {
 	}
 }
 
-func TestWitnessFindsAnAnswerThatTheRackDidNotGive(t *testing.T) {
+func TestRequestLogComparisonFindsAnAnswerThatTheRackDidNotGive(t *testing.T) {
 	log := []adminapi.Request{{RequestID: "1", Operation: "disk_view", Status: 200},
 		{RequestID: "2", Status: 400}}
 	for name, test := range map[string]struct {
@@ -471,7 +471,7 @@ func TestWitnessFindsAnAnswerThatTheRackDidNotGive(t *testing.T) {
 	}
 }
 
-func TestWitnessFindsASuccessfulCallWithoutARequest(t *testing.T) {
+func TestRequestLogComparisonFindsASuccessfulCallWithoutARequest(t *testing.T) {
 	began := time.Now()
 	at := func(name, object string, code codes.Code) rpc {
 		return rpc{name: name, object: object, code: code, began: began, took: time.Second}
@@ -648,7 +648,7 @@ func (c heldController) CreateVolume(context.Context, *csi.CreateVolumeRequest,
 	return nil, errors.New("there is no volume")
 }
 
-func TestAnInterruptedSpecEndsBeforeTheRunGoesOn(t *testing.T) {
+func TestRunContinuesOnlyAfterAnInterruptedSpecHasEnded(t *testing.T) {
 	c := heldController{entered: make(chan struct{}), letGo: make(chan struct{})}
 	go func() { _, _ = (&sanity.Resources{ControllerClient: c}).CreateVolume(t.Context(), nil) }()
 	<-c.entered

@@ -106,8 +106,8 @@ func fromSecret(optional bool) map[string]any {
 	return map[string]any{"valueFrom": map[string]any{"secretKeyRef": ref}}
 }
 
-// The cluster ID is part of the ownership tag of every disk. If an upgrade changed the ID, the
-// driver would regard all earlier disks as those of another cluster.
+// The cluster ID is part of the ownership tag of every disk. After a change of the ID, the driver
+// regards all earlier disks as those of another cluster.
 func TestAnUpgradeKeepsTheClusterID(t *testing.T) { // A2.1
 	const required, optional, warning = "of the Secret", "of the Secret, if it is there", "WARNING"
 	for _, c := range []struct {

@@ -418,9 +418,9 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 }
 
 // forever contains the fields that Kubernetes refuses to change in an existing object, with the
-// values that every release has to render. If a release changed a value, `helm upgrade` and
-// `kubectl apply` would fail with "field is immutable", and the user would have to delete the
-// object while pods use volumes. podInfoOnMount and fsGroupPolicy are left out: mutable since 1.29.
+// values that every release has to render. A changed value makes `helm upgrade` and `kubectl apply`
+// fail with "field is immutable". The user then has to delete the object while pods use volumes.
+// The list omits podInfoOnMount and fsGroupPolicy, which are mutable since Kubernetes 1.29.
 var forever = []string{
 	`CSIDriver/csi.oxide.computer.spec.attachRequired: true`,
 	`CSIDriver/csi.oxide.computer.spec.volumeLifecycleModes[]: "Persistent"`,

@@ -144,8 +144,8 @@ func leader(ctx context.Context, name, selector string) corev1.Pod {
 	return leads
 }
 
-// mustBeStopped lists texts in the driver's error if a rack refuses to attach or detach at a
-// running instance: the code, the reason, and the advice.
+// mustBeStopped lists the code, the reason and the advice in the driver's error if a rack refuses
+// to attach a disk to a running instance, or to detach it.
 var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
 
 func detachErrors(ctx context.Context) (string, error) {
@@ -234,7 +234,7 @@ var _ = Describe("the driver", func() {
 })
 
 // noRestartUntil checks until a given time that all containers of the driver stay ready and none
-// restarts. The parameter before is an earlier result of driverRestarts.
+// restarts. The parameter "before" is an earlier result of driverRestarts.
 func noRestartUntil(ctx context.Context, before []string, until time.Time) {
 	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
 		WithTimeout(time.Until(until)).WithPolling(time.Second).

@@ -111,7 +111,7 @@ const (
 	releasedChart   = "dist/oxide-csi-driver-" + releasedVersion + ".tgz"
 )
 
-// checkOut clones the repository, with uncommitted changes as a commit: a release needs a commit.
+// checkOut clones the repository. Uncommitted changes become a commit, which a release needs.
 func checkOut(ctx context.Context) string {
 	dir := GinkgoT().TempDir()
 	out, err := exec.CommandContext(ctx, "sh", "-ec", `git clone --quiet --shared --no-checkout .. "$1"

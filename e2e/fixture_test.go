@@ -199,7 +199,7 @@ type pod struct {
 	name string
 }
 
-// Pod does not wait until the pod runs.
+// Pod creates a pod, and does not wait until it runs.
 func (f *fixture) Pod(ctx context.Context, p Pod) *pod {
 	must(api.CoreV1().Pods(f.ns).Create(ctx, f.podObject(ctx, &p), metav1.CreateOptions{}))
 	return &pod{s: f, name: p.Name}
@@ -384,7 +384,7 @@ type snapshot struct {
 	content, handle string
 }
 
-// Snapshot does not wait until the snapshot exists on the rack. The method Ready does.
+// Snapshot creates a VolumeSnapshot. The method Ready waits until it exists on the rack.
 func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 	made := &snapshot{name: fmt.Sprintf("snapshot-%d", serial.Add(1))}
 	made.object = &unstructured.Unstructured{Object: map[string]any{

@@ -30,7 +30,7 @@ import (
 
 var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 	BeforeAll(func(ctx SpecContext) {
-		// The attacher has to run on a worker that is not off, so each worker gets a controller.
+		// The attacher has to run while one worker is stopped, so each worker gets a controller.
 		spreadControllers(ctx)
 		guestsFollow(ctx)
 		installKeeper(ctx)
@@ -38,7 +38,7 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 
 	It("completes an operation if its leader is killed, while a StatefulSet is scaled up (D-61)",
 		survivesItsLeader, NodeTimeout(2*keeperTimeout))
-	It("moves a volume that is tied to its node to the other node, with its data (D-61)",
+	It("moves a node-bound volume and its data to the other node (D-61)",
 		Label("long"), movesTiedVolume, NodeTimeout(2*keeperTimeout))
 	It("gives the volumes of a stopped instance to the other node (D-38, D-61)", fences,
 		NodeTimeout(2*nodeLostTimeout))

@@ -285,7 +285,7 @@ func (u *users) start(ctx context.Context) {
 	}
 }
 
-// live calls change() while the pods write and while another pod's driver waits for a device, and
+// live calls change() while the pods write and the driver waits for the device of another pod, and
 // returns the duration of change(). Before it returns, the pods swap workers, so that the new
 // release unmounts and detaches what the old release has mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {

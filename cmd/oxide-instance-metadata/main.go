@@ -184,8 +184,8 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 	}
 }
 
-// providerID reads spec.providerID once. If a later attempt may succeed, err is nil, and
-// later is the reason why this attempt failed.
+// providerID reads spec.providerID once. If the read fails, but may succeed later, providerID
+// returns the reason as the result "later", and no error.
 func (n *node) providerID(ctx context.Context) (id, later string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, n.URL, nil)
 	if err != nil {

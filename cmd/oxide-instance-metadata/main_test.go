@@ -234,7 +234,7 @@ func TestTheTimeoutErrorNamesWhatTheCommandWaitedFor(t *testing.T) { // D-66
 	}
 }
 
-func TestTheFileIsWrittenAtomically(t *testing.T) { // D-67
+func TestWriteReplacesAFileAndLeavesNoTemporaryFile(t *testing.T) { // D-67
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.env")
 	if err := os.WriteFile(path, []byte("what an earlier container wrote, and longer than that\n"),

@@ -115,8 +115,8 @@ func withFilesystem(filesystem string) grpc.UnaryClientInterceptor {
 	}
 }
 
-// removeEmpty removes a directory that must be empty. csi-sanity itself ignores an error of the
-// removal, so a leaked mount would only show as a confusing failure of the next spec.
+// removeEmpty removes a directory, and fails the spec if the directory is not empty or is a mount
+// point. csi-sanity ignores such an error, and then the next spec fails for a confusing reason.
 func removeEmpty(path string) error {
 	GinkgoHelper()
 	entries, err := os.ReadDir(path)

@@ -273,8 +273,8 @@ func (s *checkRun) during(step string, part func()) {
 	harness.Must(harness.Wrap(ended(part), "%s", step))
 }
 
-// cleanUp removes what the check created, the newest first, and continues after an error. To learn
-// an unknown ID, a removal repeats the creation, and then the creation's source must still exist.
+// cleanUp removes what the check created, and continues after an error. The newest comes first: its
+// removal may repeat the creation to learn the ID, and then the creation's source must still exist.
 func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
 		err = errors.Join(err, undo(ctx))
@@ -387,9 +387,9 @@ type Look struct {
 	// Kind is one of the constants below, and Bytes the size of a disk.
 	Kind  string
 	Bytes int64
-	// Seen["new"] marks the blocks that a check compared in a disk's first attachment, and
-	// Seen["kept"] those that it compared in a later one, both before it wrote them in the same
-	// attachment. Written marks the blocks of Seen["kept"] that an earlier attachment had written.
+	// Seen marks the blocks that a check compared before it wrote them in the same attachment:
+	// Seen["new"] those of a disk's first attachment, and Seen["kept"] those of later attachments.
+	// Written marks the blocks of Seen["kept"] that the check wrote in an earlier attachment.
 	Seen    map[string][]bool
 	Written []bool
 }
@@ -406,7 +406,7 @@ const (
 // write() at the same time for different disks.
 type disk struct {
 	look *Look
-	// visit counts the attachments from 1. written has the last visit that wrote each block, or 0.
+	// visit is the current attachment, from 1. written[i] is the last visit that wrote block i, or 0.
 	visit   int32
 	written []int32
 }
@@ -446,7 +446,7 @@ func (d *disk) each(r guest.Range, do func(block int64)) {
 	}
 }
 
-// Extent returns how much the check looked at.
+// Extent returns how many bytes of each kind of disk the check compared.
 func (l *Log) Extent() (all report.Extent) {
 	for _, look := range l.Looks {
 		for _, moment := range []string{"new", "kept"} {
@@ -460,7 +460,7 @@ func (l *Log) Extent() (all report.Extent) {
 	return append(all, l.more...)
 }
 
-// What returns a description of the disks at a moment, "new" or "kept".
+// What describes the disks. The parameter is a key of Seen, "new" or "kept".
 func (l Look) What(moment string) string {
 	after := "new"
 	if moment == "kept" {
@@ -469,7 +469,7 @@ func (l Look) What(moment string) string {
 	return fmt.Sprintf("%s of %d GiB, %s", l.Kind, l.Bytes/harness.GiB, after)
 }
 
-// Looked returns how many bytes were compared at a moment, "new" or "kept".
+// Looked returns how many bytes were compared. The parameter is a key of Seen.
 func (l Look) Looked(moment string) (bytes int64) {
 	for _, seen := range l.Seen[moment] {
 		if seen {

@@ -41,8 +41,8 @@ type bench struct {
 
 const deviceTimeout = time.Second
 
-// newBench starts a bench whose programs have no race detector. Only those of
-// TestAHealthyRackPassesEveryCheck have it, if RACE=-race is set.
+// newBench starts a bench whose programs have no race detector. With RACE=-race, only the programs
+// of TestAHealthyRackPassesEveryCheck have it.
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -225,7 +225,7 @@ func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 
 func TestAnAgentThatEndsLeavesNoMountsAndNoFiles(t *testing.T) {
 	b := newBench(t)
-	// In a TMPDIR of its own, the test does not see the directories of other tests' agents.
+	// The test has its own TMPDIR, so that it does not see the directories of other tests' agents.
 	dir := harness.Need(os.MkdirTemp("", "agents-"))(t)
 	t.Cleanup(func() { csitest.Must(t, os.Remove(dir)) })
 	t.Setenv("TMPDIR", dir)

@@ -85,8 +85,8 @@ func checkSnapshot(s *checkRun) {
 	u := s.newInUse(s.A)
 	records := guest.Pattern{Seed: u.volume.seed, Generation: 1, Count: maxRecords}
 	if s.access != "block" {
-		// First write older records, which the writer then overwrites. In a new file, a record that a
-		// torn snapshot lacks would only make the file shorter.
+		// First write older records, which the writer then overwrites. So a torn snapshot has old
+		// records among the new ones, and not just a shorter file.
 		u.write(true, records.At(2))
 	}
 	w := u.record(records)
@@ -372,7 +372,7 @@ func checkLineage(s *checkRun) {
 }
 
 // checkLarger restores a snapshot with blocks of generation 2 into two volumes of twice the size.
-// The blocks behind the snapshot's size must be zero until the check writes them.
+// The blocks beyond the snapshot's size must be zero until the check writes them.
 func (u *use) checkLarger(from *snapshot) {
 	const which = "restored from the second of two snapshots into a larger volume"
 	p, end := next(next(u.pattern(0))), u.lastBlock(0)
@@ -450,7 +450,7 @@ const (
 	largeStride = 64 * harness.MiB
 )
 
-// checkLarge demands that a large volume is zero at first, and writes blocks all over it.
+// checkLarge checks that a large volume is zero at first, and writes blocks all over it.
 func checkLarge(s *checkRun) {
 	s.writtenAndDeleted()
 	v := s.create(largeTimes, nil)

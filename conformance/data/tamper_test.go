@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// noticed names a check that must fail under a tamper, the accesses with which it must fail, and
-// texts, separated by "|", of which the error must contain one.
+// noticed names a check that must fail when data is corrupted, the kinds of access with which it
+// must fail, and texts, separated by "|", of which the error must contain one.
 type noticed struct{ check, accesses, says string }
 
 // unmountable has the driver's errors for a filesystem that lacks blocks.
@@ -32,7 +32,7 @@ const (
 	unmountable = "FilesystemDamaged: mount |NodeToolFailed: mount |the filesystem is damaged, or "
 )
 
-// tampers maps the simulator's tampers, which damage data, to the checks that must fail.
+// tampers maps each way in which the simulator can corrupt data to the checks that must fail.
 var tampers = map[string][]noticed{
 	"swapped-disks": {{"D07", "block", "of another volume (its seed is"},
 		{"D07", filesystems, "WrongFilesystem: "}},
@@ -67,8 +67,8 @@ func noticedBy(wrong, moment string) string {
 	return cmp.Or(by[wrong+":"+moment], by[moment], "D12")
 }
 
-// product adds the simulator's combined tampers to a copy of the table tampers. Their names have
-// the form WRONG:MOMENT:PLACE. Without PROOF_DURATION it adds only the half that the seed chooses.
+// product returns a copy of the table tampers with more entries, named WRONG:MOMENT:PLACE for what
+// is wrong, when and where. Without PROOF_DURATION it adds only the half that the seed chooses.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all := maps.Clone(tampers)
 	for n, name := range slices.Sorted(slices.Values(known)) {
@@ -84,7 +84,7 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 			all[name] = append(all[name], noticed{"D05", "ext4", "a workload has "})
 		}
 	}
-	// The driver looks for a filesystem at byte 65536, so it refuses the disk.
+	// The driver reads byte 65536, where btrfs has its superblock, and so finds the disk not blank.
 	const begins = "foreign:new:65536"
 	all[begins] = append(all[begins], noticed{"D01", filesystems, "DiskNotBlank: "})
 	// The checks once missed the block 8192 bytes before the end of a blank disk of over 1 GiB.
@@ -94,7 +94,7 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 	return all
 }
 
-func TestDataChecksFailUnderEveryTamper(t *testing.T) {
+func TestDataChecksFailWheneverTheSimulatorCorruptsData(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "broken-data")
 	b := newBench(t)
@@ -164,8 +164,8 @@ type recorded struct {
 	extent report.Extent
 }
 
-// byteMutant makes a block wrong on each disk of a kind and size: on a new disk, or at every
-// detach.
+// byteMutant makes one block wrong on each disk of a kind and size: when the disk is new, or at
+// every detach.
 type byteMutant struct {
 	wrong, moment string
 	look          *data.Look

@@ -145,7 +145,7 @@ func (u *use) place() guest.Place {
 	return guest.Place{Path: filepath.Join(u.Target, "blocks")}
 }
 
-// pattern spreads the usual number of blocks over the first half of a device.
+// pattern returns a pattern that spreads the blocks of one write over the first half of a device.
 func (u *use) pattern(generation uint64) guest.Pattern {
 	p := guest.Pattern{Seed: u.volume.seed, Generation: generation, Count: cmp.Or(u.Blocks, 512)}
 	if u.volume.access == "block" {
@@ -207,7 +207,7 @@ func (u *use) verify(patterns ...guest.Pattern) {
 	}
 }
 
-// Blocks of generation 2 replace those of generation 1, so a lost write is noticed.
+// checkReturn writes each block twice, in generations 1 and 2, so that it notices a lost write.
 func checkReturn(s *checkRun) {
 	u := s.newInUse(s.A)
 	for generation := uint64(1); generation <= 2; generation++ {
@@ -313,8 +313,8 @@ func (u *use) revive(ctx context.Context) error {
 	return err
 }
 
-// checkHelper attaches a volume for each access to a stopped instance, starts the instance, and
-// writes the volumes. It restarts the instance and reads them.
+// checkHelper attaches one volume per kind of access to a stopped instance, starts the instance,
+// and writes the volumes. Then it restarts the instance and reads the volumes.
 func checkHelper(s *checkRun) {
 	for _, s.access = range s.accesses() {
 		s.publish(s.create(1, nil), s.Helper.InstanceID)

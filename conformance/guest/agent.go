@@ -21,10 +21,10 @@
 //
 // # What is left behind
 //
-// Nothing. An agent keeps its files in a tmpfs of its own mount namespace, and the driver dies with
-// the agent. The kernel removes the mounts with the last process of the mount namespace. The
-// program that calls [Here] must itself run in a mount namespace of its own (package namespace). A
-// killed agent leaves an empty directory, which the next agent on that machine removes.
+// An agent keeps its files in a tmpfs of its own mount namespace, and the driver dies with the
+// agent. The kernel removes the mounts with the last process of the mount namespace. So only an
+// empty directory is left of a killed agent, and the next agent on that machine removes it. The
+// program that calls [Here] must itself run in a mount namespace of its own (package namespace).
 //
 // The package needs Linux and root. On other systems it can be built, but [Here] and [Main] fail.
 package guest

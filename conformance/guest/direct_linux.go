@@ -54,8 +54,8 @@ func KernelRelease() (string, error) {
 
 // directory is a tmpfs in an agent's mount namespace. Other processes see an empty directory. The
 // agent, its driver and the driver's programs hold a lock on the directory, and other agents remove
-// it only when the last of these processes has ended. Otherwise Linux would detach the tmpfs, and a
-// driver that is still in a call would write to the machine's disk.
+// it only when the last of these processes has ended. An earlier removal would detach the tmpfs,
+// and a driver that is still in a call would write to the machine's disk.
 type directory struct {
 	path string
 	lock *os.File

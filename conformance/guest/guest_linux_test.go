@@ -54,8 +54,8 @@ func TestConnectReportsWhyACommandDoesNotReachTheInstance(t *testing.T) {
 	}
 }
 
-// The files and directories have this program's names but may be somebody else's. If RemoveOwn or
-// Sweep opened a FIFO, the test would hang.
+// The files and directories have this program's names but may be somebody else's. The test hangs if
+// RemoveOwn or Sweep opens a FIFO.
 func TestOnlyADirectoryWithTheProgramsMarkIsRemoved(t *testing.T) {
 	dir := func(path string) error { return os.Mkdir(path, 0o700) }
 	marked := func(path string) error { return errors.Join(dir(path), MarkOwn(path, "agent")) }

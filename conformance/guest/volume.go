@@ -55,8 +55,8 @@ func (a *Agent) Write(ctx context.Context, w Task) (none Nothing, err error) {
 	return none, nil
 }
 
-// Verify reads every block of a pattern from the disk and reports the wrong ones. Blocks after the
-// end of a file, or of a missing file, count as lost.
+// Verify reads every block of a pattern from the disk and reports the wrong ones. Blocks beyond the
+// end of a file, and all blocks of a missing file, count as lost.
 func (a *Agent) Verify(ctx context.Context, r Task) (report Report, err error) {
 	defer harness.Catch(&err)
 	p := r.Pattern
@@ -98,7 +98,7 @@ type Range struct{ From, To int64 }
 type Sample struct {
 	// Seed chooses the random pieces and the order of the rest.
 	Seed uint64
-	// Within limits the time during which Scan begins to read pieces of the rest.
+	// Within is the time after which Scan begins no further read of the rest.
 	Within time.Duration
 }
 
@@ -410,7 +410,7 @@ func (p Pattern) compare(block []byte, n int64) *Finding {
 	return f
 }
 
-// If whole is false, the mark or the checksum of the block is wrong.
+// identify returns false as "whole" if the mark or the checksum of the block is wrong.
 func identify(block []byte) (p Pattern, whole bool) {
 	p = Pattern{
 		Seed:       binary.LittleEndian.Uint64(block[8:]),

@@ -160,12 +160,12 @@ type proxy struct {
 	taking sync.RWMutex
 
 	mu sync.Mutex
-	// mu guards the fields below. The rack is away from request number awayNext until backAt.
+	// mu guards the fields below. The rack is unreachable from request number awayNext until backAt.
 	rand     *rand.Rand
 	requests int
 	backAt   time.Time
 	awayNext int
-	recent   []time.Time // of the requests of the last second
+	recent   []time.Time // when the requests of the last second came
 }
 
 // forward sends the request to the rack, which completes it even if the caller has gone.

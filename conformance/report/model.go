@@ -277,8 +277,8 @@ func (g Group) Seconds() (sum float64) {
 
 // Check returns an error if the report is inconsistent: every result must occur once, every result
 // that did not pass must have a reason, the latencies must agree with their counts, and the verdict
-// must follow from the results. The error names at most ten faults, one on each line. Only the
-// schema limits the values themselves.
+// must follow from the results. The error names at most ten faults, one on each line. Check
+// leaves the limits of single values to the schema.
 func (r *Report) Check() error {
 	var all []error
 	wrong := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }

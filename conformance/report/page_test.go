@@ -62,7 +62,7 @@ func example() *Report {
 	}
 }
 
-// All results have passed, except for those in the table "odd".
+// exampleResults returns results that have passed, except for those in the table "odd".
 func exampleResults() (results []Result) {
 	call := func(operation, method string, status int, answer string) LoggedCall {
 		return LoggedCall{Kind: API, Operation: operation, Method: method, Status: status, Answer: answer,

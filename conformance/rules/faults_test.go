@@ -76,7 +76,7 @@ func faults() map[string]fault {
 }
 
 // alteration puts a wrong value into a field of an answer. It returns false if a reader would see
-// no change. Each call gets another n.
+// no change. Each call gets a different n.
 type alteration func(object map[string]any, key string, n int64) bool
 
 var alterations = map[string]alteration{
@@ -406,7 +406,7 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 }
 
 // placeOf chooses a request that succeeded without a fault, among those that the fault may strike.
-// It returns how many of those precede the chosen one.
+// It returns how many of the latter precede the chosen request.
 func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	before, places := int64(0), []int64{}
 	for _, e := range exchanges {

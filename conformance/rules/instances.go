@@ -464,12 +464,12 @@ func (c *Check) utilization() *oxide.Utilization {
 	return asked(c.Client.UtilizationView(c.ctx))(c, "read the silo's utilization").must()
 }
 
-// looks is the number of calls of look() on a real rack, because others may change what the silo
-// has provisioned between two reads.
+// looks limits how often steadily calls look() on a real rack, where other users may change what
+// the silo has provisioned between two reads.
 const looks = 3
 
-// steadily calls look() again if it finds a problem on a real rack: other users may have caused the
-// problem, but a rack that breaks the rule causes the same one each time.
+// steadily calls look() again if look() finds a problem on a real rack. Other users may have caused
+// the problem, but a rack that breaks the rule causes the same one each time.
 func (c *Check) steadily(look func()) {
 	before := len(c.problems)
 	var found []string

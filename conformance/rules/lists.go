@@ -217,7 +217,7 @@ func judgeReadings(readings []reading, known []listed, began time.Time,
 }
 
 const (
-	// A reading goes on with large pages after smallPages small ones.
+	// After smallPages small pages, a reading continues with large ones.
 	smallPages = 24
 	// allAtOnce is a page size that exceeds every list's length.
 	allAtOnce = 10000

@@ -105,7 +105,7 @@ func (r *TestedRack) instances() kind[*oxide.Instance] {
 		func(i *oxide.Instance) (string, bool) { return i.Id, r.isOwn(i.Description) }}
 }
 
-// created() makes the end of the check remove the object, if the request may have created it.
+// created() adds a cleanup step that removes the object, if the request may have created it.
 func created[T any](made outcome[T], k kind[T], name oxide.Name) outcome[T] {
 	if mayBeDone(made.err) {
 		k.removeNamed(made.c, name)
@@ -131,7 +131,7 @@ func (k kind[T]) removeNamed(c *Check, name oxide.Name) {
 	})
 }
 
-// isOwn also accepts an extended description, because the check of A70 makes one.
+// isOwn reports whether this run wrote the description, which the check of A70 may have extended.
 func (r *TestedRack) isOwn(description string) bool {
 	return strings.HasPrefix(description, strings.TrimSuffix(r.Description, "}"))
 }

@@ -1,9 +1,9 @@
 // Package rules has the assumptions of the driver and the simulator about a rack's API, as numbered
 // rules that can be checked on any rack.
 //
-// A [Rule] has an ID (A01, A02, …) and a check. It states what a rack does, why we rely on that and
-// how we know it. [All] lists the rules of ASSUMPTIONS.md. The simulator's code cites the ID of a
-// rule where it implements the rule, and a test compares the two.
+// A [Rule] has an ID (A01, A02, …) and a check. It states what a rack does, why that matters, and a
+// source. [All] lists the rules of ASSUMPTIONS.md. The simulator's code cites the ID of a rule
+// where it implements the rule, and a test compares the two.
 //
 // A check uses Oxide's own client, or plain HTTP if that client hides the answer. It creates
 // objects in one project, under the mark of its run, and removes them. [TestedRack.Run] runs a
@@ -63,7 +63,7 @@ type Rule struct {
 	// ID is "A" and two digits. It is never used for another rule.
 	ID string
 	// Says states what a rack does, Why names the code that relies on this and its purpose, and Source
-	// states how we know it. All are Markdown.
+	// names the evidence. All are Markdown.
 	Says, Why, Source string
 	// Calls are the operations that the check tests. Without an answer to each of them the check
 	// fails, because it has proved nothing.

@@ -208,7 +208,7 @@ func TestTwoRunsCannotUseACacheAtTheSameTime(t *testing.T) {
 	unlock()
 }
 
-func TestARunRefusesAClusterThatNoRunWithItsCacheHasMade(t *testing.T) {
+func TestARunRefusesAClusterOfUnknownOrigin(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	_, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
 	refused(t, err, "no run with the cache /a/oxide-csi-e2e has made it")

@@ -128,7 +128,7 @@ func (s *suiteRun) suite(ctx context.Context, environment, program string, args 
 	suite.SysProcAttr = suiteAttr()
 	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
 	suite.WaitDelay = suiteEnd
-	// The kernel sends Pdeathsig when the thread that started the process ends.
+	// The kernel sends Pdeathsig when the thread that started the process ends. So keep this thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return suite.Run()

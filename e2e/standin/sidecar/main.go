@@ -1,6 +1,6 @@
 // Command sidecar replaces two sidecars in the offline cluster. Called livenessprobe, it answers
 // kubelet's HTTP probes by calling the driver's Probe. Called node-driver-registrar, it registers
-// the driver at the node's kubelet. It accepts the flags in our manifests.
+// the driver at the node's kubelet. It accepts the flags in the manifests.
 package main
 
 import (
