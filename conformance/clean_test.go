@@ -535,7 +535,7 @@ func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	c := &creating{at: int64(d.at), answered: d.how != killed && d.how != lateAnswer,
 		late: runTimeout, made: make(chan struct{}), ended: make(chan struct{}),
 		rack: &httputil.ReverseProxy{Transport: transport,
-			// Cut the connection if the caller is dead or the rack is away.
+			// Cut the connection if the caller has ended or the rack does not answer.
 			ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 			Rewrite:      func(r *httputil.ProxyRequest) { r.SetURL(to) }}}
 	proxy := httptest.NewServer(c)

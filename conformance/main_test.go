@@ -199,7 +199,7 @@ func TestRefusedCommandsSayWhyAndCreateNothing(t *testing.T) {
 		env      map[string]string
 		args     string
 		passes   bool
-		// says has texts of standard error, and shows has texts of standard output; | separates them.
+		// Expected texts, separated by |: "says" for standard error, "shows" for standard output.
 		says, shows string
 	}{
 		"a rack in order": {args: "preflight", passes: true, shows: "pass  host |pass  simulator |" +
@@ -338,7 +338,7 @@ func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the status that answers the creation: after the deletion if the latter is early.
+		// created is the status of the answer to the creation. If early is set, deletion comes first.
 		created int
 		early   bool
 		left    int

@@ -421,7 +421,7 @@ type errAttach struct{ error }
 // hot-plug if it refuses with the known error and then attaches the same disk to a stopped
 // instance. Any other refusal is an errAttach.
 //
-// A rack that attaches but does not detach would leave the disk here until this instance stops. So
+// A rack that attaches but does not detach leaves the disk here until this instance stops. So
 // the first trial uses an instance that the run creates. The rule checks report a failed trial.
 func (w *job) learnHotplug(ctx context.Context) (err error) {
 	trial, result := w.rack.TryHotplug(ctx)

@@ -240,8 +240,8 @@ func patchNode(ctx context.Context, name, patch string) {
 // faults. A reboot of an instance does not restart its container. If two instances are stopped at
 // the same moment, the second may lose its disks shortly before its container ends.
 type hypervisor struct {
-	// The keys of these maps are workers. A value in holds is the ID of the fault that delays the
-	// worker's stop. A value in stops is how often this fault has fired.
+	// For each worker, holds has the ID of the fault that delays its stop, stops counts how often that
+	// fault has fired, and off reports whether the worker's container is stopped.
 	holds map[string]string
 	stops map[string]int
 	off   map[string]bool

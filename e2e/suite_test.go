@@ -52,7 +52,7 @@ func TestEndToEnd(t *testing.T) { // E-2
 	// Without this call, an Eventually with a context waits until the context ends.
 	EnforceDefaultTimeoutsWhenUsingContexts()
 	suite, reporter := GinkgoConfiguration()
-	// Do not repeat a failed spec: a success of the second run would hide the failure.
+	// Do not repeat a failed spec, because a success of the second run hides the failure.
 	suite.FlakeAttempts, suite.RandomizeAllSpecs = 0, false
 	// The full stack shows the line of the spec if a helper function fails.
 	reporter.Verbose, reporter.FullTrace = true, true

@@ -89,7 +89,7 @@ func expectDisks(ctx context.Context, claims []string, worker string) []string {
 }
 
 // expectFixedSize checks that the API server refuses to enlarge a claim of the class oxide-disk
-// (D-68). An enlarged claim would wait forever, because the rack cannot grow a disk.
+// (D-68). The rack cannot grow a disk, so an enlarged claim would wait forever.
 func expectFixedSize(ctx context.Context, claim string) {
 	_, err := api.CoreV1().PersistentVolumeClaims(s.ns).Patch(ctx, claim, types.MergePatchType,
 		[]byte(`{"spec":{"resources":{"requests":{"storage":"2Gi"}}}}`), metav1.PatchOptions{})

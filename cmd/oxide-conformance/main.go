@@ -69,7 +69,7 @@ func interruptible() (context.Context, io.Writer) {
 	if !signal.Ignored(syscall.SIGHUP) { // nohup makes the program ignore SIGHUP
 		signal.Notify(signals, syscall.SIGHUP)
 	}
-	// Without a handler for SIGPIPE, a write to a closed standard output would end the program.
+	// Handle SIGPIPE, because by default a write to a closed standard output ends the program.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	go func() {
 		unheard := false

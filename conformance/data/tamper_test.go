@@ -176,7 +176,7 @@ func (m byteMutant) String() string {
 	return fmt.Sprintf("%s at byte %d of %s", m.wrong, m.at, m.look.What(m.moment))
 }
 
-// tamper returns the name of the simulator's tamper.
+// tamper returns the simulator's name for this corruption.
 func (m byteMutant) tamper() string {
 	moments := map[string]string{data.Blank: "new", data.Restored: "restored", data.Larger: "larger",
 		data.Again: "recreated"}

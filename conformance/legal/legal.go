@@ -230,10 +230,10 @@ func (p *proxy) strikes() bool {
 	return p.rand.IntN(100) == 0
 }
 
-// absence is the average number of requests between two absences of the rack.
+// absence is the average number of requests between two outages of the rack.
 const absence = 300
 
-// leave reports whether the rack is away now. When an absence begins, gone() returns its length.
+// leave reports whether an outage of the rack is under way. gone() returns a new outage's length.
 func (p *proxy) leave(gone func() time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

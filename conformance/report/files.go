@@ -319,10 +319,10 @@ const (
 // Diff compares two reports, of which A is the earlier one. The text is for a terminal: the
 // verdict, the facts, the results (the worsened first), the latencies, and whether B is worse.
 //
-// B is worse if the verdict, a result, its extent, the number of left objects or the findings of
-// the witness got worse. B is also worse if it has a new result that failed, or lacks a result that
-// passed in A although B selected its group. Latencies do not count, because they depend on the
-// other users of the rack.
+// B is worse if the verdict, a result or its extent got worse, or if B has more left objects or
+// more findings of the [Witness]. B is also worse if it has a new result that failed, or lacks a
+// result that passed in A although B selected its group. Latencies do not count, because they
+// depend on the other users of the rack.
 func Diff(a, b *Report) (text string, worse bool) {
 	results, worse := diffResults(a, b)
 	fromBest := []Verdict{Conforms, BlockedByRack, Incomplete, InterruptedRun, DoesNotConform}

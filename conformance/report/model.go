@@ -48,8 +48,8 @@ const (
 	Incomplete Verdict = "incomplete"
 	// InterruptedRun means that nothing failed, but somebody stopped the run.
 	InterruptedRun Verdict = "interrupted"
-	// DoesNotConform means that at least one result failed, that the driver left objects, or that the
-	// witness contradicted the run.
+	// DoesNotConform means that at least one result failed, that the driver left objects, or that a
+	// second record of the run contradicted it ([Witness]).
 	DoesNotConform Verdict = "does not conform"
 )
 
@@ -277,8 +277,8 @@ func (g Group) Seconds() (sum float64) {
 
 // Check returns an error if the report is inconsistent: every result must occur once, every result
 // that did not pass must have a reason, the latencies must agree with their counts, and the verdict
-// must follow from the results. The error names at most ten faults, one on each line. Check
-// leaves the limits of single values to the schema.
+// must follow from the results. The error names at most ten faults, one on each line. Check leaves
+// the limits of single values to the schema.
 func (r *Report) Check() error {
 	var all []error
 	wrong := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }

@@ -338,7 +338,7 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	h.mu.Unlock()
 	random := rand.New(rand.NewPCG(h.p.Seed, tried.seed))
 	if f.legal {
-		limit = stateTimeout // a check that ends at ruleTimeout would fail
+		limit = stateTimeout // a check that ruleTimeout interrupts fails
 		if f.noticed || !h.p.Long() {
 			random.Shuffle(len(rules), func(i, j int) { rules[i], rules[j] = rules[j], rules[i] })
 			rules = rules[:min(len(rules), sampledAsking)]

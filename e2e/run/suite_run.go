@@ -123,12 +123,12 @@ func (s *suiteRun) suite(ctx context.Context, environment, program string, args 
 	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
 	suite.Env = append(s.engine.Environment(), environment)
 	// In its own process group, the suite gets Ctrl-C only once, from this process, and its cleanup
-	// programs do not get it. If this process is killed, the kernel kills the suite, too. Otherwise
-	// the suite would continue on a cluster that the next run has created, and finally remove it.
+	// programs do not get it. If this process is killed, the kernel kills the suite, too, so that the
+	// suite does not use, and finally remove, a cluster that the next run has created.
 	suite.SysProcAttr = suiteAttr()
 	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
 	suite.WaitDelay = suiteEnd
-	// The kernel sends Pdeathsig when the thread that started the process ends. So keep this thread.
+	// The kernel sends Pdeathsig when the thread that started the process ends, so keep this thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return suite.Run()

@@ -104,7 +104,7 @@ func register(ctx context.Context, d driver, endpoint, listen string) error {
 	}
 	name := info.GetName()
 	socket := filepath.Join(plugins, name+"-reg.sock")
-	// A killed container leaves its socket, at which Listen would fail.
+	// A killed container leaves its socket, and Listen fails if the file exists.
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier registrar: %w", err)
 	}
