@@ -73,7 +73,7 @@ type Config struct {
 	LogJSON        bool
 	MetricsAddress string // unix:///path or host:port; empty means none
 	PprofAddress   string // unix:///path or localhost:port; empty means none
-	LeaveSocket    string // an absolute path; used by the program prestop alone
+	LeaveSocket    string // an absolute path; used only by the subcommand prestop
 
 	PrintVersion bool
 }

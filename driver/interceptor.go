@@ -310,8 +310,8 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 			"this one later", csierr.Plain(key))
 	}
 	defer l.held.Delete(key)
-	// If the caller has given up, its next call may have ended already, and this call would undo it.
-	// gRPC delivers the cancellation of a call before later calls of the same connection.
+	// If the caller has given up, its next call may have ended already, and this call would undo its
+	// effect. gRPC delivers the cancellation of a call before later calls of the same connection.
 	switch ctx.Err() {
 	case nil:
 		return handler(ctx, req)

@@ -81,7 +81,7 @@ func registered(t *testing.T, mode string) map[string]string {
 	for desc := range described {
 		of := name.FindStringSubmatch(desc.String())[1]
 		if strings.HasPrefix(of, "oxide_csi_") && found[of] == "" && p.health != nil {
-			t.Errorf("%s has no sample: this test has to give it one", of) // a node calls no rack
+			t.Errorf("%s has no sample: this test has to give it one", of) // a node has no p.health
 		}
 	}
 	maps.DeleteFunc(found, func(name, _ string) bool {

@@ -24,7 +24,7 @@ import (
 func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	all := metav1.ListOptions{}
 	look := rack.Looking()
-	// Read the records first: if another keeper saves them during the later reads, our save conflicts.
+	// Read the records first: if another keeper writes them during the later reads, save() must fail.
 	found, records, err := k.Kubernetes.records(ctx, k.Namespace)
 	if err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func (v *view) pods(ctx context.Context, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// More waiting pods only lower what a budget needs. If none forbids the stop, skip other nodes.
+		// Waiting pods on other nodes can only relax a budget. If no budget forbids the stop, skip them.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
@@ -304,7 +304,7 @@ type operation struct {
 	StatefulSets []string         `json:"statefulSets,omitempty"` // with pods that stop with the node
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
-	// Late: the instance stopped after the previous operation, and this operation only starts it.
+	// Late reports that the instance stopped after the previous operation; this one only starts it.
 	Late bool `json:"late,omitempty"`
 	// Problem is why the operation failed or, with Late, why it was necessary.
 	Problem string `json:"problem,omitempty"`

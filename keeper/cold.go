@@ -405,7 +405,7 @@ func (o *outcome) remember(before *outcome, r *operation, now time.Time, again s
 	})
 }
 
-// holdBack notes at each attachment why no instance may be stopped for it, and reports new reasons.
+// holdBack sets each waiting attachment's field held, and reports new reasons.
 func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	held := 0
 	var errs []error

@@ -322,7 +322,7 @@ func (m *Mover) pause(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// onInstance reports whether a volume has an affinity to the instance or, for "", to none.
+// onInstance reports whether a volume is tied to the instance or, if instance is "", to none.
 func onInstance(v *corev1.PersistentVolume, instance string) bool {
 	found := ""
 	for _, e := range instanceTerms(v) {

@@ -544,7 +544,7 @@ func TestTheEventOfAnUnfencedNodeGivesTheReason(t *testing.T) {
 	}
 }
 
-func TestANodeWhoseRecordCannotBeReadIsNotFenced(t *testing.T) {
+func TestANodeWithAnUnreadableRecordIsNotFenced(t *testing.T) {
 	w := lost(t)
 	w.rack.set("a", "stopped")
 	for _, text := range []string{"", "{", `{"operation":{"since":"today"}}`, `["Stopping"]`,
@@ -558,7 +558,7 @@ func TestANodeWhoseRecordCannotBeReadIsNotFenced(t *testing.T) {
 	}
 }
 
-func TestATaintThatAPersonSetIsNotRemoved(t *testing.T) {
+func TestTheKeeperDoesNotRemoveATaintSetByAPerson(t *testing.T) {
 	w := lost(t)
 	w.edit("a", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{outOfService} })
 	for _, state := range []string{"stopped", "running"} {

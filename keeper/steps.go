@@ -166,7 +166,7 @@ func (p progress) drain(ctx context.Context) error {
 	case n.Name == p.k.Config.NodeName:
 		return p.finish(ctx, "the keeper that continues runs on this node itself")
 	case !n.cordoned() && !n.Spec.Unschedulable:
-		return p.k.Kubernetes.cordon(ctx, n) // the keeper that began the operation died before this
+		return p.k.Kubernetes.cordon(ctx, n) // the keeper that began the operation died before the cordon
 	case p.forbidden() != "":
 		return p.finish(ctx, p.forbidden())
 	}

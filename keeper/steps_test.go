@@ -95,7 +95,7 @@ func (w *fixture) ends(problem string, stopped bool) {
 // The test begins a step, and disturbs it. A disturbed drain ends without a stop. After a later
 // step the keeper starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
-	// loses creates a budget, and then takes a pod from it with lose(). The budget's status stays.
+	// loses creates a budget, and then calls lose() to remove a pod. The budget's status stays.
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")
@@ -324,7 +324,7 @@ func TestAnInstanceThatStopsLateIsStartedEvenWithColdAttachOff(t *testing.T) { /
 	for _, c := range []struct {
 		name      string
 		unlabeled bool           // when the operation ended
-		since     func(*fixture) // what happened since
+		since     func(*fixture) // what happened after it ended
 		left      bool           // the instance stays stopped
 	}{
 		{"cold attach is switched off", false, func(w *fixture) { w.Config.ColdAttach = false }, false},
@@ -383,7 +383,7 @@ func TestAnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) { // D-61
 	}
 }
 
-func TestACordonThatSomebodySetsDuringAnOperationStays(t *testing.T) {
+func TestAnOperationKeepsACordonThatSomebodyElseSets(t *testing.T) {
 	for _, s := range []step{attaching, starting, returning} {
 		w := newFixture(t, "a")
 		begun[s].begin(w)
@@ -409,7 +409,7 @@ func (w *fixture) advance(d time.Duration) {
 	w.clock = w.clock.Add(d)
 }
 
-func TestOnlyTheKeeperThatStoppedAnInstanceStartsItWithoutTheAPIServer(t *testing.T) { // D-61
+func TestWithoutTheAPIServerAKeeperStartsTheInstancesItStopped(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name  string
 		given func(*fixture)

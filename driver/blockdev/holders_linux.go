@@ -55,8 +55,8 @@ func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 }
 
 // A busy node has tens of thousands of open files, and the driver examines all of them before it
-// formats, mounts or releases a device. So each gets one system call, which never waits for the
-// server of a network filesystem.
+// formats, mounts or releases a device. So it makes one system call for each file, and that call
+// never waits for the server of a network filesystem.
 func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -207,7 +207,7 @@ func ReadNames(dir string) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// kernelSysfs is the machine's own sysfs, with all devices. A guest view shows only some of them.
+// kernelSysfs is the machine's own sysfs. On a simulated rack, Host.Sysfs shows only some devices.
 const kernelSysfs = "/sys"
 
 // loopWait limits how long the kernel may take to report a loop device's backing file. The file may

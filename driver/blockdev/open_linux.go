@@ -128,8 +128,8 @@ func (d *OpenDevice) TryExclusive() error {
 	return errors.Join(d.notExclusive(err), f.Close())
 }
 
-// WithExclusive opens the device exclusively for writing and calls act(). Afterwards what act() has
-// written has left the kernel's cache, but may still be in the device's cache.
+// WithExclusive opens the device exclusively for writing and calls act(). When it returns, the
+// kernel has written act()'s data to the device, but they may still be in the device's own cache.
 func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 	w, err := d.openAgain(os.O_RDWR | os.O_EXCL | unix.O_DIRECT)
 	if err != nil {
@@ -331,7 +331,7 @@ func Vanished(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }
 
-// Lost reports whether err means that a device or mount no longer answers. An unmount still works.
+// Lost reports whether err means that a device or mount no longer answers. It can be unmounted.
 func Lost(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
 		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
@@ -403,8 +403,8 @@ func (h Host) openLocks() *os.File {
 // Programs that inherit the files in Inherited keep the lock. So if the driver dies during a mkfs
 // or an e2fsck, the next driver waits until the program has ended.
 //
-// OpenLocked also waits for the flock(2) of the device node, which excludes a driver with another
-// lock file, if unshared is true (no workload gets the raw device) or if Lock locks nothing.
+// If unshared is true (no workload gets the raw device), or if Lock locks nothing, OpenLocked also
+// waits for the flock(2) of the device node. It excludes a driver with another lock file.
 //
 // The locks do not exclude other programs. TryExclusive and AwaitNoWriters find those.
 func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*OpenDevice, error) {
@@ -416,7 +416,7 @@ func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*Op
 		err = d.flock(ctx, unshared || d.lock == nil)
 	}
 	if err == nil {
-		err = d.verify() // the lock may have waited
+		err = d.verify() // the disk may have changed during the wait for the lock
 	}
 	d.Shared = !unshared
 	if err != nil {

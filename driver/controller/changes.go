@@ -86,7 +86,7 @@ type changes struct {
 }
 
 // request calls do() to make the change, unless look, the time of the last read of the rack, is too
-// old. It remembers an open change. An error of the oxide client means that the rack refused it.
+// old. It remembers the change while it is open. The SDK's errors mean that the rack refused it.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
 	record := flight.Of(ctx).Begin(ch.event, ch.noted)

@@ -234,7 +234,7 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	place := at(instanceAt(""))
 	place.Parameters = map[string]string{"placement": "instance"}
 	answer := csitest.Got(c.GetCapacity(t.Context(), place))(t)
-	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2: nodes report only instances
+	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2: nodes report instances, but no location
 	for _, err := range []error{csitest.Call(t.Context(), c, at(instanceAt("rack=a,"))),
 		scripted(t, at(csitest.Topologies("rack=a")))} {
 		fails(csierr.TopologyInvalid)(t, err) // CG-4

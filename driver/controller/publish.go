@@ -412,9 +412,9 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	}
 }
 
-// lookAndDetach reads the disk and detaches it, unless a.Instance is set and does not have it. A
-// rack ignores such a detach (A37), but a faulty rack could take the disk from another instance's
-// running workload. If the disk moves after the read, only the rack can refuse.
+// lookAndDetach reads the disk and detaches it, unless a.Instance is set and another instance, or
+// none, has the disk. A rack ignores such a detach (A37), but a faulty rack could take the disk
+// from a running workload. If the disk moves after the read, only the rack can refuse.
 func (a attachment) lookAndDetach(ctx context.Context) error {
 	look := rack.Looking()
 	disk, err := a.Rack.Disk(ctx, a.Disk)

@@ -330,7 +330,7 @@ var (
 	deleteOpen                 = step{deleteStep, codes.Unavailable}
 )
 
-// proofs/concurrency generates cases with one lost, late or wrong answer. The cases here have more.
+// proofs/concurrency has cases with one lost, late or wrong answer. The cases here have several.
 func TestCallsFailWhileAnUnansweredChangeMayStillBeMade(t *testing.T) { // CU-4, CV-18
 	leaving := shown(detaching)
 	for _, s := range []struct {

@@ -103,7 +103,7 @@ func snapshotIDMissing() error {
 	return csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 }
 
-// The disk is read first, because the snapshot's tag records properties that a restore needs.
+// create reads the disk first, because the tag records properties of the disk that a restore needs.
 func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	const doing = "create snapshot"
 	look := rack.Looking()
@@ -114,7 +114,7 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	case err != nil:
 		return nil, err
 	}
-	// For a disk in import the rack would answer 503, as if the rack itself were busy (A42).
+	// For a disk that is being imported, the rack answers 503, as if it were busy itself (A42).
 	if err := checkImported(source); err != nil {
 		return nil, err
 	}

@@ -201,7 +201,7 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 }
 
 // unlessThere returns the disk if an earlier call has created it, and otherwise the given error.
-// After a final error the CO would forget an existing disk.
+// The error must not be final while the disk exists, because the CO would then forget the disk.
 func (v volumeSpec) unlessThere(ctx context.Context, why error) (*oxide.Disk, error) {
 	if _, err := v.Rack.LookAtWorld(ctx); err != nil {
 		return nil, retryLater(why)

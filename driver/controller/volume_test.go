@@ -104,7 +104,7 @@ func TestCreateRequestsTheSameDiskForEveryPlacement(t *testing.T) { // D-61, CV-
 		at, want  []*csi.Topology
 	}{
 		{"instance", instanceAt("rack=a,"), instanceAt("rack=a,")},
-		{"instance", elsewhere, elsewhere}, // the scheduler chose anew
+		{"instance", elsewhere, elsewhere}, // the scheduler chose another instance
 		{"rack", elsewhere, csitest.Topologies("rack=a")},
 	} {
 		r := createRequest()
@@ -418,7 +418,7 @@ func TestCreateVolumeRecordsTheSnapshotsFilesystemUUID(t *testing.T) {
 
 func TestDeleteVolumeDeletesOnlyOwnFreeDisks(t *testing.T) {
 	byCapitals := &csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(racktest.Disk)}
-	disk := func(tagOf, nameOf string) script { // clusters
+	disk := func(tagOf, nameOf string) script { // the clusters in its tag and in its name
 		return script{shown("detached", tagged(volume.Tag{Name: "pvc-1", Cluster: tagOf}),
 			with("name", volume.DiskName(nameOf, "pvc-1")))}
 	}

@@ -203,8 +203,8 @@ func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 
 // finishFormat completes a format that was cut off before its last steps: it gives the btrfs the
 // volume's UUID and erases the records. The caller has found records of this volume, and no errors
-// in the btrfs. With the records on the disk, later calls would repeat the check, and format the
-// disk again if the check failed.
+// in the btrfs. While records are on the disk, each later call repeats the check, and formats the
+// disk again if the check fails.
 //
 // If mkfs or the driver was killed, its last writes may be in the kernel's cache only. So
 // finishFormat syncs the disk before it erases the records.

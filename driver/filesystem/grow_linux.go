@@ -203,9 +203,9 @@ func (d disk) allowCopy(sb Superblock) error {
 	return d.allow(whole)
 }
 
-// checkDescriptors fails if a group descriptor is damaged. e2fsck -p would use no copy of the
-// descriptors. It would delete the journal and overwrite the copies with the damaged descriptors. A
-// manual repair would then find no files. Without -p e2fsck uses a copy.
+// checkDescriptors fails if a group descriptor is damaged. e2fsck -p uses no copy of the
+// descriptors: it deletes the journal and overwrites the copies with the damaged descriptors. A
+// manual repair then finds no files. Without -p e2fsck uses a copy.
 func (d disk) checkDescriptors() error {
 	head, err := d.Read(0, sectorBytes)
 	if err != nil {

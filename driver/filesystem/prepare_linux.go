@@ -93,8 +93,8 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	return found.Grow, nil
 }
 
-// confirm notes in the flight recorder that the changes of an earlier process were made: the
-// filesystem shows it.
+// confirm records in the flight recorder that the changes of an earlier process were made, because
+// the filesystem shows them.
 func (p *Preparation) confirm(found state) {
 	about := flight.Fields{Filesystem: p.Volume.FSType}
 	p.Flight.Confirm(flight.Formatted, flight.Fields{}, about)
@@ -163,8 +163,8 @@ func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) err
 	return err
 }
 
-// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. Both need only access
-// to the unmounted device. xfs and btrfs grow after the mount (see GrowMounted).
+// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. Both need an
+// unmounted device. xfs and btrfs grow after the mount (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
 	// The check and the mount must read the disk. The kernel's cache may differ from it.

@@ -42,7 +42,7 @@ const (
 type Guest struct {
 	t     testing.TB
 	Dir   string // contains sys and dev
-	files string // contains the disks' files, in memory: then no flush waits for the machine's disk
+	files string // contains the disks' files, in memory, so that no flush waits for a disk
 	disks int
 }
 

@@ -79,7 +79,7 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 }
 
 // madeOf returns the source that marks the driver's mounts of the device at path: the path with
-// "./" before the name. It leads to the same file, but nobody types it.
+// "./" before the name. This path leads to the same file, but no other program mounts by it.
 func madeOf(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "./" + name
@@ -200,7 +200,7 @@ func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 	return st, err
 }
 
-// Verify fails if the mount is of another device, which may have had the path of d.
+// Verify fails if the mount is not of d, for instance because d's path has led to another device.
 func (m *Mount) Verify(d blockdev.Device) error {
 	major, minor, err := m.number(d)
 	if err != nil {
@@ -214,7 +214,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the disk that the mounted filesystem is on, or of the disk whose
-// device node is mounted. If several devices may hold a btrfs, it tests the device in likely.
+// device node is mounted. If several devices may hold a btrfs, it tests the parameter likely.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {

@@ -174,7 +174,7 @@ func TestTableListsMountsFlagsAndConditions(t *testing.T) {
 	}
 }
 
-// Any user can make such lines, with deep directories in a user namespace.
+// Any user can make very long lines by mounting deep directories in a user namespace.
 func TestMountLinesOfAnyLengthAreParsed(t *testing.T) {
 	deep := strings.Repeat("/a-directory", 10_000)
 	table, err := parseTable([]byte("21 1 254:0 / / rw - ext4 /dev/root rw\n" +

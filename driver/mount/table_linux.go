@@ -112,7 +112,7 @@ func (t Table) At(path string) []*mountinfo.Info {
 			layers = append(layers, m)
 		}
 	}
-	// A mount on top of another mount at the same path is that mount's child.
+	// A mount on top of another mount at the same path is the child of the lower mount.
 	top := slices.IndexFunc(layers, func(m *mountinfo.Info) bool {
 		return !slices.ContainsFunc(layers, func(child *mountinfo.Info) bool {
 			return child.Parent == m.ID && child.ID != m.ID
@@ -136,9 +136,9 @@ func (t Table) Top(path string) *mountinfo.Info {
 // Of lists the mounts of the filesystem on the device and the bind mounts of its device node.
 //
 // A mounted filesystem keeps its device open, so no other disk gets the number. A bind mount of a
-// device node does not, so another disk may have the number by now. Such a mount counts only if the
-// device node is, or was until it was deleted, in this instance's device directory, because the
-// instances of a simulated rack share a kernel.
+// device node keeps nothing open, so another disk may have the number by now. Such a mount counts
+// only if the device node is, or was until it was deleted, in this instance's device directory,
+// because the instances of a simulated rack share a kernel.
 func (t Table) Of(d blockdev.Device) Table {
 	var found Table
 	for _, m := range (Views{{table: t}}).Of(d, nil) {
@@ -213,7 +213,7 @@ func IsNode(m *mountinfo.Info) bool {
 }
 
 // Device returns the number of the disk that is mounted. If several devices may hold a btrfs, it
-// tests the device in likely.
+// tests the parameter likely.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
@@ -366,8 +366,8 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 }
 
 // btrfsNumber returns the number of the disk that an open directory's btrfs is on. If several disks
-// have its UUID, and neither sysfs nor a test of the disk likely (isOn) shows which, the error is a
-// TwinsError, and the number is that of the device at the path that the kernel recorded.
+// have its UUID, and neither sysfs nor a test (isOn) of the parameter likely shows which, the error
+// is a TwinsError, and the number is that of the device at the path that the kernel recorded.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
 	if err != nil {
@@ -408,7 +408,7 @@ func (m BtrfsMember) dirs() ([]string, error) {
 		dir := filepath.Join(btrfsDir, name)
 		b, err := os.ReadFile(filepath.Join(dir, "devinfo", fmt.Sprint(m.ID), "fsid"))
 		fsid := string(bytes.TrimSpace(b))
-		if err != nil { // before Linux 5.17, which mounts no twins
+		if err != nil { // Linux before 5.17 has no such file, and mounts no two btrfs with one UUID
 			fsid = name
 		}
 		if fsid == m.fsid.String() {

@@ -85,7 +85,7 @@ func smallest(fsType string) int64 {
 	return 64
 }
 
-func TestAFinishedBtrfsFormatIsKept(t *testing.T) {
+func TestStageDoesNotRepeatAFinishedBtrfsFormat(t *testing.T) {
 	v := newGuest(t).disk(smallest(volume.Btrfs), volume.Btrfs)
 	v.interruptFormat()
 	failing := map[string]string{"mkfs.btrfs": "exit 1"}
@@ -184,7 +184,7 @@ func TestASnapshotOfAnUnfinishedFormatCanBeStaged(t *testing.T) {
 	})
 }
 
-func TestARestoredFilesystemIsMountedNextToItsOrigin(t *testing.T) { // NS-14
+func TestARestoredVolumeIsStagedWhileItsOriginIsStaged(t *testing.T) { // NS-14
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		g := newGuest(t)
 		origin := g.disk(smallest(fsType), fsType)
@@ -294,9 +294,9 @@ func TestStageReportsADiskThatIsDetachedDuringItsRead(t *testing.T) {
 	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
 }
 
-// A discard leaves the bytes of a rack's disk as they are. On the disks of all other tests it makes
-// them zero.
-func TestStageDoesNotDependOnTheEffectOfDiscards(t *testing.T) {
+// A rack keeps the bytes of a disk that it is asked to discard. The other tests' disks discard them
+// to zeroes, but the disk of this test refuses discards.
+func TestStageWorksOnADiskThatRefusesDiscards(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
 			g := newGuest(t)
@@ -387,7 +387,7 @@ func TestAGrowthNeedsOneUndamagedSuperblock(t *testing.T) {
 	v.hasGrown(t)
 }
 
-func TestABtrfsWhoseGrowthIsNotCommittedIsNotStaged(t *testing.T) {
+func TestStageFailsIfABtrfsGrowthCannotBeCommitted(t *testing.T) {
 	g := newGuest(t)
 	dir := smallTmpfs(t, 64*guesttest.MiB)
 	file := filepath.Join(dir, "disk.img")
@@ -454,7 +454,7 @@ func TestHealthReportsAFilesystemThatIsNotGrown(t *testing.T) { // NS-13
 	}
 }
 
-func TestAFileThatContainsARecordIsNotErased(t *testing.T) {
+func TestPublishKeepsAWorkloadsFileThatContainsARecord(t *testing.T) {
 	for _, grow := range []int64{0, 1 << 20} {
 		v := newGuest(t).disk(256, "block")
 		v.up("dev")

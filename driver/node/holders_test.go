@@ -54,7 +54,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// Each function makes something use the device. end() stops that. Errors have to contain the names.
+// Each function makes something use the device, and end() stops that use. Errors contain all names.
 var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
 	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
 		node string) (func(), []string) {
@@ -201,7 +201,7 @@ func TestUnstageFailsWhileADeviceDoesNotAnswer(t *testing.T) { // NU-5
 	})
 }
 
-func TestLostWritesAreReportedTogetherWithAnotherError(t *testing.T) {
+func TestUnstageReportsLostWritesTogetherWithAnotherError(t *testing.T) {
 	v := statefulGuest(t).disk(64, volume.Ext4)
 	must(t, v.stage())
 	must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
@@ -215,7 +215,7 @@ func TestLostWritesAreReportedTogetherWithAnotherError(t *testing.T) {
 	must(t, v.unstage())
 }
 
-func TestADeviceThatADeadDriverLeftReadOnlyBecomesWritable(t *testing.T) {
+func TestADeviceLeftReadOnlyByADeadDriverBecomesWritable(t *testing.T) {
 	for name, finish := range map[string]func(v testVolume) error{
 		"by unpublish": func(v testVolume) error { return v.unpublish("dev") },
 		"by unpublish, where the target's directory is gone": func(v testVolume) error {
@@ -326,7 +326,7 @@ var hostiles = []hostile{
 	{unanswered, false, func(string) {}},
 }
 
-// unanswered is the hostile process whose mountinfo the test replaces by a FIFO without a writer.
+// unanswered is the kind of process whose mountinfo the test replaces by a FIFO without a writer.
 const unanswered = "a mount table that does not answer"
 
 func emptyDir() {
@@ -342,8 +342,8 @@ func manyMounts(power int) {
 	double(0, power)
 }
 
-// double() bind-mounts the working directory, with all mounts in it, on its subdirectories named
-// from, from+1, … to-1. Each bind mount doubles the number of mounts.
+// double bind-mounts the working directory, with all mounts in it, on its subdirectories whose
+// names are the numbers from, from+1, … to-1. Each bind mount doubles the number of mounts.
 func double(from, to int) {
 	for i := from; i < to; i++ {
 		try(unix.Mount(".", fmt.Sprint(i), "", unix.MS_BIND|unix.MS_REC, ""))
@@ -405,7 +405,7 @@ func (h hostile) start(g *testGuest) *neighbour {
 		end := n.leave
 		n.leave = func() {
 			end()
-			f := csitest.Got(os.OpenFile(fifo, os.O_RDWR, 0))(g.t) // lets its reader continue
+			f := csitest.Got(os.OpenFile(fifo, os.O_RDWR, 0))(g.t) // the reader of the FIFO continues
 			must(g.t, f.Close())
 		}
 	}
@@ -418,7 +418,7 @@ const usual = 20 * time.Second
 
 // The hostile process has copies of the mounts of some volumes. Calls for these volumes have to
 // return in time, and calls for other volumes have to succeed in time.
-func TestAHostileProcessDelaysNoCallOfAnotherVolume(t *testing.T) {
+func TestAHostileProcessDelaysNoCallForAnotherVolume(t *testing.T) {
 	kinds, lives, stuck := 0, 0, 0
 	for _, h := range short.Some(t, 1, hostiles) {
 		kinds++

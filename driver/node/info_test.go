@@ -209,7 +209,7 @@ func TestInstanceIDNeedsSourcesThatAgree(t *testing.T) { // NI-1, D-28
 		metadata string // "-" = no file is named
 		dmi      map[string]string
 		want     string
-		says     []string // what the error has; none means no error
+		says     []string // texts that the error must contain; none means no error
 	}{
 		{"SMBIOS of an Oxide instance is enough", "", "-", oxide, one, nil},
 		{"the variable is enough", two, "-", nil, two, nil},
@@ -419,7 +419,7 @@ func TestInspectChangesNothingAndWaitsForNothing(t *testing.T) {
 	must(t, locked.Close())
 	must(t, v.unstage())
 	must(t, os.RemoveAll(v.guest.state))
-	sameBytes := v.disk.Same(t) // the kernel writes to a mounted filesystem at any time
+	sameBytes := v.disk.Same(t) // not earlier: the kernel may write to a mounted filesystem
 	v.guest.inspect(inspection.Asked{ID: v.ID})
 	v.guest.hasRecords()
 	sameBytes()
@@ -431,7 +431,7 @@ func TestInspectChangesNothingAndWaitsForNothing(t *testing.T) {
 func TestInspectReportsMissingDevicesAndInvalidRecords(t *testing.T) {
 	for name, c := range map[string]struct {
 		staged bool
-		disk   string // that the request names
+		disk   string // the disk that the request names
 		act    func(t *testing.T, v testVolume)
 		right  func(got inspection.Volume) bool
 	}{

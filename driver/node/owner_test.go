@@ -34,7 +34,7 @@ func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	g := statefulGuest(t)
 	v = g.disk(512, fsType)
 	if fsType == volume.Btrfs {
-		fsType = volume.Ext4 // mkfs.btrfs cannot read the mount table of a guest with such a path
+		fsType = volume.Ext4 // mkfs.btrfs cannot parse this guest's escaped paths in the mount table
 	}
 	other = g.disk(512, fsType, guesttest.OtherSerial)
 	v.up("pod")

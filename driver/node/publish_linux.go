@@ -200,9 +200,9 @@ func (v *nodeVolume) publishMount(staged *mountinfo.Info) error {
 
 // publishBlock bind-mounts the device node at the target path.
 //
-// A read-only mount of a device node does not stop writes, so a read-only block volume makes the
-// device itself read-only. That applies to every user of the device, so read-only and writable
-// publications of one volume exclude each other.
+// A read-only mount of a device node does not stop writes, so publishBlock makes the device itself
+// read-only for a read-only publication. That applies to every user of the device, so read-only and
+// writable publications of one volume exclude each other.
 func (v *nodeVolume) publishBlock(table mount.Table) error {
 	mounted := len(table.Of(v.device.Device)) > 0
 	if err := v.preparation().DropRecord(mounted); err != nil {
@@ -221,7 +221,7 @@ func (v *nodeVolume) publishBlock(table mount.Table) error {
 }
 
 // attachCopy bind-mounts source, a directory or a device node, at the target. First it verifies
-// that the copied mount is of the volume's device. It creates a missing target.
+// that source is a mount of the volume's device. It creates a missing target.
 func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind fs.FileMode) error {
 	m, err := mount.Clone(source, fsType)
 	if err != nil {
@@ -336,7 +336,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	if len(layers) > 0 && len(own) == 0 {
 		return v.undoReadOnly(ctx) // the path shows another volume
 	}
-	// Removing the target would lazily detach mounts on it in other namespaces. Wait until they end.
+	// Removing the target lazily detaches mounts on it in other namespaces. Wait for their end.
 	if _, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {
@@ -419,7 +419,7 @@ func endReadOnly(device *blockdev.OpenDevice) error {
 	return nil
 }
 
-// removeTarget removes no tree: if something is still mounted there, the tree is a user's data.
+// removeTarget removes no tree: if something is still mounted there, the files are a user's data.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	switch {
@@ -547,7 +547,7 @@ func goneToo(host blockdev.Host, records []volumeRecord) string {
 	return ""
 }
 
-// mountedDisk returns the zero device if the instance no longer has the disk.
+// mountedDisk returns the mounted disk, or the zero device if the instance no longer has the disk.
 func (v heldVolume) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.Device, error) {
 	node, deleted := mount.NodeRoot(m)
 	if !node && !volume.IsFilesystem(m.FSType) {

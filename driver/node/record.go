@@ -131,8 +131,8 @@ func (s *recordStore) of(volumeID string) storedRecord {
 // dies. If the record cannot be written, the call fails, because an unpublish or unstage would be
 // less strict without a record.
 //
-// A volume keeps its disk until it is unstaged. Block stays set once a workload had the raw device,
-// because the workload may still have it open.
+// The record keeps its disk until the volume is unstaged. Block stays true once a workload has had
+// the raw device, because the workload may still have it open.
 func (s storedRecord) save(disk string, block bool, covers int64) error {
 	r := volumeRecord{Version: recordVersion, Volume: s.volume, Instance: s.instance,
 		Disk: disk, Block: block, Covers: max(covers, 0)}

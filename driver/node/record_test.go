@@ -166,7 +166,7 @@ func TestStageFailsIfItsRecordCannotBeWritten(t *testing.T) {
 	same()
 	must(t, os.Remove(filepath.Dir(g.state)))
 	must(t, v.stage())
-	// The volume can be unstaged without a record, and when none can be written.
+	// The volume can be unstaged without a record, even if no record can be written.
 	must(t, os.RemoveAll(filepath.Dir(g.state)))
 	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
 	must(t, v.unstage())
@@ -195,7 +195,7 @@ func TestAFailedStageLeavesNoNewRecord(t *testing.T) {
 	must(t, other.unstage())
 }
 
-func TestARecordShowsRawUseUntilTheVolumeIsUnstaged(t *testing.T) { // NS-12, NU-5
+func TestARecordStaysMarkedAsBlockUntilTheVolumeIsUnstaged(t *testing.T) { // NS-12, NU-5
 	v := statefulGuest(t).disk(16, "block")
 	must(t, v.stage())
 	v.guest.hasMounts(0)

@@ -51,7 +51,7 @@ type Service struct {
 	SysfsRoot     string // empty means /sys
 	DevRoot       string // empty means /dev
 	InstanceID    string
-	MaxDisks      int // that the rack lets an instance have; 0 means 12
+	MaxDisks      int // the disks that the rack allows per instance; 0 means 12
 	Topology      map[string]string
 	DeviceTimeout time.Duration // how long an attached disk may take to appear; 0 means 30 s
 	// ReleaseTimeout limits the wait of an unstage or unpublish for other users of the volume, such as
@@ -80,7 +80,7 @@ func (n *Service) log() *slog.Logger { return cmp.Or(n.Log, slog.Default()) }
 type Use struct {
 	Volumes int // staged or published
 	Disks   int // of the instance, the boot disk included
-	Limit   int // of disks that the rack lets an instance have
+	Limit   int // the disks that the rack allows per instance
 }
 
 // InstanceIDKey is the variable, and the key in the metadata file, with the instance's id.

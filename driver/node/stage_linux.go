@@ -110,9 +110,9 @@ func (v *nodeVolume) preparation() *filesystem.Preparation {
 		Flight: v.flight, Log: v.node.log(), Begin: v.begin}
 }
 
-// open opens the device d and locks it, and compares its size and block size with those that the
-// controller reports of the disk. It does not compare read-only, which an instance's NVMe device
-// need not show. If only the device is read-only, begin() fails before the first write.
+// open opens and locks the device d, and compares its size and block size with the disk's, which
+// the controller reports. A read-only disk may look writable, so open does not compare that. If the
+// device is read-only and the disk is not, begin() fails before the first write.
 func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %s, but the disk has %s",
@@ -442,7 +442,7 @@ func positive(field, text string) (int64, error) {
 	return n, nil
 }
 
-// checkContexts fails if the contexts are those of two volumes, which somebody has confused.
+// checkContexts fails if publish_context and volume_context are those of two different volumes.
 func checkContexts(id string, published, vol map[string]string) error {
 	for _, key := range []string{volume.CtxDiskName, volume.CtxDiskID, volume.CtxBlockSize} {
 		if a, b := published[key], vol[key]; a != "" && b != "" && !strings.EqualFold(a, b) {
@@ -459,8 +459,8 @@ func checkContexts(id string, published, vol map[string]string) error {
 }
 
 // checkUse refuses a raw device for a volume that was created for filesystems, and the reverse.
-// Data that a workload has written to a raw device may look like a blank disk in a sample, or like
-// one of the driver's filesystems, so a stage might overwrite them.
+// To a check that reads only samples, data that a workload has written to a raw device may look
+// like a blank disk or one of the driver's filesystems, so a stage might overwrite them.
 func (v nodeVolume) checkUse() error {
 	switch {
 	case v.Use == volume.UseFilesystem && v.Block:

@@ -192,7 +192,7 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	return st, nil
 }
 
-// volumeAt fails if the records show that the disk at the path is not the volume's.
+// volumeAt is like shownAt, but fails if the records show that the disk is not the volume's.
 func (n *Service) volumeAt(volumeID, path string) (shownVolume, error) {
 	shown, err := shownAt(n.host(), path)
 	if err != nil {

@@ -47,8 +47,8 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 }
 
 type stagedDisk struct {
-	blockdev.Device                 // the zero device where it is no longer there
-	layer           *mountinfo.Info // its mount at the staging path; nil if it is known from a record
+	blockdev.Device                 // the zero device if the disk is gone
+	layer           *mountinfo.Info // its mount at the staging path; nil if only a record names it
 	raw             bool            // workloads may have its device node
 	journal         bool            // it was a healthy ext, mounted for writing, until this call
 }
@@ -113,7 +113,7 @@ func (v heldVolume) takeDown(ctx context.Context, path string, layers []*mountin
 			return unwritten, err
 		}
 		if gone {
-			unwritten = nil // nobody expects the data on a disk that was taken away
+			unwritten = nil // a failed write to a disk that was detached is not an error
 		}
 	}
 	return unwritten, nil
@@ -327,9 +327,9 @@ type heldVolume struct {
 	flight flight.Call
 }
 
-// hold locks the volume against other processes of the driver until its result is unlocked. Every
-// call that changes a volume on this node has the lock from its beginning to its end, so that no
-// call returns OK while another process is in the middle of a change.
+// hold locks the volume against other processes of the driver until the caller unlocks the returned
+// value. Every call that changes a volume on this node holds the lock from its beginning to its
+// end, so that no call returns OK while another process is in the middle of a change.
 func (n *Service) hold(ctx context.Context, volumeID string) (heldVolume, error) {
 	lock, err := n.host().Lock(ctx, "the volume "+recordKey(volumeID))
 	return heldVolume{node: n, id: volumeID, lock: lock, record: n.records().of(volumeID),

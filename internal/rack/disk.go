@@ -83,8 +83,8 @@ func VolumeNotFound(id string) error {
 // proxy, proves nothing.
 func NotFound(err error) bool { return Definite(err) && errors.Is(err, oxide.ErrObjectNotFound) }
 
-// Refused reports whether the rack understood the request and refused it. The reason is in the
-// states of the objects, never in the text.
+// Refused reports whether the rack understood the request and refused it. The caller finds the
+// reason in the states of the objects, never in the text.
 func Refused(err error) bool {
 	return Definite(err) && (errors.Is(err, oxide.ErrInvalidRequest) ||
 		errors.Is(err, oxide.ErrConflict))

@@ -250,7 +250,7 @@ func TestOnlyTheRacksOwnSuccessConfirmsAChange(t *testing.T) { // OX-8
 	}
 }
 
-func TestRequestSendsNoChangeAfterAnOldLook(t *testing.T) {
+func TestRequestSendsNoChangeIfTheRackWasReadTooLongAgo(t *testing.T) {
 	c := clientThat(t) // the scripted rack expects no request
 	open, err := create(t.Context(), c, Looking()-Look(DefaultLookLimit))
 	fails(csierr.LookTooOld)(t, err)

@@ -14,9 +14,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// DefaultLookLimit is the age after which a look is too old for the change that depends on it. It
-// is shorter than the leader's lease (deploy/chart). So a former leader sends no change once the
-// next leader answers calls.
+// DefaultLookLimit is the age after which a read of the rack is too old for the change that depends
+// on it. It is shorter than the leader's lease (deploy/chart). So a former leader sends no change
+// once the next leader answers calls.
 const DefaultLookLimit = 5 * time.Second
 
 // Look is the time right before a read of the rack. Its clock also runs while the process is

@@ -367,8 +367,8 @@ func unpackToken(project, token string) (after, page string, ok bool) {
 	return after, page, packToken(project, after, page) == token
 }
 
-// tokenDictionary returns text that most of the rack's page tokens contain, to compress them.
-// Without that text a token only gets longer.
+// tokenDictionary returns text that most of the rack's page tokens contain. A compression without
+// this dictionary makes a token longer.
 func tokenDictionary(project string) []byte {
 	return []byte(`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"` + project +
 		`","last_seen":""}}`)

@@ -30,7 +30,7 @@ func IsFilesystem(fsType string) bool { return slices.Contains(Filesystems, fsTy
 var Filesystems = []string{Ext4, Ext3, XFS, Btrfs}
 
 // supportedModes are the access modes in which one node reads and writes the volume, because a rack
-// attaches a disk to one instance (RFD 595). How many workloads share the volume is up to the node.
+// attaches a disk to one instance (RFD 595). The node decides how many workloads share the volume.
 var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,

@@ -105,8 +105,8 @@ func IsID(id string) bool {
 // RackName matches the valid names of objects on the rack.
 var RackName = Word{63, regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)}
 
-// Word matches texts of at most Most bytes. A limit in the regular expression itself would take
-// tens of kilobytes: Go compiles a copy of the expression for each byte.
+// Word matches the texts that Looks matches, up to a length of Most bytes. A limit in Looks itself
+// would take tens of kilobytes, because Go compiles a copy of the expression for each byte.
 type Word struct {
 	Most  int
 	Looks *regexp.Regexp

@@ -47,7 +47,7 @@ func TestParseParametersNamesABadParameter(t *testing.T) { // CV-6
 	type pairs = map[string]string
 	for _, test := range []struct {
 		values pairs
-		words  []string // in the error's text; nil means the only key
+		words  []string // what the error must contain; nil means the only key in values
 	}{
 		{pairs{"blockSize": "1024"}, nil}, {pairs{"blockSize": ""}, nil},
 		{pairs{"blockSize": "4096 "}, nil}, {pairs{"blocksize": "4096"}, nil},
