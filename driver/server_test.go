@@ -130,7 +130,7 @@ func TestAPanicReturnsInternalAndTheServerContinues(t *testing.T) {
 
 func panicking() error { panic("the secret is " + canary) }
 
-func TestTheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) { // B-12, B-11
+func TestTheLockOfAnObjectIsHeldUntilTheHandlerReturns(t *testing.T) { // B-12, B-11
 	working, finish := make(chan struct{}, 1), make(chan struct{})
 	_, create := serveCreate(t, func() error {
 		working <- struct{}{}
@@ -195,7 +195,7 @@ func TestASilentClientDoesNotDelayTheShutdown(t *testing.T) { // B-29
 	}
 }
 
-func TestEveryMessageIsRedacted(t *testing.T) { // B-15
+func TestEveryLoggedMessageIsRedacted(t *testing.T) { // B-15
 	messages := 0
 	for i := range csi.File_csi_proto.Messages().Len() {
 		name := csi.File_csi_proto.Messages().Get(i).FullName()

@@ -304,7 +304,7 @@ func probeAt(t *testing.T, endpoint string) (*csi.ProbeResponse, error) {
 	return csi.NewIdentityClient(conn).Probe(t.Context(), &csi.ProbeRequest{})
 }
 
-func TestAnEndpointWhereNoPluginServesIsNotReady(t *testing.T) {
+func TestReadyFailsIfNoPluginServesTheEndpoint(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"":                                     "CSI_ENDPOINT",
 		"tcp://127.0.0.1:1":                    "unix:///path/name.sock",

@@ -306,7 +306,7 @@ func TestAnOperationEndsIfItsInstanceIsGone(t *testing.T) {
 }
 
 // As in Kubernetes, the node's condition stays Ready until the silence of the kubelet is noticed.
-func TestANodeHasReturnedOnlyAfterANewHeartbeat(t *testing.T) {
+func TestAnOperationEndsOnlyAfterANewHeartbeatOfTheNode(t *testing.T) {
 	w := newFixture(t, "a")
 	w.stopped()
 	w.edit("a", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionTrue })
@@ -453,7 +453,7 @@ func TestWithoutTheAPIServerAKeeperStartsTheInstancesItStopped(t *testing.T) { /
 
 // On the node "a" new volumes begin to wait again and again, while the node "b", which has pods of
 // the same StatefulSet, waits.
-func TestNewVolumesOnOneNodeDoNotStarveAnother(t *testing.T) { // D-61
+func TestNewVolumesOnOneNodeDoNotStarveAnotherNode(t *testing.T) { // D-61
 	w := newFixture(t, "a", "b")
 	w.Config.MaxStopsPerNode = 1000
 	attach := func(string) string { return "" }

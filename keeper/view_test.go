@@ -46,7 +46,7 @@ func woken(value string) func(*storagev1.VolumeAttachment) {
 	}
 }
 
-func TestAnAttachmentIsSettledAfterASuccessOrALastingFailure(t *testing.T) {
+func TestAnAttachmentIsDoneAfterASuccessOrALastingFailure(t *testing.T) {
 	r := &operation{Started: begin}
 	earlier := &operation{Started: begin.Add(-time.Hour)}
 	const (

@@ -170,7 +170,7 @@ func TestWithExclusiveReleasesTheDeviceWhenItReturns(t *testing.T) {
 	}
 }
 
-func TestAHangingLoopDeviceCountsAsAUserOfSharedDisksOnly(t *testing.T) {
+func TestCheckLoopsIgnoresAHangingLoopDeviceUnlessTheDiskIsShared(t *testing.T) {
 	disk, d := openDisk(t, 8*guesttest.MiB)
 	loop := strings.TrimSpace(guesttest.Run(t, "losetup", "--find", "--show", disk.Copy(t)))
 	defer guesttest.Run(t, "losetup", "--detach", loop)

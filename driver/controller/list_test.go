@@ -234,7 +234,7 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	place := at(instanceAt(""))
 	place.Parameters = map[string]string{"placement": "instance"}
 	answer := csitest.Got(c.GetCapacity(t.Context(), place))(t)
-	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2: nodes report instances, but no location
+	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2: nodes report no rack or zone
 	for _, err := range []error{csitest.Call(t.Context(), c, at(instanceAt("rack=a,"))),
 		scripted(t, at(csitest.Topologies("rack=a")))} {
 		fails(csierr.TopologyInvalid)(t, err) // CG-4
@@ -324,7 +324,7 @@ var pagedLists = map[string]struct {
 		}},
 }
 
-func TestAPageTakesAtMostTwoRequests(t *testing.T) { // LV-4, LS-4
+func TestListingAPageSendsAtMostTwoRequests(t *testing.T) { // LV-4, LS-4
 	for name, list := range pagedLists {
 		for _, project := range []string{racktest.ProjectID, "p", strings.Repeat("x", 63)} {
 			for _, most := range []int32{1, 7, 100} {
@@ -371,7 +371,7 @@ func walkList(t *testing.T, rack *longRack, call listCall, most int32, want []st
 	}
 }
 
-func TestListVolumesPagesResponsesAboveTheGRPCLimit(t *testing.T) { // LV-3
+func TestListVolumesSplitsResponsesAboveTheGRPCLimit(t *testing.T) { // LV-3
 	rack, ids := longRackOf(22000, pagedLists["volumes"].item)
 	walkList(t, rack, pagedLists["volumes"].call, 0, ids)
 }

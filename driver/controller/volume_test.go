@@ -416,7 +416,7 @@ func TestCreateVolumeRecordsTheSnapshotsFilesystemUUID(t *testing.T) {
 	}
 }
 
-func TestDeleteVolumeDeletesOnlyOwnFreeDisks(t *testing.T) {
+func TestDeleteVolumeDeletesOnlyOwnUnattachedDisks(t *testing.T) {
 	byCapitals := &csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(racktest.Disk)}
 	disk := func(tagOf, nameOf string) script { // the clusters in its tag and in its name
 		return script{shown("detached", tagged(volume.Tag{Name: "pvc-1", Cluster: tagOf}),

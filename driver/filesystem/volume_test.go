@@ -38,7 +38,7 @@ func TestRecordOffsetsNeverChange(t *testing.T) {
 	}
 }
 
-func TestARecordFillsAtMostItsSector(t *testing.T) {
+func TestARecordFitsIntoOneSector(t *testing.T) {
 	const most = recordBytes - recordTextAt
 	r := Record{Volume: "v", Filesystem: volume.Ext4}
 	r.Disk = strings.Repeat("d", most-len(csitest.Got(json.Marshal(r))(t)))

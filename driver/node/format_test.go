@@ -123,7 +123,7 @@ func (v testVolume) check(t *testing.T) {
 }
 
 // An xfs with small blocks may have a file's bytes where a btrfs has its superblock.
-func TestSuperblocksInAFileDoNotPreventAStage(t *testing.T) {
+func TestStageSucceedsIfAFileContainsSuperblocks(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		t.Run(fsType, func(t *testing.T) {
 			v := newGuest(t).disk(smallest(fsType), fsType)

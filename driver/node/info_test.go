@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-func TestNodeGetInfoReportsTheFreeSlots(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
+func TestNodeGetInfoReportsTheFreeDiskSlots(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 	const own, boot = "csi-0123456789abcde", "nvme0n1=boot\n"
 	for _, c := range []struct {
 		name    string

@@ -137,7 +137,7 @@ func (v testVolume) stats(path string) error {
 	return v.ask(&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.guest.path(path)})
 }
 
-func TestAReusedDeviceNumberDoesNotConfuseTwoVolumes(t *testing.T) {
+func TestVolumesAreDistinguishedIfADeviceNumberIsReused(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) (v, w testVolume) {
 		v = statefulGuest(t).disk(16, "block")
 		v.up("dev")
@@ -459,7 +459,7 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 	}
 }
 
-func TestUnstageAndUnpublishLeaveForeignMountsAlone(t *testing.T) {
+func TestUnstageAndUnpublishFailAndKeepForeignMounts(t *testing.T) {
 	foreign := map[string]func(t *testing.T, g *testGuest, path string){
 		"a tmpfs (UP-6, NU-5)": func(t *testing.T, _ *testGuest, path string) {
 			guesttest.Run(t, "mount", "-t", "tmpfs", "none", path)

@@ -77,7 +77,7 @@ func TestPublishVerifiesTheStagingMount(t *testing.T) { // D-29
 	})
 }
 
-func TestRepeatedPublishesReturnTheCodesThatCSIWants(t *testing.T) { // NP-6, NP-7, NP-8
+func TestRepeatedPublishesReturnTheCodesThatCSIRequires(t *testing.T) { // NP-6, NP-7, NP-8
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, singleWriter, multiWriter} {
 			t.Run(fsType+" with "+mode.String(), func(t *testing.T) {

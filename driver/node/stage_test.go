@@ -311,7 +311,7 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 	v.isReadOnly(false)
 }
 
-func TestTheErrorNamesAFeatureThatTheKernelRefuses(t *testing.T) {
+func TestStageNamesAFilesystemFeatureThatTheKernelRefuses(t *testing.T) {
 	refused := 0
 	for _, c := range []struct{ fsType, mkfs, want string }{
 		{volume.Ext4, "mke2fs -q -t ext4 -O casefold", "casefold"},
@@ -342,7 +342,7 @@ func TestTheErrorNamesAFeatureThatTheKernelRefuses(t *testing.T) {
 	}
 }
 
-func TestTheErrorForALostSuperblockTellsOfAnEarlierMount(t *testing.T) {
+func TestTheErrorForALostSuperblockMentionsAnEarlierMount(t *testing.T) {
 	const advice = "do not delete the volume"
 	for name, stageBefore := range map[string]bool{"mounted here before": true, "never": false} {
 		t.Run(name, func(t *testing.T) {
