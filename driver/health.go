@@ -87,7 +87,7 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	h.askedExpiry = time.Now()
 	var first time.Time
 	err := h.Rack.EachToken(ctx, func(token *oxide.DeviceAccessToken) {
-		// Skip expired tokens: the driver's own is not among them, because the rack has just accepted it.
+		// Skip expired tokens. The driver's own is not among them: the rack has just accepted it.
 		if at := token.TimeExpires; at != nil && at.After(time.Now()) &&
 			(first.IsZero() || at.Before(first)) {
 			first = *at
@@ -243,9 +243,9 @@ type identityService struct {
 }
 
 // waitingTrailer is the key of the gRPC trailer in which Probe returns the sentence of Waiting.
-// CSI's response has no field for it. If Probe answered "not ready", a CO would start nothing and
-// show no reason, and if it returned an error, a supervisor might restart the plugin. Without the
-// ending -bin the value would have to be ASCII.
+// CSI's response has no field for it. After the answer "not ready" a CO starts nothing and shows no
+// reason, and after an error a supervisor may restart the plugin. The ending -bin allows a value
+// that is not ASCII.
 const waitingTrailer = "oxide-csi-waiting-bin"
 
 // GetPluginInfo returns the driver's name and version.

@@ -48,8 +48,8 @@ func (s *csiServer) interceptors() []grpc.UnaryServerInterceptor {
 	}
 }
 
-// finish gives every error a reason, a sentence and one of CSI's codes. A plain Go error would
-// reach the CO as UNKNOWN.
+// finish gives every error a reason, a sentence and one of CSI's codes. Without it, a plain Go
+// error reaches the CO as UNKNOWN.
 func finish(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
 	error) {
 	answer, err := handler(ctx, req)

@@ -179,9 +179,9 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 	return ""
 }
 
-// turnOfAnother returns why another node has to be stopped before c, or "". That node has pods of a
-// StatefulSet that also has pods on c, and began to wait before c's last stop. A stop of c would
-// start the StatefulSet's interval anew, and that node would wait even longer.
+// turnOfAnother returns why another node has to be stopped before c, or "". The other node has pods
+// of a StatefulSet that also has pods on c, and began to wait before c's last stop. Another stop of
+// c restarts the StatefulSet's interval, and the other node has to wait even longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
 	for _, other := range all {

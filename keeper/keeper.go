@@ -92,8 +92,8 @@ func (k *Keeper) now() time.Time {
 }
 
 // Cluster contains a Kubernetes client for each API group that this package uses. The clients share
-// their connections. The other clients of client-go's clientset would take a fifth of the keeper's
-// memory.
+// their connections. A clientset of client-go also contains clients for all other API groups, which
+// take a fifth of the keeper's memory.
 type Cluster struct {
 	Coordination *coordination.CoordinationV1Client
 	Core         *core.CoreV1Client

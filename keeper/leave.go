@@ -111,8 +111,8 @@ func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// StartupTaint keeps pods away from a new node until the driver is registered there. Otherwise pods
-// would fail, and the scheduler would not know the node's limit of volumes.
+// StartupTaint keeps pods away from a new node until the driver is registered there. Before that,
+// pods fail there, and the scheduler does not know the node's limit of volumes.
 const StartupTaint = DriverName + "/agent-not-ready"
 
 func (k *Keeper) removeStartupTaints(ctx context.Context, v *view) error {

@@ -300,7 +300,7 @@ func (p *process) round(ctx context.Context) (time.Duration, error) {
 func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
 
 // startStopped calls StartStopped until ctx ends. It needs no lease: without the API server no
-// replica leads, and nobody else would start the instances.
+// replica leads, so nobody else starts the instances.
 func (p *process) startStopped(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := p.keeper.StartStopped(ctx); err != nil && ctx.Err() == nil {

@@ -236,7 +236,7 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the PersistentVolume %s: %w", v.Name, err)
 	}
-	// Remove the finalizers: with them, Kubernetes would keep this volume, because it is in use.
+	// Remove the finalizers, because with them Kubernetes keeps a volume that is in use.
 	for {
 		now, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
 		switch {

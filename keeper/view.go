@@ -261,7 +261,7 @@ type sorted struct {
 	// evict contains pods without volumes of the driver. They run on other nodes in the meantime.
 	evict []*corev1.Pod
 	// stay contains pods with volumes of the driver, both running and waiting ones. Their disks stay
-	// attached, so they have to come back to this node. Moving a pod would cause another stop.
+	// attached, so the pods have to come back to this node. Moving a pod causes another stop.
 	stay []*corev1.Pod
 	// lost is why a pod would not come back after a stop, or must not be stopped, or "".
 	lost string
@@ -348,7 +348,7 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 				"another", p.Namespace, p.Name)
 		case p.Spec.RestartPolicy == corev1.RestartPolicyNever,
 			p.Spec.RestartPolicy == corev1.RestartPolicyOnFailure:
-			// The pod's Job would count the eviction as a failure, even before the pod runs.
+			// The pod's Job counts the eviction as a failure, even before the pod runs.
 			s.lost = fmt.Sprintf("the pod %s/%s has not ended: it has restartPolicy %s, and an eviction "+
 				"may end its work for good", p.Namespace, p.Name, p.Spec.RestartPolicy)
 		default:

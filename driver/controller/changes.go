@@ -56,7 +56,7 @@ func snapshotDeleted(id oxide.NameOrId) change {
 	return change{event: flight.SnapshotDeleted, id: string(id)}
 }
 
-// confirm tells the flight recorder that the change was made, which the rack's state shows. The
+// confirm records in the flight recorder that the change was made, as the rack's state shows. The
 // parameter more contains fields that were unknown before.
 func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
@@ -206,7 +206,7 @@ func remove[T any](ctx context.Context, l *changes, created change,
 }
 
 // unlessOpen returns err, or a retryable error while the change is open. After a final error of a
-// create, the CO would forget the object, and nobody would delete it.
+// create, a CO forgets the object and never deletes it.
 func (l *changes) unlessOpen(ch change, err error) error {
 	if err == nil || csierr.Retryable(err) {
 		return err

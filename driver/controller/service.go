@@ -194,9 +194,9 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 	return ""
 }
 
-// ListVolumes lists the disks that this cluster made. Of all other disks, which other clusters or
-// people made, it lists those that are attached and not boot disks. A CO would treat an attached
-// volume that is missing from the list as lost.
+// ListVolumes lists the disks that this cluster made. It also lists disks that other clusters or
+// people made, if they are attached and not boot disks: a CO treats an attached volume that is
+// missing from the list as lost.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
 	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())

@@ -378,8 +378,8 @@ func volumeContext(d *oxide.Disk) map[string]string {
 
 // publishContext returns what the node has to know about the disk: what the rack shows, and the
 // origin and the use (filesystem, raw block or both) from the ownership tag of any cluster. If the
-// tag lacks the use, the context allows both; otherwise the node would refuse raw publications. If
-// it lacks the origin, the node reads the whole disk before it formats it.
+// tag lacks the use, the context allows both, because a node refuses raw publications without a
+// use. If it lacks the origin, the node reads the whole disk before it formats it.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),

@@ -283,8 +283,8 @@ func (p *Preparation) checkExt(args ...string) (err error) {
 }
 
 // tryRead runs e2fsck -n, which reads all blocks that a repair reads, and returns an error if a
-// read fails. e2fsck -y would overwrite an unreadable block with zeroes and continue
-// (e2fsck_handle_read_error).
+// read fails. The repair with e2fsck -y does not fail: it overwrites an unreadable block with
+// zeroes and continues (e2fsck_handle_read_error).
 func (d disk) tryRead() error {
 	result, err := runTool(d.Inherited, "e2fsck", "-f", "-n", inherited)
 	if err == nil && diskFailed(result) {

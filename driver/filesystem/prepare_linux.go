@@ -137,8 +137,7 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 // mayGrow decides whether the filesystem may grow to the size of its device: only if the bytes
 // behind it are proven to be zero, or written by a growth that was cut off. Other bytes may be
 // data, so the driver mounts the filesystem without growing it. After a growth that was cut off,
-// unreadable bytes make the call fail instead, because a mount would make the growth records
-// invalid.
+// unreadable bytes make the call fail instead, because a mount makes the growth records invalid.
 func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	if !found.Filesystem.canGrow(p.Device.SizeBytes) && !found.Growing {
 		return false, nil
@@ -320,8 +319,8 @@ type toolResult struct {
 // if the program could not run. It takes no context, because nothing may interrupt a started
 // program. The files in inherit become the program's descriptors from 3 on.
 //
-// The kernel kills the program if the driver dies: a surviving mkfs would write to the disk while
-// the next driver reads it. So runTool is for programs that a later call runs again from the start.
+// The kernel kills the program if the driver dies, so that no mkfs writes to the disk while the
+// next driver reads it. A later call must be able to run a killed program again from the start.
 func runTool(inherit []*os.File, name string, args ...string) (toolResult, error) {
 	return runProgram(&syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}, inherit, name, args)
 }
@@ -337,7 +336,7 @@ func runRepair(inherit []*os.File, name string, args ...string) (toolResult, err
 // path opens the verified device, even if the disk's own path now leads to another device.
 const inherited = "/proc/self/fd/3"
 
-// extConfig replaces the machine's mke2fs.conf and e2fsck.conf, which would choose the layout of a
+// extConfig replaces the machine's mke2fs.conf and e2fsck.conf: those could change the layout of a
 // new ext3 or ext4 and the way a check repairs it. mke2fs gets the features as arguments.
 const extConfig = `[defaults]
 blocksize = 4096

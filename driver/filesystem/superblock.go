@@ -252,9 +252,8 @@ func extType(compat, incompat, roCompat uint32) string {
 }
 
 // extUnclean reports whether e2fsck must run: the kernel has recorded errors, or the filesystem has
-// orphaned inodes or was not unmounted cleanly. Otherwise e2fsck -p would do nothing. The kernel
-// replays the journal, because its replay can be interrupted without damage, and a replay by e2fsck
-// cannot.
+// orphaned inodes or was not unmounted cleanly. In other cases e2fsck -p does nothing. The kernel,
+// not e2fsck, replays the journal: only the kernel's replay can be interrupted without damage.
 func extUnclean(b []byte, incompat, roCompat uint32) bool {
 	state, le32 := binary.LittleEndian.Uint16(b[0x3A:]), binary.LittleEndian.Uint32
 	return state&extStateError != 0 || le32(b[0x194:]) != 0 || state&extStateValid == 0 ||

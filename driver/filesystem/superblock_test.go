@@ -360,8 +360,8 @@ func FuzzJudge(f *testing.F) {
 	})
 }
 
-// After a failed write the kernel's cache contains the new bytes while a program has the device
-// open. e2fsck would then find no errors in a filesystem that is damaged on the disk.
+// After a failed write the kernel's cache keeps the new bytes while a program has the device open.
+// As long as it does, e2fsck finds no errors in a filesystem that is damaged on the disk.
 func TestPreparationDropsTheKernelCache(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, 64*mib)

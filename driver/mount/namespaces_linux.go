@@ -273,7 +273,7 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 	}
 	named := false
 	if m.FSType == volume.Btrfs && !IsNode(m) {
-		// Do not open another volume's mount: that would keep it busy, and could hang with its disk.
+		// Do not open another volume's mount: an open keeps it busy, and hangs if its disk hangs.
 		major, minor, err := blockdev.NumberAt(m.Source)
 		named = err == nil
 		if named && (major != d.Major || minor != d.Minor) ||

@@ -242,7 +242,7 @@ func TestStageAcceptsADiskWithTheDeviceNameOfARemovedBtrfs(t *testing.T) {
 	g.Unplug(other)
 	other.Name = v.disk.Name
 	g.Plug(other)
-	w := g.volume(other, volume.Ext4) // mkfs.btrfs would refuse the name
+	w := g.volume(other, volume.Ext4) // mkfs.btrfs refuses a device name that is in the mount table
 	must(t, w.stage())
 	must(t, w.unstage())
 	v.down("pod")
@@ -446,8 +446,8 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 			n := inNamespace(t, "private", "")
 			before := n.mounts(v.guest.Dir)
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted, strconv.Itoa(n.pid))
-			// Unpublish also fails if only the other namespace has the mount, because removing the path
-			// would make the kernel unmount it there.
+			// Unpublish also fails if only the other namespace has the mount, because the kernel unmounts it
+			// there when the path is removed.
 			guesttest.Run(t, "umount", v.guest.path("pod"))
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted)
 			if after := n.mounts(v.guest.Dir); !slices.Equal(after, before) {

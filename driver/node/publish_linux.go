@@ -494,9 +494,9 @@ func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([
 }
 
 // claimPath locks the path at which the caller is about to mount, so that no other call mounts at
-// it, in this or another process of the driver. Otherwise nobody could tell the two volumes apart
-// later. The lock is on the directory or file that the mount will hide, and ends when the returned
-// file is closed. If the kernel cannot lock that directory or file, there is no lock.
+// it, in this or another process of the driver. After two such mounts nobody can tell the two
+// volumes apart. The lock is on the directory or file that the mount will hide, and ends when the
+// returned file is closed. If the kernel cannot lock that directory or file, there is no lock.
 func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

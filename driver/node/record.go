@@ -128,8 +128,8 @@ func (s *recordStore) of(volumeID string) storedRecord {
 
 // save records which disk a volume is. Stage and publish call it after every check that may refuse
 // the request and before their first change, so that the next driver knows the disk if this one
-// dies. If the record cannot be written, the call fails, because an unpublish or unstage would be
-// less strict without a record.
+// dies. If the record cannot be written, the call fails, because unpublish and unstage are less
+// strict without a record.
 //
 // The record keeps its disk until the volume is unstaged. Block stays true once a workload has had
 // the raw device, because the workload may still have it open.
@@ -212,7 +212,7 @@ func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	return "", false
 }
 
-// all() lists the valid records, those in both memory and a file twice. open() logs invalid files.
+// all() lists the valid records. A record that is in memory and in a file is listed twice.
 func (s *recordStore) all() []volumeRecord {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.kept))

@@ -1,8 +1,8 @@
 // Package node implements CSI's node service.
 //
 // A call parses its request, finds the device by its serial, and keeps it open and locked until the
-// answer. It reads the mount table anew. Package filesystem makes the volume's filesystem ready,
-// and package mount mounts it.
+// call returns. Each call reads the mount table again. Package filesystem makes the volume's
+// filesystem ready, and package mount mounts it.
 //
 // The service records for each volume which disk it is, in memory and in the state directory,
 // because NodeUnstageVolume and NodeUnpublishVolume get only an id and a path. Records only make

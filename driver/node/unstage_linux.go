@@ -168,8 +168,8 @@ func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []moun
 
 // unmount syncs and unmounts the filesystems at the staging path, and waits until no namespace has
 // the disks mounted. A failed sync does not stop the unmount, because the data are lost in any
-// case. The first error is that of the sync, which the unmount would not report. It is nil if the
-// filesystem had failed before, because the volume's health has reported that.
+// case. The first error is that of the sync, which the unmount does not report. It is nil if the
+// filesystem had failed before, because NodeGetVolumeHealth has reported that failure.
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {

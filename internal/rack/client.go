@@ -66,7 +66,7 @@ func New(o Options, t *Transport) (*Client, func(), error) {
 		oxide.WithHTTPClient(&http.Client{
 			Timeout:   requestTimeLimit,
 			Transport: t,
-			// A rack sends no redirects, and a request to another host would contain the token.
+			// A rack sends no redirects, and a request to another host discloses the token.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		}),
 	)
@@ -82,8 +82,7 @@ func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 	base.IdleConnTimeout = 30 * time.Second
 	base.MaxResponseHeaderBytes = 64 << 10
 	// All calls share one HTTP/2 connection. If another machine takes over the rack's address, the
-	// connection gets no answers. Without pings every call would wait a quarter of an hour for TCP to
-	// give up.
+	// connection gets no answers. The pings detect that; TCP needs a quarter of an hour to give up.
 	base.HTTP2 = &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second}
 	if o.CAFile == "" {
 		return base, nil
@@ -232,9 +231,9 @@ func (w World) has(kind, text, project string) error {
 		"%s; the driver leaves it alone", kind, text, project, w.Project)
 }
 
-// Gone returns nil if an object that was not found no longer exists. With another token, project or
-// rack, it would not be found either. So Gone first checks that the ids in World are unchanged.
-// Then it calls again(), which must read the object once more and not find it.
+// Gone returns nil if an object that was not found no longer exists. An object is also not found if
+// the token, the project or the rack has changed. So Gone first checks that the ids in World are
+// unchanged. Then it calls again(), which must read the object once more and not find it.
 func (c *Client) Gone(ctx context.Context, again func() error) error {
 	if _, err := c.LookAtWorld(ctx); err != nil {
 		return err
@@ -317,7 +316,7 @@ func notTheRack(ctx context.Context, doing string, answer *oxide.HTTPError) erro
 	code := answer.HTTPResponse.StatusCode
 	switch {
 	case answer.ErrorResponse == nil && answer.HTTPResponse.ContentLength > int64(len(answer.RawBody)):
-		// The SDK's error would contain the response's headers and a part of its body.
+		// The SDK's error contains the response's headers and a part of its body, so do not wrap it.
 		return transportError(ctx, doing, fmt.Errorf("a response with HTTP %d was truncated", code))
 	case code == http.StatusNotFound:
 		return csierr.New(csierr.RackUnknown, "%s: the server at OXIDE_HOST does not know this call: "+

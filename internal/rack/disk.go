@@ -271,7 +271,7 @@ func ValidateImage(id oxide.NameOrId, i *oxide.Image) error {
 	return nil
 }
 
-// ValidateUtilization rejects a response without capacity, which would look like a full rack. A
+// ValidateUtilization rejects a response without capacity, which looks like that of a full rack. A
 // rack's response always has a number of CPUs.
 func ValidateUtilization(u *oxide.Utilization) error {
 	if u.Capacity.Cpus == nil || u.Provisioned.Cpus == nil {

@@ -104,8 +104,8 @@ func (p *Pager) nextPage(token string) (page string, limit int) {
 }
 
 // checkPage checks that the rack lists the project's objects in the order of ids. The next CSI page
-// begins after this page's last id, and would omit objects that are not in order. The project is
-// checked because a caller may forge the rack's page token, which names a project.
+// begins after this page's last id, and omits objects that are not in order. The project is checked
+// because a caller may forge the rack's page token, which names a project.
 func checkPage[T any](p *Pager, objects []T) error {
 	for i := range objects {
 		o := identify(&objects[i])
@@ -143,8 +143,8 @@ func eachObject[T any](ctx context.Context, doing string,
 		case err != nil:
 			return Error(ctx, doing, err)
 		case p.Items == nil:
-			// The rack never omits the list, even on an empty page. If another server's response counted as
-			// an empty page, all objects would seem to be lost.
+			// The rack sends the list even if it is empty. A response without it is from another server. As
+			// an empty page, it could make all objects seem to be lost.
 			return InvalidResponse("list", "the page has no list of objects")
 		}
 		if empty++; len(p.Items) > 0 {

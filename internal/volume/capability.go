@@ -117,7 +117,7 @@ func CheckCapability(c *csi.VolumeCapability) error {
 	case p.Unsupported:
 		return csierr.New(csierr.CapabilityUnsupported, "%s", p.Message)
 	}
-	// The node would refuse bad flags, too, but only after the volume exists.
+	// The node refuses bad flags, too, but only after the volume exists.
 	m := c.GetMount()
 	if _, err := ParseMountFlags(m.GetFsType(), m.GetMountFlags()); err != nil {
 		return csierr.Coded(codes.InvalidArgument, csierr.MountFlags, "%s", err)

@@ -87,7 +87,7 @@ func IsOwnName(s string) bool {
 }
 
 // ParseID parses the id of a volume, snapshot or node, which is a UUID. Any other text must not
-// reach the rack's API, which would take it for a name.
+// reach the rack's API, which treats it as a name.
 func ParseID(id string) (string, bool) {
 	if len(id) != len(uuid.Nil.String()) {
 		return "", false

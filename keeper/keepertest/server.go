@@ -242,7 +242,7 @@ func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
 	context.AfterFunc(l.ended, cancel)
 	response, err := l.transport.RoundTrip(r.WithContext(ctx))
 	if err != nil && l.ended.Err() != nil {
-		// Return this error at once: client-go would repeat a broken read after a second.
+		// Do not return err, because client-go repeats a broken read after a second.
 		return nil, context.Cause(l.ended)
 	}
 	return response, err
