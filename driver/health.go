@@ -63,8 +63,8 @@ type rackKnown struct {
 	fault   error
 	// reported is the reason in the last line that report() has logged.
 	reported string
-	reached  bool // by the last check
-	answered bool // by any check
+	reached  bool // the last check succeeded
+	answered bool // the rack has answered a check
 	// unanswered is the error of the last check if the rack has never answered one; otherwise nil.
 	unanswered error
 	// expires is when the first of the user's tokens expires; zero if none does, or none is known.

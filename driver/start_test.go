@@ -396,8 +396,8 @@ func TestProbeAndLogReportTheStateOfTheRack(t *testing.T) { // PR-1, PR-2, PR-3,
 	noProject := racktest.Error(404, "ObjectNotFound", "not found: project")
 	for i, step := range []struct {
 		mood   racktest.Exchange
-		reason csierr.Reason // of Probe's error; "" means that the process is ready
-		lines  int           // in the log from the start
+		reason csierr.Reason // the reason of Probe's error; "" means that the process is ready
+		lines  int           // the number of log lines from the start
 	}{
 		{away, "", 1},
 		{inOrder, "", 2},

@@ -32,7 +32,7 @@ func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
 		return func(w *fixture) {
 			ended("a", outcome{Ended: begin.Add(-ago), Node: history{
 				Stops: slices.Repeat([]time.Time{begin.Add(-ago)}, 12)}})(w)
-			w.round() // which annotates the attachment
+			w.round() // this round annotates the attachment
 			if change != nil {
 				change(w)
 			}
@@ -211,7 +211,7 @@ func TestRoundsAreFrequentOnlyDuringAnOperation(t *testing.T) {
 		}
 		for range want {
 			got = append(got, csitest.Got(w.Round(t.Context()))(t))
-			w.edit("a", func(n *corev1.Node) { n.Labels = nil }) // which ends the operation
+			w.edit("a", func(n *corev1.Node) { n.Labels = nil }) // this ends the operation
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("with cold attach %v, it looks after (-want +got):\n%s", on, diff)

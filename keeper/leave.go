@@ -41,8 +41,8 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return nil
 	case n.Fenced != "":
 		return k.unfence(ctx, v, n)
-	// A node with an operation in progress comes back with its pods. A node whose kubelet reports does
-	// run, even if the driver is registered with a stopped instance.
+	// A node with an operation in progress comes back with its pods. A node whose kubelet reports is
+	// running, even if the driver is registered with a stopped instance.
 	case !n.silent(), n.Instance == "", n.Record != nil, !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil

@@ -489,7 +489,7 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 			keepertest.Delete[*corev1.Node](w.api, "", "b")
 		}, true},
 		{"the token has no role any more", func(w *fixture) {
-			w.round() // which reads the project's ID
+			w.round() // this round reads the project's ID
 			w.rack.blind = 1000
 		}, false},
 		{"the token's role returns after one answer", func(w *fixture) {

@@ -109,7 +109,7 @@ func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
 		step    step
 		given   func(*fixture)
 		problem string // a part of it
-		counted bool   // in the metric problems_total
+		counted bool   // the metric problems_total counts the problem
 	}{
 		{"somebody uncordons the node", draining, on("", "a", func(n *corev1.Node) {
 			n.Spec.Unschedulable = false

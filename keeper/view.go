@@ -98,8 +98,8 @@ func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
 	return ""
 }
 
-// proof ranks the evidence that a node has the instance. 2: spec.providerID, which never changes,
-// names it. 1: only the CSINode, which the kubelet may write, names it. 0: neither names it.
+// proof ranks the evidence that a node has the instance: 2 if spec.providerID, which never changes,
+// names it, 1 if only the CSINode, which the kubelet may write, names it, and 0 if neither does.
 func (n *node) proof(instance string) int {
 	provider, has := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
 	switch {

@@ -377,7 +377,7 @@ func TestListVolumesSplitsResponsesAboveTheGRPCLimit(t *testing.T) { // LV-3
 }
 
 func TestAPageTokenThatTheRackRefusesIsInvalid(t *testing.T) { // LV-2
-	const token = racktest.Disk + ".yk9TyM9JAQQAAP__" // with the rack's token "of old", compressed
+	const token = racktest.Disk + ".yk9TyM9JAQQAAP__" // contains the rack's token "of old"
 	refusal := racktest.Error(400, "", "unable to parse query string: failed to parse pagination "+
 		"token")
 	for _, list := range pagedLists {

@@ -141,7 +141,7 @@ func TestPublishContextContainsUseAndOriginFromTheTag(t *testing.T) {
 		Use: volume.UseFilesystem, SourceBytes: volume.GiB, FilesystemUUID: racktest.Snapshot}
 	for name, c := range map[string]struct {
 		disk *oxide.Disk
-		want map[string]string // in addition to the rack's values
+		want map[string]string // the values in addition to the rack's
 	}{
 		"a disk of another cluster": {tagged(volume.DiskName("red", "db"), made),
 			map[string]string{"use": "filesystem", "origin": "snapshot", "sourceBytes": "1073741824",
@@ -197,7 +197,7 @@ func TestPublishRefusesASecondDiskWithTheSameSerial(t *testing.T) { // CP-12
 
 func TestPublishRefusesAnAccessTypeThatTheTagForbids(t *testing.T) {
 	const fs, block, both = volume.UseFilesystem, volume.UseBlock, volume.UseBoth
-	redName := volume.DiskName("red", "pvc-1") // of a disk that belongs to a former id of the cluster
+	redName := volume.DiskName("red", "pvc-1") // the disk's name under a former id of the cluster
 	for _, test := range []struct {
 		use, cluster, name string // of the disk
 		raw, fits          bool
@@ -208,7 +208,7 @@ func TestPublishRefusesAnAccessTypeThatTheTagForbids(t *testing.T) {
 		{"", "blue", ownName, true, true}, // the tag names no use
 		{fs, "red", redName, true, false}, {fs, "red", redName, false, true},
 		{block, "red", redName, false, false}, {block, "red", redName, true, true},
-		{fs, "blue", "csi-0000000000000000", true, true}, // with the tag of another disk
+		{fs, "blue", "csi-0000000000000000", true, true}, // the tag is that of another disk
 	} {
 		t.Run(fmt.Sprintf("%+v", test), func(t *testing.T) {
 			tag := racktest.OwnTag
@@ -300,7 +300,7 @@ func TestValidateVolumeCapabilitiesChecksTheDisk(t *testing.T) { // VC-2
 		disk                exchange
 		capabilities        []*csi.VolumeCapability
 		context, parameters pairs
-		want                string // in the message; empty means confirmed
+		want                string // text in the message; empty means confirmed
 	}{
 		{"everything right (VC-3)", made, fits, pairs{"diskName": ownName,
 			"blockSize": "512", "diskId": racktest.Disk, "mkfsOptions": "reservedPercent=0",

@@ -266,7 +266,7 @@ func TestCreatePassesParametersToTheRack(t *testing.T) {
 		parameters map[string]string
 		before     script
 		answer     string
-		want       string            // in the request's body
+		want       string            // text in the request's body
 		context    map[string]string // what differs from a blank volume's
 	}{
 		{"blocks of 512 bytes (D-23)", map[string]string{"blockSize": "512"}, nil,

@@ -19,9 +19,9 @@ type scan struct {
 	Path      string
 	SizeBytes int64
 	Regions   []regionData
-	Found     []Superblock  // of the filesystems that the driver makes
+	Found     []Superblock  // superblocks of the filesystems that the driver makes
 	Blkid     string        // what blkid found
-	Records   []foundRecord // of a format
+	Records   []foundRecord // format records
 	Growth    []foundRecord
 }
 

@@ -153,10 +153,10 @@ type extTable struct {
 	Offset, Bytes int64 // Bytes is 0 if there is no single table or the superblock is invalid
 	descBytes     int64
 	first, blocks uint64 // the filesystem's blocks
-	inodeBlocks   uint64 // of each group
+	inodeBlocks   uint64 // blocks of each group's inode table
 	blockBytes    int64
 	inodeBytes    int64
-	journal       bool // in the inode extJournalInode
+	journal       bool // the journal is in the inode extJournalInode
 }
 
 // mostExtTable exceeds the largest table that mke2fs makes by default on a rack's disk: 8 MiB for 1

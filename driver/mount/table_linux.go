@@ -328,7 +328,7 @@ var ErrBtrfsDevices = errors.New("a volume's btrfs has one device, this one has 
 type BtrfsMember struct {
 	ID   uint64    // the number that the filesystem gives to the device
 	fsid uuid.UUID // the filesystem's UUID according to the kernel
-	path string    // of the device when it was mounted or scanned last
+	path string    // the device's path when it was mounted or scanned last
 }
 
 // BtrfsDevice returns the device of the btrfs that the open directory is in; several are an error.

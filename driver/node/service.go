@@ -79,7 +79,7 @@ func (n *Service) log() *slog.Logger { return cmp.Or(n.Log, slog.Default()) }
 // Use counts the volumes and disks of a node.
 type Use struct {
 	Volumes int // staged or published
-	Disks   int // of the instance, the boot disk included
+	Disks   int // the disks of the instance, including the boot disk
 	Limit   int // the disks that the rack allows per instance
 }
 
@@ -138,7 +138,7 @@ func InstanceID(n Identity) (string, error) {
 
 // canonicalUUID accepts a UUID only with hyphens, as the rack writes it, in upper or lower case.
 func canonicalUUID(s string) (string, error) {
-	const length = 36 // with hyphens; uuid.Parse takes others too
+	const length = 36 // with hyphens; uuid.Parse also accepts other forms
 	id, err := uuid.Parse(s)
 	if err != nil || len(s) != length || id == uuid.Nil {
 		return "", errors.New("not a UUID")

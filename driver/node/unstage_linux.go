@@ -78,8 +78,8 @@ func (v heldVolume) unstage(ctx context.Context, path string) error {
 	if err != nil || len(disks) == 0 {
 		return err
 	}
-	// Search for other mounts before the first unmount, so that a call that fails because of one
-	// changes nothing. Other users of the device can be found only when nothing is mounted.
+	// Search for other mounts before the first unmount, so that a call that finds one has changed
+	// nothing. Other users of the device can be found only when nothing is mounted.
 	unread, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(mountsOf(vs, disks), layers)
 	})

@@ -61,7 +61,7 @@ type Fields struct {
 	Reason     string `json:"reason,omitempty"`  // of a failure (docs/reasons.md)
 	// Seen reports that a later call recorded the end of the change.
 	Seen    bool    `json:"seen,omitempty"`
-	Seconds float64 `json:"seconds,omitempty"` // that the change took
+	Seconds float64 `json:"seconds,omitempty"` // how long the change took
 }
 
 // Entry is one line of a volume's file.

@@ -57,8 +57,8 @@ type Device struct {
 	Number     string `json:"number"`
 	Serial     string `json:"serial"`
 	SizeBytes  int64  `json:"sizeBytes"`
-	BlockBytes int64  `json:"blockBytes,omitempty"` // of a volume's only device
-	ReadOnly   bool   `json:"readOnly,omitempty"`   // of a volume's only device
+	BlockBytes int64  `json:"blockBytes,omitempty"` // set only in a Volume with one device
+	ReadOnly   bool   `json:"readOnly,omitempty"`   // set only in a Volume with one device
 }
 
 // Volume describes a volume on the node.

@@ -139,7 +139,7 @@ func TestMkfsOptionsBecomeArgumentsOrAnError(t *testing.T) {
 	for _, c := range []struct {
 		text, fsType string
 		want         []string
-		says         string // in the error's text; empty means no error
+		says         string // text in the error; empty means no error
 	}{
 		{"", Ext4, nil, ""},
 		{"bytesPerInode=16384, reservedPercent=0", Ext4, []string{"-i", "16384", "-m", "0"}, ""},
