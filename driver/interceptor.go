@@ -218,7 +218,7 @@ func (r redacted) LogValue() slog.Value {
 // maxMapBytes is CSI's limit for every map without a limit of its own (B-2).
 const maxMapBytes = 4 << 10
 
-// fieldLimits lists the string fields with another limit than volume.MaxStringBytes; 0 means that
+// fieldLimits lists the string fields with another limit than volume.MaxStringBytes. 0 means that
 // nothing is checked here: the node checks paths, an invalid starting token has a code of its own,
 // and CSI limits the total size of mount flags.
 var fieldLimits = map[protoreflect.Name]int{

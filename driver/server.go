@@ -361,8 +361,8 @@ func (s *ownSocket) Close() error {
 }
 
 // lockDirectory keeps other processes of the driver from creating or removing a socket in dir until
-// unlock() is called. Otherwise two processes that start at once could each take the other's new
-// socket for a stale one. The lock is on the directory itself and leaves no file in it.
+// unlock() is called. Without it, two processes that start at the same time may each remove the
+// other's new socket as stale. The lock is on the directory itself and leaves no file in it.
 func lockDirectory(dir string) (unlock func(), err error) {
 	const maxWait = 2 * time.Second
 	held, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY, 0)

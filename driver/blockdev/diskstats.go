@@ -1,9 +1,9 @@
 // Package blockdev finds the disks of this instance and opens them safely.
 //
-// A Host finds a Device by the serial number that the rack gives to a disk. If two devices have the
-// serial, it returns an error and chooses neither. While an OpenDevice is open, the kernel cannot
-// give its number to another disk. TryExclusive and WithExclusive fail while the kernel uses the
-// device, AwaitNoWriters while a process has it open for writing, and OpenLocked while another
+// A Host finds a Device by the serial number that the rack gives to a disk. It returns an error if
+// two devices have the serial. While an OpenDevice is open, the kernel cannot give its number to
+// another disk. TryExclusive and WithExclusive fail while the kernel uses the device.
+// AwaitNoWriters fails while a process has it open for writing. OpenLocked fails while another
 // process of the driver works on it.
 //
 // The package does not interpret the bytes of a disk. It imports neither CSI nor the rack's client,

@@ -109,9 +109,9 @@ func (d *OpenDevice) Reverify() error {
 // device is mounted in any mount namespace, or while another part of the kernel uses it (device
 // mapper, md, swap).
 //
-// It does not open the device itself: a child that is forked meanwhile, or a process that reads
-// /proc/PID/fd, could keep the descriptor open and the device in use. Instead it sets the block
-// size that the device already has, for which the kernel opens the device exclusively for a moment.
+// It does not open the device itself, because a child that is forked meanwhile, or a process that
+// reads /proc/PID/fd, may keep a copy of the descriptor. Instead it sets the block size that the
+// device already has, for which the kernel opens the device exclusively for a moment.
 func (d *OpenDevice) TryExclusive() error {
 	size, err := unix.IoctlGetInt(d.descriptor(), unix.BLKBSZGET)
 	if err == nil {

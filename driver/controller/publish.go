@@ -87,7 +87,7 @@ func (a attachment) has(disk *oxide.Disk) bool {
 // avoids a useless attach. The second finds a disk that was attached meanwhile: if two calls attach
 // two such disks at once, the later of their second lists contains both, so at most one call
 // returns OK. If the second list causes an error, the disk stays attached until the CO unpublishes
-// it: a rack also accepts the attach of an attached disk, so an earlier call may have attached it.
+// it, because an earlier call may have attached it. (A rack accepts an attach of an attached disk.)
 //
 // Right before the attach it reads the disk, and requests no attach if another instance has it. A
 // rack refuses such a request (A34), but a faulty rack could take the disk from a running workload.

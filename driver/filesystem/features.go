@@ -44,7 +44,7 @@ func (sb Superblock) chosenFeatures() []string {
 }
 
 // The driver mounts a filesystem only if no part of it is on another device and the tables below
-// contain all of its features: an unknown feature may make a kernel or a tool write to other disks.
+// contain all of its features. An unknown feature may make a kernel or a tool write to other disks.
 
 type featureWord struct {
 	Field     string
@@ -90,8 +90,8 @@ var (
 )
 
 // btrfsFeatures refuses a seed device (other filesystems use it too), unfinished changes of a tool
-// or the kernel, experimental features, and zones (with these, the superblocks may be at offsets
-// that the driver does not read).
+// or the kernel, and experimental features. It also refuses zones, because with zones the
+// superblocks may be at offsets that the driver does not read.
 var btrfsFeatures = []featureWord{
 	{"flags", 0x38, 4, "written reloc !error"},
 	{"flags>>32", 0x3C, 4, "!seeding !metadump !metadump_v2 !changing_fsid !changing_fsid_v2 - " +

@@ -227,7 +227,7 @@ func (d disk) finishFormat(v Volume, sb Superblock) error {
 
 // wipe overwrites with zeroes what an unfinished format wrote to the chunks, and proves that the
 // disk is blank again except for the records. It overwrites the first 512 bytes of btrfs
-// superblocks and tree blocks last, because they identify the block: if the wipe is cut off or a
+// superblocks and tree blocks last, because they identify the block. So if the wipe is cut off or a
 // write fails, the next call still recognizes what is left.
 func (d disk) wipe(v Volume, chunks []int64) error {
 	if err := d.WithExclusive(func(w *os.File) error {

@@ -319,8 +319,8 @@ func (s scan) judge(v Volume) (state, error) {
 	return state{Blank: true}, nil
 }
 
-// needsCheck reports whether the disk's btrfs may be incomplete because a power failure cut off
-// mkfs: the btrfs shows no sign of a mount, and all format records on the disk are this volume's.
+// needsCheck reports whether a power failure during mkfs may have left the disk's btrfs incomplete:
+// the btrfs shows no sign of a mount, and all format records on the disk are this volume's.
 func (s scan) needsCheck(v Volume) bool {
 	return len(s.Found) == 1 && s.Found[0].MaybeFresh && len(s.Records) > 0 &&
 		!slices.ContainsFunc(s.Records, func(r foundRecord) bool { return !r.of(v, s.SizeBytes) })
@@ -344,8 +344,8 @@ func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 }
 
 // growth returns this volume's growth records if a growth of the disk's ext3 or ext4 was cut off.
-// In that case, signatures behind the filesystem count as the growth's. The records of a filesystem
-// that was mounted later are invalid.
+// In that case, signatures behind the filesystem count as the growth's. A mount of the filesystem
+// makes earlier records invalid.
 func (s scan) growth(v Volume) []foundRecord {
 	if len(s.Found) != 1 || !s.Found[0].isExt() {
 		return nil

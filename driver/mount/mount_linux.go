@@ -79,7 +79,7 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 }
 
 // madeOf returns the source that marks the driver's mounts of the device at path: the path with
-// "./" before the name. This path leads to the same file, but no other program mounts by it.
+// "./" before the name. It leads to the same device, but no other program mounts it by this path.
 func madeOf(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "./" + name
@@ -358,8 +358,8 @@ func Thaw(root *os.File) error {
 // mount. Such a process may rely on the freeze, and prevents the unmount in any case.
 func ThawAt(m *mountinfo.Info) error {
 	// The first call with MNT_EXPIRE returns EAGAIN if the mount is not in use. A second call
-	// unmounts. If another process made the first, this call is the second: the filesystem, still
-	// frozen, keeps the device in use, which the exclusive open at the end of the CSI call finds.
+	// unmounts. If another process made the first call, this one unmounts. Then the filesystem stays
+	// frozen and keeps the device in use, which the exclusive open at the end of the CSI call finds.
 	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
 	if !errors.Is(err, unix.EAGAIN) {
 		return nil

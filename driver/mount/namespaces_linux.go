@@ -202,8 +202,8 @@ func Describe[T any](all []T) string {
 	return strings.Join(words, ", ")
 }
 
-// Of lists the mounts of a disk in all mount namespaces: those of the filesystem on d, of d's
-// device node, and of the same filesystem as the parameter layer, even if the device is gone.
+// Of lists the mounts of a disk in all mount namespaces: those of the filesystem on d and of d's
+// device node, and, even if the device is gone, those of the same filesystem as the mount layer.
 // Either parameter may be empty: d the zero device, and layer nil.
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false

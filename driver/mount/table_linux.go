@@ -354,8 +354,8 @@ func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 
 // btrfsMountNumber returns the number of the disk that a mounted btrfs is on. The mount table does
 // not contain it: a btrfs mount has a device number of its own, and its source is only a name,
-// which another disk may have by now. So the filesystem is asked. The name is used only if the
-// mount cannot be opened, because another mount hides it or it is in another namespace.
+// which another disk may have by now. So it asks the filesystem. It uses the name only if the mount
+// cannot be opened, because another mount hides it or it is in another namespace.
 func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {

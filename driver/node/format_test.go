@@ -294,8 +294,8 @@ func TestStageReportsADiskThatIsDetachedDuringItsRead(t *testing.T) {
 	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
 }
 
-// A rack keeps the bytes of a disk that it is asked to discard. The other tests' disks discard them
-// to zeroes, but the disk of this test refuses discards.
+// A rack keeps the bytes of a disk that it is asked to discard. On the disks of the other tests, a
+// discard makes them zero. The disk of this test refuses discards.
 func TestStageWorksOnADiskThatRefusesDiscards(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {

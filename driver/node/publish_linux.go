@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// NodePublishVolume mounts a staged volume at the target path, for a workload: a filesystem as a
-// copy of the staging mount, a raw block volume as a bind mount of the device node.
+// NodePublishVolume mounts a staged volume at the target path, for a workload. It copies the
+// staging mount of a filesystem, and bind-mounts the device node of a raw block volume.
 func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (
 	*csi.NodePublishVolumeResponse, error) {
 	v, err := parsePublish(req)

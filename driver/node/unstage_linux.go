@@ -207,8 +207,8 @@ func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinf
 	return unwritten, err
 }
 
-// release flushes a disk and waits until nobody uses its device: it has no mount in any namespace,
-// no other user in the kernel, and no process that writes to it.
+// release flushes a disk and waits until nobody uses its device. Then no namespace has it mounted,
+// nothing else in the kernel uses it, and no process has it open for writing.
 func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err error) {
 	if d.Path == "" {
 		return true, nil
