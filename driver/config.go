@@ -148,7 +148,7 @@ func (s setting) name() string {
 	return s.env + " (--" + s.flag + ")"
 }
 
-// The value of a Secret often ends with a newline, so whitespace is trimmed.
+// value trims whitespace, because the value of a Secret often ends with a newline.
 func (s setting) value(flags map[string]string, getenv func(string) string) string {
 	value, given := flags[s.flag]
 	if s.flag == "" || !given {
@@ -463,8 +463,8 @@ func (c *Config) nodeTopology(instance string) map[string]string {
 
 func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
-// The returned function stores an address in *field. If local is true, it refuses an address that
-// other machines can reach.
+// address returns a function that stores an address in *field. If local is true, the function
+// refuses an address that other machines can reach.
 func address(field *string, local bool) func(string) error {
 	return func(value string) error {
 		if strings.HasPrefix(value, "unix:") {

@@ -202,7 +202,7 @@ func TestRunFailsFastOnMisconfiguration(t *testing.T) { // B-26
 	}
 }
 
-// The column "default" of docs/configuration.md, for the settings whose field preset is empty.
+// spokenDefaults has the documented defaults of the settings whose field preset is empty.
 var spokenDefaults = map[string]string{
 	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
 	"OXIDE_PPROF_ADDRESS": "none", "OXIDE_LIVENESS_ENDPOINT": "none", "OXIDE_LEAVE_SOCKET": "none",

@@ -360,7 +360,7 @@ func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	return v
 }
 
-// The disk's id is included, so that a later call notices if it gets another volume's attributes.
+// volumeContext includes the disk's id, so that a later call notices another volume's attributes.
 func volumeContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),

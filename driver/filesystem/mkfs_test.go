@@ -465,7 +465,7 @@ func TestTracesAcceptWhatResize2fsWrites(t *testing.T) {
 	}
 }
 
-// For a flag with a number, the list has the lowest and the highest value that the driver accepts.
+// acceptedFlags lists a flag with a number twice: with the lowest and the highest accepted value.
 func acceptedFlags(t *testing.T, fsType string) []string {
 	t.Helper()
 	candidates := strings.Fields("journal ordered writeback abort ignore remount-ro v2 sync async " +

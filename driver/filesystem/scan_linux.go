@@ -244,7 +244,7 @@ const (
 	blkidAmbiguous = 8
 )
 
-// The program blkid inherits the descriptor, so it cannot read another disk. The result is the
+// blkid runs blkid on an inherited descriptor, so that it reads no other disk. The result is the
 // filesystem's type, and more words if the program finds more than one filesystem.
 func blkid(f *os.File) (string, error) {
 	result, err := runTool([]*os.File{f}, "blkid", "-p", "-o", "export", inherited)

@@ -349,7 +349,7 @@ func TestUnstageFailsIfTheDeviceCannotBeOpened(t *testing.T) { // NU-5
 	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
 }
 
-// When the test ends, the filesystem is thawed, even if it is no longer mounted.
+// freeze freezes a filesystem until the test ends. Then it is thawed, even if it is not mounted.
 func (v testVolume) freeze(path string) {
 	t := v.guest.t
 	t.Helper()

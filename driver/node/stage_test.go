@@ -576,7 +576,7 @@ func (v testVolume) down(target string) {
 	must(v.guest.t, v.unstage())
 }
 
-// If a disk's sparse file is in the tmpfs, writes to the disk fail when the tmpfs is full.
+// smallTmpfs mounts a tmpfs. When it is full, writes to a disk whose sparse file is in it fail.
 func smallTmpfs(t *testing.T, sizeBytes int64) (dir string) {
 	t.Helper()
 	dir = t.TempDir()

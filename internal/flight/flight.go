@@ -485,7 +485,8 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 	}
 }
 
-// For a new file, makeRoom creates the directory, and removes the oldest file of a full directory.
+// makeRoom prepares for a new file: it creates the directory, or removes the oldest file if it is
+// full.
 func (s *files) makeRoom(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil

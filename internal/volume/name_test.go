@@ -101,7 +101,7 @@ func legalTags(t *rapid.T) (tag Tag, csiName string) {
 	return tag, tag.Name
 }
 
-// These are all mkfs options, more than any one filesystem accepts.
+// longestOptions has all mkfs options, more than any one filesystem accepts.
 const longestOptions = "bytesPerInode=67108864,fsBlockSize=4096,inodeSize=2048," +
 	"label=abcdefghijkl,nodeSize=65536,reflink=false,reservedPercent=50"
 

@@ -174,7 +174,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 	}
 }
 
-// Typed clients ignore this response to deletions and evictions.
+// succeeded is the response to deletions and evictions, which typed clients ignore.
 const succeeded = `{"kind":"Status","apiVersion":"v1","status":"Success"}`
 
 func (s *Server) apply(c call) ([]byte, error) {
