@@ -297,9 +297,9 @@ func ofDriver(v *corev1.PersistentVolume) bool {
 	return v.Spec.CSI != nil && v.Spec.CSI.Driver == DriverName
 }
 
-// unfounded returns why nobody needs an attachment, or "". It may be forged if its volume is not
-// the driver's, has no claim, or is used by no pod on the node. The keeper stops no instance for
-// it. A detach needs no pod: the pod is gone, and often its claim is, too.
+// unfounded returns why nobody needs an attachment, or "". The attachment may be forged if its
+// volume is not the driver's, has no claim, or is used by no pod on the node. The keeper stops no
+// instance for it. A detach needs no pod: the pod is gone, and often its claim is, too.
 func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	volume := v.persistentVolume(a.volume())
 	switch {

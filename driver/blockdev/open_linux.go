@@ -331,7 +331,7 @@ func Vanished(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }
 
-// Lost reports whether err means that a device or mount no longer answers. It can be unmounted.
+// Lost reports whether err shows that a device or mount is lost. An unmount of it still works.
 func Lost(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
 		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
@@ -404,7 +404,7 @@ func (h Host) openLocks() *os.File {
 // or an e2fsck, the next driver waits until the program has ended.
 //
 // If unshared is true (no workload gets the raw device), or if Lock locks nothing, OpenLocked also
-// waits for the flock(2) of the device node. It excludes a driver with another lock file.
+// waits for the flock(2) of the device node, which excludes a driver with another lock file.
 //
 // The locks do not exclude other programs. TryExclusive and AwaitNoWriters find those.
 func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*OpenDevice, error) {

@@ -214,7 +214,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the disk that the mounted filesystem is on, or of the disk whose
-// device node is mounted. If several devices may hold a btrfs, it tests the parameter likely.
+// device node is mounted. If several devices may hold a btrfs, it tests the one that is passed.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {

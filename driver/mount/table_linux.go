@@ -213,7 +213,7 @@ func IsNode(m *mountinfo.Info) bool {
 }
 
 // Device returns the number of the disk that is mounted. If several devices may hold a btrfs, it
-// tests the parameter likely.
+// tests the one that is passed.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
@@ -366,8 +366,8 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 }
 
 // btrfsNumber returns the number of the disk that an open directory's btrfs is on. If several disks
-// have its UUID, and neither sysfs nor a test (isOn) of the parameter likely shows which, the error
-// is a TwinsError, and the number is that of the device at the path that the kernel recorded.
+// have its UUID, and neither sysfs nor a test of the passed device (isOn) shows which, the error is
+// a TwinsError, and the number is that of the device at the path that the kernel recorded.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
 	if err != nil {

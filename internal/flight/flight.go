@@ -485,8 +485,8 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 	}
 }
 
-// makeRoom prepares for a new file: it creates the directory, or removes the oldest file if it is
-// full.
+// makeRoom creates the directory for a new file. If the directory is full, it removes the oldest
+// file.
 func (s *files) makeRoom(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
