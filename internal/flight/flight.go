@@ -485,8 +485,7 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 	}
 }
 
-// makeRoom creates the directory for a new file. If the directory is full, it removes the oldest
-// file.
+// makeRoom creates the directory for a new file, or removes the oldest file if it is full.
 func (s *files) makeRoom(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
