@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Detach waits at most this long for other users to close the device. A program such as udev
-// inspects a new device, and has it open for some milliseconds. A mount has it open far longer.
+// Detach waits at most this long for other users to close the device. This is enough for a program
+// such as udev, which inspects a new device for some milliseconds. It is not enough for a mount.
 const detachTimeout = 2 * time.Second
 
 // Detach releases the device, and returns when the kernel has released the file. It succeeds if the
@@ -28,7 +28,7 @@ const detachTimeout = 2 * time.Second
 // it. A repeated Detach waits for this.
 func (d Device) Detach(ctx context.Context) error {
 	err := d.with(func(f *os.File) error {
-		// Linux would keep the read-only flag for the next attachment with this number.
+		// Clear the read-only flag, which Linux keeps for the next attachment with this number.
 		return errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0),
 			unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 	})
@@ -53,8 +53,8 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes a free device that refuses discards. Linux would keep the refusal for the
-// next attachment with this number. The removal fails if another process already uses the device.
+// leaveDiscards removes a free device that refuses discards, because Linux keeps this setting for
+// the next attachment with this number. If another process already uses the device, removal fails.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil
@@ -82,8 +82,8 @@ func (d Device) Sync() error {
 // Requests that have begun are finished first, and acknowledged writes stay in the file. The device
 // exists until Detach was called and the last user has closed it.
 //
-// Cut sets an offset beyond the end of any file. It does not change the backing file, because the
-// kernel allows this only for read-only devices.
+// Cut sets an offset beyond the end of any file. It does not give the device another file, because
+// the kernel allows this only for read-only devices.
 func (d Device) Cut() error {
 	err := d.with(func(f *os.File) error {
 		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
@@ -104,10 +104,10 @@ const cutOffset = 1 << 62
 
 // with() opens the device and calls do(), or returns ErrGone if d's attachment has ended. While
 // the descriptor is open, the attachment cannot change, because the kernel releases the file only
-// at the last close. Opening for reading is enough for root's ioctls, and a kernel may refuse to
-// open a mounted device for writing.
+// at the last close. with() opens the device for reading, which is enough for root's ioctls. A
+// kernel may refuse to open a mounted device for writing.
 func (d Device) with(do func(*os.File) error) error {
-	// Check before the open, which would create a removed device again.
+	// Check before the open, because an open creates a removed device again.
 	if held, err := d.attached(); err != nil || !held {
 		return cmp.Or(err, ErrGone)
 	}
@@ -217,7 +217,7 @@ func (c Config) check() error {
 }
 
 func (c Config) open() (*os.File, error) {
-	// Stat comes first, because to open a FIFO would wait for another process.
+	// Stat comes first, because opening a FIFO waits for another process.
 	st, err := os.Stat(c.Path)
 	switch {
 	case err != nil:
@@ -261,7 +261,7 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	if err := unix.IoctlLoopConfigure(int(node.Fd()), &config); err != nil {
 		return d, fmt.Errorf("configure %s: %w", d.Path, err)
 	}
-	// BLKROSET may have made an earlier device with this number read-only.
+	// Clear the read-only flag that an earlier attachment with this number may have left.
 	err = errors.Join(unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0),
 		d.limitRequests(file))
 	if err == nil && c.NoDiscards {
@@ -302,8 +302,8 @@ func (d Device) limitRequests(file *os.File) error {
 
 func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
 
-// free() returns the number of a device that was free a moment ago. With Config.First, it adds the
-// first free device that has the number *from or a higher one. Otherwise the kernel chooses.
+// free() returns the number of a device that was free a moment ago. If Config.First is set, this is
+// the lowest free number from *from on, and free() adds the device. Otherwise the kernel chooses.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
 		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)

@@ -119,7 +119,7 @@ func DetachLeft(ctx context.Context) ([]Device, error) {
 	for _, d := range all {
 		owner := d.Owner
 		if d.Orphaned {
-			owner = filepath.Base(d.BackingFile) // its owner is unknown
+			owner = filepath.Base(d.BackingFile) // Owner is unknown
 		}
 		ended, err := Ended(owner)
 		if ended {
@@ -184,7 +184,7 @@ func below(dir string) ([]Device, error) {
 			err = unix.Lstat(path, &st)
 		}
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // It was removed meanwhile.
+		case errors.Is(err, fs.ErrNotExist): // The file was removed meanwhile.
 			return nil
 		case err != nil:
 			return err

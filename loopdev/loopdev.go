@@ -67,7 +67,7 @@ type Device struct {
 	ReadOnly      bool
 	// SizeBytes is the size that the device had when this package read it.
 	SizeBytes int64
-	// Releasing reports whether the kernel releases the device when its last user closes it.
+	// Releasing reports whether the kernel will release the device when its last user closes it.
 	Releasing bool
 	// Orphaned reports whether all reads and writes fail, because the file's FUSE server has ended or
 	// its filesystem was shut down. Serial, Owner, BackingDevice, BackingInode, BackingNumber,

@@ -84,7 +84,7 @@ func TestADeviceWithAReusedNumberAcceptsWrites(t *testing.T) {
 	looptest.Got(dev.WriteAt(make([]byte, 512), 0))(t)
 }
 
-// Without leaveDiscards, the next device with this number would refuse discards.
+// The first device refuses discards. Detach must not leave this setting to the next device.
 func TestADeviceWithAReusedNumberAcceptsDiscards(t *testing.T) {
 	path := newFile(t, mib)
 	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
@@ -208,7 +208,7 @@ func orphaned(t *testing.T, d loopdev.Device) {
 	}
 }
 
-func TestListReportsADeviceAsOrphanedIfTheFilesystemOfItsFileWasShutDown(t *testing.T) {
+func TestListReportsAnOrphanIfTheBackingFilesystemWasShutDown(t *testing.T) {
 	lower := attach(t, loopdev.Config{Path: newFile(t, 320*mib), Serial: serial(t)})
 	looptest.Command(t, "mkfs.xfs", "-q", lower.Path)
 	dir := t.TempDir()
@@ -246,7 +246,7 @@ func (w *waiting) Size() int64 {
 	return w.Image.Size()
 }
 
-func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) {
+func TestListReportsAnOrphanIfTheFUSEServerEndsDuringTheCall(t *testing.T) {
 	content := &waiting{Image: flakydisk.NewImage(8 * mib), reached: make(chan struct{}),
 		goOn: make(chan struct{})}
 	served, end := serveAs(t, "disk", content)
@@ -382,9 +382,9 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	looptest.Must(t, os.Rename(newFile(t, mib), filepath.Join(dir, "file")))
 	looptest.Must(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
 	c := loopdev.Config{Serial: (serial(t) + strings.Repeat("s", 51))[:51], Owner: "who made it",
-		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // texts of full length
+		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // the maximum length
 	hidden, err := loopdev.Attach(t.Context(), c)
-	// After the unmount the device still has the file open, as when a container has attached it.
+	// After the unmount, c.Path leads to no file, as if a container had attached the device.
 	looptest.Must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
 	if hidden.Serial != c.Serial || hidden.Owner != c.Owner || hidden.BlockSize != c.BlockSize ||
 		!hidden.ReadOnly || hidden.SizeBytes != mib {
@@ -409,7 +409,7 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	}
 }
 
-func TestALoopDeviceOnALoopDeviceIsRecognized(t *testing.T) {
+func TestOnReportsWhetherALoopDeviceIsStackedOnAnother(t *testing.T) {
 	own, foreign := attachIn(t, t.TempDir()), attachIn(t, t.TempDir())
 	upper := attachNode(t, t.TempDir(), own) // as a kubelet does for a raw block volume
 	if !upper.On(own) || upper.On(foreign) || own.On(foreign) || own.On(own) {

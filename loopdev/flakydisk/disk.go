@@ -69,7 +69,7 @@ const (
 	OnFlush
 )
 
-// Fault makes operations of a disk fail with EIO, or has the effect of Delay, Hang or Lie.
+// Fault makes operations of a disk fail with EIO, unless Delay, Hang or Lie is set.
 type Fault struct {
 	On Op
 	// From and To are the range of bytes in which reads and writes are affected. If both are 0, the
@@ -140,7 +140,7 @@ func (d *Disk) Cut() {
 	d.Heal()
 }
 
-// StartLog starts an empty log, in which reads appear only if the argument is true.
+// StartLog starts an empty log. The log contains reads only if the argument is true.
 func (d *Disk) StartLog(reads bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -57,7 +57,7 @@ func aligned(t *testing.T, n int, fill byte) []byte {
 
 func TestReplayKeepsFlushedDataAndApplyAddsLaterWrites(t *testing.T) {
 	disk, device := serve(t)
-	disk.StartLog(false) // only now, because the attach of the device has flushed the file
+	disk.StartLog(false) // only now, because attaching the device flushed the file
 	looptest.Got(device.WriteAt(aligned(t, 4096, 'a'), 0))(t)
 	looptest.Got(device.WriteAt(aligned(t, 4096, 'a'), mib))(t)
 	looptest.Must(t, device.Sync())

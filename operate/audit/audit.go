@@ -185,7 +185,7 @@ func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// Two results of judge(). Any other one says which object of the list names the disk or snapshot.
+// These are results of judge(). Any other result tells which object in the list names the disk.
 const (
 	isOrphan = ""
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"
@@ -205,8 +205,8 @@ func (c *comparison) judge(o object) string {
 	return isOrphan
 }
 
-// noDeletion returns why nothing may be deleted, or "". A list of another time or cluster lacks
-// volumes that are in use, so these would look like orphans.
+// noDeletion returns why nothing may be deleted, or "". An old list, or a list of another cluster,
+// lacks volumes that are in use. The audit would report their disks as orphans.
 func (c *comparison) noDeletion() string {
 	if missing := c.report.Missing; len(missing) > 0 {
 		return fmt.Sprintf("the list names %d disks or snapshots that the rack does not have, such as "+
@@ -239,8 +239,8 @@ func (h handle) mayBe(kind Kind) bool { return h.Kind == kind || h.Kind == eithe
 
 type wanted struct {
 	handles  []handle
-	listedAt time.Time // when the list was made, at the latest
-	readAt   rack.Look // when it had been read
+	listedAt time.Time // the list was made at this time or earlier
+	readAt   rack.Look // when the audit had read the list
 
 	// named maps each UUID and each name of the form csi-… in the list to the object that contains it,
 	// such as "PersistentVolume pv-1".
@@ -274,8 +274,8 @@ func namesIn(text string) (names []string) {
 }
 
 // names() returns the object of the list that names a disk or snapshot: by its id, its name, its
-// CSI name, or a UUID in the CSI name. This is the UID of the claim or VolumeSnapshot for which the
-// driver made the disk or snapshot. The claim or VolumeSnapshot may not contain the id yet.
+// CSI name, or a UUID in the CSI name. Such a UUID is the UID of the claim or VolumeSnapshot for
+// which the driver made the object. The claim or VolumeSnapshot may not contain that id yet.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)
 	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {

@@ -113,7 +113,7 @@ var places = []string{
 	`{"kind":"VolumeSnapshot","metadata":{"labels":{"x":"a-%s-b"}}}`,
 }
 
-func TestADiskThatAnObjectNamesIsNoOrphan(t *testing.T) {
+func TestADiskNamedInAnyObjectIsNoOrphan(t *testing.T) {
 	const claimUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
 	o, shortened := testDisk(1), testDisk(2)
 	o.CSIName = "pvc-" + claimUID
@@ -140,7 +140,7 @@ func TestADiskThatAnObjectNamesIsNoOrphan(t *testing.T) {
 	}
 }
 
-func TestAFileOfWantedVolumesIsAsOldAsItsLastWrite(t *testing.T) {
+func TestAListFileIsDatedByItsModificationTime(t *testing.T) {
 	file := Options{Volumes: filepath.Join(t.TempDir(), "wanted")}
 	if _, err := file.read(t.Context()); err == nil {
 		t.Error("a missing file is not an empty list")
@@ -163,7 +163,7 @@ func TestOrphansAreWrittenAsManifests(t *testing.T) {
 	earlier, later := testDisk(5), testDisk(6)
 	earlier.Claim, later.Claim, later.AttachedTo = "shop/db", "shop/db-revert-00000001", "node-1"
 	named := testDisk(7)
-	named.Claim = "shop/cache-grow-big" // by a person, not by a change
+	named.Claim = "shop/cache-grow-big" // a person chose this name, not a change
 	var out strings.Builder
 	r := report{Orphans: []*object{&disk, &raw, &moved, &snapshot, &earlier, &later, &named}}
 	csitest.Must(t, r.write("pv", &out, io.Discard))
@@ -252,7 +252,7 @@ func TestAnOrphanIsReadAgainBeforeItIsDeleted(t *testing.T) {
 	}
 	const late, half = "by too old a look", "half deleted, "
 	for name, test := range map[string]struct {
-		reason string // a part of the reason; empty if it is deleted
+		reason string // a part of the reason; empty if the orphan is deleted
 		code   codes.Code
 		lines  script
 	}{
@@ -408,7 +408,7 @@ func TestNothingIsDeletedIfKubectlFails(t *testing.T) { // D-69
 	for n := range 6 {
 		items, disks = append(items, own(n)), append(disks, rackDisk(n))
 	}
-	for n := range items { // kubectl prints the pages that it has, as a whole list
+	for n := range items { // kubectl fails after it has printed n objects as a list
 		kubectlThat(t, 1, items[:n]...)
 		if out, _, err := deleting(t, blue(testDisk(n)), lists(disks)[:2]...).run(t); err == nil {
 			t.Errorf("%d volumes are a list: %s", n, out)

@@ -358,7 +358,7 @@ type object struct {
 	ID         string    `json:"id"`
 	Name       string    `json:"name"`
 	CSIName    string    `json:"csiName,omitempty"`
-	Claim      string    `json:"claim,omitempty"` // for which it was made
+	Claim      string    `json:"claim,omitempty"` // the claim for which it was made
 	SizeBytes  int64     `json:"sizeBytes"`
 	Created    time.Time `json:"created,omitzero"`
 	State      string    `json:"state"`

@@ -447,8 +447,8 @@ func (c *proposal) checkQuota(ctx context.Context) error {
 		problem)
 }
 
-// published() returns the CSIStorageCapacity of a class with the most capacity left, or nil. If the
-// disk is made near a node, it considers only objects whose topology contains the node.
+// published() returns the StorageClass's CSIStorageCapacity that has the most capacity, or nil. If
+// the disk is made near a node, it considers only objects whose topology contains the node.
 func (k Kubectl) published(ctx context.Context, class, node string) (best object, left int64,
 	err error) {
 	all, err := k.all(ctx, "csistoragecapacities.storage.k8s.io", "", "--all-namespaces")

@@ -150,7 +150,7 @@ func TestAClaimCommandEndsWhenTheRackRefusesTheDisk(t *testing.T) {
 			}
 		}
 		s.quota, s.slow = 0, 200
-		s.does(s.options("continue")) // the earlier refusals are still there
+		s.does(s.options("continue")) // the events of earlier refusals still exist
 	}
 }
 
@@ -261,7 +261,7 @@ func TestForgetRefusesAClaimThatIsBeingDeleted(t *testing.T) {
 	}
 }
 
-func TestAClaimIsCreatedAgainWithoutDeletedOwners(t *testing.T) {
+func TestARecreatedClaimOmitsDeletedOwners(t *testing.T) {
 	s := newCluster(t, "Deployment")
 	owner := func(name, uid string) any {
 		return map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": uid}
@@ -395,7 +395,7 @@ func TestAChangeReportsThatTheNewDiskIsGone(t *testing.T) {
 	}
 }
 
-func TestAMissingRightIsReportedBeforeAChangeBegins(t *testing.T) {
+func TestAMissingPermissionIsReportedBeforeAChangeBegins(t *testing.T) {
 	s := at(t, "Deployment", diskChecked)
 	s.does(s.options("undo"))
 	s.does(s.options(Grow))

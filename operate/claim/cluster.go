@@ -156,7 +156,7 @@ func (k Kubectl) send(ctx context.Context, o object, args ...string) error {
 }
 
 // createOwned creates a claim, without the owners that no longer exist: Kubernetes would delete a
-// claim all of whose owners are gone. It logs which these are.
+// claim all of whose owners are gone. It logs the omitted owners.
 func (k Kubectl) createOwned(ctx context.Context, log func(string, ...any), o object,
 	flags ...string) error {
 	meta, _ := o["metadata"].(object)
@@ -220,7 +220,7 @@ func annotate(key string, value any, spec object) object {
 func withPolicy(policy string) object { return object{"persistentVolumeReclaimPolicy": policy} }
 
 // holders returns the pods that name a claim. Kubernetes keeps a deleted claim until they are gone.
-// users() omits the pods that have ended.
+// Unlike users(), holders also returns pods that have ended.
 func holders(pods []object, claim string) []object {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod object) bool {
 		return !slices.ContainsFunc(pod.list("spec", "volumes"), func(v object) bool {

@@ -522,7 +522,7 @@ func (c *cluster) runPods(m *machine, node object) {
 			c.touch(pod, "Succeeded", "status", "phase")
 		case pod.str("status", "phase") == "Running":
 			m.runs[handle] = handle != ""
-		case pv.str("spec", "csi", "driver") != "" && va == nil: // the pod waits to be attached
+		case pv.str("spec", "csi", "driver") != "" && va == nil: // the volume is not attached yet
 		case handle != "" && !listed:
 			m.disks[handle], changed = 0, true
 		case handle != "" && state == 0:

@@ -386,8 +386,8 @@ func (h *history) options(mode string) Options {
 	return o
 }
 
-// calls() returns a replacement of kubectl. Unless dies is 0, the run is killed at the change with
-// this number.
+// calls() returns a replacement of kubectl. The parameter dies is the number of the change at which
+// the run is killed. If it is 0, the run is not killed.
 func (h *history) calls(dies int, how string) func(context.Context, []byte, ...string) ([]byte,
 	error) {
 	dead, n := false, 0
@@ -439,7 +439,7 @@ func (h *history) run(mode string) error {
 			h.c.giveUp(p.Handle)
 		}
 		if h.policy == "Retain" {
-			delete(h.c.origin, p.Handle) // it stays, and is the user's
+			delete(h.c.origin, p.Handle) // the disk stays, and belongs to the user
 		}
 	}
 	h.log("run: %s", mode)
@@ -552,10 +552,10 @@ func (h *history) end() error {
 	p := h.plan()
 	done := p != nil
 	if h.ended = "undone"; done {
-		h.ended, h.verb = "done", p.Verb // perhaps that of another run
+		h.ended, h.verb = "done", p.Verb // perhaps the verb of another run
 	}
 	if done && !p.Finished {
-		return h.play("undo") // a late request has overwritten the end
+		return h.play("undo") // a late request has overwritten the finished plan
 	}
 	w := h.workload()
 	switch mark := w.annotation("csi.oxide.computer/claim-change"); {
@@ -583,7 +583,7 @@ func (h *history) end() error {
 		}
 	}
 	h.c.passes(100)
-	_ = h.run("continue") // no change is under way: it deletes what a late request has made
+	_ = h.run("continue") // this deletes what a late request has created
 	h.c.passes(10)
 	if err := h.check(true); err != nil {
 		return err
@@ -655,10 +655,10 @@ func TestAChangeLosesNoWriteAndTouchesNoForeignObject(t *testing.T) {
 		most = 55
 	}
 	var steps, acts, kills, n int
-	happened := map[string]int{} // and how histories ended or failed
+	happened := map[string]int{} // counts acts, and how histories ended or failed
 	for ; n < most && duration == 0 || time.Since(began) < duration; n++ {
 		var h *history
-		synctest.Test(t, func(t *testing.T) { // it ends the whole test if t fails here
+		synctest.Test(t, func(t *testing.T) { // if this t fails, the whole test ends
 			h = newHistory(t, seed+uint64(n))
 			if err = h.play("begin"); err == nil && !h.meddled { // another change follows
 				h.verb = other[h.verb]

@@ -121,7 +121,7 @@ func (p plan) earlier() []string {
 }
 
 // planOf returns the plan in a PersistentVolume's annotation, or nil. Anybody may have written the
-// annotation. So planOf checks that the plan names this volume and its claim, and only valid names.
+// annotation, so planOf checks that the plan is for this volume and its claim, and has valid names.
 func planOf(pv object) (*plan, error) {
 	text := pv.annotation(planKey)
 	if text == "" {

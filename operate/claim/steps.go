@@ -362,7 +362,7 @@ func (r *run) askForDisk(ctx context.Context, v view) error {
 	return r.Kubectl.create(ctx, ownedBy(p.temporaryClaim(), v.kept))
 }
 
-// awaitDisk waits for the new disk. The error or the text that it returns has the last refusal.
+// awaitDisk waits for the new disk. It returns the last refusal in the error or in the text.
 func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	p := v.plan
 	why, event, err := r.Kubectl.refusal(ctx, *p)

@@ -107,7 +107,7 @@ type basis int
 const (
 	inference basis = iota // phases, times and absent objects, which show no cause
 	quote                  // an error of the driver that still counts; see driverErrors
-	sight                  // the rack or the node, which were read after any error was recorded
+	sight                  // a state of the rack or the node, which is newer than any recorded error
 )
 
 // Status returns the exit status: 2 if a link is broken, 3 if no link is broken but one could not

@@ -12,7 +12,7 @@ import (
 )
 
 func (f Finding) brokenLink() Link {
-	// LinkClaim stands for wrong values in a request of any call. The link of that call is broken.
+	// Advice with LinkClaim is about wrong values in a request. The link of the failed call is broken.
 	if link := advices[f.Reason].Link; link != "" && link != LinkClaim {
 		return link
 	}

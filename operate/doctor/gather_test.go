@@ -291,7 +291,7 @@ func TestOverlappingSecretsAreReplacedCompletely(t *testing.T) { // B-26
 	}
 }
 
-func TestDoctorReportsWhatKubectlMayNotRead(t *testing.T) {
+func TestDoctorReportsForbiddenResourcesAsUnseen(t *testing.T) {
 	for forbidden, links := range map[string][]Link{
 		"persistentvolumeclaims": {LinkClaim, LinkVolume, LinkAttachment, LinkDisk},
 		"persistentvolumes":      {LinkVolume}, "volumeattachments": {LinkAttachment},
@@ -362,7 +362,7 @@ func TestDoctorReportsFaultedDisksAndErrorsOfTheRack(t *testing.T) {
 
 // The test replaces a text in the driver's usual objects. The results are objects that every user
 // may create: pods with the driver's label and any owner, or a DaemonSet in another namespace.
-func TestDoctorAsksOnlyPodsOfTheDriversDaemonSet(t *testing.T) {
+func TestDoctorIgnoresPodsOutsideTheDriversDaemonSet(t *testing.T) {
 	for name, change := range map[string]struct{ old, new string }{
 		"none":                 {driverPodJSON + ",", ""},
 		"of no owner":          {`"controller":true`, `"x":1`},
@@ -398,7 +398,7 @@ func TestDoctorAsksOnlyPodsOfTheDriversDaemonSet(t *testing.T) {
 	}
 }
 
-func TestGatherAsksAMissingOrSilentKubectlOnlyOnce(t *testing.T) {
+func TestGatherRunsAMissingOrHangingKubectlOnlyOnce(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for name, kubectl := range map[string]func(context.Context, ...string) ([]byte, error){
 		"executable file not found": kube.Kubectl,

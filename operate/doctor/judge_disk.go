@@ -474,7 +474,7 @@ func (v nodeView) filesystemFinding() *Finding {
 	case f.NotGrown:
 		finding := shows(csierr.FilesystemNotGrown, "the filesystem covers %s of its disk's %s",
 			volume.SizeText(f.SizeBytes), volume.SizeText(d.SizeBytes))
-		finding.basis = inference // it keeps no workload from running
+		finding.basis = inference // workloads still run
 		return finding
 	}
 	return nil

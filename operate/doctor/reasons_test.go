@@ -228,7 +228,7 @@ func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 	}
 }
 
-func TestAnErrorThatAUserWroteIsNotQuoted(t *testing.T) {
+func TestAForgedDriverErrorIsNotQuoted(t *testing.T) {
 	for place, text := range forged {
 		objects := csitest.Got(kube.Parse([]byte(strings.Replace(text, "ERROR", rpc("RackFull"), 1))))(t)
 		if !strings.Contains(text, "ERROR") {
