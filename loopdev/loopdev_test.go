@@ -382,7 +382,7 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	looptest.Must(t, os.Rename(newFile(t, mib), filepath.Join(dir, "file")))
 	looptest.Must(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
 	c := loopdev.Config{Serial: (serial(t) + strings.Repeat("s", 51))[:51], Owner: "who made it",
-		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // the maximum length
+		Path: filepath.Join(elsewhere, "file"), BlockSize: 4096, ReadOnly: true} // longest allowed texts
 	hidden, err := loopdev.Attach(t.Context(), c)
 	// After the unmount, c.Path leads to no file, as if a container had attached the device.
 	looptest.Must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))

@@ -104,7 +104,7 @@ func TestAFaultFiresOnlyForMatchingRequests(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		rule adminapi.Fault
-		want string // "x" where the fault fires, for attaches of the disks in the order below
+		want string // one character for each attach below: "x" if the fault fires, else "."
 	}{
 		{"any object", adminapi.Fault{}, "xxxxxx"},
 		{"a disk by name", adminapi.Fault{Object: "d"}, "xx.xx."},
@@ -142,7 +142,7 @@ func TestAFaultFiresOnlyForMatchingRequests(t *testing.T) {
 	}
 }
 
-func TestAFaultThatPreventsTheOperationPostponesFaultsOfLaterPhases(t *testing.T) {
+func TestAPreventedOperationTriggersNoFaultOfALaterPhase(t *testing.T) {
 	for at, first := range phases[:2] { // Before and Instead, which can prevent the operation
 		for _, phase := range phases[at+1:] {
 			for _, addedFirst := range []bool{false, true} {

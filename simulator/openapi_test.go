@@ -167,7 +167,7 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 		"ports":     TestSwitchPortsGetAddressesFromAddressLots,
 		"import":    TestAnImportedImageKeepsItsBytesAcrossRestarts,
 		"images":    TestInvalidImportsAndImagesAreRefused,
-		"sources":   TestCreatingADiskRefusesSourcesOfOtherProjects,
+		"sources":   TestDiskCreateRefusesSourcesOfOtherProjects,
 		"nics":      TestEachInstanceHasItsOwnInterfaces,
 		"others":    otherOperations,
 	} {

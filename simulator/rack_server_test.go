@@ -120,7 +120,7 @@ func (r *rackServer) send(request string, header ...string) reply {
 	return got
 }
 
-// demand sends a request and returns the body. The answer must have this status and contain part.
+// demand sends a request and returns the body. It checks the status and a part of the answer.
 func (r *rackServer) demand(status int, part, request string) string {
 	r.t.Helper()
 	got := r.send(request)

@@ -20,14 +20,14 @@ import (
 )
 
 var lives = map[string]struct {
-	// query names the parent. The text fields has the fields of a creation besides name and
-	// description. The test replaces each N in it by 1, 2 and so on.
+	// query names the parent. fields is the JSON of a creation's fields besides name and description,
+	// in which the test replaces each N by 1, 2 and so on.
 	query, fields string
-	// update is the body of an update; "" means that the kind cannot be updated. The updated record
-	// must contain the text in shows.
+	// update is the body of an update; "" means that the kind cannot be updated. shows is a text that
+	// the updated record must contain.
 	update, shows string
-	// holder creates an object that prevents the record's deletion, and release removes it. The text
-	// in holds is the deletion's error. The test replaces NAME and ID by those of the record.
+	// holder creates an object that prevents the record's deletion, and release removes it. holds is
+	// the error of the deletion. The test replaces NAME and ID by those of the record.
 	holder, holds, release string
 }{
 	"project": {

@@ -64,7 +64,7 @@ func TestARestartKeepsARenamedProject(t *testing.T) {
 	next.demand(404, "", "GET /v1/projects/default")
 }
 
-func TestAnInstanceRecreatedAfterItsVPCWasRenamedHasNoInterface(t *testing.T) {
+func TestARecreatedInstanceHasNoInterfaceIfItsVPCWasRenamed(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.demand(200, "", `PUT /v1/vpcs/default?project=default {"name":"renamed"}`)
 	r.demand(204, "", "DELETE /v1/instances/idle?project=default")

@@ -4,7 +4,7 @@
 // rack lacks. [Routes] lists the requests that it answers. GET / answers a browser with the rack's
 // page, and other clients with the list of routes. The listener refuses requests from foreign web
 // pages. A name in the header Host must be localhost or configured. A header Origin must name the
-// listener. A browser's change needs the token of the rack's page.
+// listener. A change that a browser requests needs the token of the rack's page.
 //
 // The package imports no other package of this module.
 package adminapi
@@ -303,7 +303,7 @@ type Fault struct {
 }
 
 // Response replaces the rack's response. An empty Body means an error in the rack's form, or no
-// body if Status is below 300. A Body can imitate a proxy. PadBytes spaces precede the sent body.
+// body if Status is below 300. PadBytes is the number of spaces that are sent before the body.
 type Response struct {
 	Status      int               `json:"status"`
 	ErrorCode   string            `json:"error_code,omitempty"`
@@ -315,8 +315,8 @@ type Response struct {
 }
 
 // DeviceFault changes how a guest sees an attached disk: its device never appears, appears after
-// Delay, or has another size. With Fails the rack cannot give the disk to the guest, and so undoes
-// the attach or the start of the instance. An instance that reboots becomes failed.
+// Delay, or has another size. If Fails is true, the rack cannot give the disk to the guest, and so
+// undoes the attach or the start of the instance. An instance that reboots becomes failed.
 type DeviceFault struct {
 	Never     bool     `json:"never,omitempty"`
 	Delay     Duration `json:"delay,omitempty"`

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// table lists all mutations except tampers.
+// table lists all mutations except those that dataplane.Tampers lists.
 var table = []Mutation{
 	{Name: "A01-no-code", Says: "errors have no error_code", DriverSays: "RackUnknown",
 		After: func(x *Interception) {

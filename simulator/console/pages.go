@@ -205,7 +205,7 @@ func (c *Console) rackPage(w http.ResponseWriter, r *http.Request) {
 	body := rackBody{Filter: filter, Operations: c.Operations, Presets: presets, Faults: c.Faults(),
 		Used: state.StorageBytes, Quota: int64(switches.QuotaBytes), Toggles: toggles(switches),
 		Settings: settings(switches), Rows: c.rows(state, watch(state, filter))}
-	state.Machines = c.Machines() // their output does not change the records' version
+	state.Machines = c.Machines() // outside of the records, so version does not cover them
 	body.fill(state, switches.DiskLimit)
 	c.show(w, r, http.StatusOK, "rack.tmpl", page{Title: "A simulated rack", Live: true, Body: body})
 }

@@ -248,7 +248,7 @@ func TestOpenRefusesANodevFilesystem(t *testing.T) {
 	}
 }
 
-func TestEveryDeviceIsReleasedByRemoveGuestAndByClose(t *testing.T) {
+func TestRemoveGuestAndCloseReleaseEveryDevice(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	again := func() error { return p.RemoveGuest(id) }
@@ -289,7 +289,7 @@ func TestPlugDoesNotWaitForAnotherGuest(t *testing.T) {
 	}
 }
 
-func TestAMachineThatNeedsTooMuchMemoryIsRefused(t *testing.T) {
+func TestVirtualMachinesBeyondTheHostsMemoryAreRefused(t *testing.T) {
 	const meminfo = "MemTotal:        8388608 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n"
 	for name, test := range map[string]struct {
 		used, more int64
@@ -483,7 +483,7 @@ func TestReconcileReplacesDevicesThatDifferFromTheirDisks(t *testing.T) {
 	}
 }
 
-// If Reconcile adopted the device, the kernel would still remove it at the last close.
+// The kernel releases such a device at the last close, even if Reconcile adopts it.
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	spec := plugDisk(t, before, newGuest(t, before), "leaving")
@@ -503,7 +503,7 @@ func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	looptest.Await(t, "the old device goes", func() bool { return len(devicesOf(t, p)) == 1 })
 }
 
-func TestReconcileKeepsADeviceWithADuplicateSerialHidden(t *testing.T) {
+func TestADeviceWithADuplicateSerialStaysHiddenAfterReconcile(t *testing.T) {
 	before := newPlane(t)
 	id := newGuest(t, before)
 	first := plugDisk(t, before, id, "pvc-6fa1d3ac-1234-4aaa")
@@ -607,7 +607,7 @@ func TestReconcileContinuesAfterADiskWithoutAFile(t *testing.T) {
 	nodeOf(t, p, id)
 }
 
-func TestNextNonZeroFindsTheBlocksThatWereWritten(t *testing.T) {
+func TestNextNonZeroFindsWrittenBlocks(t *testing.T) {
 	f := looptest.Got(os.Create(filepath.Join(t.TempDir(), "disk")))(t)
 	defer f.Close()
 	const block = 64 << 10
@@ -637,7 +637,7 @@ func TestNextNonZeroFindsTheBlocksThatWereWritten(t *testing.T) {
 	}
 }
 
-func TestACloneHasItsOwnSizeAndTheBytesAndHolesOfItsSource(t *testing.T) {
+func TestCloneDiskCopiesBytesAndPreservesHoles(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			p, id := newPlaneOn(t, fsType), newID()
@@ -663,7 +663,7 @@ func TestACloneHasItsOwnSizeAndTheBytesAndHolesOfItsSource(t *testing.T) {
 	}
 }
 
-func TestAPlaneRefusesPipesAndImagesLargerThanTheDisk(t *testing.T) {
+func TestAPlaneRefusesImagesThatArePipesOrLargerThanTheDisk(t *testing.T) {
 	p, id := newPlane(t), newID()
 	looptest.Must(t, p.ImportImage(t.Context(), id, "", 1<<20))
 	if err := p.CloneDisk(t.Context(), id, p.Files.ImagePath(id), 1<<19); err == nil {
@@ -679,7 +679,7 @@ func TestAPlaneRefusesPipesAndImagesLargerThanTheDisk(t *testing.T) {
 // A writer writes 1, 2, 3 and so on durably, each number to the first block of a disk and then to
 // the last block. In a snapshot the first block may be ahead of the last block by one. No block may
 // be behind the number that was in both blocks before the snapshot. xfs and btrfs have reflinks.
-func TestASnapshotOfADiskInUseShowsTheDiskAtOneMoment(t *testing.T) {
+func TestASnapshotOfADiskInUseIsCrashConsistent(t *testing.T) {
 	places := []int64{0, testDiskSize - 4096}
 	for _, host := range []string{"xfs", "btrfs", "ext4"} {
 		t.Run(host, func(t *testing.T) {

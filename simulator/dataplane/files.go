@@ -321,8 +321,8 @@ func (f Files) diskInodes() (map[string]uint64, error) {
 
 var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.img(\.tmp)?$`)
 
-// removeOrphans removes all files of the objects in left (deleted), and unfinished files of those
-// in ids (with a record). It keeps other files, because the rack may not have created them.
+// removeOrphans removes all files of deleted objects (the parameter left), and unfinished files of
+// existing objects (ids). It keeps other files, because the rack may not have created them.
 func (f Files) removeOrphans(kind string, ids, left []string) error {
 	dir := filepath.Join(f.dir, kind)
 	entries, err := os.ReadDir(dir)
@@ -373,7 +373,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (er
 		defer src.Close()
 		d := p.guests.disk(diskID)
 		plugged := d != nil && d.loop != nil
-		if d != nil { // a virtual machine stops during the copy
+		if d != nil { // a virtual machine is paused during the copy
 			resume, err := p.VMs.still(d.guest)
 			if err != nil {
 				return err
@@ -400,7 +400,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (er
 }
 
 func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) error {
-	// At normal priority, a copy on a busy host takes longer than a pause between two writes.
+	// Raise the priority: otherwise a copy on a busy host lasts longer than a pause in the writes.
 	defer hurry()()
 	for attempt := range snapshotAttempts {
 		if err := pause(ctx, time.Duration(attempt)*10*time.Millisecond); err != nil {

@@ -499,7 +499,7 @@ func (f *Flaky) replace(id string, d *flakyDisk) {
 	f.disks[id] = d
 }
 
-// plug returns the path at which the FUSE server serves a disk's file, or path without a server.
+// plug returns the path of a disk's file on the FUSE server or, without a server, the given path.
 func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil
@@ -549,7 +549,7 @@ func (f *Flaky) Faults(id string) (faults []flakydisk.Fault, err error) {
 	return faults, err
 }
 
-// Activity counts a disk's operations in each of the last seconds. A plug sets the counts to 0.
+// Activity counts a disk's operations in each of the last seconds. Plug sets them to 0.
 func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
 	err = f.with(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
 	return all, err

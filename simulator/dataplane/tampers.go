@@ -27,7 +27,7 @@ type Tamper struct {
 	shown func(d Device, others []*plugged) Device
 	// copied() may change the file of a snapshot after the plane has copied the disk d to it.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// With keeps, a guest still sees a detached disk. With elsewhere, all guests see a plugged disk.
+	// If keeps is set, guests still see detached disks. If elsewhere is set, all guests see each disk.
 	keeps, elsewhere bool
 	// The plane calls life() for every event of a disk or a snapshot.
 	life func(p *Plane, e event) error
@@ -141,7 +141,7 @@ const (
 	tamperBlock = 4096
 	// lateDevice is longer than any check waits for a device.
 	lateDevice = 10 * time.Minute
-	// tear() copies half of the blocks again after tornWrites writes, or tornWait without a write.
+	// tear() copies half of the blocks again after tornWrites writes, or after tornWait without any.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )
@@ -568,7 +568,7 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 	return []*victim{v}
 }
 
-// newBehind returns a function that makes a new disk a victim if its block is at from or later.
+// newBehind returns a function that makes a new disk a victim if its block is not before "from".
 func newBehind(from int64) func(*corruption, Files, event) []*victim {
 	return func(c *corruption, f Files, e event) []*victim {
 		least := c.at.in(from, e.bytes) + tamperBlock

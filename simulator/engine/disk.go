@@ -111,7 +111,7 @@ func (s Disks) fillBytes(d store.Disk) error {
 	err := s.store.View(func(tx *store.Tx) {
 		switch {
 		case d.SnapshotID != nil:
-			// A59: the rack notices an unfinished snapshot only when it copies the bytes. The copy fails.
+			// A59: the rack notices an unfinished snapshot only when it copies the bytes, and then fails.
 			source, _ := store.Snapshots.Get(tx, *d.SnapshotID)
 			tx.Refuse(source.State == store.SnapshotCreating, errInternal)
 			file = s.plane.Files.SnapshotPath(*d.SnapshotID)

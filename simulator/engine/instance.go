@@ -436,7 +436,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 		d, err := Reading(s.Simulation, func(tx *store.Tx) store.Disk {
 			return find(tx, store.Disks, owner.ID, a.selector())
 		})
-		if a.Create != nil && err != nil { // no error: the disk exists since an earlier start
+		if a.Create != nil && err != nil { // no error: an earlier simulator made the disk
 			d, err = Disks(s).create(call, owner, *a.Create)
 		}
 		if err != nil {

@@ -15,8 +15,8 @@ import (
 // Kind describes one kind of resource, such as a VPC: an object that has a record, but no data and
 // no device. The methods of Resources handle every kind as its Kind describes.
 type Kind struct {
-	// Name is the rack's word for the resource in errors. Operation begins the names of the kind's
-	// operations in the API. Param is the resource's parameter in paths and queries.
+	// Name is the rack's word for the resource in errors. Operation is the prefix of the names of the
+	// kind's operations in the API. Param is the resource's parameter in paths and queries.
 	Name, Operation, Param string
 	// Parent is the kind of the object that contains the resource. Without a Parent the resource
 	// belongs to Owner, or to the silo if Owner is "". A name is unique in the parent.
@@ -154,7 +154,7 @@ type Change struct {
 	record store.Resource
 	// cascade permits the deletion of a record with its dependents.
 	cascade bool
-	// With derive, the IDs of new records depend only on their names, so all racks have the same IDs.
+	// If derive is set, the ID of a new record depends only on names, so all racks have the same IDs.
 	derive bool
 }
 

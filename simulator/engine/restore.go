@@ -18,7 +18,7 @@ import (
 )
 
 // restore repairs the records and the data plane after a kill of the last simulator, and adds the
-// objects of the Config that the directory lacks. Its first transaction begins with calls of first.
+// objects of the Config that the directory lacks. The given functions begin its first transaction.
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) {

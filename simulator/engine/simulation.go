@@ -342,8 +342,8 @@ func (r *Simulation) Records() *store.Store { return r.store }
 // Plane returns the rack's data plane.
 func (r *Simulation) Plane() *dataplane.Plane { return r.plane }
 
-// deferredWork counts the unfinished work that DeferWork started after the last RunDeferred. To end
-// the delays, RunDeferred closes the channel now.
+// deferredWork counts the unfinished work that DeferWork started after the last RunDeferred.
+// RunDeferred closes the channel "now" to end the delays of this work.
 type deferredWork struct {
 	now  chan struct{}
 	work sync.WaitGroup

@@ -162,7 +162,7 @@ func (h *Host) launch(c *exec.Cmd, dir string) (<-chan error, error) {
 	}
 	started, exited := make(chan error, 1), make(chan error, 1)
 	go func() {
-		// Pdeathsig comes when the thread that started QEMU ends, so this goroutine keeps its thread.
+		// The kernel sends Pdeathsig when the thread that started QEMU ends, so keep this thread.
 		runtime.LockOSThread()
 		err := c.Start()
 		started <- err

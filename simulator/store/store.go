@@ -337,7 +337,7 @@ func (t Table[T]) Delete(tx *Tx, record T) {
 	))
 }
 
-// Scan returns at most limit records of a parent, sorted by sortBy, after the name or ID in last.
+// Scan returns at most limit records of a parent that follow the name or ID *last, sorted by sortBy.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) []T {
 	index := t.names(tx)
 	if sortBy == ByID {
@@ -498,7 +498,7 @@ func ReleaseDeleted(tx *Tx) {
 // OpenSaga records the request of a creation that begins, so that a restart can complete it.
 func (tx *Tx) OpenSaga(id string, request any) { tx.put(bucketSagas, id, request) }
 
-// SagaRequest reads the request that OpenSaga has recorded. If there is none, it changes nothing.
+// SagaRequest reads the request that OpenSaga has recorded. If there is none, *into stays the same.
 func (tx *Tx) SagaRequest(id string, into any) { tx.get(bucketSagas, id, into) }
 
 // CloseSaga deletes the request that OpenSaga has recorded.
