@@ -281,9 +281,9 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 // fuseRequestKiB is the kernel's default maximum of a request to a FUSE server.
 const fuseRequestKiB = "128"
 
-// limitRequests keeps the kernel from splitting a write to a FUSE server. If the server refused the
-// second part, the kernel's loop driver would report the short write as done. For a file that is
-// not on FUSE, limitRequests tries to restore the default limit.
+// limitRequests keeps the kernel from splitting a write to a FUSE server. If the server refuses the
+// second part of a split write, the kernel's loop driver reports the short write as done. For files
+// that are not on FUSE, limitRequests tries to restore the default limit.
 func (d Device) limitRequests(file *os.File) error {
 	var backing unix.Statfs_t
 	if err := unix.Fstatfs(int(file.Fd()), &backing); err != nil {

@@ -4,9 +4,9 @@
 // The kernel stores the serial in lo_file_name, where losetup stores a path. The owner follows
 // after the serial's NUL, where other programs do not read. Both exist as long as the device is
 // attached, so a program that restarts after a kill can find its devices. Several processes may use
-// the package at the same time: before each change it opens the device and compares the kernel's
-// sequence number of the attachment. So the package does not change a device that another process
-// has attached again.
+// the package at the same time. Before each change, the package opens the device and compares the
+// kernel's sequence number of the attachment, so it never changes a device that another process has
+// attached again.
 //
 // Attaching and detaching need root and Linux 5.15 or later. On other systems the package builds,
 // but [Available], [Attach] and [List] return an error.

@@ -116,8 +116,8 @@ func TestAFaultMakesOnlyItsOwnSectorsFail(t *testing.T) {
 	}
 }
 
-// If the kernel split the write, and the server refused the second part, the kernel's loop driver
-// would report the short write as done.
+// The kernel must not split the write: if the server refuses the second part of a split write, the
+// kernel's loop driver reports the short write as done.
 func TestAFailureAtTheEndOfALargeWriteIsReported(t *testing.T) {
 	disk, device := serve(t)
 	disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, From: 200 << 10, To: 200<<10 + 512})

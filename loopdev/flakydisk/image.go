@@ -28,7 +28,7 @@ type page struct {
 // need no memory. Only one goroutine may use an image at a time, but another may use its fork.
 type Image struct {
 	size  int64
-	pages map[int64]*page // by their number
+	pages map[int64]*page // keys: page numbers
 }
 
 // NewImage returns a blank image.

@@ -51,8 +51,8 @@ func Mount(dir string) (*Server, error) {
 }
 
 // refusePolls polls a file, so that the kernel learns that the server's files cannot be polled.
-// Otherwise the kernel would ask the server whenever Go opens one of the files, and Go's scheduler
-// might not run the thread that answers.
+// Otherwise the kernel asks the server whenever Go opens one of the files, and Go's scheduler may
+// not run the thread that answers.
 func (s *Server) refusePolls() error {
 	const name = "poll"
 	defer s.Remove(name)

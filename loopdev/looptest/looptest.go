@@ -36,8 +36,8 @@ func Await(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// NeedRoot fails the test if it does not run as root, which loop devices need. If it skipped the
-// test, the test would look as if it had passed.
+// NeedRoot fails the test if it does not run as root, which loop devices need. It does not skip the
+// test, because a skipped test looks like a passed one.
 func NeedRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -47,8 +47,8 @@ func Enter() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// The machine does not see the mounts of this namespace. When the machine unmounts a filesystem,
-	// the kernel also unmounts its copy here; otherwise the copy would keep the filesystem in use.
+	// Mounts here do not propagate to the machine. Unmounts on the machine propagate to this
+	// namespace, so that no copy of a mount keeps a filesystem in use.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep the mounts of a namespace to itself: %w", err)
 	}
@@ -69,8 +69,8 @@ func allowDevices() {
 	}
 }
 
-// leaveVolumes unmounts other processes' volumes, only in this namespace. A mount here would keep a
-// device in use, and a driver releases no volume that another namespace has mounted.
+// leaveVolumes unmounts other processes' volumes, only in this namespace. A volume that is mounted
+// here keeps its device in use, so that the volume's driver does not release the device.
 func leaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {

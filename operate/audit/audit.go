@@ -231,7 +231,7 @@ func (c *comparison) noDeletion() string {
 type handle struct {
 	Kind   Kind
 	ID     string
-	By     string // "PersistentVolume pv-1", "line 3"
+	By     string // the object, such as "PersistentVolume pv-1" or "line 3"
 	volume string // the name of the PersistentVolume
 }
 

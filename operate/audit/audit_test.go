@@ -76,7 +76,7 @@ func TestAYoungObjectIsNoOrphan(t *testing.T) { // B-42
 	old := auditNow.Add(-defaultMinAge)
 	for name, test := range map[string]struct {
 		created time.Time
-		was     bool // it existed before the list was read
+		was     bool // the object existed before the list was read
 		want    string
 	}{"old enough": {old, true, isOrphan}, "just too young": {old.Add(1), true, isYoung},
 		"made meanwhile": {old, false, isYoung}, "of unknown age": {time.Time{}, true, isYoung}} {
@@ -356,7 +356,7 @@ func TestOnlyNamedOrphansAreDeleted(t *testing.T) { // D-69
 		list  []string
 		file  string // the content of the file for --delete
 		then  script
-		want  string // in the report or in the error
+		want  string // a part of the report or of the error
 		fails bool
 	}{
 		{"an orphan", []string{own(1)}, blue(testDisk(2)), deletion(2), "deleted=1", false},

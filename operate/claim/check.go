@@ -20,7 +20,7 @@ type proposal struct {
 	claim, old object
 	plan       plan
 	notes      []string
-	quota      string // a sentence about the rack's quota
+	quota      string // a sentence for the user about the rack's quota
 }
 
 // check reads everything on which the change depends, refuses a change that cannot work, and makes

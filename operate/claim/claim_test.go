@@ -85,7 +85,7 @@ func TestAChangeBeyondThePublishedCapacityIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		verb, size string
 		published  objects
-		want       string // in the plan, or in the refusal
+		want       string // a part of the plan, or of the refusal
 		refused    bool
 	}{
 		"none is published": {Grow, "", nil, "This is not checked: the cluster publishes no cap", false},

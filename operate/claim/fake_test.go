@@ -29,10 +29,10 @@ type cluster struct {
 	shots   map[string]string   // from handles to contents
 	nodes   map[string]*machine // keys: the names of their Nodes
 	idle    map[string]int      // passes since a pod needed the VolumeAttachment
-	quota   int64               // of the rack, in bytes; zero is unlimited
+	quota   int64               // the rack's quota in bytes; zero is unlimited
 	flat    bool                // the driver has no topology: the provisioner needs no scheduler
 	serial  int64
-	age     int // the passes so far
+	age     int // the number of passes so far
 
 	// slow is the number of passes that the provisioner needs to make a disk. It makes the disk even
 	// if the claim is deleted meanwhile.
@@ -43,9 +43,9 @@ type cluster struct {
 	written []string // the contents that have to be on a disk that the user can reach
 	lost    int
 	foreign []string          // forbidden changes that the command has made
-	own     map[string]bool   // the UIDs of what the command has created
-	given   map[string]bool   // the UIDs of what the user wants to be changed
-	origin  map[string]string // the UID of the claim for which a disk was made
+	own     map[string]bool   // the UIDs of the objects that the command has created
+	given   map[string]bool   // the UIDs of the user's objects that the command may change
+	origin  map[string]string // from disks to the UIDs of the claims for which they were made
 	kept    map[string]bool   // the disks that a claim of the user has, or had
 	dropped map[string]bool   // the disks that the user has given up
 	stuck   bool              // deleted VolumeSnapshots do not disappear

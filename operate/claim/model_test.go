@@ -29,20 +29,20 @@ type history struct {
 	kind, verb, policy     string
 	original               int64    // the replicas of the workload before the change
 	lines                  []string // the log of the history
-	may, acts              []string // what may happen, and what has happened
+	may, acts              []string // the actors that may act, and that have acted
 	left, killsLeft, kills int      // acts and kills that may still come; kills so far
 	ended                  string
 
 	busy   bool
 	next   string      // the verb of the request that comes next
-	late   []func()    // requests of killed runs that are under way
+	late   []func()    // requests of killed runs that have not arrived yet
 	second func() bool // lets another run make its next request
 	stop   func()      // kills the other run
 
 	scaled, paused bool   // somebody has scaled the workload, or stopped an operator
 	meddled        bool   // somebody has deleted the claim, or its namespace
-	then           string // what the snapshot of a revert held when the change began
-	last           plan   // as it was seen last
+	then           string // the content of a revert's snapshot when the change began
+	last           plan   // the plan as it was read last
 }
 
 func (h *history) log(format string, args ...any) {

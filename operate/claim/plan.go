@@ -34,9 +34,9 @@ type plan struct {
 	ClaimUID  string `json:"claimUID"`
 	// NamespaceUID shows whether the namespace was deleted and created again.
 	NamespaceUID string `json:"namespaceUID"`
-	Manifest     object `json:"manifest"` // of the earlier claim, to make it again
-	ID           string `json:"id"`       // of the change
-	Run          string `json:"run"`      // of the command that works on it
+	Manifest     object `json:"manifest"` // the earlier claim, to create it again
+	ID           string `json:"id"`       // the id of the change
+	Run          string `json:"run"`      // the id of the run that works on it
 
 	OldSize string `json:"oldSize"`
 	Size    string `json:"size"`
@@ -47,7 +47,7 @@ type plan struct {
 
 	ClassUID         string `json:"classUID"`
 	Retains          bool   `json:"retains,omitempty"` // the class keeps the disks of deleted claims
-	Node             string `json:"node,omitempty"`    // near which the class makes the disk
+	Node             string `json:"node,omitempty"`    // the node near which the class makes the disk
 	SnapshotClass    string `json:"snapshotClass,omitempty"`
 	SnapshotClassUID string `json:"snapshotClassUID,omitempty"`
 	Shot             shot   `json:"shot"`
@@ -89,7 +89,7 @@ type owner struct {
 	Person   bool   `json:"person,omitempty"` // only a person knows how to stop it
 	Replicas int64  `json:"replicas,omitempty"`
 	Target   int64  `json:"target"`        // the replicas while the workload is stopped
-	Pod      string `json:"pod,omitempty"` // one that uses the claim
+	Pod      string `json:"pod,omitempty"` // a pod that uses the claim
 }
 
 func (o owner) String() string { return o.Kind + " " + o.Name }
@@ -311,7 +311,7 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 		if err != nil {
 			return v, err
 		}
-		v.namespaceGone = namespace.uid() != p.NamespaceUID // gone, or made again by somebody
+		v.namespaceGone = namespace.uid() != p.NamespaceUID // deleted, and perhaps created again
 	}
 	pods, err := r.Kubectl.all(ctx, "pods", p.Namespace)
 	v.users, v.holders = users(pods, p.Claim), holders(pods, p.Claim)

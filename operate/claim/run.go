@@ -36,12 +36,12 @@ const (
 // Options are the command's arguments and flags.
 type Options struct {
 	Verb, Namespace, Claim string
-	Size                   string // of the new disk; a revert keeps the size if it is empty
-	Snapshot               string // to which the claim is reverted
-	SnapshotClass          string // of the snapshot that a growth takes; empty for the only one
+	Size                   string // the size of the new disk; if empty, a revert keeps the size
+	Snapshot               string // the VolumeSnapshot to which the claim is reverted
+	SnapshotClass          string // the class of the snapshot for a growth; empty for the only class
 	DryRun, Continue, Undo bool
 	IgnoreCapacity         bool          // begin although too little capacity is published
-	Timeout                time.Duration // of each step
+	Timeout                time.Duration // the limit for each step
 
 	Kubectl Kubectl
 }
@@ -102,13 +102,13 @@ func (o *Options) Parse(operands []string) error {
 
 type run struct {
 	Options
-	before string // the event of the last refusal when this run began to wait for the new disk
+	before string // the event of the last refusal before this run began to wait for the new disk
 
-	id    string // of this run
+	id    string // the id of this run
 	old   string // the name of the earlier PersistentVolume
 	out   io.Writer
 	asked bool  // this run has requested the new disk
-	last  *plan // as it was read last
+	last  *plan // the plan as this run read it last
 }
 
 func (r *run) log(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format+"\n", args...) }
@@ -302,7 +302,7 @@ func (r *run) until(ctx context.Context, title string, s step) error {
 		switch {
 		case err != nil && v.plan != nil && v.plan.Run != r.id: // another run has taken over
 			return err
-		case err != nil: // such as an API server that is restarted
+		case err != nil: // for example because the API server restarts
 		case v.plan == nil && s.done == nil:
 			return nil
 		case v.plan == nil:

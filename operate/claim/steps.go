@@ -182,7 +182,7 @@ func (r *run) stop(ctx context.Context, v view) (string, error) {
 
 func (r *run) scaleUp(ctx context.Context, v view) (string, error) {
 	replicas := v.owner.num("spec", "replicas")
-	if replicas == v.plan.Owner.Target && // else somebody has given it another scale meanwhile
+	if replicas == v.plan.Owner.Target && // otherwise somebody else has scaled the owner
 		strings.HasSuffix(v.owner.annotation(changeKey), " stopped") {
 		replicas = v.plan.Owner.Replicas
 	}
@@ -401,7 +401,7 @@ func (k Kubectl) refusal(ctx context.Context, p plan) (why, event string, err er
 	for _, e := range events {
 		if at := e.str("lastTimestamp"); at >= last {
 			last, why = at, e.str("message")
-			event = fmt.Sprint(e.name(), " ", at, " ", e.num("count")) // a repeated event counts up
+			event = fmt.Sprint(e.name(), " ", at, " ", e.num("count")) // a repetition increases the count
 		}
 	}
 	return csierr.Plain(why), event, err
@@ -463,7 +463,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	return "", r.Kubectl.save(ctx, v.old, p, nil)
 }
 
-// fenced() reports whether the new disk, if any, is reserved by this run: no late request binds it.
+// fenced() reports whether this run has reserved the new disk, if any, so no late request binds it.
 func (v view) fenced() bool {
 	return v.plan.New == "" || v.fresh == nil || v.fresh.annotation(changeKey) == v.plan.runMark() &&
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()
@@ -516,7 +516,7 @@ func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 	p, policy := *v.plan, v.fresh.policy()
 	switch {
 	case p.TemporaryUID == "" || p.TemporaryUID != v.temporary.uid() && p.New == "":
-		p.TemporaryUID = v.temporary.uid() // the name of a disk that is made later follows from it
+		p.TemporaryUID = v.temporary.uid() // see volumeOf: a PersistentVolume may still appear
 		return "", r.Kubectl.save(ctx, v.old, p, nil)
 	case v.fresh != nil && !v.madeFor() && policy != "Retain":
 		return "", fmt.Errorf("PersistentVolume %s, which was not made for PersistentVolumeClaim %s, "+

@@ -23,14 +23,14 @@ type chain struct {
 	volume        *kube.Object
 	volumeWhy     string
 	attachments   []kube.Object
-	attachment    *kube.Object // the one that is judged; see mainAttachment
+	attachment    *kube.Object // the VolumeAttachment to judge; see mainAttachment
 	attachmentWhy string
-	pods          []kube.Object // that use the claim: they have not ended, or are being deleted
+	pods          []kube.Object // users of the claim that have not ended, or are being deleted
 	podsWhy       string
-	pod           *kube.Object // the one that is judged; see mainPod
+	pod           *kube.Object // the pod to judge; see mainPod
 
-	handle string // the volume's id, which is the disk's
-	node   node   // where the volume is, or is wanted
+	handle string // the volume's id, which is also the disk's id
+	node   node   // the node that has or needs the volume
 }
 
 // node is a node of the cluster, which is an instance of the rack.

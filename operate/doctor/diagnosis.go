@@ -52,8 +52,8 @@ const (
 	OK      State = "ok"
 	Broken  State = "broken"
 	Waiting State = "waiting" // something is under way, and has not taken long
-	Idle    State = "idle"    // nothing is there, and nothing has to be
-	Unseen  State = "unseen"  // it could not be seen, so its state is unknown
+	Idle    State = "idle"    // the object does not exist, and is not needed
+	Unseen  State = "unseen"  // it could not be read, so its state is unknown
 )
 
 // Diagnosis is the answer to a question.
@@ -79,7 +79,7 @@ type Chain struct {
 type Step struct {
 	Link    Link     `json:"link"`
 	State   State    `json:"state"`
-	What    string   `json:"what"` // what the link is, or why it could not be seen
+	What    string   `json:"what"` // what the link is, or why it could not be read
 	Notes   []string `json:"notes,omitempty"`
 	Finding *Finding `json:"finding,omitempty"`
 }
@@ -87,18 +87,18 @@ type Step struct {
 // Finding describes what is wrong with a link, and what to do about it.
 type Finding struct {
 	Link   Link          `json:"link"`
-	Reason csierr.Reason `json:"reason,omitempty"` // of docs/reasons.md
+	Reason csierr.Reason `json:"reason,omitempty"` // an entry of docs/reasons.md
 	Wrong  string        `json:"wrong"`
-	Source string        `json:"source"` // where that was seen, such as "the rack"
+	Source string        `json:"source"` // where Wrong was seen, such as "the rack"
 	Since  time.Time     `json:"since,omitzero"`
-	Last   time.Time     `json:"last,omitzero"` // when it was last seen
+	Last   time.Time     `json:"last,omitzero"` // when Wrong was last seen
 
-	ByItself string `json:"byItself"` // what will happen without anybody
+	ByItself string `json:"byItself"` // what will happen if nobody acts
 	Do       string `json:"do"`
 	Next     string `json:"next"`
 
 	basis basis
-	node  string // of the failed call, if that is not the chain's node
+	node  string // the node of the failed call, if it is not the chain's node
 }
 
 // basis is the kind of evidence for a finding. A higher value is more certain.
@@ -107,7 +107,7 @@ type basis int
 const (
 	inference basis = iota // phases, times and absent objects, which show no cause
 	quote                  // an error of the driver that still counts; see driverErrors
-	sight                  // a state of the rack or the node, which is newer than any recorded error
+	sight                  // a state that was read from the rack or the node after any recorded error
 )
 
 // Status returns the exit status: 2 if a link is broken, 3 if no link is broken but one could not
@@ -250,8 +250,8 @@ func plain(s Step) Step {
 // Question names the object that a diagnosis explains.
 type Question struct {
 	Kind      string `json:"kind"`
-	Namespace string `json:"namespace,omitempty"` // of a claim or a pod
-	Name      string `json:"name,omitempty"`      // of a claim, a pod or a node; the id of a volume
+	Namespace string `json:"namespace,omitempty"` // the namespace of a claim or a pod
+	Name      string `json:"name,omitempty"`      // name of a claim, a pod or a node; id of a volume
 }
 
 // The kinds of questions.
@@ -309,7 +309,7 @@ type Options struct {
 	Question    Question
 	Objects     string   // a file with objects of Kubernetes, instead of kubectl
 	NodeReports []string // files with reports of nodes, instead of kubectl exec
-	Namespace   string   // of the driver; empty means the chart's
+	Namespace   string   // the driver's namespace; empty means the chart's
 	Kubectl     bool
 	JSON        bool
 	Colour      bool   // the report goes to a terminal
@@ -346,7 +346,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 // Evidence contains all objects and reports from which a diagnosis is made. If an object could not
 // be read, it contains the reason, so that the object does not seem to be missing.
 type Evidence struct {
-	Version  string      `json:"version"` // of this program
+	Version  string      `json:"version"` // the version of this program
 	At       time.Time   `json:"at"`
 	Question Question    `json:"question"`
 	Cluster  Cluster     `json:"cluster"`
@@ -379,7 +379,7 @@ const (
 // Nodes holds the reports of nodes. The keys of Reports are the ids of instances.
 type Nodes struct {
 	Reports   map[string]inspection.Report `json:"reports"`
-	Namespace string                       `json:"namespace"` // of the driver
+	Namespace string                       `json:"namespace"` // the driver's namespace
 	// DriverPods contains the controller's pods, and the DaemonSet's pods on nodes of the question.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
 	// Unseen contains why reports are missing. The keys are the ids of instances. The key "" is for
@@ -393,7 +393,7 @@ type RackObjects struct {
 	// Reason is the reason of the error in Unseen, if it has one.
 	Reason    string                    `json:"reason,omitempty"`
 	Cluster   string                    `json:"cluster,omitempty"` // OXIDE_CLUSTER_ID
-	Project   string                    `json:"project,omitempty"` // its id
+	Project   string                    `json:"project,omitempty"` // the project's id
 	Disks     map[string]Found[Disk]    `json:"disks,omitempty"`
 	Instances map[string]Found[Machine] `json:"instances,omitempty"`
 	// Neighbours contains all disks of each instance.
@@ -425,7 +425,7 @@ type Disk struct {
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	// Claim is the claim for which the driver made the disk, from the disk's description.
 	Claim   string `json:"claim,omitempty"`
-	Foreign string `json:"foreign,omitempty"` // why the disk is not this cluster's
+	Foreign string `json:"foreign,omitempty"` // why the disk does not belong to this cluster
 }
 
 // Machine is an instance of the rack.

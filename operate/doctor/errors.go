@@ -82,7 +82,7 @@ func (v nodeView) failedUnmounts() (all []Finding) {
 		_, known := advices[csierr.Reason(e.Reason)]
 		switch {
 		case e.Outcome == flight.Done && e.Event == flight.Published:
-			clear(failed) // the volume was published again since
+			clear(failed) // the volume has been published again
 		case e.Outcome == flight.Done:
 			delete(failed, e.Path)
 		case e.Outcome != flight.Failed || !known,
@@ -194,7 +194,7 @@ type advice struct {
 	ByItself string
 	// Next is a command with placeholders such as {volume}. names() returns their values.
 	Next    string
-	Reasons reasons // for which the advice is given
+	Reasons reasons // the reasons for which the advice is given
 }
 
 // Values of ByItself.

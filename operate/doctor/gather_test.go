@@ -38,11 +38,11 @@ var mayRun = regexp.MustCompile(`^(get [a-z,]+ --output=json( --all-namespaces| 
 type cluster struct {
 	t                  *testing.T
 	forbidden, refusal string // a resource, or "exec", that kubectl refuses; its error
-	report             string // of each node
+	report             string // the report of each node
 	own                string // the objects in the driver's namespace, if they are not the usual ones
 	all                string // if set, two resources have this list, and all others an empty one
 	mu                 sync.Mutex
-	ran                []string // guarded by mu, because nodes are asked at once
+	ran                []string // guarded by mu, because nodes are asked concurrently
 }
 
 func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
@@ -192,8 +192,8 @@ type shown struct {
 	texts       bool
 }
 
-// The test writes canaries into each text that the doctor reads: a name, any text, and a suffix. At
-// the end it writes one into all texts at once. Only the fields in mayShow may show a canary.
+// The test replaces each text that the doctor reads by a canary: a name, any text, or the text with
+// a suffix. At the end it replaces all texts at once. Only the fields in mayShow may show a canary.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	var read map[string]any
 	csitest.Must(t, json.Unmarshal(fmt.Appendf(nil, `{"objects":%s,"report":%s,"disk":%s,`+
@@ -243,7 +243,7 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 		text, isText := part.(string)
 		place := strings.Trim(ofObject.ReplaceAllString(path, "$1"), "/")
 		if !isText || seen[place+text] || strings.Contains(text, "canary") {
-			return // it was tried at another object of the kind, or contains the canary anyway
+			return // another object of the kind had this text, or the text has the canary
 		}
 		seen[place+text] = true
 		if places++; testing.Short() && places%16 != 1 {

@@ -31,7 +31,7 @@ const (
 	theRack     = "the rack"
 	theReport   = "the node's report"
 	theRecorder = "the node's flight recorder"
-	volumeMode  = "Block" // of a volume that pods see as a device
+	volumeMode  = "Block" // the mode of a volume that pods see as a device
 )
 
 func ofRack(reason csierr.Reason, format string, args ...any) *Finding {
@@ -474,7 +474,7 @@ func (v nodeView) filesystemFinding() *Finding {
 	case f.NotGrown:
 		finding := shows(csierr.FilesystemNotGrown, "the filesystem covers %s of its disk's %s",
 			volume.SizeText(f.SizeBytes), volume.SizeText(d.SizeBytes))
-		finding.basis = inference // workloads still run
+		finding.basis = inference // a small filesystem stops no workload
 		return finding
 	}
 	return nil

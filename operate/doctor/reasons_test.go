@@ -326,7 +326,7 @@ func TestDoctorReportsEachMissingObjectAndField(t *testing.T) {
 	walk("", evidence, nil, func(path string, item any, set func(any), remove func()) {
 		if !inside.MatchString(path) || strings.HasSuffix(path, "/unseen") ||
 			path == "/cluster/objects" {
-			return // it may be missing, or contains every kind
+			return // the path may be missing, or contains all kinds
 		}
 		remove()
 		var e Evidence

@@ -137,7 +137,7 @@ func (g *gatherer) sift() {
 		for _, option := range o.Spec.MountOptions {
 			_, value, _ := strings.Cut(option, "=")
 			for _, word := range []string{option, value, strings.Trim(strconv.Quote(value), `"`)} {
-				if len(word) >= 4 { // shorter ones are flags such as "ro", and no secrets
+				if len(word) >= 4 { // shorter words are flags such as "ro", not secrets
 					s.secrets = append(s.secrets, word)
 				}
 			}
@@ -232,7 +232,7 @@ func (s *sifter) redact(text string) string {
 // ReplicaSet of the chart's Deployment. It compares UIDs, because every user may set labels and
 // names. Without the DaemonSet, the driver's pods count as unseen.
 func (g *gatherer) ownPods(objects []kube.Object) {
-	namespace, owners := g.e.Nodes.Namespace, map[string]string{} // from UIDs to kinds
+	namespace, owners := g.e.Nodes.Namespace, map[string]string{} // keys: UIDs; values: kinds
 	for _, kind := range []string{kindDaemonSet, kindDeployment, kindReplicaSet, kindPod} {
 		for _, o := range objects {
 			owner := o.Metadata.Controller()

@@ -337,7 +337,7 @@ func (t Table[T]) Delete(tx *Tx, record T) {
 	))
 }
 
-// Scan returns at most limit records of a parent that follow the name or ID *last, sorted by sortBy.
+// Scan returns up to limit records of a parent that follow the name or ID *last, sorted by sortBy.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) []T {
 	index := t.names(tx)
 	if sortBy == ByID {
