@@ -15,7 +15,7 @@ import (
 func ExampleOpen() {
 	ctx := context.Background()
 	rack, err := simulator.Open(ctx, simulator.Config{
-		Devices:   simulator.NoDevices, // any system, any user
+		Devices:   simulator.NoDevices, // runs on any system, for any user
 		Instances: []simulator.InstanceSpec{{Name: "web"}},
 	})
 	if err != nil {

@@ -30,7 +30,7 @@ import (
 type schema struct {
 	*openapi3.T
 	options *openapi3filter.Options
-	seen    map[string]int // successful answers, by operation
+	seen    map[string]int // the number of successful answers by operation
 }
 
 func loadSchema(t *testing.T) *schema {

@@ -336,7 +336,7 @@ func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	if errors.Is(err, engine.ErrNoConsole) {
 		return 0, nil, unimplemented(r.op)
 	}
-	numbers := make([]int, len(text)) // a []byte would be a string in JSON
+	numbers := make([]int, len(text)) // JSON encodes a []byte as a string
 	for i, b := range text {
 		numbers[i] = int(b)
 	}

@@ -47,7 +47,7 @@ type apiRequest struct {
 	query   url.Values
 	scan    scan
 	raw     []byte // the body
-	rawErr  error  // of reading the body
+	rawErr  error  // the error of reading the body
 	faults  []adminapi.ActiveFault
 	entry   adminapi.Request
 	call    engine.Call

@@ -265,7 +265,7 @@ func TestARestartRestoresTheSizesOfDisks(t *testing.T) {
 		t.Errorf("the detached disk has %d bytes, want 1 GiB", got)
 	}
 	attached()
-	r.force("d", store.DiskState{State: store.StateDetached}) // a detach that ended halfway
+	r.force("d", store.DiskState{State: store.StateDetached}) // a detach that was killed halfway
 	if got := size(r.again()); got != 1<<30 {
 		t.Errorf("the disk has %d bytes, want 1 GiB", got)
 	}
@@ -298,7 +298,7 @@ func TestDeviceFaultsChangeTheDeviceOfADisk(t *testing.T) {
 	for name, c := range map[string]struct {
 		rule  adminapi.DeviceFault
 		slow  time.Duration
-		sizes []int64 // of the loop devices
+		sizes []int64 // the sizes of the loop devices
 	}{
 		"smaller": {adminapi.DeviceFault{SizeBytes: 1 << 20}, 0, []int64{1 << 20}},
 		"late":    {adminapi.DeviceFault{Delay: late}, time.Duration(late), []int64{1 << 30}},
@@ -426,7 +426,7 @@ func (p *process) stop(t *testing.T) {
 func (p *process) kill(t *testing.T) {
 	t.Helper()
 	looptest.Must(t, p.cmd.Process.Kill())
-	_ = p.cmd.Wait() // the error of a killed process
+	_ = p.cmd.Wait() // always an error, because the process was killed
 }
 
 func loopsUnder(t *testing.T, dir string) []loopdev.Device {

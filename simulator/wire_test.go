@@ -35,7 +35,7 @@ func (c wireCase) check(t *testing.T, r *rackServer, header ...string) {
 }
 
 // TestUnsupportedRequestsAreAnsweredWith501 sends requests that a rack serves and the simulator
-// does not. The simulator must answer 501, because any other answer might differ from a rack's.
+// does not. The simulator must answer 501, because any other answer may differ from a rack's.
 func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	wireCase{"an operation", "GET /v1/groups", 501,

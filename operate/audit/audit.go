@@ -78,7 +78,7 @@ func (o *Options) Check(clusterID string) error {
 	case o.Delete != "" && o.Output == "pv":
 		return errors.New("audit: --output pv is for orphans that are kept: omit --delete")
 	case o.Delete != "" && clusterID == "":
-		// Two clusters without an id have equal tags: each would take the other's disks for orphans.
+		// Two clusters without an id have equal tags, so each reports the other's disks as orphans.
 		return errors.New("OXIDE_CLUSTER_ID (--cluster-id) is not set: --delete needs it to " +
 			"distinguish this cluster's disks from another's")
 	}
@@ -206,7 +206,7 @@ func (c *comparison) judge(o object) string {
 }
 
 // noDeletion returns why nothing may be deleted, or "". An old list, or a list of another cluster,
-// lacks volumes that are in use. The audit would report their disks as orphans.
+// lacks volumes that are in use, and the audit then reports their disks as orphans.
 func (c *comparison) noDeletion() string {
 	if missing := c.report.Missing; len(missing) > 0 {
 		return fmt.Sprintf("the list names %d disks or snapshots that the rack does not have, such as "+
@@ -317,8 +317,8 @@ func (o *Options) read(ctx context.Context) (*wanted, error) {
 		}
 		defer func() { _ = file.Close() }()
 	}
-	// A list does not say when it was made. For a file, use the time of its last write. For a pipe,
-	// use the time when the audit began.
+	// A list does not contain its time. For a file, use the time of its last write. For a pipe, use
+	// the time when the audit began.
 	info, err := file.Stat()
 	if err == nil && info.Mode().IsRegular() && info.ModTime().Before(at) {
 		at = info.ModTime()

@@ -339,9 +339,9 @@ func (c *proposal) checkSize(context.Context) error {
 	return nil
 }
 
-// rehearse sends each kind of request that a change needs, as a dry run. An admission webhook or a
-// ResourceQuota may refuse one. The user may lack a right to an object, or to an owner that the
-// object names. Without this check the change would stop halfway, with the workload stopped.
+// rehearse sends each kind of request that a change needs, as a dry run, so that a refusal does not
+// end the change halfway, with the workload stopped. An admission webhook or a ResourceQuota may
+// refuse a request. The user may lack a right to an object, or to an owner that the object names.
 func (c *proposal) rehearse(ctx context.Context) error {
 	text, err := json.Marshal(c.plan)
 	if err != nil {
@@ -406,8 +406,8 @@ func (p plan) peak() (sizeBytes int64, text string) {
 // for the claim's StorageClass.
 //
 // A published capacity has no timestamp. The provisioner updates it late, or never while the rack
-// refuses its requests. So it may be wrong by any amount, and a margin would not help. If it is too
-// small, the change is refused, unless a person who knows better sets --ignore-capacity.
+// refuses its requests. So the capacity may be wrong by any amount, and a margin does not help. If
+// it is too small, the change is refused, unless the user sets --ignore-capacity.
 func (c *proposal) checkQuota(ctx context.Context) error {
 	class := c.claim.str("spec", "storageClassName")
 	best, left, err := c.Kubectl.published(ctx, class, c.plan.Node)

@@ -155,8 +155,8 @@ func (k Kubectl) send(ctx context.Context, o object, args ...string) error {
 	return err
 }
 
-// createOwned creates a claim, without the owners that no longer exist: Kubernetes would delete a
-// claim all of whose owners are gone. It logs the omitted owners.
+// createOwned creates a claim without the owners that no longer exist, because Kubernetes deletes a
+// claim if all of its owners are gone. It logs the omitted owners.
 func (k Kubectl) createOwned(ctx context.Context, log func(string, ...any), o object,
 	flags ...string) error {
 	meta, _ := o["metadata"].(object)
@@ -193,7 +193,7 @@ func (k Kubectl) create(ctx context.Context, o object, flags ...string) error {
 const dryRun = "--dry-run=server"
 
 // remove deletes an object unless it has changed since it was read. kubectl delete does not check
-// that, and would delete a later object with the same name.
+// this, and may delete a later object with the same name.
 func (k Kubectl) remove(ctx context.Context, o object, flags ...string) error {
 	if o.deleting() {
 		return nil

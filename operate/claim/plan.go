@@ -297,7 +297,7 @@ func (r *run) observe(ctx context.Context) (v view, err error) {
 	}
 	r.last = p
 	if v.owner.uid() != p.Owner.UID {
-		v.owner = nil // a later object of the same name is left alone
+		v.owner = nil // do not change a later object of the same name
 	}
 	fresh := cmp.Or(p.New, v.temporary.str("spec", "volumeName"))
 	if fresh == "" && v.temporary == nil && p.TemporaryUID != "" {
@@ -374,8 +374,8 @@ func (v view) neverBound() bool {
 	return v.plan.New != "" && v.claim.str("spec", "volumeName") == v.plan.New && !v.passed()
 }
 
-// guard returns an error if the new disk would lack data, or if an object is gone on which the
-// change depends.
+// guard returns an error if the new disk may lack data, or if an object that the change needs is
+// gone.
 func (v view) guard() error {
 	switch p := v.plan; {
 	case v.otherClaim() != nil:

@@ -340,7 +340,7 @@ func (r *run) until(ctx context.Context, title string, s step) error {
 	}
 }
 
-// repeatWith appends to an error how to repeat the command, unless the error already says so.
+// repeatWith appends to an error how to repeat the command, unless the error already contains this.
 func (v view) repeatWith(err error) error {
 	how := "--continue, or with --undo"
 	switch {

@@ -219,7 +219,7 @@ func (r *run) keep(ctx context.Context, v view) (string, error) {
 // unmounted() waits until each node that has the disk has reported the unmount. A kubelet lists a
 // volume in its Node's status from before the mount until after the unmount. So the first status
 // after the end of the last pod is reliable. The disk may stay attached: all data is on it, and a
-// rack without hot-plug would have to stop the node for a detach. If a node does not report, its
+// rack without hot-plug has to stop the node for a detach. If a node does not report, its
 // instance may still write, so the disk has to be detached from it.
 func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 	p := *v.plan

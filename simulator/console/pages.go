@@ -164,7 +164,7 @@ func toggles(s adminapi.Switches) []toggle {
 		}
 		body, err := json.Marshal(map[string]any{field: value})
 		if err != nil {
-			panic(err) // cannot fail: strings and booleans
+			panic(err) // strings and booleans always encode
 		}
 		return string(body)
 	}

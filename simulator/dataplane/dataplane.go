@@ -94,8 +94,8 @@ type Device struct {
 func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
 
 // loopSerial returns a unique serial for the disk's loop device. The guest's serial does not
-// suffice: disks of two racks, or with long names, may have the same serial, and mkfs.btrfs would
-// take their loop devices for one device.
+// suffice: disks of two racks, or with long names, may have the same serial, and mkfs.btrfs treats
+// devices with the same serial as one device.
 func (d Device) loopSerial() string { return d.serial() + serialEnd + d.DiskID[:8] }
 
 func (d Device) sizeOr(wrong int64) int64 {
@@ -283,9 +283,9 @@ type VMs struct {
 	files  Files
 	log    *slog.Logger
 	ended  func(instanceID string, poweredOff bool)
-	// starting is locked while a machine starts. Otherwise two could claim the same free memory.
+	// starting is locked while a machine starts, so that no two machines claim the same free memory.
 	starting sync.Mutex
-	// ctx is the plane's. watching has the goroutines that wait for the end of a machine.
+	// ctx is the plane's context. watching has the goroutines that wait for the end of a machine.
 	ctx      context.Context
 	watching sync.WaitGroup
 }
@@ -301,7 +301,7 @@ var ErrNoMemory = errors.New("this computer lacks the memory for one more virtua
 
 func (v *VMs) dir(id string) string { return filepath.Join(guestDir(v.files.dir, id), "machine") }
 
-// againPath returns the path of the file that tells Adopt that Close stopped the virtual machine.
+// againPath returns the path of a file. If it exists, Close has stopped the virtual machine.
 func (v *VMs) againPath(id string) string { return filepath.Join(v.dir(id), "again") }
 
 func (v *VMs) disk(d *plugged) machine.Disk {
@@ -455,7 +455,7 @@ func (v *VMs) still(g *guestState) (resume func(), err error) {
 	}
 	err = g.change((*machine.Machine).Pause)
 	if err != nil && !errors.Is(err, machine.ErrGone) {
-		resume() // QEMU may carry out the pause later
+		resume() // despite the error, QEMU may carry out the pause later
 		return nil, err
 	}
 	return resume, nil

@@ -147,9 +147,9 @@ func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	return nil
 }
 
-// appear() makes the guest see a device. If another visible device has the same serial, the NVMe
-// driver of the guest would take both for one controller and refuse the second (A54). So the new
-// device stays hidden until the guest restarts. The caller holds the mu of the guest.
+// appear() makes the guest see a device. If another visible device has the same serial, the new
+// device stays hidden until the guest restarts, because the guest's NVMe driver refuses a second
+// controller with the same serial (A54). The caller holds the mu of the guest.
 func (p *Plane) appear(d *plugged) error {
 	view := p.view(d.spec.InstanceID)
 	for _, other := range p.guests.devices(d.guest) {
@@ -306,7 +306,7 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) (err 
 // device's file. This name contains the rack's identity and the disk's ID.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	if p.noDevices != nil {
-		return nil, nil //nolint:nilerr // a plane without devices is in order
+		return nil, nil //nolint:nilerr // a plane without devices is not an error
 	}
 	devices, err := loopdev.List()
 	if err != nil {
@@ -346,7 +346,7 @@ func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map
 	return adopted, errors.Join(errs...)
 }
 
-// carries reports whether a loop device is as Plug would create it, and is not being released.
+// carries reports whether a loop device is like one that Plug creates, and is not being released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 	return p.Flaky.server == nil && backs(loop, p.Files.DiskPath(spec.DiskID)) &&
 		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&

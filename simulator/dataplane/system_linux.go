@@ -85,7 +85,7 @@ func makeNode(path string, loop loopdev.Device) error {
 	if err := unix.Mknod(path, unix.S_IFBLK|0o660, dev); err != nil {
 		return fmt.Errorf("make node %s: %w", path, err)
 	}
-	return os.Chmod(path, 0o660) // the umask applies to Mknod
+	return os.Chmod(path, 0o660) // Mknod has applied the umask
 }
 
 func isNodeOf(path string, loop loopdev.Device) bool {

@@ -44,7 +44,7 @@ type tampering struct {
 	undo map[string][]func() error
 }
 
-// Tamper activates t, and removes the last tamper's devices and files. A zero t means no tamper.
+// Tamper activates t, and removes the last tamper's devices and files. A zero Tamper does nothing.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
 	undo := p.tampering.undo
@@ -414,9 +414,9 @@ func (at place) in(from, to int64) int64 {
 	return offset
 }
 
-// corruptions combines every damage with every moment, at the last block. It leaves out damages of
-// a snapshot that need an unplug, because snapshots are never plugged into a guest, and a shared
-// block of a large disk, which would need two large disks.
+// corruptions combines every damage with every moment, at the last block. It omits damages of a
+// snapshot that need an unplug, because snapshots are never plugged into a guest. It also omits a
+// shared block of a large disk, because this needs two large disks.
 func corruptions() (all []Tamper) {
 	for _, d := range damages {
 		for _, m := range moments {

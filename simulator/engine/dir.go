@@ -122,7 +122,7 @@ func prepareDir(dir, process string) error {
 
 // makePrivate takes away other users' permission to write in the directory. It returns an error if
 // the directory contains links, pipes, or files of other users, so that the rack opens, renames and
-// removes only its own files. It does not look into the guest views.
+// removes only its own files. It does not check the guest views.
 func makePrivate(dir string) error {
 	owner := os.Geteuid()
 	if of, err := os.Stat(dir); err == nil && owner == 0 {

@@ -385,7 +385,7 @@ func (s Disks) Import(call *Call) error {
 	if err != nil || len(data) == 0 {
 		return err
 	}
-	// A90: the rack drops the bytes that would be beyond the end of the disk.
+	// A90: the rack ignores bytes beyond the end of the disk.
 	data = data[:min(int64(len(data)), d.Size-int64(w.Offset))]
 	return s.plane.Files.WriteDisk(d.ID, int64(w.Offset), data)
 }

@@ -248,7 +248,7 @@ func (r *Simulation) end() bool {
 		return false
 	}
 	r.cancel()
-	r.plane.Flaky.HealAll() // a disk that hangs may block work
+	r.plane.Flaky.HealAll() // hanging disk operations may block the work
 	r.work.Wait()
 	return true
 }

@@ -165,7 +165,7 @@ const maxRead = 256 << 10
 
 // file records how far the lines of a file were read.
 type file struct {
-	info os.FileInfo // at the last read
+	info os.FileInfo // the file's info at the last read
 	// last is the hash of the last line that was read. An offset does not suffice, because the driver
 	// drops the oldest lines of a file that is too long.
 	last [sha256.Size]byte

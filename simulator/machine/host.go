@@ -103,7 +103,7 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 		return nil, errNoSlot
 	}
 	var lock *os.File
-	// An earlier QEMU may hold the lock for a moment after it seemed to have ended.
+	// An earlier QEMU may hold the lock for a short time after it seemed to have ended.
 	if err := retry(ctx, func() (again bool, err error) {
 		lock, err = hold(dir)
 		return errors.Is(err, unix.EWOULDBLOCK), err

@@ -23,7 +23,7 @@ import (
 type Machine struct {
 	ID      string
 	qmp     *monitor
-	sshPort int // of 127.0.0.1, which QEMU forwards to the guest's sshd
+	sshPort int // the port of 127.0.0.1 that QEMU forwards to the guest's sshd
 
 	// mu lets one call at a time change the disks, and guards ports. The method plugged() sets ports
 	// to true if the machine has PCIe root ports for its disks.

@@ -54,7 +54,7 @@ type options struct {
 	image           string
 	mutation        string
 	flightRecords   []string
-	// alone means that --dir is not given: the rack has a temporary directory.
+	// alone means that the user did not set --dir, so the rack has a temporary directory.
 	alone     bool
 	logLevel  slog.Level
 	logFormat string

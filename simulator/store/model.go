@@ -2,7 +2,7 @@
 // images, how much of the quota they use, and the indexes that find them.
 //
 // A change is one transaction in a bbolt file. Unless the store is volatile, the change is on disk
-// when [Store.Update] returns, so a power cut cannot undo a change that a caller has been told of.
+// when [Store.Update] returns, so a power cut cannot undo a change that the rack has acknowledged.
 // The record types have the form of the API's JSON. Package engine has the rules of the rack.
 package store
 

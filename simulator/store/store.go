@@ -107,8 +107,8 @@ func (s *Store) Gone(ids ...string) {
 	s.gone = append(s.gone, ids...)
 }
 
-// Tx is a transaction. Its first error ends it: a read or a write that fails calls Check with the
-// error, and so does a rule that refuses the call. So functions with a Tx return no errors.
+// Tx is a transaction. The first error ends it: failed reads, failed writes and violated rules call
+// Check with an error. So functions with a Tx return no errors.
 type Tx struct{ *bbolt.Tx }
 
 // ended is the panic with which Check ends a transaction.
