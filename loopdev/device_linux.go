@@ -36,7 +36,7 @@ func (d Device) Detach(ctx context.Context) error {
 	if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", d.Path, explain(err))
 	}
-	// If a device is open, LOOP_CLR_FD only marks it. The kernel releases it at the last close.
+	// LOOP_CLR_FD only marks an open device. Wait until the last close, when the kernel releases it.
 	ctx, cancel := context.WithTimeout(ctx, detachTimeout)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {

@@ -48,7 +48,7 @@ func loadSchema(t *testing.T) *schema {
 		closeSchema(s)
 	}
 	// Allow a text to match several variants of these schemas: closeSchema removes the lookahead that
-	// tells names from IDs, and openapi3 does not check the formats of addresses.
+	// distinguishes names from IDs, and openapi3 does not check the formats of addresses.
 	for _, name := range []string{"NameOrId", "IpRange"} {
 		either := doc.Components.Schemas[name].Value
 		either.AnyOf, either.OneOf = either.OneOf, nil

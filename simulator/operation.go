@@ -139,8 +139,8 @@ type operation struct {
 	kind *engine.Kind
 	// noAuth means that the operation needs no token (A11).
 	noAuth bool
-	// list means that the operation accepts limit, page_token and sort_by. A request without a page
-	// token must have the query parameters in required.
+	// list means that the operation accepts limit, page_token and sort_by. required lists the query
+	// parameters that a request without a page token must have.
 	list     bool
 	required []string
 	// selectors are the query parameters that name objects; nil means project and instance.
@@ -180,7 +180,7 @@ func parseOperations(text string) []*operation {
 }
 
 // route returns the operation for a method and a path, and the parameters in the path. The error is
-// 404 if the path is unknown, and 405 if the path lacks only the method (A01).
+// 404 if the path is unknown, and 405 if the path is known but not with this method (A01).
 func route(method, escapedPath string) (*operation, url.Values, error) {
 	segments, err := parsePath(escapedPath)
 	if err != nil {

@@ -8,7 +8,7 @@
 //
 // The log has requests in the order in which the disk serves them. So a flush covers all earlier
 // writes of the log, including a write that was in progress when the flush arrived. A real disk
-// might lose that write.
+// may lose that write.
 //
 // A process that serves disks must not wait for them: it must not call sync(2). If one of its
 // threads needs memory, the kernel may make this thread wait for a write to such a disk. Go's

@@ -232,7 +232,7 @@ func errno(err error) syscall.Errno {
 //
 // The kernel does the same when the filesystem's connection has no user any more. But a killed
 // process keeps its files open while one of its threads waits for a disk, and no signal ends this
-// wait. If the process itself served that disk, the thread would wait for ever.
+// wait. If the process itself serves that disk, the thread waits for ever.
 type guard struct {
 	process *exec.Cmd
 	ended   chan struct{}

@@ -31,7 +31,7 @@ func Main(m interface{ Run() int }) {
 // Enter starts this program again, as the same process and with the same arguments, in a mount
 // namespace of its own. The new namespace has all mounts of the old one. Enter returns in the
 // program that was started again, after it has unmounted the volumes of other processes. Call Enter
-// only once: another call would start the program again.
+// only once: a second call starts the program again.
 func Enter() error {
 	if Entered() {
 		// Programs that this program starts must not inherit the marker.

@@ -68,7 +68,7 @@ type making struct {
 type machine struct {
 	name        string
 	off, silent bool            // the instance is stopped; the API server is unreachable
-	disks       map[string]int  // 0: only listed in volumesInUse; else mounted, 1 + passes since use
+	disks       map[string]int  // 0: listed in volumesInUse; n+1: mounted, unused for n passes
 	runs        map[string]bool // the disks to which containers write
 	age, quiet  int             // passes so far; passes since the last status of the Node
 }

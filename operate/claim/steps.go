@@ -123,7 +123,7 @@ func (v view) stopped() bool {
 }
 
 // reserve returns the field of a PersistentVolume's spec that reserves it for a claim. If uid is
-// nil, the claim may be created later.
+// nil, the claim need not exist yet.
 func reserve(claim string, uid any) object {
 	return object{"claimRef": object{"name": claim, "uid": uid, "resourceVersion": nil}}
 }

@@ -212,8 +212,8 @@ func (c Cluster) keeperPlan(node string) string {
 
 func broken(what string, f *Finding) Step { return Step{State: Broken, What: what, Finding: f} }
 
-// commandWord matches names that need no quotes in a shell. Anybody may have written the objects
-// with these names, and people type the command into a shell.
+// commandWord matches names that need no quotes in a shell. People type the command into a shell,
+// and anybody may have created an object with a name that the shell would execute.
 var commandWord = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9.]*$`)
 
 var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)

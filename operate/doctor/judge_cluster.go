@@ -386,7 +386,7 @@ func (n node) judgeReadiness(step *Step) {
 }
 
 // driverPodFinding returns what is wrong with the driver's pod on a node with a registered driver,
-// or nil. A young pod may still start.
+// or nil. It reports no young pod, because that may still start.
 func (n node) driverPodFinding() *Finding {
 	if n.Cluster.Unseen[kindDriverPod] != "" {
 		return nil

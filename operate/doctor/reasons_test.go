@@ -21,7 +21,7 @@ import (
 
 // place is a field of Kubernetes, or of a node's report, that contains an error of the driver.
 // After an edit in place.counts, the object waits for the failed call, so the error counts. After
-// one in place.overcome, the call has succeeded since, or nobody repeats it.
+// an edit in place.overcome, the call has succeeded since, or nobody repeats it.
 type place struct {
 	name             string
 	at               Link

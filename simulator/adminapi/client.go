@@ -256,9 +256,9 @@ const (
 	// After is the phase when the operation has taken effect. The fault may replace the response.
 	After Phase = "after"
 	// Twice carries out the operation twice, as a proxy with retries does. The caller gets the second
-	// response, or the fault's.
+	// response, or the fault's Response.
 	Twice Phase = "twice"
-	// Deferred answers with the Response, Cut or Hang that the fault must have. The operation follows
+	// Deferred answers with the fault's Response, Cut or Hang (one is required). The operation follows
 	// at POST /deferred, or after Delay, which begins when the caller has the response or has gone.
 	Deferred Phase = "deferred"
 	// Unwind makes the operation fail halfway, and the rack undoes it: a create leaves nothing, a

@@ -280,7 +280,7 @@ func watch(state adminapi.State, name string) watched {
 	return w
 }
 
-// For a deleted disk, wants can compare only w.Name with the request.
+// wants reports whether r is about the disk. It knows only w.Name if the disk was deleted.
 func (w watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||

@@ -58,7 +58,7 @@ func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
 }
 
 // take takes a snapshot of a disk, if the disk's state permits it. The transaction that adds the
-// record starts with a call of begin().
+// record calls begin() first.
 func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 	begin func(*store.Tx)) (store.Snapshot, error) {
 	_, locked := s.repairs.LoadOrStore(d.ID, true)
