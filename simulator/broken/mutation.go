@@ -275,8 +275,8 @@ func ofDisk(operation, state string, status int, code, message string) func(*Int
 	}
 }
 
-// reword returns an After function that changes error answers with this status and text. It sets
-// the status to want. It also sets the code and the message, unless they are "".
+// reword returns an After function that changes error answers with this status and text. The
+// parameter want is the new status. The code and the message stay if the given ones are "".
 func reword(status int, text string, want int, code, message string) func(*Interception) {
 	return func(x *Interception) {
 		if !x.Refused(status, text) {

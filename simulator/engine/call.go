@@ -221,14 +221,14 @@ func kindOf[T store.Record](t store.Table[T], parent string, sel store.Selector)
 	return "project-image"
 }
 
-// Reading calls the function read in a read-only transaction and returns its result.
+// Reading calls read() in a read-only transaction and returns its result.
 func Reading[T any](r *Simulation, read func(*store.Tx) T) (value T, err error) {
 	err = r.store.View(func(tx *store.Tx) { value = read(tx) })
 	return value, err
 }
 
-// Changing calls the function change in a transaction and returns its result. With the fault Unwind
-// it rolls the transaction back and returns an error.
+// Changing calls change() in a transaction and returns its result. With the fault Unwind it rolls
+// the transaction back and returns an error.
 func Changing[T any](r *Simulation, call *Call, change func(*store.Tx) T) (value T, err error) {
 	err = r.store.Update(func(tx *store.Tx) {
 		value = change(tx)

@@ -241,7 +241,7 @@ func (s Instances) unplugAll(i store.Instance) error {
 	return s.eachDisk("stop", i, func(d store.Disk) error { return s.plane.Unplug(i.ID, d.ID) })
 }
 
-// eachDisk calls the function do for each disk of an instance, while it holds the lock of the disk.
+// eachDisk calls do() for each disk of an instance, while it holds the lock of the disk.
 func (s Instances) eachDisk(what string, i store.Instance, do func(store.Disk) error) error {
 	attached, err := Reading(s.Simulation, func(tx *store.Tx) []store.Disk {
 		return tx.DisksOf(i.ID)

@@ -288,7 +288,7 @@ func (r *Simulation) Begin() (end func(), ok bool) {
 	return r.work.Done, true
 }
 
-// background runs the function work in a goroutine, for which Close waits.
+// background runs work() in a goroutine, for which Close waits.
 func (r *Simulation) background(work func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -77,7 +77,7 @@ type Log struct {
 }
 
 // Newest reads the lines that were written since the last call. It returns up to limit entries of
-// the last hour for which keep returns true, the newest first. For a change that has ended, it
+// the last hour for which keep() returns true, the newest first. For a change that has ended, it
 // returns only the entry that ends it.
 func (l *Log) Newest(limit int, keep func(*Entry) bool) (found []Entry) {
 	l.mu.Lock()
