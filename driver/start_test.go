@@ -468,7 +468,7 @@ func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
 	}
 }
 
-func TestAProcessWithARefusedTokenChecksAgainByItself(t *testing.T) { // D-63
+func TestAProcessWithARefusedTokenAsksTheRackAgain(t *testing.T) { // D-63
 	rack := moody(badToken)
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
 	defer begin(t, h)()

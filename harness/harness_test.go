@@ -76,7 +76,7 @@ func TestProgramsDoNotInheritVariablesOfThisProject(t *testing.T) {
 	}
 }
 
-func TestCatchReturnsAWrappedErrorOnlyOnce(t *testing.T) {
+func TestCatchDoesNotJoinAnErrorToOneThatWrapsIt(t *testing.T) {
 	fail := func() (err error) {
 		defer Catch(&err)
 		_, err = os.Open("/missing")

@@ -102,7 +102,7 @@ func TestADeviceWithAReusedNumberAcceptsDiscards(t *testing.T) {
 	looptest.Command(t, "blkdiscard", "--force", next.Path)
 }
 
-func TestAttachRefusesAConfigurationThatTheKernelWouldMisread(t *testing.T) {
+func TestAttachRefusesInvalidConfigurationsAndFiles(t *testing.T) {
 	file, dir, page := newFile(t, mib), t.TempDir(), os.Getpagesize()
 	odd := newFile(t, 1000)
 	fifo := filepath.Join(dir, "fifo")

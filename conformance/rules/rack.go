@@ -62,8 +62,8 @@ type TestedRack struct {
 	// cleaning limits the removal of what a check created. pause is the time between two tries.
 	cleaning, pause time.Duration
 	made            int
-	// The checks share these objects. No check starts the stopped instance, or stops the running one,
-	// to which runningDisk was attached before its start.
+	// The checks share these objects. No check starts the stopped instance, or stops the running one.
+	// The instance named running was started when it had runningDisk.
 	stopped, running *oxide.Instance
 	runningDisk      *oxide.Disk
 }

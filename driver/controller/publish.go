@@ -524,8 +524,8 @@ var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDestroyed,
 }
 
-// checkDetached verifies that a.Instance does not have the disk, whose state names another instance
-// or none. If the state proves nothing (faulted), the instance's list of disks decides.
+// checkDetached verifies that a.Instance does not have the disk. The caller knows that the disk's
+// state does not name a.Instance. If the state is faulted or unknown, the instance's disks decide.
 func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil

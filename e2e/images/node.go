@@ -406,8 +406,8 @@ var collected = map[string][]string{
 
 const smallBase = "oxide-e2e/base:latest"
 
-// buildCollected builds an image from a root filesystem's programs and more files, and gives the
-// image all the names.
+// buildCollected builds an image from name.Dockerfile, with programs of rootfs and the files in
+// more, and gives it all names in images.
 func (b *Builder) buildCollected(ctx context.Context, name string, images []string, rootfs string,
 	more ...string) (err error) {
 	defer harness.Catch(&err)

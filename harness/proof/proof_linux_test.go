@@ -67,7 +67,7 @@ func TestAbandonLeavesNoProcessMountOrLoopDevice(t *testing.T) {
 	}
 }
 
-func TestPrintAppendsEachFigureLineToTheFileThatProofFiguresNames(t *testing.T) {
+func TestPrintAppendsFigureLinesToTheConfiguredFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "figures")
 	t.Setenv("PROOF_FIGURES", path)
 	for _, line := range []string{proof.Line("a", "n", 1), proof.Line("b", "n", 2, "m", "x")} {

@@ -186,7 +186,7 @@ var mayShow = []shown{
 	{`(disk|instance)/.*`, "it is the operator's own rack", true},
 }
 
-// shown allows the fields whose paths match. If texts is set, their values may be any text.
+// shown allows the fields whose paths match places. If texts is set, they may show any text.
 type shown struct {
 	places, why string
 	texts       bool

@@ -325,7 +325,7 @@ func takenFormats() []generator {
 	}
 	return []generator{
 		marksThen("on a disk where Ceph has put a label", foreign("ceph"), func(f *fixture) {
-			// blkid looks for a Ceph label only at the start of the disk.
+			// blkid misses this copy of Ceph's label, because it checks only the start of the disk.
 			f.poke(gib, []byte("bluestore block device\n")...)
 		}).and(func(t *trial) { t.Size = gib + smallest }),
 		marksThen("on a disk on which blkid finds something", foreign("somebodys_volume"),

@@ -72,8 +72,8 @@ type operation struct {
 	stoppedSets []string
 }
 
-// For this time after an operation, the keeper starts a stopped instance again, because a delayed
-// request of a keeper may have stopped it.
+// late limits the time from an operation's end to a stop that may be a keeper's delayed request.
+// After such a stop, the keeper starts the instance again.
 const late = 2 * time.Minute
 
 func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
