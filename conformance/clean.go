@@ -530,7 +530,7 @@ func (p *project) volumes(ctx context.Context) (all inventory, err error) {
 	return all, briefly("list the project's snapshots", err)
 }
 
-// count returns the number of objects of each kind, and of attachments, for a report.Ledger.
+// count returns the numbers of disks, snapshots, instances and attachments, for a report.Ledger.
 func (i inventory) count() map[string]int {
 	count := map[string]int{"disks": 0, "snapshots": 0, "instances": 0, "attachments": 0}
 	for _, one := range i {
@@ -554,8 +554,8 @@ func (i item) attachedTo() string {
 	return ""
 }
 
-// run returns the ID of the run that created an object, itself or through its driver. An instance
-// never comes from the driver, so only the run's own mark counts for it.
+// run returns the ID of the run that created an object itself or through its driver, or "". The
+// driver creates no instances, so only a run's own mark counts in an instance's description.
 func (i item) run() string {
 	if i.kind == "instance" {
 		return markOf(i.description).Run
@@ -598,8 +598,8 @@ func (c *cleaner) meet(ctx context.Context, instance *oxide.Instance) (err error
 }
 
 // mayStop returns an error if somebody else may use an instance: if it is in another project, if a
-// run created it, if another run names it, or if it has a disk that belongs to another run or to a
-// cluster, or a disk that was not attached at the preflight.
+// run created it, if another run's mark names it, if it has a disk of another run or a cluster, or
+// if it has a disk, other than its boot disk, that was not attached at the preflight.
 func (c *cleaner) mayStop(ctx context.Context, id string) (err error) {
 	defer harness.Catch(&err)
 	instance := harness.Got(c.project.find(ctx, id))

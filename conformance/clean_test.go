@@ -100,7 +100,7 @@ func TestRunIsDeadOnlyIfItsProcessIsKnownToBeGone(t *testing.T) {
 	}
 }
 
-func TestCleanNamesInstancesThatADeadRunStoppedOrStarted(t *testing.T) {
+func TestCleanListsInstancesThatADeadRunStoppedOrStarted(t *testing.T) {
 	const running, stopped = oxide.InstanceStateRunning, oxide.InstanceStateStopped
 	r := deadRun{mark: mark{Instances: []string{"here", "second", "helper"}, Helper: "helper"}}
 	for name, want := range map[string][2]oxide.InstanceState{
@@ -129,7 +129,7 @@ func TestARunMayStopNoInstanceThatOthersUse(t *testing.T) {
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(helper)}))(t)
 	w := jobOn(t, rack)
 	csitest.Must(t, w.cleaner.meet(t.Context(), instance))
-	expect := func(instance, says string) { // an error has one line, and is not IsGone
+	expect := func(instance, says string) { // an error has one line; IsGone is false
 		t.Helper()
 		err := w.cleaner.mayStop(t.Context(), instance)
 		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) ||
@@ -347,8 +347,8 @@ func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 		verdicts[nothingMade], "false_alarms", alarms)
 }
 
-// If CONFORMANCE_ONLY_CHECKS has the ID of a rule or data check, this test binary runs as
-// oxide-conformance with only that check, and with the driver at the path in CONFORMANCE_PLUGIN.
+// onlyVariable and pluginVariable name environment variables. If the first has the ID of a check,
+// this binary runs as oxide-conformance with only that check. The second has the driver's path.
 const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
 
 func TestMain(m *testing.M) {
@@ -368,7 +368,7 @@ func TestMain(m *testing.M) {
 		one := slices.DeleteFunc(data.Checks(), func(c data.Check) bool { return c.ID != only })
 		for i, c := range one {
 			one[i].Run = func(ctx context.Context, b *data.Bench) error {
-				b.Blocks = 16 // what is written does not matter
+				b.Blocks = 16 // few, because the content does not matter
 				return c.Run(ctx, b)
 			}
 		}
@@ -379,21 +379,21 @@ func TestMain(m *testing.M) {
 	os.Exit(p.Main(ctx))
 }
 
-// creating is a proxy that counts creations. The run dies at creation number creating.at.
+// creating is a proxy that counts requests that create something. At number at, the run dies.
 type creating struct {
 	rack     http.Handler
 	at       int64
 	seen     atomic.Int64
-	answered bool          // the run gets the answer to that creation before it ends
-	late     time.Duration // if not answered, the answer's delay; the run's end ends it early
-	// made is closed after that creation, and ended after the end of the run.
+	answered bool          // the run gets the answer to that request before it dies
+	late     time.Duration // delays the answer, at most until the run has ended, if answered is false
+	// made is closed after that request, and ended after the end of the run.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
 	exit   error
 	reader io.Closer
 }
 
-// A bulk-write-start begins an import, which clean has to end before it deletes the disk.
+// creates matches creations. A bulk-write-start creates an import, which clean must end.
 var creates = regexp.MustCompile(
 	`^/v1/(disks|snapshots|images|instances)(/[^/]+/bulk-write-start)?$`).MatchString
 
@@ -427,9 +427,9 @@ type death struct {
 	at              int
 }
 
-// After SIGKILL, the run removes nothing. After each of the other ends, it removes its objects or
-// tries to. With "SIGINT twice" the rack refuses all requests, so that the second SIGINT
-// interrupts the removal.
+// These are ways to end a run. After killed and killedLater, the run removes nothing. After the
+// other ways, including those in ends, it removes its objects or tries to. With twice, the rack
+// refuses all requests, so that the second SIGINT interrupts the removal.
 const (
 	killed, killedLater = "SIGKILL", "SIGKILL after the answer"
 	twice, lateAnswer   = "SIGINT twice", "SIGINT seconds before the answer"
@@ -473,7 +473,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 		step, last int
 		ways       []string
 	}
-	// In a run without the rules, request 1 checks the role, and request 10 is one of csi-sanity.
+	// In a run without the rules, request 1 checks the role, and csi-sanity sends request 10.
 	all := []series{{death{part: "ext4", at: 10}, 1, 10, []string{twice}}}
 	hows := ends
 	if !p.Long() {
@@ -493,12 +493,12 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 			one.last = d.at + 5*one.step
 		}
 		if d.part == partData {
-			one.ways = append(one.ways, "SIGINT") // each check removes what it has made
+			one.ways = append(one.ways, "SIGINT") // each data check has its own cleanup
 		}
 		all = append(all, one)
 	}
 	var requests, died, left atomic.Int64
-	over := func() bool { return died.Load() > 0 && p.Over() } // a short soak has one death, too
+	over := func() bool { return died.Load() > 0 && p.Over() } // even a short soak has one death
 	csitest.Must(t, harness.Share(len(racks), all, func(worker int, all <-chan series) error {
 		for d := range all {
 			if over() {

@@ -388,7 +388,7 @@ command line or in the environment; 3 the rack blocks what is needed, such as ho
 130 interrupted.
 `
 
-// prefix and the run's ID form the driver's cluster ID. Reports show it as the run's mark.
+// prefix and the run's ID form the driver's cluster ID. Reports show that ID as the run's mark.
 const prefix = "oxide-conformance-"
 
 // mark is the description, as JSON, of every object that a run creates without its driver. The disk
@@ -438,7 +438,7 @@ func markOf(description string) (m mark) {
 const driverWord = "csi.oxide.computer "
 
 // runOf returns the ID of the run that created an object, or "". The run or its driver wrote the ID
-// into the description. The name does not count, because anybody may choose such a name.
+// into the description. The object's name does not count, because anybody may choose such a name.
 func runOf(description string) string {
 	var tag struct {
 		Cluster string `json:"cluster"`

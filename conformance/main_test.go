@@ -528,7 +528,7 @@ func TestDemoMovesAVolumeAndCleansUp(t *testing.T) {
 	}
 }
 
-// When the demo first prints a key of the map "at", Write calls the function of that key.
+// watcher is the demo's output. When a key of the map "at" is first printed, it calls at[key].
 type watcher struct {
 	bytes.Buffer
 	at map[string]func()

@@ -203,8 +203,8 @@ func (s *specs) end(ctx context.Context, r SpecReport) {
 	}
 }
 
-// awaitFunction waits until csi-sanity's function of an interrupted spec has ended. A call of By
-// after the last spec makes Ginkgo end the program, and then the run cannot remove its objects.
+// awaitFunction waits until csi-sanity's function of an interrupted spec has ended. If the function
+// called By after the last spec, Ginkgo would end the program before the run removes its objects.
 func awaitFunction(ctx context.Context) error {
 	return harness.Await(context.WithoutCancel(ctx), 50*time.Second, func() error {
 		var stacks strings.Builder
@@ -250,8 +250,8 @@ func (s *specs) misled(ctx context.Context, after inventory, calls []rpc) error 
 	return nil
 }
 
-// othersChanged returns an error if other users changed objects that affect the spec's calls, or if
-// a list had a foreign object whose state before the spec was not one that lists show.
+// othersChanged returns an error if other users changed objects that affect the spec's calls. Another
+// sign of a change is an object of theirs in a list that would not have shown it before the spec.
 func (s *specs) othersChanged(after inventory, calls []rpc) error {
 	own := map[string]bool{}
 	for _, one := range append(s.before.of(s.job.id), after.of(s.job.id)...) {
@@ -660,7 +660,7 @@ func (p *progress) done(status, name, reason string) {
 }
 
 // left estimates the remaining time. It multiplies the estimate for the remaining work by the ratio
-// of the time that the run has taken so far to the estimate for that time.
+// of the time that the finished work has taken to the estimate for the finished work.
 func (p *progress) left() time.Duration {
 	behind := p.spent
 	if p.partAll > 0 {

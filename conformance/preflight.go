@@ -366,7 +366,7 @@ func (p *job) askRole(ctx context.Context) report.Line {
 }
 
 // another() finds the named instance, which the run may stop. It fails if somebody else uses the
-// instance, or if the instance is not in the wanted state.
+// instance, or if the instance is not in the state want.
 func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.project.find(ctx, named)

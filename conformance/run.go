@@ -492,7 +492,7 @@ var (
 		"has deleted it; create another one with oxide auth login")
 )
 
-// A rack counts as lost if it does not answer, or refuses the token, for lostAfter.
+// lostAfter is how long a rack does not answer, or refuses the token, before it counts as lost.
 const lostAfter = 10 * time.Second
 
 // contact records whether the rack still answers, and still accepts the token.

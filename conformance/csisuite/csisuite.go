@@ -87,7 +87,7 @@ func (c Combination) Config() *csisanity.TestConfig {
 	return &config
 }
 
-// Place makes csi-sanity use directories in dir, which must exist.
+// Place makes csi-sanity use directories in dir. The directory dir has to exist.
 func Place(config *csisanity.TestConfig, dir string) {
 	config.TargetPath = filepath.Join(dir, "mount")
 	config.StagingPath = filepath.Join(dir, "staging")

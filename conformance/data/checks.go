@@ -27,7 +27,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Most checks make these calls: RPCs of CSI, and operations of the rack's API.
+// These lists have calls that most checks make: RPCs of CSI, and operations of the rack's API.
 var (
 	ofVolume = []string{"CreateVolume", "DeleteVolume", "disk_create", "disk_delete"}
 	ofAttach = append([]string{"ControllerPublishVolume", "ControllerUnpublishVolume",
@@ -242,7 +242,7 @@ type volume struct {
 	deleted bool
 }
 
-// Each volume takes the next seed, so that its data differs from that of every other.
+// seeds numbers the volumes. A volume's number is part of its seed, so no two have the same data.
 var seeds atomic.Uint64
 
 func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRun)) error {

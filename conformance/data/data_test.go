@@ -150,7 +150,7 @@ func TestTheTableOfDataChecksIsComplete(t *testing.T) {
 	}
 }
 
-func TestAnInstanceThatSomebodyElseUsesIsNotStopped(t *testing.T) {
+func TestDataChecksStopNoInstanceThatSomebodyElseUses(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.Accesses = []string{"block"}
@@ -223,7 +223,7 @@ func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatEndsLeavesNoMountsAndNoFiles(t *testing.T) {
+func TestAnAgentLeavesNoMountsOrFilesWhenItEnds(t *testing.T) {
 	b := newBench(t)
 	// The test has its own TMPDIR, so that it does not see the directories of other tests' agents.
 	dir := harness.Need(os.MkdirTemp("", "agents-"))(t)

@@ -122,7 +122,7 @@ func (u *use) record(p guest.Pattern) *writer {
 	return w
 }
 
-// await waits until fsync has acknowledged this many records.
+// await waits until fsync has acknowledged at least want records, and returns how many it has.
 func (w *writer) await(want int64) (n int64) {
 	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
 		n, err = guest.Acknowledged(w.ctx, w.guest, w.number)

@@ -186,7 +186,7 @@ func (m byteMutant) tamper() string {
 // boundary is the size of the pieces into which a rack divides a disk.
 const boundary = 64 * harness.MiB
 
-// drawBytes draws a block near an end, near a boundary, or anywhere else.
+// drawBytes draws a byteMutant whose block is near an end, near a boundary, or anywhere else.
 func drawBytes(random *rand.Rand, looks []*data.Look) byteMutant {
 	m := byteMutant{moment: "new", wrong: "foreign", look: looks[random.IntN(len(looks))]}
 	if m.look.Kind != data.Blank && random.IntN(2) == 0 {
@@ -211,7 +211,7 @@ func drawBytes(random *rand.Rand, looks []*data.Look) byteMutant {
 	default:
 		m.at = first + random.Int64N(blocks-first)
 	}
-	if m.wrong == "lost" { // only a block that holds something can be lost
+	if m.wrong == "lost" { // only a block that was written can be lost
 		for n := range blocks {
 			if at := (m.at + n) % blocks; m.look.Written[at] {
 				m.at = at

@@ -178,7 +178,7 @@ func (u *use) write(sync bool, patterns ...guest.Pattern) {
 	harness.Must(u.tryWrite(sync, patterns...))
 }
 
-// tryWrite returns its error, because only the check's own goroutine may panic.
+// tryWrite returns an error where write panics: only the check's own goroutine may panic.
 func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	for _, p := range patterns {
 		_, err := guest.Write(u.ctx, u.guest, guest.Task{Place: u.place(), Pattern: p, Sync: sync})
@@ -280,7 +280,7 @@ func (s *checkRun) stop(ctx context.Context, instance string) (err error) {
 	return err
 }
 
-// start returns false if the instance ran already.
+// start starts an instance. It returns false if the instance was already running.
 func (s *checkRun) start(ctx context.Context, instance string) (started bool, err error) {
 	defer harness.Catch(&err)
 	if harness.Got(s.awaitState(ctx, instance, oxide.InstanceStateStopped, oxide.InstanceStateFailed,

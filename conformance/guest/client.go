@@ -115,7 +115,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 	return startCopy(ctx, command, match[1])
 }
 
-// Shell appends a script to the command, and removes OXIDE_TOKEN from its environment.
+// Shell appends a script to the command, and removes OXIDE_TOKEN from the environment.
 func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
 		script)...)
@@ -240,8 +240,8 @@ func newLink(s *streams) (*link, error) {
 	return &link{client: client, streams: s}, err
 }
 
-// end ends the agent before it closes the gRPC client, whose Close waits for the streams. If the
-// instance is down, the streams never end by themselves.
+// end ends the agent, and then closes the gRPC client. In the other order the client could wait
+// forever: it waits for the streams, which do not end by themselves if the instance is down.
 func (l *link) end() error {
 	err := l.close()
 	_ = l.client.Close()

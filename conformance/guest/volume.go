@@ -308,7 +308,7 @@ type Place struct {
 	// Path is a file in a filesystem, or a device.
 	Path string
 	// Serial is the serial of a raw volume's device; "" means that Path is a file. The agent compares
-	// the serial before it writes, so that a stale path never leads to another disk.
+	// the serial before it reads or writes, so that a stale path never leads to another disk.
 	Serial string
 }
 
@@ -410,7 +410,7 @@ func (p Pattern) compare(block []byte, n int64) *Finding {
 	return f
 }
 
-// identify returns false as "whole" if the mark or the checksum of the block is wrong.
+// identify returns the pattern of a block, and whether the block's mark and checksum are right.
 func identify(block []byte) (p Pattern, whole bool) {
 	p = Pattern{
 		Seed:       binary.LittleEndian.Uint64(block[8:]),

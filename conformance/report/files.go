@@ -416,7 +416,7 @@ func diffResults(a, b *Report) (text string, worse bool) {
 			same++
 			if shrunk := then.Extent.Shrunk(now.Extent); len(shrunk) > 0 {
 				add(less, now, "\n      ", oneLine(strings.Join(shrunk, "; ")))
-				worse = worse || a.Rack.Simulated == b.Rack.Simulated // a real rack allows fewer tests
+				worse = worse || a.Rack.Simulated == b.Rack.Simulated // a real rack has smaller extents
 			}
 		default:
 			section, reason := changeOf(then.Status, now.Status), oneLine(now.Reason)

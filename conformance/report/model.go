@@ -480,8 +480,8 @@ func inBytes(n int64) string {
 	return fmt.Sprintf("%.3g KiB", float64(n)/(1<<10))
 }
 
-// Promises counts, in a sentence, the promises that were kept, broken and not tested. It names the
-// last two kinds, and those that were kept only as far as the test looked.
+// Promises returns a sentence that counts the promises (results) that were kept, broken and not
+// tested. It names the broken ones, the untested ones, and those kept only as far as a test looked.
 func (r *Report) Promises() string {
 	var broken, partly, untested []string
 	for _, result := range r.Results {

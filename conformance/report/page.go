@@ -181,7 +181,7 @@ type latencyRow struct {
 
 type quantile struct{ Text, X string }
 
-// axis is logarithmic, in milliseconds. Both its ends are powers of ten.
+// axis is a logarithmic axis from 10^low to 10^high milliseconds. low and high are whole numbers.
 type axis struct {
 	low, high float64
 	Ticks     []tick

@@ -105,7 +105,7 @@ func try[T any](value T, err error) func(*testing.T) T {
 	}
 }
 
-func TestReadNamesTheFaultOfAnInvalidReport(t *testing.T) {
+func TestReadSaysWhatIsWrongWithAnInvalidReport(t *testing.T) {
 	valid := string(try(encode(good().scrub(nil)))(t))
 	for _, test := range []struct {
 		name, from, to, want string
@@ -360,7 +360,7 @@ func TestDiffListsWorseResultsFirst(t *testing.T) {
 	}
 }
 
-func TestDiffRatesAReportThatProvesLessAsWorse(t *testing.T) {
+func TestDiffSaysWorseIfTheLaterReportProvesLess(t *testing.T) {
 	of := func(r *Report) *Measure { return &r.Results[0].Extent[0] }
 	for _, test := range []struct {
 		name   string

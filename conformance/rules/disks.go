@@ -448,7 +448,7 @@ func (c *Check) newSnapshot(name oxide.Name, disk string) oxide.SnapshotCreatePa
 		Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}}
 }
 
-// snapshotsOf treats every snapshot of the disk as this run's: one from a finalize has no mark.
+// snapshotsOf counts all snapshots of the disk as the run's: one that a finalize made has no mark.
 func (c *Check) snapshotsOf(disk string) kind[*oxide.Snapshot] {
 	return kind[*oxide.Snapshot]{c.readSnapshot, c.removeSnapshot,
 		func(s *oxide.Snapshot) (string, bool) {

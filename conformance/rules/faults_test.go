@@ -338,7 +338,7 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	h.mu.Unlock()
 	random := rand.New(rand.NewPCG(h.p.Seed, tried.seed))
 	if f.legal {
-		limit = stateTimeout // a check that ruleTimeout interrupts fails
+		limit = stateTimeout // a check that was only slow must not fail
 		if f.noticed || !h.p.Long() {
 			random.Shuffle(len(rules), func(i, j int) { rules[i], rules[j] = rules[j], rules[i] })
 			rules = rules[:min(len(rules), sampledAsking)]
@@ -405,8 +405,8 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	return err
 }
 
-// placeOf chooses a request that succeeded without a fault, among those that the fault may strike.
-// It returns how many of the latter precede the chosen request.
+// placeOf chooses, of the requests that the fault may strike, one that succeeded without a fault.
+// It returns how many requests that the fault may strike precede the chosen one.
 func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	before, places := int64(0), []int64{}
 	for _, e := range exchanges {

@@ -151,7 +151,7 @@ var ofGuests = []tested{
 		c.device(SerialOf(disks[1].Name))
 		kept("after another one was attached")
 	}},
-	{"A64", "instance_create", func(c *Check) { // where interfaces are
+	{"A64", "instance_create", func(c *Check) { // refused interfaces
 		taken, missing := c.StoppedInstance().Name, c.name()
 		elsewhere := interfaces(1, defaultNetwork)
 		elsewhere.Value.(*oxide.InstanceNetworkInterfaceAttachmentCreate).Params[0].SubnetName = missing

@@ -250,7 +250,7 @@ var ofPlain = []tested{
 		}
 		equal(c, "what is no version (with its reason left out)", got, bad(head+tail))
 	}},
-	{"A14", "disk_create disk_view disk_list", func(c *Check) { // the order of reading
+	{"A14", "disk_create disk_view disk_list", func(c *Check) { // errors found before the token
 		nobodys := func(path string) Plain { return getWith(path, "Authorization", "") }
 		create := c.post("disks", "{")
 		create.Header = map[string]string{"Authorization": ""}

@@ -63,7 +63,7 @@ type TestedRack struct {
 	cleaning, pause time.Duration
 	made            int
 	// The checks share these objects. No check starts the stopped instance, or stops the running one.
-	// The instance named running was started when it had runningDisk.
+	// The instance running was created with runningDisk, and then started.
 	stopped, running *oxide.Instance
 	runningDisk      *oxide.Disk
 }

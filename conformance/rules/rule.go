@@ -26,10 +26,10 @@
 // outcome, from which the check demands a value or a refusal. A check ends at the first problem
 // after which it cannot continue.
 //
-// If the driver reads the object right before the operation, the rule says "The driver looks first"
-// and names the read. A test compares the rule with the driver's calls. A mutation in
-// simulator/broken breaks the rule. If that endangers the driver, the mutation's DriverSays has the
-// reason of the error that the driver must return.
+// If the driver reads an object right before it requests a rule's operation, the rule says "The
+// driver looks first" and names the read. A test compares the rule with the driver's calls. A
+// mutation in simulator/broken breaks the rule. If that endangers the driver, the mutation's
+// DriverSays has the reason of the error that the driver must return.
 //
 // The tests in faults_test.go test the checks. They alter the fields of the rack's answers, one at
 // a time: a check must fail, or the table irrelevant states why nobody relies on the field. They
@@ -184,7 +184,7 @@ func (c *Check) undecided(exchanges []RecordedCall) string {
 	return ""
 }
 
-// The checks use at most quotaNeeded of the silo's quota at one time.
+// quotaNeeded is the most that the checks use of the silo's quota at one time.
 const quotaNeeded = 16 * GiB
 
 func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
@@ -400,7 +400,7 @@ type underway[T any] struct {
 	done       chan struct{}
 	answer     T
 	err        error
-	problems   int // that the check had found before
+	problems   int // the number of problems found before the request
 	seen       T   // the object as a read shows it while the request is unanswered
 	// carriedOut is nil or reports whether the rack has carried out the request, answered or not.
 	carriedOut func() bool

@@ -363,7 +363,7 @@ func TestRunJudgesACheckByItsFindingsAndAnswers(t *testing.T) {
 	}
 }
 
-func TestAListThatShowsADeletedObjectIsWrong(t *testing.T) {
+func TestJudgeReadingsReportsADeletedObjectInAList(t *testing.T) {
 	a, b := listed{ID: "1", Name: "a"}, listed{ID: "2", Name: "b"}
 	right := reading{order: "name_ascending", limit: 2, pages: [][]listed{{a}}, gone: []string{b.ID}}
 	wrong := right

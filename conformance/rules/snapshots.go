@@ -340,7 +340,7 @@ func (r *TestedRack) deleteImage(ctx context.Context, id string) error {
 	return r.Client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: oxide.NameOrId(id)})
 }
 
-// checkPromotion gives an image to the silo and back. On a real rack, others would see it.
+// checkPromotion needs a simulated rack: on a real one, other users would see the promoted image.
 func (c *Check) checkPromotion(image *oxide.Image) {
 	ref := oxide.NameOrId(image.Id)
 	promote := func() outcome[*oxide.Image] {
