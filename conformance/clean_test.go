@@ -191,10 +191,10 @@ func TestDetachingADiskStopsOnlyTheRunsOwnHelper(t *testing.T) {
 	csitest.Must(t, remove())
 }
 
-// The rack also has disks that look like the run's own; a user who changes objects; a killed run, a
-// live run and a run of another machine; and a run without the disk that describes it. A colleague
-// runs clean all the time, and foreign processes have this program's name. The run checks only the
-// rules, because csi-sanity counts the volumes of everybody.
+// The rack also has disks that look like the run's own, a user who changes objects, and four other
+// runs: a killed one, a live one, one of another machine, and one without the disk that describes
+// it. A colleague runs clean all the time, and other users' processes have this program's name. The
+// run checks only the rules, because csi-sanity counts the volumes of everybody.
 func TestRunConformsOnASharedRackAndChangesNothingOfOtherUsers(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{Instances: []string{"c"}})

@@ -53,7 +53,7 @@ func skip(advice, format string, args ...any) report.Line {
 const (
 	// Only a run finds out the result of hotplugLine, so the preflight skips the line.
 	hotplugLine, simulatorLine = "hot-plug", "simulator"
-	// The preflight warns of a certificate or a token that expires within this time.
+	// soon is how long before a certificate or a token expires the preflight begins to warn.
 	soon = 30 * 24 * time.Hour
 	// An instance has at most diskLimit disks (A16). The run attaches roomNeeded disks at one time.
 	diskLimit, roomNeeded = 12, 4
@@ -421,8 +421,8 @@ type errAttach struct{ error }
 // hot-plug if it refuses with the known error and then attaches the same disk to a stopped
 // instance. Any other refusal is an errAttach.
 //
-// A rack that attaches but does not detach leaves the disk here until this instance stops. So
-// the first trial uses an instance that the run creates. The rule checks report a failed trial.
+// A rack that attaches but does not detach leaves the disk here until this instance stops. So the
+// first trial uses an instance that the run creates. Its failure is left to the rule checks.
 func (w *job) learnHotplug(ctx context.Context) (err error) {
 	trial, result := w.rack.TryHotplug(ctx)
 	w.exchanges = append(w.exchanges, result.Exchanges...)

@@ -115,7 +115,7 @@ func (u *use) serial() string {
 	return name[:min(len(name), 20)]
 }
 
-// awaitDevices waits until the instance shows this number of devices with the volume's serial.
+// awaitDevices waits until the instance shows want devices with the volume's serial.
 func (u *use) awaitDevices(want int) {
 	timeout := cmp.Or(u.DeviceTimeout, 30*time.Second)
 	harness.Must(harness.Await(u.ctx, timeout, func() error {

@@ -226,7 +226,7 @@ func forms(secret string) []string {
 			padded := strings.Repeat("\x00", before) + secret
 			encoded := encoding.WithPadding(base64.NoPadding).EncodeToString([]byte(padded))
 			first := (8*before + 5) / 6 // the first character that has only bits of the secret
-			last := 8 * len(padded) / 6 // the first character behind them
+			last := 8 * len(padded) / 6 // the first character after those
 			if last-first >= 8 {
 				all = append(all, encoded[first:last])
 			}

@@ -34,7 +34,7 @@ type fault struct {
 	// legal means that a healthy rack, or the network, may cause the fault. Then no check may fail.
 	legal bool
 	// noticed means that a check must fail, or report that it could not test its rule. If noticed is
-	// false, the fault must leave nothing behind on the rack.
+	// false, no check may leave an object on the rack.
 	noticed bool
 	// once means that the fault strikes one request of each check instead of every request.
 	once bool

@@ -443,7 +443,7 @@ func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 	return t, result
 }
 
-// TryRefusal tries to attach a disk of another instance, and reports how the rack refuses.
+// TryRefusal attaches a disk that another instance has, and reports how the rack refuses.
 func (r *TestedRack) TryRefusal(ctx context.Context) (Trial, Result) {
 	var t Trial
 	result := r.Run(ctx, Rule{ID: "refusal", Check: func(c *Check) {

@@ -458,8 +458,8 @@ func (u *underway[T]) over() bool {
 }
 
 // end makes a simulated rack complete the request, and returns its outcome. A real rack may have
-// completed it earlier. Then the problems found meanwhile prove nothing: end drops them, and ends
-// the check as not tested.
+// completed it earlier. If the check found problems meanwhile, they may be due to that: end drops
+// them, and ends the check as not tested.
 func (u *underway[T]) end() outcome[T] {
 	c := u.c
 	if c.simulated() {
