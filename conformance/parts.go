@@ -250,8 +250,8 @@ func (s *specs) misled(ctx context.Context, after inventory, calls []rpc) error 
 	return nil
 }
 
-// othersChanged returns an error if other users changed objects that affect the spec's calls. Another
-// sign of a change is an object of theirs in a list that would not have shown it before the spec.
+// othersChanged returns an error if other users changed objects that affect the spec's calls. It
+// also does so if a list had an object of theirs that it would not have shown before the spec.
 func (s *specs) othersChanged(after inventory, calls []rpc) error {
 	own := map[string]bool{}
 	for _, one := range append(s.before.of(s.job.id), after.of(s.job.id)...) {

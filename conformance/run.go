@@ -259,8 +259,8 @@ func (w *job) result(r report.Result) {
 }
 
 // sweep removes every object with the run's mark. The run fails if the driver should have deleted
-// one of them. The program's own objects do not count: one is left if the answer to its creation was
-// lost. sweep returns false if the rack does not list its objects.
+// one of them. The program's own objects do not count: one is left if the answer to its creation
+// was lost. sweep returns false if the rack does not list its objects.
 func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
