@@ -302,9 +302,9 @@ func (l *callLog) observe(method string, request any, began time.Time, err error
 		code: status.Code(err), reason: reasonOf(err), tries: 1, began: began, took: time.Since(began)})
 }
 
-// intercept makes a call at most callTries times, which gives a busy rack time to answer. Until
-// lateTimeout it does not count tries that fail with EffectUnknown: after each unanswered change,
-// the driver returns this reason until OXIDE_LATE_LIMIT, a minute, has passed.
+// callTries limits how often intercept() tries a call. Several tries give a busy rack time.
+// Until lateTimeout has passed, tries that fail with EffectUnknown do not count: the driver returns
+// this reason for OXIDE_LATE_LIMIT, a minute, after each unanswered change.
 const callTries, lateTimeout = 8, 2 * time.Minute
 
 func asksAgain(err error) bool {
@@ -312,14 +312,14 @@ func asksAgain(err error) bool {
 	case codes.Unavailable:
 		return reason != ""
 	case codes.Aborted:
-		return reason != "" && reason != "StartingTokenInvalid" // a retry begins the list anew
+		return reason != "" && reason != "StartingTokenInvalid" // the caller has to begin the list anew
 	}
 	return false
 }
 
 func reasonOf(err error) string { return harness.ReasonOf(status.Convert(err)) }
 
-// charge reserves room for the object that an RPC creates. After the RPC, pass its result to end().
+// charge reserves budget for the object that an RPC creates. Pass the result of the RPC to end().
 func (b *budget) charge(req any) (end func(reply any, err error), err error) {
 	var bytes int64
 	switch asked := req.(type) {
@@ -439,8 +439,8 @@ type budgeted struct {
 	run    string // every object needs this run's mark
 }
 
-// RoundTrip refuses to create objects that exceed the budget or lack the mark, by which clean finds
-// them. It refuses even requests that the rack should reject, because a faulty rack may not.
+// RoundTrip refuses to create objects that exceed the budget or lack the mark, by which the command
+// "clean" finds them. It refuses even what the rack should reject: a faulty rack may accept it.
 func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	objects, together, err := created(req, b.run)
 	if err != nil {
@@ -495,7 +495,7 @@ func created(req *http.Request, run string) (objects []*object, together bool, e
 		BootDisk disk   `json:"boot_disk"`
 		Disks    []disk `json:"disks"`
 	}
-	// Like the rack, this reads only the first JSON object. The rack refuses a malformed body.
+	// Read only the first JSON object, as the rack does. Ignore errors: the rack reports them.
 	_ = json.NewDecoder(bytes.NewReader(body)).Decode(&asked)
 	asked.Type, together = "create", operation == "instance_create"
 	all := slices.Concat(asked.Disks, []disk{asked.BootDisk, asked.disk})
@@ -522,7 +522,7 @@ func gibOf(bytes int64) int64 {
 	return 1
 }
 
-// absurdGiB exceeds every disk of the checks. Larger requests only test that the rack refuses them.
+// absurdGiB is larger than every disk of the checks. A larger request only tests its refusal.
 const absurdGiB = 64
 
 func idOf(resp *http.Response) string {

@@ -41,7 +41,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-func TestARackWithHotPlugConformsAndOneWithoutIsBlocked(t *testing.T) {
+func TestARackConformsWithHotPlugAndBlocksChecksWithoutIt(t *testing.T) {
 	short.Skip(t, 2)
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -201,7 +201,7 @@ func TestRunReportsHowTheRackHotPlugsDisks(t *testing.T) {
 	}
 }
 
-func TestADeviceThatWasReadToItsEndIsNotCountedAsGone(t *testing.T) {
+func TestADeviceCountsAsGoneOnlyIfAReadBeforeItsEndFails(t *testing.T) {
 	for size, want := range map[int64]bool{harness.MiB / 4: true, harness.MiB / 2: false} {
 		device := bytes.NewReader(make([]byte, size)) // reads beyond the size return EOF
 		last, gone := readUntilGone(device, harness.MiB/2, time.Now())
@@ -344,7 +344,7 @@ func TestSpecPassesOnlyIfItCallsTheRPCInItsName(t *testing.T) {
 	}
 }
 
-func TestOthersChangedReportsOnlyForeignChangesThatCanMisleadASpec(t *testing.T) {
+func TestOnlyForeignChangesThatCanMisleadASpecAreReported(t *testing.T) {
 	const gone = "00000000-0000-4000-8000-000000000001" // a deleted disk of the run
 	w := &job{id: "1a2b3c4d", budget: newBudget(amount{20, 40}), here: &oxide.Instance{Id: "here"}}
 	w.budget.deleted(gone)

@@ -286,8 +286,8 @@ func controllersPod(t *testing.T, all manifests) (corev1.PodTemplateSpec, corev1
 	return pod, corev1.Container{}
 }
 
-// These modules contain the JSON schemas of Kubernetes' kinds and of snapshots. By default
-// kubeconform would download schemas from web sites.
+// kubernetesModule and snapshotsModule contain the JSON schemas of Kubernetes' kinds and of
+// snapshots. Without these modules kubeconform would download schemas from web sites.
 const (
 	kubernetesModule = "k8s.io/kubernetes@v" + kubernetes
 	snapshotsModule  = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"

@@ -18,8 +18,8 @@ import (
 const extras = `{"commonLabels": {"team": "storage"},
 	"commonAnnotations": {"team": "storage", "contact": "us"}`
 
-// beside() returns JSON that gives each named Helm value an argument, a variable and a mount. The
-// parameter more is the text of further fields of each value.
+// beside() returns JSON that gives each Helm value in names an argument, a variable and a mount.
+// The parameter more is the text of further fields of each value.
 func beside(names, more string) string {
 	var text strings.Builder
 	for name := range strings.FieldsSeq(names) {
@@ -68,15 +68,15 @@ const (
 	theWhole = "with everything there are these fields (B-34, D-45, D-54, D-63, D-66, E-31)"
 )
 
-// change compares two renderings of the chart. Each side contains Helm's arguments, "kustomize
-// DIR..." for plain manifests, or "nothing" for no objects.
+// change compares two renderings of the chart. The fields from and to contain Helm's arguments,
+// "kustomize DIR..." for plain manifests, or "nothing" for no objects.
 type change struct {
 	name     string
 	from, to []string
 }
 
-// changes() lists the comparisons. testdata/rendered.txt contains the fields that each of them may
-// remove and add; `make manifests` writes it.
+// changes() lists the comparisons. The fields that each of them may remove and add are in
+// testdata/rendered.txt, which `make manifests` writes.
 func changes(t *testing.T) []change {
 	crds := []string{"--api-versions", "snapshot.storage.k8s.io/v1"}
 	return []change{
@@ -174,7 +174,7 @@ func changes(t *testing.T) []change {
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
 		// On a node that shuts down, kubelet can unmount only while the registrar runs. So the container
-		// "leave" ends at least 60 s before the end of the grace period, and the preStop hook 55 s.
+		// "leave" ends at least 60 s before the grace period ends, and the preStop hook at least 55 s.
 		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",
@@ -263,7 +263,7 @@ func TestTheChartRendersTheFieldsInTheGoldenFile(t *testing.T) { // D-43
 	for _, c := range short.Some(t, 20, every) {
 		t.Run(c.name, func(t *testing.T) {
 			to := objectsOf(t, c.to)
-			for _, o := range to { // the OpenAPI document lacks PodMonitor and later fields
+			for _, o := range to { // allSchemas() lacks PodMonitor and other versions' fields
 				if o.GetKind() != "PodMonitor" && !slices.Contains(c.to, "--kube-version") {
 					all = append(all, o)
 				}
@@ -278,7 +278,7 @@ func TestTheChartRendersTheFieldsInTheGoldenFile(t *testing.T) { // D-43
 	}
 	if *update {
 		must(t, os.WriteFile(golden, []byte(text), 0o644))
-	} else if len(want)-1 != len(every) { // the head is a section, too
+	} else if len(want)-1 != len(every) { // accepted() also returns the file's head
 		t.Errorf("%s has %d sections, want %d; run `make manifests`", golden, len(want)-1, len(every))
 	}
 	if out, ok := conforms(t, allSchemas(t), all); !ok {
@@ -412,7 +412,7 @@ func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T)
 	mounts := matching(lines, `\+`+aContainer+`volumeMounts\[extra\]`)
 	variables := matching(lines, `\+`+aContainer+`env\[EXTRA\]`)
 	if len(added) != 10 || !slices.Equal(added, mounts) ||
-		!slices.Equal(added, variables[1:]) { // variables[0] is the audit's
+		!slices.Equal(added, variables[1:]) { // variables[0] is in the audit's container
 		t.Errorf("an argument is added to %q, a variable to %q, a mount to %q", added, variables, mounts)
 	}
 }

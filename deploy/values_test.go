@@ -327,8 +327,8 @@ var unchecked = map[string]string{
 	"secret.caBundle": "the driver reads the certificates",
 }
 
-// Helm renders templates only if the schema accepts all values. So the second run leaves out the
-// values that the schema has refused.
+// The test runs Helm twice, because Helm renders templates only if the schema accepts all values.
+// The second run leaves out the values that the schema has refused.
 func TestAWrongValueOfEachSettingIsReported(t *testing.T) {
 	wrong := func(path string, value any) any {
 		switch value.(type) {

@@ -256,8 +256,8 @@ var changes = regexp.MustCompile(`^(Patch|Create|Update|UpdateStatus|Delete|Evic
 var verbs = []string{"annotate", "apply", "attach", "cordon", "create", "delete", "drain", "edit",
 	"evict", "exec", "label", "patch", "replace", "rollout", "scale", "taint"}
 
-// openings matches packages, such as os, and functions that open, change or remove things.
-// Functions that match looks are exceptions: they only read, or only use what is already open.
+// openings matches packages, such as os, and functions that open, change or remove things. The
+// pattern looks matches exceptions: functions that only read, or only use what is already open.
 var (
 	openings = regexp.MustCompile(
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
@@ -308,8 +308,8 @@ func TestProvenPageListsEveryFunctionThatChangesState(t *testing.T) {
 	}
 }
 
-// changesIn returns the functions that change state, as package.Type.name. It reads only those of
-// the program's packages whose paths match own, a regular expression.
+// changesIn returns the functions that change state, as package.Type.name. It reads only packages
+// of the program in folder, and of these only the paths that match the regular expression own.
 func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) bool) []string {
 	t.Helper()
 	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json", "./"+folder)
