@@ -415,8 +415,8 @@ func (c *Config) setProject(value string) error {
 var clusterID = volume.Word{Most: 63,
 	Looks: regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
 
-// A run of oxide-conformance deletes all objects of its driver's cluster ID, which begins with
-// runPrefix. So a driver accepts such an ID only if OXIDE_CONFORMANCE_MARK equals it.
+// runPrefix begins each cluster ID that oxide-conformance gives to its driver. That program deletes
+// all objects of the ID. So a driver accepts such an ID only if the variable runVariable equals it.
 const (
 	runPrefix   = "oxide-conformance-"
 	runVariable = "OXIDE_CONFORMANCE_MARK"

@@ -79,7 +79,7 @@ func (h *rackHealth) now() rackKnown {
 
 const expiryInterval = time.Hour
 
-// readExpiry asks the rack for rackKnown.expires, at most once an hour. It only logs errors.
+// readExpiry asks the rack for rackKnown.expires, at most once an hour. It logs an error at most.
 func (h *rackHealth) readExpiry(ctx context.Context) {
 	if time.Since(h.askedExpiry) < expiryInterval {
 		return
@@ -243,9 +243,9 @@ type identityService struct {
 }
 
 // waitingTrailer is the key of the gRPC trailer in which Probe returns the sentence of Waiting.
-// CSI's response has no field for it. After the answer "not ready" a CO starts nothing and shows no
-// reason, and after an error a supervisor may restart the plugin. The ending -bin allows a value
-// that is not ASCII.
+// CSI's response has no field for it. Meanwhile Probe succeeds, because a CO starts nothing after
+// "not ready" and shows no reason, and a supervisor may restart the plugin after an error. The
+// ending -bin allows a value that is not ASCII.
 const waitingTrailer = "oxide-csi-waiting-bin"
 
 // GetPluginInfo returns the driver's name and version.

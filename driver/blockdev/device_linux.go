@@ -45,7 +45,7 @@ type Device struct {
 // Number returns the device number as mountinfo and sysfs write it.
 func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
-// Host finds disks in a sysfs and a device directory, which on a simulated rack are a guest view.
+// Host finds disks in a sysfs and a device directory. A simulated rack makes both for an instance.
 type Host struct {
 	Sysfs, Dev string
 	Locks      string // the file that Lock locks; empty means that Lock locks nothing

@@ -335,7 +335,7 @@ func (l *loop) ask() error {
 }
 
 // backing returns the number of the device that the loop device uses, or 0. It asks the kernel,
-// because the path in sysfs may lead to another file by now or in this mount namespace.
+// because the path in sysfs may be out of date, or name another file in this mount namespace.
 func (l *loop) backing(root int) (uint64, error) {
 	node, err := unix.Openat(root, strings.TrimPrefix(l.Path, "/"),
 		unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

@@ -76,7 +76,7 @@ func (c change) blocks(like change) bool {
 }
 
 // changes contains the changes that the rack has not answered and may still make. Each stays open
-// for LateLimit, because an object's state does not show which request changed it.
+// for LateLimit, even if the object's state shows it: another request may have changed the state.
 type changes struct {
 	mu sync.Mutex
 	// guarded by mu: each open change, and until when the rack may make it
@@ -86,7 +86,7 @@ type changes struct {
 }
 
 // request calls do() to make the change, unless look, the time of the last read of the rack, is too
-// old. It remembers the change while it is open. The SDK's errors mean that the rack refused it.
+// old. It remembers an open change. If the rack has refused the change, the error is the SDK's.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
 	record := flight.Of(ctx).Begin(ch.event, ch.noted)
@@ -124,7 +124,7 @@ func (l *changes) latest(like change) (latest change, until time.Time) {
 	return latest, until
 }
 
-// await waits until no open change matches the given one. It fails if ctx has an earlier deadline.
+// await waits until no open change matches the given one. It fails if ctx would end before that.
 func (l *changes) await(ctx context.Context, like change) (waited bool, err error) {
 	for {
 		late, until := l.latest(like)
@@ -205,8 +205,8 @@ func remove[T any](ctx context.Context, l *changes, created change,
 	}
 }
 
-// unlessOpen returns err, or a retryable error while the change is open. After a final error of a
-// create, a CO forgets the object and never deletes it.
+// unlessOpen returns err, or a retryable error while the change is open. A final error of a create
+// would make the CO forget the object, so that nobody deletes it.
 func (l *changes) unlessOpen(ch change, err error) error {
 	if err == nil || csierr.Retryable(err) {
 		return err

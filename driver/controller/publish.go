@@ -237,7 +237,7 @@ func (a attachment) resolveAttach(ctx context.Context, before neighbours, why er
 
 // explainRefusedAttach derives the reason of the refusal from the disk's state or, if that allows
 // an attach, from the instance's. If the disk is attached as requested by now, it returns the disk.
-// If the instance's disks have changed meanwhile, the error is retryable.
+// If the instance's disks differ from those in the parameter before, the error is retryable.
 func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours, why error) (
 	*oxide.Disk, error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -384,8 +384,8 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 }
 
 // ControllerUnpublishVolume detaches the volume's disk from the node's instance. Without a node in
-// the request, it detaches the disk from the instance that has it. It succeeds if the disk is not
-// attached there. It returns an error if it cannot verify that the disk is detached.
+// the request, it detaches the disk from the instance that has it. If there is nothing to detach,
+// it succeeds. It returns an error if it cannot verify that the disk is detached.
 func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -515,8 +515,8 @@ func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error
 	return err
 }
 
-// statesWithoutInstance are the states of a disk that no instance has. A rack enters them only from
-// detached, or before the first attach.
+// statesWithoutInstance are the states of a disk that no instance has. A disk enters them, except
+// for detached itself, only from detached or before its first attach.
 var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDetached, oxide.DiskStateStateCreating, oxide.DiskStateStateMaintenance,
 	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromUrl,
@@ -524,8 +524,8 @@ var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDestroyed,
 }
 
-// checkDetached verifies that a.Instance does not have the disk. The caller knows that the disk's
-// state does not name a.Instance. If the state is faulted or unknown, the instance's disks decide.
+// checkDetached verifies that a.Instance does not have the disk. Call it only if the disk's state
+// does not name a.Instance. If the state is faulted or unknown, the instance's disks decide.
 func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil
@@ -548,7 +548,7 @@ func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	return nil
 }
 
-// explainRefusedDetach returns no error if the disk is gone or another instance has it.
+// explainRefusedDetach returns the reason of the refusal, or no error if a.Instance lacks the disk.
 func (a attachment) explainRefusedDetach(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
 	switch {

@@ -266,9 +266,9 @@ func TestPublishRefusesAttributesOfAnotherVolume(t *testing.T) { // D-24
 		lines   script
 		ends    func(*testing.T, error)
 	}{
-		{"a diskName without an id that is wrong", map[string]string{"diskName": another}, script{alone,
+		{"a wrong diskName without a diskId", map[string]string{"diskName": another}, script{alone,
 			free}, fails(csierr.FieldInvalid, "diskName")},
-		{"a diskName without an id that is right", map[string]string{"diskName": ownName}, script{alone,
+		{"the right diskName without a diskId", map[string]string{"diskName": ownName}, script{alone,
 			free, attachedNow, together()}, ok},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
 			"diskId": racktest.Image, "blockSize": "4096"}, script{alone, free}, fails(csierr.FieldInvalid,
@@ -457,7 +457,7 @@ func TestCallsReturnBeforeTheirDeadlineWhileADiskChangesState(t *testing.T) { //
 	}
 }
 
-func TestControllerWaitsEndWhenTheirContextIsCanceled(t *testing.T) {
+func TestTheControllerStopsWaitingWhenTheContextIsCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	disk := &oxide.Disk{State: oxide.DiskState{Value: &oxide.DiskStateCreating{}}}

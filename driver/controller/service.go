@@ -110,7 +110,7 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// The returned mismatch says why no disk can fit, or is "". It counts only for a disk that exists.
+// validationOf returns in mismatch why no disk can fit, or "". Ignore it if there is no such disk.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {
@@ -142,7 +142,7 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 	return id, mismatch, nil
 }
 
-// diskMismatch returns how the disk differs from the context and the parameters, or "".
+// diskMismatch returns how the disk differs from volumeContext and the parameters in values, or "".
 func diskMismatch(disk *oxide.Disk, volumeContext, values map[string]string) string {
 	for key, value := range volumeContext {
 		if text := contextProblem(disk, key, value); text != "" {
@@ -371,7 +371,7 @@ func (c *Service) possible(req *csi.GetCapacityRequest) (bool, error) {
 	return volume.CanReach(req.GetAccessibleTopology(), c.Topology, c.TopologyInstance)
 }
 
-// available returns the unused capacity in whole GiB, because disks have whole GiB.
+// available returns the unused capacity in whole GiB, because disks have sizes in whole GiB.
 func available(capacity, provisioned oxide.ByteCount) int64 {
 	if provisioned >= capacity {
 		return 0

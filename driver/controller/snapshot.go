@@ -140,8 +140,8 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	case !rack.Definite(err):
 		return s.resolveCreate(ctx, err)
 	}
-	// The rack checks the disk, its lock and the space first, and the name last. So the error does not
-	// show whether an earlier call, which failed for another reason, has taken the snapshot.
+	// The rack checks the disk, its lock and the space first, and the name last. So an error about the
+	// first three does not show whether an earlier call has taken a snapshot of this name.
 	return s.existing(ctx, err)
 }
 
@@ -210,8 +210,8 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 }
 
 // checkTaken returns an error unless the snapshot is ready. Before that, its content may not be
-// fixed, and the rack removes it if taking it fails (CS-7). After an OK with ready_to_use false, an
-// orchestrator keeps the id, and may resume a paused workload.
+// fixed, and the rack removes it if taking it fails (CS-7). The driver does not return OK with
+// ready_to_use false: an orchestrator would keep the id, and might resume a paused workload.
 func checkTaken(s *oxide.Snapshot) error {
 	switch {
 	case !cut(s):
@@ -284,7 +284,7 @@ func (c *Service) confirmSnapshotGone(ctx context.Context, id oxide.NameOrId) er
 	return snapshotDeleted(id).confirmed(ctx, c.Rack.SnapshotGone(ctx, id))
 }
 
-// An id that is unknown matches no snapshot, which is not an error.
+// matchingSnapshots calls visit() for each match. An unknown id has none, which is not an error.
 func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSnapshotsRequest,
 	pages *rack.Pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rack.ID(req.GetSourceVolumeId())

@@ -398,12 +398,12 @@ func TestCreateVolumeRestoresASnapshotOrReturnsTheReason(t *testing.T) { // CV-2
 
 func TestCreateVolumeRecordsTheSnapshotsFilesystemUUID(t *testing.T) {
 	for _, test := range []struct{ name, snapshot, uuid string }{
-		{"the filesystem's UUID, and how large it was", snapshotOf("ready", tagged(volume.Tag{
+		{"the filesystem's UUID and the source's size", snapshotOf("ready", tagged(volume.Tag{
 			Name: "snap-1", Cluster: "blue", FilesystemUUID: racktest.Image})), racktest.Image},
-		{"only how large it was, if the snapshot has no UUID", snapshotOf("ready"), ""},
-		{"only how large it was, if the snapshot was made by hand", snapshotOf("ready", with(
+		{"only the source's size, if the snapshot has no UUID", snapshotOf("ready"), ""},
+		{"only the source's size, if the snapshot was made by hand", snapshotOf("ready", with(
 			"description", "mine")), ""},
-		{"only how large it was, if the snapshot is another cluster's", snapshotOf("ready", tagged(
+		{"only the source's size, if the snapshot is another cluster's", snapshotOf("ready", tagged(
 			volume.Tag{Name: "snap-1", Cluster: "red", FilesystemUUID: racktest.Image})), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {

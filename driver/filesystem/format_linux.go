@@ -118,7 +118,7 @@ func xfsSwitches(v Volume) (args []string, err error) {
 // btrfsSwitch matches a feature in the list that mkfs.btrfs prints, but not an alias of a feature.
 var btrfsSwitch = regexp.MustCompile(`(?m)^([a-z0-9-]+) +- .*\)$`)
 
-// btrfsSwitches also lists -R, because older versions of mkfs.btrfs list some features there.
+// btrfsSwitches returns arguments that set each feature of -O and, for older versions, of -R.
 func btrfsSwitches(v Volume) (args []string, err error) {
 	for _, flag := range []string{"-O", "-R"} {
 		list, err := runTool(nil, "mkfs.btrfs", flag, "list-all")

@@ -215,7 +215,7 @@ func (d disk) checkDescriptors() error {
 	from := t.Offset &^ (sectorBytes - 1)
 	to := (t.Offset + t.Bytes + sectorBytes - 1) &^ (sectorBytes - 1)
 	if t.Bytes == 0 || to > d.SizeBytes {
-		return nil // not one table within the disk
+		return nil // there is no single table within the disk
 	}
 	b, err := d.Read(from, to-from)
 	if err != nil {

@@ -264,7 +264,7 @@ func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) i
 	}
 }
 
-func TestTracesRejectWorkloadData(t *testing.T) {
+func TestWorkloadDataIsNotRecognizedAsWrittenByATool(t *testing.T) {
 	at := func(offset int, b []byte) []byte {
 		sector := make([]byte, sectorBytes)
 		copy(sector[offset:], b)
@@ -419,7 +419,7 @@ func TestAWipeClearsTheHeadsOfBtrfsBlocksLast(t *testing.T) {
 
 // The driver can repeat a growth that was cut off only if it recognizes everything that resize2fs
 // writes behind the old end of the filesystem, and no bytes of another filesystem.
-func TestTracesAcceptWhatResize2fsWrites(t *testing.T) {
+func TestAllBytesThatResize2fsWritesAreRecognized(t *testing.T) {
 	type growth struct {
 		fsType, options string
 		from, to        int64
@@ -549,7 +549,7 @@ func TestFilesystemsMountWithAllAcceptedFlags(t *testing.T) {
 
 // A process that keeps a raw device busy may end while the driver tries to thaw a filesystem there.
 // Then the driver mounts a workload's raw device, and must not replay a log on it.
-func TestThawUnmountedReplaysNoJournal(t *testing.T) {
+func TestThawingAnUnmountedFilesystemReplaysNoJournal(t *testing.T) {
 	sizes := map[string]int64{volume.Ext3: 64 * mib, volume.Ext4: 64 * mib,
 		volume.XFS: 300 * mib, volume.Btrfs: 128 * mib}
 	for _, fsType := range volume.Filesystems {

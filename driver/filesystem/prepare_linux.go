@@ -32,7 +32,7 @@ type Preparation struct {
 	Scans  *ZeroScans
 	Flight flight.Call // records the changes to the disk
 	Log    *slog.Logger
-	// Run calls Begin once, after every proof, right before its first write to the disk or the mount.
+	// Run calls Begin once, after all proofs, right before its first write to the disk or the mount.
 	// coversBytes is the size of a filesystem that does not cover its disk, and 0 for others.
 	Begin func(coversBytes int64) error
 }

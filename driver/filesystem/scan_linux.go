@@ -64,9 +64,9 @@ func (d disk) inspect(v Volume) (state, error) {
 	return s.judge(v)
 }
 
-// Find returns the superblocks of ext, xfs and btrfs filesystems. It omits a btrfs superblock where
-// a file of an xfs may contain those bytes. In that case blkid decides whether there is a second
-// filesystem (see scan.filesystem).
+// Find returns the superblocks of ext, xfs and btrfs filesystems. It omits a btrfs superblock that
+// may be part of a file in an xfs. In that case blkid decides whether there is a second filesystem
+// (see scan.filesystem).
 func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 	head, err := d.Read(0, min(d.SizeBytes, superblockBytes))
 	if err != nil {
@@ -87,9 +87,9 @@ func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 	return found, nil
 }
 
-// JournalFailed reports whether an unmounted ext3 or ext4 that was writable still needs a replay
-// because its journal failed. sync(2) and syncfs(2) do not report a failed commit that another
-// process started (ext4_sync_fs).
+// JournalFailed reports whether an ext3 or ext4 still needs a replay, because its journal failed.
+// The filesystem must have been unmounted after a writable mount. sync(2) and syncfs(2) do not
+// report a failed commit that another process started (ext4_sync_fs).
 func JournalFailed(d *blockdev.OpenDevice) (bool, error) {
 	head, err := d.Read(0, sectorBytes)
 	if err != nil {
@@ -344,8 +344,8 @@ func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 }
 
 // growth returns this volume's growth records if a growth of the disk's ext3 or ext4 was cut off.
-// In that case, signatures behind the filesystem count as the growth's. A mount of the filesystem
-// makes earlier records invalid.
+// In that case, the growth may have written the signatures behind the filesystem. A mount of the
+// filesystem makes earlier records invalid.
 func (s scan) growth(v Volume) []foundRecord {
 	if len(s.Found) != 1 || !s.Found[0].isExt() {
 		return nil

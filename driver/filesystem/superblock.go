@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// fsExt2 is recognized, because the driver refuses an ext2 with an error that names it.
+// fsExt2 is the type of an ext2. The driver refuses an ext2 with an error that contains the type.
 const fsExt2 = "ext2"
 
 // Superblock describes a filesystem, as read from the first 128 KiB of its disk.

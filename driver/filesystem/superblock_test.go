@@ -61,7 +61,7 @@ func TestExtSuperblockReportsEarlierMountsAndTheNeedForE2fsck(t *testing.T) {
 	}
 }
 
-func TestE2fsckFindsACopyOfTheSuperblockAtCopyBlock(t *testing.T) {
+func TestE2fsckFindsTheSuperblockCopyWhereTheDriverExpectsIt(t *testing.T) {
 	for _, options := range []string{"ext4 -b 1024", "ext4 -b 1024 -O bigalloc -C 16384",
 		"ext4 -b 2048", "ext4 -b 4096", "ext4 -b 4096 -O bigalloc -C 8192", "ext3 -b 1024"} {
 		file := guesttest.New(t).Sparse(gib)
@@ -108,7 +108,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	})
 }
 
-func TestXFSLogFreshAcceptsOnlyTheLogOfMkfs(t *testing.T) {
+func TestAnXFSLogIsFreshOnlyIfNothingButMkfsWroteIt(t *testing.T) {
 	header := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 1}
 	later := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 2}
 	for _, c := range []struct {
@@ -272,7 +272,7 @@ func TestPreparationAcceptsOnlyAFilesystemWithTheVolumesUUID(t *testing.T) {
 	}
 }
 
-func TestJournalFailedReportsAnExtThatStillNeedsAReplay(t *testing.T) {
+func TestAFailedJournalIsReportedIfTheExtStillNeedsAReplay(t *testing.T) {
 	d := openDisk(t, mib)
 	raw := guesttest.Disk{Loop: d.Path}
 	raw.WriteAt(t, extOffset+0x38, []byte{0x53, 0xEF})

@@ -36,7 +36,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-func TestFindUnexpectedReturnsTheLowestOffset(t *testing.T) {
+func TestTheLowestUnexpectedByteIsFound(t *testing.T) {
 	const size = 9*chunkBytes + 512
 	for _, c := range []struct {
 		name     string
@@ -154,7 +154,7 @@ func (z zeroDisk) proven(t *testing.T) int64 {
 	return z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) })
 }
 
-func TestProveRangeReadsADiskOnce(t *testing.T) {
+func TestTheProofThatADiskIsBlankReadsTheDiskOnce(t *testing.T) {
 	const size = 64 * mib
 	t.Run("the next call accepts the result", func(t *testing.T) {
 		z := newZeroDisk(t, size)
@@ -211,7 +211,7 @@ func TestProveRangeReadsADiskOnce(t *testing.T) {
 	})
 }
 
-// The call that began the read has held the disk's lock since then. Another call has not.
+// Only the call that began the read has held the lock since then, so only it needs no counters.
 func TestAnotherCallRepeatsAReadThatTheKernelDidNotCount(t *testing.T) {
 	d := disk{openDisk(t, mib)}
 	csitest.Must(t, csitest.Err(d.Read(0, mib)))
@@ -227,7 +227,7 @@ func TestAnotherCallRepeatsAReadThatTheKernelDidNotCount(t *testing.T) {
 	}
 }
 
-func TestProveRangeContinuesAfterItsCallerReturns(t *testing.T) {
+func TestTheReadForAProofContinuesAfterItsCallerReturns(t *testing.T) {
 	const size = 2 * gib
 	giveUp := func(t *testing.T, z zeroDisk) {
 		t.Helper()
@@ -379,7 +379,7 @@ func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
 	}
 }
 
-// A child process with this environment variable acts as the driver and runs a program.
+// driverOf is an environment variable. A child process that has it acts as the driver.
 const driverOf = "TEST_DRIVER_OF"
 
 func TestDriverDeathKillsToolsButNotRepairs(t *testing.T) {
