@@ -302,9 +302,9 @@ func (l *callLog) observe(method string, request any, began time.Time, err error
 		code: status.Code(err), reason: reasonOf(err), tries: 1, began: began, took: time.Since(began)})
 }
 
-// callTries limits how often intercept() tries a call. Several tries give a busy rack time.
-// Until lateTimeout has passed, tries that fail with EffectUnknown do not count: the driver returns
-// this reason for OXIDE_LATE_LIMIT, a minute, after each unanswered change.
+// callTries limits how often intercept() tries a call. Several tries give a busy rack the time that
+// it needs. Until lateTimeout has passed, tries that fail with EffectUnknown do not count: the
+// driver returns this reason for OXIDE_LATE_LIMIT, a minute, after each unanswered change.
 const callTries, lateTimeout = 8, 2 * time.Minute
 
 func asksAgain(err error) bool {
@@ -522,7 +522,7 @@ func gibOf(bytes int64) int64 {
 	return 1
 }
 
-// absurdGiB is larger than every disk of the checks. A larger request only tests its refusal.
+// absurdGiB is larger than every disk of the checks. Larger requests only test the rack's refusal.
 const absurdGiB = 64
 
 func idOf(resp *http.Response) string {

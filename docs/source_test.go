@@ -309,7 +309,7 @@ func TestProvenPageListsEveryFunctionThatChangesState(t *testing.T) {
 }
 
 // changesIn returns the functions that change state, as package.Type.name. It reads only packages
-// of the program in folder, and of these only the paths that match the regular expression own.
+// that the program in folder uses and whose path in the repository matches the pattern own.
 func changesIn(t *testing.T, folder, own string, is func(ast.Node, types.Info) bool) []string {
 	t.Helper()
 	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json", "./"+folder)
