@@ -310,8 +310,8 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 			"this one later", csierr.Plain(key))
 	}
 	defer l.held.Delete(key)
-	// If the caller has given up, its next call may have ended already, and this call would undo its
-	// effect. gRPC delivers the cancellation of a call before later calls of the same connection.
+	// If the caller has given up this call, a later one may have ended. Do not undo its effect. gRPC
+	// delivers the cancellation of a call before later calls of the same connection.
 	switch ctx.Err() {
 	case nil:
 		return handler(ctx, req)
@@ -351,8 +351,8 @@ func objectKey(kind, id string) string {
 	return kind + " " + id
 }
 
-// hidden redacts the tokens that this process has used, because a server may echo a request. No
-// pattern matches every token.
+// hidden redacts the tokens that this process has used, because a server may echo a request. It
+// remembers the tokens, because no pattern matches every token.
 type hidden struct {
 	mu sync.Mutex
 	// guarded by mu; the newest token is last
@@ -367,7 +367,7 @@ const (
 	// maxTokens limits the tokens that are kept. Responses to requests with older tokens are no longer
 	// expected.
 	maxTokens = 16
-	// minPrefix is the number of bytes by which a truncated token is recognized.
+	// minPrefix is how many leading bytes are enough to recognize a truncated token.
 	minPrefix = 12
 )
 

@@ -126,7 +126,7 @@ func Version() string {
 // subcommand describes a command for operators, such as audit.
 type subcommand struct {
 	name, about string
-	settings    []string // the names of their variables
+	settings    []string // the environment variables of its settings
 	operands    string   // what the arguments without a flag are; empty if there are none
 }
 

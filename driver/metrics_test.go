@@ -52,7 +52,7 @@ func TestTheDocumentationListsTheMetricsOfEachProcess(t *testing.T) {
 	}
 }
 
-// A call and a rack check are made first, so that every metric has a sample.
+// registered lists a process's metrics, after a call and a rack check that give each one a sample.
 func registered(t *testing.T, mode string) map[string]string {
 	t.Helper()
 	p := assembled(t, mode)
@@ -81,7 +81,7 @@ func registered(t *testing.T, mode string) map[string]string {
 	for desc := range described {
 		of := name.FindStringSubmatch(desc.String())[1]
 		if strings.HasPrefix(of, "oxide_csi_") && found[of] == "" && p.health != nil {
-			t.Errorf("%s has no sample: this test has to give it one", of) // a node has no p.health
+			t.Errorf("%s has no sample: this test has to give it one", of) // in mode node some have none
 		}
 	}
 	maps.DeleteFunc(found, func(name, _ string) bool {

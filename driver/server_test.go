@@ -254,7 +254,7 @@ func TestLogLevelsDependOnMethodAndCode(t *testing.T) {
 	}
 }
 
-func TestLockKeysNameTheObject(t *testing.T) { // CP-14, CU-9, DV-5, CS-7, DS-5, NS-9, NU-6
+func TestLockKeysNameTheChangedObject(t *testing.T) { // CP-14, CU-9, DV-5, CS-7, DS-5, NS-9, NU-6
 	upper := strings.ToUpper(racktest.Disk)
 	for _, test := range []struct {
 		req  any

@@ -28,7 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-func TestWhitespaceAroundSettingsIsTrimmed(t *testing.T) { // D-45
+func TestWhitespaceAfterSettingsIsTrimmed(t *testing.T) { // D-45
 	values := map[string]string{
 		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": racktest.Token,
 		"OXIDE_PROJECT": "kittens", "OXIDE_CLUSTER_ID": "e2e", "OXIDE_LOG_FORMAT": "json",
@@ -450,7 +450,7 @@ func awaitHealth(t *testing.T, h *rackHealth, fine bool) {
 	})
 }
 
-func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
+func TestARefusedTokenCausesARackCheckAtOnce(t *testing.T) {
 	rack := moody(inOrder)
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
 	end := begin(t, h)

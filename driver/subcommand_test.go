@@ -258,7 +258,7 @@ func TestPrestopEndsWithoutAPeerOrAfterItsTimeout(t *testing.T) {
 	must(t, listener.Close())
 	silence, silent := leaving(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	kept := make(chan net.Conn, 2) // no connection is closed, and the second call is canceled
+	kept := make(chan net.Conn, 2) // keeps connections open; the second one cancels ctx
 	go func() {
 		for conn, err := silence.Accept(); err == nil; conn, err = silence.Accept() {
 			if kept <- conn; len(kept) == 2 {
@@ -304,7 +304,7 @@ func probeAt(t *testing.T, endpoint string) (*csi.ProbeResponse, error) {
 	return csi.NewIdentityClient(conn).Probe(t.Context(), &csi.ProbeRequest{})
 }
 
-func TestReadyFailsIfNoPluginServesTheEndpoint(t *testing.T) {
+func TestTheReadyCommandFailsIfNoPluginServesTheEndpoint(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"":                                     "CSI_ENDPOINT",
 		"tcp://127.0.0.1:1":                    "unix:///path/name.sock",

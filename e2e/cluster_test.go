@@ -171,9 +171,8 @@ func (n node) run(ctx context.Context, script string) (string, error) {
 	return out.String(), nil
 }
 
-// loopNodes creates the device nodes of the first 256 loop devices. A container's /dev shows no
-// devices that were created after the container's start. For each raw block volume kubelet needs a
-// loop device.
+// loopNodes creates the device nodes of the first 256 loop devices. Kubelet needs a loop device for
+// each raw block volume, and a container's /dev lacks devices that were created after its start.
 const loopNodes = `n=0
 while [ $n -lt 256 ]; do
 	[ -e /dev/loop$n ] || mknod -m 660 /dev/loop$n b 7 $n

@@ -282,7 +282,7 @@ func replaceRackArgument(ctx context.Context, old, replacement string) {
 }
 
 var _ = Describe("a node whose SMBIOS is hidden", func() {
-	It("gets its instance's ID from its Node object, in a file or a variable (D-64, D-65, D-67)",
+	It("gets its instance's ID from its Node object through a file or a variable (D-64, D-65, D-67)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			DeferCleanup(func(ctx SpecContext) {

@@ -177,8 +177,8 @@ func expectNames(ctx context.Context, dist string) {
 		ContainSubstring("docker.io/oxidecomputer/" + image + ":v" + releasedVersion + "\n"))
 }
 
-// guestPatches lists the patches with which the driver's pods use the guest view. Charts of older
-// releases have no values for the guest view.
+// guestPatches lists the patches that make the driver's pods use the guest view. They are needed
+// because charts of older releases have no values for it.
 var guestPatches = []string{"node-paths.yaml", "node-workers.yaml"}
 
 // helmForGuests is a script in place of helm. It applies guestPatches to the rendered chart.
@@ -379,8 +379,8 @@ var _ = Describe("a growing claim", func() {
 		"disk (D-58, D-68)", growsTwo, NodeTimeout(8*time.Minute))
 })
 
-// growsTwo grows the claims of an unused raw device and of a StatefulSet. The rack's quota first
-// has room for the two snapshots and the smaller of the two new disks, the StatefulSet's.
+// growsTwo grows the claims of an unused raw device and of a StatefulSet. At first the rack's
+// quota has room for both snapshots and the StatefulSet's new disk, but not for the raw device's.
 func growsTwo(ctx SpecContext) {
 	const room, device = 4 << 30, "/dev/data-0"
 	operator, before := newDoctor(ctx), must(theRack.Admin.State(ctx))

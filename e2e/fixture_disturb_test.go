@@ -31,7 +31,7 @@ const (
 )
 
 // beating is a script that writes increasing numbers durably to the first volume, then to the pod's
-// log. It begins after the volume's last number. After a failed write it creates /tmp/broken.
+// log. It continues from the volume's last number. After a failed write it creates /tmp/broken.
 const beating = `
 (
 	n=$(cat /data/0/beat 2>/dev/null || echo 0)

@@ -36,7 +36,7 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		installKeeper(ctx)
 	}, NodeTimeout(2*rolloutTimeout))
 
-	It("completes an operation if its leader is killed, while a StatefulSet is scaled up (D-61)",
+	It("attaches the volumes of a scaled-up StatefulSet, even if the leading keeper is killed (D-61)",
 		survivesItsLeader, NodeTimeout(2*keeperTimeout))
 	It("moves a node-bound volume and its data to the other node (D-61)",
 		Label("long"), movesTiedVolume, NodeTimeout(2*keeperTimeout))

@@ -221,7 +221,7 @@ func (p proof) without(ctx context.Context, r right) (seen string) {
 	return seen
 }
 
-// refused returns nil if the API server has refused the right, according to a container's log.
+// refused returns nil if a container's log shows that a request was refused for lack of the right.
 func refused(ctx context.Context, r right) error {
 	for _, namespace := range []string{driverNamespace, metav1.NamespaceSystem} {
 		list, err := api.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{

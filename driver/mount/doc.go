@@ -4,8 +4,8 @@
 // mount namespaces. Both list the mounts of a disk; AwaitNone waits until there are none.
 //
 // A Mount is a descriptor of a mount. New and Clone make a detached mount, which is not in any
-// namespace until Attach moves it to a path. The driver verifies and configures it before that. If
-// the driver dies, the kernel drops a detached mount with its last descriptor, so no half-made
+// namespace until Attach moves it to a path. The driver verifies and configures it before Attach.
+// If the driver dies, the kernel drops a detached mount with its last descriptor, so no half-made
 // mount is left. Unmounting is never lazy, because a lazy unmount reports success while the
 // filesystem is still in use.
 //

@@ -50,7 +50,7 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	}
 	if err != nil {
 		reason := csierr.NodeToolFailed
-		switch { // by the errors of the kernel's filesystems
+		switch { // the kernel's filesystems return these errors
 		case fsType == volume.Btrfs && errors.Is(err, unix.EEXIST):
 			reason = csierr.BtrfsTwin
 		case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG):
@@ -79,7 +79,7 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 }
 
 // madeOf returns the source that marks the driver's mounts of the device at path: the path with
-// "./" before the name. It leads to the same device, but no other program mounts it by this path.
+// "./" before the name. This path leads to the same device, and no other program mounts by it.
 func madeOf(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "./" + name
@@ -214,7 +214,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the disk that the mounted filesystem is on, or of the disk whose
-// device node is mounted. If several devices may hold a btrfs, it tests the one that is passed.
+// device node is mounted. If a btrfs may be on several devices, likely is the one to be tested.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
@@ -316,7 +316,7 @@ func UnmountAll(path string, layers int) error {
 		"process that mounts it", path)
 }
 
-// OnlyAt fails if the given mount's filesystem is also mounted at another path.
+// OnlyAt fails if the filesystem of the mount layer is also mounted at another path.
 func (t Table) OnlyAt(path string, layer *mountinfo.Info) error {
 	others := slices.DeleteFunc(slices.Clone(t), func(m *mountinfo.Info) bool {
 		return m.Mountpoint == path || !SameFilesystem(m, layer)

@@ -252,7 +252,7 @@ func FuzzAnAddedMountHidesNoOtherMount(f *testing.F) {
 		}
 		after, err := parseTable(slices.Concat(b, []byte("\n"), line, []byte("\n")))
 		if err != nil || len(after) < len(before) {
-			return // the line split another one
+			return // line describes no mount
 		}
 		d := blockdev.Device{Path: "/nowhere/nvme9n1", Major: major, Minor: minor}
 		if was, is := len(before.Of(d)), len(after.Of(d)); is < was {

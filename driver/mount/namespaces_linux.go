@@ -42,8 +42,8 @@ func newView(pid int, table Table, unread bool) view {
 type Views []view
 
 // Limits for reading other mount namespaces. Any user can create namespaces with many mounts, many
-// root directories and long paths. While the driver has a table open, the kernel keeps that
-// namespace with its mounts. So tableTime is shorter than an unstage's wait for a device's release.
+// root directories and long paths. While the driver has a table open, the kernel keeps its mounts, and
+// they keep devices in use. So tableTime is shorter than an unstage's wait for such a device.
 const (
 	maxRoots      = 4        // root directories of one namespace
 	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths
@@ -202,9 +202,9 @@ func Describe[T any](all []T) string {
 	return strings.Join(words, ", ")
 }
 
-// Of lists the mounts of a disk in all mount namespaces: those of the filesystem on d and of d's
-// device node, and, even if the device is gone, those of the same filesystem as the mount layer.
-// Either parameter may be empty: d the zero device, and layer nil.
+// Of lists the mounts of a disk in all mount namespaces: the mounts of the filesystem on d, of d's
+// device node, and of the filesystem that layer mounts. The last are found even if the device is
+// gone. d may be the zero device, and layer may be nil.
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false
 	if d.Path != "" {
@@ -296,7 +296,7 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 const resolveCached = 0x20
 
 // device returns the device number of a mount in the view, as Device does. In another namespace it
-// asks the filesystem itself, because the source of a btrfs still names a disk that is gone. It
+// asks the filesystem itself, because the source of a btrfs may name a disk that is gone. It
 // resolves only paths in the kernel's cache and opens only the mount itself, so it never waits for
 // another filesystem of the namespace.
 func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
@@ -385,7 +385,7 @@ func (vs Views) receivers(group string) map[string]bool {
 	return groups
 }
 
-// Elsewhere returns those of the mounts that stay when the driver unmounts its own.
+// Elsewhere returns the elements of mounts that stay when the driver unmounts those in own.
 //
 // If kubelet and the driver's container share a directory, both have a copy of a mount there. When
 // the driver unmounts, the kernel unmounts kubelet's copy, too, so the copy is not a user of the
@@ -413,10 +413,10 @@ func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	return mounts
 }
 
-// AwaitNone waits until find() returns no mounts. It does not wait for a mount in the driver's own
-// namespace, which is a publication and stays until it is unpublished. A mount in another namespace
-// may end soon: a starting container has mounts that it removes. The returned text names the
-// processes whose namespaces may have further mounts.
+// AwaitNone waits until find() returns no mounts. It fails at once for a mount in the driver's own
+// namespace, because that is a publication, which stays until it is unpublished. A mount in another
+// namespace may end soon: a starting container has mounts that it removes. The result unread names
+// the processes whose namespaces may have further mounts.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	find func(Views) []Found) (unread string, err error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,

@@ -137,8 +137,8 @@ func (t Table) Top(path string) *mountinfo.Info {
 //
 // A mounted filesystem keeps its device open, so no other disk gets the number. A bind mount of a
 // device node keeps nothing open, so another disk may have the number by now. Such a mount counts
-// only if the device node is, or was until it was deleted, in this instance's device directory,
-// because the instances of a simulated rack share a kernel.
+// only if its device node is in this instance's device directory, or was deleted there, because the
+// instances of a simulated rack share a kernel.
 func (t Table) Of(d blockdev.Device) Table {
 	var found Table
 	for _, m := range (Views{{table: t}}).Of(d, nil) {
@@ -212,8 +212,8 @@ func IsNode(m *mountinfo.Info) bool {
 	return ok
 }
 
-// Device returns the number of the disk that is mounted. If several devices may hold a btrfs, it
-// tests the one that is passed.
+// Device returns the number of the disk that is mounted. If a btrfs may be on several devices,
+// likely is the one to be tested.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
@@ -248,8 +248,8 @@ func (c Condition) String() string {
 // ConditionOf reports whether errors have made a filesystem read-only or shut it down. It calls
 // stat on the mount point, which may hang for a network filesystem. So use it only for volumes.
 //
-// When errors make a filesystem read-only, the flags of the mount itself still allow writes. Since
-// Linux 6.14 ext4 also shows the option emergency_ro.
+// A filesystem that errors have made read-only differs from its mount, whose flags still allow
+// writes. Since Linux 6.14 ext4 also shows the option emergency_ro.
 func ConditionOf(m *mountinfo.Info) Condition {
 	super := strings.Split(m.VFSOptions, ",")
 	var st unix.Stat_t
@@ -331,7 +331,7 @@ type BtrfsMember struct {
 	path string    // the device's path when it was mounted or scanned last
 }
 
-// BtrfsDevice returns the device of the btrfs that the open directory is in; several are an error.
+// BtrfsDevice returns the device of the btrfs that root is in, or an error if it has several.
 func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 	var info [1024]byte // max_id, num_devices, fsid[16], …
 	if err := blockdev.Ioctl(int(root.Fd()), btrfsFSInfo, unsafe.Pointer(&info)); err != nil {
@@ -366,8 +366,8 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 }
 
 // btrfsNumber returns the number of the disk that an open directory's btrfs is on. If several disks
-// have its UUID, and neither sysfs nor a test of the passed device (isOn) shows which, the error is
-// a TwinsError, and the number is that of the device at the path that the kernel recorded.
+// have its UUID, and neither sysfs nor a test of likely (isOn) shows which it is on, the error is a
+// TwinsError, and the number is that of the device at the path that the kernel recorded.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
 	if err != nil {

@@ -204,7 +204,7 @@ func TestDamageFoundByTheKernelIsReported(t *testing.T) { // NS-11
 	v := newGuest(t).disk(smallest(volume.XFS), volume.XFS)
 	must(t, v.stage())
 	must(t, v.unstage())
-	const root = 64 << 10 // the offset of its inode
+	const root = 64 << 10 // the offset of the root directory's inode
 	v.disk.WriteAt(t, root+256, []byte("damage"))
 	csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 }
@@ -284,7 +284,7 @@ func TestUnstageStopsTheReadOfTheWholeDisk(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
-func TestStageReportsADiskThatIsDetachedDuringItsRead(t *testing.T) {
+func TestStageReturnsNotFoundIfTheDiskIsDetachedWhileItIsRead(t *testing.T) {
 	v := newGuest(t).disk(64, volume.Ext4)
 	v.Whole = true
 	goOn := stopOnce(t, "blkid", v.stage)
@@ -294,8 +294,8 @@ func TestStageReportsADiskThatIsDetachedDuringItsRead(t *testing.T) {
 	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
 }
 
-// A rack keeps the bytes of a disk that it is asked to discard. On the disks of the other tests, a
-// discard makes them zero. The disk of this test refuses discards.
+// A discard does not change a rack's disk, but it zeroes the other tests' disks. So the disk of this
+// test refuses discards.
 func TestStageWorksOnADiskThatRefusesDiscards(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
@@ -454,7 +454,7 @@ func TestHealthReportsAFilesystemThatIsNotGrown(t *testing.T) { // NS-13
 	}
 }
 
-func TestPublishKeepsAWorkloadsFileThatContainsARecord(t *testing.T) {
+func TestPublishDoesNotEraseTheBytesOfARecordInAWorkloadsFile(t *testing.T) {
 	for _, grow := range []int64{0, 1 << 20} {
 		v := newGuest(t).disk(256, "block")
 		v.up("dev")

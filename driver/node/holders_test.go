@@ -54,7 +54,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// kernelUsers make something use the device. end() stops it. The error has to contain the names.
+// kernelUsers maps a use of the device to a function that begins it. The error must list the names.
 var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
 	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
 		node string) (func(), []string) {
@@ -166,7 +166,7 @@ func TestUnpublishOrUnstageFailsWhileTheDeviceIsInUse(t *testing.T) { // NU-5
 	}
 }
 
-// A device that does not answer may fail with the same error as a device that is gone.
+// Unstage succeeds if a device is gone. A device that does not answer may return the same error.
 func TestUnstageFailsWhileADeviceDoesNotAnswer(t *testing.T) { // NU-5
 	serve := func(t *testing.T) (*flakydisk.Server, *flakydisk.Disk, string) {
 		t.Helper()
@@ -211,7 +211,7 @@ func TestUnstageReportsLostWritesTogetherWithAnotherError(t *testing.T) {
 	err = v.unstage()
 	must(t, f.Close())
 	csitest.Want(t, err, codes.Internal, csierr.StillMounted, "could not be written out")
-	_ = v.unstage() // the filesystem may have noticed the loss by now
+	_ = v.unstage() // may report the loss again
 	must(t, v.unstage())
 }
 

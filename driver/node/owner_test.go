@@ -446,8 +446,8 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 			n := inNamespace(t, "private", "")
 			before := n.mounts(v.guest.Dir)
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted, strconv.Itoa(n.pid))
-			// Unpublish also fails if only the other namespace has the mount, because the kernel unmounts it
-			// there when the path is removed.
+			// Unpublish also fails if only the other namespace has the mount, because removing the path would
+			// unmount it there.
 			guesttest.Run(t, "umount", v.guest.path("pod"))
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted)
 			if after := n.mounts(v.guest.Dir); !slices.Equal(after, before) {
@@ -459,7 +459,7 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 	}
 }
 
-func TestUnstageAndUnpublishFailAndKeepForeignMounts(t *testing.T) {
+func TestNodeCallsFailAndKeepAForeignMountAtTheirPath(t *testing.T) {
 	foreign := map[string]func(t *testing.T, g *testGuest, path string){
 		"a tmpfs (UP-6, NU-5)": func(t *testing.T, _ *testGuest, path string) {
 			guesttest.Run(t, "mount", "-t", "tmpfs", "none", path)

@@ -336,7 +336,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	if len(layers) > 0 && len(own) == 0 {
 		return v.undoReadOnly(ctx) // the path shows another volume
 	}
-	// Removing the target lazily detaches mounts on it in other namespaces. Wait for their end.
+	// The removal of the target would detach mounts on it in other namespaces, so wait for their end.
 	if _, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {
@@ -419,7 +419,7 @@ func endReadOnly(device *blockdev.OpenDevice) error {
 	return nil
 }
 
-// removeTarget removes no tree: if something is still mounted there, the files are a user's data.
+// removeTarget does not remove files in target: if it is still mounted, they are a user's data.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	switch {

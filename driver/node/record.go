@@ -127,7 +127,7 @@ func (s *recordStore) of(volumeID string) storedRecord {
 }
 
 // save records which disk a volume is. Stage and publish call it after every check that may refuse
-// the request and before their first change, so that the next driver knows the disk if this one
+// the request and before their first change, so that the next process knows the disk if this one
 // dies. If the record cannot be written, the call fails, because unpublish and unstage are less
 // strict without a record.
 //
@@ -192,7 +192,7 @@ func (s storedRecord) load() (volumeRecord, bool) {
 }
 
 // otherVolume describes the disk with the serial if the records show that it is not the volume's,
-// and otherwise returns "". The boolean is true if a record names the disk, or if the serial is ""
+// and otherwise returns "". certain is true if a record names the disk, or if the serial is ""
 // and the volume has a record.
 func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	known, ok := s.load()
@@ -296,7 +296,7 @@ func (s *recordStore) write(r volumeRecord) error {
 // OpenState prepares the state directory, when a driver starts.
 func (n *Service) OpenState() error { return n.records().open() }
 
-// The returned error does not name the directory, because that is the value of a setting.
+// Errors must not contain values of settings, so the returned error does not name the directory.
 func (s *recordStore) open() error {
 	if s.dir == "" {
 		s.log.Warn("no state directory: after a restart the node will not know which " +
@@ -348,7 +348,7 @@ func tryState(dir string) error {
 	}
 	_, err = trial.WriteString("x")
 	err = errors.Join(err, trial.Close())
-	// Another driver that starts with this directory may have removed the file.
+	// Another process of the driver may have removed the file when it started with this directory.
 	if gone := os.Remove(trial.Name()); !errors.Is(gone, fs.ErrNotExist) {
 		err = errors.Join(err, gone)
 	}

@@ -250,7 +250,7 @@ func start(call func() error) (result func() error) {
 	}
 }
 
-func TestTwoDriversDoNotUseOneDeviceAtTheSameTime(t *testing.T) { // NS-9, NU-6
+func TestTwoDriverProcessesDoNotUseOneDeviceAtTheSameTime(t *testing.T) { // NS-9, NU-6
 	t.Run("a driver is refused while another one formats the disk", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
 		goOn := stopOnce(t, "mke2fs", v.stage)

@@ -110,9 +110,9 @@ func (v *nodeVolume) preparation() *filesystem.Preparation {
 		Flight: v.flight, Log: v.node.log(), Begin: v.begin}
 }
 
-// open opens and locks the device d, and compares its size and block size with the disk's, which
-// the controller reports. A read-only disk may look writable, so open does not compare that. If the
-// device is read-only and the disk is not, begin() fails before the first write.
+// open opens and locks the device d, and compares its size and block size with the disk's. It does
+// not compare whether they are read-only: the device of a read-only disk may look writable, and if
+// only the device is read-only, begin() fails before the first write.
 func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %s, but the disk has %s",
@@ -459,8 +459,8 @@ func checkContexts(id string, published, vol map[string]string) error {
 }
 
 // checkUse refuses a raw device for a volume that was created for filesystems, and the reverse.
-// To a check that reads only samples, data that a workload has written to a raw device may look
-// like a blank disk or one of the driver's filesystems, so a stage might overwrite them.
+// A check that reads only samples may take data that a workload has written to a raw device for a
+// blank disk or one of the driver's filesystems. Then a stage would overwrite the data.
 func (v nodeVolume) checkUse() error {
 	switch {
 	case v.Use == volume.UseFilesystem && v.Block:

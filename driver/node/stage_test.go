@@ -332,7 +332,7 @@ func TestStageNamesAFilesystemFeatureThatTheKernelRefuses(t *testing.T) {
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.FilesystemFeature, c.want)
 			v.Flags = []string{"noatime"}
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemFeature)
-			v.Flags = []string{"grpid"} // a flag of ext4 and xfs that may be the cause
+			v.Flags = []string{"grpid"} // ext4 and xfs parse this flag, so it may be the cause
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.MountFlags)
 			same()
 		})

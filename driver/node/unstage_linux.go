@@ -50,7 +50,7 @@ type stagedDisk struct {
 	blockdev.Device                 // the zero device if the disk is gone
 	layer           *mountinfo.Info // its mount at the staging path; nil if only a record names it
 	raw             bool            // workloads may have its device node
-	journal         bool            // it was a healthy ext, mounted for writing, until this call
+	journal         bool            // a healthy ext filesystem that was mounted for writing
 }
 
 func (v heldVolume) unstage(ctx context.Context, path string) error {
@@ -168,7 +168,7 @@ func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []moun
 
 // unmount syncs and unmounts the filesystems at the staging path, and waits until no namespace has
 // the disks mounted. A failed sync does not stop the unmount, because the data are lost in any
-// case. The first error is that of the sync, which the unmount does not report. It is nil if the
+// case. unwritten is the error of the sync, which the unmount does not report. It is nil if the
 // filesystem had failed before, because NodeGetVolumeHealth has reported that failure.
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {

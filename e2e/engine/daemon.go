@@ -23,8 +23,8 @@ func (e *Engine) socket() string          { return e.file("docker.sock") }
 func (e *Engine) pidFile() string         { return e.file("pid") }
 func (e *Engine) configFile() string      { return e.file("daemon.json") }
 
-// startTime is the time in which a new dockerd has to answer. Before it answers, it ends the
-// containers of a dockerd that was killed.
+// startTime is the time in which a new dockerd has to answer. It is long, because dockerd first
+// ends the containers of a dockerd that was killed.
 const startTime = 2 * time.Minute
 
 func (e *Engine) run(ctx context.Context) error {

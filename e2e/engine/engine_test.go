@@ -69,7 +69,7 @@ func TestFindFailsIfTheEngineOfDockerHostDoesNotAnswer(t *testing.T) {
 	}
 }
 
-func TestUndoRemovesOnlyTheRulesOfAnEngine(t *testing.T) {
+func TestOnlyTheFirewallRulesOfAnEngineAreUndone(t *testing.T) {
 	fresh := []string{"-P INPUT ACCEPT", "-P FORWARD ACCEPT", "-P OUTPUT ACCEPT"}
 	used := []string{
 		"-P INPUT ACCEPT", "-P FORWARD DROP", "-P OUTPUT ACCEPT",
@@ -110,7 +110,7 @@ func TestUndoRemovesOnlyTheRulesOfAnEngine(t *testing.T) {
 	}
 }
 
-func TestRememberKeepsTheNetworkStateOfAnEarlierRun(t *testing.T) {
+func TestTheNetworkStateOfAnEarlierRunIsNotOverwritten(t *testing.T) {
 	e := newOwn(Options{Cache: t.TempDir(), Log: &strings.Builder{}})
 	must(t, os.MkdirAll(e.dir, 0o700))
 	const first = `{"Rules":{"iptables nat":["-P INPUT ACCEPT"]},"Forward":"0"}`
@@ -122,7 +122,7 @@ func TestRememberKeepsTheNetworkStateOfAnEarlierRun(t *testing.T) {
 	}
 }
 
-func TestUnmountBelowUnmountsAPathThatIsMountedTwice(t *testing.T) {
+func TestBothMountsAtOnePathAreUnmounted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("only root can mount: run the tests as root, as make test does")
 	}

@@ -44,7 +44,7 @@ func TestEveryInputChangesTheHash(t *testing.T) {
 	}
 }
 
-func TestNodeErrorNamesTheOfflineSuiteIfTheImageCannotBePulled(t *testing.T) {
+func TestTheErrorOfAFailedPullNamesTheOfflineSuite(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "docker"), []byte("#!/bin/sh\nexit 1\n"), 0o700))
 	t.Setenv("PATH", dir)
@@ -147,7 +147,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestFindPreviousInAShallowCloneReportsHowToFetch(t *testing.T) { // D-57
+func TestFindPreviousReportsHowToFetchTheHistoryOfAShallowClone(t *testing.T) { // D-57
 	dir, shallow := t.TempDir(), filepath.Join(t.TempDir(), "shallow")
 	git(t, dir, "init", "--quiet")
 	git(t, dir, "commit", "--quiet", "--allow-empty", "--message", "1")

@@ -70,7 +70,7 @@ func TestAFailedRunKeepsDiskFilesAndDetachesTheirDevices(t *testing.T) {
 	}
 }
 
-func TestRemoveKeptLeavesTheFilesOfBusyDevices(t *testing.T) {
+func TestFilesOfABusyDeviceStayWhenTheKeptClusterIsRemoved(t *testing.T) {
 	s, work, disk := kept(t)
 	holder, err := os.Open(disk.Path)
 	csitest.Must(t, err)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestEditRemovesOneCapabilityFromEveryList(t *testing.T) {
+func TestSysResourceIsRemovedFromEveryListOfCapabilities(t *testing.T) {
 	for document, want := range map[string]string{
 		`{"a": ["CAP_SYS_RESOURCE"]}`:                          `{"a": []}`,
 		`{"a": ["CAP_SYS_RESOURCE", "B"], "b": ["B"]}`:         `{"a": [ "B"], "b": ["B"]}`,
