@@ -79,7 +79,7 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 }
 
 // madeOf returns the source that marks the driver's mounts of the device at path: the path with
-// "./" before the name. This path leads to the same device, and no other program mounts by it.
+// "./" before the name. This path leads to the same device, and no other program uses it to mount.
 func madeOf(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "./" + name

@@ -446,8 +446,8 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 			n := inNamespace(t, "private", "")
 			before := n.mounts(v.guest.Dir)
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted, strconv.Itoa(n.pid))
-			// Unpublish also fails if only the other namespace has the mount, because removing the path would
-			// unmount it there.
+			// Unpublish also fails if only the other namespace has the mount, because removing the path
+			// would unmount it there.
 			guesttest.Run(t, "umount", v.guest.path("pod"))
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted)
 			if after := n.mounts(v.guest.Dir); !slices.Equal(after, before) {

@@ -192,8 +192,8 @@ func (s storedRecord) load() (volumeRecord, bool) {
 }
 
 // otherVolume describes the disk with the serial if the records show that it is not the volume's,
-// and otherwise returns "". certain is true if a record names the disk, or if the serial is ""
-// and the volume has a record.
+// and otherwise returns "". certain is true if a record names the disk, or if the serial is "" and
+// the volume has a record.
 func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	known, ok := s.load()
 	want := volume.Serial(known.Disk)

@@ -458,9 +458,9 @@ func checkContexts(id string, published, vol map[string]string) error {
 	return nil
 }
 
-// checkUse refuses a raw device for a volume that was created for filesystems, and the reverse.
-// A check that reads only samples may take data that a workload has written to a raw device for a
-// blank disk or one of the driver's filesystems. Then a stage would overwrite the data.
+// checkUse refuses a raw device for a volume that was created for filesystems, and the reverse. A
+// check that reads only samples may take data that a workload has written to a raw device for a
+// blank disk or one of the driver's filesystems. Then a stage might overwrite the data.
 func (v nodeVolume) checkUse() error {
 	switch {
 	case v.Use == volume.UseFilesystem && v.Block:
