@@ -111,7 +111,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 			ExtraMounts: []v1alpha4.Mount{
 				{HostPath: filepath.Join(rackDir, "guests", id), ContainerPath: "/oxide"},
 			},
-			// On a rack, a cloud controller manager sets the provider ID (RFD 493).
+			// A kubelet flag sets the provider ID. On a rack, a cloud controller manager does (RFD 493).
 			KubeadmConfigPatchesJSON6902: []v1alpha4.PatchJSON6902{
 				kubeadmFlag(set, "JoinConfiguration", "/nodeRegistration/kubeletExtraArgs",
 					"provider-id", "oxide://"+id, "1"),

@@ -187,7 +187,7 @@ var _ = Describe("the files of a volume", func() {
 })
 
 // passUserNamespaces gives volumes to a pod with a user namespace. The runtime mounts them with
-// mapped IDs, so that the owners on the disk stay the same. The kernel cannot map IDs on ext3.
+// mapped IDs, so the owners on the disk stay the same. Ext3 is omitted, because it cannot map IDs.
 func passUserNamespaces(ctx SpecContext) {
 	if config.Offline {
 		Skip("Debian's containerd 1.6 has no user namespaces; that of kind's node images has")
