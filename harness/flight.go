@@ -141,7 +141,7 @@ func CheckChanges(changes []Change) error {
 			own[key]--
 			continue
 		}
-		// If an earlier change of the object has no outcome, it is unknown whether the object exists.
+		// If an earlier change has no outcome, it is unknown if the object exists. Then report no error.
 		if exists[key] == turn.made && own[key] < 2 && other[key] == 0 {
 			return fmt.Errorf("change %d of %d, %s: the %s was made twice or undone twice, or a change "+
 				"between the two was not recorded", i+1, len(changes), c.Event, key)

@@ -54,7 +54,7 @@ func TestStopReportsTheExitCodeAndLogOfAFailedProgram(t *testing.T) {
 	}
 }
 
-func TestFirstLineReturnsWhenTheProgramOrTheContextEnds(t *testing.T) {
+func TestFirstLineReturnsAnErrorWhenTheProgramOrContextEnds(t *testing.T) {
 	p := script(t, `echo cannot work >&2; exit 1`)
 	csitest.Says(t, csitest.Err(p.firstLine(t.Context())), "cannot work")
 	csitest.Says(t, p.stop(), "exit status 1")
@@ -66,7 +66,7 @@ func TestFirstLineReturnsWhenTheProgramOrTheContextEnds(t *testing.T) {
 	}
 }
 
-func TestProgramsDoNotInheritVariablesOfThisProject(t *testing.T) {
+func TestProgramsDoNotInheritTheDriversEnvironmentVariables(t *testing.T) {
 	t.Setenv("OXIDE_TOKEN", "oxide-token-of-the-caller")
 	t.Setenv("CSI_ENDPOINT", "unix:///of/the/caller.sock")
 	p := script(t, `echo "$OXIDE_TOKEN|$CSI_ENDPOINT|$OXIDE_HOST|${PATH:+path}"`,
@@ -130,7 +130,7 @@ func TestCloseKeepsTheDirectoryOfAFailedRun(t *testing.T) {
 	}
 }
 
-func TestADriverOfARealRackGetsOnlyTheGivenVariables(t *testing.T) {
+func TestADriverWithoutASimulatedRackGetsOnlyTheGivenVariables(t *testing.T) {
 	for _, mode := range []string{ModeAll, ModeController, ModeNode} {
 		given := map[string]string{"OXIDE_HOST": "https://rack"}
 		plugin := Need((&Run{}).newPlugin(t.TempDir(), new(atomic.Int64),
@@ -142,7 +142,7 @@ func TestADriverOfARealRackGetsOnlyTheGivenVariables(t *testing.T) {
 	}
 }
 
-func TestErrorRulesReplacesAnInvalidErrorWithDataLoss(t *testing.T) { // B-8
+func TestAnErrorThatBreaksARuleBecomesDataLoss(t *testing.T) { // B-8
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	trailer := metadata.Pairs("content-type", "application/grpc")
@@ -176,7 +176,7 @@ func TestErrorRulesReplacesAnInvalidErrorWithDataLoss(t *testing.T) { // B-8
 	}
 }
 
-func TestLedgerMoreListsOnlyTheAddedObjects(t *testing.T) {
+func TestTheDifferenceOfTwoLedgersListsOnlyAddedObjects(t *testing.T) {
 	start := Ledger{"disk x": 1, "open file of the driver: pipe": 4, "mount /a": 1}
 	now := Ledger{"disk x": 1, "disk y": 1, "open file of the driver: pipe": 6}
 	want := []string{"disk y", "open file of the driver: pipe (4 at the start, 6 now)"}
@@ -185,7 +185,7 @@ func TestLedgerMoreListsOnlyTheAddedObjects(t *testing.T) {
 	}
 }
 
-func TestOpenFilesCountsConnectionsToTheRackSeparately(t *testing.T) {
+func TestConnectionsToTheRackAreCountedApartFromOpenFiles(t *testing.T) {
 	listener := Need(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	conn := Need(net.Dial("tcp", listener.Addr().String()))(t)

@@ -200,7 +200,7 @@ func openFiles(pid int, port, console uint16) (names []string, connections int, 
 	return names, connections, nil
 }
 
-// A listening socket has the remote port 0.
+// socket is a socket of a process. local and remote are TCP ports. A listener's remote is 0.
 type socket struct {
 	name          string
 	local, remote uint16
@@ -263,8 +263,8 @@ func goroutinesIn(profile string) ([]string, error) {
 	return list, nil
 }
 
-// purpose returns the function that a goroutine runs. If a WaitGroup or an errgroup has started the
-// goroutine, this is the function that the group calls in it, or "" before this call.
+// purpose returns the function that a goroutine runs. For a goroutine of a WaitGroup or an
+// errgroup, this is the function that was passed to Go, or "" if it has not begun yet.
 func purpose(stack string) string {
 	lines := strings.Split(strings.TrimSpace(stack), "\n")
 	for _, line := range slices.Backward(lines[1:]) {
@@ -282,8 +282,8 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofPool reports whether a ledger omits goroutines that run the named function. It omits those of
-// HTTP connections, which openFiles counts, and up to 16 of go-fuse that read requests.
+// ofPool reports whether a ledger omits goroutines that run the named function. These serve HTTP
+// connections, which openFiles counts, or are go-fuse's readers of requests, of which 1 to 16 run.
 func ofPool(name string) bool {
 	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",

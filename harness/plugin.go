@@ -41,7 +41,7 @@ const (
 type PluginOptions struct {
 	Mode     string
 	Instance string
-	// Env replaces variables that the harness sets. An empty value removes a variable.
+	// Env adds or replaces environment variables. An empty value removes a variable.
 	Env  map[string]string
 	Args []string
 	// Command starts another driver instead of the one that the run builds.
@@ -130,7 +130,7 @@ func (p *Plugin) Start(ctx context.Context) (err error) {
 	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock")}, p.options.Args)
-	// The address is in a variable, because an old driver in a benchmark may not know a flag for it.
+	// The pprof address is in a variable, because an old driver in a benchmark may lack its flag.
 	env := []string{"OXIDE_PPROF_ADDRESS=unix://" + filepath.Join(p.Dir, "pprof.sock")}
 	for key, value := range p.options.Env {
 		if value != "" {
@@ -293,8 +293,8 @@ func ErrorRules(
 	var trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
 	// ErrorRules checks only errors that the driver made. An error without a trailer comes from this
-	// client. An error with the text of the context's error is gRPC's: the server's gRPC also makes
-	// one if the deadline passes while it reads the request.
+	// client. An error with the text of the context's error comes from gRPC, even from the server's
+	// gRPC if the deadline passes while it reads the request.
 	if err == nil || len(trailer) == 0 || ended(ctx) != nil &&
 		status.Convert(err).Message() == ended(ctx).Error() {
 		return err
@@ -348,8 +348,8 @@ func errorFault(s *status.Status) string {
 	return ""
 }
 
-// Each token of a rack begins with TokenPrefix. Canary is in every secret, mount flag and token
-// that the specs pass. Neither may appear in an error or a log.
+// Each token of a rack begins with TokenPrefix. A test may put Canary into secrets, mount flags and
+// tokens. ErrorRules reports an error of the driver that contains one of the two.
 const (
 	TokenPrefix = "oxide-token-"
 	Canary      = "tweetytweety"

@@ -64,7 +64,7 @@ type Rack struct {
 	plugs atomic.Int64
 }
 
-// Instance is an instance of the rack. Guest is the directory of its guest view.
+// Instance is an instance of the rack. Guest is the directory with its /sys and /dev (guest view).
 type Instance struct {
 	Name  string `json:"name"`
 	ID    string `json:"id"`
@@ -87,7 +87,7 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (rack *Rack, e
 
 // identify writes this process's identity into a rack's directory. The simulator writes the
 // identity into its loop devices. If this run is killed before it stops the rack, the next run
-// finds these devices.
+// detaches them.
 func identify(dir string) error {
 	process := loopdev.Process()
 	if process == "" {
@@ -307,7 +307,7 @@ func (e *Environment) Balance(ctx context.Context) error {
 	return e.Rack.Balance(ctx, e.Baseline, e.Plugins...)
 }
 
-// Compare compares a new ledger with the baseline once. It ends no process.
+// Compare compares a new ledger with the baseline once. Unlike Balance, it ends no process.
 func (e *Environment) Compare(ctx context.Context) error {
 	return e.Rack.compare(ctx, e.Baseline, e.Plugins...)
 }

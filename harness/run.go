@@ -83,7 +83,7 @@ func newRun(progress io.Writer, parents []string, name string) (r *Run, err erro
 		return nil, errors.New("the suite makes and mounts loop devices, which requires root: " +
 			"run it as root")
 	}
-	// If a device is still busy, the kernel detaches it when its last user has closed it.
+	// A busy device is no failure: the kernel detaches it when its last user has closed it.
 	if _, err := loopdev.DetachLeft(context.Background()); !errors.Is(err, loopdev.ErrBusy) {
 		Must(Wrap(err, "release the loop devices of a killed run"))
 	}

@@ -25,7 +25,7 @@ func TestRunParentSkipsFilesystemsMountedNodev(t *testing.T) {
 		t.Errorf("runParent = %q, %v, want /var/tmp", got, err)
 	}
 	t.Setenv("OXIDE_SANITY_DIR", dir)
-	csitest.Says(t, csitest.Err(runParent(RunParents())), "mounted nodev") // no other is chosen
+	csitest.Says(t, csitest.Err(runParent(RunParents())), "mounted nodev") // there is no fallback
 }
 
 func TestRemoveKilledRemovesDirectoriesOfKilledRuns(t *testing.T) {

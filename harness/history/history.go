@@ -1,6 +1,6 @@
 // Package history records the events of a run and draws them as one HTML page, in lanes for steps
 // of the orchestrator, calls of each driver, requests to the rack, and changes of disks and mounts.
-// Marks show kills and faults. The page also shows which promise was broken, and when.
+// Marks show kills and faults. The page also shows which promise the driver broke, and when.
 package history
 
 import (

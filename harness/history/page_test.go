@@ -28,7 +28,7 @@ func example() Page {
 		}}
 }
 
-func TestAPageShowsTheBrokenPromise(t *testing.T) {
+func TestPageShowsEachEventAndTheBrokenPromise(t *testing.T) {
 	var b strings.Builder
 	if err := example().Write(&b); err != nil {
 		t.Fatal(err)

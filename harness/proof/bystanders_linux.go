@@ -30,18 +30,18 @@ const (
 // Member is one disk of a filesystem that has two. The other disk is missing.
 type Member string
 
-// To find a member, the kernel needs a device number or UUID that the missing disk contains.
+// These are the members. The kernel finds one only by a device number or UUID on the missing disk.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"
 )
 
-// Bystanders are three disks of an instance that no call names: a mounted ext4 with a file, a
+// Bystanders are three disks of an instance that no CSI call names: a mounted ext4 with a file, a
 // [Member], and a blank disk. Nothing may write to them.
 //
 // The kernel itself does not write to the mounted disk: its inode tables are complete, its journal
 // is empty, and the mount option noatime prevents updates of access times. Any other write through
-// the loop device changes the modification time of the backing file, so Check costs little.
+// the loop device changes the modification time of the backing file, so Check compares that time.
 //
 // A nil *Bystanders has no disks. Its checks succeed.
 type Bystanders struct {
@@ -251,7 +251,7 @@ func (b *Bystanders) Close() error {
 		return nil
 	}
 	err := b.Suspend()
-	if b.states[BlankDisk] != (FileState{}) { // Mount has recorded it
+	if b.states[BlankDisk] != (FileState{}) { // Mount has recorded the state
 		err = errors.Join(err, WriteAt(b.files[BlankDisk], bystanderBytes/2, 1))
 		if b.compare(BlankDisk, false) == nil {
 			err = errors.Join(err, errors.New("a write to a bystander is not noticed"))

@@ -113,7 +113,7 @@ func eachMountBelow(dir string, do func(path string) error) error {
 	return err
 }
 
-// SetFrozen freezes or thaws the filesystem at a path. It ignores a thaw of one that is not frozen.
+// SetFrozen freezes or thaws the filesystem at a path. Thawing one that is not frozen is no error.
 func SetFrozen(path string, freeze bool) error {
 	// x/sys/unix lacks FIFREEZE and FITHAW of linux/fs.h.
 	const freezeRequest, thawRequest = 0xC0045877, 0xC0045878
@@ -219,7 +219,7 @@ func (p FileState) Compare(name, path string, bytes bool) (now FileState, err er
 	return now, err
 }
 
-// Members lists all members.
+// Members lists the kinds of members.
 var Members = []Member{Journal, BtrfsMember}
 
 // Bench is a guest view with a driver. A proof attaches one disk after another to it.

@@ -221,7 +221,7 @@ func (i *Invariant) Report() {
 	}
 }
 
-// Failure describes a trial in which a promise was broken.
+// Failure describes a trial in which the driver broke a promise.
 type Failure struct {
 	Name string
 	// Seed is the trial's seed. 0 means the proof's seed.
@@ -311,11 +311,11 @@ type Edit struct{ Place, Text, With string }
 
 // These are values of Edit.With for common kinds of guards.
 const (
-	// NotAsked is for a condition on which the driver refuses. The mutant takes it as false.
+	// NotAsked is for a condition that makes the driver refuse a call. The mutant takes it as false.
 	NotAsked = "(!REMOVED && (TEXT))"
-	// Taken is for a condition without which the driver refuses. The mutant takes it as true.
+	// Taken is for a condition without which the driver refuses a call. The mutant takes it as true.
 	Taken = "(REMOVED || (TEXT))"
-	// NotCalled is for a call on whose error the driver refuses. The mutant omits the call.
+	// NotCalled is for a check that returns an error if the driver has to refuse. The mutant omits it.
 	NotCalled = "unless(REMOVED, func() error { return TEXT })"
 )
 

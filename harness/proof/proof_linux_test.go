@@ -79,8 +79,8 @@ func TestPrintAppendsFigureLinesToTheConfiguredFile(t *testing.T) {
 	}
 }
 
-func TestEnvironmentVariablesSetTheSeedAndFormOfAProof(t *testing.T) {
-	const nanosecond = "3600000000000" // PROOF_SHARES of an hour, each a nanosecond
+func TestEnvironmentVariablesSetTheSeedAndDurationOfAProof(t *testing.T) {
+	const nanosecond = "3600000000000" // as PROOF_SHARES, it leaves each proof 1 ns of 1h
 	for _, c := range []struct {
 		seed, duration, shares string
 		long, over             bool

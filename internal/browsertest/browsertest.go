@@ -131,8 +131,8 @@ func Size(width, height int64) chromedp.Action {
 	return emulation.SetDeviceMetricsOverride(width, height, 1, false)
 }
 
-// contrasts returns the contrast between text and background, as WCAG 2 defines it, for each
-// element that contains text itself. Unlike WCAG, it makes no exception for large text.
+// contrasts is a script. For each element that contains text itself, it returns the contrast to the
+// background, as WCAG 2 defines it. Unlike WCAG, it makes no exception for large text.
 const contrasts = `(() => {
 	const channels = colour => colour.match(/[\d.]+/g).map(Number);
 	const luminance = ([r, g, b]) => [r, g, b].map(c => c / 255)

@@ -50,8 +50,8 @@ type Fields struct {
 	Disk     string `json:"disk,omitempty"` // the name on the rack
 	Instance string `json:"instance,omitempty"`
 	Device   string `json:"device,omitempty"` // such as /dev/nvme1n1
-	// DiskSeq is the device's diskseq. The kernel gives a disk a new one at each attach. Between a
-	// detach and an attach, another node may have written to the disk.
+	// DiskSeq is the device's diskseq, which is new after each attach. Confirm ends only a change with
+	// the same DiskSeq: before a later attach, another node may have written to the disk.
 	DiskSeq    uint64 `json:"diskseq,omitempty"`
 	Path       string `json:"path,omitempty"` // the staging or target path
 	Filesystem string `json:"filesystem,omitempty"`
@@ -485,7 +485,7 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 	}
 }
 
-// makeRoom creates the directory for a new file, or removes the oldest file if it is full.
+// makeRoom creates the directory for a new file. If the directory is full, it removes the oldest.
 func (s *files) makeRoom(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
@@ -561,8 +561,8 @@ func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64,
 	return parse(r, []byte(event)), info.Size(), nil
 }
 
-// parse returns the entries whose lines contain the text. Most lines of a long file have other
-// events, and decoding takes much longer than reading.
+// parse returns the entries whose lines contain the text. It does not decode the other lines,
+// because decoding takes much longer than reading.
 func parse(r io.Reader, text []byte) (entries []Entry) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxBytes)

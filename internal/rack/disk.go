@@ -103,7 +103,7 @@ func SnapshotText(s *oxide.Snapshot) string { return volume.NameAndID(string(s.N
 // one that belongs to a disk with another name.
 func DiskTag(d *oxide.Disk) (tag volume.Tag, ok bool) {
 	tag, ok = volume.ParseTag(d.Description)
-	// A rack that fails to delete a disk leaves it faulted, with the name "deleted-<id>".
+	// If a deletion fails, the rack renames the disk to "deleted-<id>", so its name is not the tag's.
 	return tag, ok && (tag.Names(string(d.Name)) || HalfDeleted(d))
 }
 
@@ -147,7 +147,7 @@ func foreign(tag volume.Tag, valid bool, cluster string) string {
 	return ""
 }
 
-// Disk reads a disk. An unknown disk is NOT_FOUND.
+// Disk reads a disk. For an unknown disk, the error has the code NOT_FOUND.
 func (c *Client) Disk(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, error) {
 	return c.readDisk(ctx, oxide.DiskViewParams{Disk: id})
 }
@@ -163,7 +163,7 @@ func (c *Client) readDisk(ctx context.Context, p oxide.DiskViewParams) (*oxide.D
 	}, ValidateDisk, VolumeNotFound)
 }
 
-// Snapshot reads a snapshot. An unknown snapshot is NOT_FOUND.
+// Snapshot reads a snapshot. For an unknown snapshot, the error has the code NOT_FOUND.
 func (c *Client) Snapshot(ctx context.Context, id oxide.NameOrId) (*oxide.Snapshot, error) {
 	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: id})
 }
@@ -299,7 +299,7 @@ func SnapshotNotFound(id string) error {
 		"not see it; snapshot_id is a snapshot's UUID", id)
 }
 
-// Instance reads an instance. An unknown instance is NOT_FOUND.
+// Instance reads an instance. For an unknown instance, the error has the code NOT_FOUND.
 func (c *Client) Instance(ctx context.Context, id oxide.NameOrId) (*oxide.Instance, error) {
 	instance, err := c.InstanceView(ctx, oxide.InstanceViewParams{Instance: id})
 	switch {

@@ -95,7 +95,7 @@ func TestErrorMapsEveryResponseToItsReason(t *testing.T) { // OX-13
 	}
 }
 
-func TestAnUnreachableRackIsUnavailable(t *testing.T) { // OX-9
+func TestTheErrorForAnUnreachableRackNamesItsAddress(t *testing.T) { // OX-9
 	url := racktest.Dead()
 	open, err := create(t.Context(), clientFor(t, url), Looking())
 	fails(csierr.RackUnavailable)(t, err)
@@ -106,7 +106,7 @@ func TestAnUnreachableRackIsUnavailable(t *testing.T) { // OX-9
 	}
 }
 
-func TestProxyErrorsNameTheProxyAndItsVariable(t *testing.T) { // OX-9
+func TestProxyErrorsNameTheProxyAndItsEnvironmentVariable(t *testing.T) { // OX-9
 	proxy := racktest.At(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusProxyAuthRequired)
 	})
@@ -168,7 +168,7 @@ func create(ctx context.Context, c *Client, look Look) (open bool, err error) {
 	})
 }
 
-// A server between driver and rack may send any status, before or after the rack makes the change.
+// A server between driver and rack may send any status, whether or not the rack makes the change.
 func TestAChangeStaysOpenUnlessTheRackRefusesOrConfirmsIt(t *testing.T) { // OX-8
 	refusal := func(status int) exchange {
 		return rackError(status, "InvalidRequest", "no").To(postDisk)
@@ -215,7 +215,7 @@ func TestAChangeStaysOpenUnlessTheRackRefusesOrConfirmsIt(t *testing.T) { // OX-
 }
 
 // The SDK accepts any 2xx as the answer to a DELETE, and any disk as the answer to an attach.
-func TestOnlyTheRacksOwnSuccessConfirmsAChange(t *testing.T) { // OX-8
+func TestOnlyASuccessResponseOfTheRackConfirmsAChange(t *testing.T) { // OX-8
 	const attach = "POST /v1/instances/" + racktest.Instance + "/disks/attach"
 	do := map[string]func(context.Context, *Client) error{
 		racktest.DeleteDisk: func(ctx context.Context, c *Client) error {

@@ -103,9 +103,9 @@ func (p *Pager) nextPage(token string) (page string, limit int) {
 	return p.page, min(p.limit, pageSize)
 }
 
-// checkPage checks that the rack lists the project's objects in the order of ids. The next CSI page
-// begins after this page's last id, and omits objects that are not in order. The project is checked
-// because a caller may forge the rack's page token, which names a project.
+// checkPage checks that the rack lists objects in the order of ids. Otherwise the next CSI page,
+// which begins after this page's last id, could omit objects. It also checks their project, because
+// a caller may forge the rack's page token, which names a project.
 func checkPage[T any](p *Pager, objects []T) error {
 	for i := range objects {
 		o := identify(&objects[i])

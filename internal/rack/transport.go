@@ -287,7 +287,7 @@ func (s *TokenSource) Fault() error {
 		"last read is in use until the rack refuses it", err)
 }
 
-// CheckToken returns why a token cannot be sent, or nil, without a request to the rack.
+// CheckToken returns why a token cannot be sent, or nil. It makes no request to the rack.
 func CheckToken(token string) error {
 	const most = 4096
 	noWord := func(r rune) bool { return r <= ' ' || r > '~' }

@@ -118,7 +118,7 @@ func flood(t *testing.T, begin http.HandlerFunc) (server *httptest.Server, sentM
 	return server, sentMiB
 }
 
-// The client reads at most 32 MiB, but the server also counts data in buffers.
+// The client reads at most 32 MiB. The server also counts data in buffers, so 256 MiB are allowed.
 func TestTransportRejectsTooLargeResponses(t *testing.T) { // OX-9
 	server, sent := flood(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("project") == "told" {
@@ -258,7 +258,7 @@ func (s slowRack) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-func TestTransportAwaitsAChangesResponseAfterItsCallerGivesUp(t *testing.T) { // B-10
+func TestTransportAwaitsTheResponseToAChangeAfterTheCallerGivesUp(t *testing.T) { // B-10
 	const leaves = time.Second
 	for _, c := range []struct {
 		what     string

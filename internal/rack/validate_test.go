@@ -141,7 +141,7 @@ func TestTransportRepeatsARefusedRequestAtMostOnce(t *testing.T) {
 	}
 }
 
-func TestInvalidOptionsAreRefused(t *testing.T) {
+func TestNewRefusesInvalidOptions(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(empty, nil, 0o600))
 	for want, o := range map[string]Options{
@@ -367,8 +367,8 @@ func FuzzTransport(f *testing.F) {
 
 const spy = "tweetytweety"
 
-// FuzzStartingToken checks that an invalid token is ABORTED, and that the pages after a valid token
-// contain every later object once and in order, with any page size.
+// FuzzStartingToken checks that the error for an invalid token is ABORTED, and that the pages after
+// a valid token contain every later object once and in order, with any page size.
 func FuzzStartingToken(f *testing.F) {
 	var ids []string
 	for i := range 40 {

@@ -291,7 +291,7 @@ var FilesystemFlags = map[string]FlagSet{
 		}},
 }
 
-// The kernel's ext4 driver also mounts ext3.
+// extWords are for ext3, too, because the kernel mounts it with the ext4 driver.
 const extWords = "acl auto_da_alloc barrier block_validity bsddf bsdgroups discard grpid " +
 	"init_itable noauto_da_alloc noblock_validity nodiscard nogrpid noinit_itable nombcache " +
 	"noquota sysvgroups user_xattr"
@@ -326,7 +326,7 @@ var compression = Values{"zlib, zlib:1 to zlib:9, lzo, zstd, zstd:1 to zstd:15, 
 		return method == "zstd" && numberFrom(1, 15).Contains(level)
 	}}
 
-// powerOfTwo also accepts the units k, m and g.
+// powerOfTwo returns the powers of two from low to high. A value may end with the unit k, m or g.
 func powerOfTwo(low, high string) Values {
 	size := func(value string) int {
 		digits := strings.TrimRight(value, "kKmMgG")
@@ -447,9 +447,9 @@ func (o *MountOptions) AddData(key string) {
 	}
 }
 
-// The driver compares two mounts of a filesystem by the flags that mountinfo always shows: the
-// flags of the mount, and sync, dirsync and lazytime. It ignores the filesystem's other options,
-// which mountinfo may omit or show in another form.
+// shownMountFlags and shownSuperFlags are the flags that mountinfo always shows. The driver
+// compares two mounts of a filesystem only by these flags: mountinfo may omit the filesystem's
+// other options, or show them in another form.
 var (
 	shownMountFlags = strings.Fields("ro nosuid nodev noexec noatime nodiratime relatime nosymfollow")
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}

@@ -58,7 +58,7 @@ const (
 	ownPrefix = "csi-"
 	// SerialBytes is how many bytes of a disk's name the guest sees as serial number.
 	SerialBytes = 20
-	// base32hex in lower case keeps the order of the bytes, and the rack allows it in names.
+	// nameAlphabet is base32hex in lower case, which the rack allows and which keeps the bytes' order.
 	nameAlphabet = "0123456789abcdefghijklmnopqrstuv"
 )
 

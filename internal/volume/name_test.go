@@ -108,7 +108,7 @@ const longestOptions = "bytesPerInode=67108864,fsBlockSize=4096,inodeSize=2048,"
 // longestClaim has the longest namespace and name that Kubernetes allows.
 var longestClaim = strings.Repeat("n", 63) + "/" + strings.Repeat("c", 253)
 
-func TestDescriptionsAreNoLongerThanTheRackStores(t *testing.T) {
+func TestDescriptionsAreShortenedToTheRacksLimit(t *testing.T) {
 	o, err := ParseMkfsOptions(longestOptions)
 	if err != nil || o.String() != longestOptions || len(o.chosen) != len(mkfsRules) {
 		t.Fatalf("the longest options are %q, %v", o, err)

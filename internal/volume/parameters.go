@@ -167,8 +167,8 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 	return p, nil
 }
 
-// Fits returns an error if the parameters contradict the capabilities of a disk of this size. For a
-// disk that may already contain a filesystem, the size is 0, and is not checked.
+// Fits returns an error if the parameters contradict the capabilities of a disk of this size.
+// Callers pass the size 0, which is not checked, for a disk that may already contain a filesystem.
 func (p Parameters) Fits(capabilities []*csi.VolumeCapability, sizeBytes int64) error {
 	for _, c := range capabilities {
 		if c.GetMount() == nil {
@@ -278,7 +278,7 @@ func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
 	return nil
 }
 
-// The defaults in the configuration file that the driver passes to mke2fs.
+// extInodeSize and extBytesPerInode are the defaults in the driver's configuration of mke2fs.
 const extInodeSize, extBytesPerInode = 256, 16384
 
 // extFits reports whether each block group has room for its metadata, and its inode table takes at
