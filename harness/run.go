@@ -57,7 +57,7 @@ type Run struct {
 	Progress io.Writer
 	// Programs contains a command for each program that the run need not build. Keys are names.
 	Programs map[string][]string
-	// Plain selects programs without the race detector, which need much less time. Use it only if
+	// Plain selects programs without the race detector. They need much less time. Set Plain only if
 	// another run repeats the same work with the race detector.
 	Plain bool
 

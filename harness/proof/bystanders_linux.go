@@ -96,7 +96,7 @@ func (b *Bystanders) Show(guest GuestView) (err error) {
 	return err
 }
 
-// Loop returns the loop device of the disk with this role, which only NewGuestBystanders attaches.
+// Loop returns the loop device of the disk with this role. b has to be from NewGuestBystanders.
 func (b *Bystanders) Loop(role int) loopdev.Device { return b.loops[role] }
 
 // NewRackBystanders creates disks through the rack's API, without a driver, and attaches them to an

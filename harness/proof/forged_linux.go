@@ -305,8 +305,8 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted maps the driver's offsets on the disk to forged records. If there is only one record, it
-// is the record of a format.
+// wanted maps the driver's offsets on the disk to forged records. If records has only one element,
+// that has to be the record of a format.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {

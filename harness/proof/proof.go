@@ -102,8 +102,8 @@ func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.durati
 // Rand returns the source of all random numbers of the proof. Only one goroutine may use it.
 func (p *Proof) Rand() *rand.Rand { return p.rand }
 
-// Rounds yields the seeds of the rounds. The first is Seed. In the long form its successors follow,
-// until the time has passed or the test has failed.
+// Rounds yields the seeds of the rounds. The first is Seed. In the long form Seed+1, Seed+2 and so
+// on follow, until the time has passed or the test has failed.
 func (p *Proof) Rounds() iter.Seq[uint64] {
 	return func(yield func(uint64) bool) {
 		for seed := p.Seed; yield(seed) && p.Long() && !p.Over() && !p.t.Failed(); seed++ {

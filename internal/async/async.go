@@ -77,8 +77,8 @@ func (c *Group) Wait() {
 	}
 }
 
-// Start runs f in a goroutine. The returned function waits for f and returns its result. It must be
-// called.
+// Start runs f in a goroutine. The caller must call the returned function, which waits for f and
+// returns its result.
 func Start[T any](f func() (T, error)) func() (T, error) {
 	var result T
 	var err error

@@ -66,7 +66,7 @@ func New(o Options, t *Transport) (*Client, func(), error) {
 		oxide.WithHTTPClient(&http.Client{
 			Timeout:   requestTimeLimit,
 			Transport: t,
-			// A rack sends no redirects, and a request to another host discloses the token.
+			// A rack sends no redirects. To follow one could disclose the token to another host.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		}),
 	)
