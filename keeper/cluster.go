@@ -256,7 +256,7 @@ const (
 	// PlanAnnotation on a Node tells what the keeper plans for it, or why it does nothing.
 	PlanAnnotation = DriverName + "/cold-attach-plan"
 
-	// WokenAnnotation on a VolumeAttachment names the operation that last woke the attacher for it.
+	// WokenAnnotation on a VolumeAttachment makes the attacher try it at once. It names the operation.
 	WokenAnnotation = DriverName + "/woken"
 
 	// RecordsName is the name of the ConfigMap of records. A key is the UID of a Node, and the value
@@ -304,7 +304,7 @@ type operation struct {
 	StatefulSets []string         `json:"statefulSets,omitempty"` // with pods that stop with the node
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
-	// Late reports that the instance stopped after the previous operation; this one only starts it.
+	// Late reports that the instance stopped after the previous operation, so this one only starts it.
 	Late bool `json:"late,omitempty"`
 	// Problem is why the operation failed or, with Late, why it was necessary.
 	Problem string `json:"problem,omitempty"`
@@ -317,12 +317,12 @@ type outcome struct {
 	Instance string    `json:"instance"`
 	Stopped  bool      `json:"stopped"` // whether the operation requested the stop
 	// StoppedWith contains the StatefulSets whose pods stopped with the node. A value is the time
-	// when the operation that stopped them ended. Entries past --stateful-set-interval are dropped.
+	// when the operation with the stop ended. Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
 	Late     bool `json:"late,omitempty"`
-	// Unlabeled reports whether no ColdAttachLabel allowed stops when the operation ended.
+	// Unlabeled reports whether, at the operation's end, the node lacked the label that allows stops.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
 	// Node is the history of the node's stops. Volumes has the histories of volumes, by name.

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-const pace = time.Second // between two rounds during an operation
+const pace = time.Second // the pause between two rounds during an operation
 
 // lateStop is how long after an operation a stop of the instance still counts as the keeper's own:
 // the keeper's request may have been on its way when the keeper died.
@@ -52,9 +52,9 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 
 // restartLateStopped looks for an instance that stopped within lateStop after its node's last
 // operation. If there is one, it begins an operation that only starts the instance, and returns
-// true. It does so even if cold attach is off, because the keeper requested the stop, but not if
-// the node's label was removed after that operation. If lateStop has passed, because no leader ran
-// for a while, it checks only nodes that are not ready.
+// true. It does so even if cold attach is off, because the keeper requested the stop. It does not
+// if the node's label was removed after that operation. If lateStop has passed, because no leader
+// ran for a while, it checks only nodes that are not ready.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -116,7 +116,7 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 			c.err = k.announce(ctx, v, c.node, c.pods, "would stop")
 		default:
 			c.err = k.begin(ctx, v, c.node, c.pods)
-			if c.Record != nil { // also if it is not known whether the record was written
+			if c.Record != nil { // even after an error: the record may have been written
 				return pace, errors.Join(append(errs, c.err)...)
 			}
 		}
@@ -153,7 +153,7 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 		if c.why == "" && c.err == nil {
 			c.why = c.turnOfAnother(v, all)
 		}
-		// Check this last: it is the only obstacle that is gone when another replica leads. In a dry run
+		// Check this last: without another obstacle, this replica lets another one lead. In a dry run
 		// any replica may report what would be done.
 		if c.why == "" && c.err == nil && c.Name == k.Config.NodeName && !k.Config.DryRun {
 			c.why = runsHere
@@ -181,7 +181,7 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 
 // turnOfAnother returns why another node has to be stopped before c, or "". The other node has pods
 // of a StatefulSet that also has pods on c, and began to wait before c's last stop. Another stop of
-// c restarts the StatefulSet's interval, and the other node has to wait even longer.
+// c would restart the StatefulSet's interval, so that the other node would wait even longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
 	for _, other := range all {
@@ -325,8 +325,8 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 	return nil
 }
 
-// planText describes what the keeper does, or would do, to a node. The text has the number of all
-// waiting volumes, and the names of up to three that its readers may see.
+// planText describes what the keeper does, or would do, to a node. The text has the number of the
+// volumes in waiting, and the names of up to three in named, which its readers may see.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {
@@ -405,7 +405,7 @@ func (o *outcome) remember(before *outcome, r *operation, now time.Time, again s
 	})
 }
 
-// holdBack sets each waiting attachment's field held, and reports new reasons.
+// holdBack sets the field held of each waiting attachment, and reports the values that changed.
 func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	held := 0
 	var errs []error
@@ -416,7 +416,7 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 			}
 			pods, err := v.podsOn(ctx, n)
 			if err = errors.Join(err, v.readVolumes(ctx)); err != nil {
-				a.held = err.Error() // as long as pods and volumes cannot be read
+				a.held = err.Error() // until a round can read the pods and the volumes
 				errs = append(errs, err)
 				continue
 			}
@@ -439,8 +439,8 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 
 // bound returns why the node must not be stopped again for an attachment, or "".
 //
-// An attachment that failed while the instance was stopped fails again until its volume changes.
-// After a failure for which passes() returns true, the keeper tries as often as the limits allow.
+// If an attachment failed while the instance was stopped, bound forbids another stop until the
+// volume changes. After a failure for which passes() returns true, only the limits forbid a stop.
 func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 	last := cmp.Or(n.Last, &outcome{})
 	now, then := v.cause(a), last.Volumes[a.volume()].Last
@@ -476,7 +476,7 @@ func again(kind, name string) string {
 
 func (v *view) again() string { return v.records.Annotations[AgainAnnotation] }
 
-// reportHeld writes a changed reason to HeldAnnotation, and creates events unless it is "".
+// reportHeld writes a.held to HeldAnnotation if it has changed, and creates events unless it is "".
 func (k *Keeper) reportHeld(ctx context.Context, v *view, n *node, a *attachment) error {
 	if a.Annotations[HeldAnnotation] == a.held || n.Record != nil || !n.allowed() {
 		return nil

@@ -48,7 +48,7 @@ func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
 			}
 		}
 	}
-	for _, c := range []trial[func(*fixture), string]{ // want "" if nothing is in the way
+	for _, c := range []trial[func(*fixture), string]{ // want is the obstacle, or ""
 		{"nothing", func(*fixture) {}, ""},
 		{"not registered", func(w *fixture) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
 			"the driver is not registered on this node"},
@@ -186,7 +186,7 @@ func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
 func TestTheWaitingMetricIgnoresNodesThatTheKeeperDoesNotStop(t *testing.T) {
 	for _, c := range []trial[func(*fixture), float64]{
 		{"a node with the label", func(*fixture) {}, 1},
-		{"a node without it", func(w *fixture) {
+		{"a node without the label", func(w *fixture) {
 			w.edit("a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 		}, 0},
 		{"cold attach is off", func(w *fixture) { w.Config.ColdAttach = false }, 0},
@@ -319,7 +319,7 @@ func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 	}
 }
 
-// In most trials the API server fails one write, before or after applying it.
+// In most trials one write fails, before or after the API server has applied it.
 func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 	for _, fails := range []string{"", "create configmaps", "update nodes"} {
 		for _, applied := range []bool{false, true} {
@@ -356,7 +356,7 @@ func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string
 		applied        bool // the response is lost, and not the request
-		events         int  // the least number
+		events         int  // the least number of events
 	}{
 		{"nothing", "", false, 9},
 		{"records", "configmaps", false, 9},

@@ -39,7 +39,7 @@ type fixture struct {
 	rack    *testRack
 	rackURL string
 	cut     func()        // disconnects the keeper from the cluster
-	idle    time.Duration // between two rounds in simulate, if no operation is in progress
+	idle    time.Duration // the pause between two rounds in simulate, if no operation is in progress
 	mu      sync.Mutex
 	// mu guards these fields, because requests may be in progress. clock is the time of the keeper and
 	// of the API server. effects lists the changes of cluster and rack. Each entry begins with the
@@ -55,7 +55,7 @@ type trial[G, W any] struct {
 }
 
 // newFixture creates a cluster of ready, registered and labeled nodes, whose instances run. The
-// keeper runs on the node "z", which exists only if it is among them.
+// keeper runs on the node "z", which exists only if the parameter nodes contains it.
 func newFixture(t *testing.T, nodes ...string) *fixture {
 	t.Helper()
 	w := &fixture{t: t, clock: begin, idle: 4 * time.Minute}
@@ -251,7 +251,7 @@ func (w *fixture) wait(node, volume string) {
 	w.attach(volume, mustStop)
 }
 
-// attach sets the result of the attacher's last attempt; "" means that the volume is attached.
+// attach sets the result of the attacher's last attempt: the error failed or, if it is "", success.
 func (w *fixture) attach(volume, failed string) {
 	keepertest.Edit(w.api, "", "va-"+volume, func(a *storagev1.VolumeAttachment) {
 		a.Status = storagev1.VolumeAttachmentStatus{Attached: failed == ""}
@@ -382,7 +382,7 @@ type testRack struct {
 	w  *fixture
 	mu sync.Mutex
 	// mu guards these fields.
-	states map[string]string // by instance; "away" fails all requests about it with 503
+	states map[string]string // by instance; if "away", requests for the instance get 503
 	stuck  bool              // requests are accepted, and have no effect
 	blind  int               // how many of the next requests get 404, as if the token had no role
 }

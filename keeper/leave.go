@@ -41,7 +41,7 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return nil
 	case n.Fenced != "":
 		return k.unfence(ctx, v, n)
-	// A node with an operation in progress comes back with its pods. A node whose kubelet reports is
+	// Do not fence a node that an operation will bring back, or whose kubelet reports. The latter is
 	// running, even if the driver is registered with a stopped instance.
 	case !n.silent(), n.Instance == "", n.Record != nil, !k.Config.Fence,
 		n.tainted(outOfService.Key):

@@ -215,7 +215,7 @@ type process struct {
 
 func (p *process) candidacy(ctx context.Context) error {
 	lease := p.settings.LeaseDuration
-	// The elector does not wait for OnStartedLeading, and may call it after the leadership has ended.
+	// OnStartedLeading runs in a goroutine of its own, and may begin after the leadership has ended.
 	var leading sync.Mutex
 	aside := false // guarded by leading
 	candidacy, stepAside := context.WithCancel(ctx)
@@ -296,7 +296,7 @@ func (p *process) round(ctx context.Context) (time.Duration, error) {
 	return p.keeper.Round(ctx)
 }
 
-// roundLimit is the time limit of a round, and of a change after the read on which it depends.
+// roundLimit limits the time of a round, and the time from a read to a change that depends on it.
 func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
 
 // startStopped calls StartStopped until ctx ends. It needs no lease: without the API server no

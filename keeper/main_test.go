@@ -365,7 +365,7 @@ func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
 	}
 }
 
-func TestSaveConflictsIfAnotherKeeperHasWrittenTheRecords(t *testing.T) { // D-61
+func TestASaveFailsIfAnotherKeeperHasWrittenTheRecords(t *testing.T) { // D-61
 	w := newFixture(t, "a")
 	for i, refused := range []func(error) bool{apierrors.IsAlreadyExists, apierrors.IsConflict} {
 		v := csitest.Got(w.observe(t.Context()))(t)

@@ -261,7 +261,7 @@ func (m *Mover) create(ctx context.Context, v *corev1.PersistentVolume) error {
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create the PersistentVolume %s: %w; repeat the command", v.Name, err)
 	}
-	return nil // bound checks a volume that exists already
+	return nil // bound() checks a volume that exists already
 }
 
 func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim,

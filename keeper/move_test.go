@@ -35,7 +35,7 @@ type moving struct {
 	out    bytes.Buffer
 	old    *corev1.PersistentVolume // before the move
 	losing sync.Mutex
-	// The mutex guards lose. If lose() is true, the server breaks the connection at this change.
+	// The mutex guards lose. If lose(r) is true, the server breaks the connection at the change r.
 	lose func(r keepertest.KubeRequest) bool
 }
 

@@ -191,7 +191,7 @@ func (p progress) drain(ctx context.Context) error {
 	case pods.budget != "":
 		return nil
 	}
-	// The attachments may have failed long ago, and the rack may support hot-plug by now.
+	// Let the attacher try once more: the rack may support hot-plug since the attachments failed.
 	if still, err := p.stillWaits(ctx); err != nil || !still {
 		return err
 	}

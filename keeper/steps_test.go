@@ -95,7 +95,7 @@ func (w *fixture) ends(problem string, stopped bool) {
 // The test begins a step, and disturbs it. A disturbed drain ends without a stop. After a later
 // step the keeper starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
-	// loses creates a budget, and then calls lose() to remove a pod. The budget's status stays.
+	// loses creates a budget, and calls lose() to remove a pod. The budget's status does not change.
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")
@@ -409,7 +409,7 @@ func (w *fixture) advance(d time.Duration) {
 	w.clock = w.clock.Add(d)
 }
 
-func TestWithoutTheAPIServerAKeeperStartsTheInstancesItStopped(t *testing.T) { // D-61
+func TestAKeeperStartsTheInstancesItStoppedIfTheAPIServerIsDown(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name  string
 		given func(*fixture)

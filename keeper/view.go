@@ -156,7 +156,7 @@ func (v *view) held(n *node) string {
 }
 
 // unasked returns those volumes of a node's pods for which there is no VolumeAttachment. A pod that
-// replaces a deleted pod has none until the earlier VolumeAttachment is removed.
+// replaces a deleted pod gets its VolumeAttachment only after the earlier one is removed.
 func (v *view) unasked(pods sorted) []string {
 	var missing []string
 	for _, p := range pods.stay {
@@ -172,8 +172,8 @@ func (v *view) unasked(pods sorted) []string {
 	return missing
 }
 
-// wanted reports whether an attachment still needs the operation: it waits for a stop, or it waited
-// when the operation began and is not done, even if its last error has another reason.
+// wanted reports whether any attachment of n still needs the operation: it waits for a stop, or it
+// waited when the operation began and is not done, even if its last error has another reason.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))
@@ -419,7 +419,7 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 
 // exhausted describes a budget that forbids an operation, or returns "". A budget may forbid the
 // eviction of the pods in s.evict, or a stop of those in s.stay. A budget with maxUnavailable needs
-// one healthy pod less for each unhealthy pod that waits: only a stop makes that pod healthy.
+// one healthy pod less for each unhealthy pod in waiting, because only a stop makes it healthy.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

@@ -113,7 +113,7 @@ func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 	}
 }
 
-func TestUnaskedReturnsVolumesWithoutAVolumeAttachment(t *testing.T) {
+func TestAPodsVolumesThatHaveNoVolumeAttachmentAreFound(t *testing.T) {
 	gone := podOf("a", "gone", "StatefulSet", "old")
 	gone.DeletionTimestamp = ptr.To(metav1.NewTime(begin))
 	claims := claimsOf([]corev1.PersistentVolume{*pv("data"), *pv("log"), *pv("old")},

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Detach waits at most this long for other users to close the device. This is enough for a program
-// such as udev, which inspects a new device for some milliseconds. It is not enough for a mount.
+// detachTimeout is how long Detach waits for other users to close the device. It suffices for udev,
+// which inspects a new device for some milliseconds. It does not suffice for a mount.
 const detachTimeout = 2 * time.Second
 
 // Detach releases the device, and returns when the kernel has released the file. It succeeds if the
@@ -234,7 +234,7 @@ func (c Config) open() (*os.File, error) {
 }
 
 // tryNext attaches the file to a free device. It fails if another process takes the device first.
-// With Config.First, it begins at the number that "from" points to, and advances this number.
+// If Config.First is set, it begins at the number *from, and advances *from.
 func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	number, err := c.free(control, from)
 	if err != nil {
@@ -440,14 +440,14 @@ func readUint(path string) (uint64, error) {
 	return strconv.ParseUint(string(bytes.TrimSpace(b)), 10, 64)
 }
 
-// A device without a file, or one that the kernel is releasing, causes these errors.
+// absent contains the errors of a device that has no file, or that the kernel is releasing.
 var absent = []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV}
 
 func isAny(err error, any ...error) bool {
 	return slices.ContainsFunc(any, func(one error) bool { return errors.Is(err, one) })
 }
 
-// The kernel fixes the control device's numbers (misc major, LOOP_CTRL_MINOR).
+// The control device. The kernel fixes its numbers (misc major, LOOP_CTRL_MINOR).
 const (
 	controlPath  = "/dev/loop-control"
 	controlMajor = 10

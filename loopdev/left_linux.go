@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An owner that [Process] returns begins with processMark.
+// processMark is the beginning of each owner that [Process] returns.
 const processMark = "p"
 
 // process identifies a process until the next boot: by PID namespace, PID and start time.

@@ -262,10 +262,10 @@ func TestListReportsAnOrphanIfTheFUSEServerEndsDuringTheCall(t *testing.T) {
 	<-listed
 }
 
-// The test program attaches the file in this environment variable, and then waits to be killed.
+// leaver names an environment variable. If it is set, the program attaches its file, and waits.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
-func TestDetachLeftReleasesOnlyDevicesOfDeadProcesses(t *testing.T) {
+func TestOnlyDevicesOfDeadProcessesAreReleased(t *testing.T) {
 	if file := os.Getenv(leaver); file != "" {
 		leave(t, file)
 	}
@@ -337,7 +337,7 @@ func detachLeft(t *testing.T) (serials []string) {
 	return serials
 }
 
-func TestDetachLeftReadsTheOwnerOfAnOrphanFromItsFileName(t *testing.T) {
+func TestTheOwnerOfAnOrphanIsReadFromItsFileName(t *testing.T) {
 	for name, released := range map[string]bool{
 		// The owner is an earlier process with the PID 1, which has ended.
 		"p." + strings.Split(loopdev.Process(), ".")[1] + ".1.zzzzz.disk-1": true,
@@ -409,7 +409,7 @@ func TestDetachBelowReleasesOnlyDevicesBelowTheDirectory(t *testing.T) {
 	}
 }
 
-func TestOnReportsWhetherALoopDeviceIsStackedOnAnother(t *testing.T) {
+func TestADeviceReportsWhetherItIsStackedOnAnotherDevice(t *testing.T) {
 	own, foreign := attachIn(t, t.TempDir()), attachIn(t, t.TempDir())
 	upper := attachNode(t, t.TempDir(), own) // as a kubelet does for a raw block volume
 	if !upper.On(own) || upper.On(foreign) || own.On(foreign) || own.On(own) {

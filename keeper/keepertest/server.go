@@ -73,7 +73,7 @@ func (r KubeRequest) String() string {
 // ErrBreak makes the server break the connection if an interceptor returns it.
 var ErrBreak = errors.New("the connection is broken")
 
-// Serve starts a server with this clock, which runs until the test ends.
+// Serve starts a server whose clock is now(). The server runs until the test ends.
 func Serve(t T, now func() time.Time) *Server {
 	s := &Server{t: t, now: now, closed: make(chan struct{}), changed: make(chan struct{}),
 		objects: map[*resource]map[string]*stored{}}
@@ -216,7 +216,7 @@ func statusOf(err error) metav1.Status {
 // reach the server. The server may still apply a request that has arrived. An interceptor sees this
 // request first, and can prevent it with an error.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
-	// A client may send many requests at once. By default a Transport keeps 2 idle connections a host.
+	// A client may send many requests at once. A Transport's default is 2 idle connections per host.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
 	ended, end := context.WithCancelCause(context.Background())
 	cut = func() {
@@ -235,7 +235,7 @@ type line struct {
 }
 
 func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
-	if l.ended.Err() != nil { // AfterFunc may cancel only after the request
+	if l.ended.Err() != nil { // AfterFunc alone may cancel too late
 		return nil, context.Cause(l.ended)
 	}
 	ctx, cancel := context.WithCancel(r.Context())

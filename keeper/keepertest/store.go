@@ -474,7 +474,7 @@ func Get[O Object](s *Server, namespace, name string) (object O, ok bool) {
 	return object, ok
 }
 
-// List returns the objects of a namespace, or of all for "", sorted by namespace and name.
+// List returns the objects of a namespace (of all if it is ""), sorted by namespace and name.
 func List[O Object](s *Server, namespace string) []O {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -62,7 +62,7 @@ func NewDisk(store Store) *Disk { return &Disk{store: store} }
 // Op tells which operations a Fault affects. Values can be combined with |.
 type Op uint8
 
-// OnWrite includes discards.
+// The operations. OnWrite includes discards.
 const (
 	OnRead Op = 1 << iota
 	OnWrite
@@ -169,7 +169,7 @@ func (d *Disk) add(e LogEntry) {
 }
 
 // begin counts an operation, and applies the faults that affect it. The caller holds mu. While the
-// operation hangs or is delayed, begin releases mu.
+// operation hangs or is delayed, begin releases mu. If lie is true, the caller must do nothing.
 func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 	d.count(op, time.Now())
 	for _, f := range slices.Clone(d.faults) {

@@ -126,7 +126,7 @@ func TestAFailureAtTheEndOfALargeWriteIsReported(t *testing.T) {
 	}
 }
 
-func TestAHangingWriteSucceedsAfterHeal(t *testing.T) {
+func TestAHangingWriteSucceedsAfterTheFaultIsRemoved(t *testing.T) {
 	disk, device := serve(t)
 	fired := disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, Hang: true})
 	done := make(chan error, 1)
@@ -166,7 +166,7 @@ func TestTheServerFreesTheMemoryOfARemovedDisk(t *testing.T) {
 	}
 }
 
-// The environment variable stuckAt contains the directory in which waitForItself serves its disk.
+// stuckAt names the environment variable with the directory in which waitForItself serves a disk.
 const stuckAt = "FLAKYDISK_STUCK_AT"
 
 func TestMain(m *testing.M) {

@@ -59,8 +59,8 @@ func Enter() error {
 // shm is a tmpfs, where tests keep disks and guest views.
 const shm = "/dev/shm"
 
-// Most systems mount /dev/shm with nodev. allowDevices makes the device nodes of guest views usable
-// there in this namespace. If this fails, the tests use another directory.
+// allowDevices makes the device nodes of guest views usable in /dev/shm of this namespace: most
+// systems mount /dev/shm with nodev. If this fails, the tests use another directory.
 func allowDevices() {
 	var fs unix.Statfs_t
 	if unix.Statfs(shm, &fs) == nil && fs.Flags&unix.ST_NODEV != 0 {

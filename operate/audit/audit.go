@@ -123,8 +123,8 @@ type comparison struct {
 	report      *report
 }
 
-// compare lists the rack's objects, reads the wanted volumes, and lists the rack's objects again,
-// so that an orphan existed before and after the read. An incomplete list is an error.
+// compare lists the rack's objects, reads the wanted volumes, and lists the rack's objects again.
+// Only an object in both lists can be an orphan. An incomplete list is an error.
 func (a *audit) compare(ctx context.Context) (*comparison, error) {
 	world, err := a.World(ctx)
 	if err != nil {

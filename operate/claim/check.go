@@ -99,7 +99,7 @@ func (c *proposal) describe() {
 	}
 }
 
-// foreignFinalizer returns a finalizer, or "". It ignores Kubernetes' own, which waits for pods.
+// foreignFinalizer returns a finalizer other than Kubernetes' own, which waits for pods, or "".
 func (o object) foreignFinalizer() string {
 	all, _ := o.at("metadata", "finalizers").([]any)
 	for _, f := range all {
@@ -407,7 +407,7 @@ func (p plan) peak() (sizeBytes int64, text string) {
 //
 // A published capacity has no timestamp. The provisioner updates it late, or never while the rack
 // refuses its requests. So the capacity may be wrong by any amount, and a margin does not help. If
-// it is too small, the change is refused, unless the user sets --ignore-capacity.
+// the published capacity is too small, the change is refused, unless --ignore-capacity is set.
 func (c *proposal) checkQuota(ctx context.Context) error {
 	class := c.claim.str("spec", "storageClassName")
 	best, left, err := c.Kubectl.published(ctx, class, c.plan.Node)
@@ -472,7 +472,7 @@ func (k Kubectl) published(ctx context.Context, class, node string) (best object
 }
 
 // reaches reports whether a node is in the topology of a CSIStorageCapacity. It compares labels,
-// which the provisioner writes. It ignores expressions, so that it refuses nothing by mistake.
+// which the provisioner writes. It ignores expressions, so it may be wrong only if it returns true.
 func (o object) reaches(node object) bool {
 	if o.at("nodeTopology") == nil {
 		return false // it is accessible from no node

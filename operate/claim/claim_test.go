@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// options returns the options for a verb, or to "continue" or "undo" the change under way.
+// options returns the options for the verb mode or, if mode is "continue" or "undo", for the plan.
 func (c *cluster) options(mode string) Options {
 	o := Options{Verb: mode, Namespace: "db", Claim: c.claim, Timeout: time.Minute,
 		Kubectl: c.kubectl, Continue: mode == "continue", Undo: mode == "undo"}
@@ -251,7 +251,7 @@ func TestIncompleteArgumentsAreRefused(t *testing.T) {
 	}
 }
 
-func TestForgetRefusesAClaimThatIsBeingDeleted(t *testing.T) {
+func TestTheForgetCommandRefusesAClaimThatIsBeingDeleted(t *testing.T) {
 	s := newCluster(t, "Deployment")
 	s.does(s.options(Grow))
 	s.touch(s.current(), "now", "metadata", "deletionTimestamp")
@@ -276,7 +276,7 @@ func TestARecreatedClaimOmitsDeletedOwners(t *testing.T) {
 	}
 }
 
-func TestUndoStartsTheWorkloadBeforeItDeletesTheSnapshot(t *testing.T) {
+func TestAnUndoStartsTheWorkloadBeforeItDeletesTheSnapshot(t *testing.T) {
 	s := at(t, "Deployment", diskChecked)
 	s.stuck = true
 	s.refuses(s.options("undo"), "the end of VolumeSnap")
@@ -357,7 +357,7 @@ func TestASecondChangeOfAWorkloadIsRefused(t *testing.T) {
 	s.refuses(s.options(Grow), "of another change (\"db/data-web-1 ")
 }
 
-func TestRevertRefusesAReplacedSnapshot(t *testing.T) {
+func TestTheRevertCommandRefusesAReplacedSnapshot(t *testing.T) {
 	s := newCluster(t, "Deployment")
 	content := func() string {
 		return s.disks[handleOf(s.volume(s.current().str("spec", "volumeName")))]

@@ -68,7 +68,7 @@ type making struct {
 type machine struct {
 	name        string
 	off, silent bool            // the instance is stopped; the API server is unreachable
-	disks       map[string]int  // 0: listed in volumesInUse; n+1: mounted, unused for n passes
+	disks       map[string]int  // 0: only listed in volumesInUse; n+1: mounted, unused for n passes
 	runs        map[string]bool // the disks to which containers write
 	age, quiet  int             // passes so far; passes since the last status of the Node
 }
@@ -344,7 +344,7 @@ func (c *cluster) collect() {
 		o, owned := c.objects[key], false
 		owners := o.list("metadata", "ownerReferences")
 		for _, owner := range owners {
-			owned = owned || uids[owner.str("uid")] || owner.str("uid") == "" // an operator
+			owned = owned || uids[owner.str("uid")] || owner.str("uid") == "" // a pod without an owner
 		}
 		switch space := c.named("Namespace", "", o.str("metadata", "namespace")); {
 		case o.str("kind") == "Namespace" && o.deleting() && !rest[o.name()]:

@@ -178,7 +178,7 @@ func (k Kubectl) save(ctx context.Context, pv object, p plan, spec object) error
 	return k.patch(ctx, pv, annotate(planKey, string(text), spec))
 }
 
-// A claim that is created again does not get these annotations of Kubernetes and of this command.
+// bindingKeys are annotations of Kubernetes and of the command that a recreated claim does not get.
 var bindingKeys = []string{"pv.kubernetes.io/bind-completed",
 	"pv.kubernetes.io/bound-by-controller", "volume.kubernetes.io/storage-provisioner",
 	"volume.beta.kubernetes.io/storage-provisioner", selectedNode, planKey}

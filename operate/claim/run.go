@@ -115,7 +115,7 @@ func (r *run) log(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format
 
 func newID() string { return fmt.Sprintf("%08x", rand.Uint32()) }
 
-// Run makes, continues, undoes or forgets a change. It describes each step on out beforehand.
+// Run makes, continues, undoes or forgets a change. Before each step it describes the step on out.
 func Run(ctx context.Context, o Options, out io.Writer) error {
 	r := &run{Options: o, id: newID(), out: out}
 	pv, p, err := r.find(ctx)
@@ -191,7 +191,7 @@ func (r *run) begin(ctx context.Context) error {
 
 func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	r.old = pv.name()
-	r.id, p.Run = p.Run, r.id // so that observe accepts the earlier run's plan
+	r.id, p.Run = p.Run, r.id // so that observe() accepts the earlier run's plan
 	v, err := r.observe(ctx)
 	switch r.id = p.Run; {
 	case err != nil:
@@ -206,7 +206,7 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 		r.show(v)
 		return nil
 	}
-	p = *v.plan // the earlier run may have changed the plan since find
+	p = *v.plan // the earlier run may have changed the plan since find() read it
 	p.Run, p.Undo = r.id, r.Undo
 	// The save fails if a controller of Kubernetes changes the PersistentVolume's status meanwhile.
 	for try := 1; ; try++ {
@@ -288,8 +288,8 @@ func (r *run) backward(ctx context.Context) error {
 	return nil
 }
 
-// A step fails after this number of failed requests in a row. A request may fail because a
-// controller of Kubernetes changes the object at the same time.
+// attempts is the number of failed requests in a row after which a step fails. A request may fail
+// because a controller of Kubernetes changes the object at the same time.
 const attempts = 5
 
 // until() repeats a step until the step is done. The timeout never interrupts a request.

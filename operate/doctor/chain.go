@@ -351,7 +351,7 @@ func (n Nodes) driverPod(node string) *kube.Object {
 // none stands for an object that does not exist or could not be read.
 var none kube.Object
 
-// names() returns the values of the placeholders that a command at a node may contain.
+// names() returns the values of a command's placeholders. at is the node that the command is about.
 func (c *chain) names(at node) map[string]string {
 	names := map[string]string{"claim": c.claimName.Name, "volume": c.handle,
 		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace), "disk": c.diskName(),

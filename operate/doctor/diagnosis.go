@@ -157,7 +157,7 @@ func (c *chain) judge() Chain {
 			step.State, step.Finding = Waiting, nil // the error is about another link
 		}
 		if f := step.Finding; f != nil {
-			// No node is needed to create or delete a disk, so f may not explain the driver's error.
+			// The driver needs no node to create or delete a disk: its error may have another cause.
 			if f.Reason == "" && reports(func(s Finding) bool {
 				return s.Link == LinkClaim || s.Link == LinkVolume
 			}) {
