@@ -12,15 +12,15 @@ import (
 )
 
 func (f Finding) brokenLink() Link {
-	// Advice with LinkClaim is about wrong values in a request. The link of the failed call is broken.
+	// LinkClaim marks wrong values in a request. The broken link is then that of the failed call.
 	if link := advices[f.Reason].Link; link != "" && link != LinkClaim {
 		return link
 	}
 	return f.Link // where the error was recorded
 }
 
-// driverErrors returns the errors of the driver that still count: for each call its last error, if
-// the call has not succeeded since. Kubernetes has recorded them, or they are in the node's report.
+// driverErrors returns, for each call to the driver, its last error, unless the call has succeeded
+// since. It reads the errors from objects of Kubernetes and from the node's report.
 func (c *chain) driverErrors() []Finding {
 	var all []Finding
 	if c.claim != nil && c.claim.Status.Phase != phaseBound && c.claim.Status.Phase != phaseLost {
@@ -114,8 +114,8 @@ func lastFailure(a *kube.Object) *kube.Failure {
 	return attach
 }
 
-// addFailure adds the error of a VolumeAttachment. This error replaces the one in the pod's events
-// about the same node. If both errors have the same reason, the time of the first event stays.
+// addFailure adds the last error of a VolumeAttachment. It removes an attach error of the same node
+// that came from the pod's events. If both have the same reason, it keeps the earlier Since.
 func addFailure(all []Finding, a *kube.Object) []Finding {
 	last := lastFailure(a)
 	if last == nil {
@@ -136,7 +136,7 @@ func addFailure(all []Finding, a *kube.Object) []Finding {
 }
 
 // events() returns the events about an object that have one of these reasons, the latest first. It
-// compares UIDs. If a UID is unknown, it returns the events that are not older than the object.
+// compares names and UIDs. If a UID is unknown, it omits events that are older than the object.
 func (c Cluster) events(o *kube.Object, reasons ...string) []kube.Object {
 	found, _ := c.objects(kindEvent, func(event *kube.Object) bool {
 		about := event.InvolvedObject
@@ -160,11 +160,11 @@ func (c Cluster) lastEvent(o *kube.Object, reasons ...string) (last kube.Object)
 // forgeable is appended to the source of an error from an event, because anybody may write events.
 const forgeable = " (anybody with the right to create events can write it)"
 
-// After an event with one of these reasons, earlier errors of the same call do not count.
+// successes contains the reasons of events after which earlier errors of the call do not count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest() adds the driver's latest error from an object's events whose messages contain a text,
-// unless a later event reports a success. Earlier events with the same reason only set Since.
+// latest() adds the driver's latest error from an object's events whose messages contain about. It
+// adds none if a later event reports a success. Earlier errors with the same reason only set Since.
 func (c Cluster) latest(all []Finding, o *kube.Object, at Link, about string,
 	reasons ...string) []Finding {
 	last := len(all)
@@ -189,7 +189,7 @@ func (c Cluster) latest(all []Finding, o *kube.Object, at Link, about string,
 // advice completes the explanation of some reasons (csierr.Explain): it names the broken link, what
 // happens by itself, and the next command.
 type advice struct {
-	// Link is the broken link. "" means the link of the failed call: any call may return the reason.
+	// Link is the broken link. "" means the failed call's link: any call may return the reason.
 	Link     Link
 	ByItself string
 	// Next is a command with placeholders such as {volume}. names() returns their values.

@@ -70,8 +70,8 @@ func theNode() inspection.Report {
 		}}}
 }
 
-// world is evidence, and pointers to the objects in it, which edits change. An edit may add more
-// objects to Cluster.Objects.
+// world contains the evidence of a test, and pointers through which edits change the objects in it.
+// An edit may add more objects to Cluster.Objects.
 type world struct {
 	t testing.TB
 	*Evidence
@@ -109,7 +109,7 @@ func healthy(t testing.TB, edits ...edit) *Evidence {
 	w.Cluster.Objects = slices.Concat(slices.DeleteFunc(objects[:6], func(o kube.Object) bool {
 		return w.of[o.Kind] == nil
 	}), w.Cluster.Objects)
-	(&gatherer{e: *w.Evidence}).sift() // it changes the objects, which the evidence shares
+	(&gatherer{e: *w.Evidence}).sift() // changes the objects of w.Evidence, which the copy shares
 	return w.Evidence
 }
 
@@ -303,7 +303,7 @@ func entry(event flight.Event, age time.Duration) flight.Entry {
 	return e
 }
 
-// over() returns the entry of a change that was made or, with a reason, of one that has failed.
+// over() returns the entry of a change that has ended. With a reason, the change has failed.
 func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.Entry {
 	e := entry(event, age)
 	if e.Outcome = flight.Done; reason != "" {

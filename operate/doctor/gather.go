@@ -220,7 +220,7 @@ func (g *gatherer) prune() {
 	g.e.Nodes.DriverPods = slices.DeleteFunc(g.e.Nodes.DriverPods, func(o kube.Object) bool {
 		return o.Metadata.Controller().Kind == kindDaemonSet && !nodes[o.Spec.NodeName]
 	})
-	// A CSINode also contains the entries of other drivers.
+	// Remove the entries of other drivers from each CSINode.
 	for i := range g.e.Cluster.Objects {
 		o := &g.e.Cluster.Objects[i]
 		o.Spec.Drivers = slices.DeleteFunc(o.Spec.Drivers, func(d kube.NodeDriver) bool {
@@ -266,7 +266,7 @@ func (g *gatherer) rack(ctx context.Context) {
 			r.Disks[c.handle] = found(ctx, c.handle, csierr.VolumeNotFound, g.Rack.Disk, g.diskOf)
 		}
 	}
-	// Resolve again: the disks have been read, and name the instances of chains without a node.
+	// Resolve again: a chain without a node now has the instance that its disk names.
 	for _, c := range resolve(&g.e) {
 		id := c.node.instance
 		if _, asked := r.Instances[id]; asked || id == "" {
@@ -310,7 +310,7 @@ func (g *gatherer) wholeProject(ctx context.Context) {
 	}
 }
 
-// eachDisk visits the project's disks. If the list fails, it returns why, and otherwise "".
+// eachDisk visits the project's disks. unseen is the error if the list fails, and otherwise "".
 func (g *gatherer) eachDisk(ctx context.Context, visit func(*oxide.Disk)) (unseen string) {
 	return csierr.Message(g.Rack.EachDisk(ctx, &rack.Pager{},
 		func(d *oxide.Disk) (enough bool, err error) {

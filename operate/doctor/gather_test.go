@@ -37,10 +37,10 @@ var mayRun = regexp.MustCompile(`^(get [a-z,]+ --output=json( --all-namespaces| 
 
 type cluster struct {
 	t                  *testing.T
-	forbidden, refusal string // a resource, or "exec", that kubectl refuses; its error
+	forbidden, refusal string // a resource, or "exec", that kubectl refuses with this error
 	report             string // the report of each node
 	own                string // the objects in the driver's namespace, if they are not the usual ones
-	all                string // if set, two resources have this list, and all others an empty one
+	all                string // if set, the list of two resources; all other lists are empty
 	mu                 sync.Mutex
 	ran                []string // guarded by mu, because nodes are asked concurrently
 }
@@ -118,7 +118,7 @@ func gather(t *testing.T, s Sources, o Options) Evidence {
 	return e
 }
 
-// In testdata/cluster.json the node has several volumes. The doctor must ask it only once.
+// In testdata/cluster.json the node has several volumes. The doctor must ask the node only once.
 func TestTheDoctorRepeatsNoRequest(t *testing.T) {
 	for _, q := range []Question{{AskClaim, "default", "data"}, {AskPod, "default", "db-0"},
 		{Kind: AskVolume, Name: racktest.Disk}, {Kind: AskNode, Name: "worker-1"},
@@ -243,7 +243,7 @@ func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 		text, isText := part.(string)
 		place := strings.Trim(ofObject.ReplaceAllString(path, "$1"), "/")
 		if !isText || seen[place+text] || strings.Contains(text, "canary") {
-			return // another object of the kind had this text, or the text has the canary
+			return // another object of the kind had this text, or the text has a canary
 		}
 		seen[place+text] = true
 		if places++; testing.Short() && places%16 != 1 {

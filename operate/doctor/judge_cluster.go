@@ -131,9 +131,9 @@ func (c *chain) judgePendingClaim(what string) Step {
 		ByItself: "The provisioner tries again as long as it runs."}, "csi-provisioner"))
 }
 
-// silence completes the finding for a call that the controller has not made, and about which there
-// is no error. The finding then refers to the log of the sidecar that makes the call, or to a
-// container of the controller's pod that is not ready.
+// silence completes the finding for a call that was not made although no error is known. The
+// finding then refers to the log of the sidecar that makes the call, or to a container of the
+// controller's pod that is not ready.
 func (e *Evidence) silence(f *Finding, sidecar string) *Finding {
 	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
 	f.Next = logOf(controllerLog, sidecar)
@@ -386,7 +386,7 @@ func (n node) judgeReadiness(step *Step) {
 }
 
 // driverPodFinding returns what is wrong with the driver's pod on a node with a registered driver,
-// or nil. It reports no young pod, because that may still start.
+// or nil. It does not report a young pod, because the pod may still start.
 func (n node) driverPodFinding() *Finding {
 	if n.Cluster.Unseen[kindDriverPod] != "" {
 		return nil

@@ -302,8 +302,8 @@ func (c *chain) reported() (v *nodeView, why string) {
 	return nil, "the node's report is not about this volume"
 }
 
-// onNode returns a function that judges a link by the node's report of the volume. If the report
-// lacks the part, the link is Unseen or, if the volume need not be on a node, Idle.
+// onNode returns a function that judges a link by this part of the node's report. Without the part,
+// the link is Unseen or, if the volume need not be on a node, Idle.
 func onNode(what, part string, judge func(nodeView) Step) func(*chain) Step {
 	return func(c *chain) Step {
 		v, why := c.reported()
@@ -484,7 +484,7 @@ func (v nodeView) filesystemFinding() *Finding {
 var mountEvents = []flight.Event{flight.Mounted, flight.Published, flight.Unpublished,
 	flight.Unmounted}
 
-// openAt returns the open changes of a link: they have begun, and no end is recorded.
+// openAt returns the changes of a link that have begun and whose end is not recorded.
 func (v nodeView) openAt(at Link) (open []flight.Entry) {
 	for _, e := range v.Open {
 		if slices.Contains(mountEvents, e.Event) == (at == LinkMounts) {

@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// place is a field of Kubernetes, or of a node's report, that contains an error of the driver.
-// After an edit in place.counts, the object waits for the failed call, so the error counts. After
-// an edit in place.overcome, the call has succeeded since, or nobody repeats it.
+// place is a field of a Kubernetes object, or of a node's report, that contains an error of the
+// driver. After an edit in counts, the object waits for the failed call, so the error counts. After
+// one in overcome, the call has succeeded since, or nobody repeats it, so the error does not count.
 type place struct {
 	name             string
 	at               Link
@@ -148,7 +148,7 @@ var inferences = map[string]edit{"": all(), "the node is not ready": notReady,
 	"the driver is not registered": noDriver, "the driver's pod crashes": dead(kindDaemonSet,
 		"oxide-plugin")}
 
-// unrelated contains edits that change an event: it is then about another object or volume.
+// unrelated contains edits after which the last event is about something else or of another driver.
 var unrelated = map[string]edit{
 	"of an earlier object":  lastEvent(func(o *kube.Object) { o.InvolvedObject.UID = racktest.Image }),
 	"older than the object": minutesAgo(180, 120),
@@ -158,7 +158,7 @@ var unrelated = map[string]edit{
 	}),
 }
 
-// forged contains objects in which a user has written an error of the driver (ERROR).
+// forged contains objects in which a user has written an error of the driver in place of ERROR.
 var forged = map[string]string{
 	"a condition of a resize, though the driver expands nothing": strings.Replace(claimJSON,
 		`"phase":`, `"conditions":[{"type":"ControllerResizeError","status":"True","message":"ERROR"}],`+
@@ -173,9 +173,9 @@ var forged = map[string]string{
 		`"kind":"PersistentVolumeClaim","namespace":"default"}}`,
 }
 
-// The test writes each reason into each place, with each edit in place.counts and each inference.
+// The test writes each reason into each place, with each edit in place.counts and in inferences.
 // The finding must have the reason, its sentence and its advice. After an edit in place.overcome or
-// in the variable unrelated, the error must not be found.
+// in unrelated, the error must not be found.
 func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 	pairs, right, history := 0, 0, 0
 	isHistory := func(what string, edits ...edit) {
@@ -244,7 +244,7 @@ func TestAForgedDriverErrorIsNotQuoted(t *testing.T) {
 
 // parts contains patterns for the paths of objects and fields in a healthy chain. The first pattern
 // that matches a path counts. Without the object or field, the doctor must report the entry's link
-// or an earlier one. If the link is empty, the diagnosis must not change, for the given reason.
+// or an earlier one. If the link is empty, the diagnosis must not change, for the reason in why.
 var parts = []struct {
 	pattern string
 	link    Link
@@ -326,7 +326,7 @@ func TestDoctorReportsEachMissingObjectAndField(t *testing.T) {
 	walk("", evidence, nil, func(path string, item any, set func(any), remove func()) {
 		if !inside.MatchString(path) || strings.HasSuffix(path, "/unseen") ||
 			path == "/cluster/objects" {
-			return // the path may be missing, or contains all kinds
+			return // these parts may be missing, or contain objects of all kinds
 		}
 		remove()
 		var e Evidence

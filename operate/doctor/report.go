@@ -192,7 +192,7 @@ func (d Diagnosis) Tree() []branch {
 		p, b := c.Place, branch{rank: 1, Title: "at no instance"}
 		switch {
 		case p == nil, i == 0:
-			continue // the rack, or a question about something else
+			continue // the question is not about a cluster, or this is the chain of the rack
 		case p.Instance != "" || p.Node != "":
 			b = branch{Title: "instance " + p.Instance}
 		case p.Disk == "":
@@ -260,7 +260,7 @@ func (c Chain) State() State {
 	return OK
 }
 
-// Wrong returns a line about the finding, or else about links that could not be seen, or "".
+// Wrong describes the finding in a line or, without one, names the links that were not seen.
 func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)

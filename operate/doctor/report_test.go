@@ -26,7 +26,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/reports.txt")
 
-// inOrder matches empty lines, the FIGURE line, and the lines of links that are ok or idle.
+// inOrder matches empty lines, lines with FIGURE, and lines of links that are ok or idle.
 var inOrder = regexp.MustCompile(`(?m)^(  \w+ +(ok|idle) .*|FIGURE .*|)\n`)
 
 // The test checks that findings are complete, and compares the reports with testdata/reports.txt,
@@ -118,7 +118,7 @@ func FuzzDiagnose(f *testing.F) {
 }
 
 // In this chain every name is known, so no placeholder may become a word in capitals.
-func TestEveryAdvisedCommandIsReadOnlyAndComplete(t *testing.T) {
+func TestEveryAdvisedCommandIsAllowedAndComplete(t *testing.T) {
 	reads := regexp.MustCompile(`^(kubectl (get|describe|logs|exec|debug) |oxide (disk|instance) ` +
 		`(view|disk list) |oxide-csi-plugin (doctor|audit) )`)
 	unknown := regexp.MustCompile(`[{}]|\b[A-Z]{2,}\b|--delete`)

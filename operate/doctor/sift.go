@@ -22,8 +22,8 @@ const (
 	idForm   = `[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}`
 )
 
-// fieldForms contains, by JSON name, the expression that a field's value must match. Other values
-// are hidden, and fields without an expression are removed. For messages, see the variable phrases.
+// fieldForms maps a field's JSON name to the expression that its value must match. Other values are
+// hidden, and fields without an expression are removed. For messages, see the variable phrases.
 var fieldForms = func() map[string]*regexp.Regexp {
 	forms := map[string]*regexp.Regexp{}
 	for fields, form := range map[string]string{
@@ -115,7 +115,7 @@ func (s *sifter) text(message string) string {
 type sifter struct {
 	volumes map[string]bool // the PersistentVolumes of this driver
 	secrets []string
-	foreign bool // the object is of another driver, or an event about such an object
+	foreign bool // set for an object of another driver, and for an event about one
 }
 
 // sift removes from the objects what a diagnosis must not show. It replaces secrets first, because

@@ -15,7 +15,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestAnIncompleteListIsAnError(t *testing.T) {
+func TestParseAcceptsOnlyCompleteObjectsAndLists(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":                 "",
 		"truncated":               `{"kind":"List","items":[{"kind":"Pod"`,

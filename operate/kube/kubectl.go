@@ -28,8 +28,8 @@ func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
 	return KubectlInput(ctx, nil, args...)
 }
 
-// Pinned returns a KubectlInput that always uses kubectl's current context, even if the user
-// changes the context later. If there is no context, as in a pod, it returns KubectlInput itself.
+// Pinned returns a KubectlInput that keeps the context that is current now, even if the user
+// changes it later. If there is no context, as in a pod, Pinned returns KubectlInput itself.
 func Pinned(ctx context.Context) func(ctx context.Context, stdin []byte, args ...string) ([]byte,
 	error) {
 	name, err := Kubectl(ctx, "config", "current-context")
@@ -42,7 +42,7 @@ func Pinned(ctx context.Context) func(ctx context.Context, stdin []byte, args ..
 	}
 }
 
-// KubectlInput is like Kubectl, with a standard input. On Linux, kubectl ends with this process.
+// KubectlInput is like Kubectl, with a standard input. On Linux, kubectl ends if this process ends.
 func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
 	// kubectl may run plugins, from which the rack's token must be hidden.
@@ -72,7 +72,7 @@ var kinds = []string{"PersistentVolume", "PersistentVolumeClaim", "VolumeAttachm
 	"Node", "Pod", "Event", "VolumeSnapshot", "VolumeSnapshotContent", "DaemonSet", "ReplicaSet",
 	"Deployment"}
 
-// errIncomplete hides the JSON decoder's error, which quotes values.
+// errIncomplete replaces the JSON decoder's error, because that error quotes values.
 var errIncomplete = errors.New("is not the complete output of kubectl get -o json, or a field " +
 	"has another type; repeat the command and keep all of its output")
 

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestKubectlEndsIfTheProcessThatRunsItIsKilled(t *testing.T) {
+func TestKubectlEndsIfItsParentProcessIsKilled(t *testing.T) {
 	const child = "KUBECTL_OF_A_CHILD"
 	if os.Getenv(child) != "" {
 		_, err := Kubectl(t.Context(), "get", "pods")

@@ -34,7 +34,7 @@ import (
 // change that depends on it. callLimit and lookLimit are shorter than the lease, as in the chart.
 const (
 	lateLimit  = 800 * time.Millisecond
-	lateEffect = 250 * time.Millisecond
+	lateEffect = 250 * time.Millisecond // how late the rack carries out a change
 	lookLimit  = 400 * time.Millisecond
 	// pause is how long a fault delays a request, so that the trial's actor can act in this time.
 	pause     = 150 * time.Millisecond
@@ -68,7 +68,7 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	}
 }
 
-// Without one of these guards, a controller must fail a trial with one of the actors in shownBy.
+// answerRules contains guards. A controller without one must fail a trial with an actor in shownBy.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor
@@ -284,7 +284,7 @@ type life struct {
 	missed bool
 }
 
-// step is a call of the orchestrator. The driver makes the reads and then the change on the rack.
+// step is a call of the orchestrator. The driver makes the requests in reads, and then change.
 type step struct {
 	call   func(*life) error
 	reads  []string

@@ -68,8 +68,8 @@ func TestAHangingBtrfsCommitDelaysOnlyBtrfsVolumes(t *testing.T) {
 	}
 }
 
-// Without one of these guards of the node service, a call waits for the disk or lock of another
-// volume, or blocks a thread on a disk that hangs.
+// waits contains guards of the node service. Without one, a call waits for the disk or lock of
+// another volume, or blocks a thread on a disk that hangs.
 var waits = []proof.Guard{
 	{Name: "an unstage reads no other disk", Edits: []proof.Edit{{
 		Place: "node.heldVolume.stagedDisks", Text: "known, ok := v.record.load()",
@@ -362,7 +362,7 @@ func (n *neighbours) close() {
 	}
 	for _, p := range n.troubled {
 		n.converge(p.Unpublish)
-		n.converge(p.Unstage) // the driver reports a failure of the unmount once
+		n.converge(p.Unstage) // repeats it, because the first try may report a failed unmount
 		p.remove()
 	}
 	n.Proof.Error(errors.Join(n.Balance(ctx), n.Close()))

@@ -51,7 +51,7 @@ type layout struct {
 	structures []string
 	// specials contains values that refer to another device, or that prevent a mount.
 	specials []fieldValue
-	// Each group contains options of mkfs, of which an image has at most one.
+	// groups contains groups of mkfs options. An image has at most one option of each group.
 	groups [][]string
 }
 
@@ -160,7 +160,7 @@ func (v fieldValue) set(superblock []byte, order binary.ByteOrder) {
 }
 
 // mkfs makes a filesystem that contains the payload. If an option begins with "then", the rest of
-// it is a command that mkfs runs on the new filesystem.
+// it is a command that is then run on the new filesystem.
 func (l layout) mkfs(bases *bases, options []string, path string) error {
 	args, then := slices.Clone(l.tool), [][]string(nil)
 	for _, option := range options {
@@ -185,7 +185,7 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 	return nil
 }
 
-// Images with one special value or a second disk are in the first result, others in the second.
+// featureImages returns the images with one special value or a second disk, and then all others.
 func featureImages() (special, all []generator) {
 	special = foreignParts()
 	for _, fs := range ours {
@@ -392,8 +392,8 @@ func countOne(f *fixture) {
 	}
 }
 
-// featureTrials returns trials that fail if the driver does not check features. Two others pass
-// even then: blkid finds the ext4 journal, and the kernel refuses the btrfs that counts one disk.
+// featureTrials returns the trials that fail if the driver does not check features. It omits two:
+// blkid finds the ext4 journal, and the kernel refuses the btrfs that counts one disk.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {

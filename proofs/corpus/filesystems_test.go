@@ -179,7 +179,7 @@ func (k kind) inUse() []generator {
 		k.on(" in use, on a read-only disk", refuse("LogNotReplayed"), (*fixture).reading).and(live)}
 }
 
-// After reading(), the controller reports a disk as read-only although the guest can write to it.
+// reading() makes the controller report a disk as read-only although the guest can write to it.
 func (f *fixture) reading() { f.Publish["readOnly"] = "true" }
 
 func (im *image) inUse(k kind) {
@@ -344,8 +344,8 @@ func tail(name, fs string, fill func(*trial, *image), set func(*fixture)) genera
 	}}
 }
 
-// nothingBehind returns a disk without data behind its filesystem, which must grow. A driver that
-// never grows a filesystem fails these trials.
+// nothingBehind returns a disk without data behind its filesystem. The filesystem must grow, so a
+// driver that never grows one fails these trials.
 func nothingBehind(name, fs string, set func(*fixture)) generator {
 	return tail(name, fs, func(*trial, *image) {}, set).and(func(t *trial) {
 		t.Check = func(f *fixture) error {
@@ -465,8 +465,8 @@ func (im *image) descriptors() (places []span) {
 	return places
 }
 
-// Each of these functions damages group descriptors so that a bitmap or an inode table is at a
-// block where none can be.
+// damages contains functions that damage group descriptors so that a bitmap or an inode table is at
+// a block where none can be.
 var damages = []func(*trial, *image, span){
 	func(_ *trial, im *image, s span) { im.wipe(s.offset, 512) },
 	func(t *trial, im *image, s span) { im.write(s.offset, randomBytes(t.Rand, s.bytes)...) },

@@ -404,7 +404,7 @@ func regions() []generator {
 	})...)
 }
 
-// inAHundredth writes to a hundredth of a disk of this size. No format has a mark there.
+// inAHundredth writes a byte to each page in a hundredth of a disk. No format has a mark there.
 func inAHundredth(t *trial) {
 	t.Size = 3*gib + 8*mib
 	start := t.Size / 1000 * 515 &^ (pageBytes - 1)

@@ -179,8 +179,8 @@ func oddities() []generator {
 	}
 }
 
-// A disk of forgedFull or forgedFullBtrfs bytes is full of forged records. A disk that grows gets
-// forgedNext bytes.
+// These are the sizes of disks with forged records. Those of forgedFull or forgedFullBtrfs bytes
+// are full of them. A disk that grows gets forgedNext bytes.
 const (
 	forgedBytes     = 320 * mib
 	forgedFull      = 64 * mib

@@ -135,7 +135,7 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made, whose functions return files with filesystems. A first call makes the file.
+	// mu guards made. A function in made returns a filesystem's file, which its first call makes.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }

@@ -162,8 +162,8 @@ func (f *fixture) formatAndLose(lose func(at int64, page []byte) bool) {
 
 // formattedInPart formats the disk, and wipes random pages of the filesystem, like a power cut
 // before a flush. The marks stay, because the driver had flushed them. A btrfs loses whole blocks,
-// because only a block's header names the filesystem. It always loses its first superblock, because
-// the driver mounts a btrfs in which "btrfs check" finds no damage.
+// because a block without its header does not name the filesystem. It always loses its first
+// superblock, because the driver mounts a btrfs in which "btrfs check" finds no damage.
 func (f *fixture) formattedInPart() {
 	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
 	if f.FS == btrfs {
@@ -292,8 +292,8 @@ func foreignFormats() (all []generator) {
 	return all
 }
 
-// In a mark, the version is at offset 16, a checksum of the bytes from offset 24 on is at 20, and
-// the length of the text is at 24. The text follows.
+// forgeries make a mark invalid. It has the version at offset 16, a checksum of the bytes from
+// offset 24 on at 20, and the length of the text at 24. The text follows.
 var forgeries = []struct {
 	name  string
 	forge func(b []byte)

@@ -435,8 +435,8 @@ const failAtEnd = `"$real" "$@"; exit 1`
 func (f *fixture) hook(program string, do func()) {
 	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
 	harness.Must(errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)))
-	// An open for reading and writing does not wait for another process. A Read gets no end of file
-	// when the other process closes the FIFO.
+	// If a FIFO is opened for reading and writing, the open does not wait for another process, and a
+	// Read gets no end of file when the other process closes the FIFO.
 	questions := harness.Got(os.OpenFile(ask, os.O_RDWR|unix.O_NONBLOCK, 0))
 	answers := harness.Got(os.OpenFile(answer, os.O_RDWR|unix.O_NONBLOCK, 0))
 	happened := make(chan error, 1)

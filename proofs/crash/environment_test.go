@@ -128,8 +128,8 @@ func (env *environment) order(name string, kill *trace.Point) trace.Order {
 }
 
 // checkClean returns an error if files differ from those before the first lifecycle, if a killed
-// process still runs, or if the flight recorders contain impossible changes. The last parameter is
-// the number of volumes that the lifecycle restores. No driver formats them.
+// process still runs, or if the flight recorders contain impossible changes. copies is the number
+// of volumes that the lifecycle restores. No driver formats them.
 func (env *environment) checkClean(ctx context.Context, copies int) (err error) {
 	defer harness.Catch(&err)
 	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume
@@ -195,7 +195,7 @@ func TestMain(m *testing.M) {
 // trialTimeout limits a trial, which takes seconds on an idle machine.
 const trialTimeout = 5 * time.Minute
 
-// Goroutines run in different orders, so a trial may need several lifecycles to reach its point.
+// tries limits a trial's lifecycles. Goroutines run in any order, so one may not reach the point.
 const tries = 3
 
 // lifecycle runs the steps of a volume's lifecycle, and repeats each call until it succeeds.
@@ -296,8 +296,8 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	}
 }
 
-// These tools may continue after their driver is killed, because an interrupted repair is worse
-// than the damage. No call may succeed before they have ended.
+// mayOutliveDriver contains tools that may continue after their driver is killed: an interrupted
+// repair is worse than the damage. No call may succeed before they have ended.
 var mayOutliveDriver = []string{"e2fsck", "resize2fs"}
 
 // mayOutlive reports whether a program may continue after its driver was killed at the point. Until

@@ -268,7 +268,7 @@ func (state rackState) add(name string, more int64) {
 	state[name] = item{Size: state[name].Size + more}
 }
 
-// This text replaces the ID of each object that did not exist when the cell began.
+// fresh replaces the ID of each object that did not exist when the cell began.
 const fresh = "new"
 
 func (env *environment) state() rackState {
@@ -303,7 +303,7 @@ func (state rackState) insert(name string, object item) {
 	state[free] = object
 }
 
-// The result is the state with "new" in place of each ID that the earlier state lacks.
+// since returns the state with fresh in place of each ID that the earlier state lacks.
 func (state rackState) since(earlier rackState) rackState {
 	now, known := maps.Clone(state), map[string]bool{"": true}
 	for _, object := range earlier {

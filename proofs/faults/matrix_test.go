@@ -34,7 +34,7 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// Each rack runs one cell at a time, and mostly waits.
+// These are numbers of racks. Each rack runs one cell at a time, and mostly waits.
 const (
 	wholeRacks = 6
 	shortRacks = 2
@@ -213,7 +213,7 @@ func (c cell) repetition(env *environment) string {
 	return fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed)
 }
 
-func TestACellFailsAndGetsAFailurePageIfItsCallReturnsAWrongCode(t *testing.T) {
+func TestACellWithAWrongCodeFailsAndGetsAFailurePage(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	env, err := newEnvironment(t, p, harness.RunFor(t))
 	p.Fatal(err)
@@ -290,7 +290,7 @@ func (c cell) String() string {
 var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
 	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
 
-// In another hot-plug mode, the cell may have another right code.
+// on returns the cell in this hot-plug mode, in which another code may be right.
 func (c cell) on(rack adminapi.Hotplug) cell {
 	c.hotplug = rack
 	switch {

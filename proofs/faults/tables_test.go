@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// In this phase the rack makes the change after its answer to the repeated call. With
+// later is the phase in which the rack makes the change after its answer to the repeated call. With
 // adminapi.Deferred the rack makes it between the wrong answer and the repeated call.
 const later adminapi.Phase = "later"
 
@@ -202,9 +202,9 @@ func text(value any) string {
 	return string(data)
 }
 
-// After these wrong answers to an operation, the driver reads the rack's state and derives its
-// answer from it (A0.3, OX-1, OX-3, OX-6). It may return one of these codes, or the code of the
-// call without a fault.
+// doubt contains, by operation, the wrong answers after which the driver reads the rack's state and
+// derives its answer from it (A0.3, OX-1, OX-3, OX-6). The driver may then return one of these
+// codes, or the code of the call without a fault.
 var doubt = map[string]map[string][]codes.Code{
 	"disk_create": {
 		// The wrong answer says that the disk exists, but it does not.
@@ -289,9 +289,9 @@ func (c cell) allowed() []codes.Code {
 	return all
 }
 
-// If it is not known whether one of these operations was done, the driver reads the rack's state.
-// If the change is missing, the driver answers UNAVAILABLE. After INTERNAL the orchestrator does
-// not repeat the call, and loses the object.
+// making contains operations after which the driver reads the rack's state if it does not know
+// whether they were done. If the change is missing, it answers UNAVAILABLE, because after INTERNAL
+// the orchestrator does not repeat the call, and loses the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
 // open reports whether the driver must read the rack's state to know if the change was made.
@@ -342,8 +342,8 @@ func removes(name string, req proto.Message) effect {
 	}}
 }
 
-// The effect attaches the disk with the name to an instance or, with to = "", detaches it. A
-// running instance gets a device.
+// moves returns an effect that attaches the disk with the name to an instance (to) or, if to is
+// "", detaches it. A running instance gets a device.
 func (s *environment) moves(name, to string, req proto.Message) effect {
 	return effect{request: req, apply: func(state rackState) {
 		d := state["disk "+name]

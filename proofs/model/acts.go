@@ -160,7 +160,7 @@ func fileOf(path string, v int) string {
 	return filepath.Join(path, "blocks")
 }
 
-// offsetOf puts the last block at the end of a raw device.
+// offsetOf returns a block's offset. The last block of a raw volume is at the device's end.
 func offsetOf(v, block int) int64 {
 	switch {
 	case !kinds[v].block():
@@ -211,7 +211,7 @@ func contents(path string, v int) (data [][]byte, err error) {
 	return data, file.Close()
 }
 
-// A step that cannot be made in the present state has this result.
+// impossible is the result of a step that cannot be made in the present state.
 const impossible = "impossible"
 
 // act does a step that is not a call. It returns a text for the transcript.

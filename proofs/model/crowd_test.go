@@ -198,7 +198,7 @@ func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	return Step{op: fault, fault: names[r.IntN(len(names))]}
 }
 
-// noteCrowd counts the results of a crowd, and sets each volume's goal to the node that has it. It
+// noteCrowd counts the results of a wave, and sets each volume's goal to the node that has it. It
 // fails if equal calls for a volume all fail, or if a published filesystem is not staged.
 func (h *History) noteCrowd(volumes []int, w wave) {
 	ids, seen, n := map[string]bool{}, h.world.seen, h.count

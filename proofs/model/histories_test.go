@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// Histories begin with these texts. The last two continue deviceInUse.
+// Histories begin with these texts. released and moved continue deviceInUse.
 const (
 	inUse = `
 		controller 1: create v1, and bring it to pod 1 on a, which writes block 3`
@@ -69,7 +69,7 @@ func onBacking(when string, v int, change func(path string) error) manipulation 
 	})
 }
 
-// overwritten changes the bytes of v4's disk at the offset after its detach.
+// overwritten writes data at an offset of v4's disk after the disk is detached.
 func overwritten(offset int64, data ...byte) manipulation {
 	return onBacking("controller 1: ControllerUnpublish v4", 4, func(path string) error {
 		return proof.WriteAt(path, offset, data...)

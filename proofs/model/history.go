@@ -55,7 +55,7 @@ type counts struct {
 	copies int
 	// calls is the number of calls, with repetitions. aborted is the number of repetitions.
 	calls, aborted atomic.Int64
-	// ops contains the number of crowds' calls by op. The next fields count the results.
+	// ops counts the calls of waves (crowd_test.go) by op. The next fields count their results.
 	ops                                  map[op]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
@@ -74,7 +74,7 @@ func NewHistory(env *Environment) *History {
 // Do runs a step, and compares all results with the model.
 func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil && (s.op.byPerson() || h.doubtSince >= 3) {
-		// A person's step needs a known state. Two steps after the last unfinished call, all steps wait.
+		// A person's step always waits. Other steps wait only if the last two had no unfinished call.
 		if err := h.Wait(ctx); err != nil {
 			return err
 		}

@@ -179,7 +179,7 @@ type wish struct {
 // GoString implements fmt.GoStringer. rapid uses it to print generated values.
 func (w wish) GoString() string { return fmt.Sprintf("%d:v%d", w.kind, w.vol) }
 
-// When rapid simplifies a failed history, it prefers the first kind.
+// These are kinds of wishes. When rapid simplifies a failed history, it prefers the first kind.
 const (
 	onwards = iota
 	backwards

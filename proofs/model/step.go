@@ -48,7 +48,7 @@ const (
 	writeSynced     op = "pod {pod} on {node}: write and fsync v{vol} block {block}"
 	freeze          op = "pod {pod} on {node}: freeze v{vol}"
 	thaw            op = "pod {pod} on {node}: thaw v{vol}"
-	// A process with the volume's device open outlives the pod.
+	// In these steps, a process that outlives the pod has the volume's device open.
 	hold       op = "pod {pod} on {node}: keep v{vol} open"
 	holdByLoop op = "pod {pod} on {node}: put a loop device over v{vol}"
 	letGo      op = "pod {pod} on {node}: close v{vol}"

@@ -187,7 +187,7 @@ func writes(c call) (Effect, bool) {
 	return Effect{Target: target}, ok
 }
 
-// The effect is a request to the rack, the rack's answer to a request, or the answer to an RPC.
+// message returns a write's effect: a request to the rack, the rack's answer, or an RPC's answer.
 func (c call) message(link string) (Effect, bool) {
 	address, n := c.arg(1), int(min(c.arg(2), 1<<16))
 	if c.number() == unix.SYS_WRITEV {
@@ -243,7 +243,7 @@ func hasHeaders(data []byte) bool {
 	return false
 }
 
-// fileTarget returns false if the file is a log, a pipe or a file of the kernel.
+// fileTarget returns an effect's target, or false for a log, a pipe or a file of the kernel.
 func (c call) fileTarget(fd int) (string, bool) {
 	link := fmt.Sprintf("/proc/%d/fd/%d", c.tid, fd)
 	name, err := os.Readlink(link)
@@ -286,7 +286,7 @@ const (
 	unixSocket
 )
 
-// socket caches each socket's kind. During a watch, the kernel hardly ever reuses an inode number.
+// socket returns a socket's kind, and caches it: inode numbers are hardly reused during a watch.
 func (s *tracing) socket(link string) socketKind {
 	kind, known := s.sockets[link]
 	if !known {

@@ -82,7 +82,7 @@ func begin(order Order) (*tracing, error) {
 				return nil, fmt.Errorf("seize thread %d: %w", tid, err)
 			}
 			s.add(tid, order.PID)
-			// A thread stops at system calls only after its first stop.
+			// A thread stops at system calls only after its first stop, so stop it now.
 			if err := interrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
 				return nil, fmt.Errorf("interrupt thread %d: %w", tid, err)
 			}
@@ -197,7 +197,7 @@ func (s *tracing) add(tid, pid int) *thread {
 	return t
 }
 
-// expect records a new thread, so that run() also waits for it. The parameter is its creator.
+// expect records the thread that maker has created, so that run() also waits for it.
 func (s *tracing) expect(maker int) error {
 	made, err := unix.PtraceGetEventMsg(maker)
 	if tid := int(made); err == nil && !s.known[tid] {
@@ -324,7 +324,7 @@ func (s *tracing) enter(c call, t *thread) error {
 
 var readCalls = []uint64{unix.SYS_READ, unix.SYS_READV, unix.SYS_RECVFROM}
 
-// thread.doing has this value while the thread reads from the descriptor in tracing.answers.
+// reading is the value of thread.doing during a read from the descriptor in tracing.answers.
 const reading = -2
 
 func (s *tracing) leaveCall(t *thread, info syscallInfo) error {
@@ -386,7 +386,7 @@ func (s *tracing) kill() {
 const options = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK |
 	unix.PTRACE_O_TRACEVFORK | unix.PTRACE_O_TRACEEXEC
 
-// A thread that stops at a system call reports this signal.
+// syscallStop is the signal of a thread that has stopped at a system call.
 const syscallStop = unix.SIGTRAP | 0x80
 
 func ptrace(request, tid int, addr, data uintptr) error {

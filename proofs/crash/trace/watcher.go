@@ -4,8 +4,8 @@
 // and kills or pauses the process at a chosen effect.
 //
 // A tracer is a separate process (Main), for two reasons. First, the kernel binds a traced process
-// to one thread of its tracer. Second, a tracer that waits for a child also wakes at each stop of
-// the child, but the test waits only for its end. A Watcher starts a tracer and sends it orders.
+// to one thread of its tracer. Second, a wait for a traced child also returns at each stop, but the
+// test's wait must return only at the child's end. A Watcher starts a tracer and sends it orders.
 package trace
 
 import (
@@ -117,7 +117,7 @@ type Watcher struct {
 	said   *json.Decoder
 }
 
-// With this environment variable, the program runs as a tracer.
+// tracer is the environment variable with which the program runs as a tracer.
 const tracer = "CRASH_TRACER"
 
 // Main runs a tracer and exits if NewWatcher has started this program. Otherwise it does nothing.
