@@ -328,7 +328,7 @@ var brokenWire = []brokenRack{
 			r.remains(ctx, other, "detached")
 		}},
 	{"A08-one-size", "EffectUnknown", codes.Unavailable,
-		"does not report a volume whose blocks have another size", provokeOtherDisk("")},
+		"does not report a volume whose block size is not the requested one", provokeOtherDisk("")},
 	{"A09-first-page-again", "RackResponseInvalid", codes.Unavailable,
 		"does not report a list whose first page is repeated", provokeList},
 	{"A09-one-order", "RackResponseInvalid", codes.Unavailable,
@@ -401,7 +401,7 @@ var brokenDisks = []brokenRack{
 			Expect(r.snapshotIDs(ctx)).To(ContainElement(snapshot.GetSnapshotId()))
 		}},
 	{"A68-name-taken", "DiskBusy", codes.Aborted,
-		"reports no volume while a deleted disk still has its name",
+		"reports no volume if the name for its disk still belongs to a deleted disk",
 		func(ctx SpecContext, r *brokenFixture) {
 			before, req := r.ids(ctx), harness.CreateRequest(fresh("again"))
 			mend := r.breaks(ctx)
@@ -412,8 +412,8 @@ var brokenDisks = []brokenRack{
 		}},
 }
 
-// provokeOtherDisk creates a volume of a disk type while the rack answers with a disk that differs
-// from the request. Without the mutation, the repeated call must find the disk that was created.
+// provokeOtherDisk creates a volume of the given disk type, if any, while the rack answers with a
+// disk that differs from the request. Without the mutation, the repeated call must find the disk.
 func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
 	return func(ctx SpecContext, r *brokenFixture) {
 		before, req := r.ids(ctx), harness.CreateRequest(fresh("other"))

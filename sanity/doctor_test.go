@@ -281,7 +281,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(recorded(controller)[0]).To(HaveField("Claim", "shop/data"))
 		})
 
-	DescribeTable("records each change of a node once, in the log, the volume's file and the metrics",
+	DescribeTable("records each change on a node once, in the log, the volume's file and the metrics",
 		func(ctx SpecContext, access string, stage ...string) {
 			n := f.node(ctx, "a", inJSON)
 			volume := f.volume(ctx, harness.Access(access))

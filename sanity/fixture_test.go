@@ -26,7 +26,7 @@ import (
 
 const someUUID = "0e5be1f8-5f0f-4d3c-9a52-2c1f1d4bd20e"
 
-// callTimeout limits a call of a spec. It is far longer than any call takes.
+// callTimeout limits a clean-up, or a spec on a broken rack. Both take far less time.
 const callTimeout = time.Minute
 
 // fixture is a rack and the driver's controller, which the specs of a container share. Each spec

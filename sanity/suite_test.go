@@ -321,7 +321,7 @@ func TestEverySpecIsInExactlyOnePart(t *testing.T) {
 	}
 }
 
-// A suite ends this long before the deadline of its process, so that it can write its report.
+// endMargin is the time that a suite has to write its report before the deadline of its process.
 const endMargin = time.Minute
 
 // timeLeft returns the time limit for a process that this test starts now; 0 means no limit.

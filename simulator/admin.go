@@ -260,8 +260,8 @@ func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	return f, err
 }
 
-// A browser gets pages for GET / and GET /routes; other clients get the routes as JSON. The
-// returned handler refuses requests from foreign web pages ([console.Console.Guard]).
+// addConsole adds GET / and GET /routes. Browsers get pages, and other clients the routes as JSON.
+// The returned handler refuses requests from foreign web pages ([console.Console.Guard]).
 func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	c := console.New()
 	c.State, c.Version, c.Switches = s.rack.RecordedState, s.rack.Version, s.rack.Switches
@@ -288,7 +288,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	return c.Guard(admin)
 }
 
-// For a deleted disk, or one that cannot have faults, consoleDisk returns no error.
+// consoleDisk returns no error for a deleted disk or a disk that cannot have faults.
 func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	plane := s.rack.Plane()
 	d.AllocatedBytes, err = plane.Files.Allocated(id)

@@ -47,7 +47,7 @@ var (
 	pods   = []int{1, 2}
 )
 
-// field names a fact. Its value is "" if the object does not exist, or is not in this state:
+// field names a fact. The value of a fact is "" if there is no such ID, node or mount:
 //
 //	v1 disk             the ID of the volume's disk
 //	v1 source           the ID of the snapshot that the disk was made from
@@ -84,7 +84,7 @@ func (f facts) mounted(v int, n string) bool {
 	return f[stagedField(v, n)] != "" || f.published(v, n)
 }
 
-// assign is one effect of a call.
+// assign is one effect of a call: the field gets the value.
 type assign struct {
 	field field
 	value string
@@ -159,10 +159,10 @@ type world struct {
 	seen facts
 	// doubts contains the changes that earlier calls may have made, or may still make.
 	doubts []assign
-	// places describes each volume on each node, beyond the facts. Its keys come from at().
+	// places has what the facts lack about each volume on each node. Its keys come from at().
 	places map[string]*place
-	// The keys of contents are numbers of volumes, those of snapshots are IDs. value is the last value
-	// that a pod wrote.
+	// contents maps the number of each volume, and snapshots the ID of each snapshot, to the expected
+	// content. value is the last value that a pod wrote.
 	contents  map[int]*content
 	snapshots map[string]*content
 	value     uint64
@@ -176,7 +176,7 @@ type world struct {
 	rackDown bool
 	// faults contains the names of the faults that may still apply.
 	faults []string
-	// open contains a time for the target of each call that was answered UNAVAILABLE. Until then a
+	// open maps the target of each call that was answered UNAVAILABLE to a time. Until this time, a
 	// controller may not know the call's effect, and may answer EffectUnknown to further calls.
 	open map[string]time.Time
 }
@@ -284,7 +284,7 @@ func (w *world) allowed(f field, calls []ended) []string {
 	for _, c := range calls {
 		if here := w.at(c.vol, c.node); f == stagedField(c.vol, c.node) &&
 			(c.op == stage && here.lost || c.op == unstage && here.open != nil) {
-			perhaps = append(perhaps, "") // the driver unmounts, and then it may refuse
+			perhaps = append(perhaps, "") // the driver may unmount the volume, and then refuse
 		}
 		for _, e := range c.effects {
 			switch {
@@ -351,7 +351,7 @@ func (w *world) controllerCodes(s Step, f facts) []codes.Code {
 		if code, ok := faultCodes[faults[fault].code]; ok {
 			list = append(list, code)
 		}
-		// The driver repeats a request without an answer while the rack may still work on the request.
+		// When the driver repeats an unanswered request, the rack may still work on the first one.
 		list = append(list, codes.Aborted)
 	}
 	return list

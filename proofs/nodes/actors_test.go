@@ -80,7 +80,7 @@ func (w *testCluster) attacher() {
 	}
 }
 
-// Like the driver, attachOnce attaches a disk only if the rack does not show it as attached.
+// attachOnce attaches a disk, as the driver does, only if the rack does not show it as attached.
 func (w *testCluster) attachOnce(a *storagev1.VolumeAttachment) error {
 	disk, instance := w.disks[*a.Spec.Source.PersistentVolumeName], w.rack.Instance(a.Spec.NodeName).ID
 	attached, err := w.rack.Client.InstanceDiskListAllPages(w.ctx,
@@ -306,11 +306,11 @@ func (w *testCluster) pass(d time.Duration) {
 	w.starts()
 }
 
-// Cluster API's provider starts a stopped instance after this time.
+// startsAfter is the time after which Cluster API's provider starts a stopped instance.
 const startsAfter = 10 * time.Second
 
-// As in the chart, the attacher has this number of worker threads. In the trial with a busy
-// attacher, each of its calls for other nodes takes callTime.
+// threads is the number of the attacher's worker threads, as in the chart. callTime is the duration
+// of each of its calls for other nodes, in the trial with a busy attacher.
 const (
 	threads  = 32
 	callTime = 500 * time.Millisecond
@@ -377,8 +377,8 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // wake lets a keeper stop an instance in real time, and returns how long after the stop the
-// attacher attached the disk. At the stop the attacher also gets calls for other nodes. A program
-// starts the instance startsAfter later.
+// attacher attached the disk. The parameter others is the number of calls for other nodes that the
+// attacher also gets at the stop. A program starts the instance startsAfter after the stop.
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)
@@ -437,7 +437,7 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	}
 }
 
-func TestTheAttacherAttachesBeforeAnotherProgramStartsTheInstance(t *testing.T) { // D-61
+func TestTheDiskIsAttachedBeforeAnotherProgramStartsTheInstance(t *testing.T) { // D-61
 	p := proof.New(t, "keeper-wake")
 	rack, _ := startRack(t)
 	many, busyCalls := 20, 10*threads

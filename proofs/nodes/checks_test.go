@@ -30,7 +30,7 @@ type recorded struct {
 	Volumes map[string]any `json:"volumes"`
 }
 
-// recordsIn returns the operations in progress in a ConfigMap with records, by node. If a Node was
+// recordsIn returns the operations in progress that a ConfigMap records, by node. If a Node was
 // deleted during an operation and created again, it returns the operation of the new Node.
 func (w *testCluster) recordsIn(m *corev1.ConfigMap) map[string]*recorded {
 	all := map[string]*recorded{}

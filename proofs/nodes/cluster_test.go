@@ -32,7 +32,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// These nodes and their instances have the same names. A keeper runs on nodes a and b.
+// names has the names of the nodes and of their instances. A keeper runs on nodes a and b.
 var names = []string{"a", "b", "c"}
 
 // testCluster is a simulated cluster on a simulated rack, with two keepers and the disturbances.
@@ -49,7 +49,7 @@ type testCluster struct {
 	volumes int
 	pods    int
 	disks   map[string]string // the disk of each PersistentVolume
-	// byHand contains the nodes that a person has cordoned. dead contains the nodes whose kubelet
+	// byHand contains the nodes that a person has to uncordon. dead contains the nodes whose kubelet
 	// never reports. lying contains those whose kubelet reports even while the instance is stopped.
 	byHand, dead, lying map[string]bool
 	corrupted           bool
@@ -71,7 +71,7 @@ type testCluster struct {
 	// hotAttach is the time at which the rack began to attach disks to running instances. hotplug is
 	// the time at which it began to detach them.
 	hotplug, hotAttach time.Time
-	// failing contains the failure of requests for a Kubernetes resource or an operation of the rack.
+	// failing maps a Kubernetes resource or an operation of the rack to how its next requests fail.
 	failing map[string]failure
 	// refused contains the error with which the driver refuses to attach or detach a volume.
 	refused map[string]string
@@ -109,8 +109,8 @@ type replica struct {
 	cut  func()
 }
 
-// A gate calls act() once, right before the keeper's change with this number or, with after = true,
-// right after it. If reads is set, the gate counts all requests, not only changes.
+// A gate calls act() once: right before the keeper's change whose number is in the field at or, if
+// after is set, right after it. If reads is set, the gate counts all requests, not only changes.
 type gate struct {
 	at     int
 	after  bool
@@ -139,7 +139,7 @@ var errKilled = errors.New("the keeper is dead")
 
 var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 
-// pass runs before each read, and before and after each change.
+// pass counts a request for g. It is called before each read, and before and after each change.
 func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil
@@ -239,8 +239,8 @@ func (w *testCluster) restart(i int, c keeper.Config) {
 	w.keepers[i] = k
 }
 
-// This transport waits for the cluster's answer even if the request's context has ended. A gate's
-// act() runs within the request, and must not run at the same time as the keeper.
+// waiting is a transport that waits for the cluster's answer even if the request's context has
+// ended, because a gate's act() runs within the request, and the keeper must not run meanwhile.
 type waiting struct{ http.RoundTripper }
 
 func (w waiting) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -292,7 +292,7 @@ func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// If a disturbance keeps the request from the rack, hinder returns an answer or an error. Otherwise
+// hinder returns an answer or an error if a disturbance keeps the request from the rack. Otherwise
 // it returns nil twice.
 func (w *testCluster) hinder(to http.RoundTripper, r *http.Request) (*http.Response, error) {
 	operation := "view"
@@ -387,7 +387,7 @@ func (w *testCluster) intercept(r keepertest.KubeRequest) error {
 		return nil
 	}
 	if w.away() {
-		return errNoServer // after a broken connection, the client retries for seconds
+		return errNoServer // the client would retry a broken connection for seconds
 	}
 	if !r.Applied {
 		w.made = func() {}
@@ -502,7 +502,7 @@ func (w *testCluster) addPod(name string, kind int) {
 	w.log("%s %s is scheduled to %s", owner, pod.Name, name)
 }
 
-// addVolume returns the common name of a new disk's claim and PersistentVolume.
+// addVolume creates a disk, and returns the name of both its claim and its PersistentVolume.
 func (w *testCluster) addVolume() string {
 	w.volumes++
 	volume := fmt.Sprintf("pvc-%d", w.volumes)

@@ -45,7 +45,7 @@ type act struct {
 	at int
 }
 
-// kinds contains the acts besides disturbances. An act listed several times happens more often.
+// kinds contains the acts that are no disturbances. An act listed several times happens more often.
 var kinds = []string{
 	"turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn",
 	"kill before", "kill before", "kill after", "kill after", "refuse", "freeze", "elect",
@@ -53,8 +53,8 @@ var kinds = []string{
 }
 
 // drawActs generates the acts of a history. A history has only a few kinds of disturbances, so that
-// part of the cluster still works. The number turn selects two of these kinds. Histories with
-// successive numbers soon have all kinds.
+// part of the cluster still works. The parameter turn selects two of these kinds, so that a few
+// histories with successive values of turn have all kinds.
 func drawActs(t *rapid.T, turn uint64) []act {
 	all := slices.Sorted(maps.Keys(disturbances))
 	n := uint64(len(all))
@@ -295,7 +295,7 @@ func (w *testCluster) draw(p *proof.Proof, dir string, seed uint64, broken error
 		Omit: "instance_list", History: w.rack.History})
 }
 
-// TestABrokenKeeperPromiseGetsAFailurePage makes a keeper stop the instance on which it runs.
+// TestABrokenKeeperPromiseGetsAFailurePage makes a keeper stop its own instance, which it must not.
 func TestABrokenKeeperPromiseGetsAFailurePage(t *testing.T) {
 	p := proof.New(t, "keeper-model")
 	rack, dir := startRack(t)

@@ -7,8 +7,8 @@
 // driver stages volumes of every filesystem on such disks: on a blank disk, on one that has grown,
 // with a filesystem that needs a repair or the recovery of its journal, after an interrupted format
 // or growth, and as a raw device. A workload creates, replaces, overwrites and removes files. When
-// an fsync or an unstage has been acknowledged, the proof adds a note to the disk's log. Then the
-// data must survive a power cut.
+// an fsync or an unstage has been acknowledged, the proof adds a note to the disk's log. After this
+// note, the data must survive a power cut.
 //
 // The proof makes images of the disk from the log. For some flushes of each scenario, or for every
 // flush in the long form, it makes an image with all writes before the flush and none after it.
@@ -34,15 +34,15 @@
 // If the driver refuses an image, the kernel must not be able to mount it either. On disks with
 // blocks of 4096 bytes, the driver's default, only the last refusal can happen.
 //
-// The proof removes one flush of the driver at a time. Then an image must be wrong, or a failed
-// flush must stay unreported. On a disk that ignores flushes, acknowledged data must be lost.
+// To test itself, the proof removes one flush of the driver at a time. It must then find a wrong
+// image or an unreported failure. On a disk that ignores flushes, it must find lost data.
 //
 // # Disks that fail
 //
-// The proof makes sectors fail that a stage reads or writes, once or always. The driver must not
-// format or mount on a guess, and must give the right reason. The repeated call must succeed when
-// the disk works again. If a filesystem cannot be grown to the size of its disk, the driver may
-// mount it, and must then report this in the volume's health.
+// The proof makes sectors fail that a stage reads or writes, once or always. The driver must format
+// neither a used disk nor one that it cannot read, and must return the right reason. The repeated
+// call must succeed when the disk works again. If a filesystem cannot be grown to the size of its
+// disk, the driver may mount it, and must then report this in the volume's health.
 //
 // In other tests the disk fails while a workload uses it, or a flush fails while the driver
 // unstages a volume. The caller must get an error, and must then be able to unstage the volume.

@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// This number of sectors fails in each scenario. In the long form, sectors of all requests fail.
+// sampledSectors is the number of failing sectors in each scenario, except in the long form.
 const (
 	sampledSectors = 4
 	shortSectors   = 1
@@ -44,7 +44,7 @@ func (f failing) String() string {
 		f.sector, f.op, f.times)
 }
 
-func TestAStageOnAFailingSectorKeepsDataAndConverges(t *testing.T) {
+func TestAStageOnAFailingSectorKeepsDataAndCanBeRepeated(t *testing.T) {
 	c := &failures{trials: newTrials(t, "eio")}
 	peak := c.rounds(c.round)
 	if c.p.Short() {
@@ -120,7 +120,7 @@ func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	c.p.SayOften("%d sectors; the last one: %v", c.sectors, f)
 }
 
-// sectorsOf returns sectors in random order: one sector of each of some requests. In the long form
+// sectorsOf selects some requests and returns one sector of each, in random order. In the long form
 // it returns the sectors of all requests twice: with times = 0 and with times = 1.
 func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	found := requests(of, r)
@@ -252,7 +252,7 @@ func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	return errors.Join(p.staged(), p.checkData(ctx, promises), p.usable(f.of), p.unstage(ctx))
 }
 
-// reportsNotGrown returns an error if the volume's health contradicts notGrown.
+// The error of reportsNotGrown means that the volume's health contradicts the result notGrown.
 func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err error) {
 	size := harness.Got(p.filesystemBytes())
 	health := harness.Got(p.bench.Plugin.Node().NodeGetVolumeHealth(ctx,
@@ -406,14 +406,14 @@ func TestAFailedJournalCommitBeforeUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
 }
 
-// journalFails makes a journal commit fail that the test itself causes, not the driver. The first
+// journalFails makes a journal commit fail. The test causes this commit, not the driver. The first
 // result is an error if neither a call nor the volume's health reports the failure.
 func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
 		target := harness.Got(os.Open(rec.place.Target))
-		// After this sync, the failing commit contains only a new name. If it contains data, or while the
-		// kernel writes inode tables, a kernel thread notices the failure before any call.
+		// Sync all data first, so that the failing commit contains only a new name. Otherwise, or while
+		// the kernel writes inode tables, a kernel thread would notice the failure before any call.
 		harness.Must(unix.Syncfs(int(target.Fd())))
 		if access == ext4 {
 			harness.Must(harness.StopLazyInit(rec.place.Staging))

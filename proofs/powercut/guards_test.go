@@ -92,7 +92,7 @@ func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) *recording 
 	return recorded(ctx, b, lifeOf(v), r, liveOnce)
 }
 
-// The scenario calls next() with a recording of the unmodified driver.
+// after returns a scenario that calls next() with a recording of the unmodified driver.
 func after(next func(context.Context, *bench, *recording, *rand.Rand) *recording) scenario {
 	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording {
 		return next(ctx, b, aLife(ctx, whole, nil, v, r), r)

@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// images is the number of images in a round. For each scenario, flushes is the maximum number of
-// images at flushes, and sampled is the minimum number of images with random writes.
+// size is the extent of a round. images is its number of images. For each scenario, flushes is the
+// maximum number of images at flushes, and sampled the minimum number of images with random writes.
 type size struct{ images, flushes, sampled int }
 
 var (
@@ -215,7 +215,7 @@ func (c *trials) noteHarm(b *bench) {
 	}
 }
 
-// The result of rounds() is the process's maximum memory in MiB.
+// rounds calls round() with each seed, and returns the process's maximum memory in MiB.
 func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int64) {
 	for seed := range c.p.Rounds() {
 		round(c.t.Context(), seed)
@@ -231,8 +231,8 @@ func (c *trials) over() bool {
 	return c.p.Over() || c.wrong >= 20
 }
 
-// work runs the jobs until the time is over. One worker runs those of btrfs, because all images of
-// a btrfs have the same UUID, by which the kernel identifies it. The other workers run the rest.
+// work runs the jobs until the time is over. One worker runs all jobs of btrfs, because the kernel
+// cannot mount two images of a btrfs, which have the same UUID, at the same time.
 func (c *trials) work(ctx context.Context, jobs []job) {
 	work := func(i int, jobs <-chan job) (err error) {
 		defer harness.Catch(&err)

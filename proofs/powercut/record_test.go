@@ -30,7 +30,7 @@ type recording struct {
 	// answered OK.
 	log, stage []flakydisk.LogEntry
 	ledger     ledger
-	// These are the disk's content and the promises at the end.
+	// final is the disk's content at the end, and kept contains the promises that hold then.
 	final *flakydisk.Image
 	kept  map[string]promise
 	// grows is set if the driver must grow the filesystem.
@@ -157,7 +157,7 @@ func (r *recorder) write(name string, content []byte, flags int) error {
 	return errors.Join(err, f.Close())
 }
 
-// writeNew also syncs the directory: the fsync of a file does not make its name durable.
+// writeNew creates a file, and also syncs the directory, because an fsync does not sync the name.
 func (r *recorder) writeNew(name string) {
 	content := r.content()
 	r.undecided(name)
@@ -222,7 +222,7 @@ func (r *recorder) writeLoose() {
 	harness.Must(os.WriteFile(r.path(name), content, 0o600))
 }
 
-// workRaw does not sync some of its writes, and never the last: the unstage makes these durable.
+// workRaw syncs only some of its writes, and never the last: the unstage makes the rest durable.
 func (r *recorder) workRaw(rounds int) {
 	device := harness.Got(os.OpenFile(r.place.Target, os.O_RDWR, 0))
 	defer func() { harness.Must(device.Close()) }()
@@ -361,7 +361,7 @@ func describe(content []byte) string {
 	return fmt.Sprintf("%d bytes", len(content))
 }
 
-// In checkRanges, a promise's name is the offset of its range.
+// checkRanges checks the promises about a raw device. The name of a promise is its range's offset.
 func checkRanges(device *os.File, promises map[string]promise) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(promises)) {

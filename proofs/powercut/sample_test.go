@@ -318,7 +318,7 @@ func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	at, ok := superblocks[m.of.volume.access]
 	if !ok || !strings.Contains(answer.Error(), "DiskNotBlank") ||
 		!strings.Contains(answer.Error(), "superblock whose checksum is wrong") &&
-			!strings.Contains(answer.Error(), "has been used since") { // the refusal of a forged record
+			!strings.Contains(answer.Error(), "has been used since") { // the answer about a forged record
 		return false
 	}
 	superblock := func(of *flakydisk.Image) string {

@@ -46,7 +46,7 @@ func (i instance) await(state oxide.InstanceState) {
 	}))
 }
 
-// The command runs as soon as the guest's sshd answers.
+// in runs a command in the guest, as soon as the guest's sshd answers.
 func (i instance) in(command string) string {
 	i.Helper()
 	var out []byte
@@ -253,8 +253,8 @@ var knownDifferences = map[string]string{
 	"root/node/size":   "as above",
 }
 
-// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. The dev
-// and diskseq change with each boot: it prints "the node's" if they are equal to those of the node.
+// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. It prints
+// "the node's" for a dev or diskseq that the device node also has: both change with each boot.
 const reader = `use Fcntl ":mode"; my ($sys, $dev, $want, $firmware) = @ARGV;
 sub get { my $of = shift; -d $of and return "directory"; open(my $f, "<", $of) or return "missing";
 	local $/; my $v = <$f>; my $mode = (stat $f)[2];

@@ -50,7 +50,7 @@ func TestVolumesBehindPCIeRootPortsKeepAcknowledgedData(t *testing.T) {
 	if got := strings.TrimSpace(string(n)); got != "12" || err != nil {
 		t.Errorf("the machine has %q root ports, not 12: %v", got, err)
 	}
-	// A disk attached to a stopped machine is in a port before the firmware numbers the ports' buses.
+	// Attach disks to the stopped machine: they are in ports before the firmware numbers the buses.
 	l.nodes[0].sever()
 	ctx, instance := t.Context(), l.nodes[0].ID
 	must(t, l.rack.StopInstance(ctx, instance))
@@ -129,8 +129,8 @@ func (l *lab) guard(t *testing.T) {
 }
 
 const (
-	// callTimeout is kubelet's timeout. A call is stuck if it takes this long, or if its
-	// repetitions fail for the time in convergence.
+	// callTimeout is kubelet's timeout. A call that takes this long is stuck. convergence is how long
+	// a call may be repeated until it succeeds.
 	callTimeout = 2 * time.Minute
 	convergence = 4 * time.Minute
 	patience    = 30 * time.Second
@@ -575,7 +575,7 @@ func (v *life) end(ctx context.Context) {
 	})
 }
 
-// restored restores a snapshot, and uses the new volume beside the original on the same node.
+// restored takes and restores a snapshot, and uses the new volume beside the original on the node.
 func (v *life) restored(ctx context.Context, n *node) {
 	var id string
 	v.until(ctx, "snapshot", func(ctx context.Context) error {

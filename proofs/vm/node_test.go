@@ -245,9 +245,9 @@ func after(ctx context.Context, d time.Duration) {
 	}
 }
 
-// TestKeeperBootsAMachineForAColdAttach gives a volume to a machine of a rack without hot-plug. The
-// test acts as the attacher and the node's kubelet. The keeper stops and starts the machine.
-func TestKeeperBootsAMachineForAColdAttach(t *testing.T) {
+// TestKeeperRestartsAMachineToAttachAVolume runs on a rack without hot-plug. The test acts as the
+// attacher and the node's kubelet. The keeper stops and starts the machine.
+func TestKeeperRestartsAMachineToAttachAVolume(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SHORT= make vm runs it")
 	}

@@ -78,8 +78,8 @@ func (c Client) ClearFaults(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/faults", nil, nil)
 }
 
-// RunDeferred ends the delays of faults of the phase [Deferred] and of Switches.FreeDelay. It
-// returns when the delayed work is done.
+// RunDeferred carries out at once what faults of the phase [Deferred] and Switches.FreeDelay have
+// delayed. It returns when this is done.
 func (c Client) RunDeferred(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/deferred", nil, nil)
 }
@@ -334,9 +334,9 @@ type ActiveFault struct {
 
 // DiskFault affects the operations in On ("read", "write", "flush") of a disk, in every guest. A
 // discard counts as a write. Reads and writes are affected in the bytes From up to To (both 0: all
-// bytes), and flushes always. Times limits how often (0: until the disk is healed). An affected
-// operation fails with EIO, takes longer (Delay), waits until the disk is healed or detached
-// (Hang), or is acknowledged without being done (Lie).
+// bytes), and flushes always. Times limits how often the fault takes effect (0: until the disk is
+// healed). An affected operation fails with EIO, takes longer (Delay), waits until the disk is
+// healed or detached (Hang), or is acknowledged without being done (Lie).
 //
 // The rack needs disks that can fail: oxide-simulator serve --disks=fuse.
 type DiskFault struct {
@@ -350,7 +350,7 @@ type DiskFault struct {
 	Fired int      `json:"fired,omitempty"`
 }
 
-// FailDisk adds a fault to the disk with an ID.
+// FailDisk adds a fault to the disk with this ID.
 func (c Client) FailDisk(ctx context.Context, id string, fault DiskFault) error {
 	return c.call(ctx, http.MethodPost, "/disks/"+id+"/faults", fault, nil)
 }

@@ -18,7 +18,7 @@ import (
 // hostile has markup, a terminal's escape sequence and a right-to-left override.
 const hostile = "<script>alert(1)</script>\x1b[31m\u202egpj.exe\"'"
 
-// testConsole returns a console with hostile texts, whose Admin handler notes its requests.
+// testConsole returns a console with hostile texts. Its Admin handler adds requests to forwarded.
 func testConsole(forwarded *[]string) *Console {
 	c := New()
 	c.Machines = func() []adminapi.Machine { return nil }

@@ -38,7 +38,7 @@ func newPlaneIn(t *testing.T, c Config) *Plane {
 	t.Helper()
 	p := openPlane(t, c)
 	t.Cleanup(func() {
-		// If another process creates a mount namespace, its copies of these mounts keep devices in use.
+		// Copies of these mounts in a mount namespace of another process may keep devices in use.
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
@@ -678,7 +678,7 @@ func TestAPlaneRefusesImagesThatArePipesOrLargerThanTheDisk(t *testing.T) {
 
 // A writer writes 1, 2, 3 and so on durably, each number to the first block of a disk and then to
 // the last block. In a snapshot the first block may be ahead of the last block by one. No block may
-// be behind the number that was in both blocks before the snapshot. xfs and btrfs have reflinks.
+// be behind the number that was in both blocks before the snapshot. Only ext4 lacks reflinks.
 func TestASnapshotOfADiskInUseIsCrashConsistent(t *testing.T) {
 	places := []int64{0, testDiskSize - 4096}
 	for _, host := range []string{"xfs", "btrfs", "ext4"} {
