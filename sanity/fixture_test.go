@@ -30,7 +30,7 @@ const someUUID = "0e5be1f8-5f0f-4d3c-9a52-2c1f1d4bd20e"
 const callTimeout = time.Minute
 
 // fixture is a rack and the driver's controller, which the specs of a container share. Each spec
-// uses names of its own and removes what it created, which mustBalance checks.
+// uses names of its own and removes what it created. mustBalance checks that nothing is left.
 type fixture struct {
 	rack   *harness.Rack
 	plugin *harness.Plugin

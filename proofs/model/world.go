@@ -381,7 +381,7 @@ func calmCodes(s Step, f facts) []codes.Code {
 	snap := f[snapField(s.snap)]
 	switch s.op {
 	case createVolume:
-		// CV-18 is first: it holds even if the source does not exist any more. CV-14 and CV-19 follow.
+		// CV-18 is first: a repeated call succeeds even if its source is gone. CV-14 and CV-19 follow.
 		return first(when(disk != "" && f[sourceField(s.vol)] == s.source, codes.OK),
 			when(s.source != "" && f[snapField(kinds[s.vol].snap)] != s.source, codes.NotFound),
 			when(disk != "", codes.AlreadyExists))

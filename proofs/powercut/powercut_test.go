@@ -188,7 +188,7 @@ func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed e
 
 const workers = 5
 
-// job is a trial with a disk of the access type.
+// job is a trial that do() makes on a bench. access is the access type of the trial's volume.
 type job struct {
 	access string
 	do     func(*bench)

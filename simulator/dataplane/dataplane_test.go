@@ -413,7 +413,7 @@ func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 	return after
 }
 
-func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
+func TestReconcileAdoptsADeviceAttachedInAnotherMountNamespace(t *testing.T) {
 	before := newPlane(t)
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
 	// Attach the file by a path that does not exist afterwards, as if a container had been removed.
@@ -663,7 +663,7 @@ func TestCloneDiskCopiesBytesAndPreservesHoles(t *testing.T) {
 	}
 }
 
-func TestAPlaneRefusesImagesThatArePipesOrLargerThanTheDisk(t *testing.T) {
+func TestAPlaneRefusesPipesAsImagesAndImagesLargerThanTheDisk(t *testing.T) {
 	p, id := newPlane(t), newID()
 	looptest.Must(t, p.ImportImage(t.Context(), id, "", 1<<20))
 	if err := p.CloneDisk(t.Context(), id, p.Files.ImagePath(id), 1<<19); err == nil {
