@@ -78,7 +78,7 @@ type testCluster struct {
 	// delays contains the delay of the next request for each operation of the rack.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes maps the time of an instance's change on the rack's clock to that on the history's clock.
+	// changes maps the time of an instance's change on the rack's clock to the history's clock.
 	changes map[string]time.Time
 	// stale is set if a keeper may act on what it read before the other keeper acted. raced is set if
 	// a disturbance happened within a round. In both cases most checks are skipped.
