@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// TestDiskCreateRefusesSourcesOfOtherProjects is no conformance check, because a real rack may
-// have no image in the silo, and only one project that the token can use.
-func TestDiskCreateRefusesSourcesOfOtherProjects(t *testing.T) { // A40
+// TestDiskCreateRefusesForeignMissingAndTooLargeSources is no conformance check, because a real rack
+// may have no image in the silo, and only one project that the token can use.
+func TestDiskCreateRefusesForeignMissingAndTooLargeSources(t *testing.T) { // A40
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, Images: []engine.ImageSpec{
 		{Name: "silo", SizeBytes: 2 << 30, BlockSize: 4096},
 		{Name: "theirs", Project: "other", SizeBytes: 1 << 30}}})

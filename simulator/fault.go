@@ -134,7 +134,7 @@ func (r *activeFault) fires() bool {
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
-// A fault of the phase Unwind, of the phase Reread or with a Device may name only these operations.
+// The operations that a fault of the phase Unwind, one of Reread and one with a Device may name.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "disk_finalize_import", "image_create",
 		"instance_create", "snapshot_create"}

@@ -142,7 +142,7 @@ func TestAFaultFiresOnlyForMatchingRequests(t *testing.T) {
 	}
 }
 
-func TestAPreventedOperationTriggersNoFaultOfALaterPhase(t *testing.T) {
+func TestNoFaultOfALaterPhaseFiresIfTheOperationIsPrevented(t *testing.T) {
 	for at, first := range phases[:2] { // Before and Instead, which can prevent the operation
 		for _, phase := range phases[at+1:] {
 			for _, addedFirst := range []bool{false, true} {
@@ -179,7 +179,7 @@ func TestASlowBodyArrivesCompletely(t *testing.T) {
 	}
 }
 
-func TestFaultsWithoutEffectAreRefused(t *testing.T) {
+func TestInvalidFaultsAreRefused(t *testing.T) {
 	for name, rule := range map[string]adminapi.Fault{
 		"no operation \"disk_cretae\"": {Operation: "disk_cretae", Cut: true},
 		"unknown phase \"later\"":      {Phase: "later", Cut: true},

@@ -116,7 +116,7 @@ func (f *fields) at(name string) string {
 	return f.path + "." + name
 }
 
-// get returns a field. It records an error if a field that the rack knows occurs twice (A63).
+// get returns a field that the rack knows. It records an error if the field occurs twice (A63).
 func (f *fields) get(name string) (json.RawMessage, bool) {
 	if f.repeated[name] {
 		f.fail("", duplicateField(name))
@@ -143,7 +143,7 @@ func (f *fields) read(name, expected string, into any) bool {
 	return true
 }
 
-// The rack's error for an invalid name has no path, unlike its other errors (A06).
+// identity reads a name and a description. Only the error for an invalid name has no path (A06).
 func (f *fields) identity() (name, description string) {
 	name = f.text("name")
 	f.fail("", store.CheckName(name))

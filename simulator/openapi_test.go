@@ -167,7 +167,7 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 		"ports":     TestSwitchPortsGetAddressesFromAddressLots,
 		"import":    TestAnImportedImageKeepsItsBytesAcrossRestarts,
 		"images":    TestInvalidImportsAndImagesAreRefused,
-		"sources":   TestDiskCreateRefusesSourcesOfOtherProjects,
+		"sources":   TestDiskCreateRefusesForeignMissingAndTooLargeSources,
 		"nics":      TestEachInstanceHasItsOwnInterfaces,
 		"others":    otherOperations,
 	} {

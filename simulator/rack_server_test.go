@@ -79,7 +79,7 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 	return &rackServer{s, c.Dir, t, server.URL, client}
 }
 
-// TestAnswersMatchThePublishedSchema replaces this function, which wraps each rack's handler.
+// watch wraps each rack's handler. TestAnswersMatchThePublishedSchema replaces this function.
 var watch = func(_ *testing.T, s http.Handler) http.Handler { return s }
 
 type reply struct {
@@ -134,8 +134,8 @@ var identities = regexp.MustCompile(`NAME=([a-z0-9-]+)`)
 
 // play sends the requests of a script, one in each line. A line has the wanted status, the method,
 // the path below /v1/, the body and, after =>, a part of the answer. An indented line continues the
-// line above. NAME=x stands for the fields name and description. In oldNew, each word precedes the
-// text that replaces it. play returns the last answer.
+// line above. NAME=x stands for the fields name and description. oldNew has pairs: a word in the
+// script and the text that replaces it. play returns the last answer.
 func (r *rackServer) play(script string, oldNew ...string) (answer string) {
 	r.t.Helper()
 	script = identities.ReplaceAllString(strings.ReplaceAll(strings.TrimSpace(script), "\n\t", " "),
@@ -163,7 +163,7 @@ const (
 	oneGiB       = `1073741824`
 )
 
-// In oldNew, each text of the request's body precedes the text that replaces it.
+// newDisk returns a request to create a disk. oldNew has pairs: a text in its body and another one.
 func newDisk(name string, oldNew ...string) string {
 	return "POST /v1/disks?project=default " + strings.NewReplacer(oldNew...).Replace(`{"name":"`+name+
 		`","description":"","size":`+oneGiB+`,"disk_backend":`+blankBackend+`}`)

@@ -43,7 +43,7 @@ type apiRequest struct {
 	started time.Time
 	op      *operation
 	path    url.Values // the parameters in the path
-	unfound error      // why the rack does not look for the operation, or does not find it
+	unfound error      // the error for the API version or else for the route
 	query   url.Values
 	scan    scan
 	raw     []byte // the body

@@ -235,7 +235,7 @@ func (r *rackServer) loadBalancer() {
 		"SECOND", r.instance("b").ID)
 }
 
-// When machine() has deleted its instance and disk, the floating IP and the group must still exist.
+// machine() creates and deletes an instance. Its floating IP and group must still exist after that.
 func (r *rackServer) machine() {
 	id := func(answer string) string { return unmarshal[store.Identity](r.t, answer).ID }
 	words := []string{"IN", "project=default", "KEY",

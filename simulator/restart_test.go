@@ -74,7 +74,7 @@ func TestARecreatedInstanceHasNoInterfaceIfItsVPCWasRenamed(t *testing.T) {
 	next.demand(200, `"name":"net0"`, fmt.Sprintf(interfaces, "a"))
 }
 
-func TestARestartedRackAdoptsKeptDevices(t *testing.T) {
+func TestARestartedRackAdoptsTheDevicesInItsGuests(t *testing.T) {
 	needGuests(t)
 	const first = 600
 	r := serveRack(t, engine.Config{KeepDevices: true, FirstLoop: first})
@@ -265,7 +265,7 @@ func TestARestartRestoresTheSizesOfDisks(t *testing.T) {
 		t.Errorf("the detached disk has %d bytes, want 1 GiB", got)
 	}
 	attached()
-	r.force("d", store.DiskState{State: store.StateDetached}) // a detach that was killed halfway
+	r.force("d", store.DiskState{State: store.StateDetached}) // as after a kill during a detach
 	if got := size(r.again()); got != 1<<30 {
 		t.Errorf("the disk has %d bytes, want 1 GiB", got)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// wireCase is a request that the rack's HTTP layer refuses, with an error that has no code.
+// wireCase is a request, and the status and message of its answer: an error without a code.
 type wireCase struct {
 	name, request string
 	status        int
@@ -70,8 +70,8 @@ func TestUnsupportedRequestsAreAnsweredWith501(t *testing.T) {
 	}
 }
 
-// TestInvalidBodiesGetTheErrorMessagesOfSerde checks messages of serde that no rack has confirmed
-// yet. The conformance suite checks the other messages (A06).
+// TestInvalidBodiesGetTheErrorMessagesOfSerde checks messages of serde (the rack's JSON library)
+// that no rack has confirmed yet. The conformance suite checks the other messages (A06).
 func TestInvalidBodiesGetTheErrorMessagesOfSerde(t *testing.T) { // A06, A63
 	r := serveRack(t, engine.Config{})
 	const post = "POST /v1/disks?project=default "

@@ -102,7 +102,7 @@ func backs(d loopdev.Device, path string) bool {
 
 // shareBlocks makes dst a reflink copy of src at one point in time. Writers of src wait meanwhile.
 // Filesystems with FICLONE support this: xfs, btrfs, bcachefs, ZFS and NFS 4.2. If it returns
-// false, the caller copies the bytes. A real error, such as a full disk, makes that copy fail, too.
+// false, the caller copies the bytes. This copy then reports a real error, such as a full disk.
 func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }
@@ -122,7 +122,7 @@ func hurry() (end func()) {
 	}
 }
 
-// nextData finds the first part of f, from an offset on, that is no hole, or returns errNoData.
+// nextData finds the first range of f, from offset on, that is not a hole, or returns errNoData.
 func nextData(f *os.File, offset int64) (start, end int64, err error) {
 	start, err = f.Seek(offset, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {

@@ -124,7 +124,7 @@ func (a *tampering) hidden(diskID string) (err error) {
 	return err
 }
 
-// keeps() reports whether d stays in its guest. If so, it records how to remove d later.
+// keeps() reports whether d stays in its guest after a detach, and if so, records how to remove it.
 func (a *tampering) keeps(d *plugged) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -141,7 +141,7 @@ const (
 	tamperBlock = 4096
 	// lateDevice is longer than any check waits for a device.
 	lateDevice = 10 * time.Minute
-	// tear() copies half of the blocks again after tornWrites writes, or after tornWait without any.
+	// tear() copies half of the blocks again after tornWrites writes, or if none comes for tornWait.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )
@@ -378,7 +378,7 @@ var damages = []damage{
 
 type moment struct {
 	name, object string
-	// find() is called for each event of this kind, and returns the files to damage.
+	// find() is called for each event of the kind "when", and returns the files to damage.
 	when happening
 	find func(c *corruption, f Files, e event) []*victim
 }

@@ -48,7 +48,7 @@ type Window struct {
 	Limit  int
 }
 
-// deviceFault returns the fault of the call's devices. Its delay is at least the given one.
+// deviceFault returns the fault of the call's devices. The fault's Delay is at least delay.
 func (c *Call) deviceFault(delay adminapi.Duration) dataplane.Fault {
 	d := cmp.Or(c.Device, &adminapi.DeviceFault{})
 	return dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
@@ -188,7 +188,7 @@ func lookupIn[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.T
 	return object
 }
 
-// owner returns the ID of the project in which the rack looks up a name, and "" for an ID.
+// owner returns the ID of the project in which the name sel is looked up, or "" if sel is an ID.
 func owner(tx *store.Tx, kind string, project, sel store.Selector) string {
 	given, texts := project.Given(), selectorTexts[kind]
 	tx.Refuse(sel.ID != "" && given, invalidRequest("%s", texts.both))

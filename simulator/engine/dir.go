@@ -84,8 +84,8 @@ func (m mark) write(dir string) error {
 	return dataplane.FlushDir(dir)
 }
 
-// prepareDir creates a directory, or accepts one that is empty or has the mark and the records of
-// this version. It changes no other directory. process is "" unless the directory is temporary.
+// prepareDir creates dir, or accepts it if it is empty or has the mark and records of this version.
+// It refuses any other directory, and does not change it. process is "" unless dir is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)

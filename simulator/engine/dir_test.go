@@ -227,7 +227,7 @@ func TestOpenReportsDamagedRecordsAndKeepsTheDisk(t *testing.T) {
 	}
 }
 
-func TestEndedIsFalseForAProcessOfAnotherHost(t *testing.T) {
+func TestAProcessOfAnotherHostDoesNotCountAsEnded(t *testing.T) {
 	us := strings.Fields(thisProcess())
 	for _, c := range []struct {
 		machine, boot string

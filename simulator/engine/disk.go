@@ -45,7 +45,7 @@ const (
 
 const (
 	minDiskSize = gibibyte
-	// A25: a disk of exactly 1023 GiB is allowed, despite the error's text.
+	// maxDistributed is itself an allowed size, although the error says "less than" (A25).
 	maxDistributed = 1023 * gibibyte
 	// maxLocal is the usable size of a drive of 3.2 TB (A26).
 	maxLocal = 2900 * gibibyte

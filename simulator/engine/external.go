@@ -181,7 +181,7 @@ const (
 
 const maxExternalIPs = 32
 
-// attachable allows the state "creating", because a new instance gets its IPs before its disks.
+// attachable permits the state "creating", in which a new instance gets its external IPs.
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) {
 	tx.Refuse(i.RunState == store.RunFailed,
 		invalidRequest("cannot attach %s IP to instance in failed state", kind))
@@ -279,7 +279,7 @@ func ephemeralOf(r store.Resource) Item {
 		"ip_pool_id": r.Text("ip_pool_id")})
 }
 
-// An instance that already has an ephemeral address of this IP version keeps it.
+// attachEphemeral gives i a new address, unless i has an ephemeral address of that IP version.
 func (c *Change) attachEphemeral(i store.Instance, a Allocation) store.Resource {
 	_, address := c.allocate(a)
 	if existing, ok := ephemeralIP.Table().ByName(c.Tx, i.ID, versionOf(address)); ok {

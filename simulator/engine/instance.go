@@ -281,7 +281,7 @@ type InstanceUpdate struct {
 	Unsupported string
 }
 
-// These are the values that the rack allows.
+// RestartPolicies and CPUPlatforms are the values that the rack allows.
 var (
 	RestartPolicies = []string{"never", "best_effort"}
 	CPUPlatforms    = []string{"amd_milan", "amd_turin", "amd_turin_v2"}
@@ -436,7 +436,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 		d, err := Reading(s.Simulation, func(tx *store.Tx) store.Disk {
 			return find(tx, store.Disks, owner.ID, a.selector())
 		})
-		if a.Create != nil && err != nil { // no error: an earlier simulator made the disk
+		if a.Create != nil && err != nil { // if err is nil, an earlier simulator made d
 			d, err = Disks(s).create(call, owner, *a.Create)
 		}
 		if err != nil {

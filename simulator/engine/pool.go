@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// The API does not show these fields of a pool's record. isDefault is null while the pool is not
-// linked to the rack's only silo.
+// isDefault and extents name fields of a pool's record. The API shows only isDefault, and only for
+// a linked pool. It is null while the pool is not linked to the rack's only silo.
 const (
 	isDefault = "is_default"
 	extents   = "extents"
@@ -33,13 +33,13 @@ type poolWords struct {
 	// otherVersion, overlaps and missing are errors about an extent. otherVersion is formatted with
 	// the extent's IP version, the pool's IP version and the pool's ID.
 	otherVersion, overlaps, missing string
-	// usedExtent is the error for removing an extent in use, and usedPool for removing a link in use.
+	// usedExtent is the error for removing an extent in use, and usedPool for unlinking a pool in use.
 	usedExtent, usedPool string
 	// secondDefault is the error for a second default pool; "" means the error for a second link.
 	secondDefault string
 	// strict means that unlinking a pool that is not linked is an error.
 	strict bool
-	// users are the kinds whose records use a pool; field is the JSON name of the address or subnet.
+	// users are the kinds whose records use a pool; field is the JSON name of their address or subnet.
 	users []*Kind
 	field string
 }
@@ -491,7 +491,7 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// parts writes a list of objects into a field, and renames the keys that the last argument maps.
+// parts writes a list of objects into the field name, and renames each key that the map names has.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {

@@ -24,14 +24,14 @@ type Kind struct {
 	Owner  string
 	// In names the field with the ID of the parent or the owner; "" means that there is no such field.
 	In string
-	// The error for an ID together with a parent begins with Both. The error for a name without a
+	// The error for an ID together with a parent contains Both. The error for a name without a
 	// parent begins with Neither (A05).
 	Both, Neither string
 	// Public means that every user of the silo may read the resource, and its owner may change it. The
 	// roles in the projects do not matter (A15).
 	Public bool
 	// Fleet means that only a fleet administrator may call the operations. Hidden names the fields of
-	// the record that no answer contains.
+	// the record that the methods View, List, Create and Update of Resources do not return.
 	Fleet  bool
 	Hidden []string
 	// Fields has the fields of a request, in the order in which the rack checks them.

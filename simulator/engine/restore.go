@@ -18,7 +18,7 @@ import (
 )
 
 // restore repairs the records and the data plane after a kill of the last simulator, and adds the
-// objects of the Config that the directory lacks. The given functions begin its first transaction.
+// objects of the Config that the directory lacks. The functions in first run before all others.
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) {
@@ -367,7 +367,7 @@ func (r seeder) disk(spec DiskSpec) error {
 	}
 	return r.store.Update(func(tx *store.Tx) {
 		now := r.Switches()
-		now.Hotplug = adminapi.HotplugFull // the instance is recorded as running, but has not started
+		now.Hotplug = adminapi.HotplugFull // permit the attach: the instance has not started yet
 		r.checkAttach(tx, to, made, now)
 		made.State = store.DiskState{State: store.StateAttached, Instance: to.ID}
 		tx.PutDisk(made)

@@ -156,7 +156,7 @@ type Simulation struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	// Reset and Close hold this mutex, so that only one of them runs. Close sets released.
+	// Reset and Close lock life, so that only one of them runs at a time. Close sets released.
 	life     sync.Mutex
 	released bool
 	mu       sync.Mutex
@@ -432,8 +432,8 @@ func release(tx *store.Tx, id string, size int64, now adminapi.Switches) {
 	}
 }
 
-// noSpace reports whether the rack lacks physical space for bytes that the quota does not count yet
-// (A27). A deleted object takes space until its bytes are freed (A68).
+// noSpace reports whether the rack lacks physical space for the bytes that the quota counts and for
+// "more" bytes in addition (A27). A deleted object takes space until its bytes are freed (A68).
 func (r *Simulation) noSpace(more int64) bool {
 	now, unfreed := r.Switches(), r.unfreed.Load()
 	if now.Full || unfreed == 0 {
@@ -444,7 +444,7 @@ func (r *Simulation) noSpace(more int64) bool {
 }
 
 // Reset returns the rack to its start: it has only the objects and the switches of the Config, with
-// the same IDs. The guests lose all disks, even disks in use; the paths of the guest views stay.
+// the same IDs. The guests lose all disks, even disks in use; the guest views keep their paths.
 // Calls that come in the meantime get ErrClosed.
 func (r *Simulation) Reset(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx) // a rack that is reset only in part cannot be used

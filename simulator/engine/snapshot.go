@@ -35,8 +35,8 @@ func (s Snapshots) View(call *Call, tx *store.Tx) store.Snapshot {
 }
 
 // Create creates the snapshot that a [SnapshotCreate] describes, and returns when it is ready.
-// Until then other callers see the snapshot in the state "creating". Its disk is in maintenance,
-// unless the disk is attached (A38).
+// Until then other callers see the snapshot in the state "creating" and, unless the disk is
+// attached, the disk in the state "maintenance" (A38).
 func (s Snapshots) Create(call *Call) (store.Snapshot, error) {
 	c := call.Body.(SnapshotCreate)
 	d, err := Reading(s.Simulation, func(tx *store.Tx) store.Disk {

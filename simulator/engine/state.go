@@ -75,7 +75,7 @@ func collect[T store.Record](tx *store.Tx, t store.Table[T]) []T {
 }
 
 const (
-	// A16: an instance may have twelve disks, including its boot disk.
+	// defaultDiskLimit is how many disks an instance may have, including its boot disk (A16).
 	defaultDiskLimit = 12
 	defaultQuota     = 64 * tebibyte
 )
@@ -102,7 +102,7 @@ type switchboard struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	now adminapi.Switches
-	// The next change closes this channel.
+	// changed is closed by the next change of the switches.
 	changed chan struct{}
 }
 

@@ -56,7 +56,7 @@ const (
 	maxEntries = 5000
 	maxLine    = 8 << 10
 	maxFiles   = 4096
-	// The files are read at most once in this time.
+	// seldom is the least time between two reads of the files.
 	seldom = 50 * time.Millisecond
 )
 

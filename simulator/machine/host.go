@@ -66,7 +66,7 @@ func (h *Host) Key() string { return filepath.Join(h.image, "key") }
 
 const bootTime = 5 * time.Second
 
-// kvmWorks reports whether KVM runs a program of four bytes. /dev/kvm may exist without working.
+// kvmWorks runs a program of four bytes, because /dev/kvm may exist although KVM does not work.
 func kvmWorks(ctx context.Context) bool {
 	if unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) != nil {
 		return false
@@ -246,7 +246,7 @@ func (h *Host) arguments(g Guest, image string) []string {
 	// QEMU's NVMe controller ignores that a guest demands a durable write (FUA), and QEMU writes the
 	// block table of a qcow2 only at a flush. With writethrough the guest's journal survives a kill.
 	const own = "file=root.qcow2,format=qcow2,if=none,id=root,cache=writethrough"
-	// Without KVM and with maxcpus=1, QEMU 7.2 drops memory barriers: a guest's NVMe disk may hang.
+	// Set maxcpus to 2 or more: with 1, QEMU 7.2 without KVM drops memory barriers, and NVMe may hang.
 	cpu, cpus := "max", fmt.Sprintf("cpus=%d,maxcpus=%d", g.CPUs, g.CPUs+1)
 	if h.accelerator == "kvm" {
 		cpu, cpus = "host", strconv.Itoa(g.CPUs)

@@ -19,7 +19,7 @@ import (
 type Store struct {
 	db *bbolt.DB
 	mu sync.Mutex
-	// mu guards the IDs whose files were removed. The next change deletes them from bucketLeft.
+	// mu guards gone: the IDs whose files were removed. The next Update deletes them from bucketLeft.
 	gone []string
 }
 
@@ -107,8 +107,8 @@ func (s *Store) Gone(ids ...string) {
 	s.gone = append(s.gone, ids...)
 }
 
-// Tx is a transaction. The first error ends it: failed reads, failed writes and violated rules call
-// Check with an error. So functions with a Tx return no errors.
+// Tx is a transaction. A function with a Tx returns no error: if a read or a write fails, or a rule
+// is violated, the function calls Check, which ends the transaction.
 type Tx struct{ *bbolt.Tx }
 
 // ended is the panic with which Check ends a transaction.
@@ -299,7 +299,7 @@ func (e *FullError) Error() string {
 		"delete some", maxRecords, e.kind)
 }
 
-// Put adds a record, or replaces the record with its ID, even if the name or the parent differs.
+// Put adds a record, or replaces the one with the same ID, even if the name or the parent differs.
 func (t Table[T]) Put(tx *Tx, record T) {
 	ident, parent := record.Ident(), t.Parent(record)
 	old, ok := t.Get(tx, ident.ID)
@@ -337,7 +337,7 @@ func (t Table[T]) Delete(tx *Tx, record T) {
 	))
 }
 
-// Scan returns up to limit records of a parent that follow the name or ID *last, sorted by sortBy.
+// Scan returns up to limit records of a parent, sorted by sortBy, that follow the name or ID *last.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) []T {
 	index := t.names(tx)
 	if sortBy == ByID {
@@ -434,7 +434,7 @@ const (
 	ByID             = "id_ascending"
 )
 
-// OtherNames takes a name and returns the IDs of its objects, or takes an ID and returns the name.
+// OtherNames returns the IDs of objects with the name subject, or the name of the ID subject.
 func (tx *Tx) OtherNames(parent, subject string) []string {
 	return slices.Concat(
 		aliases(tx, Disks, parent, subject),
