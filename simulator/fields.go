@@ -143,7 +143,7 @@ func (f *fields) read(name, expected string, into any) bool {
 	return true
 }
 
-// identity reads a name and a description. Only the error for an invalid name has no path (A06).
+// identity reads a name and a description. The error for an invalid name has no path (A06).
 func (f *fields) identity() (name, description string) {
 	name = f.text("name")
 	f.fail("", store.CheckName(name))
@@ -165,7 +165,7 @@ func (f *fields) newIdentity() (name, description *string) {
 
 func (f *fields) text(name string) string { return valueOf[string](f, name, "a string") }
 
-// valueOf reads a value of a simple type. The last argument is serde's word for the type.
+// valueOf reads a value of a simple type. The parameter expected is serde's word for the type.
 func valueOf[T any](f *fields, name, expected string) (value T) {
 	f.read(name, expected, &value)
 	return value

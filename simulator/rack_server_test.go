@@ -163,7 +163,7 @@ const (
 	oneGiB       = `1073741824`
 )
 
-// newDisk returns a request to create a disk. oldNew has pairs: a text in its body and another one.
+// newDisk returns a request to create a disk. oldNew has pairs: a text of it and the new text.
 func newDisk(name string, oldNew ...string) string {
 	return "POST /v1/disks?project=default " + strings.NewReplacer(oldNew...).Replace(`{"name":"`+name+
 		`","description":"","size":`+oneGiB+`,"disk_backend":`+blankBackend+`}`)

@@ -44,7 +44,7 @@ type tampering struct {
 	undo map[string][]func() error
 }
 
-// Tamper activates t, and removes the last tamper's devices and files. A zero Tamper does nothing.
+// Tamper activates t and removes the previous tamper's devices and files. A zero t does no damage.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
 	undo := p.tampering.undo
@@ -663,7 +663,7 @@ type victim struct {
 	at, other int64
 	// old is an earlier content of the block, or nil. late is the content to write at the next unplug.
 	old, late []byte
-	// peers are files that share the block. shared is the content that all of them had last.
+	// peers are files that share the block. shared is the block's last content that all files had.
 	peers  []string
 	shared []byte
 	done   bool

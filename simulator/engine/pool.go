@@ -491,7 +491,7 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// parts writes a list of objects into the field name, and renames each key that the map names has.
+// parts writes a list of objects into the field name, and renames their keys as in the map names.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {

@@ -18,7 +18,7 @@ import (
 )
 
 // restore repairs the records and the data plane after a kill of the last simulator, and adds the
-// objects of the Config that the directory lacks. The functions in first run before all others.
+// objects of the Config that the directory lacks. It begins with the functions in first.
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) {

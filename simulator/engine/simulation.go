@@ -398,8 +398,8 @@ func (r *Simulation) RunDeferred(ctx context.Context) error {
 	}
 }
 
-// free removes the bytes of a deleted object and frees its share of the quota, at once or after the
-// FreeDelay (A68). If the rack closes first, its next start frees them.
+// free removes the bytes of a deleted object, at once or after the FreeDelay (A68), and then frees
+// its share of the quota if release() has not. If the rack closes first, its next start frees both.
 func (r *Simulation) free(call *Call, id string, size int64, remove func(id string) error,
 	now adminapi.Switches) error {
 	if now.FreeDelay <= 0 {

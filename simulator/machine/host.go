@@ -66,7 +66,7 @@ func (h *Host) Key() string { return filepath.Join(h.image, "key") }
 
 const bootTime = 5 * time.Second
 
-// kvmWorks runs a program of four bytes, because /dev/kvm may exist although KVM does not work.
+// kvmWorks reports whether KVM runs a program of four bytes: /dev/kvm may exist although KVM fails.
 func kvmWorks(ctx context.Context) bool {
 	if unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) != nil {
 		return false

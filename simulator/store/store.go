@@ -391,7 +391,7 @@ var (
 	bucketLeft = []byte("left")
 )
 
-// Prepare creates the buckets that are missing, also those of the given kinds of [Resource].
+// Prepare creates all missing buckets. The parameter tables has the names of kinds of [Resource].
 func Prepare(tx *Tx, tables ...string) {
 	names := [][]byte{bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
 		bucketLinks}
