@@ -332,8 +332,6 @@ func errorFault(s *status.Status) string {
 		return "has a message of several lines"
 	case strings.Contains(message, TokenPrefix):
 		return "shows the rack's token"
-	case strings.Contains(message, Canary):
-		return "shows what the caller must keep to itself"
 	}
 	switch s.Code() {
 	case codes.Unimplemented:
@@ -348,9 +346,5 @@ func errorFault(s *status.Status) string {
 	return ""
 }
 
-// Each token of a rack begins with TokenPrefix. A test may put Canary into secrets, mount flags and
-// tokens. ErrorRules reports an error of the driver that contains one of the two.
-const (
-	TokenPrefix = "oxide-token-"
-	Canary      = "tweetytweety"
-)
+// TokenPrefix begins each token of a rack. ErrorRules reports an error of the driver with it.
+const TokenPrefix = "oxide-token-"

@@ -96,7 +96,6 @@ type Placement struct {
 	// Staging is a directory that the orchestrator creates. The driver creates Target.
 	Staging, Target string
 	ReadOnly        bool
-	Secrets         map[string]string
 }
 
 // MakeDirs creates the directories that an orchestrator creates: Staging, and Target's parent.
@@ -109,7 +108,7 @@ func (p *Placement) Stage(ctx context.Context, node csi.NodeClient) error {
 	_, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging,
 		VolumeCapability: p.Capability, PublishContext: p.PublishContext,
-		VolumeContext: p.Volume.GetVolumeContext(), Secrets: p.Secrets})
+		VolumeContext: p.Volume.GetVolumeContext()})
 	return err
 }
 
@@ -118,7 +117,7 @@ func (p *Placement) Publish(ctx context.Context, node csi.NodeClient) error {
 	_, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging, TargetPath: p.Target,
 		VolumeCapability: p.Capability, Readonly: p.ReadOnly, PublishContext: p.PublishContext,
-		VolumeContext: p.Volume.GetVolumeContext(), Secrets: p.Secrets})
+		VolumeContext: p.Volume.GetVolumeContext()})
 	return err
 }
 

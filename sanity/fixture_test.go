@@ -244,7 +244,7 @@ func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool
 		f := &nodeFixture{fixture: &fixture{}}
 		BeforeAll(func(ctx SpecContext) {
 			f.open(ctx, harness.RackOptions{Args: rack}, harness.PluginOptions{})
-			// At this level, a secret that leaks into the log is visible.
+			// At this level, the logs of a failed spec show the messages of its calls.
 			verbose := harness.PluginOptions{Args: []string{"--log-level=debug"}}
 			f.a, f.b = f.node(ctx, "a", verbose), f.node(ctx, "b", verbose)
 			mustBalance(ctx, f.rack, f.plugin, f.a.Plugin, f.b.Plugin)
