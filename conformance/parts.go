@@ -82,7 +82,7 @@ func (w *job) runCSISanity(ctx context.Context) (err error) {
 	return driver.Stop()
 }
 
-// describe makes csi-sanity's specs for the selected kinds of access, and returns their number.
+// describe makes csi-sanity's specs for each selected kind of access, and counts these kinds.
 func (w *job) describe(ctx context.Context, driver *harness.Plugin) (accesses int) {
 	for _, c := range csisuite.Combinations() {
 		access := c.Access()

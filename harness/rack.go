@@ -260,7 +260,7 @@ func MountsAt(path string) ([]*mountinfo.Info, error) {
 }
 
 // Environment is a rack with its drivers, and a ledger from before the test. Package proof adds
-// bystanders to it.
+// disks to which nothing may write.
 type Environment struct {
 	Rack     *Rack
 	Plugins  []*Plugin

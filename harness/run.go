@@ -483,7 +483,7 @@ func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	return path, r.build(ctx, program, path)
 }
 
-// PlainVariable is the environment variable with the directory of the programs for plain runs.
+// PlainVariable names the directory of the programs for Run.Plain, without the race detector.
 const PlainVariable = "OXIDE_PLAIN_PROGRAMS"
 
 // BinaryVariable returns the name of the environment variable with the path of a built program.

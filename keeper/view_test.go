@@ -145,7 +145,7 @@ func initializing(p *corev1.Pod) {
 
 func never(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }
 
-func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
+func TestEachPodIsClassifiedByWhatAStopDoesToIt(t *testing.T) {
 	foreign := pv("foreign")
 	foreign.Spec.CSI.Driver = "other.example.com"
 	unbound := pv("unbound")

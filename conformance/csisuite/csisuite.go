@@ -1,6 +1,6 @@
-// Package csisuite configures csi-sanity for the driver. It lists the filesystems and processes
-// with which csi-sanity runs, and the specs that may be skipped, with the reasons. The sanity suite
-// on simulated racks and the conformance program share the package.
+// Package csisuite configures csi-sanity for the driver. It lists the filesystems to test, with
+// the driver as one process and as two, and the specs that may be skipped, with the reasons. The
+// sanity suite on simulated racks and the conformance program share the package.
 package csisuite
 
 import (

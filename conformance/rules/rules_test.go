@@ -82,8 +82,8 @@ func configOf(rack *harness.Rack, hotplug bool) Config {
 		Here:  &GuestFiles{ID: here.ID, Sys: os.DirFS(filepath.Join(here.Guest, "sys"))}}
 }
 
-// In "make proofs", only racks that are started with arguments have the race detector: those of
-// TestAHealthyRackKeepsEveryRule.
+// startRack starts a rack. In "make proofs", the rack has the race detector only if options has
+// Args, which only TestAHealthyRackKeepsEveryRule sets.
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	t.Helper()
 	run := harness.RunFor(t)

@@ -42,8 +42,8 @@ func newView(pid int, table Table, unread bool) view {
 type Views []view
 
 // Limits for reading other mount namespaces. Any user can create namespaces with many mounts, many
-// root directories and long paths. While the driver has a table open, the kernel keeps its mounts,
-// and they keep devices in use. So tableTime is shorter than an unstage's wait for such a device.
+// root directories and long paths. While the driver has a mount table open, the mounts in it keep
+// their devices in use. So tableTime is shorter than an unstage waits for a device to become free.
 const (
 	maxRoots      = 4        // root directories of one namespace
 	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths

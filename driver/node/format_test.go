@@ -221,7 +221,7 @@ func TestASecondBtrfsWithTheSameUUIDIsNotStaged(t *testing.T) {
 	must(t, restored.unstage())
 }
 
-func TestABtrfsIsUnstagedWhileItsCopyIsMounted(t *testing.T) {
+func TestACopyOfABtrfsIsUnstagedWhileItsOriginIsMounted(t *testing.T) {
 	for name, lost := range map[string]func(t *testing.T, g *testGuest, alias string){
 		"the kernel has recorded another path": func(*testing.T, *testGuest, string) {},
 		"the kernel has recorded a path that is gone": func(t *testing.T, _ *testGuest, alias string) {

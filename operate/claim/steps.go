@@ -80,8 +80,8 @@ var steps = []step{
 // undoing contains the steps of an undo. The workload starts before the step "clean", so that it
 // does not wait until the rack has deleted the new disk and the snapshot.
 var undoing = []step{
-	// This step marks the claim and the owner. A late request of a killed run has an older
-	// resourceVersion, so the API server refuses it.
+	// The marks of this step change the resourceVersions of claim and owner. So the API server
+	// refuses a late request of a killed run, which contains an older resourceVersion.
 	{"record", func(plan) string { return "take the change over" }, func(v view) bool {
 		mark := v.owner.annotation(changeKey)
 		return steps[0].done(v) && (v.owner == nil || mark == v.plan.stopMark() ||

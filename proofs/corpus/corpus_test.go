@@ -64,7 +64,7 @@ func TestTheDriverFormatsOnlyBlankDisksAndDisksWithItsUnfinishedFormat(t *testin
 	}
 }
 
-// shortKinds contains the number of disks that the short form tries for each wanted outcome.
+// shortKinds is the number of disks of each kind (see some) that the short form tries.
 var shortKinds = map[string]int{string(formatted): 4, string(mounted): 8, string(refused): 32,
 	"forged records": 1}
 
@@ -456,7 +456,7 @@ type want struct {
 	Names []string
 	// The evidence must contain each of these texts.
 	Says []string
-	// Begun is set for a blank disk that the driver may refuse after it has begun a format.
+	// Begun allows a refused disk to be changed, because the driver may have begun a format.
 	Begun bool
 	// Code is the wanted gRPC code; "" means FAILED_PRECONDITION.
 	Code string

@@ -246,8 +246,8 @@ func (h *History) make(ctx context.Context, s Step) ([]ended, error) {
 	return calls, errors.Join(errs...)
 }
 
-// expect returns the effects that one of the calls may have had, and the codes that the model
-// allows after an answer with this error.
+// expect returns the effects that calls[i] may have had, and the codes that its answer may have.
+// The parameter err is this answer's error, whose reason may allow a further code.
 func (w *world) expect(before facts, calls []*Step, i int, err error) (effects []assign,
 	allowed []codes.Code) {
 	s, others := calls[i], slices.Delete(slices.Clone(calls), i, i+1)

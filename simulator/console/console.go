@@ -426,7 +426,7 @@ func newFault(form url.Values) (adminapi.Fault, error) {
 	return adminapi.Fault{}, errors.New("the form does not say what is to happen")
 }
 
-// act carries out a form. It redirects a browser without the page's script to the form's page.
+// act carries out a form. A browser that runs no scripts is redirected back to the form's page.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if err := r.ParseForm(); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

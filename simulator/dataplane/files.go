@@ -351,8 +351,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// ErrWrittenMeanwhile means that no consistent copy of a disk could be made: the host's filesystem
-// has no reflinks, and a guest wrote during each copy, or the kernel does not count writes.
+// ErrWrittenMeanwhile means that no consistent copy of a disk could be made. The host's filesystem
+// has no reflinks, and either a guest wrote during each copy, or the kernel counts no writes.
 var ErrWrittenMeanwhile = errors.New("the disk was written while it was copied")
 
 const snapshotAttempts = 20
