@@ -37,7 +37,7 @@ const (
 // virtual machines. REHEARSAL_PARTS names the parts of the run, for --only.
 func TestRehearsalFollowsTheConformancePage(t *testing.T) {
 	if os.Getenv("OXIDE_REHEARSAL") == "" {
-		t.Skip("make rehearsal runs it, and needs an hour without KVM")
+		t.Skip("make rehearsal runs it, and needs half an hour without KVM")
 	}
 	key := hostKey(t)
 	work := t.TempDir()
