@@ -31,9 +31,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// interceptors returns the interceptors of every call, outermost first. The log and the metrics see
-// the final result, even of a panic. The lock is released however the handler ends. The deadline
-// applies to the handler only.
+// interceptors returns the interceptors of every call, outermost first. In this order the log and
+// the metrics get the final result, even after a panic, and limitTime limits only the handler.
 func (s *csiServer) interceptors() []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		logCalls(s.Log),
@@ -68,11 +67,12 @@ func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// controllerTimeLimit is the deadline of a controller call that comes without one. So no goroutine
+// controllerTimeLimit limits a controller call that comes without a deadline, so that no goroutine
 // waits for a rack forever.
 const controllerTimeLimit = 2 * time.Minute
 
-// limitTime sets no deadline for node calls, because mkfs must not be interrupted.
+// limitTime gives a controller call without a deadline one. A node call gets none, because mkfs
+// must not be interrupted.
 func limitTime(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	if _, ok := ctx.Deadline(); !ok && strings.HasPrefix(info.FullMethod, "/csi.v1.Controller/") {
@@ -88,7 +88,7 @@ func shortMethod(full string) string { return full[strings.LastIndex(full, "/")+
 
 type flightRecorders struct {
 	controller, node *flight.Recorder // nil: nothing is recorded
-	instance         string           // the node's
+	instance         string           // the id of this node's instance
 }
 
 func (r flightRecorders) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo,
@@ -155,7 +155,7 @@ func levelOf(method string, err error) slog.Level {
 		strings.Contains(method, "List") || strings.HasPrefix(method, "Validate")
 	switch code := status.Code(err); {
 	case code == codes.OK && asking, code == codes.Unimplemented,
-		// Kubelet calls Probe every few seconds. The background check of the rack has logged the error.
+		// Kubelet repeats Probe every few seconds, and the background check has already logged the error.
 		method == "Probe" && code == codes.FailedPrecondition:
 		return slog.LevelDebug
 	case code == codes.OK, code == codes.Canceled, code == codes.Aborted:
@@ -219,8 +219,8 @@ func (r redacted) LogValue() slog.Value {
 const maxMapBytes = 4 << 10
 
 // fieldLimits lists the string fields with another limit than volume.MaxStringBytes. 0 means that
-// nothing is checked here: the node checks paths, an invalid starting token has a code of its own,
-// and CSI limits the total size of mount flags.
+// nothing is checked here: the node checks paths, an invalid starting token gets another code, and
+// CSI limits the total size of mount flags.
 var fieldLimits = map[protoreflect.Name]int{
 	"target_path": 0, "staging_target_path": 0, "volume_path": 0,
 	"starting_token": 0, "mount_flags": 0, "node_id": 256,
@@ -236,7 +236,7 @@ func checkLimits(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// limitProblem returns an error that names the field that exceeds its limit, but not its value.
+// limitProblem returns an error for a field that breaks a limit. The error omits the value.
 func limitProblem(m protoreflect.Message) (err error) {
 	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
 		switch {
@@ -310,8 +310,8 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 			"this one later", csierr.Plain(key))
 	}
 	defer l.held.Delete(key)
-	// If the caller has given up this call, a later one may have ended. Do not undo its effect. gRPC
-	// delivers the cancellation of a call before later calls of the same connection.
+	// A call that the caller has canceled must not undo the effect of a later call, which may have
+	// ended. gRPC delivers a cancellation before later calls of the same connection.
 	switch ctx.Err() {
 	case nil:
 		return handler(ctx, req)

@@ -1,13 +1,13 @@
 // Package driver serves Oxide disks as volumes of the Container Storage Interface.
 //
-// docs/life-of-a-volume.md shows what the calls do to a disk, docs/data-safety.md the rules that
-// they keep, and ARCHITECTURE.md the packages, with the path of a call through them. No call needs
-// what an earlier call kept in memory: the rack, sysfs and the kernel's mount tables have the
-// state. So any process may be killed at any point, and a repeated call continues from there.
+// docs/life-of-a-volume.md shows what the calls do to a disk, docs/data-safety.md lists the rules
+// for this, and ARCHITECTURE.md describes the packages and a call's path through them. No call
+// needs what an earlier call kept in memory: the state is in the rack, sysfs and the kernel's mount
+// tables. So any process can be killed at any point, and a repeated call continues from there.
 //
-// Each RPC only parses its request, does its work, and builds its response. Interceptors log
-// without secrets, count, recover panics, enforce CSI's field limits and admit one call at a time
-// for each object.
+// Each RPC only parses its request, does its work, and builds its response. Interceptors log each
+// call without secrets, count it, recover panics, enforce CSI's field limits and admit one call at
+// a time for each object.
 package driver
 
 import (
@@ -46,8 +46,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// Main runs the plugin, or the subcommand that the first argument names, until ctx ends. It returns
-// the exit status: 0, 1 for an error, or 2 or 3 for what "audit" or "doctor" has found.
+// Main runs the plugin, or the subcommand that the first argument names, until ctx ends. The exit
+// status is 0, or 1 for an error. Findings of audit and doctor have status 2 or 3.
 func Main(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer,
 ) int {
@@ -95,7 +95,7 @@ func runProgram(ctx context.Context, in invocation) (status int, err error) {
 	return 0, Run(ctx, config, in.stderr)
 }
 
-// Release is set in release builds: -ldflags "-X <this package>.Release=v1.2.3".
+// Release is a release's version, set by its build: -ldflags "-X <this package>.Release=v1.2.3".
 var Release = ""
 
 func clientVersion() string {
@@ -127,14 +127,14 @@ func Version() string {
 type subcommand struct {
 	name, about string
 	settings    []string // the environment variables of its settings
-	operands    string   // what the arguments without a flag are; empty if there are none
+	operands    string   // describes the operands; if it is empty, parse refuses operands
 }
 
 var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_PROJECT",
 	"OXIDE_CLUSTER_ID", "OXIDE_CA_FILE"}
 
-// parse returns the operands, which may be mixed with the flags. With --help it writes the help
-// text and returns flag.ErrHelp.
+// parse sets c from flags and variables, and returns the operands, which may be mixed with the
+// flags. With --help it writes the help text and returns flag.ErrHelp.
 func (s subcommand) parse(in invocation, c *Config, own func(*flag.FlagSet)) (operands []string,
 	err error) {
 	flags := flag.NewFlagSet(s.name, flag.ContinueOnError)

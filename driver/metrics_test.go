@@ -52,7 +52,7 @@ func TestTheDocumentationListsTheMetricsOfEachProcess(t *testing.T) {
 	}
 }
 
-// registered lists a process's metrics, after a call and a rack check that give each one a sample.
+// registered lists a process's metrics. A call and a rack check first give each metric a sample.
 func registered(t *testing.T, mode string) map[string]string {
 	t.Helper()
 	p := assembled(t, mode)

@@ -372,7 +372,7 @@ func lockDirectory(dir string) (unlock func(), err error) {
 	case err != nil:
 		return nil, fmt.Errorf("open the socket's directory: %w", csierr.WithoutPath(err))
 	}
-	// flock(2) has no time limit of its own.
+	// flock(2) has no time limit, so poll.
 	backoff := async.Backoff{Pause: 5 * time.Millisecond, Max: 5 * time.Millisecond,
 		End: time.Now().Add(maxWait)}
 	for {

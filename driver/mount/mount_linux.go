@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Mount is a descriptor of a mount, which may be detached.
+// Mount is a descriptor of a mount. A detached mount is in no mount namespace.
 type Mount struct {
 	fd     int
 	FSType string
@@ -79,7 +79,7 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 }
 
 // madeOf returns the source that marks the driver's mounts of the device at path: the path with
-// "./" before the name. This path leads to the same device, and no other program uses it to mount.
+// "./" before its last element. This path leads to the same device, and nobody else mounts by it.
 func madeOf(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "./" + name
@@ -165,7 +165,7 @@ func kernelMessages(fs int, o volume.MountOptions) string {
 		if err != nil || n <= 0 {
 			break
 		}
-		// Each read returns one message: "e " for an error, "w " for a warning or "i ", then the text.
+		// Each read returns one message. It begins with "e " for an error, "w " for a warning or "i ".
 		messages = append(messages, strings.TrimSpace(strings.TrimPrefix(string(buf[:n]), "e ")))
 	}
 	if len(messages) == 0 {
@@ -174,8 +174,8 @@ func kernelMessages(fs int, o volume.MountOptions) string {
 	return ": " + csierr.OutputTail(strings.Join(messages, "; "))
 }
 
-// Clone makes a detached copy of the mount at path, which may be a device node. It does not follow
-// a symbolic link in the last element of path.
+// Clone makes a detached bind mount of the directory or device node at path. It does not follow a
+// symbolic link in the last element of path.
 func Clone(path, fsType string) (*Mount, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path,
 		unix.OPEN_TREE_CLONE|unix.O_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
@@ -214,7 +214,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the disk that the mounted filesystem is on, or of the disk whose
-// device node is mounted. If a btrfs may be on several devices, likely is the one to be tested.
+// device node is mounted. If a btrfs may be on several devices, number tests the one in likely.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
@@ -270,7 +270,7 @@ var errNotMounted = errors.New("not mounted")
 // unmount unmounts the topmost mount at path, or returns errNotMounted. It is never lazy.
 func unmount(path string) error {
 	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
-	// A process that reads the filesystem's usage or opens its device keeps it busy for a moment.
+	// Retry: a process that reads the filesystem's usage or opens its device keeps it busy briefly.
 	backoff := async.Backoff{Pause: 5 * time.Millisecond, Max: 80 * time.Millisecond,
 		End: time.Now().Add(155 * time.Millisecond)}
 	for errors.Is(err, unix.EBUSY) {
@@ -359,7 +359,7 @@ func Thaw(root *os.File) error {
 func ThawAt(m *mountinfo.Info) error {
 	// The first call with MNT_EXPIRE returns EAGAIN if the mount is not in use. A second call
 	// unmounts. If another process made the first call, this one unmounts. Then the filesystem stays
-	// frozen and keeps the device in use, which the exclusive open at the end of the CSI call finds.
+	// frozen and keeps the device in use, so the exclusive open at the end of the CSI call fails.
 	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
 	if !errors.Is(err, unix.EAGAIN) {
 		return nil

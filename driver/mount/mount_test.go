@@ -107,7 +107,7 @@ func TestABtrfsIsMountedAfterAFailedMountOfItsDevice(t *testing.T) {
 				busy(disk.Loop, device)
 			}
 			busy(other.Loop, otherDevice)
-			// Overwrite the other disk, as if it were gone and a copy of the first disk had got its number.
+			// Overwrite the other disk, as if a copy of the first had got its device number.
 			guesttest.Run(t, "dd", "if="+disk.Loop, "of="+other.Loop, "bs=1M", "conv=fsync")
 			mounts(t, otherDevice, volume.Btrfs)
 		})
@@ -197,7 +197,7 @@ func TestMountLinesOfAnyLengthAreParsed(t *testing.T) {
 func TestReceiversOfMountEventsAreFoundThroughALongChainOfPeerGroups(t *testing.T) {
 	const groups = 50_000
 	var table Table
-	for i := range groups { // in reverse, which is the worst order
+	for i := range groups { // in reverse, the worst order for repeated scans of the table
 		table = append(table, &mountinfo.Info{Optional: fmt.Sprintf("shared:%d master:%d", groups-i,
 			groups-i-1)})
 	}
@@ -221,7 +221,7 @@ func FuzzMountTable(f *testing.F) {
 		if len(layers) != count {
 			t.Fatalf("%d mounts at %q, found %d", count, path, len(layers))
 		}
-		var free []int // those that no other mount covers
+		var free []int // the IDs of the layers that no other layer covers
 		for _, m := range layers {
 			if m.Mountpoint != path {
 				t.Fatalf("At(%q) has a mount at %q", path, m.Mountpoint)

@@ -42,8 +42,8 @@ func newView(pid int, table Table, unread bool) view {
 type Views []view
 
 // Limits for reading other mount namespaces. Any user can create namespaces with many mounts, many
-// root directories and long paths. While the driver has a mount table open, the mounts in it keep
-// their devices in use. So tableTime is shorter than an unstage waits for a device to become free.
+// root directories and long paths. An open mount table keeps in use the devices that are mounted in
+// its namespace. So tableTime is shorter than Service.ReleaseTimeout of package node.
 const (
 	maxRoots      = 4        // root directories of one namespace
 	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths
@@ -57,8 +57,8 @@ const (
 //
 // It misses some namespaces: in a container without the host's process ids it sees few processes,
 // and a namespace may belong only to a thread or a descriptor. It reads only a part of a namespace
-// that exceeds the limits. A mount that it misses still keeps the device in use, and the exclusive
-// open at the end of NodeUnstageVolume finds that.
+// that exceeds the limits. A mount that it misses still keeps the device in use, so the exclusive
+// open at the end of NodeUnstageVolume fails.
 func ReadViews(log *slog.Logger) (Views, error) {
 	table, err := ReadTable()
 	if err != nil {
@@ -114,12 +114,12 @@ func ReadViews(log *slog.Logger) (Views, error) {
 
 var errUnread = errors.New("the mount table is too long or does not answer")
 
-// readOther returns errUnread if the limits allow only a part of the table.
+// readOther reads a namespace's mount table. It returns errUnread if the limits allow only a part.
 func readOther(namespace, path string, most int, end time.Time) (b []byte, err error) {
 	if soon := time.Now().Add(tableTime); soon.Before(end) {
 		end = soon
 	}
-	const grace = time.Second / 2 // for a read that is only slow
+	const grace = time.Second / 2 // for the last read, which may start just before end
 	var read []byte
 	var readErr error
 	if !async.Within(namespace, time.Until(end)+grace, func() {
@@ -138,7 +138,7 @@ func readUntil(path string, most int, end time.Time) (b []byte, err error) {
 	}
 	defer func() { _ = f.Close() }()
 	for len(b) < most && time.Now().Before(end) {
-		b = slices.Grow(b, os.Getpagesize()) // the kernel gives no more at once
+		b = slices.Grow(b, os.Getpagesize()) // one read returns at most a page
 		n, err := f.Read(b[len(b):cap(b)])
 		b = b[:len(b)+n]
 		if errors.Is(err, io.EOF) {
@@ -203,8 +203,8 @@ func Describe[T any](all []T) string {
 }
 
 // Of lists the mounts of a disk in all mount namespaces: the mounts of the filesystem on d, of d's
-// device node, and of the filesystem that layer mounts. The last are found even if the device is
-// gone. d may be the zero device, and layer may be nil.
+// device node, and of the filesystem that layer mounts. It finds the mounts of layer's filesystem
+// even if the device is gone. d may be the zero device, and layer may be nil.
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false
 	if d.Path != "" {
@@ -255,7 +255,7 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 	case m.Major != 0 && uint32(m.Major) == d.Major && uint32(m.Minor) == d.Minor:
 		return true // a filesystem, even if the mounted directory is named like a disk
 	case diskNode.MatchString(m.Root):
-		// A file outside of the device directory is not the device node. A stat of it might hang.
+		// A file outside of the device directory is not the device node. Do not stat it: that may hang.
 		if known && locationOf(m) != home {
 			return false
 		}
@@ -331,7 +331,7 @@ func (t Table) byID() map[int]*mountinfo.Info {
 	return mounts
 }
 
-// parent returns nil for the root mount and for a parent outside of the process's root directory.
+// parent returns m's parent mount, or nil for the root mount and for a parent that the view lacks.
 func (v view) parent(m *mountinfo.Info) *mountinfo.Info {
 	if m.Parent == m.ID {
 		return nil

@@ -43,8 +43,8 @@ func ReadTable() (Table, error) {
 		}
 		before = now
 	}
-	// If the mounts change all the time, use the last result. It contains each mount that existed all
-	// the time, because the kernel keeps the reader's position.
+	// If the mounts change all the time, use the last result. It contains each mount that existed
+	// during the whole read, because the kernel keeps the reader's position.
 	return parseTable(before)
 }
 
@@ -99,7 +99,7 @@ func unescape(field string) string {
 		return field
 	}
 	return escaped.ReplaceAllStringFunc(field, func(octal string) string {
-		c, _ := strconv.ParseUint(octal[1:], 8, 8) // the pattern has only such numbers
+		c, _ := strconv.ParseUint(octal[1:], 8, 8) // cannot fail: the pattern allows at most \377
 		return string([]byte{byte(c)})
 	})
 }
@@ -135,10 +135,10 @@ func (t Table) Top(path string) *mountinfo.Info {
 
 // Of lists the mounts of the filesystem on the device and the bind mounts of its device node.
 //
-// A mounted filesystem keeps its device open, so no other disk gets the number. A bind mount of a
-// device node keeps nothing open, so another disk may have the number by now. Such a mount counts
-// only if its device node is in this instance's device directory, or was deleted there, because the
-// instances of a simulated rack share a kernel.
+// A mounted filesystem keeps its device open, so no other disk gets its device number. A bind mount
+// of a device node keeps nothing open, so another disk may have the node's number by now. Because
+// the instances of a simulated rack share a kernel, a bind mount counts only if its device node is
+// in this instance's device directory, or was deleted there.
 func (t Table) Of(d blockdev.Device) Table {
 	var found Table
 	for _, m := range (Views{{table: t}}).Of(d, nil) {
@@ -147,7 +147,7 @@ func (t Table) Of(d blockdev.Device) Table {
 	return found
 }
 
-// location identifies a directory in all namespaces: its filesystem, and its path there.
+// location is a filesystem and a directory's path in it. It is the same in all namespaces.
 type location struct {
 	major, minor int
 	dir          string
@@ -212,8 +212,8 @@ func IsNode(m *mountinfo.Info) bool {
 	return ok
 }
 
-// Device returns the number of the disk that is mounted. If a btrfs may be on several devices,
-// likely is the one to be tested.
+// Device returns the number of the disk that is mounted. If a btrfs may be on one of several
+// devices, Device tests the one in the parameter likely.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
@@ -227,7 +227,7 @@ func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err
 	return uint32(m.Major), uint32(m.Minor), nil
 }
 
-// Flags returns the flags of a mount that must equal those of a request or of another mount.
+// Flags returns m's flags that the driver compares with those of a request or of another mount.
 func Flags(m *mountinfo.Info) []string { return volume.ShownFlags(m.Options, m.VFSOptions) }
 
 // Condition tells what errors have done to a mounted filesystem.
@@ -354,8 +354,8 @@ func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 
 // btrfsMountNumber returns the number of the disk that a mounted btrfs is on. The mount table does
 // not contain it: a btrfs mount has a device number of its own, and its source is only a name,
-// which another disk may have by now. So it asks the filesystem. It uses the name only if the mount
-// cannot be opened, because another mount hides it or it is in another namespace.
+// which another disk may have by now. So btrfsMountNumber asks the filesystem. The name
+// decides only if the mount cannot be opened, because it is hidden or in another namespace.
 func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {
@@ -366,7 +366,7 @@ func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor u
 }
 
 // btrfsNumber returns the number of the disk that an open directory's btrfs is on. If several disks
-// have its UUID, and neither sysfs nor a test of likely (isOn) shows which it is on, the error is a
+// have the UUID, and neither sysfs nor isOn(root, likely) shows the right one, the error is a
 // TwinsError, and the number is that of the device at the path that the kernel recorded.
 func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
@@ -396,8 +396,8 @@ func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, er
 	return pathMajor, pathMinor, &twins
 }
 
-// dirs returns the sysfs directories of the mounted filesystems that have this UUID now. The name
-// of a directory is the UUID that its filesystem had when it was mounted.
+// dirs returns the sysfs directories of the mounted filesystems that have m's UUID now. The name of
+// a directory is the UUID that its filesystem had when it was mounted.
 func (m BtrfsMember) dirs() ([]string, error) {
 	names, err := blockdev.ReadNames(btrfsDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

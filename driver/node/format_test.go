@@ -90,7 +90,7 @@ func TestStageDoesNotRepeatAFinishedBtrfsFormat(t *testing.T) {
 	v.interruptFormat()
 	failing := map[string]string{"mkfs.btrfs": "exit 1"}
 	unmountable := v
-	unmountable.Flags = []string{invalidLabel} // so the kernel leaves no trace of a mount
+	unmountable.Flags = []string{invalidLabel} // so the mount fails and leaves no trace
 	if with(t, failing, unmountable.stage) == nil {
 		t.Fatal("it was mounted with an invalid label")
 	}
@@ -128,7 +128,7 @@ func TestStageSucceedsIfAFileContainsSuperblocks(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			v := newGuest(t).disk(smallest(fsType), fsType)
 			v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=1024"}
-			v.Tag = map[string]string{volume.CtxFilesystemUUID: v.ID} // without it, blkid decides
+			v.Tag = map[string]string{volume.CtxFilesystemUUID: v.ID} // without a UUID, blkid decides
 			must(t, v.stage())
 			block := make([]byte, 1024)
 			copy(block[0x38:], "\x53\xEF\x00\x00\x00\x00\x00\x00_BHRfS_M")
@@ -378,7 +378,7 @@ func TestAGrowthNeedsOneUndamagedSuperblock(t *testing.T) {
 	second := sb.CopyBlock * sb.BlockBytes
 	whole := v.disk.ReadAt(t, second, 1024)
 	for _, at := range []int64{1024, second} {
-		v.disk.WriteAt(t, at+0x3FC, []byte("harm")) // the checksum
+		v.disk.WriteAt(t, at+0x3FC, []byte("harm")) // break the checksum
 	}
 	same := v.disk.Same(t)
 	csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged, "so is its first copy")
@@ -424,7 +424,7 @@ func TestAnExtWithBigallocIsMountedWithoutGrowing(t *testing.T) {
 	v := newGuest(t).disk(512, volume.Ext4)
 	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "128M")
 	for _, older := range []bool{false, true} {
-		if older { // an older driver has started to grow it
+		if older { // as if an older driver had started to grow it
 			r := v.record(t, 128*guesttest.MiB)
 			r.Mounted, r.Checked = v.filesystems(t)[0].Mounted, true
 			b := csitest.Got(r.Encode())(t)

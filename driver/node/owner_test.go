@@ -149,7 +149,7 @@ func TestVolumesAreDistinguishedIfADeviceNumberIsReused(t *testing.T) {
 		csitest.Want(t, v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
 			VolumePublishPath: v.guest.path("dev")}), codes.NotFound, csierr.VolumeNotAtPath)
 		csitest.Want(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
-		v.disk = v.guest.Attach(guesttest.Serial, 16*guesttest.MiB) // under another number
+		v.disk = v.guest.Attach(guesttest.Serial, 16*guesttest.MiB) // with another device number
 		csitest.Want(t, v.publish("dev"), codes.AlreadyExists, csierr.PublishedDifferently)
 		must(t, v.unpublish("dev"))
 		must(t, v.publish("dev"))

@@ -163,8 +163,8 @@ func (v *nodeVolume) checkPublished(top *mountinfo.Info, wanted []string) error 
 	return nil
 }
 
-// publications lists the volume's mounts at other targets. It omits mounts of directories in the
-// volume, which the orchestrator or a workload has made.
+// publications lists the volume's mounts at other targets. It omits mounts of the volume's
+// subdirectories, because the orchestrator or a workload makes those.
 func (v *nodeVolume) publications(staged *mountinfo.Info, table mount.Table) (mount.Table, error) {
 	var found mount.Table
 	for _, m := range table.Of(v.device.Device) {
@@ -221,7 +221,7 @@ func (v *nodeVolume) publishBlock(table mount.Table) error {
 }
 
 // attachCopy bind-mounts source, a directory or a device node, at the target. First it verifies
-// that source is a mount of the volume's device. It creates a missing target.
+// that source is on the volume's device, or is its device node. It creates a missing target.
 func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind fs.FileMode) error {
 	m, err := mount.Clone(source, fsType)
 	if err != nil {
@@ -336,7 +336,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	if len(layers) > 0 && len(own) == 0 {
 		return v.undoReadOnly(ctx) // the path shows another volume
 	}
-	// The removal of the target would detach mounts on it in other namespaces, so wait for their end.
+	// Removing the target would detach the mounts on it in other namespaces, so wait for them.
 	if _, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {

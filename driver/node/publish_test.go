@@ -123,7 +123,7 @@ func TestRepeatedPublishesReturnTheCodesThatCSIRequires(t *testing.T) { // NP-6,
 		v := newGuest(t).disk(8, volume.Ext4)
 		v.Flags = []string{"nodev"}
 		must(t, v.stage())
-		v.Flags = []string{"noexec", "noatime", selinuxFlag} // the label is the staging mount's
+		v.Flags = []string{"noexec", "noatime", selinuxFlag} // the label has no effect here
 		for range 2 {
 			must(t, v.publish("pod"))
 		}

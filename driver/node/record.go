@@ -45,7 +45,7 @@ type volumeRecord struct {
 	Disk     string `json:"disk"`
 	Block    bool   `json:"block,omitempty"` // published as a raw device
 	// Covers is the size of the filesystem if it is smaller than its disk, and otherwise 0. A stage
-	// records it, because a call for the volume's health must not read from a disk, which may hang.
+	// records it for NodeGetVolumeHealth, which must not read from the disk, because a read may hang.
 	Covers int64 `json:"covers,omitempty"`
 }
 
@@ -233,7 +233,7 @@ func (s *recordStore) all() []volumeRecord {
 	return all
 }
 
-// A failure is logged and not returned: a record that stays can only make later answers stricter.
+// delete returns no error, because a record that stays can only make later answers stricter.
 func (s storedRecord) delete() {
 	s.mu.Lock()
 	delete(s.kept, s.volume)
@@ -296,7 +296,7 @@ func (s *recordStore) write(r volumeRecord) error {
 // OpenState prepares the state directory, when a driver starts.
 func (n *Service) OpenState() error { return n.records().open() }
 
-// Errors must not contain values of settings, so the returned error does not name the directory.
+// open does not name the directory in errors, because errors must not contain values of settings.
 func (s *recordStore) open() error {
 	if s.dir == "" {
 		s.log.Warn("no state directory: after a restart the node will not know which " +

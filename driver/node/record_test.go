@@ -190,7 +190,7 @@ func TestAFailedStageLeavesNoNewRecord(t *testing.T) {
 	must(t, other.stage())
 	other.FSType = volume.Ext3
 	csitest.Want(t, other.stage(), codes.AlreadyExists, csierr.StagedDifferently)
-	v.guest.hasRecords(recordFile(other.ID)) // it is staged
+	v.guest.hasRecords(recordFile(other.ID)) // other is staged, so its record stays
 	other.FSType = volume.Ext4
 	must(t, other.unstage())
 }
@@ -259,7 +259,7 @@ func TestTwoDriverProcessesDoNotUseOneDeviceAtTheSameTime(t *testing.T) { // NS-
 		alias := v // another volume of the same disk
 		alias.ID, alias.Static = "by-hand", true
 		csitest.Want(t, alias.stage(), codes.Aborted, csierr.DeviceLocked)
-		v.guest.hasRecords(recordFile(v.ID)) // the refused calls left none
+		v.guest.hasRecords(recordFile(v.ID)) // the refused calls left no record
 		must(t, goOn())
 		must(t, v.stage())
 		v.checkStaged(t)

@@ -54,8 +54,8 @@ type Service struct {
 	MaxDisks      int // the disks that the rack allows per instance; 0 means 12
 	Topology      map[string]string
 	DeviceTimeout time.Duration // how long an attached disk may take to appear; 0 means 30 s
-	// ReleaseTimeout limits the wait of an unstage or unpublish for other users of the volume, such as
-	// a short-lived mount namespace or a probe by udev. 0 means 5 s.
+	// ReleaseTimeout is how long an unstage or unpublish waits for other users of the volume to end,
+	// such as a short-lived mount namespace or a probe by udev. 0 means 5 s.
 	ReleaseTimeout time.Duration
 	// StateDir holds the records of volumes; empty means that they are kept in memory only.
 	StateDir string
@@ -64,8 +64,8 @@ type Service struct {
 	once  sync.Once
 	store *recordStore
 	scans filesystem.ZeroScans
-	// told contains the ids of volumes for which an unpublish or unstage has returned the error that
-	// the device could not be flushed. The next stage or publish removes the id.
+	// told contains the ids of volumes whose flush error an unpublish or unstage has returned, so that
+	// a repeated call ignores the error. The next stage or publish removes the id.
 	told sync.Map
 }
 
@@ -83,7 +83,7 @@ type Use struct {
 	Limit   int // the disks that the rack allows per instance
 }
 
-// InstanceIDKey is the variable, and the key in the metadata file, with the instance's id.
+// InstanceIDKey names the environment variable, and the metadata file's key, of the instance's id.
 const InstanceIDKey = "OXIDE_INSTANCE_ID"
 
 // Identity contains the possible sources of the instance's id.

@@ -111,8 +111,8 @@ func (v *nodeVolume) preparation() *filesystem.Preparation {
 }
 
 // open opens and locks the device d, and compares its size and block size with the disk's. It does
-// not compare whether they are read-only: the device of a read-only disk may look writable, and if
-// only the device is read-only, begin() fails before the first write.
+// not compare the read-only state: the device of a read-only disk may look writable, and if only
+// the device is read-only, begin() fails before the first write.
 func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %s, but the disk has %s",
@@ -423,7 +423,7 @@ func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]s
 	if v.Mkfs, err = volume.ParseMkfsOptions(vol[volume.CtxMkfsOptions]); err != nil {
 		return v, err
 	}
-	if err := v.Mkfs.Check(v.FSType, 0); err != nil { // mke2fs itself refuses what does not fit
+	if err := v.Mkfs.Check(v.FSType, 0); err != nil { // mke2fs itself refuses options that do not fit
 		return v, err
 	}
 	return v, v.checkUse()
@@ -459,8 +459,8 @@ func checkContexts(id string, published, vol map[string]string) error {
 }
 
 // checkUse refuses a raw device for a volume that was created for filesystems, and the reverse. A
-// check that reads only samples may take data that a workload has written to a raw device for a
-// blank disk or one of the driver's filesystems. Then a stage might overwrite the data.
+// check that reads only samples may mistake a workload's raw data for a blank disk, or for one of
+// the driver's filesystems. Then a stage might overwrite the data.
 func (v nodeVolume) checkUse() error {
 	switch {
 	case v.Use == volume.UseFilesystem && v.Block:

@@ -204,7 +204,7 @@ func TestStageMountsAsRequested(t *testing.T) { // D-30
 		v.Flags = []string{selinuxFlag}
 		err := v.stage()
 		if _, off := os.Stat("/sys/fs/selinux/enforce"); off != nil {
-			csitest.Want(t, err, codes.FailedPrecondition, csierr.MountFlags) // the kernel refuses it
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.MountFlags) // the kernel refuses the flag
 			return
 		}
 		must(t, err)
@@ -306,7 +306,7 @@ func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
 	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 	v.isReadOnly(true)
 	must(t, holder.Close())
-	v.Whole = true // so the driver may have set the switch
+	v.Whole = true // its history is unknown, so the driver may have set the switch
 	must(t, v.stage())
 	v.isReadOnly(false)
 }

@@ -152,7 +152,7 @@ func (n *Service) usage(volumeID, path, staging string) ([]*csi.VolumeUsage, err
 			Used:      int64(st.Blocks-st.Bfree) * st.Bsize,
 		},
 		{
-			// btrfs creates inodes as it needs them and counts none.
+			// btrfs creates inodes as it needs them, so these numbers are 0.
 			Unit:      csi.VolumeUsage_INODES,
 			Total:     int64(st.Files),
 			Available: int64(st.Ffree),
@@ -179,7 +179,7 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 		return st, fmt.Errorf("open the filesystem at %q: %w", path, err)
 	}
 	defer func() { _ = m.Close() }()
-	// ENOTTY: another filesystem is at the path by now, which does not know the ioctls of btrfs.
+	// ENOTTY: by now the path leads to a filesystem that does not know the ioctls of btrfs.
 	if err := m.Verify(v.Device); csierr.Has(err, csierr.DeviceChanged) || errors.Is(err,
 		unix.ENOTTY) {
 		return st, csierr.New(csierr.VolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
@@ -370,8 +370,8 @@ const (
 )
 
 // Inspect reports what this node sees of the given volumes, or of each volume with a record if none
-// is given. It may run beside the driver, and affects no call: it takes no lock, waits for nothing,
-// writes nothing, and opens devices only for reading.
+// is given. It can run in a process beside the driver, and affects no call: it takes no lock, waits
+// for nothing, writes nothing, and opens devices only for reading.
 func (n *Service) Inspect(asked []inspection.Asked) inspection.Report {
 	r := inspection.Report{Format: inspection.Format, At: time.Now().UTC(), Instance: n.InstanceID,
 		Devices: []inspection.Device{}, Volumes: []inspection.Volume{}}
@@ -498,7 +498,7 @@ func inspectMounts(v *inspection.Volume, d blockdev.Device, views mount.Views) (
 			own = append(own, m)
 			known[m.Mountpoint] = true
 		} else if known[m.Mountpoint] {
-			continue // the same mount, propagated
+			continue // a propagated copy of a mount in own
 		}
 		if !mount.IsNode(m.Info) {
 			shown.FSType = m.FSType

@@ -49,8 +49,8 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 type stagedDisk struct {
 	blockdev.Device                 // the zero device if the disk is gone
 	layer           *mountinfo.Info // its mount at the staging path; nil if only a record names it
-	raw             bool            // workloads may have its device node
-	journal         bool            // a healthy ext filesystem that was mounted for writing
+	raw             bool            // published as a raw device, which workloads may have open
+	journal         bool            // a healthy, writable ext filesystem, whose journal release checks
 }
 
 func (v heldVolume) unstage(ctx context.Context, path string) error {
@@ -168,8 +168,8 @@ func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []moun
 
 // unmount syncs and unmounts the filesystems at the staging path, and waits until no namespace has
 // the disks mounted. A failed sync does not stop the unmount, because the data are lost in any
-// case. unwritten is the error of the sync, which the unmount does not report. It is nil if the
-// filesystem had failed before, because NodeGetVolumeHealth has reported that failure.
+// case. unwritten is the error of the sync, or nil if the filesystem had failed before, because
+// NodeGetVolumeHealth reports such a failure.
 func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {
@@ -207,8 +207,8 @@ func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinf
 	return unwritten, err
 }
 
-// release flushes a disk and waits until nobody uses its device. Then no namespace has it mounted,
-// nothing else in the kernel uses it, and no process has it open for writing.
+// release flushes a disk and waits until no namespace has it mounted, nothing else in the kernel
+// uses it, and no process has it open for writing. gone is true if the disk was detached.
 func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err error) {
 	if d.Path == "" {
 		return true, nil
@@ -297,7 +297,7 @@ func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, 
 		switch {
 		case err == nil: // a writer may have ended since the first flush
 			return v.flush(device)
-		case csierr.Has(err, csierr.DeviceHeld): // even if it wraps another error
+		case csierr.Has(err, csierr.DeviceHeld): // even if it wraps an error of the next case
 		case mount.IsMissing(err), blockdev.Vanished(err), blockdev.Lost(err),
 			csierr.Has(err, csierr.DeviceChanged):
 			return nil
