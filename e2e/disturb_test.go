@@ -44,7 +44,7 @@ func spreadControllers(ctx context.Context) {
 }
 
 // rackDelay is how long the rack delays the creation of a disk, or of its device in the guest view,
-// so that a spec can delete or kill a process meanwhile.
+// so that a spec can delete a pod or kill a process meanwhile.
 const rackDelay = "3s"
 
 var _ = Describe("a running pod", func() {

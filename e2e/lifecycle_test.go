@@ -285,9 +285,9 @@ func (u *users) start(ctx context.Context) {
 	}
 }
 
-// live calls change() while the pods write and the driver waits for the device of another pod, and
-// returns the duration of change(). Before it returns, the pods swap workers, so that the release
-// after change() unmounts and detaches what the release before it mounted and attached.
+// live calls change() and returns its duration. Meanwhile the pods write, and the driver waits for
+// the device of another pod. Before live returns, the pods swap workers, so that the release after
+// change() unmounts and detaches what the release before it mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
 	var mounts [2][]string
 	for i, worker := range workers {

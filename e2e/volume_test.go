@@ -343,7 +343,7 @@ var _ = Describe("a node", func() {
 const mostDisks = 12
 
 func limitsVolumes(ctx SpecContext) {
-	// An earlier spec may have left too low a limit. Make kubelet ask the driver again soon.
+	// An earlier spec may have left too low a limit, so make kubelet ask the driver again soon.
 	countEvery(ctx, 10)
 	for _, worker := range workers {
 		Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).
@@ -358,14 +358,14 @@ func limitsVolumes(ctx SpecContext) {
 	}
 	next().Running(ctx)
 
-	// The rack now allows fewer disks than OXIDE_MAX_DISKS. The event has to contain the rack's error.
+	// Let the rack allow fewer disks than OXIDE_MAX_DISKS. The event has to contain the rack's error.
 	switchRack(ctx, "disk_limit", 1, mostDisks)
 	second := next()
 	second.Pending(ctx, "AttachVolume.Attach failed", "cannot attach more than 1 disks to instance")
 	Expect(theRack.Admin.Switch(ctx, map[string]any{"disk_limit": mostDisks})).To(Succeed())
 	second.Running(ctx)
 
-	// The instance now has as many disks as the driver allows. The scheduler does not know that.
+	// Fill the instance up to the driver's limit. The scheduler does not know of these disks.
 	disks := fillByHand(ctx, worker, mostDisks-2)
 	third := next()
 	third.Pending(ctx, "AttachVolume.Attach failed", "ResourceExhausted",
@@ -373,7 +373,7 @@ func limitsVolumes(ctx SpecContext) {
 	detachByHand(ctx, disks[0], worker)
 	third.Running(ctx)
 
-	// Kubelet asks again, and the scheduler gets the new limit.
+	// Make kubelet ask again, so that the scheduler gets the new limit.
 	countEvery(ctx, 10)
 	Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).Should(Equal(3))
 	fourth := next()

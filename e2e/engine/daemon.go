@@ -134,8 +134,8 @@ func (e *Engine) wrapper(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// tidy stops our dockerd if it runs but does not answer. It also removes our pid files if they name
-// processes of other programs: otherwise a new dockerd would wait until those end.
+// tidy stops our dockerd if it runs but does not answer. It also removes a pid file that names
+// another program's process: otherwise a new dockerd would wait until that process ends.
 func (e *Engine) tidy(ctx context.Context) error {
 	if err := os.MkdirAll(e.dir, 0o700); err != nil {
 		return fmt.Errorf("make the engine's directory: %w", err)
@@ -324,8 +324,8 @@ var tables = []string{"iptables filter", "iptables nat", "ip6tables filter", "ip
 func (e *Engine) networkFile() string { return e.file("network.json") }
 
 // remember saves the network's state before our dockerd starts. If an earlier dockerd was killed,
-// the file of that time still exists. Then remember keeps this file, because the network now has
-// the rules of that dockerd.
+// its file still exists. remember keeps that file, because the network now has the rules of the
+// killed dockerd.
 func (e *Engine) remember(ctx context.Context) error {
 	if exists(e.networkFile()) {
 		return nil
@@ -414,9 +414,9 @@ func restore(ctx context.Context, before, now network) error {
 	return errors.Join(problems...)
 }
 
-// undo returns the arguments of iptables that remove an engine's rules from a table: first the
-// rules that jump to the engine's chains, then these chains. At the end they restore the policies.
-// Rules that existed before the engine stay, and so do rules without a chain of Docker.
+// undo returns the iptables commands that remove an engine's rules from a table: first the rules
+// that jump to the engine's chains, then these chains. The last commands restore the policies.
+// Rules that existed before the engine stay, as do rules that do not concern a chain of Docker.
 func undo(before, now []string) [][]string {
 	var rules, flushed, removed, policies [][]string
 	for _, line := range now {

@@ -38,8 +38,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Kubernetes is the version of the offline cluster. The go.mod files below this directory pin the
-// same version, and the version of etcd that its kubeadm requires.
+// Kubernetes is the version of the offline cluster. The go.mod files below this directory pin this
+// version of Kubernetes, and the version of etcd that this version of kubeadm requires.
 const Kubernetes = "v1.35.4"
 
 const etcd = "3.6.6-0"
@@ -162,8 +162,8 @@ func hashTree(tree fs.FS) (string, error) {
 }
 
 // keep returns the path of a cached file or directory. The path contains the name and the hash of
-// the inputs. If it does not exist, keep removes older files of this name, calls build() with a
-// temporary path, and renames the result.
+// the inputs. If the path does not exist, keep removes older files of this name, calls build() with
+// a temporary path, and renames the result.
 func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
 	path string, err error) {
 	defer harness.Catch(&err)
@@ -423,8 +423,8 @@ var productRootfs = rootfs{name: "product", packages: []string{
 
 var workloadRootfs = rootfs{name: "workloads", packages: []string{"busybox-static", "postgresql"}}
 
-// dpkgOptions are options of dpkg. They omit manuals, but keep copyright files, and flush nothing
-// to the disk: after a crash the image is built again.
+// dpkgOptions make dpkg omit manuals, keep copyright files, and not flush files to the disk,
+// because after a crash the image is built again.
 var dpkgOptions = []string{
 	"--dpkgopt=force-unsafe-io",
 	"--dpkgopt=path-exclude=/usr/share/doc/*",

@@ -241,7 +241,7 @@ var product = []target{
 
 const previousTag = "previous"
 
-// previous lists the images of the previous release that an upgrade replaces.
+// previous lists those images of the previous release that an upgrade replaces.
 var previous = []target{
 	{"controller", "oxidecomputer/oxide-csi-plugin:" + previousTag},
 	{"node", "oxidecomputer/oxide-csi-plugin-node:" + previousTag},

@@ -166,7 +166,7 @@ func parse(args []string, output io.Writer) (options, error) {
 const mountedNoDev = 0x4
 
 // workDir creates the rack's directory in the first candidate whose filesystem allows device nodes,
-// because guest views contain them. The filesystem of /tmp often forbids them.
+// because the simulated rack creates some there. The filesystem of /tmp often forbids them.
 func workDir(candidates []string, flagsOf func(dir string) (int64, error)) (string, error) {
 	for _, dir := range candidates {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

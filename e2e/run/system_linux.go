@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// free returns how many bytes are free for a directory or, if it does not exist, for its parent.
+// free returns the free bytes on the filesystem of dir or, if dir is missing, of an ancestor.
 func free(dir string) (int64, error) {
 	for {
 		var fs syscall.Statfs_t

@@ -92,7 +92,7 @@ func (d driver) probe(ctx context.Context) error {
 	return err
 }
 
-// plugins is the container's path of the directory in which kubelet watches for plugins.
+// plugins is the directory in the container in which kubelet watches for the sockets of plugins.
 const plugins = "/registration"
 
 // register serves kubelet's registration calls until ctx ends. Probes succeed while the socket
