@@ -68,8 +68,8 @@ func (p *Plugin) FlightRecords() (records map[string][]Change, err error) {
 	return records, nil
 }
 
-// CheckFlightDirs reads the flight recorders of several nodes. It returns an error if a change was
-// not recorded as begun before it happened, or if a volume was formatted twice.
+// CheckFlightDirs reads the flight recorders of several nodes. It returns an error if a change,
+// except those in notAnnounced, has no earlier entry "begun", or if a volume was formatted twice.
 func CheckFlightDirs(plugins ...*Plugin) (err error) {
 	defer Catch(&err)
 	formatted := map[string]int{}
@@ -105,7 +105,7 @@ func CheckFlightDirs(plugins ...*Plugin) (err error) {
 var notAnnounced = map[string]bool{"ProvenBlank": true, "FormatResumed": true,
 	"FilesystemRepaired": true}
 
-// turns maps an event to the kind of object that it creates or, if made is false, removes.
+// turns maps an event to the kind of object that it creates (made) or removes (not made).
 var turns = map[string]struct {
 	thing string
 	made  bool
@@ -117,7 +117,7 @@ var turns = map[string]struct {
 }
 
 // CheckChanges returns an error if a change creates an object that exists, or removes an object
-// that does not exist. A change that was begun and has no outcome may or may not have happened.
+// that does not exist.
 func CheckChanges(changes []Change) error {
 	exists := map[string]bool{}
 	begun := map[bool]map[string]int{true: {}, false: {}}
@@ -141,7 +141,7 @@ func CheckChanges(changes []Change) error {
 			own[key]--
 			continue
 		}
-		// If an earlier change has no outcome, it is unknown if the object exists. Then report no error.
+		// An earlier change without an outcome may have happened. So this change may be correct.
 		if exists[key] == turn.made && own[key] < 2 && other[key] == 0 {
 			return fmt.Errorf("change %d of %d, %s: the %s was made twice or undone twice, or a change "+
 				"between the two was not recorded", i+1, len(changes), c.Event, key)
@@ -159,7 +159,7 @@ type Diagnosis struct {
 	}
 }
 
-// Lane returns the name of this driver's lane on a page of package history.
+// Lane returns the name of the column for calls to this driver on a page of package history.
 func (p *Plugin) Lane() string {
 	_, number, _ := strings.Cut(filepath.Base(p.Dir), "-")
 	return strings.TrimSpace(fmt.Sprintf("driver %s: %s %s", number, p.options.Mode,
@@ -205,7 +205,7 @@ func short(id string) string {
 }
 
 // Events returns the changes that the drivers have recorded, and the requests that the rack got,
-// both since the given time. rack may be nil. A killed simulator loses its list of requests.
+// both since the given time. It lists no requests if rack is nil or does not run.
 func Events(ctx context.Context, rack *Rack, since time.Time, plugins ...*Plugin) (
 	events []history.Event, err error) {
 	defer Catch(&err)

@@ -23,8 +23,8 @@ import (
 const settleTimeout = 15 * time.Second
 
 // Ledger counts objects by name: the rack's disks, snapshots, images and attachments, the kernel's
-// loop devices and mounts, the processes' open files and goroutines. If a test's last ledger counts
-// more of an object than its first ledger, the object has leaked.
+// loop devices and mounts, and the processes' open files and goroutines. An object has leaked if
+// its count is higher at the end of a test than at the start.
 type Ledger map[string]int
 
 // More returns the objects that l counts more often than start. It adds both counts to the text of
@@ -75,9 +75,9 @@ func (r *Rack) watched(plugins []*Plugin) []watchedProcess {
 	return all
 }
 
-// Balance waits until a new ledger has no more objects than start, or returns an error that names
-// the leaked objects. If these include goroutines of a process, Balance ends the process with
-// SIGQUIT, so that its log gets the stacks.
+// Balance waits until a new ledger has no more objects than start. After settleTimeout it returns
+// an error that names the leaked objects. If goroutines of a process have leaked, Balance ends the
+// process with SIGQUIT, which makes the process write all stacks to its log.
 func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) error {
 	err := Await(ctx, settleTimeout, func() error { return r.compare(ctx, start, plugins...) })
 	if err == nil {
@@ -145,14 +145,13 @@ func (r *Rack) nothingLeft() error {
 // idleConnections is the number of open connections that a driver keeps for later requests.
 const idleConnections = 32
 
-// watchedProcess is a process whose open files and goroutines a ledger counts. Connections between
-// rack and driver count if they exceed idleConnections per peer, but their goroutines never count.
+// watchedProcess is a process whose open files and goroutines a ledger counts. The ledger omits
+// connections up to idleConnections per peer, and all goroutines of connections.
 type watchedProcess struct {
 	name string
 	proc *process
 	port uint16
-	// console is the port of the simulator's web console, or 0. Its connections do not count, because
-	// a browser may open them at any time.
+	// console is the port of the web console, or 0. A ledger omits browsers' connections to this port.
 	console uint16
 	// peers is the number of processes that have connections to this process.
 	peers      int
@@ -206,7 +205,7 @@ type socket struct {
 	local, remote uint16
 }
 
-// socketsOf maps the names in /proc/PID/fd to sockets. It panics on an error, like Must.
+// socketsOf maps link targets in /proc/PID/fd to sockets. It panics on an error, like Must.
 func socketsOf(pid int) map[string]socket {
 	tables := Got(procfs.NewFS(fmt.Sprint("/proc/", pid)))
 	tcp, err := tables.NetTCP()    //nolint:staticcheck // netlink shows only the caller's namespace
@@ -264,7 +263,7 @@ func goroutinesIn(profile string) ([]string, error) {
 }
 
 // purpose returns the function that a goroutine runs. For a goroutine of a WaitGroup or an
-// errgroup, this is the function that was passed to Go, or "" if it has not begun yet.
+// errgroup, this is the function that was passed to Go, or "" if that has not begun yet.
 func purpose(stack string) string {
 	lines := strings.Split(strings.TrimSpace(stack), "\n")
 	for _, line := range slices.Backward(lines[1:]) {
@@ -282,8 +281,8 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofPool reports whether a ledger omits goroutines that run the named function. These serve HTTP
-// connections, which openFiles counts, or are go-fuse's readers of requests, of which 1 to 16 run.
+// ofPool reports whether a ledger omits goroutines that run the named function. Such a goroutine
+// either serves an HTTP connection, which openFiles counts, or reads requests for go-fuse.
 func ofPool(name string) bool {
 	return slices.ContainsFunc([]string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",

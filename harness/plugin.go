@@ -60,7 +60,7 @@ type Plugin struct {
 	Instance Instance
 	Conn     *grpc.ClientConn
 
-	// History records the driver's calls, starts and kills. The drivers of a rack share Rack.History.
+	// History records the driver's starts and kills, and calls to it. A rack's drivers share History.
 	History *history.Recorder
 
 	run     *Run
@@ -75,8 +75,8 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (plugin *
 	if options.Mode != ModeNode {
 		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
 		env["OXIDE_CA_FILE"] = r.CA
-		// After an unanswered attach, ControllerUnpublishVolume waits this long before it returns OK. The
-		// default is longer, because a real rack may attach later than a simulated one.
+		// After an attach that the rack did not answer, ControllerUnpublishVolume returns no OK for this
+		// time. The default is longer, because a real rack may be slower than a simulated one.
 		env["OXIDE_LATE_LIMIT"] = "100ms"
 	}
 	var instance Instance
@@ -130,7 +130,7 @@ func (p *Plugin) Start(ctx context.Context) (err error) {
 	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock")}, p.options.Args)
-	// The pprof address is in a variable, because an old driver in a benchmark may lack its flag.
+	// The pprof address is a variable, because an old driver in a benchmark may not know the flag.
 	env := []string{"OXIDE_PPROF_ADDRESS=unix://" + filepath.Join(p.Dir, "pprof.sock")}
 	for key, value := range p.options.Env {
 		if value != "" {
@@ -293,8 +293,7 @@ func ErrorRules(
 	var trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
 	// ErrorRules checks only errors that the driver made. An error without a trailer comes from this
-	// client. An error with the text of the context's error comes from gRPC, even from the server's
-	// gRPC if the deadline passes while it reads the request.
+	// client. An error with the text of the context's error comes from gRPC, in the client or server.
 	if err == nil || len(trailer) == 0 || ended(ctx) != nil &&
 		status.Convert(err).Message() == ended(ctx).Error() {
 		return err
@@ -346,5 +345,5 @@ func errorFault(s *status.Status) string {
 	return ""
 }
 
-// TokenPrefix begins each token of a rack. ErrorRules reports an error of the driver with it.
+// TokenPrefix begins each token of a rack. ErrorRules rejects an error that contains TokenPrefix.
 const TokenPrefix = "oxide-token-"

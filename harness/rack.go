@@ -37,7 +37,7 @@ type RackOptions struct {
 	// Hotplug selects whether the rack attaches and detaches disks of running instances. "" means
 	// adminapi.HotplugFull. Current racks have adminapi.HotplugNone.
 	Hotplug adminapi.Hotplug
-	// TLS makes the rack serve HTTPS. Rack.CA is the PEM file of its certificate's authority.
+	// TLS makes the rack serve HTTPS. Then Rack.CA is the PEM file with the authority's certificate.
 	TLS bool
 	// QuotaBytes and DiskLimit replace the simulator's defaults if they are not zero.
 	QuotaBytes int64
@@ -53,7 +53,7 @@ type Rack struct {
 	URL, Project, Token, CA string
 	Instances               []Instance
 	Admin                   adminapi.Client
-	// History records the drivers' calls, and when the rack and the drivers started or ended.
+	// History records calls to the drivers, and when the rack and the drivers started or ended.
 	History *history.Recorder
 	Administrator
 
@@ -86,8 +86,8 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (rack *Rack, e
 }
 
 // identify writes this process's identity into a rack's directory. The simulator writes the
-// identity into its loop devices. If this run is killed before it stops the rack, the next run
-// detaches them.
+// identity into its loop devices. So if this run is killed before it stops the rack, the next run
+// can find and detach the loop devices.
 func identify(dir string) error {
 	process := loopdev.Process()
 	if process == "" {
@@ -97,7 +97,7 @@ func identify(dir string) error {
 		[]byte(process+"."+rand.Text()[:8]), 0o600))
 }
 
-// Start starts the simulator after Stop or Kill, with the same records and at the same address.
+// Start starts the simulator. After Stop or Kill, the records and the address are the same.
 func (r *Rack) Start(ctx context.Context) (err error) {
 	defer Catch(&err)
 	command := slices.Concat(Got(r.run.command(ctx, "oxide-simulator")), r.args())
@@ -197,7 +197,8 @@ func (r *Rack) Port() uint16 { return netPort(r.URL) }
 // LogFile returns the path of the log of the simulator.
 func (r *Rack) LogFile() string { return filepath.Join(r.Dir, "simulator.log") }
 
-// Stop ends the simulator with SIGTERM. It fails if the simulator fails or leaves something behind.
+// Stop ends the simulator with SIGTERM. It returns an error if the simulator fails, or leaves a
+// process, a mount or a loop device.
 func (r *Rack) Stop() error {
 	err := errors.Join(r.stop(), r.nothingLeft())
 	if err != nil {
@@ -259,8 +260,7 @@ func MountsAt(path string) ([]*mountinfo.Info, error) {
 	})
 }
 
-// Environment is a rack with its drivers, and a ledger from before the test. Package proof adds
-// disks to which nothing may write.
+// Environment is a rack with its drivers. Baseline is a ledger from before the test.
 type Environment struct {
 	Rack     *Rack
 	Plugins  []*Plugin

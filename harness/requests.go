@@ -183,7 +183,7 @@ func (a Administrator) Get(ctx context.Context, path string, query map[string]st
 	return body, err
 }
 
-// NameIn returns the CSI name in a disk's description, or "" if it is not the driver's description.
+// NameIn returns the CSI name in a disk's description, or "" if the driver did not write it.
 func NameIn(description string) string {
 	var mark struct{ Name string }
 	_, text, _ := strings.Cut(description, "csi.oxide.computer ")

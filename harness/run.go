@@ -71,7 +71,7 @@ type Run struct {
 // NewRun creates the directory of a run in the first directory of RunParents that can contain it.
 func NewRun(progress io.Writer) (*Run, error) { return newRun(progress, RunParents(), "") }
 
-// NewNamedRun does the same as NewRun, with a given name. It fails if the run's directory exists.
+// NewNamedRun is like NewRun, but uses this name for the directory, which must not exist.
 func NewNamedRun(progress io.Writer, name string) (*Run, error) {
 	return newRun(progress, RunParents(), name)
 }
@@ -150,7 +150,7 @@ func RunParents() []string {
 	return []string{os.TempDir(), "/var/tmp"}
 }
 
-// failedMark is the name of a file in the directory of a failed run.
+// failedMark is the name of a file that makes removeKilled keep a failed run's directory.
 const failedMark = "failed"
 
 // Failed marks the run as failed, so that Close keeps the directory.
@@ -483,7 +483,7 @@ func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	return path, r.build(ctx, program, path)
 }
 
-// PlainVariable names the directory of the programs for Run.Plain, without the race detector.
+// PlainVariable names the environment variable with the directory of programs for Run.Plain.
 const PlainVariable = "OXIDE_PLAIN_PROGRAMS"
 
 // BinaryVariable returns the name of the environment variable with the path of a built program.

@@ -19,7 +19,7 @@ import (
 	"unicode"
 )
 
-// These are the lanes besides those of the drivers.
+// These are the names of the lanes. Each driver has a further lane.
 const (
 	Orchestrator = "orchestrator"
 	Rack         = "rack"
@@ -38,7 +38,7 @@ type Event struct {
 	Mark bool
 }
 
-// limit is the number of events that a Recorder keeps: a long run must not fill the memory.
+// limit is the maximum number of events in a Recorder, so that a long run does not fill the memory.
 const limit = 2000
 
 // Recorder keeps the latest events of a history. Several goroutines may use it at once.
@@ -57,7 +57,7 @@ func (r *Recorder) Begin() {
 	r.events, r.since, r.dropped = nil, time.Now(), 0
 }
 
-// Call records a call that begins now. When it ends, the caller has to invoke answered().
+// Call records a call that begins now. When the call ends, invoke answered().
 func (r *Recorder) Call(lane, name string) (answered func(outcome string, failed bool)) {
 	e := &Event{Lane: lane, Name: name, Start: time.Now()}
 	r.add(e)
@@ -68,7 +68,7 @@ func (r *Recorder) Call(lane, name string) (answered func(outcome string, failed
 	}
 }
 
-// Step records a step of the orchestrator that begins now. When it ends, call done().
+// Step records a step of the orchestrator that begins now. When the step ends, invoke done().
 func (r *Recorder) Step(name string) (done func(err error)) {
 	answered := r.Call(Orchestrator, name)
 	return func(err error) {

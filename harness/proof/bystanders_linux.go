@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// These are the roles of bystanders, and the indexes of their files.
+// These are the roles of the disks in [Bystanders], and the disks' indexes in its arrays.
 const (
 	MountedDisk = iota
 	MemberDisk
@@ -27,10 +27,10 @@ const (
 	bystanders
 )
 
-// Member is one disk of a filesystem that has two. The other disk is missing.
+// Member is a kind of disk: one of the two disks of a filesystem. The other disk is missing.
 type Member string
 
-// These are the members. The kernel finds one only by a device number or UUID on the missing disk.
+// These are the members. Only a device number or UUID on the missing disk leads the kernel to one.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"
@@ -39,9 +39,9 @@ const (
 // Bystanders are three disks of an instance that no CSI call names: a mounted ext4 with a file, a
 // [Member], and a blank disk. Nothing may write to them.
 //
-// The kernel itself does not write to the mounted disk: its inode tables are complete, its journal
-// is empty, and the mount option noatime prevents updates of access times. Any other write through
-// the loop device changes the modification time of the backing file, so Check compares that time.
+// The kernel itself does not write to the mounted disk, because the inode tables are complete, the
+// journal is empty, and noatime prevents updates of access times. Any other write through the loop
+// device changes the backing file's modification time, so Check compares that time.
 //
 // A nil *Bystanders has no disks. Its checks succeed.
 type Bystanders struct {
@@ -130,7 +130,7 @@ func (b *Bystanders) Resume(ctx context.Context) error {
 func (b *Bystanders) fill(dir string, member Member) {
 	b.mountpoint = filepath.Join(dir, "mounted")
 	harness.Must(os.MkdirAll(b.mountpoint, 0o755))
-	// mke2fs writes the inode tables and the journal at once, so both are small.
+	// Without lazy initialization, mke2fs writes all inode tables and the journal, so both are small.
 	harness.Must(RunTool("mke2fs", "-q", "-F", "-t", "ext4", "-N", "64", "-J", "size=4",
 		"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", b.files[MountedDisk]))
 	file := b.files[MemberDisk]
@@ -244,8 +244,8 @@ func (b *Bystanders) Suspend() error {
 }
 
 // Close does the same as Suspend. Then it writes to BlankDisk, and returns an error if the
-// comparison does not notice the write: so every proof shows that its checks can fail. In the end
-// it detaches the loop devices that NewGuestBystanders has attached.
+// comparison does not notice the write. So every proof shows that its checks can fail. At the end,
+// Close detaches the loop devices that NewGuestBystanders has attached.
 func (b *Bystanders) Close() error {
 	if b == nil {
 		return nil

@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Forgery writes files with bytes that a driver might trust: records, with the right checksum, of a
-// format or growth in progress; superblocks; partition tables; and an ownership tag. It uses only
+// Forgery writes files with bytes that a driver might trust: records of a format or growth in
+// progress, with valid checksums; superblocks; partition tables; and an ownership tag. It uses only
 // facts that a workload can know about its volume. A driver that trusts these files formats or
 // repairs the disk.
 type Forgery struct {
@@ -28,7 +28,7 @@ type Forgery struct {
 	SizeBytes, NextBytes int64
 	// Device is the path of the disk's device. The forgery copies the first bytes of this device.
 	Device string
-	// Traced makes each record contain [Trace], so that a proof can tell it from the driver's records.
+	// Traced adds [Trace] to each record, so that a proof can tell forged records from the driver's.
 	Traced bool
 }
 
@@ -118,7 +118,7 @@ func mounted(head []byte) int64 {
 	return 0
 }
 
-// headBytes is how much is copied from the disk's start, where each filesystem has a superblock.
+// headBytes is the length of the copy of the disk's start, where each filesystem has a superblock.
 const headBytes = 128 << 10
 
 func (f Forgery) pages() (all, records [][]byte) {
@@ -158,8 +158,8 @@ type ForgedFiles map[string][sha256.Size]byte
 const odd = 1337
 
 // Write writes three files durably into a directory on the volume. forged-aligned has all pages at
-// multiples of the page size, forged-odd at other offsets. forged-slots has records at the disk's
-// offsets where the driver writes its own, if the filesystem gives these blocks to a file.
+// multiples of the page size, forged-odd at other offsets. forged-slots has records in the blocks
+// where the driver writes its own records, if the filesystem gives these blocks to a file.
 func (f Forgery) Write(dir string) (files ForgedFiles, err error) {
 	defer harness.Catch(&err)
 	all, records := f.pages()
@@ -210,7 +210,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
-	// Sync() makes ext4 choose the last blocks. Remove "room" only then, so that its blocks stay free.
+	// At Sync() ext4 chooses the last blocks of w. Remove "room" later, so that its blocks stay free.
 	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
 		w.Close(), SyncDir(dir)))
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil
@@ -253,7 +253,7 @@ func CheckForged(path string, want [sha256.Size]byte) error {
 
 // writeSlots writes the file forged-slots, with records at the disk's offsets where the driver
 // writes its own. It gives the file nearly all free space, and then frees the file's other blocks.
-// Only ext4 and xfs report a file's blocks. On other filesystems the records are at any offset.
+// Only ext4 and xfs report a file's blocks, so other filesystems get the records at any offset.
 //
 // The file gets its name when it is complete, so a crash before that frees its blocks.
 func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {
@@ -276,7 +276,7 @@ func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) {
 	files[name] = harness.Got(digest(path))
 }
 
-// keepSlots writes records to w's blocks at the driver's offsets, and frees all other blocks of w.
+// keepSlots writes records to w's blocks at the offsets in wanted, and frees all other blocks of w.
 func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	extents := extentsOf(w)
 	kept := []int64{0}
@@ -305,8 +305,8 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted maps the driver's offsets on the disk to forged records. If records has only one element,
-// that has to be the record of a format.
+// wanted maps the disk's offsets where the driver writes records to forged records. If the
+// parameter records has only one element, that has to be the record of a format.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {

@@ -29,7 +29,7 @@ const InstanceID = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 // SerialBytes is the length of an NVMe serial, which contains the beginning of the disk's name.
 const SerialBytes = 20
 
-// GuestView is a guest view without a rack: a /sys and a /dev with loop devices as disks.
+// GuestView is a directory with a guest's /sys and /dev. The disks in it are loop devices.
 type GuestView struct{ dir string }
 
 // NewGuestView creates a guest view without disks in a directory.
@@ -222,7 +222,7 @@ func (p FileState) Compare(name, path string, bytes bool) (now FileState, err er
 // Members lists the kinds of members.
 var Members = []Member{Journal, BtrfsMember}
 
-// Bench is a guest view with a driver. A proof attaches one disk after another to it.
+// Bench is a guest view with a driver. A proof attaches one disk after another to the guest view.
 type Bench struct {
 	Dir    string
 	Guest  GuestView
@@ -257,7 +257,7 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 	return b, nil
 }
 
-// AddBystanders creates bystanders for the guest. Bystanders.Show adds them to the guest view.
+// AddBystanders creates disks that nothing may write to. Bystanders.Show adds them to the guest.
 func (b *Bench) AddBystanders(ctx context.Context, member Member, count *Invariant) (err error) {
 	b.Bystanders, err = NewGuestBystanders(ctx, filepath.Join(b.Dir, "bystanders"), member, count)
 	return err
@@ -273,7 +273,7 @@ func (b *Bench) Do(ctx context.Context, name string,
 	return err
 }
 
-// Harm returns the errors that Do has found in bystanders since the last call of Harm.
+// Harm returns the errors of Bystanders.Check in all calls of Do since the last call of Harm.
 func (b *Bench) Harm() error {
 	harm := b.harm
 	b.harm = nil
@@ -311,8 +311,8 @@ func DiskFile(rack *harness.Rack, id string) string {
 	return filepath.Join(rack.Dir, "sim", "disks", id+".img")
 }
 
-// Environment is a rack with drivers, and with bystanders in one of its instances. If a trial does
-// not fail, the next trial uses the same environment.
+// Environment is a rack with drivers. One of the instances has the disks in Bystanders. If a trial
+// does not fail, the next trial uses the same environment.
 type Environment struct {
 	*harness.Environment
 	Proof      *Proof
@@ -335,7 +335,7 @@ func (e *Environment) Close() error {
 	return errors.Join(e.Bystanders.Close(), e.Environment.Close())
 }
 
-// Abandon kills all processes after a failed trial. Only files remain, until the run ends.
+// Abandon kills all processes after a failed trial, and ends mounts and loop devices. Files remain.
 func (e *Environment) Abandon(ctx context.Context) error {
 	err := e.Bystanders.Suspend()
 	for _, plugin := range e.Plugins {

@@ -1,7 +1,7 @@
-// Package proof contains what the proofs of data safety share: the seed, which repeats a run, three
-// lengths of a proof, progress, a FIGURE line of results, and a rack or guest view with drivers
-// (Environment, Bench). Each trial also checks two invariants: other disks of the instance do not
-// change (Bystanders), and neither do a workload's files that contain forged records (Forgery).
+// Package proof contains what the proofs of data safety share: the seed that repeats a run, the
+// three lengths of a run, progress messages, FIGURE lines with results, and a rack or guest view
+// with drivers (Environment, Bench). Each trial also checks that other disks of the instance do not
+// change (Bystanders), and that files with forged records in the volume do not change (Forgery).
 //
 // A proof does a fixed amount of work. The short form (go test -short) does less work. The long
 // form repeats the work with other seeds for some time.
@@ -44,14 +44,14 @@ const defaultSeed = 1
 type Proof struct {
 	Name string
 	Seed uint64
-	// Bystanders counts comparisons of bystanders. Forged counts comparisons of forged files.
+	// Bystanders counts comparisons of disks that must not change, Forged those of forged files.
 	Bystanders, Forged *Invariant
 
 	t        testing.TB
 	start    time.Time
 	duration time.Duration
 	rand     *rand.Rand
-	// drawn contains the paths of the pages that Draw has written.
+	// drawn contains the paths that Draw has printed, so that Draw prints each path only once.
 	drawn sync.Map
 	// said is the time of SayOften's last line, in nanoseconds since 1970.
 	said atomic.Int64
@@ -241,14 +241,14 @@ type Failure struct {
 	History *history.Recorder
 }
 
-// Draw writes the page of a failed trial, prints the page's path, and returns it. Call it before
-// the rack ends, because the rack keeps its requests in memory. If Draw cannot write the page, it
-// prints the reason; the test still reports the broken promise.
+// Draw writes the page of a failed trial. It prints the page's path, and returns it. Call Draw
+// before the rack ends, because the rack keeps its requests in memory. If Draw cannot write the
+// page, it prints the reason; the test still reports the broken promise.
 func (p *Proof) Draw(ctx context.Context, f Failure) (path string) {
 	if f.At.IsZero() {
 		f.At = time.Now()
 	}
-	// The test may have failed because ctx has ended.
+	// Draw the page even if the test failed because ctx has ended.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	events, since, dropped := f.History.Events()
@@ -296,7 +296,7 @@ func (p *Proof) CheckPage(path string, texts ...string) error {
 	return err
 }
 
-// Guard is a part of the driver that prevents damage. A mutant of the driver lacks it.
+// Guard is code of the driver that prevents damage. A mutant is a driver without one guard.
 type Guard struct {
 	// Name says what the guard ensures.
 	Name  string

@@ -30,7 +30,7 @@ func Recover(ctx context.Context, log *slog.Logger, work string, err *error) {
 	*err = csierr.New(csierr.Internal, "bug in the driver: %s panicked; see its log", work)
 }
 
-// Guard runs f, and converts a panic to an error.
+// Guard runs f, and converts a panic of f to an error.
 func Guard(ctx context.Context, log *slog.Logger, work string, f func() error) (err error) {
 	defer Recover(ctx, log, work, &err)
 	return f()
@@ -100,7 +100,7 @@ func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (st
 	})
 }
 
-// Linger returns a context that outlives ctx by the given time. The function end ends it at once.
+// Linger returns a context that outlives ctx by the given time, or until the caller calls end.
 func Linger(ctx context.Context, while time.Duration) (longer context.Context, end func()) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -118,8 +118,8 @@ func Linger(ctx context.Context, while time.Duration) (longer context.Context, e
 var hanging sync.Map
 
 // Within runs f, which may hang, and reports whether f returned in time. While an earlier f with
-// the same key hangs, Within returns false without running f, so that a hanging file does not block
-// more and more threads. If it returns false, f may still run, so do not read what f writes.
+// the same key hangs, Within returns false without running f, so that not every call for a hanging
+// file blocks a thread. If Within returns false, f may still run, so do not read what f writes.
 func Within(key string, wait time.Duration, f func()) bool {
 	if ended, ok := hanging.Load(key); ok {
 		select {

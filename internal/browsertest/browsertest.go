@@ -131,8 +131,8 @@ func Size(width, height int64) chromedp.Action {
 	return emulation.SetDeviceMetricsOverride(width, height, 1, false)
 }
 
-// contrasts is a script. For each element that contains text itself, it returns the contrast to the
-// background, as WCAG 2 defines it. Unlike WCAG, it makes no exception for large text.
+// contrasts is a script. It returns the contrast between text and background for each element that
+// itself contains text. The contrast is that of WCAG 2, but without an exception for large text.
 const contrasts = `(() => {
 	const channels = colour => colour.match(/[\d.]+/g).map(Number);
 	const luminance = ([r, g, b]) => [r, g, b].map(c => c / 255)

@@ -31,7 +31,7 @@ func New(reason Reason, format string, args ...any) error {
 	return &Error{Reason: reason, code: explanations[reason].Code, err: fmt.Errorf(format, args...)}
 }
 
-// Coded returns an Error whose code differs from its reason's, for calls where CSI demands that.
+// Coded returns an Error with the code that CSI demands for a call instead of the reason's code.
 func Coded(code codes.Code, reason Reason, format string, args ...any) error {
 	return &Error{Reason: reason, code: code, err: fmt.Errorf(format, args...)}
 }
@@ -219,8 +219,8 @@ func Explain(reason Reason) (e Explanation, known bool) {
 // Reasons returns all reasons in alphabetical order.
 func Reasons() []Reason { return slices.Sorted(maps.Keys(explanations)) }
 
-// ParseMessage parses an error message of the driver, "Reason: sentence". It skips what Kubernetes
-// puts before it ("rpc error: code = Aborted desc = "). It returns false if the text has no known
+// ParseMessage parses an error message of the driver, "Reason: sentence". It skips a prefix from
+// Kubernetes, such as "rpc error: code = Aborted desc = ". ok is false if the text has no known
 // reason.
 func ParseMessage(text string) (reason Reason, sentence string, ok bool) {
 	if _, after, found := strings.Cut(text, " desc = "); found {
@@ -285,7 +285,7 @@ const (
 	ImageNotFound         Reason = "ImageNotFound"
 )
 
-// Reasons of errors that the rack returns, or that happen on the way to it.
+// Reasons of errors from the rack, or from the connection to it.
 const (
 	TokenRejected       Reason = "TokenRejected"
 	TokenFileUnreadable Reason = "TokenFileUnreadable"

@@ -158,7 +158,7 @@ func Pairs(text string) map[string]string {
 	return values
 }
 
-// Topologies parses topologies as the driver's flag has them, such as "region=R1,zone=Z2".
+// Topologies parses topologies in the form of the driver's flag, such as "region=R1,zone=Z2".
 func Topologies(texts ...string) []*csi.Topology {
 	var list []*csi.Topology
 	for _, text := range texts {
@@ -171,7 +171,7 @@ func Topologies(texts ...string) []*csi.Topology {
 	return list
 }
 
-// Await waits at most 10 seconds until met() is true.
+// Await waits until met() is true. It ends the test after 10 seconds.
 func Await(t *testing.T, what string, met func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {

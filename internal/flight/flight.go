@@ -51,7 +51,7 @@ type Fields struct {
 	Instance string `json:"instance,omitempty"`
 	Device   string `json:"device,omitempty"` // such as /dev/nvme1n1
 	// DiskSeq is the device's diskseq, which is new after each attach. Confirm ends only a change with
-	// the same DiskSeq: before a later attach, another node may have written to the disk.
+	// the same DiskSeq, because another node may have written to the disk between two attaches.
 	DiskSeq    uint64 `json:"diskseq,omitempty"`
 	Path       string `json:"path,omitempty"` // the staging or target path
 	Filesystem string `json:"filesystem,omitempty"`
@@ -59,7 +59,7 @@ type Fields struct {
 	Request    string `json:"request,omitempty"` // the rack's id of the request
 	Claim      string `json:"claim,omitempty"`   // namespace/name of the PVC or the VolumeSnapshot
 	Reason     string `json:"reason,omitempty"`  // of a failure (docs/reasons.md)
-	// Seen reports that a later call recorded the end of the change.
+	// Seen means that a later call saw the result of the change, and recorded its end with Confirm.
 	Seen    bool    `json:"seen,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"` // how long the change took
 }
@@ -129,7 +129,7 @@ type Recorder struct {
 	Log *slog.Logger
 	// Dir is the directory of the volumes' files. If it is "", open changes are kept in memory.
 	Dir string
-	// Observe, if not nil, is called after each change.
+	// Observe, if not nil, is called with the last entry of each change that was made.
 	Observe func(Entry)
 
 	once sync.Once
@@ -219,8 +219,8 @@ func (c Call) Begin(event Event, f Fields) *Change {
 	return &Change{recorded: recorded, call: c, entry: e}
 }
 
-// End ends the change, which was made if err is nil. If the outcome is unknown, do not call End.
-// Only the first call counts.
+// End records the end of the change, which was made if err is nil and otherwise failed. Do not call
+// End if the outcome is unknown. Only the first call of End has an effect.
 func (c *Change) End(err error, more Fields) {
 	if c.call.recorder == nil || c.ended {
 		return
@@ -370,7 +370,7 @@ const (
 	maxBytes    = 128 << 10
 	// Confirm looks for the entry of Begin only in a file's last recentBytes: few entries follow it.
 	recentBytes = 8 << 10
-	// A file beyond maxVolumes replaces the one written longest ago.
+	// If there are maxVolumes files, a new file replaces the one written longest ago.
 	maxVolumes = 256
 	suffix     = ".jsonl"
 )
@@ -395,8 +395,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without a file, Confirm has no open change to end. The entry of End counts as added, so that
-		// its change is logged, although somebody has removed the file since Begin.
+		// Without a file, Confirm has no open change to end. End has one, whose file somebody has removed
+		// since Begin. So report its entry as added, so that the change is logged.
 		return !e.Seen, nil
 	}
 	if err != nil {
@@ -485,7 +485,7 @@ func (s *files) open(path string, make bool) (*os.File, error) {
 	}
 }
 
-// makeRoom creates the directory for a new file. If the directory is full, it removes the oldest.
+// makeRoom creates the directory for a new file. In a full directory it removes the oldest file.
 func (s *files) makeRoom(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
@@ -527,7 +527,7 @@ func replace(path string, entries []Entry) error {
 }
 
 // ReplaceFile replaces a file of the state directory atomically, without a sync. It removes an
-// earlier temporary file and never writes to it, because it may be a link.
+// earlier temporary file and never writes to that file, which may be a link.
 func ReplaceFile(path string, b []byte) error {
 	_ = os.Remove(path + NewSuffix)
 	f, err := os.OpenFile(path+NewSuffix, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)

@@ -14,8 +14,8 @@ import (
 // noFollow makes an open of a symbolic link fail, and an open of a FIFO return at once.
 const noFollow = unix.O_NOFOLLOW | unix.O_NONBLOCK
 
-// lockTimeout limits the wait for the lock, which a process holds while it writes an entry. Calls
-// must not wait for a process that is stopped.
+// lockTimeout limits the wait for the lock, which a process holds while it writes an entry. Without
+// the limit, a stopped process could block calls.
 const lockTimeout = time.Second
 
 func lock(f *os.File) error {

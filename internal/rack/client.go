@@ -31,7 +31,7 @@ import (
 type Client struct {
 	*oxide.Client
 	Project string // name or UUID
-	// LookLimit is how long after its Look a change may be sent; 0 means DefaultLookLimit.
+	// LookLimit is the maximum age of the Look of a change; 0 means DefaultLookLimit.
 	LookLimit time.Duration
 
 	world world
@@ -328,8 +328,8 @@ func notTheRack(ctx context.Context, doing string, answer *oxide.HTTPError) erro
 		AnswerText(answer))
 }
 
-// transportError returns the error for a request without a complete response. It is retryable,
-// because the rack may have made the change.
+// transportError returns the error for a request without a complete response. The error is
+// retryable, because the rack may have made the change.
 func transportError(ctx context.Context, doing string, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled) && !outOfTime(ctx):
@@ -342,8 +342,8 @@ func transportError(ctx context.Context, doing string, err error) error {
 		doing, transportText(err))
 }
 
-// outOfTime reports whether the deadline has passed. gRPC sometimes cancels a call slightly before
-// the timer of its context fires.
+// outOfTime reports whether the deadline has passed or is very near, because gRPC sometimes cancels
+// a call slightly before the deadline.
 func outOfTime(ctx context.Context) bool {
 	const little = 5 * time.Millisecond
 	deadline, limited := ctx.Deadline()
@@ -392,8 +392,8 @@ func InvalidResponse(doing, format string, args ...any) error {
 		"%s", doing, fmt.Sprintf(format, args...))
 }
 
-// Definite reports whether the error proves that the rack did not make the change, because the rack
-// itself refused it. After an internal error of the rack the change may have been made.
+// Definite reports whether the error proves that the rack itself refused the change, and so did not
+// make it. After an internal error of the rack, the change may have been made.
 func Definite(err error) bool {
 	var answer *oxide.HTTPError
 	if !errors.As(err, &answer) || !own(answer) {

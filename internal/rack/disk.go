@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// InstanceOf returns the instance that the disk is attached to, being attached to, or being
-// detached from, or "".
+// InstanceOf returns the instance of a disk that is attached, being attached or being detached, and
+// "" for any other disk.
 func InstanceOf(d *oxide.Disk) string {
 	if s, ok := d.State.AsAttached(); ok {
 		return s.Instance
@@ -84,7 +84,7 @@ func VolumeNotFound(id string) error {
 func NotFound(err error) bool { return Definite(err) && errors.Is(err, oxide.ErrObjectNotFound) }
 
 // Refused reports whether the rack understood the request and refused it. The caller finds the
-// reason in the states of the objects, never in the text.
+// reason in the states of the objects, never in the error's text.
 func Refused(err error) bool {
 	return Definite(err) && (errors.Is(err, oxide.ErrInvalidRequest) ||
 		errors.Is(err, oxide.ErrConflict))

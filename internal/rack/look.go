@@ -59,8 +59,8 @@ func (c *Client) Request(ctx context.Context, doing string, look Look,
 	return a.sent.Load(), Error(ctx, doing, err)
 }
 
-// left returns how long the change may still be sent. It compares the deadline with the wall clock,
-// because timers stop while the machine is suspended.
+// left returns how long the change may still be sent. It compares the caller's deadline with the
+// wall clock, because timers stop while the machine is suspended.
 func (a *attempt) left(caller context.Context) time.Duration {
 	left := a.limit - time.Duration(Looking()-a.look)
 	if deadline, limited := caller.Deadline(); limited {

@@ -27,8 +27,8 @@ const maxListBytes = 7 << 19
 
 // Pager selects one CSI page from a list that is sorted by id. The page's token contains the last
 // id of the page before. So any controller can return the page again, and new or deleted objects do
-// not move others to another page. The token also contains the rack's page token, so that the list
-// need not begin at its start.
+// not move others to another page. The token also contains the rack's page token, so that the pager
+// need not read the rack's list from its start.
 type Pager struct {
 	world World
 	from  string // token of the rack's page to begin with; empty for the first
@@ -143,8 +143,8 @@ func eachObject[T any](ctx context.Context, doing string,
 		case err != nil:
 			return Error(ctx, doing, err)
 		case p.Items == nil:
-			// The rack sends the list even if it is empty. A response without it is from another server. As
-			// an empty page, it could make all objects seem to be lost.
+			// The rack sends the list even if it is empty. A response without it is from another server. If
+			// it were taken for an empty page, all objects could seem to be lost.
 			return InvalidResponse("list", "the page has no list of objects")
 		}
 		if empty++; len(p.Items) > 0 {
@@ -289,8 +289,8 @@ func all[T any](visit func(*T)) func(*T) (enough bool, err error) {
 	}
 }
 
-// Holders returns the instances whose lists of disks contain the disk, for a disk whose state, such
-// as faulted, names no instance.
+// Holders returns the instances whose lists of disks contain the disk. Use it for a disk in a state
+// that names no instance, such as faulted.
 func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 	var all []string
 	if err := c.EachInstance(ctx, func(i *oxide.Instance) { all = append(all, i.Id) }); err != nil {
@@ -322,8 +322,8 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 }
 
 // A starting token is the last entry's id, a dot, and the token of the rack's page on which the
-// list continues. CSI allows 128 bytes and the page token has about 200, so it is compressed. If it
-// is still too long it is omitted, and the pager skips entries up to the id.
+// list continues. CSI allows 128 bytes and the rack's token has about 200, so it is compressed. If
+// the result is still too long, the pager works without it, and skips entries up to the id.
 
 // packToken returns a starting token. The parameter page is "" for the rack's first page.
 func packToken(project, after, page string) string {
@@ -367,8 +367,8 @@ func unpackToken(project, token string) (after, page string, ok bool) {
 	return after, page, packToken(project, after, page) == token
 }
 
-// tokenDictionary returns text that most of the rack's page tokens contain. A compression without
-// this dictionary makes a token longer.
+// tokenDictionary returns text that most of the rack's page tokens contain. As the dictionary of
+// the compression, this text makes the compressed tokens shorter.
 func tokenDictionary(project string) []byte {
 	return []byte(`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"` + project +
 		`","last_seen":""}}`)

@@ -134,8 +134,8 @@ type errorBody struct {
 	io.Closer
 }
 
-// connectError adds host and port to the error of a failed connection: transportText removes the
-// addresses in errors of package net.
+// connectError adds host and port to the error of a failed connection, because transportText
+// removes the addresses in errors of package net.
 func connectError(u *url.URL, err error) error {
 	var dial *net.OpError
 	if !errors.As(err, &dial) || dial.Op != "dial" {
@@ -327,8 +327,8 @@ type reading struct {
 	done  chan struct{} // closed when the read ends
 }
 
-// get reads the file and returns its value. On some mounts even stat never returns: after the
-// limit, get() returns the last value.
+// get reads the file and returns its value. On some mounts even stat never returns, so get()
+// returns the last value after the limit.
 func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err error) {
 	asked := time.Now()
 	for {

@@ -100,7 +100,7 @@ func TestTransportSendsTheTokenToNoOtherHost(t *testing.T) {
 	}
 }
 
-// flood returns a server that calls begin() and then sends a GiB, and the number of MiB sent.
+// flood returns a server that calls begin() and then sends a GiB. sentMiB counts the MiB sent.
 func flood(t *testing.T, begin http.HandlerFunc) (server *httptest.Server, sentMiB *atomic.Int64) {
 	t.Helper()
 	sentMiB = &atomic.Int64{}

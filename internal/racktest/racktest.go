@@ -1,5 +1,5 @@
-// Package racktest serves a scripted rack for tests. A script may contain responses that no working
-// rack sends. It also lists, in order, the requests that the driver has to send.
+// Package racktest serves a scripted rack for tests. A script lists the requests that the driver
+// has to send, in order, and the responses. Even responses that no working rack sends are possible.
 package racktest
 
 import (
@@ -53,7 +53,7 @@ type script struct {
 	worldly map[string]bool
 }
 
-// world maps two requests to answers. A client sends each of them once, and a script may omit them.
+// world maps two requests, which each client sends once, to answers. A script may omit them.
 var world = map[string]string{ViewProject: ProjectOf(), ViewUser: UserOf(Silo)}
 
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {

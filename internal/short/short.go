@@ -39,7 +39,7 @@ func Left(t testing.TB, cases int) {
 	}
 }
 
-// Skip skips a test with this number of cases under go test -short.
+// Skip skips a test under go test -short. The test has this number of cases.
 func Skip(t testing.TB, cases int) {
 	t.Helper()
 	if testing.Short() {

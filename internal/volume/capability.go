@@ -229,7 +229,7 @@ type MountOptions struct {
 type MountOption struct {
 	Key, Value string
 	HasValue   bool
-	// Flag is the position of the option's mount flag, from 1 on, or 0 if the driver added it.
+	// Flag is the position of the option's mount flag, from 1 on. It is 0 after AddData.
 	Flag int
 }
 
@@ -247,7 +247,7 @@ var attrFlags = map[string]struct{ set, clear uint64 }{
 
 var (
 	superFlags = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
-	// ignoredFlags are for mount(8) and init systems.
+	// ignoredFlags have no effect on a mount, because they are for mount(8) and init systems.
 	ignoredFlags = []string{"", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser"}
 	// labelFlags are SELinux's flags, which every filesystem accepts. Kubelet may add "context".
 	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}
@@ -455,7 +455,7 @@ var (
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
-// Shown returns, sorted, the flags that the driver compares for a mount with these options.
+// Shown returns the sorted flags that the driver compares for a mount with these options.
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
@@ -482,7 +482,7 @@ func attrWords(attr uint64) []string {
 	return words
 }
 
-// ShownFlags returns, sorted, those flags of a mountinfo line's two lists that the driver compares.
+// ShownFlags returns the sorted flags that the driver compares, from a mountinfo line's two lists.
 func ShownFlags(mount, super string) []string {
 	of := func(list string, flags []string) []string {
 		return slices.DeleteFunc(strings.Split(list, ","), func(word string) bool {
@@ -493,7 +493,7 @@ func ShownFlags(mount, super string) []string {
 		of(super, shownSuperFlags)...)))
 }
 
-// PublishedFlags returns, sorted, the flags of a published mount that the driver compares: those of
+// PublishedFlags returns the sorted flags of a published mount that the driver compares: those of
 // the staging mount, which a bind mount copies, and those of the publish request.
 func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)

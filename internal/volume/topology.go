@@ -74,7 +74,7 @@ func (s Segments) value(key string) (string, bool) {
 	return "", false
 }
 
-// Within reports whether the location has all of the wanted segments.
+// Within reports whether wanted is not empty and the location has all of its segments.
 func (s Segments) Within(wanted map[string]string) bool {
 	for key, want := range wanted {
 		if got, ok := s.value(key); !ok || got != want {
@@ -95,8 +95,8 @@ func sameKeys(a, b Segments) bool {
 
 // ChooseTopology returns a volume's topology: all locations in ours, because each can reach the
 // rack's disks. The first is the one that the request prefers most, or one that it allows. If ours
-// is empty, so is the topology. The request may then name nothing but instances, and only if the
-// parameter instances is true, because nodes report theirs. Instances never change the result.
+// is empty, so is the topology, and the request may contain only instances. This requires that
+// nodes report their instances (parameter instances). Instances never change the result.
 func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if req == nil {
