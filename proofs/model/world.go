@@ -27,7 +27,7 @@ type volumeKind struct {
 
 func (k volumeKind) block() bool { return k.fsType == "" }
 
-// bytes returns a larger size for a filesystem that is restored from a snapshot.
+// bytes returns the volume's size. A filesystem restored from a snapshot gets a larger disk.
 func (k volumeKind) bytes() int64 {
 	if k.snap != 0 && !k.block() {
 		return 2 * gib
@@ -51,7 +51,7 @@ var (
 //
 //	v1 disk             the ID of the volume's disk
 //	v1 source           the ID of the snapshot that the disk was made from
-//	v1 holder           the node whose instance has the disk
+//	v1 holder           the node to whose instance the disk is attached
 //	v1 staged a         yes: something is mounted at the staging path
 //	v1 published a/1    yes: something is mounted at the pod's path
 //	s1 id, s1 source    the snapshot's ID, and the disk it was taken of
@@ -157,12 +157,12 @@ func (s Step) then(f facts) facts {
 // and everything else on which the answers to calls depend.
 type world struct {
 	seen facts
-	// doubts contains the changes that earlier calls may have made, or may still make.
+	// doubts contains the changes of unfinished calls. Each may be made already, later or never.
 	doubts []assign
-	// places has what the facts lack about each volume on each node. Its keys come from at().
+	// places has the state of each volume on each node that is not in seen, by keys such as "v1 a".
 	places map[string]*place
-	// contents maps the number of each volume, and snapshots the ID of each snapshot, to the expected
-	// content. value is the last value that a pod wrote.
+	// contents has the expected content of each volume, by its number, and snapshots that of each
+	// snapshot, by its ID. value is the last value that a pod wrote.
 	contents  map[int]*content
 	snapshots map[string]*content
 	value     uint64
@@ -176,8 +176,8 @@ type world struct {
 	rackDown bool
 	// faults contains the names of the faults that may still apply.
 	faults []string
-	// open maps the target of each call that was answered UNAVAILABLE to a time. Until this time, a
-	// controller may not know the call's effect, and may answer EffectUnknown to further calls.
+	// open maps the target of each call that was answered UNAVAILABLE to a time. Until this time, the
+	// controller may answer EffectUnknown, because it perhaps does not know the call's effect.
 	open map[string]time.Time
 }
 
@@ -194,18 +194,18 @@ func (s Step) target() string {
 
 // place is the state of a volume on a node.
 type place struct {
-	// lost is set if the volume was detached while it was mounted on the node. Then its mounts do not
-	// work any more. If the rack may not have finished this detach, half is also set. Then the guest
-	// does not show the disk, but the mounts may still work.
+	// lost is set if the volume was detached while it was mounted on the node, so that the mounts no
+	// longer work. half is set, too, while the rack has perhaps not finished this detach. The mounts
+	// then perhaps still work, although the guest does not show the disk.
 	lost, half bool
-	// frozen is set while the filesystem may be frozen by a pod.
+	// frozen is set from a freeze of the filesystem until a thaw, an unmount or a new mount.
 	frozen bool
 	// open is the file or loop device that keeps the volume's device open, or nil.
 	open io.Closer
 	// namesake is set if another disk of the instance has the same serial as the volume's disk. The
-	// guest shows only one of the two devices (A54). shown is set if it shows the other disk's device.
+	// guest shows only one of the two devices (A54). shown is set if this is the other disk's device.
 	namesake, shown bool
-	// bare is set if the volume is attached without a device. slow is set if a device may appear late.
+	// bare is set if the volume is attached without a device. slow is set if its device may be late.
 	bare, slow bool
 	// staged is set if the last stage answered OK. tried is set if a stage was sent and not undone.
 	staged, tried bool
@@ -225,7 +225,7 @@ func newWorld() *world {
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
 
-// at returns an empty place for an unknown volume or node.
+// at returns the state of a volume on a node, which is empty for an unknown volume or node.
 func (w *world) at(v int, n string) *place {
 	if p := w.places[at(v, n)]; p != nil {
 		return p
@@ -307,13 +307,13 @@ func (w *world) allowed(f field, calls []ended) []string {
 	return append([]string{w.seen[f]}, perhaps...)
 }
 
-// isAllowed reports whether a value is allowed: anyID allows every value except "".
+// isAllowed reports whether the list allows the value. A list with anyID allows all except "".
 func isAllowed(value string, allowed []string) bool {
 	return slices.Contains(allowed, value) || value != "" && slices.Contains(allowed, anyID)
 }
 
-// faultCodes maps a kind of fault to the code that the driver answers after a request with this
-// fault. Faults of other kinds change no answer.
+// faultCodes maps a kind of fault to the code that the driver may answer if a request to the rack
+// has such a fault. Other kinds of faults do not change the driver's answer.
 var faultCodes = map[string]codes.Code{
 	"503": codes.Unavailable, "429": codes.Unavailable, "cut": codes.Unavailable,
 	"500": codes.Unavailable, "403": codes.PermissionDenied,
@@ -364,7 +364,7 @@ type answers struct {
 
 func when(apply bool, allowed ...codes.Code) answers { return answers{apply, allowed} }
 
-// first returns the codes of the first answers that apply, or OK if none applies.
+// first returns the codes of the first element that applies, or OK if none applies.
 func first(all ...answers) []codes.Code {
 	for _, a := range all {
 		if a.apply {
@@ -398,7 +398,7 @@ func calmCodes(s Step, f facts) []codes.Code {
 	return first()
 }
 
-// calmNodeCodes returns the codes that a node may answer if the guest shows the devices.
+// calmNodeCodes returns the codes that a node may answer, without the special cases in nodeCodes.
 func (w *world) calmNodeCodes(s Step, f facts) []codes.Code {
 	here, disk, block := w.at(s.vol, s.node), f[diskField(s.vol)], kinds[s.vol].block()
 	present := disk != "" && disk == s.id && f[holderField(s.vol)] == s.node && !w.down[s.node] &&
@@ -425,8 +425,8 @@ func (w *world) calmNodeCodes(s Step, f facts) []codes.Code {
 		return first(when(staged || published || held, codes.Internal)) // NU-5
 	case unstage:
 		return first(when(held && !here.lost, codes.Internal), // NU-5
-			// The model does not know whether the device behind the pod's path is gone, or whether another
-			// disk has got the device's number.
+			// The device behind the pod's path may be gone, or another disk's device may have its number.
+			// The model does not know which.
 			when(published && here.lost && block, codes.OK, codes.Internal),
 			when(published, codes.Internal)) // NU-5
 	case publish:
@@ -465,8 +465,8 @@ func (w *world) nodeCodes(s Step, f facts) []codes.Code {
 	return list
 }
 
-// namesakeCodes returns the codes that are allowed while the guest shows a namesake's device. The
-// codes in list are for the volume's own device. They remain allowed for a volume in use.
+// namesakeCodes returns the codes that are allowed while the guest shows another disk's device with
+// the volume's serial. list has the codes for the volume's own device.
 func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 	switch {
 	case s.op == stage && f[stagedField(s.vol, s.node)] != "",
@@ -479,7 +479,7 @@ func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 }
 
 // shadowed reports whether another block volume is still published on the node although its device
-// does not exist any more. If v's device has got the same number, v seems to be in use.
+// does not exist any more. If v's device has that number, the driver may take v for in use.
 func (w *world) shadowed(v int, n string) bool {
 	for other := range kinds {
 		if other != v && kinds[other].block() && w.at(other, n).lost {

@@ -80,7 +80,7 @@ func (w *testCluster) attacher() {
 	}
 }
 
-// attachOnce attaches a disk, as the driver does, only if the rack does not show it as attached.
+// attachOnce attaches a disk unless the rack already shows it as attached, as the driver does.
 func (w *testCluster) attachOnce(a *storagev1.VolumeAttachment) error {
 	disk, instance := w.disks[*a.Spec.Source.PersistentVolumeName], w.rack.Instance(a.Spec.NodeName).ID
 	attached, err := w.rack.Client.InstanceDiskListAllPages(w.ctx,
@@ -134,7 +134,7 @@ func (w *testCluster) controllers() {
 	w.budgets()
 }
 
-// end ends a deleted pod. A pod with an owner and without a volume gets a new pod on another node.
+// end ends a deleted pod. If the pod has an owner and no volume, another node gets a new pod.
 func (w *testCluster) end(p *corev1.Pod) {
 	if p.DeletionTimestamp == nil || w.stuck {
 		return
@@ -176,7 +176,7 @@ func (w *testCluster) most(app string) int {
 	switch {
 	case w.noEviction:
 		return 0
-	// Most pods were lost with their nodes, so the usual budget permits no stop of a node.
+	// If most pods were lost with their nodes, the usual budget would permit no stop of a node.
 	case w.mended && healthies <= most:
 		return 100
 	}
@@ -258,7 +258,7 @@ func (w *testCluster) kubelets() {
 	w.budgets()
 }
 
-// runJob advances the pod of a Job: it runs an init container, then its containers, and ends.
+// runJob advances the pod of a Job: an init container runs, then the containers, and the pod ends.
 func (w *testCluster) runJob(p *corev1.Pod, ready bool) {
 	if p.Spec.RestartPolicy != corev1.RestartPolicyNever || !ready {
 		return
@@ -309,20 +309,20 @@ func (w *testCluster) pass(d time.Duration) {
 // startsAfter is the time after which Cluster API's provider starts a stopped instance.
 const startsAfter = 10 * time.Second
 
-// threads is the number of the attacher's worker threads, as in the chart. callTime is the duration
-// of each of its calls for other nodes, in the trial with a busy attacher.
+// threads is the number of the attacher's worker threads, as in the chart. callTime is how long a
+// busy attacher's call for another node takes.
 const (
 	threads  = 32
 	callTime = 500 * time.Millisecond
 )
 
 // queue is the queue of external-attacher. Each worker tries one attachment at a time. An
-// attachment is added when it is created or annotated, and after each failure when its backoff is
-// over.
+// attachment is added when it is created, when it is annotated, and when the backoff after a
+// failure is over.
 type queue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	w        *testCluster
-	attached chan time.Duration // the time from the instance's stop
+	attached chan time.Duration // the time from the instance's stop to the attach
 }
 
 func (q *queue) work(ctx context.Context) {
@@ -475,7 +475,7 @@ func TestDeletingThePodRepairsAVolumeWithoutADevice(t *testing.T) { // D-61
 
 	w.addPod("a", 0)
 	w.pass(time.Minute)
-	for range 10 { // the second attachOnce finds the disk attached, as the driver does
+	for range 10 { // the second call of attachOnce finds the disk attached
 		w.turn()
 		w.pass(time.Minute)
 	}

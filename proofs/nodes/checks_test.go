@@ -31,7 +31,7 @@ type recorded struct {
 }
 
 // recordsIn returns the operations in progress that a ConfigMap records, by node. If a Node was
-// deleted during an operation and created again, it returns the operation of the new Node.
+// deleted and created again, an operation of the new Node takes precedence.
 func (w *testCluster) recordsIn(m *corev1.ConfigMap) map[string]*recorded {
 	all := map[string]*recorded{}
 	if m == nil {
@@ -60,7 +60,7 @@ func (w *testCluster) records() map[string]*recorded {
 const namespaceOfRecords = "oxide"
 
 type operation struct {
-	// ended is the time at which the last operation ended, with or without a stop.
+	// began is when the latest operation began. ended is when one last ended, with or without a stop.
 	began, ended time.Time
 	// asked is set if a keeper has requested the instance's stop. sets contains the StatefulSets whose
 	// pods this stop ends.
@@ -72,8 +72,8 @@ type operation struct {
 	stoppedSets []string
 }
 
-// late limits the time from an operation's end to a stop that may be a keeper's delayed request.
-// After such a stop, the keeper starts the instance again.
+// late is a time after an operation. If the instance stops within this time, a keeper's delayed
+// request may be the cause, so a keeper may start the instance again.
 const late = 2 * time.Minute
 
 func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
@@ -321,7 +321,7 @@ func (w *testCluster) statefulSets(name string) []string {
 }
 
 // checkBudgets checks that the stop of a node violates no disruption budget. A pod that waits for
-// its volume has never run on its node, and does not count as unavailable.
+// its volume has never run on its node, so it does not count as unavailable.
 func (w *testCluster) checkBudgets(name string) {
 	if w.stale || w.raced {
 		return

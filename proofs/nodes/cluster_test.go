@@ -42,7 +42,7 @@ type testCluster struct {
 	rack  *harness.Rack
 	api   *keepertest.Server
 	clock time.Time
-	// A killed keeper is replaced by a keeper with the same name.
+	// keepers has both keepers. A new keeper with the same name replaces a killed one.
 	keepers [2]*replica
 	leader  int
 
@@ -53,7 +53,7 @@ type testCluster struct {
 	// never reports. lying contains those whose kubelet reports even while the instance is stopped.
 	byHand, dead, lying map[string]bool
 	corrupted           bool
-	// byPeople maps each instance that a person has to start to the time of its possible stop.
+	// byPeople contains, for each instance that a person has to start, when it was perhaps stopped.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden is set while the
 	// keepers' token has no rights, so that they see no instance.
@@ -73,12 +73,12 @@ type testCluster struct {
 	hotplug, hotAttach time.Time
 	// failing maps a Kubernetes resource or an operation of the rack to how its next requests fail.
 	failing map[string]failure
-	// refused contains the error with which the driver refuses to attach or detach a volume.
+	// refused maps a volume to the error with which the driver refuses to attach or detach it.
 	refused map[string]string
-	// delays contains the delay of the next request for each operation of the rack.
+	// delays maps an operation of the rack to the delay of its next request.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes maps the time of an instance's change on the rack's clock to the history's clock.
+	// changes maps the time of an instance's change by the rack's clock to its time by w.clock.
 	changes map[string]time.Time
 	// stale is set if a keeper may act on what it read before the other keeper acted. raced is set if
 	// a disturbance happened within a round. In both cases most checks are skipped.
@@ -86,8 +86,8 @@ type testCluster struct {
 	// made is called after the API server has applied the change that a keeper requested.
 	made       func()
 	operations map[string]*operation
-	// causes contains the stops for each volume. A person may empty the map to permit further stops.
-	// mostStops is the highest number of stops for one volume within a day.
+	// causes contains the stops for each volume. ask() empties it, as a person may permit further
+	// stops. mostStops is the highest number of stops for one volume within a day.
 	causes map[string][]stop
 	// ends contains the time at which each pod of a Job ends.
 	ends      map[string]time.Time
@@ -109,8 +109,8 @@ type replica struct {
 	cut  func()
 }
 
-// A gate calls act() once: right before the keeper's change whose number is in the field at or, if
-// after is set, right after it. If reads is set, the gate counts all requests, not only changes.
+// A gate calls act() once, right before a change of the keeper or, if after is set, right after it.
+// The field at is the change's number. If reads is set, this number counts reads, too.
 type gate struct {
 	at     int
 	after  bool
@@ -181,8 +181,8 @@ func (w *testCluster) calm() {
 	w.refused = map[string]string{}
 }
 
-// join creates a Node, and registers its driver. The record of an earlier Node's last operation is
-// lost. If a stop request of that operation is delayed, a person has to start the instance.
+// join creates a Node, and registers its driver. The keepers then lack the record of an earlier
+// Node's last operation. So if a late request stops the instance, a person has to start it.
 func (w *testCluster) join(name string) {
 	w.operations[name] = &operation{}
 	for volume, stops := range w.causes {
@@ -350,7 +350,7 @@ func (w *testCluster) fails(what string) error {
 	return f.err
 }
 
-// inTime converts a time in the rack's answer about an instance to the history's clock.
+// inTime converts time_run_state_updated in the rack's answer to the history's clock.
 func (w *testCluster) inTime(response *http.Response) (*http.Response, error) {
 	body, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()

@@ -40,12 +40,12 @@ const (
 type act struct {
 	kind string
 	a, b int
-	// at is the number of the leader's request before which a disturbance happens. If it is not
-	// positive, the disturbance happens at once.
+	// at determines when a disturbance happens. If it is odd, a keeper's operation begins first. If it
+	// is positive, the disturbance happens before the leader's request with this number.
 	at int
 }
 
-// kinds contains the acts that are no disturbances. An act listed several times happens more often.
+// kinds contains the kinds of acts other than disturbances. A repeated kind happens more often.
 var kinds = []string{
 	"turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn",
 	"kill before", "kill before", "kill after", "kill after", "refuse", "freeze", "elect",

@@ -233,9 +233,9 @@ func (w *testCluster) untilStopped(name string, a act) {
 // or nil.
 func (w *testCluster) stoppedBy(name string) *replica { return w.operations[name].stopper }
 
-// forge writes annotations on a Node, as its kubelet could, with records of another instance's
-// operation. The keepers must ignore them. But if CordonAnnotation is overwritten, a cordoned node
-// stays cordoned.
+// forge writes records of another instance's operation into annotations of a Node, as its kubelet
+// could. The keepers must ignore these records. But a cordoned node stays cordoned if its
+// CordonAnnotation is overwritten.
 func (w *testCluster) forge(name string, a act) {
 	w.log("the kubelet of %s forges records", name)
 	w.byHand[name] = true
@@ -330,7 +330,7 @@ func (w *testCluster) stopByHand(name string, _ act) {
 	w.states()
 }
 
-// destroy stops an instance and makes the rack hide it, or makes the rack show it again.
+// destroy stops an instance and makes the rack hide it or, if it is hidden, show it again.
 func (w *testCluster) destroy(name string, a act) {
 	if w.destroyed[name] {
 		delete(w.destroyed, name)

@@ -131,7 +131,7 @@ func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 			n = shortSectors
 		}
 		if of.readWhole {
-			n /= 2 // because the stage reads the whole disk
+			n /= 2 // because each stage reads the whole disk, which takes long
 		}
 		for i, sectors := range found[:min(n, len(found))] {
 			f := sectors[r.IntN(len(sectors))]
@@ -221,7 +221,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
-	// Until Heal(), the kernel's own writes could fail, too. So count the failures only after it.
+	// Until Heal(), the kernel's own writes can fail, too, so count the failures after it.
 	struck, said := fired(), fmt.Sprint(answer)
 	after := harness.Got(p.bench.formats.Count())
 	switch {
@@ -236,7 +236,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		notGrown, err = p.reportsNotGrown(ctx)
 	}
 	// The kernel writes the inode tables of a mounted ext gradually. If one of these writes fails, the
-	// first unstage reports it.
+	// first unstage reports it, and a second one must succeed.
 	undo := p.unstage
 	if f.op == flakydisk.OnWrite && struck > 0 {
 		undo = p.unstageTwice
@@ -252,7 +252,7 @@ func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	return errors.Join(p.staged(), p.checkData(ctx, promises), p.usable(f.of), p.unstage(ctx))
 }
 
-// The error of reportsNotGrown means that the volume's health contradicts the result notGrown.
+// reportsNotGrown returns an error if the volume's health contradicts notGrown, its first result.
 func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err error) {
 	size := harness.Got(p.filesystemBytes())
 	health := harness.Got(p.bench.Plugin.Node().NodeGetVolumeHealth(ctx,
@@ -363,8 +363,8 @@ func TestAFailedFlushDuringUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 
-// checkReported calls fails() for a volume of each access type. fails() causes a failure. Its first
-// result is an error if the driver does not report this failure.
+// checkReported calls fails() for a volume of each access type. fails() causes a failure. Its
+// result wrong is an error if the driver does not report this failure.
 func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()
@@ -412,8 +412,8 @@ func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (w
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
 		target := harness.Got(os.Open(rec.place.Target))
-		// Sync all data first, so that the failing commit contains only a new name. Otherwise, or while
-		// the kernel writes inode tables, a kernel thread would notice the failure before any call.
+		// Sync all data, and stop the writing of inode tables. Otherwise a kernel thread would notice the
+		// failure before any call. The failing commit then contains only a new name.
 		harness.Must(unix.Syncfs(int(target.Fd())))
 		if access == ext4 {
 			harness.Must(harness.StopLazyInit(rec.place.Staging))

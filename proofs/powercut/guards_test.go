@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// flush is a flush of the driver. If this flush is removed, the trial must fail.
+// flush is a flush of the driver. The trial must fail if the Guard's edits have removed the flush.
 type flush struct {
 	proof.Guard
 	try    trial
@@ -55,8 +55,8 @@ func directly(access string, fails func(context.Context, *bench, string, *rand.R
 	}
 }
 
-// flushes returns the driver's flushes of disks, except the flush after a growth record. resize2fs
-// flushes before it writes, so no test fails without the driver's flush.
+// flushes returns the driver's flushes of disks, except the one after a growth record. As resize2fs
+// flushes before it writes, no test fails without this flush.
 func flushes() []flush {
 	one := func(name, place, text, with string, try trial) flush {
 		return flush{Guard: proof.Guard{Name: name,
@@ -76,7 +76,7 @@ func flushes() []flush {
 			last, skip, imagesOf(ext4, aRelease)),
 		one("what was written is durable when the volume is unstaged", "node.heldVolume.flush",
 			"device.Flush()", proof.NotCalled, imagesOf(raw, aLife)),
-		// On an ext4 the journal reports the failure even without this flush.
+		// On an ext4 the journal reports the failure even without this flush, so use an xfs.
 		one("an unstage reports what could not be written", "node.heldVolume.unmount",
 			"mount.Sync(path)", proof.NotCalled, directly(xfs, flushFails)),
 		one("an unstage reports a journal that has failed", "node.heldVolume.release",
@@ -109,7 +109,7 @@ const shortGuards = 3
 
 const guardImages = 100
 
-// The test also uses disks that ignore all flushes.
+// The test also checks that acknowledged data are lost on disks that ignore all flushes.
 func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
 	p := proof.New(t, "flush-guards")
 	g := guardTrials{t: t, p: p, run: harness.RunFor(t)}
@@ -259,8 +259,8 @@ func lifeOf(v volume) *recording {
 		base: flakydisk.NewImage(v.size)}
 }
 
-// wholeLife returns an empty recording for a volume that may also be used as a raw device. The
-// driver reads its whole disk before a format, which takes long, so no images are made.
+// wholeLife returns an empty recording for a volume that may also be used as a raw device. Before a
+// format the driver reads the whole disk, which takes long. So no images are made.
 func wholeLife(v volume) *recording {
 	life := lifeOf(v)
 	life.name, life.readWhole = "the life of a disk that is read whole", true
@@ -286,8 +286,8 @@ func useAgain(ctx context.Context, r *recorder) {
 	r.unstage(ctx)
 }
 
-// grow records the use of a volume whose disk was enlarged. The controller reports that the disk
-// was restored from a snapshot. The driver reads the whole disk behind the filesystem.
+// grow records the use of a volume that was restored from a snapshot to a larger disk. Before the
+// filesystem grows, the driver reads the whole disk behind the filesystem.
 func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	made := &recording{name: "the growth of " + life.volume.access, volume: life.volume,
 		base: life.final.Fork(), ledger: ledger{first: life.kept}, grows: true}
@@ -418,8 +418,8 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 		ledger: ledger{first: life.kept}}, r, useAgain)
 }
 
-// cutAt returns an image for which fits() is true and from which the driver converges. It skips
-// images that the driver may refuse. If an image is wrong, cutAt saves it and fails.
+// cutAt returns an image that fits() accepts and that the driver can stage. It skips images that
+// the driver may refuse. If the driver does anything wrong, cutAt saves the image and fails.
 func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 	fits func(image) bool) image {
 	s := harness.Got(newSampler(of, r))

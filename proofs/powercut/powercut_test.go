@@ -342,7 +342,7 @@ func (b *bench) cut(m image) {
 	b.Plugin.History.Mark(history.Disk, "power cut: "+m.name)
 }
 
-// draw writes a page about the last image and returns its path.
+// draw writes a failure page about the last image, and returns the path of the page.
 func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint64,
 	broken error) string {
 	return p.Draw(ctx, proof.Failure{Name: fmt.Sprintf("seed %d, volume %d of %s", seed, b.shown,
@@ -351,8 +351,8 @@ func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint6
 		Plugins: []*harness.Plugin{b.Plugin}, History: b.Plugin.History})
 }
 
-// show attaches a disk to the guest. It returns an error if the driver has a record of the volume:
-// a driver on a new instance has none.
+// show attaches a disk to the guest. It returns an error if the driver already has a record of the
+// volume, because a driver on a new instance has none.
 func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (p *placement,
 	err error) {
 	collect()
@@ -427,8 +427,8 @@ var filesystems = []string{ext3, ext4, xfs, btrfs}
 
 const mib = 1 << 20
 
-// sizes contains the sizes of disks before they grow. They are small, because the driver reads many
-// disks completely. mkfs.xfs needs 300 MiB, and a btrfs can only grow to 256 MiB or more.
+// sizes contains the sizes of disks before they grow. The sizes are small, because the driver reads
+// many disks completely. mkfs.xfs needs 300 MiB. A btrfs must grow to at least 256 MiB.
 var sizes = map[string]int64{ext3: 128 * mib, ext4: 128 * mib, xfs: 320 * mib, btrfs: 192 * mib,
 	raw: 128 * mib}
 

@@ -35,7 +35,7 @@ type recording struct {
 	kept  map[string]promise
 	// grows is set if the driver must grow the filesystem.
 	grows bool
-	// blank is set if the disk is first blank, or has an unfinished format.
+	// blank is set if the driver may format the disk: it is blank, or has an unfinished format.
 	blank bool
 	// readWhole is set if the driver reads the whole disk to prove that it is blank.
 	readWhole bool
@@ -49,7 +49,7 @@ type recorder struct {
 	place *placement
 	disk  *flakydisk.Disk
 	rand  *rand.Rand
-	// prefix and files are parts of file names.
+	// prefix and files make the names of files unique.
 	prefix string
 	files  int
 	// loose contains what was written without fsync. An unstage makes it durable.
@@ -94,7 +94,7 @@ func (r *recorder) happened(e event) {
 	r.disk.Note(note(len(r.ledger.events)))
 }
 
-// promise records which contents a file may have from now on. Nil means that the file is missing.
+// promise records which contents a file may have from now on. A nil content is a missing file.
 func (r *recorder) promise(name string, contents ...[]byte) {
 	r.happened(event{promises: map[string]promise{name: {contents: contents}}})
 }
@@ -242,7 +242,7 @@ func (r *recorder) workRaw(rounds int) {
 	}
 }
 
-// Each record that the driver writes to a disk begins with mark.
+// mark begins each record that the driver writes to a disk.
 var mark = []byte("oxide-csi format")
 
 // marked reports whether data begin with a record of the driver that no workload has forged.

@@ -25,7 +25,7 @@ type image struct {
 	of      *recording
 	durable *flakydisk.Image
 	pieces  []flakydisk.Piece
-	// The power cut comes before log[at], and after this number of events.
+	// The power cut comes right before log[at]. events is the number of events before the cut.
 	at, events int
 	// torn is set if a piece is only a part of a log entry.
 	torn bool
@@ -238,7 +238,7 @@ type verdict struct {
 // check could not be made.
 //
 // The kernel's recovery of an xfs skips a torn metadata block if the block's first sector is new.
-// If the driver then refuses the image, it must accept the image with whole log entries.
+// So the driver may refuse such an image, but not the same image with whole log entries.
 func (b *bench) check(ctx context.Context, m image) (verdict, error) {
 	v, err := b.checkOnce(ctx, m)
 	if err != nil || !v.damaged {

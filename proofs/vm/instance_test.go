@@ -230,7 +230,7 @@ func TestMachinesOfATemporaryRackEndWithTheSimulator(t *testing.T) {
 		t.Fatalf("no machine runs: %v: %s", err, machines)
 	}
 	must(t, rack.Process.Kill())
-	program = filepath.Join("/proc", strings.TrimSpace(string(machines)), "exe") // of the QEMU
+	program = filepath.Join("/proc", strings.TrimSpace(string(machines)), "exe") // of QEMU
 	if err := harness.Await(t.Context(), 10*time.Second, func() error {
 		if running, err := os.Readlink(program); err == nil {
 			return fmt.Errorf("the machine goes on: %s", running)
@@ -253,8 +253,8 @@ var knownDifferences = map[string]string{
 	"root/node/size":   "as above",
 }
 
-// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. It prints
-// "the node's" for a dev or diskseq that the device node also has: both change with each boot.
+// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. A dev or
+// diskseq changes at each boot. If it equals the device node's, reader prints "the node's".
 const reader = `use Fcntl ":mode"; my ($sys, $dev, $want, $firmware) = @ARGV;
 sub get { my $of = shift; -d $of and return "directory"; open(my $f, "<", $of) or return "missing";
 	local $/; my $v = <$f>; my $mode = (stat $f)[2];
@@ -355,8 +355,8 @@ func (i instance) attachAll() {
 		ReadOnly: oxide.NewPointer(true)}})
 }
 
-// attributes returns names in the instance's guest view: of all files and directories of disks, and
-// of all firmware files.
+// attributes returns names from the instance's guest view: those of all files and directories of
+// disks, and those of all firmware files.
 func (i instance) attributes() (disk, firmware []string) {
 	i.Helper()
 	of := regexp.MustCompile(`^block/nvme\d+n1/(.+)$|^class/dmi/id/(.+)$`)

@@ -50,7 +50,7 @@ func TestVolumesBehindPCIeRootPortsKeepAcknowledgedData(t *testing.T) {
 	if got := strings.TrimSpace(string(n)); got != "12" || err != nil {
 		t.Errorf("the machine has %q root ports, not 12: %v", got, err)
 	}
-	// Attach disks to the stopped machine: they are in ports before the firmware numbers the buses.
+	// Attach disks to the stopped machine, so that the firmware finds them as it numbers the buses.
 	l.nodes[0].sever()
 	ctx, instance := t.Context(), l.nodes[0].ID
 	must(t, l.rack.StopInstance(ctx, instance))
@@ -84,7 +84,7 @@ func runLives(t *testing.T, p *proof.Proof, count int, args ...string) *lab {
 	l, drawn := newLab(t, p, args...), 0
 	for n := 0; n < count || p.Long() && count > 2 && !p.Over(); n++ {
 		life := draw(p.Rand(), n)
-		if p.Short() { // test only what needs a machine's end and boot
+		if p.Short() { // disturb the volume only by the kill of the machine
 			life.cold, life.restore, life.pulls = false, false, life.pulls[1:]
 		}
 		drawn += len(life.pulls)
@@ -164,10 +164,10 @@ type pull struct {
 	round        int
 }
 
-// draw returns a random plan. Consecutive plans have all kinds and plugs, and each kills the
-// machine when the volume has records. The first eight move each kind of volume in both directions
-// between the two kernels. A disk is pulled (detached) only while a workload may use it. Only an
-// xfs is restored beside its origin: Linux 6.1 cannot mount a btrfs and its copy at the same time.
+// draw returns a random plan. Successive plans have all kinds and plugs. Each plan kills the
+// machine once the volume has records. The first eight move each kind of volume in both directions
+// between the two kernels. A disk is pulled (detached) only while it is attached. Only an xfs is
+// restored beside its origin: Linux 6.1 cannot mount a btrfs and its copy at the same time.
 func draw(r *rand.Rand, number int) plan {
 	p := plan{number: number, kind: filesystems[number%len(filesystems)],
 		first: (number + number/4) % 2, moves: r.IntN(2) == 0 || number < 8,
@@ -461,7 +461,7 @@ func (v *life) place() string {
 }
 
 // writer is a Perl program. It writes numbered records to one file, and to another file bytes that
-// nobody syncs. For a raw device both are the device, and the records are at its beginning.
+// nobody syncs. For a raw device, both files are the device, and the records are at its beginning.
 const writer = `use IO::Handle; $| = 1; my ($f, $d, $n, $end, $sync, $of) = @ARGV;
 sub put { my ($to, $at, $what) = @_;
 	sysseek($to, $at, 0) && syswrite($to, $what) == length $what or die "write: $!" }

@@ -206,7 +206,7 @@ func (n *node) qemu() (*os.Process, error) {
 	return nil, errors.Join(err, fmt.Errorf("instance %s has no QEMU", n.Name))
 }
 
-// kill kills the machine, waits until the rack reports a failed instance, and starts it again.
+// kill kills the machine, waits until the instance has failed, and starts the instance again.
 func (n *node) kill(ctx context.Context) error {
 	process, err := n.qemu()
 	if err == nil {

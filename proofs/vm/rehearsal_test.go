@@ -26,15 +26,15 @@ import (
 )
 
 const (
-	// stepTime limits the commands of one block. A conformance run takes longest.
+	// stepTime limits the commands of one block of the page. A conformance run takes longest.
 	stepTime = 40 * time.Minute
 	// gateway is the address at which a guest reaches the operator's machine.
 	gateway = "10.0.2.2"
 )
 
 // TestRehearsalFollowsTheConformancePage runs the commands of docs/conformance.md as an operator
-// does: on the operator's machine and in the first of a rack's three instances. The instances are
-// virtual machines. REHEARSAL_PARTS names the parts of the run, for --only.
+// does: on the operator's machine and in the first of a rack's three instances, which are virtual
+// machines. REHEARSAL_PARTS has the parts of the conformance run for its flag --only.
 func TestRehearsalFollowsTheConformancePage(t *testing.T) {
 	if os.Getenv("OXIDE_REHEARSAL") == "" {
 		t.Skip("make rehearsal runs it, and needs half an hour without KVM")
@@ -261,7 +261,7 @@ func (o *operator) onA(t *testing.T, b docs.Block) (out string, status int) {
 }
 
 // kill starts a conformance run of the data checks. It kills the run when the rack has a disk of
-// the run and enough attachments.
+// the run and at least the given number of attachments.
 func (o *operator) kill(t *testing.T, command string, attachments int) {
 	t.Helper()
 	command = strings.Replace(command, "--report v21", "--only data", 1)
