@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// brokenRack is a mutation of the rack under which the driver must refuse a call. A driver that
-// does not refuse it loses data, changes a foreign object, leaks, or repeats a call for ever.
+// brokenRack is a mutation (package broken) that makes the rack break a rule. The driver must then
+// refuse a call, or it would lose data, change a foreign object, leak, or repeat calls for ever.
 type brokenRack struct {
 	mutation string
 	// reason is the reason of the driver's error. It is "" if CSI requires OK: then the call must
@@ -96,8 +96,8 @@ func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 	}
 }
 
-// longLateLimit is longer than a call takes, even on a busy machine. Until the limit has passed,
-// the driver returns EffectUnknown for a change that the rack has not answered.
+// longLateLimit sets the time in which the driver returns EffectUnknown for a change that the rack
+// has not answered. It is longer than a call takes, even on a busy machine.
 var longLateLimit = harness.PluginOptions{Env: map[string]string{"OXIDE_LATE_LIMIT": "2s"}}
 
 var _ = describeController("on a broken rack the driver", longLateLimit, func(f *fixture) {
@@ -178,8 +178,8 @@ var brokenAttachments = []brokenRack{
 		"writes to neither of two devices with the disk's serial (NS-6)", provokeStage},
 }
 
-// provokeSnapshot takes a snapshot, but the driver must return an error. Without the mutation, the
-// repeated call must return this snapshot.
+// provokeSnapshot takes a snapshot under the mutation, and the driver must return an error. Without
+// the mutation, the repeated call must return the snapshot that was taken.
 func provokeSnapshot(ctx SpecContext, r *brokenFixture) {
 	req := harness.SnapshotRequest(fresh("snapshot"), r.volume(ctx).GetVolumeId())
 	r.refuses(ctx, func() error { return errOf(r.ctl.CreateSnapshot(ctx, req)) })

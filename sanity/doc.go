@@ -1,7 +1,7 @@
 // Package sanity is the conformance suite of the driver. It runs csi-sanity and specs of its own
 // against the driver and a rack on real block devices. Driver and rack are processes, reached over
-// sockets and HTTP. The package imports no code of the driver, and only the admin listener's types
-// of the simulator.
+// sockets and HTTP. The package imports no code of the driver and, of the simulator, only the types
+// of the admin listener.
 //
 // # What runs
 //

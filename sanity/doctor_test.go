@@ -170,9 +170,9 @@ var _ = describeNodes("the doctor on a rack that records attaches early", func(f
 	})
 }, "--hotplug="+string(adminapi.HotplugFull.With(adminapi.RecordFirst)))
 
-// FUSE serves the disks of this rack: when the rack removes a disk, FUSE refuses every waiting
-// write. A loop device over a file on tmpfs acknowledges such a write, although the write does not
-// reach the file.
+// FUSE serves the disks of this rack, because it refuses every waiting write when the rack removes
+// a disk. A loop device over a file on tmpfs would acknowledge such a write, although the write
+// would not reach the file.
 var _ = describeNodes("the driver on a rack that removes disks by surprise", func(f *nodeFixture) {
 	DescribeTable("reports a detach while a pod writes, and keeps data that fsync acknowledged "+
 		"(UP-5, D-61)", func(ctx SpecContext, name string) {

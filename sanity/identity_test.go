@@ -214,7 +214,7 @@ var lifeCalls = map[string][]string{
 	"DeleteVolume":              {"disk_view", "disk_delete"},
 }
 
-// A rule's Why names the read, such as disk_view, that the driver sends right before the change.
+// The field Why of a rule names the read that the driver sends right before the change.
 func TestRulesNameTheReadBeforeEachChange(t *testing.T) {
 	want, got := map[string]string{}, map[string]string{}
 	for _, operations := range lifeCalls {

@@ -321,7 +321,7 @@ func TestEverySpecIsInExactlyOnePart(t *testing.T) {
 	}
 }
 
-// endMargin is the time that a suite has to write its report before the deadline of its process.
+// endMargin is the time for a suite to write its report before the deadline of its process.
 const endMargin = time.Minute
 
 // timeLeft returns the time limit for a process that this test starts now; 0 means no limit.

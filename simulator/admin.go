@@ -61,7 +61,7 @@ func (s *Server) Admin() http.Handler {
 	return s.addConsole(mux)
 }
 
-// adminAnswer returns the body of an answer or an error. If both are nil, the status is 204.
+// adminAnswer returns the body of the answer to a request, or an error. Two nils mean status 204.
 type adminAnswer func(*http.Request) (body any, err error)
 
 // adminError is an error with the status of its response. For other errors the status is 500.
@@ -155,7 +155,7 @@ func (f *Faults) adminRemove(r *http.Request) (any, error) {
 	return nil, nil
 }
 
-// adminMutate activates the mutation in the path. If the path has no name, it ends the active one.
+// adminMutate activates the mutation that the path names. Without a name, it ends the active one.
 func (s *Server) adminMutate(r *http.Request) (any, error) {
 	if err := s.Mutate(r.PathValue("name")); err != nil {
 		return nil, adminError{err, http.StatusNotFound}

@@ -157,7 +157,7 @@ func (s Step) then(f facts) facts {
 // and everything else on which the answers to calls depend.
 type world struct {
 	seen facts
-	// doubts contains the changes of unfinished calls. Each may be made already, later or never.
+	// doubts contains the changes of unfinished calls. Each has perhaps happened, or may still happen.
 	doubts []assign
 	// places has the state of each volume on each node that is not in seen, by keys such as "v1 a".
 	places map[string]*place

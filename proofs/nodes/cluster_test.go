@@ -86,8 +86,8 @@ type testCluster struct {
 	// made is called after the API server has applied the change that a keeper requested.
 	made       func()
 	operations map[string]*operation
-	// causes contains the stops for each volume. ask() empties it, as a person may permit further
-	// stops. mostStops is the highest number of stops for one volume within a day.
+	// causes contains the stops for each volume. ask() empties it, which permits further stops.
+	// mostStops is the highest number of stops for one volume within a day.
 	causes map[string][]stop
 	// ends contains the time at which each pod of a Job ends.
 	ends      map[string]time.Time

@@ -238,7 +238,7 @@ type verdict struct {
 // check could not be made.
 //
 // The kernel's recovery of an xfs skips a torn metadata block if the block's first sector is new.
-// So the driver may refuse such an image, but not the same image with whole log entries.
+// So the driver may refuse such an image, but must accept the same image with whole log entries.
 func (b *bench) check(ctx context.Context, m image) (verdict, error) {
 	v, err := b.checkOnce(ctx, m)
 	if err != nil || !v.damaged {

@@ -50,7 +50,7 @@ func TestVolumesBehindPCIeRootPortsKeepAcknowledgedData(t *testing.T) {
 	if got := strings.TrimSpace(string(n)); got != "12" || err != nil {
 		t.Errorf("the machine has %q root ports, not 12: %v", got, err)
 	}
-	// Attach disks to the stopped machine, so that the firmware finds them as it numbers the buses.
+	// Attach disks to the stopped machine, so that the firmware finds them when it numbers buses.
 	l.nodes[0].sever()
 	ctx, instance := t.Context(), l.nodes[0].ID
 	must(t, l.rack.StopInstance(ctx, instance))

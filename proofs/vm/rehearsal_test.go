@@ -225,8 +225,8 @@ func (o *operator) here(t *testing.T, b docs.Block) {
 	}
 }
 
-// onA runs the commands of a block at a terminal of the instance "a", and answers yes. It returns
-// what the terminal shows.
+// onA runs the commands of a block at a terminal of the instance "a", and answers their question
+// with yes. It returns what the terminal shows.
 func (o *operator) onA(t *testing.T, b docs.Block) (out string, status int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), stepTime)

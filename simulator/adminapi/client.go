@@ -251,15 +251,15 @@ const (
 	// Before is the phase before the rack authenticates the caller. If the fault answers the request,
 	// the rack does not carry out the operation.
 	Before Phase = "before"
-	// Instead is the phase between the authentication and the operation, which the fault may prevent.
+	// Instead is the phase between authentication and operation. The fault may prevent the operation.
 	Instead Phase = "instead"
 	// After is the phase when the operation has taken effect. The fault may replace the response.
 	After Phase = "after"
 	// Twice carries out the operation twice, as a proxy with retries does. The caller gets the second
 	// response, or the fault's Response.
 	Twice Phase = "twice"
-	// Deferred answers with the fault's Response, Cut or Hang (one is required). The operation follows
-	// at POST /deferred, or after Delay, which begins when the caller has the response or has gone.
+	// Deferred answers with the fault's Response, Cut or Hang (one is required). Delay begins when the
+	// caller has the response or has gone. The operation follows after Delay or at POST /deferred.
 	Deferred Phase = "deferred"
 	// Unwind makes the operation fail halfway, and the rack undoes it: a create leaves nothing, a
 	// delete leaves the disk faulted under another name (A24), and a finalization leaves the disk in
@@ -279,8 +279,8 @@ const (
 // earlier fault has prevented.
 //
 // When a fault fires, it first waits for Delay. Response, Cut and Hang (a wait and then a cut) end
-// the request. SlowBody and SlowByte are pauses before each eighth and before each byte of the
-// body. TruncateBody cuts the connection after this number of bytes. DropFields removes fields of
+// the request. SlowBody is a pause before each eighth of the body, and SlowByte a pause before each
+// byte. TruncateBody cuts the connection after this number of bytes. DropFields removes fields of
 // the object, or of each object of a page. Device changes the device of an attached disk.
 type Fault struct {
 	Operation    string       `json:"operation,omitempty"`

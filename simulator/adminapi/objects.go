@@ -15,7 +15,7 @@ type Identity struct {
 	TimeModified Timestamp `json:"time_modified"`
 }
 
-// Ident returns the identity. With it, every type that embeds Identity is a store.Record.
+// Ident returns the identity. This method makes each type that embeds Identity a store.Record.
 func (i Identity) Ident() Identity { return i }
 
 // Touch sets the time of modification to now.

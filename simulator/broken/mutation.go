@@ -26,7 +26,7 @@ import (
 
 // Mutation is a change that makes a rack break a rule.
 type Mutation struct {
-	// Name is the rule's ID and a few words, such as A33-refuses-again. If Rule is Data, it has no ID.
+	// Name is the rule's ID and a few words, such as A33-refuses-again, or only words if Rule is Data.
 	Name string
 	// Rule is the ID of the broken rule, or Data if the mutation damages data (dataplane.Tamper).
 	Rule string

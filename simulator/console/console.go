@@ -54,7 +54,7 @@ type Console struct {
 	// Run carries out a request without a body on the rack's API.
 	Run        func(ctx context.Context, method, path string) (status int, answer []byte)
 	Operations []string
-	// Token is a secret in every HTML form, which pages of other origins can neither read nor send.
+	// Token is a secret in every HTML form. Pages of other origins cannot read it, so cannot send it.
 	Token string
 	// Hosts are the host names, besides localhost, under which clients may reach the admin listener.
 	Hosts []string
@@ -134,7 +134,7 @@ func (c *Console) state() (adminapi.State, int, error) {
 
 // answered() sends err, or 304 if the browser already has the page, and reports whether it has sent
 // an answer. The ETag is a hash of all that the page shows (the parameter more has the page's own
-// data), and of the token, so that a restart of the simulator changes the ETag.
+// data) and of the token. With the token, a restart of the simulator changes the ETag.
 func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,
 	more any) bool {
 	var request, entry int
@@ -236,8 +236,8 @@ func (c *Console) Guard(next http.Handler) http.Handler {
 
 const maxForm = 1 << 20
 
-// ReadBody reads at most limit+1 bytes of a request's body within the given time. If the body has
-// at most limit bytes, ReadBody removes the connection's deadline for the next request.
+// ReadBody reads at most limit+1 bytes of a request's body within the given time. After a body of
+// at most limit bytes, it clears the deadline, so that the next request has none.
 func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.Duration) ([]byte,
 	error) {
 	control := http.NewResponseController(w)
@@ -426,7 +426,7 @@ func newFault(form url.Values) (adminapi.Fault, error) {
 	return adminapi.Fault{}, errors.New("the form does not say what is to happen")
 }
 
-// act carries out a form. A browser that runs no scripts is redirected back to the form's page.
+// act carries out a form. A browser that runs no scripts is redirected to the page with the form.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if err := r.ParseForm(); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

@@ -70,8 +70,8 @@ func testConsole(forwarded *[]string) *Console {
 	return c
 }
 
-// ask sends a request such as "GET /". In header, names and values alternate. An empty value is
-// sent only for Host.
+// ask sends a request such as "GET /". In header, names and values alternate. A header with an
+// empty value is not sent, except Host.
 func ask(h http.Handler, request string, form url.Values, header ...string) (
 	w *httptest.ResponseRecorder) {
 	method, path, _ := strings.Cut(request, " ")

@@ -280,7 +280,7 @@ func watch(state adminapi.State, name string) watched {
 	return w
 }
 
-// wants reports whether r is about the disk. It knows only w.Name if the disk was deleted.
+// wants reports whether r is about the disk. For a deleted disk it compares only w.Name.
 func (w watched) wants(r *adminapi.Request) bool {
 	is := func(name string) bool {
 		return name != "" && (r.Object == name || r.ObjectID == name ||

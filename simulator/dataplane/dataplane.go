@@ -9,7 +9,7 @@
 //	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
 //	identity              the identity of the rack, which is the Owner of its loop devices
 //	guests/<uuid>/sys     what that instance's guest sees as /sys
-//	guests/<uuid>/dev     what it sees as /dev
+//	guests/<uuid>/dev     what the guest sees as /dev
 //	guests/<uuid>/hidden  a file for each disk that stays hidden because of its serial (A54)
 //	guests/<uuid>/aside   entries of sys and dev that are being created or removed
 //	guests/<uuid>/machine the files of its virtual machine (package machine)
@@ -149,7 +149,7 @@ type Config struct {
 	Machines, MachineType            string
 	// Temporary makes the virtual machines end with this process, even if it is killed.
 	Temporary bool
-	// The plane calls Ended after a guest has powered its virtual machine off, or QEMU was killed.
+	// Ended is called after a guest has powered its virtual machine off, or QEMU was killed.
 	Ended func(instanceID string, poweredOff bool)
 	// Removed, if not nil, gets the ID of each object whose files or guest view were removed.
 	Removed func(id string)
@@ -301,7 +301,7 @@ var ErrNoMemory = errors.New("this computer lacks the memory for one more virtua
 
 func (v *VMs) dir(id string) string { return filepath.Join(guestDir(v.files.dir, id), "machine") }
 
-// againPath returns the path of a file. If it exists, Close has stopped the virtual machine.
+// againPath returns the path of a file that Close creates when it stops a virtual machine.
 func (v *VMs) againPath(id string) string { return filepath.Join(v.dir(id), "again") }
 
 func (v *VMs) disk(d *plugged) machine.Disk {

@@ -38,7 +38,7 @@ func newPlaneIn(t *testing.T, c Config) *Plane {
 	t.Helper()
 	p := openPlane(t, c)
 	t.Cleanup(func() {
-		// Copies of these mounts in a mount namespace of another process may keep devices in use.
+		// A device stays busy while another process has a copy of its mount in a mount namespace.
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
@@ -483,7 +483,7 @@ func TestReconcileReplacesDevicesThatDifferFromTheirDisks(t *testing.T) {
 	}
 }
 
-// The kernel releases such a device at the last close, even if Reconcile adopts it.
+// A device that is being released goes away at its last close, even if Reconcile has adopted it.
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	spec := plugDisk(t, before, newGuest(t, before), "leaving")
@@ -537,7 +537,7 @@ func TestReconcileRemovesOrphansAndKeepsForeignFiles(t *testing.T) {
 		p.GuestDir(gone), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
 		p.view(guest).nodePath("nvme4n1"),
 	}
-	// These files stay: no record ever had their IDs, or no rack uses such names.
+	// These files stay, because either no record ever had their IDs, or no rack uses such names.
 	others := []string{f.DiskPath(newID()), f.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
 		p.view(guest).nodePath("console"), f.DiskPath(gone) + ".bak", f.DiskPath(kept) + "~",
 		filepath.Join(p.Dir, "images", "thesis.img"), filepath.Join(p.Dir, "fuse-notes")}
@@ -729,7 +729,7 @@ func TestASnapshotFailsIfTheKernelDoesNotCountWrites(t *testing.T) {
 	loop := p.guests.disk(spec.DiskID).loop
 	counters := fmt.Sprintf("/sys/block/loop%d/queue/iostats", loop.Number)
 	looptest.Must(t, os.WriteFile(counters, []byte("0"), 0))
-	// Later users of the device need the counters.
+	// Restore the counters, because later users of the device need them.
 	defer func() { looptest.Must(t, os.WriteFile(counters, []byte("1"), 0)) }()
 	err := p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
 	if !errors.Is(err, ErrWrittenMeanwhile) || exists(p.Files.SnapshotPath(snapshot)) {

@@ -224,7 +224,7 @@ func fill(ctx context.Context, f *os.File, source string, size int64) error {
 
 var errNoData = errors.New("no data")
 
-// nextNonZero finds the next block that is not zero. Systems that report no holes need it.
+// nextNonZero finds the next block that is not zero. It is for systems that do not report holes.
 func nextNonZero(f *os.File, offset int64) (start, end int64, err error) {
 	var zeroes, block [64 << 10]byte
 	for at := offset; ; at += int64(len(block)) {
@@ -384,7 +384,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) (er
 		case shareBlocks(f, src):
 		case plugged && p.tampering.tamper().copied == nil:
 			err = p.copyStill(ctx, f, src, d)
-		default: // no guest can write, or a tamper damages the copy
+		default: // either no guest can write, or a mutation damages the copy
 			err = copyKeepingHoles(ctx, f, src)
 		}
 		if err != nil || !plugged {

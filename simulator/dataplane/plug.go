@@ -549,7 +549,7 @@ func (f *Flaky) Faults(id string) (faults []flakydisk.Fault, err error) {
 	return faults, err
 }
 
-// Activity counts a disk's operations in each of the last seconds. Plug sets them to 0.
+// Activity counts a disk's operations in each of the last seconds. Plug clears these counts.
 func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
 	err = f.with(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
 	return all, err
