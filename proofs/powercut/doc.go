@@ -20,8 +20,8 @@
 //   - a filesystem that had been in use was not formatted;
 //   - a workload can use the filesystem and its whole disk;
 //   - no record of the driver is left;
-//   - the guest's other disks, and files in which the workload has forged the driver's records, have
-//     not changed (package proof), and the driver has ignored the forged records.
+//   - neither the guest's other disks nor files in which the workload has forged the driver's
+//     records have changed (package proof), and the driver has ignored the forged records.
 //
 // The driver may refuse three kinds of images:
 //
