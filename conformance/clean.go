@@ -127,7 +127,7 @@ func (r deadRun) plan() []string {
 	return lines
 }
 
-// detaches reports whether clean may detach disks from the instance: the run created or named it.
+// detaches reports whether the run created or named the instance, so that clean may detach disks.
 func (r deadRun) detaches(instance string) bool {
 	return slices.Contains(r.mark.Instances, instance) ||
 		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })
@@ -142,7 +142,7 @@ type cleaner struct {
 	// run is this run's ID, and helper the value of the setting --helper.
 	run, helper string
 	// known has the IDs of the disks that the preflight found on the instances that the run may stop.
-	// dead has the IDs of the runs that the verb clean removes.
+	// dead has the IDs of the runs that the verb clean removes, which mayStop ignores.
 	known, dead map[string]bool
 	// started records whether a data check started the helper. It is nil before the data checks.
 	started *data.Helper
@@ -317,7 +317,7 @@ func (r deadRun) title() string {
 		r.mark.Began.UTC().Format("2006-01-02 15:04:05 UTC"), r.mark.Host)
 }
 
-// alive returns why the run may still be under way, or "". The argument is the ID of this instance.
+// alive returns why clean must not remove the run, or "". The argument is the ID of this instance.
 func (r deadRun) alive(here string) string {
 	boot, _, _ := strings.Cut(bootID(), " ")
 	switch {
@@ -428,7 +428,7 @@ func bootID() string {
 // inventory lists the objects of a project.
 type inventory []item
 
-// item is an instance, a disk, a snapshot or an image. Its kind is one of these words.
+// item is an object whose kind is "instance", "disk", "snapshot" or "image".
 type item struct {
 	kind, id           string
 	name               oxide.Name
@@ -554,8 +554,8 @@ func (i item) attachedTo() string {
 	return ""
 }
 
-// run returns the ID of the run that created an object itself or through its driver, or "". The
-// driver creates no instances, so only a run's own mark counts in an instance's description.
+// run returns the ID of the run that created the object, with or without the driver, or "". The
+// driver creates no instances, so an instance counts only if its description is a run's mark.
 func (i item) run() string {
 	if i.kind == "instance" {
 		return markOf(i.description).Run
@@ -598,8 +598,8 @@ func (c *cleaner) meet(ctx context.Context, instance *oxide.Instance) (err error
 }
 
 // mayStop returns an error if somebody else may use an instance: if it is in another project, if a
-// run created it, if another run's mark names it, if it has a disk of another run or a cluster, or
-// if it has a disk, other than its boot disk, that was not attached at the preflight.
+// run created it, if another run's mark names it, if it has a disk of another run or of a cluster,
+// or if it has a disk, other than its boot disk, that was not attached at the preflight.
 func (c *cleaner) mayStop(ctx context.Context, id string) (err error) {
 	defer harness.Catch(&err)
 	instance := harness.Got(c.project.find(ctx, id))

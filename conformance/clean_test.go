@@ -280,7 +280,7 @@ func stranger(t *testing.T, user uint32, args ...string) (end func() error) {
 	}
 }
 
-// A proxy alters the rack's answers (legal.Kinds). As on a real rack, the runs have no admin
+// A proxy alters the rack's answers (legal.Kinds). As on a real rack, the runs use no admin
 // listener. Each run checks the rules. Without -short, some also run csi-sanity for one access.
 func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 	t.Parallel()
@@ -347,8 +347,8 @@ func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 		verdicts[nothingMade], "false_alarms", alarms)
 }
 
-// onlyVariable and pluginVariable name environment variables. If the first has the ID of a check,
-// this binary runs as oxide-conformance with only that check. The second has the driver's path.
+// The environment variable onlyVariable makes this binary run as oxide-conformance, with only the
+// check of that ID. The variable pluginVariable then has the driver's path.
 const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
 
 func TestMain(m *testing.M) {
@@ -385,7 +385,7 @@ type creating struct {
 	at       int64
 	seen     atomic.Int64
 	answered bool          // the run gets the answer to that request before it dies
-	late     time.Duration // delays the answer, at most until the run has ended, if answered is false
+	late     time.Duration // if answered is false, delays the answer, but no longer than the run lives
 	// made is closed after that request, and ended after the end of the run.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
@@ -440,8 +440,8 @@ var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away", la
 func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "deaths-of-a-run")
-	// nohup makes this test ignore SIGHUP, and child processes inherit this. If the test handles the
-	// signal instead, they get the default action.
+	// Under nohup this test would ignore SIGHUP, and so would its child processes. The test handles
+	// the signal, so that they get the default action.
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
@@ -450,7 +450,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 		racks[i] = rackOf(t, harness.RackOptions{})
 		strangers(t, racks[i], "1a2b3c4d")
 	}
-	// This run has no checks, so it shows the number of requests before the first check.
+	// This run has no checks, so it counts the creating requests that precede the first check.
 	none := death{how: killed, part: partRules, only: "none"}
 	before, _ := dieAndClean(t, racks[0], none)
 	none.at = 1
@@ -527,7 +527,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	p.Figure("requests", requests.Load(), "died", died.Load(), "left", left.Load())
 }
 
-// begin starts the run p, which dies as d says. If d.only is set, p runs this test binary.
+// begin starts p, a run that is to die as d says. If d.only is set, p runs this test binary.
 func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	t.Helper()
 	to := csitest.Got(url.Parse(rack.URL))(t)
@@ -571,7 +571,7 @@ func asOthersHave(rack *bed, without ...string) map[string]string {
 	return env
 }
 
-// from() changes an environment to that of a run in another instance.
+// from() changes env, so that the run works in the named instance.
 func from(rack *bed, instance string, env map[string]string) {
 	guest := rack.Instance(instance).Guest
 	env["OXIDE_SYSFS_ROOT"], env["OXIDE_DEV_ROOT"] = guest+"/sys", guest+"/dev"
@@ -604,9 +604,9 @@ func (i interruptOn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// dieAndClean removes the working directory of a run, ends the run early, cleans up, and checks
-// that the rack is as before. It returns how many requests created something, and whether the run
-// died before its regular end.
+// dieAndClean starts a run, removes its working directory, ends it as d says, runs clean if
+// necessary, and checks that the rack is as before. It returns how many requests created something,
+// and whether the run died before its regular end.
 func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 	t.Helper()
 	check := balance(t, rack)
@@ -660,7 +660,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	// The first clean may fail, because a driver that is still in a call locks its agent's directory.
+	// Repeat clean, because it leaves an agent's directory that is locked by a driver in a call.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

@@ -21,8 +21,8 @@ import (
 
 // Demo shows the life of one volume. It starts a simulated rack and the driver in a temporary
 // directory, creates the volume, uses it on one instance, moves it to another, reads it there and
-// deletes it. It prints every step with the step's requests to the rack. If the reader is not nil,
-// each step waits for a line from it. Demo leaves nothing behind.
+// deletes it. It prints every step with the step's requests to the rack. If in is not nil, each
+// step waits for a line from it. Demo leaves nothing behind.
 func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string][]string) (
 	err error) {
 	run, err := harness.NewRun(out)
@@ -235,7 +235,7 @@ func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n",
 // pictureFile is the environment variable that names the file that draw writes.
 const pictureFile = "PICTURE"
 
-// draw writes a page with the volume's history. If a step failed, the page ends with its error.
+// draw writes a page with the volume's history and, if a step failed, the step's error.
 func (d *demo) draw(ctx context.Context, broken error) error {
 	path := os.Getenv(pictureFile)
 	if path == "" || ctx.Err() != nil {

@@ -388,7 +388,7 @@ command line or in the environment; 3 the rack blocks what is needed, such as ho
 130 interrupted.
 `
 
-// prefix and the run's ID form the driver's cluster ID. Reports show that ID as the run's mark.
+// prefix and the run's ID form the driver's cluster ID, which reports show as the run's mark.
 const prefix = "oxide-conformance-"
 
 // mark is the description, as JSON, of every object that a run creates without its driver. The disk
@@ -396,8 +396,8 @@ const prefix = "oxide-conformance-"
 type mark struct {
 	// Run is the run's ID: 8 hexadecimal digits.
 	Run string `json:"run"`
-	// Host is the machine on which the program runs. There, PID is its process ID, and Boot the result
-	// of bootID.
+	// Host is the machine on which the program runs. PID is the program's process ID there, and Boot
+	// the result of bootID.
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
 	Boot string `json:"boot,omitempty"`

@@ -338,7 +338,7 @@ func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the status of the answer to the creation. If early is set, deletion comes first.
+		// created is the status of the creation's answer. early deletes the object before that answer.
 		created int
 		early   bool
 		left    int

@@ -65,10 +65,10 @@ func (w *job) runCSISanity(ctx context.Context) (err error) {
 	ReportBeforeSuite(func(r Report) {
 		s.each = r.PreRunStats.TotalSpecs / accesses // the specs are the same for each access
 	})
-	// Ginkgo waits for the end of an interrupted function only if it takes a SpecContext.
+	// Ginkgo waits for the end of an interrupted function only if the function takes a SpecContext.
 	ReportBeforeEach(func(_ SpecContext, r SpecReport) { s.begin(ctx, r) })
 	ReportAfterEach(func(_ SpecContext, r SpecReport) { s.end(ctx, r) })
-	// Ginkgo exits if the working directory is gone. Then the run could not remove its objects.
+	// Change to /: if the working directory is gone, Ginkgo exits before the run removes its objects.
 	here, err := os.Getwd()
 	_ = os.Chdir("/") // always exists
 	RunSpecs(&verdictOfSpecs{}, "csi-sanity", suite, reporter)
@@ -223,7 +223,7 @@ func awaitFunction(ctx context.Context) error {
 	})
 }
 
-// volumes returns nil if the rack does not list its objects.
+// volumes returns the disks and snapshots of the project, or nil if the rack does not list them.
 func (s *specs) volumes(ctx context.Context) inventory {
 	all, err := s.job.project.volumes(ctx)
 	s.job.exchanges = append(s.job.exchanges, s.job.rack.Exchanges()...)
@@ -233,7 +233,7 @@ func (s *specs) volumes(ctx context.Context) inventory {
 	return all
 }
 
-// misled returns why other users of the silo may have made a spec fail, or nil: their objects were
+// misled returns an error if other users of the silo may have made a spec fail: their objects were
 // in lists, or they used the quota or this instance's disk slots.
 func (s *specs) misled(ctx context.Context, after inventory, calls []rpc) error {
 	if s.before == nil || after == nil {
@@ -250,8 +250,8 @@ func (s *specs) misled(ctx context.Context, after inventory, calls []rpc) error 
 	return nil
 }
 
-// othersChanged returns an error if other users changed objects that affect the spec's calls. It
-// also does so if a list had an object of theirs that it would not have shown before the spec.
+// othersChanged returns an error if other users changed objects that affect the spec's calls, or if
+// a call listed an object of theirs that it would not have listed before the spec.
 func (s *specs) othersChanged(after inventory, calls []rpc) error {
 	own := map[string]bool{}
 	for _, one := range append(s.before.of(s.job.id), after.of(s.job.id)...) {
@@ -301,8 +301,8 @@ var rpcNames = regexp.MustCompile(`\b(ControllerPublishVolume|ControllerUnpublis
 	`ListSnapshots|GetSnapshot|NodeStageVolume|NodeUnstageVolume|NodePublishVolume|` +
 	`NodeUnpublishVolume|NodeGetVolumeStats|NodeGetCapabilities|NodeGetInfo|Probe)\b`)
 
-// aboutItself returns why a passed spec proves nothing, or "": the spec made no call, or did not
-// call the RPC in its name.
+// aboutItself returns why a passed spec proves nothing: it made no call, or did not call the RPC in
+// its name. Otherwise aboutItself returns "".
 func aboutItself(name string, calls []rpc) string {
 	if len(calls) == 0 {
 		return "the spec has made no call of the driver, and so has shown nothing"
@@ -684,9 +684,9 @@ func round(d time.Duration) string {
 // maxNameLength is the limit that CSI sets. csi-sanity uses names of this length.
 const maxNameLength = 128
 
-// withMark puts the mark before the name of every volume and snapshot in a request to create one,
-// because csi-sanity uses the same names in each run, and for each kind of access. After an
-// interrupt of the run, it refuses these requests.
+// withMark puts the mark before the name in each request to create a volume or snapshot, because
+// csi-sanity uses the same names in each run, and for each kind of access. After an interrupt of
+// the run, it refuses these requests.
 func withMark(run context.Context, mark string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {

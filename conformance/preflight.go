@@ -53,7 +53,7 @@ func skip(advice, format string, args ...any) report.Line {
 const (
 	// Only a run finds out the result of hotplugLine, so the preflight skips the line.
 	hotplugLine, simulatorLine = "hot-plug", "simulator"
-	// soon is how long before a certificate or a token expires the preflight begins to warn.
+	// soon is the remaining life of a certificate or a token below which the preflight warns.
 	soon = 30 * 24 * time.Hour
 	// An instance has at most diskLimit disks (A16). The run attaches roomNeeded disks at one time.
 	diskLimit, roomNeeded = 12, 4
@@ -418,11 +418,11 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 type errAttach struct{ error }
 
 // learnHotplug finds out whether the rack attaches a disk to this running instance. The rack has no
-// hot-plug if it refuses with the known error and then attaches the same disk to a stopped
-// instance. Any other refusal is an errAttach.
+// hot-plug if it refuses with an error that SaysNotStopped recognizes, and then attaches the same
+// disk to a stopped instance. Any other refusal is an errAttach.
 //
 // A rack that attaches but does not detach leaves the disk here until this instance stops. So the
-// first trial uses an instance that the run creates. Its failure is left to the rule checks.
+// first trial, whose failure is left to the rule checks, uses an instance that the run creates.
 func (w *job) learnHotplug(ctx context.Context) (err error) {
 	trial, result := w.rack.TryHotplug(ctx)
 	w.exchanges = append(w.exchanges, result.Exchanges...)
@@ -477,7 +477,7 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 	return nil
 }
 
-// simulatedDeviceTimeout is shorter, because a simulated rack shows an attached disk at once.
+// These limit the wait for the device of an attached disk. A simulated rack shows it at once.
 const (
 	deviceTimeout          = 30 * time.Second
 	simulatedDeviceTimeout = 5 * time.Second

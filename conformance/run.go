@@ -113,7 +113,7 @@ func sdkVersion() string {
 	return ""
 }
 
-// carryOut runs everything that creates objects on the rack, and removes them again.
+// carryOut runs everything that creates objects on the rack, and then removes these objects.
 func (w *job) carryOut(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
 		w.say("\nInterrupted: removing what the run has made. A second interrupt leaves it to\n%s\n",
@@ -259,8 +259,8 @@ func (w *job) result(r report.Result) {
 }
 
 // sweep removes every object with the run's mark. The run fails if the driver should have deleted
-// one of them. The program's own objects do not count: one is left if the answer to its creation
-// was lost. sweep returns false if the rack does not list its objects.
+// one of them. Objects that the program created without the driver do not count: one is left if the
+// answer to its creation was lost. sweep returns false if the rack does not list its objects.
 func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -485,7 +485,7 @@ func (s *settings) firmwareID() (string, error) {
 	return id, nil
 }
 
-// These errors say why a run lost its rack. Later failures do not count as failures of the rack.
+// These errors say why a run lost its rack. Failures after the loss do not count against the rack.
 var (
 	errAway  = errors.New("the rack does not answer any more")
 	errToken = errors.New("the rack does not know the token any more: it has expired, or somebody " +

@@ -78,7 +78,7 @@ func interruptible() (context.Context, io.Writer) {
 			case s == syscall.SIGHUP:
 				if ctx.Err() == nil && !unheard {
 					unheard = true
-					// Ginkgo ends its suite at this signal.
+					// SIGTERM cancels ctx, and also ends a suite of Ginkgo.
 					_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
 				}
 			case ctx.Err() == nil:

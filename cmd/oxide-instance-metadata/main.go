@@ -184,7 +184,7 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 	}
 }
 
-// providerID reads spec.providerID once. If the read fails, but may succeed later, providerID
+// providerID reads spec.providerID once. If it finds none, but a later read may find one, it
 // returns the reason as the result "later", and no error.
 func (n *node) providerID(ctx context.Context) (id, later string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, n.URL, nil)
@@ -197,7 +197,7 @@ func (n *node) providerID(ctx context.Context) (id, later string, err error) {
 		return "", "the Kubernetes API does not answer: " + reasonOf(err), nil
 	}
 	defer func() { _ = response.Body.Close() }()
-	// A Node with many images and volumes has a few hundred KiB.
+	// most limits the response. A Node with many images and volumes has a few hundred KiB.
 	const most = 16 << 20
 	var found struct {
 		Message string `json:"message"`

@@ -26,8 +26,8 @@ const (
 	testToken = "a-service-account's-token"
 )
 
-// apiServer starts a Kubernetes API with the node testNode. It calls answer() for each request for
-// this node with the token testToken.
+// apiServer starts a Kubernetes API with the node testNode. A request for this node is answered by
+// answer() if it carries testToken.
 func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	t.Helper()
 	mux := http.NewServeMux()

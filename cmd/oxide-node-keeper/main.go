@@ -1,5 +1,5 @@
-// Command oxide-node-keeper manages the nodes of a Kubernetes cluster on Oxide racks. It stops and
-// starts instances so that disks can be attached and detached, and helps nodes that join and leave.
+// Command oxide-node-keeper manages the nodes of a Kubernetes cluster on Oxide racks. It stops
+// instances while disks are attached or detached, and manages taints of nodes that join or leave.
 package main
 
 import (

@@ -1,5 +1,5 @@
 // Command oxide-simulator simulates an Oxide rack on one machine: it serves the API over HTTP,
-// keeps the disks' bytes in files, and shows loop devices in the guest views of its instances.
+// keeps the disks' bytes in files, and shows each instance its disks as loop devices.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Package csisuite configures csi-sanity for the driver. It lists the filesystems to test, with
-// the driver as one process and as two, and the specs that may be skipped, with the reasons. The
-// sanity suite on simulated racks and the conformance program share the package.
+// Package csisuite configures csi-sanity for the driver. It lists the combinations to test (each
+// filesystem, with the driver as one process and as two), and the specs that may be skipped, with
+// the reasons. The sanity suite on simulated racks and the conformance program share the package.
 package csisuite
 
 import (
@@ -28,7 +28,7 @@ import (
 type Combination struct {
 	// Filesystem is empty for raw block.
 	Filesystem string
-	// Split runs controller and node as two processes. Otherwise one process is both.
+	// Split means that controller and node are two processes instead of one.
 	Split bool
 }
 

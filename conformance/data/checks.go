@@ -112,7 +112,7 @@ type Bench struct {
 	Helper *Helper
 	// MayStop is called right before a stop, and fails if somebody else uses the instance.
 	MayStop func(ctx context.Context, instance string) error
-	// Oxide stops and starts instances and reads disks.
+	// Oxide is the API client with which checks stop and start instances and read disks' properties.
 	Oxide   *oxide.Client
 	Hotplug bool
 	// Name returns a unique name for an object.
@@ -134,7 +134,7 @@ type Bench struct {
 // Helper is an instance that is stopped when a check begins and when it ends.
 type Helper struct {
 	InstanceID string
-	// Started is set while the instance runs because a check started it.
+	// Started means that a check started the instance, and so may stop it.
 	Started bool
 	Connect func(context.Context) (*guest.AgentClient, error)
 }
@@ -181,7 +181,7 @@ const startTimeout = 5 * time.Minute
 
 const volumeBytes = harness.GiB
 
-// once() runs the check with only the first kind of access.
+// once() returns a function that runs the check with only the first kind of access.
 func once(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		return b.runCheck(ctx, b.accesses()[0], check)
@@ -273,8 +273,8 @@ func (s *checkRun) during(step string, part func()) {
 	harness.Must(harness.Wrap(ended(part), "%s", step))
 }
 
-// cleanUp removes what the check created, and continues after an error. The newest comes first: its
-// removal may repeat the creation to learn the ID, and then the creation's source must still exist.
+// cleanUp removes what the check created, the newest first, and continues after an error. A removal
+// may repeat the creation to learn the ID, which fails without the creation's source.
 func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
 		err = errors.Join(err, undo(ctx))
@@ -333,7 +333,7 @@ func (s *checkRun) make(ctx context.Context, v *volume) error {
 	return err
 }
 
-// If the volume's ID is unknown, delete creates the volume again to learn the ID.
+// delete deletes the volume. If its ID is unknown, delete first repeats the creation to learn it.
 func (s *checkRun) delete(ctx context.Context, v *volume) (err error) {
 	defer harness.Catch(&err)
 	if v.Volume == nil && !v.deleted {
@@ -422,7 +422,7 @@ func (l *Log) disk(kind string, bytes int64) *disk {
 	return &disk{look: l.Looks[i], visit: 1, written: make([]int32, n)}
 }
 
-// read() marks the blocks as compared.
+// read() marks the blocks as compared, except those that this attachment has written.
 func (d *disk) read(r guest.Range) {
 	d.each(r, func(block int64) {
 		switch last := d.written[block]; {

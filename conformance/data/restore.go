@@ -26,10 +26,10 @@ const (
 	writeTimeout = time.Minute
 )
 
-// If id is "" and deleted is false, it is unknown whether the snapshot exists.
+// snapshot is a snapshot of a check. If id is "" and deleted is false, it may or may not exist.
 type snapshot struct {
 	id, name string
-	// whole is the scan of the snapshot's volume, or nil.
+	// whole is nil, or the scan that a volume restored from the snapshot must equal.
 	whole *guest.Scan
 	// times is the size of the snapshot's volume in GiB.
 	times   int64
@@ -122,7 +122,7 @@ func (u *use) record(p guest.Pattern) *writer {
 	return w
 }
 
-// await waits until fsync has acknowledged at least want records, and returns how many it has.
+// await waits until fsync has acknowledged want or more records, and returns their number.
 func (w *writer) await(want int64) (n int64) {
 	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
 		n, err = guest.Acknowledged(w.ctx, w.guest, w.number)
@@ -256,7 +256,7 @@ func checkBlank(s *checkRun) {
 	}
 }
 
-// isBlank checks that a new raw volume is zero. It reads a sample of a volume of more than 1 GiB.
+// isBlank checks that a new raw volume is zero. Of a volume over 1 GiB it reads only a sample.
 func (u *use) isBlank() {
 	var sample *guest.Sample
 	if u.volume.GetCapacityBytes() > harness.GiB {

@@ -67,8 +67,8 @@ func noticedBy(wrong, moment string) string {
 	return cmp.Or(by[wrong+":"+moment], by[moment], "D12")
 }
 
-// product returns a copy of the table tampers with more entries, named WRONG:MOMENT:PLACE for what
-// is wrong, when and where. Without PROOF_DURATION it adds only the half that the seed chooses.
+// product adds to a copy of tampers an entry for each known name of the form WRONG:MOMENT:PLACE
+// (what is wrong, when, where). Without PROOF_DURATION the seed chooses half of these names.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all := maps.Clone(tampers)
 	for n, name := range slices.Sorted(slices.Values(known)) {

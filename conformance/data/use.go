@@ -17,19 +17,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// use is the attachment of a volume to an instance, and its mounts there.
+// use is the attachment of a volume to an instance, and the volume's mounts there.
 type use struct {
 	*checkRun
 	harness.Placement
 	volume   *volume
 	guest    *guest.AgentClient
 	instance string
-	// attached and mounted are set before an attach or a mount, and cleared after a detach or an
-	// unmount.
+	// attached and mounted make the cleanup detach and unmount the volume. They are set before an
+	// attach and a mount, because one that fails may have taken effect.
 	attached, mounted bool
-	// doubtful is set while an attach may or may not have taken effect.
+	// doubtful makes unpublish repeat the attach, because a failed attach may still take effect.
 	doubtful bool
-	// stopped is set while the instance may be stopped or may have no agent.
+	// stopped makes end call revive first, because the instance or its agent may not be running.
 	stopped bool
 }
 
@@ -115,7 +115,7 @@ func (u *use) serial() string {
 	return name[:min(len(name), 20)]
 }
 
-// awaitDevices waits until the instance shows want devices with the volume's serial.
+// awaitDevices waits until the number of the instance's devices with the volume's serial is want.
 func (u *use) awaitDevices(want int) {
 	timeout := cmp.Or(u.DeviceTimeout, 30*time.Second)
 	harness.Must(harness.Await(u.ctx, timeout, func() error {
@@ -145,7 +145,7 @@ func (u *use) place() guest.Place {
 	return guest.Place{Path: filepath.Join(u.Target, "blocks")}
 }
 
-// pattern returns a pattern that spreads the blocks of one write over the first half of a device.
+// pattern returns the blocks of one write. On a raw volume they spread over its first half.
 func (u *use) pattern(generation uint64) guest.Pattern {
 	p := guest.Pattern{Seed: u.volume.seed, Generation: generation, Count: cmp.Or(u.Blocks, 512)}
 	if u.volume.access == "block" {
@@ -155,7 +155,7 @@ func (u *use) pattern(generation uint64) guest.Pattern {
 	return p
 }
 
-// lastBlock returns a pattern of only the last block of a device.
+// lastBlock returns a pattern of only the last block of a device of volumeBytes.
 func (u *use) lastBlock(generation uint64) guest.Pattern {
 	return guest.Pattern{Seed: u.volume.seed, Generation: generation,
 		First: volumeBytes/guest.BlockBytes - 1, Count: 1}
@@ -178,7 +178,7 @@ func (u *use) write(sync bool, patterns ...guest.Pattern) {
 	harness.Must(u.tryWrite(sync, patterns...))
 }
 
-// tryWrite returns an error where write panics: only the check's own goroutine may panic.
+// tryWrite is like write, but returns an error: only the check's own goroutine may panic.
 func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	for _, p := range patterns {
 		_, err := guest.Write(u.ctx, u.guest, guest.Task{Place: u.place(), Pattern: p, Sync: sync})

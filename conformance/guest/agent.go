@@ -2,8 +2,8 @@
 // writes and verifies the content of volumes.
 //
 // An [Agent] does the work. [Here] starts one in this process. [Connect] copies this program into
-// another instance, through a command such as "ssh b", and starts it there as an agent that serves
-// its standard streams ([Main]). Both return an [AgentClient]:
+// another instance, through a command such as "ssh b", and starts it there as an agent that is
+// called through its standard streams ([Main]). Both return an [AgentClient]:
 //
 //	here, err := guest.Here(ctx, config)
 //	there, err := guest.Connect(ctx, []string{"ssh", "b"}, config)

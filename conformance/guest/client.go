@@ -226,7 +226,7 @@ type link struct {
 	dir     string
 	client  *grpc.ClientConn
 	streams *streams
-	// close() lets the agent clean up. kill() may end it at once. Both wait until it has ended.
+	// close() lets the agent clean up; kill() need not. Both wait until the agent has ended.
 	close func() error
 	kill  func()
 	// why() returns the agent's last output for the end of an error message.

@@ -93,8 +93,8 @@ func (a *Agent) Verify(ctx context.Context, r Task) (report Report, err error) {
 // Range is the bytes of a device from one offset up to another.
 type Range struct{ From, To int64 }
 
-// Sample limits Scan to the ends of a device, the surroundings of each boundary, a random piece
-// before each boundary, and as much of the rest as Within allows.
+// Sample limits Scan to the ends of a device, both sides of each multiple of boundary, a random
+// piece before each multiple, and as much of the rest as Within allows.
 type Sample struct {
 	// Seed chooses the random pieces and the order of the rest.
 	Seed uint64
@@ -117,7 +117,7 @@ type Scan struct {
 const (
 	scanPiece = 4 << 20
 	// A sample has sampleEnd bytes at each end of a device, sampleEdge bytes on each side of every
-	// boundary, and sampleEdge bytes between two boundaries.
+	// multiple of boundary, and as many between two multiples.
 	sampleEnd  = 1 << 20
 	sampleEdge = 64 << 10
 	// boundary is the size of the pieces into which a rack divides a disk.
@@ -172,7 +172,7 @@ func (a *Agent) Scan(ctx context.Context, s Task) (scan Scan, err error) {
 	return scan, nil
 }
 
-// note counts and hashes the blocks that are not zero. A device may end within a block.
+// note counts and hashes the blocks that are not zero. A partial last block is only hashed.
 func (s *Scan) note(piece []byte, from int64, hash io.Writer) {
 	if allZero(piece) {
 		return
@@ -234,7 +234,7 @@ func (a *Agent) StartWriter(_ context.Context, r Task) (number int, err error) {
 	return number, nil
 }
 
-// write writes records until ctx ends, each after fsync has acknowledged the one before.
+// write writes records, each after fsync has acknowledged the one before. It stops if ctx ends.
 func (w *writer) write(ctx context.Context, r Task, file *os.File) error {
 	block := make([]byte, BlockBytes)
 	timer := time.NewTimer(0)
@@ -410,7 +410,7 @@ func (p Pattern) compare(block []byte, n int64) *Finding {
 	return f
 }
 
-// identify returns the pattern of a block, and whether the block's mark and checksum are right.
+// identify returns the pattern in a block, and whether the block's mark and checksum are right.
 func identify(block []byte) (p Pattern, whole bool) {
 	p = Pattern{
 		Seed:       binary.LittleEndian.Uint64(block[8:]),

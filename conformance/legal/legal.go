@@ -1,7 +1,7 @@
 // Package legal tests that a program which checks racks does not blame a healthy rack. A proxy
-// between the two alters when and how the rack answers. A healthy rack, the network in front of it,
-// or other users of its silo may cause each alteration, so no verdict may count it as a failure of
-// the rack.
+// between program and rack alters when and how the rack answers. Each alteration can be the work of
+// a healthy rack, of the network, or of other users of the silo. So no verdict may count it as a
+// failure of the rack.
 package legal
 
 import (
@@ -160,7 +160,7 @@ type proxy struct {
 	taking sync.RWMutex
 
 	mu sync.Mutex
-	// mu guards the fields below. The rack is unreachable from request number awayNext until backAt.
+	// mu guards the fields below. The rack is away from request number awayNext until time backAt.
 	rand     *rand.Rand
 	requests int
 	backAt   time.Time
@@ -233,7 +233,7 @@ func (p *proxy) strikes() bool {
 // absence is the average number of requests between two outages of the rack.
 const absence = 300
 
-// leave reports whether an outage of the rack is under way. gone() returns a new outage's length.
+// leave begins an outage of length gone() if one is due, and reports whether an outage lasts.
 func (p *proxy) leave(gone func() time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -41,8 +41,8 @@ var ErrNotWritten = errors.New("the report is not complete")
 // Write writes report.json, junit.xml and index.html into a new folder. It replaces every
 // occurrence of the secrets, such as the token, with "[redacted]".
 //
-// Write also writes an inconsistent report, because that is the only record of the run. The error
-// then names what is wrong.
+// Write also writes an inconsistent report, which is the only record of the run. The error then
+// says what is inconsistent.
 func Write(dir string, r *Report, secrets ...string) error {
 	clean := r.scrub(secrets)
 	if err := MakeFolder(dir); err != nil {
@@ -287,8 +287,8 @@ func Plain(text string) string {
 	}, strings.ToValidUTF8(text, string(unicode.ReplacementChar)))
 }
 
-// PlainWriter applies Redact, if it is not nil, and Plain. Each Write must consist of whole
-// characters.
+// PlainWriter applies Redact, if it is not nil, and then Plain to each text, and writes the result
+// to To. Each text must consist of whole characters.
 type PlainWriter struct {
 	To     io.Writer
 	Redact *strings.Replacer
@@ -320,9 +320,9 @@ const (
 // verdict, the facts, the results (the worsened first), the latencies, and whether B is worse.
 //
 // B is worse if the verdict, a result or its extent got worse, or if B has more left objects or
-// more findings of the [Witness]. B is also worse if it has a new result that failed, or lacks a
-// result that passed in A although B selected its group. Latencies do not count, because they
-// depend on the other users of the rack.
+// more findings of the [Witness]. B is also worse if it has a new result that failed, or if it
+// selected a group and lacks a result of the group that passed in A. Latencies do not count,
+// because they depend on the other users of the rack.
 func Diff(a, b *Report) (text string, worse bool) {
 	results, worse := diffResults(a, b)
 	fromBest := []Verdict{Conforms, BlockedByRack, Incomplete, InterruptedRun, DoesNotConform}

@@ -49,7 +49,7 @@ const (
 	// InterruptedRun means that nothing failed, but somebody stopped the run.
 	InterruptedRun Verdict = "interrupted"
 	// DoesNotConform means that at least one result failed, that the driver left objects, or that a
-	// second record of the run contradicted it ([Witness]).
+	// second record of the run contradicted the results ([Witness]).
 	DoesNotConform Verdict = "does not conform"
 )
 

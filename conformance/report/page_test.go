@@ -206,7 +206,7 @@ func TestThePageOfAReportIsReadableInABrowser(t *testing.T) {
 				t.Errorf("the page loads %q, and the console says %q", requests, messages)
 			}
 			page.Do(emulation.SetDeviceMetricsOverride(390, 844, 2, true))
-			for _, font := range []int{100, 125} { // percent, because other machines have wider fonts
+			for _, font := range []int{100, 125} { // percent; 125 imitates machines with wider fonts
 				page.Do(chromedp.Evaluate(fmt.Sprintf(
 					`document.documentElement.style.fontSize = "%d%%"`, font), nil))
 				widths := browsertest.Evaluate[[]int](page, `[document.documentElement.scrollWidth,

@@ -31,10 +31,10 @@ import (
 )
 
 type fault struct {
-	// legal means that a healthy rack, or the network, may cause the fault. Then no check may fail.
+	// legal means that a healthy rack, or the network, can cause the fault. So it must fail no check.
 	legal bool
 	// noticed means that a check must fail, or report that it could not test its rule. If noticed is
-	// false, no check may leave an object on the rack.
+	// false, every check must remove its objects.
 	noticed bool
 	// once means that the fault strikes one request of each check instead of every request.
 	once bool
@@ -156,8 +156,8 @@ type trial struct {
 	seed  uint64 // chooses the random parts of the trial
 }
 
-// concerns reports whether the trial may alter the answer to a request with this path or query. A
-// trial changes pages only of lists that a check compares with each other.
+// concerns reports whether the trial may alter the answer to a request with this path or query.
+// Pages are altered only in lists that checks compare: those with an order or a page token.
 func (t trial) concerns(path string) bool {
 	return t.field != "items" || strings.Contains(path, "sort_by=") ||
 		strings.Contains(path, "page_token=")
@@ -405,8 +405,8 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	return err
 }
 
-// placeOf chooses, of the requests that the fault may strike, one that succeeded without a fault.
-// It returns how many requests that the fault may strike precede the chosen one.
+// placeOf chooses a successful request among those that the trial concerns. It returns how many of
+// those precede the chosen one.
 func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	before, places := int64(0), []int64{}
 	for _, e := range exchanges {

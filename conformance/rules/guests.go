@@ -238,7 +238,7 @@ const (
 	serialBytes = 20
 	// QEMU's NVMe controllers pad models and serials with spaces.
 	qemuModel = "QEMU NVMe Ctrl"
-	// A simulated guest shows a disk sooner than a real one, because the rack only writes a file.
+	// A simulated guest shows a disk sooner, because the simulated rack only writes a file.
 	deviceTimeout, simulatedDeviceTimeout = time.Minute, 5 * time.Second
 	// A new project's VPC, and that VPC's subnet, are named defaultNetwork.
 	defaultNetwork = "default"
@@ -358,8 +358,8 @@ func interfaces(count int, vpcs ...string) oxide.InstanceNetworkInterfaceAttachm
 	return oxide.InstanceNetworkInterfaceAttachment{Value: create}
 }
 
-// networked creates a stopped instance with interfaces. If a real rack's project lacks the default
-// network, or its silo a pool of addresses, the rule is not tested.
+// networked creates a stopped instance with interfaces. If a real rack refuses because the project
+// lacks the default network or the silo lacks addresses, the rule is not tested.
 func (c *Check) networked(nics oxide.InstanceNetworkInterfaceAttachment) *oxide.Instance {
 	create := c.newInstance()
 	create.Body.NetworkInterfaces = nics
@@ -395,8 +395,8 @@ func onlyV6() oxide.InstanceNetworkInterfaceAttachment {
 	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV6{Value: autoV6}})
 }
 
-// guestsAddresses demands that an interface has none of the first five addresses of its subnet. Of
-// the IPv4 subnets it checks only a new project's, because it does not know the sizes of others.
+// guestsAddresses demands that an interface has none of the first five addresses of its subnet. It
+// checks IPv4 only in a new project's subnet, because it does not know the sizes of others.
 func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 	var texts []string
 	switch stack := nic.IpStack.Value.(type) {

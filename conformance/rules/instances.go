@@ -445,7 +445,7 @@ func (c *Check) madeWith(backend oxide.DiskBackend, size oxide.ByteCount,
 		Description: c.Description, Size: size, DiskBackend: backend}}
 }
 
-// Requests with and without the silo's name or ID must show the same utilization.
+// checkOwnSilo demands the same values from requests with and without the silo's name or ID.
 func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
 	use := c.utilization()
 	quotas := asked(c.Client.SiloQuotasView(c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))(c,

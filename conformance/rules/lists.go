@@ -137,8 +137,8 @@ type reading struct {
 	order string
 	limit int // the size of the pages
 	pages [][]listed
-	// gone has the IDs of objects that were deleted before the reading. deleted has the objects that
-	// were deleted during it. made has the objects that were created during it, on a later page.
+	// gone has the IDs of objects deleted before the reading, and deleted the objects deleted during
+	// it. made has the objects created during it, on pages that were read later.
 	gone          []string
 	deleted, made []listed
 }
@@ -154,7 +154,7 @@ var creation = time.Minute
 
 // judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each
 // reading must have the known objects. Any other object must be in all readings between the first
-// and the last that has it. If it was made more than a minute before began, it must also be in all
+// and the last that has it. If it was made before began minus creation, it must also be in all
 // earlier readings. If it still exists, it must also be in all later readings.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {

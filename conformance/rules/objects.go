@@ -159,7 +159,7 @@ func (c *Check) deleteDisk(id string) outcome[any] {
 		"delete disk %s", id)
 }
 
-// If necessary, removeDisk first detaches the disk or ends its import.
+// removeDisk deletes a disk. If necessary, it first detaches the disk or ends its import.
 func (r *TestedRack) removeDisk(ctx context.Context, id string) (err error) {
 	defer harness.Catch(&err)
 	remove := func() error {
@@ -313,8 +313,8 @@ func (c *Check) arrange(situation string) bool {
 	return c.simulated()
 }
 
-// runningInstance returns a small instance with one disk, attached before its start. It has no boot
-// disk and no network. All checks share it, and none stops it.
+// runningInstance returns a small instance with one disk, which was attached before the start. It
+// has no boot disk and no network. All checks share it, and none stops it.
 func (c *Check) runningInstance() (*oxide.Instance, *oxide.Disk) {
 	if c.runningDisk == nil {
 		params := c.blank()
@@ -409,8 +409,8 @@ type Trial struct {
 	Says []string
 }
 
-// TryHotplug detaches a disk of a running instance and, if the rack refuses, attaches another. It
-// creates the instance, because a run cannot stop its own instance to get a disk back.
+// TryHotplug detaches a disk of a running instance and, if the rack refuses, attaches another disk.
+// It creates the instance, because a run cannot stop its own instance to get a disk back.
 func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 	var t Trial
 	result := r.Run(ctx, Rule{ID: "hot-plug", Check: func(c *Check) {

@@ -506,7 +506,7 @@ func fieldsOf[T any](c *Check, object any) (parts T) {
 	return parts
 }
 
-// same checks that two answers show the same object, except for the fields whose names follow.
+// same checks that two answers show the same object, except for the fields named in but.
 func (c *Check) same(what string, got, want any, but ...string) {
 	g, w := fieldsOf[fields](c, got), fieldsOf[fields](c, want)
 	all := maps.Clone(w)
@@ -543,7 +543,7 @@ func (c *Check) named(name oxide.Name, body string) string {
 		fmt.Sprintf("%q", c.Description)).Replace(body)
 }
 
-// A case of badBodies has a description, a body and the reason that the rack must give.
+// badBodies demands that bodies are refused. A case has a description, a body and the reason.
 func (c *Check) badBodies(cases [][3]string) {
 	for _, test := range cases {
 		equal(c, "create a disk with "+test[0], unplaced(c.sendDisk(test[1]).Refused()), badBody(test[2]))

@@ -50,7 +50,7 @@ type GuestFiles struct {
 	Sys fs.FS
 }
 
-// TestedRack is a rack with checks that run one at a time.
+// TestedRack is a rack on which checks run one at a time.
 type TestedRack struct {
 	Config
 	// Client is Oxide's own client, unmodified.
@@ -62,8 +62,8 @@ type TestedRack struct {
 	// cleaning limits the removal of what a check created. pause is the time between two tries.
 	cleaning, pause time.Duration
 	made            int
-	// The checks share these objects. No check starts the stopped instance, or stops the running one.
-	// The instance running was created with runningDisk, and then started.
+	// The checks share these objects. No check starts the instance stopped, or stops the instance
+	// running, to which runningDisk is attached.
 	stopped, running *oxide.Instance
 	runningDisk      *oxide.Disk
 }

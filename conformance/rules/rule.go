@@ -28,8 +28,8 @@
 //
 // If the driver reads an object right before it requests a rule's operation, the rule says "The
 // driver looks first" and names the read. A test compares the rule with the driver's calls. A
-// mutation in simulator/broken breaks the rule. If that endangers the driver, the mutation's
-// DriverSays has the reason of the error that the driver must return.
+// mutation in package simulator/broken makes the simulator break the rule. If that endangers the
+// driver, the mutation's DriverSays is the reason of the error that the driver must return.
 //
 // The tests in faults_test.go test the checks. They alter the fields of the rack's answers, one at
 // a time: a check must fail, or the table irrelevant states why nobody relies on the field. They
@@ -62,8 +62,8 @@ import (
 type Rule struct {
 	// ID is "A" and two digits. It is never used for another rule.
 	ID string
-	// Says states what a rack does, Why names the code that relies on this and its purpose, and Source
-	// names the evidence. All are Markdown.
+	// Says states what a rack does. Why names the code that relies on it, and the code's purpose.
+	// Source names the evidence. All are Markdown.
 	Says, Why, Source string
 	// Calls are the operations that the check tests. Without an answer to each of them the check
 	// fails, because it has proved nothing.
@@ -138,7 +138,7 @@ func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 	return result
 }
 
-// answers returns false if the rack does not answer in time.
+// answers returns false if the rack does not answer in time, or answers that it is busy.
 func (r *TestedRack) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, r.recorder.patience)
 	defer cancel()
@@ -297,7 +297,7 @@ func (c *Check) notTested(format string, args ...any) {
 	panic(over{})
 }
 
-// blocked ends the check of a rule that needs hot-plug on a rack without it.
+// blocked ends a check that needs hot-plug, because the rack has none.
 func (c *Check) blocked(format string, args ...any) {
 	c.status, c.reason = blocked, fmt.Sprintf(format, args...)
 	panic(over{})
@@ -352,8 +352,8 @@ func (c *Check) must(step string, err error) {
 	}
 }
 
-// Patiently repeats a step while the rack says that it is busy, and for requestPatience while it
-// fails or does not answer. A read that shows another object is not repeated.
+// Patiently repeats a step while the rack says that it is busy. It repeats a step that got a 500 or
+// no answer only for requestPatience. A read that shows another object is not repeated.
 func Patiently(ctx context.Context, step func(context.Context) error) error {
 	away := time.Now().Add(requestPatience)
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
@@ -458,8 +458,8 @@ func (u *underway[T]) over() bool {
 }
 
 // end makes a simulated rack complete the request, and returns its outcome. A real rack may have
-// completed it earlier. If the check found problems meanwhile, they may be due to that: end drops
-// them, and ends the check as not tested.
+// completed it earlier, which may have caused problems that the check found. Then end drops these
+// problems, and ends the check as not tested.
 func (u *underway[T]) end() outcome[T] {
 	c := u.c
 	if c.simulated() {
