@@ -24,7 +24,7 @@ import (
 func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	all := metav1.ListOptions{}
 	look := rack.Looking()
-	// Read the records first: if another keeper writes them during the later reads, save() must fail.
+	// Read the records first, so that save() fails if another keeper writes them after this read.
 	found, records, err := k.Kubernetes.records(ctx, k.Namespace)
 	if err != nil {
 		return nil, err
@@ -109,8 +109,8 @@ func (v *view) pods(ctx context.Context, n *node) (sorted, error) {
 	return s, nil
 }
 
-// recount lowers a budget's currentHealthy to the number of healthy pods that exist. Kubernetes
-// updates that field late: it may still count a pod that has just been evicted or deleted.
+// recount lowers a budget's currentHealthy to the number of healthy pods that exist, if the budget
+// covers a healthy pod in stay. Kubernetes may still count a pod that was just evicted or deleted.
 func (c *Cluster) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	stay []*corev1.Pod) error {
 	if !slices.ContainsFunc(stay, func(p *corev1.Pod) bool { return healthy(p) && covers(b, p) }) {
@@ -242,8 +242,8 @@ func (c *Cluster) evict(ctx context.Context, p *corev1.Pod) (done bool, err erro
 	return false, fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err)
 }
 
-// The keeper's labels and annotations. Its records are in a ConfigMap of its namespace, and not in
-// annotations of Nodes, which kubelets may change.
+// These are the keeper's labels and annotations, and the name of its ConfigMap of records. Nodes do
+// not contain the records, because a kubelet has the right to change its Node's annotations.
 const (
 	DriverName = "csi.oxide.computer"
 
@@ -253,10 +253,10 @@ const (
 
 	// CordonAnnotation on a Node contains the id of the operation that cordoned it.
 	CordonAnnotation = DriverName + "/cold-attach"
-	// PlanAnnotation on a Node tells what the keeper plans for it, or why it does nothing.
+	// PlanAnnotation on a Node tells what the keeper plans for the node, or why it plans nothing.
 	PlanAnnotation = DriverName + "/cold-attach-plan"
 
-	// WokenAnnotation on a VolumeAttachment makes the attacher try it at once. It names the operation.
+	// WokenAnnotation makes the attacher try a VolumeAttachment at once. wakeup() returns its value.
 	WokenAnnotation = DriverName + "/woken"
 
 	// RecordsName is the name of the ConfigMap of records. A key is the UID of a Node, and the value
@@ -302,7 +302,7 @@ type operation struct {
 	// Volumes describes the PersistentVolumes for which the instance is stopped, by name.
 	Volumes      map[string]cause `json:"volumes,omitempty"`
 	StatefulSets []string         `json:"statefulSets,omitempty"` // with pods that stop with the node
-	// Heartbeat is the node's last heartbeat before its instance was started again.
+	// Heartbeat is the node's last heartbeat before the start. Returning waits for another one.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
 	// Late reports that the instance stopped after the previous operation, so this one only starts it.
 	Late bool `json:"late,omitempty"`
@@ -322,7 +322,7 @@ type outcome struct {
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
 	Late     bool `json:"late,omitempty"`
-	// Unlabeled reports whether, at the operation's end, the node lacked the label that allows stops.
+	// Unlabeled reports that the label was gone at the end, so restartLateStopped does not need it.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
 	// Node is the history of the node's stops. Volumes has the histories of volumes, by name.
@@ -447,8 +447,8 @@ func (k *Keeper) request(ctx context.Context, doing, id string, look rack.Look,
 	return nil
 }
 
-// patience is the time limit for one answer of the API server. outage is how long the server may be
-// silent before a keeper starts the instances that it has stopped.
+// patience is the time limit for one answer of the API server. outage is how long the server has to
+// be silent before the keeper starts the instances that it has stopped.
 const (
 	patience = 2 * time.Second
 	outage   = 10 * time.Second
@@ -487,8 +487,8 @@ func (s *stops) all() map[string]time.Time {
 	return maps.Clone(s.asked)
 }
 
-// isOutage reports whether the API server has been silent for too long. The parameter answers is
-// true if it has just answered.
+// isOutage reports whether the API server has been silent for longer than outage. answers is true
+// if the server has just answered.
 func (s *stops) isOutage(answers bool, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -503,7 +503,7 @@ func (s *stops) isOutage(answers bool, now time.Time) bool {
 }
 
 // StartStopped starts the instances that this process has stopped, if the API server is
-// unreachable: then no attacher works, and no replica leads.
+// unreachable: then the attacher does not work, and no leader starts the instances.
 func (k *Keeper) StartStopped(ctx context.Context) error {
 	asked := k.stops.all()
 	if len(asked) == 0 || !k.stops.isOutage(k.clusterAnswers(ctx, asked), k.now()) {

@@ -20,12 +20,12 @@ import (
 
 const pace = time.Second // the pause between two rounds during an operation
 
-// lateStop is how long after an operation a stop of the instance still counts as the keeper's own:
-// the keeper's request may have been on its way when the keeper died.
+// lateStop limits the time from an operation to a later stop that still counts as the keeper's own:
+// the keeper may have sent the request for this stop before it died.
 const lateStop = 2 * time.Minute
 
-// staleAfter is how long an attacher may try nothing before it counts as not running. The keeper
-// stops no instance for such an attacher.
+// staleAfter is the time without an attempt after which an attacher counts as not running. The
+// keeper stops no instance for an attacher that does not run.
 const staleAfter = 10 * time.Minute
 
 func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error) {
@@ -51,10 +51,10 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 }
 
 // restartLateStopped looks for an instance that stopped within lateStop after its node's last
-// operation. If there is one, it begins an operation that only starts the instance, and returns
-// true. It does so even if cold attach is off, because the keeper requested the stop. It does not
-// if the node's label was removed after that operation. If lateStop has passed, because no leader
-// ran for a while, it checks only nodes that are not ready.
+// operation. It begins an operation that only starts the first such instance, and returns true. It
+// does so even if cold attach is off, because the keeper requested the stop, but not if the node's
+// label was removed after that operation. When lateStop has passed, it checks only nodes that are
+// not ready, in case no leader ran meanwhile.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -135,7 +135,7 @@ type candidate struct {
 	why  string
 	err  error
 	// next reports whether the only obstacle is a recent stop of another node with pods of the same
-	// StatefulSet.
+	// StatefulSet. Then turnOfAnother can let this node go first.
 	next bool
 }
 
@@ -153,8 +153,8 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 		if c.why == "" && c.err == nil {
 			c.why = c.turnOfAnother(v, all)
 		}
-		// Check this last: without another obstacle, this replica lets another one lead. In a dry run
-		// any replica may report what would be done.
+		// Check this last: if it is the only obstacle, this replica lets another one lead. In a dry run,
+		// any replica can report what would be done.
 		if c.why == "" && c.err == nil && c.Name == k.Config.NodeName && !k.Config.DryRun {
 			c.why = runsHere
 		}
@@ -179,9 +179,9 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 	return ""
 }
 
-// turnOfAnother returns why another node has to be stopped before c, or "". The other node has pods
-// of a StatefulSet that also has pods on c, and began to wait before c's last stop. Another stop of
-// c would restart the StatefulSet's interval, so that the other node would wait even longer.
+// turnOfAnother returns why another node has to be stopped before c, or "". Both nodes have pods of
+// the same StatefulSet, and the other node began to wait before c's last stop. Another stop of c
+// would restart the StatefulSet's interval, so that the other node would wait even longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
 	for _, other := range all {
@@ -210,8 +210,8 @@ func bySince(a, b *attachment) int { return a.since().Compare(b.since()) }
 
 const runsHere = "waits: the keeper runs here, and another replica has to take over"
 
-// hindrance returns the obstacle to an operation on a node now, or "" and the node's pods. It does
-// not check for recent stops of other nodes: stoppedElsewhere does.
+// hindrance returns why no operation can begin on a node now, or "" and the node's pods. It does
+// not check for recent stops of other nodes, because stoppedElsewhere does.
 func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorted, error) {
 	if why := k.hindranceOfNode(v, n); why != "" {
 		return why, sorted{}, nil
@@ -281,8 +281,8 @@ func (v *view) doubtful(n *node) string {
 	return ""
 }
 
-// pauseAfter returns how long the keeper leaves a node alone after an operation. Each failure
-// doubles this pause, so that the keeper does not cordon the node again and again in vain.
+// pauseAfter returns how long the keeper leaves a node alone after an operation. Each of the first
+// four failures in a row doubles it, so that the keeper does not cordon the node again and again.
 func (c *Config) pauseAfter(last *outcome) time.Duration {
 	return c.MinInterval << max(0, min(last.Failures, 4))
 }
@@ -325,8 +325,8 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 	return nil
 }
 
-// planText describes what the keeper does, or would do, to a node. The text has the number of the
-// volumes in waiting, and the names of up to three in named, which its readers may see.
+// planText describes what the keeper does, or would do, to a node. It contains the number of
+// volumes in waiting, but names only volumes in named, which its readers are allowed to see.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {
@@ -366,8 +366,8 @@ type cause struct {
 	Disk   string `json:"disk,omitempty"`
 	Again  string `json:"again,omitempty"`
 	Detach bool   `json:"detach,omitempty"`
-	// Failed is the error that the attacher got while the instance was stopped. It is empty if the
-	// attacher got none, or if another stop may help.
+	// Failed is the attacher's error while the instance was stopped, if another stop cannot help.
+	// bound() then forbids another stop.
 	Failed string `json:"failed,omitempty"`
 }
 
@@ -440,7 +440,7 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 // bound returns why the node must not be stopped again for an attachment, or "".
 //
 // If an attachment failed while the instance was stopped, bound forbids another stop until the
-// volume changes. After a failure for which passes() returns true, only the limits forbid a stop.
+// volume changes. If passes() is true for the failure, only the limits on stops per day apply.
 func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 	last := cmp.Or(n.Last, &outcome{})
 	now, then := v.cause(a), last.Volumes[a.volume()].Last

@@ -32,7 +32,7 @@ func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
 		return func(w *fixture) {
 			ended("a", outcome{Ended: begin.Add(-ago), Node: history{
 				Stops: slices.Repeat([]time.Time{begin.Add(-ago)}, 12)}})(w)
-			w.round() // this round annotates the attachment
+			w.round() // this round sets HeldAnnotation
 			if change != nil {
 				change(w)
 			}
@@ -355,7 +355,7 @@ func TestOnlyTheNodeThatHasWaitedLongestIsStopped(t *testing.T) { // D-61
 func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string
-		applied        bool // the response is lost, and not the request
+		applied        bool // the write is applied, and only its response is lost
 		events         int  // the least number of events
 	}{
 		{"nothing", "", false, 9},
@@ -534,8 +534,8 @@ func (w *fixture) leave(node, volume string) {
 	keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", name)
 }
 
-// The claim's disk is replaced while its pod is stopped: the earlier disk has to be detached, and
-// some time later the new one has to be attached.
+// In each trial, the disk of a claim is replaced while its pod is stopped. First the earlier disk
+// has to be detached, and some time later the new one has to be attached.
 func TestGrowingAClaimStopsItsNodeAtMostOnceForEachDisk(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name  string

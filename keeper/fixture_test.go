@@ -309,8 +309,8 @@ func (w *fixture) steps(want ...step) {
 	}
 }
 
-// stopped advances an operation on the node "a" to the step Attaching, a minute after a volume
-// began to wait there.
+// stopped lets a volume wait on the node "a" for a minute, and then advances an operation on the
+// node to the step Attaching.
 func (w *fixture) stopped() { w.stoppedAfterDrain(func() {}) }
 
 func (w *fixture) stoppedAfterDrain(drained func()) {

@@ -268,7 +268,7 @@ func (m *Metrics) step(s step, took time.Duration) {
 	m.steps.WithLabelValues(string(s)).Observe(max(0, took).Seconds()) // clocks of replicas may differ
 }
 
-// failed counts a failed step, unless err shows that the failure was not recorded.
+// failed counts a failed step unless err, the result of recording the failure, is not nil.
 func (m *Metrics) failed(s step, err error) error {
 	if err == nil {
 		m.problems.WithLabelValues(string(s)).Inc()

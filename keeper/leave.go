@@ -41,8 +41,8 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return nil
 	case n.Fenced != "":
 		return k.unfence(ctx, v, n)
-	// Do not fence a node that an operation will bring back, or whose kubelet reports. The latter is
-	// running, even if the driver is registered with a stopped instance.
+	// Do not fence a node that an operation will bring back, or whose kubelet reports. A node that
+	// reports is running, even if the instance in its CSINode is stopped.
 	case !n.silent(), n.Instance == "", n.Record != nil, !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil
@@ -142,8 +142,8 @@ func (n *node) removeTaint(key string) {
 }
 
 // Leaver keeps a node's driver running until the node's volumes are detached. The driver must
-// outlive the pods whose volumes it unmounts, but it does not speak to Kubernetes. Instead, the
-// driver's preStop hook connects to the Leaver's socket and waits until the connection is closed.
+// outlive the pods whose volumes it unmounts, but it does not use the Kubernetes API. So its
+// preStop hook connects to the Leaver's socket and waits until the connection is closed.
 type Leaver struct {
 	Kubernetes *Cluster
 	NodeName   string

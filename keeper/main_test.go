@@ -83,8 +83,8 @@ func TestHelpExitsWithZeroAndErrorsWithOne(t *testing.T) {
 	}
 }
 
-// run runs the program until met() is true, and returns the program's status and output. The
-// writers have no lock, so that the race detector finds goroutines that the program left running.
+// run runs the program until met() is true, and returns the program's status and output. stdout and
+// stderr have no lock, so that the race detector finds goroutines that the program left running.
 func (w *fixture) run(met func() bool, env func(string) string, args ...string) (int, string) {
 	w.t.Helper()
 	var stdout, stderr bytes.Buffer

@@ -20,7 +20,7 @@ import (
 
 // MovingAnnotation marks a PersistentVolume whose reclaim policy a move has set to Retain. The
 // volume's replacement is in an annotation of the CSIDriver object (see movingKey), so that an
-// interrupted move can continue. Users who may write claims or a Node cannot write that object.
+// interrupted move can continue. Users who only have rights to claims and Nodes cannot forge it.
 const MovingAnnotation = DriverName + "/moving"
 
 func movingKey(name string) string {
@@ -43,7 +43,7 @@ type Mover struct {
 	Pace time.Duration
 }
 
-// Move moves the named volume to another node. It may be repeated at any time.
+// Move moves the named volume to another node. An interrupted Move can be repeated or reversed.
 func (m *Mover) Move(ctx context.Context, name, to string) error {
 	instance, err := m.instance(ctx, to)
 	if err != nil {
@@ -120,7 +120,7 @@ func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 	return instance, nil
 }
 
-// find returns the volume and its claim. After an interrupted move the volume may be nil.
+// find returns the volume and its claim. The volume is nil if an interrupted move has deleted it.
 func (m *Mover) find(ctx context.Context, name string, saved *corev1.PersistentVolume) (
 	*corev1.PersistentVolume, *corev1.PersistentVolumeClaim, error) {
 	v, err := m.Kubernetes.Core.PersistentVolumes().Get(ctx, name, metav1.GetOptions{})

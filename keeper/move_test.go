@@ -35,7 +35,7 @@ type moving struct {
 	out    bytes.Buffer
 	old    *corev1.PersistentVolume // before the move
 	losing sync.Mutex
-	// The mutex guards lose. If lose(r) is true, the server breaks the connection at the change r.
+	// losing guards lose. If lose(r) is true, the server breaks the connection at the change r.
 	lose func(r keepertest.KubeRequest) bool
 }
 
@@ -194,8 +194,8 @@ func TestAnImpossibleMoveIsRefused(t *testing.T) {
 	}
 }
 
-// interrupted starts a move, and breaks the connection at one change, before or after the server
-// applies it. The first change has the number 1. It returns true if the move failed.
+// interrupted starts a move, and breaks the connection at the change number at (from 1), before or,
+// if applied is set, after the server applies it. It returns true if the move failed.
 func (m *moving) interrupted(to string, at int, applied bool) bool {
 	m.t.Helper()
 	n := 0
@@ -248,7 +248,7 @@ func TestAMoveStopsWaitingForKubernetesWhenItsContextEnds(t *testing.T) {
 	if err := m.mover.Move(ctx, "pv-1", "b"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the error is %v", err)
 	}
-	m.api.Intercept(m.intercept) // on a slow machine the volume may not exist yet
+	m.api.Intercept(m.intercept) // binds a volume that is created only later
 	m.bind()
 	csitest.Must(t, m.move("b"))
 	m.belongs("b")
@@ -436,7 +436,7 @@ func TestTheDriverOfALeavingNodeRunsForALimitedTime(t *testing.T) {
 		limit time.Duration
 		given func(*leaving)
 		want  string
-		least time.Duration // the driver is kept at least so long
+		least time.Duration // the shortest time that the driver is kept
 	}{
 		{"drained", 2 * time.Second, (*leaving).drained, "1 of its volumes", 2 * time.Second},
 		{"deleted", 2 * time.Second, func(l *leaving) {

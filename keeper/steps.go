@@ -70,7 +70,7 @@ func (p progress) moveTo(ctx context.Context, next step, message string) error {
 	p.n.Record.Step, p.n.Record.Since = next, p.v.Now
 	if err := p.k.write(ctx, p.v, p.n, message); err != nil {
 		if late && !apierrors.IsConflict(err) {
-			// Start the instance even if the step cannot be recorded. A second start does no harm.
+			// After --attach-timeout, start the instance even without a record. A second start is harmless.
 			err = errors.Join(err, p.k.startInstance(ctx, rack.Looking(), p.n.Record.Instance))
 		}
 		return err
@@ -131,7 +131,7 @@ func (p progress) finish(ctx context.Context, problem string) error {
 	return nil
 }
 
-// nothingWaits is the problem of an operation that is no longer needed. It is not a failure.
+// nothingWaits is the problem of an unneeded operation. outcome.Failures does not count it.
 const nothingWaits = "nothing waits any more"
 
 // forbidden returns why the instance must not be stopped any more, or "".

@@ -92,10 +92,10 @@ func (w *fixture) ends(problem string, stopped bool) {
 	}
 }
 
-// The test begins a step, and disturbs it. A disturbed drain ends without a stop. After a later
-// step the keeper starts the instance again.
+// The test begins a step, and disturbs it. A disturbed drain ends without a stop. After a
+// disturbance of a later step the keeper starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
-	// loses creates a budget, and calls lose() to remove a pod. The budget's status does not change.
+	// loses returns a function that creates a budget and calls lose(). The budget's status is kept.
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")
@@ -305,7 +305,7 @@ func TestAnOperationEndsIfItsInstanceIsGone(t *testing.T) {
 	}
 }
 
-// As in Kubernetes, the node's condition stays Ready until the silence of the kubelet is noticed.
+// The test keeps the node Ready, as Kubernetes does until it notices the kubelet's silence.
 func TestAnOperationEndsOnlyAfterANewHeartbeatOfTheNode(t *testing.T) {
 	w := newFixture(t, "a")
 	w.stopped()
@@ -413,7 +413,7 @@ func TestAKeeperStartsTheInstancesItStoppedIfTheAPIServerIsDown(t *testing.T) { 
 	for _, c := range []struct {
 		name  string
 		given func(*fixture)
-		late  time.Duration // after the outage is known
+		late  time.Duration // from the first start to one that has an effect
 		want  string
 	}{
 		{"the rack starts it", func(*fixture) {}, 0, "running"},

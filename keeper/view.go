@@ -82,8 +82,8 @@ func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	return v
 }
 
-// registeredInstance returns the instance with which the driver is registered on a node. A CSINode
-// may belong to an earlier Node of the same name.
+// registeredInstance returns the instance with which the driver is registered on a node. It ignores
+// the CSINode of an earlier Node with the same name.
 func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
 	if c.Name != n.Name || !slices.ContainsFunc(c.OwnerReferences, func(o metav1.OwnerReference) bool {
 		return o.UID == n.UID
@@ -99,7 +99,7 @@ func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
 }
 
 // proof ranks the evidence that a node has the instance: 2 if spec.providerID, which never changes,
-// names it, 1 if only the CSINode, which the kubelet may write, names it, and 0 if neither does.
+// names it; 1 if there is no such ID and the CSINode, which kubelets can write, names it; else 0.
 func (n *node) proof(instance string) int {
 	provider, has := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
 	switch {
@@ -155,8 +155,8 @@ func (v *view) held(n *node) string {
 	return ""
 }
 
-// unasked returns those volumes of a node's pods for which there is no VolumeAttachment. A pod that
-// replaces a deleted pod gets its VolumeAttachment only after the earlier one is removed.
+// unasked returns those volumes of a node's pods for which there is no VolumeAttachment yet: a pod
+// that replaces a deleted pod gets its VolumeAttachment only after the earlier one is removed.
 func (v *view) unasked(pods sorted) []string {
 	var missing []string
 	for _, p := range pods.stay {
@@ -263,7 +263,7 @@ type sorted struct {
 	// stay contains pods with volumes of the driver, both running and waiting ones. Their disks stay
 	// attached, so the pods have to come back to this node. Moving a pod causes another stop.
 	stay []*corev1.Pod
-	// lost is why a pod would not come back after a stop, or must not be stopped, or "".
+	// lost is why a pod would not come back after a stop or must not be stopped. Otherwise it is "".
 	lost string
 	// budget describes the PodDisruptionBudget that forbids the evictions or the stop, or is "".
 	budget string
@@ -298,8 +298,8 @@ func ofDriver(v *corev1.PersistentVolume) bool {
 }
 
 // unfounded returns why nobody needs an attachment, or "". The attachment may be forged if its
-// volume is not the driver's, has no claim, or is used by no pod on the node. The keeper stops no
-// instance for it. A detach needs no pod: the pod is gone, and often its claim is, too.
+// volume is not the driver's, has no claim, or is used by no pod on the node, so the keeper stops
+// no instance for it. A detach needs no pod: the pod is gone, and often its claim is, too.
 func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	volume := v.persistentVolume(a.volume())
 	switch {
@@ -368,8 +368,8 @@ func hasRun(p *corev1.Pod) bool {
 		})
 }
 
-// ofControlPlane reports whether a static pod belongs to the control plane. Some installers do not
-// set the nodes' label.
+// ofControlPlane reports whether a static pod belongs to the control plane. It does not use the
+// label controlPlane, which some installers do not set on nodes.
 func ofControlPlane(p *corev1.Pod) bool {
 	return p.Namespace == metav1.NamespaceSystem && (p.Labels["tier"] == "control-plane" ||
 		p.Labels["component"] == "kube-apiserver" || p.Labels["component"] == "etcd")

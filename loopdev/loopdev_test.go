@@ -262,7 +262,7 @@ func TestListReportsAnOrphanIfTheFUSEServerEndsDuringTheCall(t *testing.T) {
 	<-listed
 }
 
-// leaver names an environment variable. If it is set, the program attaches its file, and waits.
+// leaver is the environment variable with the file that the child process attaches before it waits.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
 func TestOnlyDevicesOfDeadProcessesAreReleased(t *testing.T) {

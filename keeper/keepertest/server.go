@@ -58,9 +58,9 @@ type KubeRequest struct {
 	Namespace   string
 	Name        string // from the path, or from the body of a create
 	Body        []byte
-	// Applied reports whether the request was applied before the interceptor is called.
+	// Applied is false in an interceptor's first call for the request, and true in its second call.
 	Applied bool
-	// Status is the response's status if the request was applied, or 0.
+	// Status is the response's status if Applied is true, and otherwise 0.
 	Status int
 }
 
@@ -213,8 +213,8 @@ func statusOf(err error) metav1.Status {
 
 // Client returns a client's configuration, with the name as its User-Agent. Calling cut disconnects
 // the client for good, like the end of its process: requests in progress end, and later ones do not
-// reach the server. The server may still apply a request that has arrived. An interceptor sees this
-// request first, and can prevent it with an error.
+// reach the server. The server may still apply a request that has arrived, unless an interceptor
+// returns an error for it.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 	// A client may send many requests at once. A Transport's default is 2 idle connections per host.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}

@@ -41,7 +41,7 @@ type resource struct {
 	schema.GroupVersionResource
 	kind       schema.GroupVersionKind
 	namespaced bool
-	object     reflect.Type // the Go type of the objects, whose name is the kind
+	object     reflect.Type // the Go type of the objects; its name is the kind
 }
 
 const cluster, namespaced = false, true
@@ -102,7 +102,7 @@ type call struct {
 	query url.Values
 }
 
-// parse parses a request. An unknown parameter or form of patch fails the test.
+// parse parses a request. An unknown query parameter or type of patch fails the test.
 func (s *Server) parse(r *http.Request, to *resource, verb string, body []byte) call {
 	c := call{resource: to, query: r.URL.Query(), KubeRequest: KubeRequest{Client: r.UserAgent(),
 		Resource: to.Resource, Namespace: r.PathValue("namespace"), Name: r.PathValue("name"),
@@ -366,8 +366,8 @@ func (s *Server) put(r *resource, old *stored, object Object) (*stored, error) {
 	return s.write(r, old, object), nil
 }
 
-// remove deletes an object. If the object has finalizers, or is a pod within its grace period,
-// remove only marks it for deletion.
+// remove deletes an object. If the object has finalizers, or is a pod with a grace period, remove
+// only marks it for deletion.
 func (s *Server) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 	if want := o.Preconditions; want != nil {
 		if want.UID != nil && *want.UID != old.object.GetUID() ||
@@ -437,8 +437,8 @@ func (s *Server) record(c change) {
 	s.changed = make(chan struct{})
 }
 
-// Put creates or replaces an object with its status, and returns the stored object. It ignores the
-// object's uid and resourceVersion.
+// Put creates or replaces an object, including its status, and returns the stored object. It
+// ignores the uid and the resourceVersion of its argument.
 func Put[O Object](s *Server, object O) O {
 	next := object.DeepCopyObject().(Object)
 	next.SetUID("")
@@ -474,7 +474,7 @@ func Get[O Object](s *Server, namespace, name string) (object O, ok bool) {
 	return object, ok
 }
 
-// List returns the objects of a namespace (of all if it is ""), sorted by namespace and name.
+// List returns a namespace's objects (all objects for ""), sorted by namespace and name.
 func List[O Object](s *Server, namespace string) []O {
 	s.mu.Lock()
 	defer s.mu.Unlock()

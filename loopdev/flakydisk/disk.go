@@ -72,8 +72,8 @@ const (
 // Fault makes operations of a disk fail with EIO, unless Delay, Hang or Lie is set.
 type Fault struct {
 	On Op
-	// From and To are the range of bytes in which reads and writes are affected. If both are 0, the
-	// range is the whole disk. Flushes ignore the range.
+	// From and To limit the fault to reads and writes that touch the bytes From to To-1. If both are
+	// 0, there is no limit. Flushes ignore them.
 	From, To int64
 	// Times limits how often the fault takes effect; 0 means until the caller removes it.
 	Times int
@@ -168,8 +168,8 @@ func (d *Disk) add(e LogEntry) {
 	}
 }
 
-// begin counts an operation, and applies the faults that affect it. The caller holds mu. While the
-// operation hangs or is delayed, begin releases mu. If lie is true, the caller must do nothing.
+// begin counts an operation and applies its faults. The caller holds mu, which begin releases while
+// the operation hangs or is delayed. If lie is true, the caller only reports success.
 func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 	d.count(op, time.Now())
 	for _, f := range slices.Clone(d.faults) {

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Main runs a package's tests in a mount namespace of its own, so no test sees the mounts of
-// another package or keeps their devices in use, and the mounts of a failed test disappear. Without
-// root, Main runs the tests in the present namespace, and a test that needs root fails. Call Main
-// from TestMain.
+// Main runs a package's tests in a mount namespace of its own. So the tests cannot see other
+// packages' mounts or keep the mounted devices in use, and the mounts of a failed test disappear.
+// Without root, Main runs the tests in the present namespace, and a test that needs root fails.
+// Call Main from TestMain.
 func Main(m interface{ Run() int }) {
 	if os.Geteuid() == 0 {
 		if err := Enter(); err != nil {
@@ -56,7 +56,7 @@ func Enter() error {
 	return fmt.Errorf("start again in a mount namespace: %w", err)
 }
 
-// shm is a tmpfs, where tests keep disks and guest views.
+// shm is a tmpfs, where tests keep disks and guest views (an instance's simulated /dev and /sys).
 const shm = "/dev/shm"
 
 // allowDevices makes the device nodes of guest views usable in /dev/shm of this namespace: most

@@ -164,8 +164,8 @@ func (a *audit) compare(ctx context.Context) (*comparison, error) {
 	return &c, nil
 }
 
-// findMissing finds the wanted objects that the driver did not make for this cluster, and reports
-// each as missing or static. An object that was deleted during the audit is neither.
+// findMissing reports each wanted object that the driver did not make for this cluster: as static
+// if it exists, otherwise as missing. An object that was deleted during the audit is neither.
 func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	for _, h := range c.wanted.handles {
 		if c.before.owns(h) || c.now.owns(h) {
@@ -185,14 +185,14 @@ func (a *audit) findMissing(ctx context.Context, c *comparison) error {
 	return nil
 }
 
-// These are results of judge(). Any other result tells which object in the list names the disk.
+// Results of judge(). Any other result tells which object of the list names the disk or snapshot.
 const (
 	isOrphan = ""
 	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"
 )
 
-// judge returns isOrphan, or why an object of this cluster is not an orphan. The list may lack an
-// object that was made shortly before or during the read of the list.
+// judge returns isOrphan, or why an object of this cluster is not an orphan. An object that was
+// made shortly before or during the read of the list is young, because the list may lack it.
 func (c *comparison) judge(o object) string {
 	_, was := c.before[o.ID]
 	by, named := c.wanted.names(o)
@@ -275,7 +275,7 @@ func namesIn(text string) (names []string) {
 
 // names() returns the object of the list that names a disk or snapshot: by its id, its name, its
 // CSI name, or a UUID in the CSI name. Such a UUID is the UID of the claim or VolumeSnapshot for
-// which the driver made the object. The claim or VolumeSnapshot may not contain that id yet.
+// which the driver made o. The claim or VolumeSnapshot may not contain the id of o yet.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)
 	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {
@@ -386,8 +386,8 @@ func (w *wanted) addKubernetes(data []byte) error {
 	return nil
 }
 
-// kubectlList returns all objects in kubectl's current cluster that may name disks or snapshots.
-// While the node keeper moves a volume, an annotation of the CSIDriver names its disk.
+// kubectlList returns all objects in kubectl's current cluster that may name disks or snapshots. A
+// CSIDriver names a disk in an annotation while the node keeper moves the volume.
 func kubectlList(ctx context.Context) ([]byte, error) {
 	kinds := "persistentvolumes,persistentvolumeclaims,volumeattachments,csidrivers,nodes"
 	crds, err := kube.Kubectl(ctx, "get", "customresourcedefinitions", "--output=name")

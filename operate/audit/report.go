@@ -166,19 +166,19 @@ func quote(s string) (string, error) {
 	return string(text), err
 }
 
-// manifest is the template's data for one orphan. The field Because is the comment on its claim.
+// manifest is the template's data for one orphan. Because is the comment on the orphan's claim.
 type manifest struct {
 	*object
 	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string
 }
 
-// ofAChange matches the suffix of the claim for which "claim grow" or "claim revert" made a disk.
+// ofAChange matches the end of the name of a claim that "claim grow" or "claim revert" creates.
 var ofAChange = regexp.MustCompile(`-(grow|revert)-[0-9a-f]{8}$`)
 
 // writeManifests writes the orphans as manifests. Each object gets the CSI name as its name, and is
 // reserved for the claim for which the disk was made. If the claim is unknown, or if several disks
 // were made for it, the object is reserved for a claim that does not exist, so that Kubernetes does
-// not bind a wrong claim.
+// not bind the object to a wrong claim.
 func (r *report) writeManifests(out io.Writer) error {
 	var all []manifest
 	of := map[string]int{}
@@ -215,8 +215,8 @@ func (r *report) writeManifests(out io.Writer) error {
 // maxListAge limits the age of the list of wanted volumes. deleteNamed reads an older list again.
 const maxListAge = rack.Look(5 * time.Second)
 
-// deleteNamed deletes the orphans that a person has named, and stops at the first failure. All
-// results go into the report of the given comparison.
+// deleteNamed deletes the orphans that a person has named, and stops at the first failure. It
+// records all results in c.report.
 func (a *audit) deleteNamed(ctx context.Context, c *comparison) error {
 	r := c.report
 	named, err := readNamed(a.options.Delete, r)
@@ -346,7 +346,7 @@ func (a *audit) remove(ctx context.Context, named object) (reason string, err er
 // Kind is the kind of an object of the rack.
 type Kind string
 
-// The last kind is for a handle that may name a disk or a snapshot.
+// These are the kinds. A handle of the kind either may name a disk or a snapshot.
 const (
 	kindDisk     Kind = "disk"
 	kindSnapshot Kind = "snapshot"
@@ -425,7 +425,7 @@ func (a *audit) snapshotObject(s *oxide.Snapshot) *object {
 		Foreign: rack.ForeignSnapshot(s, a.clusterID), owned: ok && m.Cluster == a.clusterID}
 }
 
-// find returns the object that a handle names, from the inventory or the rack, or nil.
+// find returns the object of a handle from the inventory, else from the rack, else nil.
 func (a *audit) find(ctx context.Context, h handle, s inventory) (*object, error) {
 	if o, ok := s[h.ID]; ok && h.mayBe(o.Kind) {
 		return &o, nil

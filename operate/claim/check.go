@@ -99,7 +99,7 @@ func (c *proposal) describe() {
 	}
 }
 
-// foreignFinalizer returns a finalizer other than Kubernetes' own, which waits for pods, or "".
+// foreignFinalizer returns a finalizer, or "". It skips the one that Kubernetes removes by itself.
 func (o object) foreignFinalizer() string {
 	all, _ := o.at("metadata", "finalizers").([]any)
 	for _, f := range all {

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// options returns the options for the verb mode or, if mode is "continue" or "undo", for the plan.
+// options returns the options of a run. mode is a verb, or how to resume: "continue" or "undo".
 func (c *cluster) options(mode string) Options {
 	o := Options{Verb: mode, Namespace: "db", Claim: c.claim, Timeout: time.Minute,
 		Kubectl: c.kubectl, Continue: mode == "continue", Undo: mode == "undo"}

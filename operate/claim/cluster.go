@@ -64,8 +64,8 @@ func (o object) controller() object {
 	return nil
 }
 
-// kinds contains the kinds that the command changes, and those of the owners of pods. Deletions use
-// path. If scales is "yes", the command scales objects of the kind.
+// kinds contains the kinds that the command changes, and those of the owners of pods. path is the
+// API path for deletions. If scales is "yes", the command scales objects of the kind.
 var kinds = map[string]struct{ resource, scales, path string }{
 	"PersistentVolume":      {persistentVolumes, "", ""},
 	"PersistentVolumeClaim": {claims, "", "/api/v1/namespaces/%s/persistentvolumeclaims/"},
@@ -94,7 +94,7 @@ func (k Kubectl) get(ctx context.Context, resource, namespace, name string) (obj
 	if resource == "" || name == "" {
 		return nil, nil
 	}
-	// The name may be from a field that the API server does not check, and begin with a hyphen.
+	// The API server may not have checked the name, and kubectl takes a leading hyphen for a flag.
 	if !kube.IsName(name) {
 		return nil, fmt.Errorf("%q is no name of an object", csierr.Plain(name))
 	}

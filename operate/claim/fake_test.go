@@ -421,7 +421,7 @@ func (c *cluster) schedule(pod object) {
 	switch claim, nodes := c.claimOf(pod, claimOfPod(pod)), c.ready(); {
 	case pod.str("spec", "nodeName") != "" && node != nil:
 	case pod.str("spec", "nodeName") != "" || pod.deleting():
-		delete(c.objects, keyOf(pod)) // the pod's Node is gone, or it never had one
+		delete(c.objects, keyOf(pod)) // the pod's Node is gone, or the pod never had one
 	case len(nodes) == 0 || claimOfPod(pod) != "" && (claim == nil || claim.deleting()):
 	case claim == nil || claim.str("status", "phase") == "Bound":
 		c.touch(pod, nodes[int(c.serial)%len(nodes)].name(), "spec", "nodeName")
@@ -499,7 +499,7 @@ func (c *cluster) runMachine(m *machine) {
 	}
 }
 
-// runPods is a kubelet's pass. Its Node lists a disk from before the mount to after the unmount.
+// runPods is a kubelet's pass. The Node lists a disk from before the mount to after the unmount.
 func (c *cluster) runPods(m *machine, node object) {
 	used, changed := map[string]bool{}, m.age%10 == 0 || m.quiet > 0
 	for _, pod := range c.of("Pod") {
@@ -703,8 +703,8 @@ func (c *cluster) provision(claim object) {
 		content: c.shots[handle], size: size})
 }
 
-// made() reports whether the disk exists. The call that counts m.left down to 0 makes it, even if
-// the claim is gone.
+// made() reports whether the disk exists. The call that counts m.left down to 0 makes the disk,
+// even if the claim is gone.
 func (c *cluster) made(m *making) bool {
 	if m.left--; m.left > 0 {
 		return false

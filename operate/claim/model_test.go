@@ -29,7 +29,7 @@ type history struct {
 	kind, verb, policy     string
 	original               int64    // the replicas of the workload before the change
 	lines                  []string // the log of the history
-	may, acts              []string // the actors that may act, and that have acted
+	may, acts              []string // the actors that are allowed to act; those that acted
 	left, killsLeft, kills int      // acts and kills that may still come; kills so far
 	ended                  string
 
@@ -39,7 +39,7 @@ type history struct {
 	second func() bool // lets another run make its next request
 	stop   func()      // kills the other run
 
-	scaled, paused bool   // somebody has scaled the workload, or stopped an operator
+	scaled, paused bool   // somebody scaled the workload; somebody stopped it
 	meddled        bool   // somebody has deleted the claim, or its namespace
 	then           string // the content of a revert's snapshot when the change began
 	last           plan   // the plan as it was read last
@@ -126,7 +126,7 @@ func (h *history) stops() bool {
 	return len(pods) > 0
 }
 
-// deletePods deletes the pods that use the claim by force. Their containers still run for a while.
+// deletePods deletes by force the pods that use the claim. Their containers still run for a while.
 func (h *history) deletePods() bool {
 	pods := holders(h.c.of("Pod"), h.c.claim)
 	for _, pod := range pods {
@@ -161,7 +161,7 @@ func sets(value any, path ...string) func(*cluster, object) error {
 
 func denies(_ *cluster, o object) error { return refused("Forbidden", "%s is denied", o.name()) }
 
-// actors contains what may happen between two requests. Each function returns whether it happened.
+// actors contains what may happen between two requests. A function reports whether it did anything.
 var actors = map[string]func(h *history) bool{
 	"somebody starts the workload": (*history).start,
 	"somebody stops the workload":  (*history).stops,
@@ -355,9 +355,9 @@ func (h *history) comesLate() {
 	do()
 }
 
-// excuse is called before a late request. The request may create a temporary claim, which
-// Kubernetes deletes later. So two effects are allowed. The claim's disk may be made, and stay if
-// the class retains it. Foreign volumes that are reserved for the claim may be deleted.
+// excuse allows two effects of a late request, which may create a temporary claim that Kubernetes
+// deletes later. The claim's disk may be made, and stay if the class retains it. And foreign
+// volumes that are reserved for the claim may be deleted.
 func (h *history) excuse() {
 	h.meddled = h.meddled || h.policy == "Retain"
 	for _, pv := range h.c.of("PersistentVolume") {
@@ -591,8 +591,8 @@ func (h *history) end() error {
 	return h.nothingIsLeft(done)
 }
 
-// check returns an error for lost writes and changed foreign objects. If settled is set, disks of
-// the user's claims must have all writes.
+// check returns an error for lost writes and changed foreign objects. If settled is set, the disks
+// of the user's claims together must have all acknowledged writes.
 func (h *history) check(settled bool) error {
 	c := h.c
 	switch texts := c.unreachable(false); {

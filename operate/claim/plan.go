@@ -53,10 +53,10 @@ type plan struct {
 	Shot             shot   `json:"shot"`
 	Owner            owner  `json:"owner"`
 
-	// Nodes maps the names of the nodes that had the disk when the change began to their UIDs.
+	// Nodes are the nodes that had the disk when the change began. Keys: names; values: UIDs.
 	Nodes map[string]string `json:"nodes,omitempty"`
-	// Seen maps the name of each node that has the disk to a text: the node's UID, and the time of its
-	// last report before the wait for the unmount. Unmounted is set when each of these nodes has since
+	// Seen describes the nodes that have the disk, by name: a node's UID, and the time of its last
+	// report before the wait for the unmount. Unmounted is set when each of these nodes has since
 	// reported the unmount, or the disk is detached from the node.
 	Seen      map[string]string `json:"seen,omitempty"`
 	Unmounted bool              `json:"unmounted,omitempty"`
@@ -254,7 +254,7 @@ func ownedBy(o, owner object) object {
 type view struct {
 	plan                                            *plan
 	old, fresh, claim, kept, temporary, shot, owner object
-	users, holders                                  []object // pods of the claim
+	users, holders                                  []object // see the functions users and holders
 	foreignPods                                     []object // pods of the command's own claims
 	namespaceGone                                   bool
 }

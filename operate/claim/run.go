@@ -7,7 +7,7 @@
 // checked. The point of no return is when Kubernetes first binds the new disk to the user's claim.
 //
 // A change is a table of steps. Each step reads from the cluster's objects whether it has been
-// done, so the command may be killed anywhere and repeated. The plan is an annotation of the
+// done, so the command can be killed at any time and repeated. The plan is an annotation of the
 // earlier PersistentVolume; the command "claim forget" removes it. Each request names the UID and
 // the resourceVersion of the object that it changes. So a late request of a killed run changes
 // nothing. The command runs the user's kubectl, with the user's rights.
@@ -102,7 +102,7 @@ func (o *Options) Parse(operands []string) error {
 
 type run struct {
 	Options
-	before string // the event of the last refusal before this run began to wait for the new disk
+	before string // the last refusal's event before this run asked; only a later one counts
 
 	id    string // the id of this run
 	old   string // the name of the earlier PersistentVolume
@@ -208,7 +208,7 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	}
 	p = *v.plan // the earlier run may have changed the plan since find() read it
 	p.Run, p.Undo = r.id, r.Undo
-	// The save fails if a controller of Kubernetes changes the PersistentVolume's status meanwhile.
+	// Repeat the save if a controller of Kubernetes changes the PersistentVolume's status meanwhile.
 	for try := 1; ; try++ {
 		if err = r.Kubectl.save(ctx, v.old, p, nil); err == nil {
 			break

@@ -219,8 +219,8 @@ func (r *run) keep(ctx context.Context, v view) (string, error) {
 // unmounted() waits until each node that has the disk has reported the unmount. A kubelet lists a
 // volume in its Node's status from before the mount until after the unmount. So the first status
 // after the end of the last pod is reliable. The disk may stay attached: all data is on it, and a
-// rack without hot-plug has to stop the node for a detach. If a node does not report, its
-// instance may still write, so the disk has to be detached from it.
+// rack without hot-plug has to stop the node for a detach. If a node does not report, its instance
+// may still write, so the disk has to be detached from that node.
 func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if err := v.guard(); err != nil {
@@ -303,7 +303,7 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 	return "", r.Kubectl.save(ctx, v.old, p, nil)
 }
 
-// shotOf reads the content of a ready snapshot, and checks that it was taken of one of the disks.
+// shotOf reads the content of a ready snapshot, and checks that the snapshot is of a disk in of.
 func (k Kubectl) shotOf(ctx context.Context, o object, of []string) (shot, error) {
 	content, err := k.get(ctx, snapshotContents, "", o.str("status", "boundVolumeSnapshotContentName"))
 	if err == nil {
@@ -516,7 +516,7 @@ func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 	p, policy := *v.plan, v.fresh.policy()
 	switch {
 	case p.TemporaryUID == "" || p.TemporaryUID != v.temporary.uid() && p.New == "":
-		p.TemporaryUID = v.temporary.uid() // see volumeOf: a PersistentVolume may still appear
+		p.TemporaryUID = v.temporary.uid() // volumeOf needs it to find a later PersistentVolume
 		return "", r.Kubectl.save(ctx, v.old, p, nil)
 	case v.fresh != nil && !v.madeFor() && policy != "Retain":
 		return "", fmt.Errorf("PersistentVolume %s, which was not made for PersistentVolumeClaim %s, "+
@@ -548,7 +548,7 @@ func (r *run) clean(ctx context.Context, v view) (string, error) {
 	return "the end of PersistentVolume " + v.fresh.name(), nil
 }
 
-// endUndoing removes the plan. If the claim's namespace is gone, the disk keeps the policy Retain.
+// endUndoing removes the plan. If the claim's namespace is gone, it leaves the policy Retain.
 func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
 	p := v.plan
 	switch {

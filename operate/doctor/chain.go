@@ -38,7 +38,7 @@ type node struct {
 	*Evidence
 	name     string
 	csiNode  *kube.Object
-	why      string // why the name is not known or the CSINode could not be read, or ""
+	why      string // why the name or the CSINode is not known, or ""
 	instance string // the instance's id
 }
 
@@ -257,7 +257,7 @@ func (c *chain) complete() {
 	c.node = findNode(c.Evidence, name, cmp.Or(c.attachmentWhy, c.podsWhy), c.handle)
 }
 
-// mainPod returns the pod to judge: one that waits, or else one that runs, or else any, or nil.
+// mainPod returns the pod to judge, or nil: one that waits, else one that runs, else any.
 func mainPod(pods []kube.Object) (best *kube.Object) {
 	for i, pod := range pods {
 		if best == nil || ended(*best) && !ended(pod) ||
@@ -268,8 +268,8 @@ func mainPod(pods []kube.Object) (best *kube.Object) {
 	return best
 }
 
-// mainAttachment returns the VolumeAttachment to judge: the one of the pod's node. If no pod is on
-// a node, it prefers one that is not being deleted.
+// mainAttachment returns the VolumeAttachment to judge: the one of the pod's node. If the pod is on
+// no node, or is nil, it prefers a VolumeAttachment that is not being deleted.
 func mainAttachment(attachments []kube.Object, pod *kube.Object) *kube.Object {
 	var best *kube.Object
 	scheduled := pod != nil && pod.Spec.NodeName != ""
@@ -313,7 +313,7 @@ func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
 	return nil
 }
 
-// report returns the report of an instance's node, or the reason why it is missing.
+// report returns the report of an instance's node (for "", the only report), or why it is missing.
 func (n Nodes) report(instance string) (r *inspection.Report, why string) {
 	for id, r := range n.Reports {
 		if id == instance || instance == "" && len(n.Reports) == 1 {

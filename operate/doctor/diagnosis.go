@@ -67,7 +67,7 @@ type Diagnosis struct {
 // Chain is the result for one volume, or for another object that the question is about.
 type Chain struct {
 	Subject string `json:"subject"`
-	// Place is the chain's place in the tree of a cluster. It is nil for other kinds of questions.
+	// Place is where the report about a cluster shows the chain. It is nil for other questions.
 	Place *Place `json:"place,omitempty"`
 	Links []Step `json:"links"`
 	// Finding is the most important finding, or nil if no link is broken. It is the first finding or,
@@ -157,7 +157,7 @@ func (c *chain) judge() Chain {
 			step.State, step.Finding = Waiting, nil // the error is about another link
 		}
 		if f := step.Finding; f != nil {
-			// The driver needs no node to create or delete a disk: its error may have another cause.
+			// The driver creates and deletes disks without a node: f may not be the cause of that error.
 			if f.Reason == "" && reports(func(s Finding) bool {
 				return s.Link == LinkClaim || s.Link == LinkVolume
 			}) {
@@ -344,7 +344,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 }
 
 // Evidence contains all objects and reports from which a diagnosis is made. If an object could not
-// be read, it contains the reason, so that the object does not seem to be missing.
+// be read, the Evidence contains the reason, so that the object does not seem to be missing.
 type Evidence struct {
 	Version  string      `json:"version"` // the version of this program
 	At       time.Time   `json:"at"`
@@ -390,13 +390,13 @@ type Nodes struct {
 // RackObjects holds objects of the rack. The keys of its maps are ids.
 type RackObjects struct {
 	Unseen string `json:"unseen,omitempty"` // why the rack could not be asked at all
-	// Reason is the reason of the error in Unseen, if it has one.
+	// Reason is the csierr.Reason of the error in Unseen, or "".
 	Reason    string                    `json:"reason,omitempty"`
 	Cluster   string                    `json:"cluster,omitempty"` // OXIDE_CLUSTER_ID
 	Project   string                    `json:"project,omitempty"` // the project's id
 	Disks     map[string]Found[Disk]    `json:"disks,omitempty"`
 	Instances map[string]Found[Machine] `json:"instances,omitempty"`
-	// Neighbours contains all disks of each instance.
+	// Neighbours contains, for each instance's id, the disks that are attached to the instance.
 	Neighbours map[string]Found[[]Disk] `json:"neighbours,omitempty"`
 	// Owned contains the disks of this cluster, LeftBytes the unused part of the quota. They are set
 	// only if the question is about the rack.
