@@ -12,21 +12,21 @@ import (
 )
 
 func (f Finding) brokenLink() Link {
-	// LinkClaim marks wrong values in a request. The broken link is then that of the failed call.
+	// With LinkClaim, a value in a request is wrong, so the link of the failed call is broken.
 	if link := advices[f.Reason].Link; link != "" && link != LinkClaim {
 		return link
 	}
 	return f.Link // where the error was recorded
 }
 
-// driverErrors returns, for each call to the driver, its last error, unless the call has succeeded
-// since. It reads the errors from objects of Kubernetes and from the node's report.
+// driverErrors returns the last error of each call to the driver that has not succeeded since. It
+// reads the errors from objects of Kubernetes and from the node's report.
 func (c *chain) driverErrors() []Finding {
 	var all []Finding
 	if c.claim != nil && c.claim.Status.Phase != phaseBound && c.claim.Status.Phase != phaseLost {
 		all = c.Cluster.latest(all, c.claim, LinkClaim, "", "ProvisioningFailed", "ProvisioningSucceeded")
 	}
-	// The provisioner deletes a volume only after its release, and only with the policy Delete.
+	// The provisioner deletes only a volume that is released and has the reclaim policy Delete.
 	if o := c.volume; o != nil && o.Spec.ReclaimPolicy != "Retain" &&
 		slices.Contains([]string{phaseReleased, phaseFailed, ""}, o.Status.Phase) {
 		if all = c.Cluster.latest(all, o, LinkVolume, "", "VolumeFailedDelete"); len(all) == 0 {
@@ -135,8 +135,8 @@ func addFailure(all []Finding, a *kube.Object) []Finding {
 	return all
 }
 
-// events() returns the events about an object that have one of these reasons, the latest first. It
-// compares names and UIDs. If a UID is unknown, it omits events that are older than the object.
+// events() returns an object's events with one of these reasons, the latest first. It compares
+// names and UIDs. If a UID is unknown, it omits events that are older than the object.
 func (c Cluster) events(o *kube.Object, reasons ...string) []kube.Object {
 	found, _ := c.objects(kindEvent, func(event *kube.Object) bool {
 		about := event.InvolvedObject
@@ -160,10 +160,10 @@ func (c Cluster) lastEvent(o *kube.Object, reasons ...string) (last kube.Object)
 // forgeable is appended to the source of an error from an event, because anybody may write events.
 const forgeable = " (anybody with the right to create events can write it)"
 
-// successes contains the reasons of events after which earlier errors of the call do not count.
+// successes contains the reasons of events that report a success. Earlier errors do not count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest() adds the driver's latest error from an object's events whose messages contain about. It
+// latest() adds the driver's latest error from o's events with the text about in the message. It
 // adds none if a later event reports a success. Earlier errors with the same reason only set Since.
 func (c Cluster) latest(all []Finding, o *kube.Object, at Link, about string,
 	reasons ...string) []Finding {

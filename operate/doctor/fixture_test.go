@@ -109,7 +109,7 @@ func healthy(t testing.TB, edits ...edit) *Evidence {
 	w.Cluster.Objects = slices.Concat(slices.DeleteFunc(objects[:6], func(o kube.Object) bool {
 		return w.of[o.Kind] == nil
 	}), w.Cluster.Objects)
-	(&gatherer{e: *w.Evidence}).sift() // changes the objects of w.Evidence, which the copy shares
+	(&gatherer{e: *w.Evidence}).sift() // also changes w.Evidence, because the copy shares its objects
 	return w.Evidence
 }
 
@@ -167,7 +167,7 @@ func minutesAgo(first, last time.Duration) edit {
 	})
 }
 
-// succeeded() adds an event about an object: some minutes ago, a call for the volume succeeded.
+// succeeded() adds an event that reports a successful call for the volume. ago is in minutes.
 func succeeded(kind, name, reason string, ago time.Duration) edit {
 	return all(event(kind, name, reason, `AttachVolume.Attach succeeded for volume "`+pvName+`"`),
 		minutesAgo(ago, ago))
@@ -262,7 +262,7 @@ var (
 )
 
 // walk calls visit() for each JSON value below a value. visit() gets the path, and functions that
-// set and remove the value. It has to restore the value before it returns.
+// set and remove the value. visit() has to restore the value before it returns.
 func walk(path string, value any, set func(any), visit func(path string, part any, set func(any),
 	remove func())) {
 	switch v := value.(type) {
@@ -303,7 +303,7 @@ func entry(event flight.Event, age time.Duration) flight.Entry {
 	return e
 }
 
-// over() returns the entry of a change that has ended. With a reason, the change has failed.
+// over() returns the entry of a change that has ended. A change with a reason has failed.
 func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.Entry {
 	e := entry(event, age)
 	if e.Outcome = flight.Done; reason != "" {

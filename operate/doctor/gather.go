@@ -278,7 +278,7 @@ func (g *gatherer) rack(ctx context.Context) {
 }
 
 // wholeProject collects the cluster's disks and instances with two lists, instead of a request for
-// each object. If a list fails, all disks or all instances are unseen.
+// each object. If a list fails, all objects of its kind are unseen.
 func (g *gatherer) wholeProject(ctx context.Context) {
 	r, listed := &g.e.Rack, map[string]Disk{}
 	failed := g.eachDisk(ctx, func(d *oxide.Disk) { listed[d.Id] = g.diskOf(d) })

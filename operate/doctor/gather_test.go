@@ -30,17 +30,17 @@ import (
 )
 
 // mayRun matches the arguments with which the doctor may run kubectl. Such a command changes
-// nothing, and no object's name in it looks like a flag.
+// nothing, and kubectl cannot take an object's name for a flag.
 var mayRun = regexp.MustCompile(`^(get [a-z,]+ --output=json( --all-namespaces| --namespace=` +
 	`[-a-z0-9]+)?|exec --namespace=oxide-csi [a-z0-9][-a-z0-9.]* --container=oxide-plugin -- ` +
 	`/oxide-csi-plugin inspect( --volume=[-0-9a-f]{36}(=[a-z0-9][-a-z0-9.]*)?)*)$`)
 
 type cluster struct {
 	t                  *testing.T
-	forbidden, refusal string // a resource, or "exec", that kubectl refuses with this error
+	forbidden, refusal string // kubectl refuses forbidden (a resource or "exec") with refusal
 	report             string // the report of each node
-	own                string // the objects in the driver's namespace, if they are not the usual ones
-	all                string // if set, the list of two resources; all other lists are empty
+	own                string // the objects in the driver's namespace; "" means ownJSON
+	all                string // if set, the list of PersistentVolumes and ownKinds; others are empty
 	mu                 sync.Mutex
 	ran                []string // guarded by mu, because nodes are asked concurrently
 }
@@ -141,7 +141,7 @@ func TestTheDoctorRepeatsNoRequest(t *testing.T) {
 				}
 			}
 			if q.Kind == AskCluster {
-				// kubectl makes nine lists and one exec. The rack shows project, user, disks and instances.
+				// nine lists and one exec by kubectl; and project, user, disks and instances of the rack
 				if len(asked) != 14 || len(d.Chains) < 5 {
 					t.Errorf("%d chains; asked %v", len(d.Chains), asked)
 				}
@@ -170,7 +170,7 @@ func TestEventsAreAlsoReadFromTheDefaultNamespace(t *testing.T) {
 	}
 }
 
-// mayShow lists the fields that the doctor may show although a user may write them.
+// mayShow lists the fields that the doctor shows although users can write them.
 var mayShow = []shown{
 	{`(PersistentVolumeClaim|PersistentVolume|VolumeAttachment|CSINode|Node|Pod|Event)/metadata/` +
 		`(name|namespace|uid|finalizers/0)`, "a chain is objects, which a finalizer may keep", false},
@@ -186,14 +186,14 @@ var mayShow = []shown{
 	{`(disk|instance)/.*`, "it is the operator's own rack", true},
 }
 
-// shown allows the fields whose paths match places. If texts is set, they may show any text.
+// shown lets the doctor show the fields whose paths match places, with any text if texts is set.
 type shown struct {
 	places, why string
 	texts       bool
 }
 
 // The test replaces each text that the doctor reads by a canary: a name, any text, or the text with
-// a suffix. At the end it replaces all texts at once. Only the fields in mayShow may show a canary.
+// a suffix. Only fields in mayShow may show it. At the end, all other texts are replaced at once.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	var read map[string]any
 	csitest.Must(t, json.Unmarshal(fmt.Appendf(nil, `{"objects":%s,"report":%s,"disk":%s,`+
@@ -361,7 +361,7 @@ func TestDoctorReportsFaultedDisksAndErrorsOfTheRack(t *testing.T) {
 }
 
 // The test replaces a text in the driver's usual objects. The results are objects that every user
-// may create: pods with the driver's label and any owner, or a DaemonSet in another namespace.
+// can create: pods with the driver's label and any owner, or a DaemonSet in another namespace.
 func TestDoctorIgnoresPodsOutsideTheDriversDaemonSet(t *testing.T) {
 	for name, change := range map[string]struct{ old, new string }{
 		"none":                 {driverPodJSON + ",", ""},

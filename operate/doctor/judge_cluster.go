@@ -131,9 +131,9 @@ func (c *chain) judgePendingClaim(what string) Step {
 		ByItself: "The provisioner tries again as long as it runs."}, "csi-provisioner"))
 }
 
-// silence completes the finding for a call that was not made although no error is known. The
-// finding then refers to the log of the sidecar that makes the call, or to a container of the
-// controller's pod that is not ready.
+// silence completes a finding about a call that was not made, if no error is known. The finding
+// then refers to the log of the sidecar that makes the call, or to a container of the controller's
+// pod that is not ready.
 func (e *Evidence) silence(f *Finding, sidecar string) *Finding {
 	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
 	f.Next = logOf(controllerLog, sidecar)
@@ -354,7 +354,7 @@ func (n node) judge() Step {
 }
 
 // judgeReadiness adds a finding if the node is not ready. If the node's instance does not run, it
-// adds only a note: the link of the instance explains the cause.
+// adds only a note, because LinkInstance then has the finding.
 func (n node) judgeReadiness(step *Step) {
 	node, why := n.Cluster.one(kindNode, named("", n.name))
 	if node == nil && why != "" {

@@ -281,7 +281,7 @@ func (c *chain) judgeSerial() Step {
 	return step
 }
 
-// nodeView is a chain's volume as the report of its node shows it.
+// nodeView is the volume of a chain as the node's report shows it.
 type nodeView struct {
 	*inspection.Volume
 	chain  *chain
@@ -302,8 +302,8 @@ func (c *chain) reported() (v *nodeView, why string) {
 	return nil, "the node's report is not about this volume"
 }
 
-// onNode returns a function that judges a link by this part of the node's report. Without the part,
-// the link is Unseen or, if the volume need not be on a node, Idle.
+// onNode returns a function that judges a link by the named part of the node's report. Without this
+// part, the link is Unseen or, if the volume need not be on a node, Idle.
 func onNode(what, part string, judge func(nodeView) Step) func(*chain) Step {
 	return func(c *chain) Step {
 		v, why := c.reported()
@@ -474,7 +474,7 @@ func (v nodeView) filesystemFinding() *Finding {
 	case f.NotGrown:
 		finding := shows(csierr.FilesystemNotGrown, "the filesystem covers %s of its disk's %s",
 			volume.SizeText(f.SizeBytes), volume.SizeText(d.SizeBytes))
-		finding.basis = inference // a small filesystem stops no workload
+		finding.basis = inference // the driver's errors go first: a small filesystem stops no workload
 		return finding
 	}
 	return nil
@@ -576,7 +576,7 @@ func (v nodeView) usedOnNode() bool {
 }
 
 // released() reports whether the node should have unmounted a volume that no pod uses: the
-// VolumeAttachment is gone or being deleted, or the last change is older than grace.
+// VolumeAttachment is gone or being deleted, or the last successful change is older than grace.
 func (v nodeView) released() bool {
 	attachment := v.chain.attachment
 	switch {

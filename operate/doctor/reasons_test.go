@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// place is a field of a Kubernetes object, or of a node's report, that contains an error of the
-// driver. After an edit in counts, the object waits for the failed call, so the error counts. After
-// one in overcome, the call has succeeded since, or nobody repeats it, so the error does not count.
+// place is a field of a Kubernetes object or of a node's report that contains an error of the
+// driver. After an edit in counts, the object waits for the failed call. After an edit in overcome,
+// the error does not count: the call has succeeded since, or nobody repeats it.
 type place struct {
 	name             string
 	at               Link
@@ -148,7 +148,7 @@ var inferences = map[string]edit{"": all(), "the node is not ready": notReady,
 	"the driver is not registered": noDriver, "the driver's pod crashes": dead(kindDaemonSet,
 		"oxide-plugin")}
 
-// unrelated contains edits after which the last event is about something else or of another driver.
+// unrelated contains edits after which the last event is about another object or by another driver.
 var unrelated = map[string]edit{
 	"of an earlier object":  lastEvent(func(o *kube.Object) { o.InvolvedObject.UID = racktest.Image }),
 	"older than the object": minutesAgo(180, 120),
@@ -326,7 +326,7 @@ func TestDoctorReportsEachMissingObjectAndField(t *testing.T) {
 	walk("", evidence, nil, func(path string, item any, set func(any), remove func()) {
 		if !inside.MatchString(path) || strings.HasSuffix(path, "/unseen") ||
 			path == "/cluster/objects" {
-			return // these parts may be missing, or contain objects of all kinds
+			return // the part need not exist, or has objects of several links
 		}
 		remove()
 		var e Evidence

@@ -139,9 +139,9 @@ func firstOf(words []string) string {
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// Place is where the tree of a cluster shows a chain. From the root to the leaf, the tree has the
-// rack, an instance, a device, a disk, a claim and a pod. A field is empty if its object is unknown
-// or does not exist.
+// Place is the place of a chain in the tree of a cluster. The levels of the tree are the rack, an
+// instance, a device, a disk, a claim and a pod. A field is empty if its object is unknown or does
+// not exist.
 type Place struct {
 	Node     string `json:"node,omitempty"` // only in the chain of a node
 	Instance string `json:"instance,omitempty"`
@@ -176,7 +176,7 @@ func (c *chain) place() *Place {
 	return p
 }
 
-// branch is an instance with its volumes, or the volumes without an instance or without a disk.
+// branch has the volumes of one instance, all volumes at no instance, or all without a disk.
 type branch struct {
 	rank   int // 0: an instance; 1: disks at no instance; 2: volumes without a disk
 	Title  string
@@ -184,8 +184,8 @@ type branch struct {
 	Leaves []Chain
 }
 
-// Tree groups the chains by the instance to which the disk is attached. The instances are sorted by
-// title. After them come the disks at no instance, and the volumes without a disk.
+// Tree groups the chains by the instance to which their disk is attached. The instances are sorted
+// by title. After them come the disks at no instance, and the volumes without a disk.
 func (d Diagnosis) Tree() []branch {
 	at := map[string]*branch{}
 	for i, c := range d.Chains {
@@ -260,7 +260,7 @@ func (c Chain) State() State {
 	return OK
 }
 
-// Wrong describes the finding in a line or, without one, names the links that were not seen.
+// Wrong describes the finding in a line. Without a finding, it names the links that were not seen.
 func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)

@@ -115,7 +115,7 @@ func (s *sifter) text(message string) string {
 type sifter struct {
 	volumes map[string]bool // the PersistentVolumes of this driver
 	secrets []string
-	foreign bool // set for an object of another driver, and for an event about one
+	foreign bool // set for another driver's objects, and events about them: hides their errors
 }
 
 // sift removes from the objects what a diagnosis must not show. It replaces secrets first, because

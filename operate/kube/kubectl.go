@@ -112,7 +112,7 @@ func Parse(data []byte) ([]Object, error) {
 	return objects, nil
 }
 
-// parseObject parses an object. An object without a kind, such as a list's item, gets this kind.
+// parseObject parses an object. kind is for an object without a kind, such as an item of a list.
 func parseObject(data []byte, kind string) (Object, error) {
 	var o struct {
 		Kind string `json:"kind"`
@@ -298,7 +298,7 @@ type ContainerStatus struct {
 	} `json:"state,omitzero"`
 }
 
-// Event contains the fields of an Event, which has no spec: they are next to the metadata.
+// Event contains the fields of an Event next to its metadata. An Event has no spec.
 type Event struct {
 	Reason         string    `json:"reason,omitempty"`
 	Message        string    `json:"message,omitempty"`

@@ -32,7 +32,7 @@ func TestKubectlEndsIfItsParentProcessIsKilled(t *testing.T) {
 	}
 	must(t, cmd.Process.Kill())
 	_ = cmd.Wait()                                                   // it was killed
-	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 { // until kubectl ends
+	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 { // EOF after kubectl has ended
 		t.Errorf("got %q, %v", rest, err)
 	}
 }

@@ -33,7 +33,7 @@ import (
 // lateLimit and lookLimit replace longer defaults. lookLimit is the maximum time from a read to the
 // change that depends on it. callLimit and lookLimit are shorter than the lease, as in the chart.
 const (
-	lateLimit  = 800 * time.Millisecond
+	lateLimit  = 800 * time.Millisecond // how long a rack may take for an unanswered change
 	lateEffect = 250 * time.Millisecond // how late the rack carries out a change
 	lookLimit  = 400 * time.Millisecond
 	// pause is how long a fault delays a request, so that the trial's actor can act in this time.
@@ -245,7 +245,7 @@ type lane struct {
 	*answerProof
 	// The first of the two controllers leads.
 	leaders []leader
-	// seen is the number of the last late request in the rack's log.
+	// seen is the number of the last late request in the rack's log. lateness reads only later ones.
 	seen int
 	// stopped receives a value when the leader was stopped.
 	stopped chan struct{}
@@ -280,11 +280,11 @@ type life struct {
 	left sync.WaitGroup
 	// late is the ID of the fault that makes the rack carry a request out after its answer, or "".
 	late string
-	// missed is set if the call ended before the actor acted, although the fault fired.
+	// missed is set if the fault fired but the call ended before the actor acted. The trial is void.
 	missed bool
 }
 
-// step is a call of the orchestrator. The driver makes the requests in reads, and then change.
+// step is a call of the orchestrator. The driver sends the requests reads, then the request change.
 type step struct {
 	call   func(*life) error
 	reads  []string

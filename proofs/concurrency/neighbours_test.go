@@ -68,8 +68,8 @@ func TestAHangingBtrfsCommitDelaysOnlyBtrfsVolumes(t *testing.T) {
 	}
 }
 
-// waits contains guards of the node service. Without one, a call waits for the disk or lock of
-// another volume, or blocks a thread on a disk that hangs.
+// waits contains parts of the node service (proof.Guard). Without one of them, a call waits for the
+// disk or lock of another volume, or blocks a thread on a disk that hangs.
 var waits = []proof.Guard{
 	{Name: "an unstage reads no other disk", Edits: []proof.Edit{{
 		Place: "node.heldVolume.stagedDisks", Text: "known, ok := v.record.load()",

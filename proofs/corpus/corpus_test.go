@@ -54,7 +54,7 @@ func TestTheDriverFormatsOnlyBlankDisksAndDisksWithItsUnfinishedFormat(t *testin
 		"noticed", len(removed)-len(m.unnoticed))
 	p.Bystanders.Report()
 	if os.Getenv("PROOF_ONLY") != "" {
-		return // the chosen disks may have no forged files, and not every outcome
+		return // the chosen disks need not have forged files, or all outcomes
 	}
 	p.Forged.Report()
 	for _, outcome := range []outcome{formatted, mounted, refused} {
@@ -64,7 +64,7 @@ func TestTheDriverFormatsOnlyBlankDisksAndDisksWithItsUnfinishedFormat(t *testin
 	}
 }
 
-// shortKinds is the number of disks of each kind (see some) that the short form tries.
+// shortKinds is the number of disks of each kind (see the function some) that the short form tries.
 var shortKinds = map[string]int{string(formatted): 4, string(mounted): 8, string(refused): 32,
 	"forged records": 1}
 
@@ -501,7 +501,7 @@ func blank(name, fs string, w want, set func(*fixture)) generator {
 	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
 }
 
-// with() makes a disk with a filesystem. If change is not nil, change() changes the disk's file.
+// with() returns a generator of a disk with a filesystem. change(), if not nil, changes the file.
 func with(name, kind string, w want, change func(*image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		k := kindOf(kind)

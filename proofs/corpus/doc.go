@@ -18,11 +18,11 @@
 // content, or an offset at which the disk is not zero. A decoy disk, whose serial differs in one
 // letter, must stay blank.
 //
-// No call may change a bystander, or a file in which a workload has forged the driver's records
-// (package proof).
+// No call may change a bystander (a disk that no call names), or a file in which a workload has
+// forged the driver's records (package proof).
 //
-// A disk depends only on the seed and its generator's name. The test tries each generator once; in
-// the short form it tries some for each outcome, and in the long form all with many seeds.
+// A disk depends only on the seed and its generator's name. By default, the test tries each
+// generator once. The short form tries some for each outcome, the long form all with many seeds.
 //
 // # Features
 //

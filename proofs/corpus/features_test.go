@@ -392,8 +392,8 @@ func countOne(f *fixture) {
 	}
 }
 
-// featureTrials returns the trials that fail if the driver does not check features. It omits two:
-// blkid finds the ext4 journal, and the kernel refuses the btrfs that counts one disk.
+// featureTrials returns the trials that fail if the driver does not check features. It omits two
+// that pass: blkid finds the ext4 journal, and the kernel refuses the btrfs that counts one disk.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {

@@ -394,8 +394,8 @@ func described() []kind {
 }
 
 // descriptors returns filesystems that need a check, and whose group descriptors or their copies
-// are damaged. The driver must refuse damaged descriptors, because e2fsck -p overwrites the copies
-// with them. If only copies are damaged, it must mount the filesystem.
+// are damaged. The driver must refuse damaged descriptors, because e2fsck -p would overwrite the
+// copies with the damaged ones. If only copies are damaged, it must mount the filesystem.
 func descriptors() []generator {
 	var all []generator
 	for _, k := range described() {

@@ -195,8 +195,8 @@ func mdMembers() []generator {
 		}
 		all = append(all, marked("a member of an md RAID "+version, names, fill))
 		for _, k := range []string{"ext4", "xfs", "btrfs"} {
-			// RAID disks of these versions have the superblock at their end. So a disk of a mirror begins
-			// with the filesystem.
+			// Only disks of RAID 0.90 and 1.0 have the superblock at their end. So a disk of such a mirror
+			// begins with the filesystem.
 			if version != "0.90" && version != "1.0" {
 				continue
 			}

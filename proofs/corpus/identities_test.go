@@ -22,12 +22,12 @@ func (im *image) uuid(fs string) string {
 		"-o", "value", im.Path).Output())))
 }
 
-// expect makes the controller report a UUID of the volume's filesystem.
+// expect makes the controller report uuid as the UUID of the volume's filesystem.
 func (f *fixture) expect(uuid string) { f.Publish["filesystemUUID"] = uuid }
 
 func (f *fixture) expectFound() { f.expect(f.image.uuid(f.FS)) }
 
-// expectAt makes the controller report the UUID at this offset, which blkid does not find.
+// expectAt is for filesystems that blkid does not find. The controller reports the UUID at offset.
 func expectAt(offset int64) func(*fixture) {
 	return func(f *fixture) {
 		b := f.image.read(offset, 16)
@@ -67,8 +67,8 @@ func identities() []generator {
 // damageExt makes the checksum of an ext4's superblock wrong.
 func damageExt(im *image) { im.write(1024+0x88, []byte("/a wrong checksum")...) }
 
-// unfinishBtrfs writes the magic of an unfinished format, which mkfs.btrfs replaces at its end, and
-// corrects the checksum of the superblock.
+// unfinishBtrfs writes the magic that a btrfs has until mkfs.btrfs has finished, and corrects the
+// checksum of the superblock.
 func unfinishBtrfs(im *image) { im.patch(64*kib, 4096, 0x40, []byte("!BHRfS_M"), sumBtrfs) }
 
 func unclean() []generator {
@@ -179,8 +179,8 @@ func oddities() []generator {
 	}
 }
 
-// These are the sizes of disks with forged records. Those of forgedFull or forgedFullBtrfs bytes
-// are full of them. A disk that grows gets forgedNext bytes.
+// These are sizes of disks with forged records. The records fill the disks of forgedFull and of
+// forgedFullBtrfs bytes. A disk that grows gets forgedNext bytes.
 const (
 	forgedBytes     = 320 * mib
 	forgedFull      = 64 * mib

@@ -135,7 +135,7 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made. A function in made returns a filesystem's file, which its first call makes.
+	// mu guards made. Its functions return the file of a filesystem, and make it in the first call.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }

@@ -292,8 +292,8 @@ func foreignFormats() (all []generator) {
 	return all
 }
 
-// forgeries make a mark invalid. It has the version at offset 16, a checksum of the bytes from
-// offset 24 on at 20, and the length of the text at 24. The text follows.
+// forgeries make a mark invalid. A mark has its version at offset 16, at 20 a checksum of the bytes
+// from 24 on, and at 24 the length of the text that follows.
 var forgeries = []struct {
 	name  string
 	forge func(b []byte)

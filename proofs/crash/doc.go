@@ -11,8 +11,8 @@
 // is left. Other trials kill the simulator at its own effects. In one kind of lifecycle the rack
 // records an attach without giving the instance a device.
 //
-// The calls must not change bystanders, or files in which the workload has forged the driver's
-// records (package proof).
+// The calls must not change bystanders (disks that no call names), or files in which the workload
+// has forged the driver's records (package proof).
 //
 // An effect is identified by its program, its call, its target, and the number of earlier effects
 // with the same three values.

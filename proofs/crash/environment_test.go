@@ -42,7 +42,7 @@ type environment struct {
 	// second is the node driver "beside".
 	second  *harness.Plugin
 	watcher *trace.Watcher
-	// files and storage are the rack's files and charged bytes before the first lifecycle.
+	// files are the rack's files, and storage the bytes that it charges, before the first lifecycle.
 	files   harness.Ledger
 	storage int64
 	// unformatted counts restored volumes that were mounted. No driver has formatted them.
@@ -195,7 +195,7 @@ func TestMain(m *testing.M) {
 // trialTimeout limits a trial, which takes seconds on an idle machine.
 const trialTimeout = 5 * time.Minute
 
-// tries limits a trial's lifecycles. Goroutines run in any order, so one may not reach the point.
+// tries limits a trial's lifecycles. A lifecycle can miss the point: goroutines run in any order.
 const tries = 3
 
 // lifecycle runs the steps of a volume's lifecycle, and repeats each call until it succeeds.
@@ -317,7 +317,7 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point,
 	process := l.processes[st.watched]
 	st.Around = func(ctx context.Context, do func(context.Context)) (model.Mishap, error) {
 		calling, stop := ctx, func() {}
-		if st.on == "" { // an administrator's request ends with the rack
+		if st.on == "" { // an administrator's request must end when the rack ends
 			calling, stop = whileRunning(ctx, process)
 		}
 		report, err := l.watched(st.watched, &at, func() { do(calling) })
@@ -408,8 +408,8 @@ func (l *lifecycle) callSecondProcess(ctx context.Context, from int) error {
 	return nil
 }
 
-// stageBefore returns the index of the step from which the orchestrator continues. Before a publish
-// it stages the volume again, because the second driver may have unstaged it.
+// stageBefore returns the index of the step from which the orchestrator continues: i, or if step i
+// is a publish, the stage before it, because the second driver may have unstaged the volume.
 func (l *lifecycle) stageBefore(i int) int {
 	if l.steps[i].rpc != "NodePublish" {
 		return i

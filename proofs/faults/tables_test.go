@@ -38,7 +38,7 @@ type answer struct {
 	set   func(f *adminapi.Fault, r *cellRun)
 	// phases contains the phases in which the rack can give this answer; nil means all phases.
 	phases []adminapi.Phase
-	// natural is set if the call may succeed in spite of this answer.
+	// natural is set if the call can succeed in spite of this answer.
 	natural bool
 	// success is set if the answer has the status of a successful operation.
 	success bool
@@ -363,7 +363,7 @@ func publishEffect(s *environment, node string) effect {
 }
 
 // unpublishEffect creates a volume, and attaches it to an instance with the function attach. The
-// effect detaches the volume from the node, or with node = "" from any node.
+// effect detaches the volume from the node or, if node is "", from every node.
 func unpublishEffect(s *environment, attach func(disk, instance string), from, node string) effect {
 	name := s.name("unpublish")
 	id := s.volume(name).GetVolumeId()

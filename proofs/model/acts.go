@@ -58,7 +58,7 @@ func (c *content) clone() *content {
 	return &copied
 }
 
-// A synced value is acknowledged, and replaces all earlier values.
+// wrote adds a value. A synced value is acknowledged, and replaces all earlier values.
 func (c *content) wrote(block int, value uint64, synced bool) {
 	if synced {
 		// The driver's checks find data only in the first and the last block of a raw device.
@@ -77,7 +77,7 @@ func (c *content) flushed() {
 	}
 }
 
-// cut marks the content of a volume that was detached while in use. It ignores a missing volume.
+// cut marks the content as partial, because the volume was detached while in use. c may be nil.
 func (c *content) cut() {
 	if c != nil {
 		c.partial = true
@@ -115,7 +115,7 @@ func (c *content) read(v int, data [][]byte) error {
 	return nil
 }
 
-// pattern returns the same bytes for a restored volume and for the volume of its snapshot.
+// pattern returns a block's bytes, which are the same in a volume and in volumes restored from it.
 func pattern(v, block int, value uint64) []byte {
 	data := make([]byte, blockSize)
 	if value == 0 {
@@ -409,7 +409,7 @@ func (h *History) hold(s Step) string {
 	}
 	device, err := h.env.Rack.Instance(s.node).Device(h.world.serials[s.vol])
 	if err != nil {
-		return impossible // the guest does not show it
+		return impossible // the guest does not show the device
 	}
 	if s.op == hold {
 		here.open = harness.Got(os.OpenFile(device.Path, os.O_WRONLY, 0))
@@ -444,8 +444,8 @@ func (w *world) dropAll() (err error) {
 	return err
 }
 
-// sensible reports whether the model knows the right answer to a call that is wrong on purpose. It
-// must know the state of the call's volume, and of the volume whose value the call uses.
+// sensible reports whether the model knows the right answer to a call that is wrong on purpose. The
+// model must know the state of the call's volume, and of the one whose value the call uses.
 func (w *world) sensible(s Step) bool {
 	here, there := w.place(s), w.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {

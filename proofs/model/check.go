@@ -99,7 +99,7 @@ func (s Step) kept(f facts) (field, bool) {
 	return field, f[field] == intends[0].value
 }
 
-// mayTouch reports whether one of the calls, or an abandoned call, can change the field.
+// mayTouch reports whether a call in calls, or an abandoned call, can change the field.
 func (w *world) mayTouch(f field, calls []ended) bool {
 	touches := func(a assign) bool { return a.field == f }
 	return slices.ContainsFunc(w.doubts, touches) ||
@@ -108,8 +108,8 @@ func (w *world) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// deviceless sets bare for each volume that is attached to a node but has no device there. The rack
-// has only recorded the attach, or the guest showed a namesake's device, which is gone now (A54).
+// deviceless sets bare for each volume that is attached to a node without a device there. The rack
+// has only recorded the attach, or the guest showed another disk with this serial until now (A54).
 func (r *review) deviceless() {
 	w := r.world
 	for v, n := range everywhere {
@@ -127,7 +127,7 @@ func (r *review) deviceless() {
 
 // checkAttached fails if an attach answered OK and the node does not have the volume's device. The
 // device may be missing if the rack records an attach first, if the device appears late, or if the
-// guest shows a namesake's device.
+// guest shows another disk with the same serial.
 func (r *review) checkAttached() {
 	w := r.world
 	for i, c := range r.calls {
@@ -368,7 +368,7 @@ func (h *History) TearDown(ctx context.Context, read bool) (err error) {
 	return errors.New("the volumes and snapshots cannot be deleted")
 }
 
-// until runs the steps that next() returns. It returns false if there are more than 20 steps.
+// until runs the steps that next() returns. It stops after 20 steps and returns false.
 func (h *History) until(ctx context.Context, next func() (s Step, more bool)) bool {
 	for range 20 {
 		s, more := next()

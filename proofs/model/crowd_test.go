@@ -79,7 +79,7 @@ func (r *runner) close(t *testing.T) (races, leaked int) {
 		t.Errorf("the ledger does not balance: %v", err)
 		leaked = strings.Count(err.Error(), "goroutine of")
 	}
-	r.proof.Error(env.Close()) // reports a process that the race detector ended, too
+	r.proof.Error(env.Close()) // also reports a process that the race detector ended
 	logs := []string{env.Rack.LogFile()}
 	for _, p := range env.Plugins {
 		logs = append(logs, p.LogFile)

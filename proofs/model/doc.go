@@ -2,7 +2,7 @@
 // list of steps. Most steps are calls of an orchestrator, which repeats, reorders, duplicates and
 // abandons them, for several volumes at two controllers and three nodes. Others are faults of the
 // rack and kills of processes. After each step the model must allow the state of the rack, the
-// devices and the mounts. Bystanders, and files in which a pod has forged records of the driver,
+// devices and the mounts. Disks that no call names, and files with forged records of the driver,
 // must never change (package proof). A step may have many calls at once (crowd_test.go). Package
 // crash runs histories of its own, and kills processes in the middle of a step.
 //

@@ -140,7 +140,7 @@ type joint struct {
 	// the rack's directory, by path.
 	devices map[string][]harness.GuestDevice
 	mounts  map[string][]*mountinfo.Info
-	// shown has the key "v1 a" if the guest of node "a" shows the device of a namesake of v1.
+	// shown has the key "v1 a" if the guest of node "a" shows a foreign disk with v1's serial.
 	shown map[string]bool
 	// loops maps a file to the names of its loop devices.
 	loops map[string][]string
@@ -249,7 +249,7 @@ func (env *Environment) observeNodes(j *joint) {
 	j.leaveNamesakes(env.foreign)
 }
 
-// leaveNamesakes moves the devices of foreign disks with a volume's serial to j.shown.
+// leaveNamesakes removes foreign disks with a volume's serial from j.devices, and sets j.shown.
 func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	for _, d := range foreign {
 		if d.of == 0 {

@@ -22,7 +22,7 @@ import (
 
 // History runs the steps of an orchestrator, and compares the results with the model.
 type History struct {
-	// Patient is set if the orchestrator repeats each call until it answers OK.
+	// If Patient is set, the orchestrator repeats each call until the answer is OK.
 	Patient bool
 	// ReadOnlyAt is the node whose pods get the volumes read-only, or "".
 	ReadOnlyAt string
@@ -47,7 +47,7 @@ type counts struct {
 	steps, faults, restarts int
 	// bare is the number of volumes that were attached without a device.
 	bare int
-	// holders counts devices kept open by a process. released counts wrong OKs to unstages of them.
+	// holders counts devices that a process keeps open. released counts wrong OKs to their unstages.
 	holders, released int
 	// bytes is the number of acknowledged bytes, and lost is how many of them were lost.
 	bytes, lost int64
@@ -74,7 +74,7 @@ func NewHistory(env *Environment) *History {
 // Do runs a step, and compares all results with the model.
 func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil && (s.op.byPerson() || h.doubtSince >= 3) {
-		// A person's step always waits. Other steps wait only if the last two had no unfinished call.
+		// Steps of pods and administrators wait. Others wait if the last two had no unfinished call.
 		if err := h.Wait(ctx); err != nil {
 			return err
 		}
@@ -290,8 +290,8 @@ func reachable(before facts, s Step, others []*Step) []facts {
 	return states
 }
 
-// judge returns an error if an answer is not allowed, or if a stage finds no device and the text of
-// its answer lacks the cause or one of the two remedies.
+// judge returns an error if an answer is not allowed, or if a stage finds no device after an attach
+// and the answer lacks the cause or one of the two remedies.
 func (w *world) judge(s Step, err error, allowed []codes.Code) error {
 	code := status.Code(err)
 	if !slices.Contains(allowed, code) {
@@ -381,8 +381,8 @@ func (h *History) send(ctx context.Context, steps []*Step) []answer {
 	return answers
 }
 
-// busy reports whether a call was aborted because another call works on the same object. Many calls
-// at once (see crowd_test.go) may get ABORTED for no other reason.
+// busy reports whether a call was aborted because another call works on the same object. In a step
+// of more than two calls, send repeats such a call.
 func busy(s Step, err error) bool {
 	reasons := []string{"OperationPending", "DiskBusy"}
 	if s.op == deleteSnapshot {
@@ -423,8 +423,8 @@ func (h *History) killLater(ctx context.Context, s Step) {
 type manipulation struct {
 	// answer, if not nil, is called instead of the driver. Its parameter real makes the original call.
 	answer func(h *History, s Step, real func() (any, error)) (any, error)
-	// action, if not nil, runs after the step whose line begins with this text, before the state is
-	// observed.
+	// action, if not nil, runs after the step whose line begins with the text in when, but before the
+	// state is observed.
 	when   string
 	action func(h *History) error
 }

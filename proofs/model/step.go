@@ -116,7 +116,7 @@ type Step struct {
 	with                *Step // the next one of the calls that are made at the same time
 	id, source          string
 
-	// Around, if not nil, runs the step: it calls do(), and may interrupt it.
+	// Around, if not nil, runs the step: it calls do(), and may interrupt do().
 	Around func(ctx context.Context, do func(context.Context)) (Mishap, error)
 	// Starred is set if the line of the step begins with a star.
 	Starred bool
@@ -293,7 +293,7 @@ func (o *orchestrator) prepare(steps []*Step) bool {
 			one.op == stageOther && !w.contents[one.vol].hasFilesystem() ||
 			one.op == createSnapshot && kinds[snapOf[one.snap]].fsType == "btrfs" &&
 				w.seen[diskField(snapOf[one.snap])] != "" &&
-				!w.contents[snapOf[one.snap]].hasFilesystem() || // BtrfsTwin
+				!w.contents[snapOf[one.snap]].hasFilesystem() || // refused with BtrfsTwin
 			one.op.astray() && (len(steps) > 1 || !w.sensible(*one)) {
 			return false
 		}

@@ -137,7 +137,7 @@ func kernelFile(name string) bool {
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
-// An open has an effect only if it may create the file.
+// opens returns a function for open calls, which have an effect only if they can create the file.
 func opens(name, flags int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(flags)&unix.O_CREAT == 0 {
@@ -159,7 +159,7 @@ func program(c call) (Effect, bool) {
 	return Effect{Target: filepath.Base(text(c.tid, c.arg(0)))}, true
 }
 
-// The commands of fsconfig that only collect options have no effect.
+// configures returns false for the commands of fsconfig that only collect options.
 func configures(c call) (Effect, bool) {
 	switch c.flags(1) {
 	case unix.FSCONFIG_CMD_CREATE, 8: // FSCONFIG_CMD_CREATE_EXCL

@@ -31,7 +31,7 @@ type tracing struct {
 	counts   map[string]int
 	sockets  map[string]socketKind
 
-	// answered is set after the process has answered an RPC or an HTTP request for the first time.
+	// answered is set after the process's first answer. Its later answers do not count as effects.
 	answered bool
 	// answers is -1, or the descriptor from which the process reads a request's answer. After this
 	// read, the tracer kills the process.

@@ -239,7 +239,7 @@ func (w *Watcher) ask(m message) (report Report, err error) {
 	return report, err
 }
 
-// Close ends the tracer. No process may be watched at this time.
+// Close ends the tracer. The caller must have released the watched process.
 func (w *Watcher) Close() error {
 	return errors.Join(w.stdin.Close(), w.cmd.Wait())
 }
