@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// TestDiskCreateRefusesForeignMissingAndTooLargeSources is no conformance check, because a real
-// rack may have no image in the silo, and only one project that the token can use.
+// TestDiskCreateRefusesForeignMissingAndTooLargeSources is no conformance check, because it needs
+// an image of the silo and a second project, and a real rack may lack these.
 func TestDiskCreateRefusesForeignMissingAndTooLargeSources(t *testing.T) { // A40
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, Images: []engine.ImageSpec{
 		{Name: "silo", SizeBytes: 2 << 30, BlockSize: 4096},

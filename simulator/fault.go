@@ -22,7 +22,7 @@ import (
 // Faults contains the active faults of a rack. Its zero value has none.
 type Faults struct {
 	mu sync.Mutex
-	// mu guards the list, its counters, and the ID of the newest fault.
+	// mu guards the active faults with their counters, and last, the newest fault's ID.
 	active []*activeFault
 	last   int
 }
@@ -134,7 +134,7 @@ func (r *activeFault) fires() bool {
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
-// The operations that a fault of the phase Unwind, one of Reread and one with a Device may name.
+// The operations for faults of the phase Unwind, of the phase Reread, and with a Device.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "disk_finalize_import", "image_create",
 		"instance_create", "snapshot_create"}
@@ -253,8 +253,8 @@ func (s *Server) matchFaults(r *apiRequest) error {
 	return nil
 }
 
-// resolve adds the name of each ID in the request to r.subjects, and the ID of each name, because
-// Fault.Object may be a name or an ID.
+// resolve adds to r.subjects a name for each ID and an ID for each name in the request, because
+// Fault.Object can be a name or an ID.
 func (s *Server) resolve(r *apiRequest) error {
 	return s.rack.Records().View(func(tx *store.Tx) {
 		sel, _ := store.ParseSelector(r.path.Get("instance"))
@@ -271,8 +271,8 @@ func (s *Server) resolve(r *apiRequest) error {
 	})
 }
 
-// withFaults checks and serves the request as handle does, and applies each of its faults in its
-// phase. If the rack refuses the request, only faults of the phase Before are applied.
+// withFaults checks and serves the request as handle does, and applies each matching fault in the
+// fault's phase. If the rack refuses the request, only faults of the phase Before are applied.
 func (s *Server) withFaults(r *apiRequest) response {
 	if r.unfound != nil || s.Faults.empty() {
 		return r.response(s.handle(r))

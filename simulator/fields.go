@@ -218,7 +218,7 @@ func (f *fields) byteCount(name string) int64 {
 	return int64(size)
 }
 
-// A rack refuses an invalid size while it parses the body, so the error has no code (A08).
+// blockSize reads a block size. A rack checks it during parsing, so the error has no code (A08).
 func (f *fields) blockSize(name string) int {
 	var size uint32
 	if f.read(name, "u32", &size) && size != 512 && size != 2048 && size != 4096 {

@@ -312,7 +312,7 @@ func ping(*engine.Simulation, *apiRequest) (int, any, error) {
 }
 
 func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	const most = 1 << 20 // more than a rack keeps (16 KiB at each end) or its clients request
+	const most = 1 << 20 // a rack keeps less (16 KiB at each end), and its clients request less
 	given := map[string]int64{"max_bytes": most}
 	for _, name := range []string{"from_start", "most_recent", "max_bytes"} {
 		if r.query.Has(name) {

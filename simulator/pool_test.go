@@ -151,7 +151,7 @@ func (r *rackServer) subnetPools() {
 204 DELETE ONE`, words...)
 }
 
-// secondDefault checks default pools, and that an instance's deletion keeps its external subnet.
+// secondDefault checks default subnet pools, and that a deleted instance's external subnet remains.
 func (r *rackServer) secondDefault() {
 	r.play(`
 200 PUT system/subnet-pools/subnets/silos/simulated {"is_default":true}

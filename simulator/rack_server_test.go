@@ -33,7 +33,7 @@ type rackServer struct {
 	client *http.Client
 }
 
-// client keeps no connection open, because a test may count connections or kill the server.
+// client keeps no connection open, because some tests count connections or kill the server.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 // withoutDevices is NoDevices unless the tests run as root on Linux: devices need both.
@@ -163,7 +163,7 @@ const (
 	oneGiB       = `1073741824`
 )
 
-// newDisk returns a request to create a disk. oldNew has pairs: a text of it and the new text.
+// newDisk returns a request to create a disk. oldNew has pairs of a text and its replacement.
 func newDisk(name string, oldNew ...string) string {
 	return "POST /v1/disks?project=default " + strings.NewReplacer(oldNew...).Replace(`{"name":"`+name+
 		`","description":"","size":`+oneGiB+`,"disk_backend":`+blankBackend+`}`)

@@ -33,7 +33,7 @@ const (
 	// maxBody limits the body of a request (A12), and maxBulkWrite the body of a bulk write (A90).
 	maxBody      = 1 << 20
 	maxBulkWrite = 8 << 20
-	// The server reads only a few bodies of more than smallBody bytes at the same time.
+	// smallBody is the size of the largest small body. Only a few larger ones are read at once.
 	smallBody = 64 << 10
 )
 
@@ -43,7 +43,7 @@ type apiRequest struct {
 	started time.Time
 	op      *operation
 	path    url.Values // the parameters in the path
-	unfound error      // the error for the API version or else for the route
+	unfound error      // the error for the API version or, if nil, for the route
 	query   url.Values
 	scan    scan
 	raw     []byte // the body
@@ -52,7 +52,7 @@ type apiRequest struct {
 	entry   adminapi.Request
 	call    engine.Call
 	err     error // internal errors, which are only logged
-	// subjects are the names and IDs of objects in the request. A fault's Object must be one of them.
+	// subjects are the names and IDs of the request's objects. Fault.Object is compared with them.
 	subjects []string
 }
 
@@ -77,8 +77,8 @@ func (r *apiRequest) find() {
 	}
 }
 
-// checkVersion treats a missing version as the newest (A13). A real rack also serves older
-// versions, in which objects have another form. The simulator answers 501 to them.
+// checkVersion treats a missing version as the newest (A13). It answers 501 to versions before
+// oldestVersion, because a real rack serves them with other forms of objects.
 func checkVersion(version string) error {
 	if version == "" {
 		return nil
@@ -263,7 +263,7 @@ func (r *apiRequest) subject(nameOrID string) {
 	r.entry.Object = clip(nameOrID)
 }
 
-// A11: the word Bearer may be in upper or lower case.
+// bearerOf returns the token. The word Bearer may be in upper or lower case (A11).
 func bearerOf(r *http.Request) string {
 	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "bearer") {

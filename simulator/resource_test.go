@@ -26,8 +26,8 @@ var lives = map[string]struct {
 	// update is the body of an update; "" means that the kind cannot be updated. shows is a text that
 	// the updated record must contain.
 	update, shows string
-	// holder creates an object that prevents the record's deletion, and release removes it. holds is
-	// the error of the deletion. The test replaces NAME and ID by those of the record.
+	// After the request holder, the deletion of the record fails with the error holds. After the
+	// requests in release, it succeeds. The test replaces NAME and ID by those of the record.
 	holder, holds, release string
 }{
 	"project": {
@@ -127,7 +127,7 @@ func TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted(t *testing.T) {
 	})
 }
 
-// eachKind runs a subtest, named kind+when, for each kind of resource that clients may create.
+// eachKind runs test in a subtest for each kind of resource that clients can create.
 func (r *rackServer) eachKind(when string, test func(*rackServer, *engine.Kind, string)) {
 	for _, k := range engine.Kinds {
 		if path, ok := servedPath(k, "create"); ok {
@@ -235,7 +235,7 @@ func (r *rackServer) loadBalancer() {
 		"SECOND", r.instance("b").ID)
 }
 
-// machine() creates and deletes an instance. Its floating IP and group must still exist after that.
+// machine() creates and deletes an instance. The floating IP and the group must remain.
 func (r *rackServer) machine() {
 	id := func(answer string) string { return unmarshal[store.Identity](r.t, answer).ID }
 	words := []string{"IN", "project=default", "KEY",
@@ -263,7 +263,7 @@ func (r *rackServer) machine() {
 	if got := strings.Join(kinds, " "); got != "snat ephemeral floating" {
 		r.t.Errorf("the instance has the external addresses %s", got)
 	}
-	// A second attach returns the same address. A running instance cannot join a group again.
+	// A second attach returns the same address. A running instance cannot join a group.
 	r.play(`
 202 POST instances/ID/external-ips/ephemeral {} => ADDRESS
 204 DELETE instances/ID/external-ips/ephemeral

@@ -538,8 +538,8 @@ func TestARackRemovesTheTemporaryDirectoriesOfKilledRacks(t *testing.T) {
 }
 
 // TestAKilledRackKeepsAcknowledgedChanges kills a rack that has acknowledged some changes and is in
-// the middle of others. The next simulator must keep the acknowledged changes, complete the others
-// (A19), and leave no other file, device or used quota.
+// the middle of others. The next simulator must keep the acknowledged changes, complete the
+// unfinished ones (A19), and leave no further file, device or used quota.
 func TestAKilledRackKeepsAcknowledgedChanges(t *testing.T) {
 	binary, dir := buildSimulator(t), filepath.Join(t.TempDir(), "rack")
 	p := startProcess(t, binary, dir)

@@ -1,8 +1,8 @@
 // Package simulator serves a simulated Oxide rack: the API over HTTP, and an admin listener through
 // which tests observe and disturb the rack.
 //
-// [Open] opens a rack and returns its [Server]. The server handles a request in this order: the API
-// version in its header, its route, its path, query and body, its token, and the operation itself.
+// [Open] opens a rack and returns its [Server]. The server checks a request in this order: the API
+// version, the route, the path, query and body, and the token. Then it carries out the operation.
 // Server.withFaults applies the faults; the adminapi.Phase of a fault determines when.
 // Server.respond applies the active mutation. Server.record writes the request log.
 //
@@ -90,7 +90,7 @@ const (
 	DevicesIfPossible = dataplane.DevicesIfPossible
 )
 
-// Server serves a rack's API and its admin listener. Faults may be added and removed at any time.
+// Server serves a rack's API and its admin listener. Faults can be added and removed at any time.
 type Server struct {
 	Faults Faults
 	// Flights follows the drivers' flight records that the console shows.
@@ -149,7 +149,7 @@ func (s *Server) GuestDir(instanceID string) string { return s.rack.Plane().Gues
 // Machines returns the running virtual machines.
 func (s *Server) Machines() []adminapi.Machine { return s.rack.Machines() }
 
-// SSHKey returns the path of root's private key for the virtual machines, or "" if there are none.
+// SSHKey returns the path of the key for root's login to virtual machines, or "" without machines.
 func (s *Server) SSHKey() string { return s.rack.Plane().VMs.SSHKey() }
 
 // NoDevices returns the reason why no guest sees a disk, or nil if guests see their disks.
@@ -207,7 +207,7 @@ func (s *Server) serve(r *apiRequest) (status int, body any, err error) {
 		s.log.Error("an operation is not implemented", slog.String("error", err.Error()))
 		return 0, nil, err
 	}
-	r.call.Named = maps.Clone(r.call.Named) // the operation may change it
+	r.call.Named = maps.Clone(r.call.Named) // the operation may change the map
 	return r.op.serve(s.rack, r)
 }
 
@@ -234,7 +234,7 @@ func (s *Server) record(r *apiRequest, a response) {
 }
 
 // respond carries out a request, even if the caller gives up meanwhile (A18). The active mutation
-// may change the request and the response.
+// can change the request and the response.
 func (s *Server) respond(r *apiRequest) response {
 	m := s.mutation.Active()
 	if m == nil {

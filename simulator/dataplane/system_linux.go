@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// checkNodes verifies that dir can have device nodes, and returns the st_dev of its files.
+// checkNodes verifies that device nodes can be made and opened in dir. device is dir's st_dev.
 func checkNodes(dir string) (device uint64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -60,7 +60,7 @@ func removeMount(dir string) error {
 	}
 }
 
-// mountsIn returns the mount points in a directory. The directory itself may be one of them.
+// mountsIn returns the mount points in a directory, and the directory itself if it is one.
 func mountsIn(dir string) (paths []string, err error) {
 	if dir, err = filepath.EvalSymlinks(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -101,8 +101,8 @@ func backs(d loopdev.Device, path string) bool {
 }
 
 // shareBlocks makes dst a reflink copy of src at one point in time. Writers of src wait meanwhile.
-// Filesystems with FICLONE support this: xfs, btrfs, bcachefs, ZFS and NFS 4.2. If it returns
-// false, the caller copies the bytes. This copy then reports a real error, such as a full disk.
+// Filesystems with FICLONE support this: xfs, btrfs, bcachefs, ZFS and NFS 4.2. On any failure it
+// returns false. The caller then copies the bytes, and reports errors such as a full disk.
 func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }

@@ -16,18 +16,18 @@ import (
 	"time"
 )
 
-// Tamper makes a data plane damage bytes or devices on purpose. The conformance checks of data must
-// notice the damage. A field that is nil does nothing.
+// Tamper makes a data plane damage bytes or devices on purpose. The data checks of the conformance
+// suite must notice the damage. A field that is nil does nothing.
 type Tamper struct {
 	Name, Says string
 
 	// source replaces the path of the file from which the plane copies a new disk.
 	source func(f Files, path string) (string, error)
-	// shown() returns what a guest sees as the device d. The slice others has the guest's devices.
+	// shown() returns the properties of d that a guest sees. others has all devices of the guest.
 	shown func(d Device, others []*plugged) Device
 	// copied() may change the file of a snapshot after the plane has copied the disk d to it.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// If keeps is set, guests still see detached disks. If elsewhere is set, all guests see each disk.
+	// If keeps is set, guests still see detached disks. With elsewhere, all guests see attached disks.
 	keeps, elsewhere bool
 	// The plane calls life() for every event of a disk or a snapshot.
 	life func(p *Plane, e event) error
@@ -141,7 +141,7 @@ const (
 	tamperBlock = 4096
 	// lateDevice is longer than any check waits for a device.
 	lateDevice = 10 * time.Minute
-	// tear() copies half of the blocks again after tornWrites writes, or if none comes for tornWait.
+	// tear() begins to copy after tornWrites writes, or after the time tornWait without a write.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )
@@ -338,11 +338,11 @@ func otherSource(f Files, path string) (string, error) {
 // A corruption damages one block of a victim: the file of a disk or a snapshot. It combines the
 // kind of damage, the moment at which a file becomes a victim, and the block's place in the file.
 
-// damage changes the block when the file becomes a victim, and after each unplug of its disk.
+// damage is a kind of damage. do() runs when a file becomes a victim, and after each unplug.
 type damage struct {
 	name, effect string
 	do           func(v *victim) error
-	// unplugged means that only an unplug changes the block.
+	// unplugged means that do() runs only after an unplug.
 	unplugged bool
 }
 
@@ -444,8 +444,8 @@ func corruptionOf(d damage, m moment, at place, bytes int64) Tamper {
 	return Tamper{Name: name, life: c.life, Says: "in " + m.object + ", " + block + " " + d.effect}
 }
 
-// TamperOf returns the tamper of that name: one of Tampers, or the corruption DAMAGE:MOMENT:PLACE
-// for any place. The corruption DAMAGE:MOMENT:PLACE:BYTES damages only files of BYTES bytes.
+// TamperOf finds a tamper by its name: one of Tampers, or DAMAGE:MOMENT:PLACE, where PLACE is any
+// offset of a block. DAMAGE:MOMENT:PLACE:BYTES damages only files of BYTES bytes.
 func TamperOf(name string) (Tamper, bool) {
 	all := Tampers()
 	if i := slices.IndexFunc(all, func(t Tamper) bool { return t.Name == name }); i >= 0 {
@@ -484,7 +484,7 @@ type event struct {
 	// disk is a disk's ID. Only a plug sets name, and only a plug or a creation sets bytes (the size).
 	disk, name string
 	bytes      int64
-	// fault is the fault with which the plane plugs a disk in. A tamper may change it.
+	// fault is the fault with which the plane plugs a disk in. life() can change its fields.
 	fault *Fault
 	// snapshot is the path of the event's snapshot or image.
 	snapshot string
@@ -500,8 +500,8 @@ type corruption struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	//
-	// names has the names of all disks that were ever plugged in, by ID. remains has the block at the
-	// damaged place of each deleted disk, by the disk's name. last is the newest of these blocks.
+	// names maps the IDs of all disks that were ever plugged in to names. remains maps a deleted
+	// disk's name to the disk's block at the damaged place. last is the newest of these blocks.
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
@@ -568,7 +568,7 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 	return []*victim{v}
 }
 
-// newBehind returns a function that makes a new disk a victim if its block is not before "from".
+// newBehind returns a function that makes a new disk a victim, unless the block is before "from".
 func newBehind(from int64) func(*corruption, Files, event) []*victim {
 	return func(c *corruption, f Files, e event) []*victim {
 		least := c.at.in(from, e.bytes) + tamperBlock
@@ -663,7 +663,7 @@ type victim struct {
 	at, other int64
 	// old is an earlier content of the block, or nil. late is the content to write at the next unplug.
 	old, late []byte
-	// peers are files that share the block. shared is the block's last content that all files had.
+	// peers share the block with path. A file whose block differs from shared has a newer block.
 	peers  []string
 	shared []byte
 	done   bool

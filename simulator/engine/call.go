@@ -28,7 +28,7 @@ type Call struct {
 	Kind     *Kind
 	ReadOnly bool
 	// Unwind makes the operation fail halfway and undo its changes. Reread makes an attach or a detach
-	// fail after the rack has committed its changes (A67).
+	// commit its changes and then fail (A67).
 	Unwind, Reread bool
 	// Resumed marks a call that the simulator makes when it starts. The call has no delays (A19).
 	Resumed bool
@@ -36,7 +36,7 @@ type Call struct {
 	Device *adminapi.DeviceFault
 	// Cascade permits a request to delete an object together with the objects that depend on it.
 	Cascade bool
-	// The operation sets Object, the identity of its main object, for the request log.
+	// Object is the operation's main object. The operation sets it for the request log.
 	Object store.Identity
 }
 
@@ -55,7 +55,7 @@ func (c *Call) deviceFault(delay adminapi.Duration) dataplane.Fault {
 		SizeBytes: int64(d.SizeBytes), Fails: d.Fails}
 }
 
-// Error is a refusal of the rack. The caller gets its status, code and message unchanged (A01).
+// Error is a refusal of the rack. The caller gets Status, Code and Message unchanged (A01).
 type Error struct {
 	Status  int
 	Code    string
@@ -83,7 +83,7 @@ func conflict(format string, args ...any) error {
 	return refusal(http.StatusConflict, "Conflict", format, args...)
 }
 
-// notFound names the object by the name or the ID that the caller used (A01).
+// notFound returns the error for an object that the caller selected by name or ID (A01).
 func notFound(kind string, s store.Selector) error {
 	by := "name"
 	if s.ID != "" {
@@ -131,7 +131,7 @@ func AsError(err error) *Error {
 	return errInternal
 }
 
-// selectorTexts has the rack's errors for an ID with a project and for a name without one (A05).
+// selectorTexts has the rack's errors for an ID with a project, and a name without a project (A05).
 var selectorTexts = map[string]struct{ both, neither string }{
 	"disk": {
 		"when providing disk as an ID project should not be specified",
@@ -146,7 +146,7 @@ var selectorTexts = map[string]struct{ both, neither string }{
 		"when providing image as an ID, project should not be specified", ""},
 }
 
-// allow answers a viewer's change with Forbidden, and a caller without a role with Not Found (A15).
+// allow refuses a viewer's change with Forbidden, and a caller without a role with Not Found (A15).
 func (r *Simulation) allow(call *Call, tx *store.Tx, kind string, sel store.Selector) {
 	role := r.Switches().Role
 	tx.Refuse(role == adminapi.RoleNone, notFound(kind, sel))
@@ -188,7 +188,7 @@ func lookupIn[T store.Record](r *Simulation, call *Call, tx *store.Tx, t store.T
 	return object
 }
 
-// owner returns the ID of the project in which the name sel is looked up, or "" if sel is an ID.
+// owner returns the ID of the project to search for sel, or "" if sel is an ID or a silo image.
 func owner(tx *store.Tx, kind string, project, sel store.Selector) string {
 	given, texts := project.Given(), selectorTexts[kind]
 	tx.Refuse(sel.ID != "" && given, invalidRequest("%s", texts.both))
@@ -227,7 +227,7 @@ func Reading[T any](r *Simulation, read func(*store.Tx) T) (value T, err error) 
 	return value, err
 }
 
-// Changing calls change() in a transaction and returns its result. With the fault Unwind it rolls
+// Changing calls change() in a transaction and returns its result. If call.Unwind is set, it rolls
 // the transaction back and returns an error.
 func Changing[T any](r *Simulation, call *Call, change func(*store.Tx) T) (value T, err error) {
 	err = r.store.Update(func(tx *store.Tx) {

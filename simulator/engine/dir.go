@@ -84,8 +84,8 @@ func (m mark) write(dir string) error {
 	return dataplane.FlushDir(dir)
 }
 
-// prepareDir creates dir, or accepts it if it is empty or has the mark and records of this version.
-// It refuses any other directory, and does not change it. process is "" unless dir is temporary.
+// prepareDir accepts dir if dir is missing, empty, or has the mark and records of this version. It
+// refuses any other dir without a change to its files. process is "" unless dir is temporary.
 func prepareDir(dir, process string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)
@@ -126,7 +126,7 @@ func prepareDir(dir, process string) error {
 func makePrivate(dir string) error {
 	owner := os.Geteuid()
 	if of, err := os.Stat(dir); err == nil && owner == 0 {
-		owner = int(of.Sys().(*syscall.Stat_t).Uid) // root uses the directory of another user
+		owner = int(of.Sys().(*syscall.Stat_t).Uid) // root can serve another user's directory
 	}
 	for _, depth := range []string{".", "*", "*/*"} {
 		names, _ := fs.Glob(os.DirFS(dir), depth) // the pattern is valid
@@ -218,7 +218,7 @@ func writeDurably(path, text string, flag int) error {
 const temporaryPrefix = "oxide-simulator-"
 
 // removeLeft removes the temporary directories of killed simulators, with their devices and mounts.
-// If it cannot remove one, the next start tries again.
+// If it cannot remove a directory, the next start tries again.
 func (r *Simulation) removeLeft(ctx context.Context) {
 	found, _ := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*")) // the pattern is valid
 	for _, dir := range found {
@@ -232,7 +232,7 @@ func (r *Simulation) removeLeft(ctx context.Context) {
 	}
 }
 
-// abandoned reports whether a directory was made by a simulator of this user that has ended.
+// abandoned reports whether a simulator of this user made the directory and has ended.
 func abandoned(dir string) bool {
 	info, err := os.Lstat(dir)
 	if err != nil || !info.IsDir() || info.Mode().Perm() != 0o700 {
@@ -264,8 +264,8 @@ func removeTemporary(ctx context.Context, dir string) error {
 	return dataplane.RemoveTree(dir)
 }
 
-// thisProcess returns the host's name, the ID of its boot, and an ID of this process that is unique
-// since the boot. It returns "" on a system that does not report these IDs.
+// thisProcess returns the host's name, the boot ID, and an ID of this process that no other process
+// since the boot has. It returns "" on a system that does not report these IDs.
 func thisProcess() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	machine, unnamed := os.Hostname()

@@ -45,9 +45,9 @@ const (
 
 const (
 	minDiskSize = gibibyte
-	// maxDistributed is itself an allowed size, although the error says "less than" (A25).
+	// maxDistributed is the largest allowed size, although the error says "less than" (A25).
 	maxDistributed = 1023 * gibibyte
-	// maxLocal is the usable size of a drive of 3.2 TB (A26).
+	// maxLocal is the largest size of a local disk: what a drive of 3.2 TB can hold (A26).
 	maxLocal = 2900 * gibibyte
 	// LocalBlockSize is the block size of a local disk, a volume on one sled's NVMe drive (A26).
 	LocalBlockSize = 4096
@@ -134,7 +134,7 @@ func (s Disks) fillBytes(d store.Disk) error {
 	return nil
 }
 
-// resume completes a creation that the last simulator left unfinished, or undoes it (A19).
+// resume completes a creation that was unfinished when the simulator ended, or undoes it (A19).
 func (s Disks) resume(d store.Disk) error {
 	var c DiskCreate
 	err := s.store.View(func(tx *store.Tx) { tx.SagaRequest(d.ID, &c) })
@@ -234,7 +234,7 @@ func checkLength(text string, most int) error {
 	return nil
 }
 
-// setPublicKey refuses a key that is too long for the rack's database (A70).
+// setPublicKey sets a key, unless the key is too long for the rack's database (A70).
 func setPublicKey(c *Change, value any) {
 	c.record.Fields["public_key"] = value
 	c.Check(checkLength(value.(string), 1023))
@@ -358,8 +358,8 @@ func debugState(state store.DiskState) string {
 	return text.String()
 }
 
-// Import writes a [BulkWrite] into a disk. It holds the disk's lock, so StopImport waits for it,
-// and nothing is written after StopImport.
+// Import writes a [BulkWrite] into a disk. It holds the disk's lock, so nothing is written after
+// StopImport has returned.
 func (s Disks) Import(call *Call) error {
 	w := call.Body.(BulkWrite)
 	d, err := s.importing(call)
@@ -445,7 +445,7 @@ func (s Attachments) List(call *Call, tx *store.Tx) []store.Disk {
 
 // locked locks the call's instance and disk, and calls work() with them. It looks up a disk's name
 // in the instance's project, and a disk's ID in all projects (A30). If the disk is still being
-// created, it waits until the bytes exist (A32).
+// created, locked first waits for the disk's bytes (A32).
 func (s Attachments) locked(call *Call,
 	work func(store.Instance, store.Disk) (store.Disk, error)) (d store.Disk, err error) {
 	var i store.Instance
@@ -483,8 +483,8 @@ func (s Attachments) Attach(call *Call) (store.Disk, error) {
 	})
 }
 
-// attach checks the rules and records the attachment in one transaction (A31), and then plugs the
-// disk into a running guest.
+// attach checks the rules and records the attachment in one transaction (A31). If the instance has
+// a guest, it then plugs the disk into the guest.
 func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
@@ -533,13 +533,13 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 		conflict("cannot attach local storage disk: instance is starting"))
 	tx.Refuse(!i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating,
 		invalidRequest("cannot attach disk to instance in %s state", i.RunState))
-	// Use the higher limit for an instance that is being created: checkCreate has checked its limit.
+	// An instance that is being created gets the higher limit: checkCreate has counted its disks.
 	limit := r.config.diskLimit(now, i.BootDiskID != nil || i.RunState == store.StateCreating)
 	tx.Refuse(len(tx.DisksOf(i.ID)) >= limit,
 		invalidRequest("cannot attach more than %d disks to instance", limit))
 }
 
-// ejectTime is how long a guest may use a disk after the request to detach it (SurpriseRemoval).
+// ejectTime is how long a guest can use a disk after a detach request, with SurpriseRemoval.
 const ejectTime = time.Second
 
 // Detach detaches a disk, which the body names, from an instance.

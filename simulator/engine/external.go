@@ -9,8 +9,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Allocation describes the external address that a request asks for: the address IP, or any address
-// of Pool, or any address of the default pool for the IP version Version.
+// Allocation describes the external address that a request asks for: IP if it is set. Otherwise it
+// is any address of Pool or, without a Pool, of the default pool for the IP version Version.
 type Allocation struct {
 	IP      string
 	Pool    store.Selector
@@ -78,9 +78,8 @@ func (c *Change) firstFree(pool store.Resource, free func(netip.Addr) bool) neti
 	return netip.Addr{}
 }
 
-// attachNAT gives a new instance an address for source NAT from the silo's default pool, if its
-// primary interface has IPv4. Four instances share an address, each with a quarter of its ports
-// (A65).
+// attachNAT gives a new instance whose primary interface has IPv4 an address for source NAT. Four
+// instances share an address of the default pool, each with a quarter of the ports (A65).
 func (r *Simulation) attachNAT(tx *store.Tx, i store.Instance, nics []store.NetworkInterface) {
 	if len(nics) == 0 || nics[0].IPStack.Type == StackV6 {
 		return
@@ -181,7 +180,8 @@ const (
 
 const maxExternalIPs = 32
 
-// attachable permits the state "creating", in which a new instance gets its external IPs.
+// attachable checks whether i can get a further external IP. It permits the state "creating", in
+// which a new instance gets its external IPs.
 func attachable(tx *store.Tx, kind string, i store.Instance, address netip.Addr) {
 	tx.Refuse(i.RunState == store.RunFailed,
 		invalidRequest("cannot attach %s IP to instance in failed state", kind))
@@ -255,7 +255,7 @@ func detachable(tx *store.Tx, kind string, i store.Instance) {
 	checkSettled(tx, i)
 }
 
-// The parameter detached is the error for a record that is not attached; nil means success.
+// detach fails with the error detached if the record is not attached, unless detached is nil.
 func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	check func(store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
@@ -279,7 +279,7 @@ func ephemeralOf(r store.Resource) Item {
 		"ip_pool_id": r.Text("ip_pool_id")})
 }
 
-// attachEphemeral gives i a new address, unless i has an ephemeral address of that IP version.
+// attachEphemeral gives i an ephemeral address, unless i already has one of the same IP version.
 func (c *Change) attachEphemeral(i store.Instance, a Allocation) store.Resource {
 	_, address := c.allocate(a)
 	if existing, ok := ephemeralIP.Table().ByName(c.Tx, i.ID, versionOf(address)); ok {
@@ -372,8 +372,8 @@ func (s Instances) attachExternalIPs(tx *store.Tx, i store.Instance, create []Ex
 	}
 }
 
-// SubnetAllocation describes the external subnet that a request asks for: Subnet, or a subnet of
-// the prefix length Length from a pool.
+// SubnetAllocation describes the external subnet that a request asks for: Subnet if it is valid,
+// otherwise any subnet with the prefix length Length from the pool of the Allocation.
 type SubnetAllocation struct {
 	Subnet netip.Prefix
 	Length int

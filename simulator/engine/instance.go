@@ -89,8 +89,8 @@ func (s Instances) Stop(call *Call) (store.Instance, error) {
 	})
 }
 
-// Reboot resets a virtual machine, or removes the devices of a guest view and adds them again with
-// other numbers (A47). If that fails, the instance becomes failed, but the call succeeds (A60).
+// Reboot resets the virtual machine. Without one, it removes the devices of the guest view and adds
+// them with other numbers (A47). On an error the instance becomes failed; the call succeeds (A60).
 func (s Instances) Reboot(call *Call) (store.Instance, error) {
 	return s.change(call, func(tx *store.Tx, i *store.Instance) {
 		switch i.RunState {
@@ -124,7 +124,7 @@ func (s Instances) Reboot(call *Call) (store.Instance, error) {
 	})
 }
 
-// failInstance makes an instance failed, so it can be started again. The caller holds its lock.
+// failInstance halts i and makes it failed, so it can be started again. The caller has locked i.
 func (s Instances) failInstance(i store.Instance, cause error) {
 	s.logFailure("an instance has failed", "instance", i.ID, cause)
 	i.SetRunState(store.RunFailed)
@@ -277,7 +277,7 @@ type InstanceUpdate struct {
 	BootDisk                       store.Selector
 	AutoRestartPolicy, CPUPlatform *string
 	JumboFrames                    bool
-	// Unsupported names a part of the request that this simulator does not support.
+	// Unsupported names a part of the request that the simulator lacks; if set, the request fails.
 	Unsupported string
 }
 
@@ -334,22 +334,22 @@ type InstanceCreate struct {
 	ExternalIPs                 []ExternalIPCreate
 	// SSHKeys are the user's keys for the guest; nil means all keys of the user.
 	SSHKeys *[]store.Selector
-	// Groups are the anti-affinity groups.
+	// Groups are the anti-affinity groups that the instance joins.
 	Groups                         []store.Selector
 	AutoRestartPolicy, CPUPlatform *string
 	Start, JumboFrames             bool
-	// Unsupported names a part of the request that this simulator does not support.
+	// Unsupported names a part of the request that the simulator lacks; if set, the request fails.
 	Unsupported string
 }
 
-// DiskAttachment is a new or existing disk of a new instance.
+// DiskAttachment is a disk of a new instance: a new one, or the existing disk with the name Attach.
 type DiskAttachment struct {
 	Create *DiskCreate
 	Attach string
 }
 
-// Create runs the rack's saga for an [InstanceCreate]: it creates and attaches the disks of a new
-// instance, and may start it. A failure before the start undoes everything (A51).
+// Create runs the rack's saga for an [InstanceCreate]: it creates an instance and disks, attaches
+// the disks, and starts the instance if requested. A failure before the start undoes all (A51).
 func (s Instances) Create(call *Call) (i store.Instance, err error) {
 	c := call.Body.(InstanceCreate)
 	if c.Unsupported != "" {
@@ -381,7 +381,7 @@ func (s Instances) complete(call *Call, owner store.Project, i store.Instance, c
 	return i, nil
 }
 
-// resume completes a creation that the last simulator left unfinished, or undoes it (A19).
+// resume completes a creation that was unfinished when the simulator ended, or undoes it (A19).
 func (s Instances) resume(i store.Instance) error {
 	var c InstanceCreate
 	var owner store.Project
@@ -436,7 +436,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 		d, err := Reading(s.Simulation, func(tx *store.Tx) store.Disk {
 			return find(tx, store.Disks, owner.ID, a.selector())
 		})
-		if a.Create != nil && err != nil { // if err is nil, an earlier simulator made d
+		if a.Create != nil && err != nil { // if err is nil, d was made before a restart
 			d, err = Disks(s).create(call, owner, *a.Create)
 		}
 		if err != nil {
@@ -464,7 +464,7 @@ func (a DiskAttachment) selector() store.Selector {
 	return store.Selector{Name: a.Attach}
 }
 
-// finish sets the instance to stopped, and starts it if requested. An instance whose start fails
+// finish ends the creation, and starts the instance if requested. An instance whose start fails
 // still exists, and is stopped (A58).
 func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (store.Instance,
 	error) {

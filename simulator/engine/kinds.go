@@ -30,7 +30,7 @@ var (
 )
 
 // init sets the kinds, because Go refuses variables whose initial values refer to each other. A
-// kind comes after the kinds whose Table it uses.
+// kind is set after the kinds whose Table method it calls.
 func init() {
 	*SSHKey = Kind{
 		Name: "ssh-key", Operation: "current_user_ssh_key", Param: "ssh_key",

@@ -19,7 +19,7 @@ type InterfaceCreate struct {
 	Name, Description, Stack, VPC, Subnet string
 	// V4 and V6 are the requested addresses; the zero value means any free address.
 	V4, V6 netip.Addr
-	// Unsupported names a field of the request that this simulator does not support.
+	// Unsupported names a field of the request that the simulator lacks; if set, the request fails.
 	Unsupported string
 }
 
@@ -37,7 +37,7 @@ var DefaultInterface = InterfaceCreate{
 }
 
 const (
-	// defaultNetwork is the VPC of a new project, and the subnet of a new VPC (A64).
+	// defaultNetwork is the name of a new project's VPC and of a new VPC's subnet (A64).
 	defaultNetwork = "default"
 	maxInterfaces  = 8
 )
@@ -67,7 +67,7 @@ func newInterfaces(tx *store.Tx, i store.Instance,
 	return nics
 }
 
-// newInterface returns a new interface. An instance has at most one in each subnet (A64).
+// newInterface returns a new interface of i. It refuses a second interface in a subnet (A64).
 func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterface,
 	c InterfaceCreate) store.NetworkInterface {
 	vpc := find(tx, VPC.Table(), i.ProjectID, store.Selector{Name: c.VPC})
@@ -205,7 +205,7 @@ type InterfaceUpdate struct {
 	Name, Description *string
 	// Primary makes the interface the primary one of its instance.
 	Primary bool
-	// Unsupported names a field of the request that this simulator does not support.
+	// Unsupported names a field of the request that the simulator lacks; if set, the request fails.
 	Unsupported string
 }
 
@@ -517,7 +517,7 @@ func setRouteKind(c *Change, value any) {
 	c.record.Fields["kind"] = value
 }
 
-// setTarget does not check a route to a subnet, because only the rack itself creates such routes.
+// setTarget does not check a route of the kind routeSubnet, because only the rack creates these.
 func setTarget(c *Change, value any) {
 	kind := c.record.Text("kind")
 	from, to := c.record.Fields["destination"].(map[string]any), value.(map[string]any)

@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// isDefault and extents name fields of a pool's record. The API shows only isDefault, and only for
-// a linked pool. It is null while the pool is not linked to the rack's only silo.
+// isDefault and extents name fields of a pool's record. isDefault is null unless the pool is linked
+// to the rack's only silo. The API shows it for linked pools, and never shows extents.
 const (
 	isDefault = "is_default"
 	extents   = "extents"
@@ -77,8 +77,8 @@ type Extent struct {
 	First       netip.Addr      `json:"first"`
 	Last        netip.Addr      `json:"last"`
 	TimeCreated store.Timestamp `json:"time_created"`
-	// Subnet is set for a member of a subnet pool. MinPrefix and MaxPrefix limit the prefix lengths of
-	// the subnets that are allocated from it.
+	// Subnet is the subnet of a subnet pool's member. MinPrefix and MaxPrefix limit the prefix lengths
+	// of the subnets that are allocated from the member.
 	Subnet    netip.Prefix `json:"subnet,omitzero"`
 	MinPrefix int          `json:"min_prefix_length,omitzero"`
 	MaxPrefix int          `json:"max_prefix_length,omitzero"`
@@ -231,8 +231,8 @@ func (c *Change) defaultPool(like store.Resource) (pool store.Resource, ok bool)
 	return pool, ok
 }
 
-// PoolLink is the body of a request that links a pool to a silo or changes a link. Silo is empty if
-// the request changes a link. IsDefault makes the pool the default pool of the silo.
+// PoolLink is the body of a request that links a pool to a silo or changes a link. Only a new link
+// uses Silo. IsDefault tells whether the pool becomes the silo's default pool.
 type PoolLink struct {
 	Silo      store.Selector
 	IsDefault bool
@@ -491,7 +491,7 @@ func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// parts writes a list of objects into the field name, and renames their keys as in the map names.
+// parts sets the field with the given name to a list of objects. names maps old keys to new keys.
 func parts(c *Change, name string, list []any, names map[string]string) {
 	out := []any{}
 	for _, one := range list {

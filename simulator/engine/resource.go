@@ -13,19 +13,19 @@ import (
 )
 
 // Kind describes one kind of resource, such as a VPC: an object that has a record, but no data and
-// no device. The methods of Resources handle every kind as its Kind describes.
+// no device. The methods of Resources handle the records of every kind.
 type Kind struct {
 	// Name is the rack's word for the resource in errors. Operation is the prefix of the names of the
 	// kind's operations in the API. Param is the resource's parameter in paths and queries.
 	Name, Operation, Param string
-	// Parent is the kind of the object that contains the resource. Without a Parent the resource
-	// belongs to Owner, or to the silo if Owner is "". A name is unique in the parent.
+	// Parent is the kind of the object that contains the resource. If it is nil, the resource belongs
+	// to the user with the ID Owner, or to the silo if Owner is "". Names are unique in a parent.
 	Parent *Kind
 	Owner  string
 	// In names the field with the ID of the parent or the owner; "" means that there is no such field.
 	In string
-	// The error for an ID together with a parent contains Both. The error for a name without a
-	// parent begins with Neither (A05).
+	// Both is a part of the error for an ID together with a parent. Neither begins the error for a
+	// name without a parent (A05).
 	Both, Neither string
 	// Public means that every user of the silo may read the resource, and its owner may change it. The
 	// roles in the projects do not matter (A15).
@@ -38,9 +38,9 @@ type Kind struct {
 	Fields []Field
 	// Created, Updated and Deleted change other records after a creation, an update or a deletion.
 	Created, Updated, Deleted func(*Change)
-	// Permit may refuse an update or a deletion. For a deletion, its second argument is nil.
+	// Permit can refuse an update or a deletion. For a deletion, its second argument is nil.
 	Permit func(*Change, *ResourceInput)
-	// Holders may refuse a deletion.
+	// Holders are the possible reasons to refuse a deletion.
 	Holders []Holder
 }
 
@@ -52,7 +52,7 @@ type Field struct {
 	Values []string
 	// Of lists the fields inside a Record. A field that is missing in the request becomes null.
 	Of []Field
-	// Optional means that the request of a creation may lack the field. Its value is then Default.
+	// Optional means that a creation request may omit the field. The value is then Default.
 	Optional bool
 	Default  any
 	Update   UpdateRule
@@ -222,7 +222,7 @@ func (s Resources) Create(call *Call, tx *store.Tx) store.Resource {
 }
 
 // create creates a record, and the records that Created adds. It checks the name last, because the
-// rack finds a taken name when it writes the record (A01).
+// rack finds a taken name only when it writes the record (A01).
 func (c *Change) create(k *Kind, parent store.Resource, in ResourceInput) store.Resource {
 	id := in.id
 	switch {
@@ -369,8 +369,8 @@ func group(policy string) Kind {
 	}
 }
 
-// Item is an object without a record of its own, in the form of the API: a part of a record, such
-// as a range of a pool, or an object that every rack has, such as its user.
+// Item is an object of the API without a record of its own: either a part of a record, such as a
+// range of a pool, or an object that every rack has, such as the user.
 type Item struct {
 	ident  store.Identity
 	fields map[string]any

@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// restore repairs the records and the data plane after a kill of the last simulator, and adds the
-// objects of the Config that the directory lacks. It begins with the functions in first.
+// restore repairs the records and the data plane in case a simulator was killed, and adds the
+// objects of the Config that the directory lacks. Before all this, it calls the functions in first.
 func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx)) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) {
@@ -57,10 +57,10 @@ func prepare(tx *store.Tx) {
 	store.Prepare(tx, kinds...)
 }
 
-// resume completes the creations that the last simulator left unfinished, as a rack resumes its
+// resume completes the creations that an earlier simulator left unfinished, as a rack resumes its
 // sagas, and undoes those that it cannot complete (A19). If a snapshot finalizes an import, resume
-// completes both (A90). Disks come first, because instances need their disks, and a disk from an
-// unfinished snapshot must fail (A59).
+// completes both (A90). It resumes disks first for two reasons: instances need their disks, and a
+// disk from an unfinished snapshot must fail (A59).
 func (r *Simulation) resume() error {
 	var disks []store.Disk
 	var snapshots []store.SnapshotRecord
@@ -295,7 +295,7 @@ func (r seeder) image(ctx context.Context, spec ImageSpec) error {
 			p := r.project(tx, spec.Project)
 			img.ProjectID = &p.ID
 		}
-		// A client may have promoted or demoted the image since its import.
+		// Look for the ID, too: a client may have promoted or demoted the image since its import.
 		_, known = store.Images.Get(tx, img.ID)
 		known = known || store.Images.Taken(tx, store.Deref(img.ProjectID), spec.Name)
 		if !known {

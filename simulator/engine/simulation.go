@@ -11,7 +11,7 @@
 // Any other operation first checks the rules and changes records in a transaction. It then works on
 // the data plane while it holds the locks of its objects. If this work takes long, or if callers
 // can see it half done, the record has a state for it, as on a rack. Every rule cites an assumption
-// (A01, A02, …) of package rules, whose ASSUMPTIONS.md names its source.
+// (A01, A02, …). conformance/rules/ASSUMPTIONS.md names the sources of the assumptions.
 //
 // The package does not know HTTP requests, paths or pages.
 package engine
@@ -80,8 +80,8 @@ type Config struct {
 	// FirstLoop is the lowest number for the rack's loop devices. A container's /dev may have nodes
 	// only for low numbers, so a high FirstLoop leaves these to other programs.
 	FirstLoop int
-	// KeepDevices leaves the devices in the guests when the rack is closed. A real rack's guests also
-	// keep their devices when the control plane ends. The next rack that is opened on Dir adopts them.
+	// KeepDevices leaves the devices in the guests when the rack is closed. The next rack on Dir
+	// adopts the devices. A real rack's guests also keep theirs when the control plane ends.
 	KeepDevices bool
 	// Devices determines whether guests see their disks as devices; "" requires devices, which need
 	// Linux and root.
@@ -116,8 +116,8 @@ type ImageSpec struct {
 	File          string
 }
 
-// DiskSpec is a disk that the rack has from the start. It is blank, or has the bytes of an Image of
-// its project or the silo. It may be attached to an Instance of its project, running or stopped.
+// DiskSpec is a disk that the rack has from the start: a copy of Image, which belongs to the disk's
+// project or to the silo, or a blank disk. It is attached to Instance, if that is set.
 type DiskSpec struct {
 	Name string
 	// Project is the disk's project; "" means the first project of the Config.
@@ -134,7 +134,7 @@ type Simulation struct {
 	config    Config
 	temporary bool
 	// boot has the IDs of the instances that restore() starts: those of the Config, and those whose
-	// virtual machines the last simulator stopped when it closed.
+	// virtual machines an earlier simulator stopped when it closed.
 	boot     []string
 	log      *slog.Logger
 	store    *store.Store
@@ -156,7 +156,7 @@ type Simulation struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	// Reset and Close lock life, so that only one of them runs at a time. Close sets released.
+	// Reset and Close hold life while they run. If released is set, a further Close does nothing.
 	life     sync.Mutex
 	released bool
 	mu       sync.Mutex
@@ -313,7 +313,7 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold waits for the duration that long() reads from the switches. If they change, it reads again.
+// hold waits for the duration that long() returns. It calls long() again if the switches change.
 func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
 	if call.Resumed {
 		return
@@ -398,8 +398,8 @@ func (r *Simulation) RunDeferred(ctx context.Context) error {
 	}
 }
 
-// free removes the bytes of a deleted object, at once or after the FreeDelay (A68), and then frees
-// its share of the quota if release() has not. If the rack closes first, its next start frees both.
+// free removes a deleted object's bytes, now or after FreeDelay (A68). Then it frees the object's
+// share of the quota if release() has not. If the rack closes first, its next start does both.
 func (r *Simulation) free(call *Call, id string, size int64, remove func(id string) error,
 	now adminapi.Switches) error {
 	if now.FreeDelay <= 0 {

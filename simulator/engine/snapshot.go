@@ -104,7 +104,7 @@ func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
 }
 
 // fill copies the bytes and makes the snapshot ready, or undoes its creation. It does not repeat a
-// copy that an earlier simulator has finished (A19).
+// copy that was finished before a restart (A19).
 func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.SnapshotRecord, error) {
 	err := func() error {
 		defer s.locks.Lock(record.DiskID)()
@@ -147,7 +147,7 @@ func (s Snapshots) end(record store.SnapshotRecord, imported string, change func
 }
 
 // Delete deletes a snapshot and frees its share of the quota, now or later (A68). Disks that were
-// created from it do not change (A43). If it cannot remove the bytes, the next start removes them.
+// created from it do not change (A43). If Delete cannot remove the bytes, the next start does.
 func (s Snapshots) Delete(call *Call) error {
 	now := s.Switches()
 	return remove(s.Simulation, call, store.Snapshots,
@@ -226,15 +226,15 @@ func putImage(tx *store.Tx, kind string, img store.Image) {
 	store.Images.Put(tx, img)
 }
 
-// Delete deletes an image. Disks that were created from it do not change (A91). If it cannot remove
-// the bytes, the next start removes them.
+// Delete deletes an image. Disks that were created from it do not change (A91). If Delete cannot
+// remove the bytes, the next start does.
 func (s Images) Delete(call *Call) error {
 	return remove(s.Simulation, call, store.Images, store.Images.Delete,
 		func(i store.Image) error { return s.plane.RemoveImage(i.ID) })
 }
 
-// Promote moves a project's image to the silo. A name without a project means an image of the silo.
-// The rack refuses to promote it, even if it does not exist (A91).
+// Promote moves a project's image to the silo. It refuses a name without a project, which means an
+// image of the silo, even if that image does not exist (A91).
 func (s Images) Promote(call *Call) (store.Image, error) {
 	errSilo, project := invalidRequest("Cannot promote a silo image"), call.Named["project"]
 	if call.Named["image"].Name != "" && !project.Given() {

@@ -268,7 +268,7 @@ func (s Silo) all(call *Call, tx *store.Tx, of func(*Call, *store.Tx) Item) []It
 }
 
 // Utilization returns the silo's utilization, which every user of the silo may read (A15). CPUs and
-// memory count from the start of an instance until it is stopped (A20).
+// memory are provisioned from the start of an instance until it is stopped (A20).
 func (s Silo) Utilization(_ *Call, tx *store.Tx) Utilization {
 	u := Utilization{Capacity: ResourceCounts{CPUs: 1024, Memory: 4 * tebibyte,
 		Storage: int64(s.Switches().QuotaBytes)}}

@@ -26,7 +26,7 @@ func newRecord(t *testing.T) *record {
 		path: filepath.Join(dir, "plugin-1", "flight", "v.jsonl")}
 }
 
-// line returns a line of a flight record. The words are an event and perhaps an outcome and a path.
+// line returns a line of a record. words has an event and, optionally, an outcome and a path.
 func line(words string) string {
 	w := strings.Fields(words + " done -")
 	return fmt.Sprintf(`{"time":%q,"event":%q,"outcome":%q,"volume":"v","path":%q}`+"\n",

@@ -25,13 +25,13 @@ import (
 
 // Host starts the machines of a rack.
 type Host struct {
-	// image is a directory that tools/vm-image made: a kernel, its root filesystem and a private key.
+	// image is a directory from tools/vm-image with a kernel, a root filesystem and a private key.
 	image string
 	// accelerator is "kvm" or "tcg".
 	accelerator string
 	// Type is QEMU's machine type: "pc" (i440FX, the default), or "q35" with PCIe root ports.
 	Type string
-	// EndsWithProcess ends the machines with this process. Otherwise the next process can find them.
+	// EndsWithProcess ends the machines with this process. Otherwise a later process can find them.
 	EndsWithProcess bool
 }
 
@@ -61,7 +61,7 @@ func Open(ctx context.Context, dir string) (*Host, error) {
 	return h, nil
 }
 
-// Key returns the path of the private key that each machine's root accepts.
+// Key returns the path of the private key with which root can log in to each machine.
 func (h *Host) Key() string { return filepath.Join(h.image, "key") }
 
 const bootTime = 5 * time.Second
@@ -92,7 +92,7 @@ func kvmWorks(ctx context.Context) bool {
 	return errors.As(err, &ended) && ended.ExitCode() == exit<<1|1
 }
 
-// Start starts a machine in its directory, and returns when it has its disks and runs.
+// Start starts a machine in dir, and returns when the machine has its disks and runs.
 func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Machine, err error) {
 	defer func() {
 		if err != nil {
@@ -145,7 +145,7 @@ func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (_ *Mac
 	return m, nil
 }
 
-// launch starts QEMU in a machine's directory. When QEMU ends, its error is sent on the channel.
+// launch starts QEMU in a machine's directory. When QEMU ends, the channel gets the error of Wait.
 func (h *Host) launch(c *exec.Cmd, dir string) (<-chan error, error) {
 	log, err := os.Create(filepath.Join(dir, "qemu.log"))
 	if err != nil {
@@ -383,7 +383,7 @@ func (m *Machine) shorten(dir string) {
 	}
 }
 
-// forgetText frees the space of the text before the last keptText bytes. All offsets stay the same.
+// forgetText frees the space of the console text before its last keptText bytes. No offset changes.
 func forgetText(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -398,9 +398,9 @@ func forgetText(dir string) error {
 		(size-keptText)&^0xfff)
 }
 
-// Console reads the kept text that the serial console has printed since the last start: at most the
-// given number of bytes, from the given offset on. The offset -1 is the end of the text, and -2 its
-// last byte. Console also returns the offset behind the last byte read.
+// Console reads at most "most" bytes of the serial console's text since the last start, from the
+// offset "from" on. It skips text that is no longer kept. The offset -1 is the end of the text, and
+// -2 its last byte. end is the offset behind the last byte read.
 func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -25,8 +25,8 @@ type Machine struct {
 	qmp     *monitor
 	sshPort int // the port of 127.0.0.1 that QEMU forwards to the guest's sshd
 
-	// mu lets one call at a time change the disks, and guards ports. The method plugged() sets ports
-	// to true if the machine has PCIe root ports for its disks.
+	// mu lets one call at a time change the disks, and guards ports. ports tells whether the machine
+	// has PCIe root ports for its disks. plugged() sets it.
 	mu    sync.Mutex
 	ports bool
 
@@ -89,7 +89,7 @@ func (d Disk) block(file string) map[string]any {
 
 func port(slot int) string { return fmt.Sprintf("port-%#x", slot) }
 
-// device describes the NVMe controller of a disk to QEMU: in a slot, or at the slot's root port.
+// device describes a disk's NVMe controller to QEMU. With ports, it is behind the slot's root port.
 func (d Disk) device(slot int, ports bool) map[string]any {
 	bus, at := "pci.0", slot
 	if ports {
@@ -317,7 +317,7 @@ func (m *Machine) Reset(ctx context.Context) error {
 	return m.qmp.do(ctx, "system_reset", nil, nil)
 }
 
-// Stop kills QEMU, without telling the guest, and waits for its end.
+// Stop kills QEMU, without telling the guest, and waits until QEMU has ended.
 func (m *Machine) Stop(ctx context.Context) error {
 	if err := m.kill(); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("stop QEMU: %w", err)

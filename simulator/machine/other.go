@@ -7,7 +7,7 @@ import (
 	"errors"
 )
 
-// On this system no virtual machine can run. Functions that start or change one return errLinux.
+// errLinux is the error of functions that start or change virtual machines, which need Linux.
 var errLinux = errors.New("virtual machines need Linux")
 
 type Host struct {

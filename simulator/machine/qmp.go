@@ -5,13 +5,13 @@
 // the rack's hypervisor: an i440FX with one PCI bus, on which each disk is an NVMe controller that
 // ACPI plugs and ejects. A [Host] can also build a Q35 with PCIe root ports, which no rack has. A
 // machine's root disk is an overlay of the image that tools/vm-image makes. What the guest writes
-// there survives a stop. QEMU's user network connects the machine: a port of 127.0.0.1 leads to its
-// sshd, and nothing else can be reached from outside.
+// there survives a stop. QEMU's user network forwards a port of 127.0.0.1 to the machine's sshd.
+// Nothing else in the machine can be reached from outside.
 //
 // The directory of a machine has
 //
 //	root.qcow2   what the guest has written to its root filesystem
-//	image        a link to the image below root.qcow2
+//	image        a link to the image on which root.qcow2 is based
 //	keys         the SSH keys that root accepts
 //	lock         a file that QEMU keeps locked until it ends
 //	console.log  the text of the serial console since the last start, at least the last MiB

@@ -170,7 +170,7 @@ func readSeed(path string, c *simulator.Config) error {
 
 var unknownKey = regexp.MustCompile(`field (\S+) not found in type .*`)
 
-// oneLine joins the errors about a file to one line, and removes the names of Go types.
+// oneLine joins the messages of a YAML error into one line, and removes the names of Go types.
 func oneLine(err error) error {
 	var mistakes *yaml.TypeError
 	if !errors.As(err, &mistakes) {

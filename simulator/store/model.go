@@ -75,8 +75,8 @@ const (
 // MaxName is the greatest length of a name.
 const MaxName = 63
 
-// CheckName returns the rack's error for an invalid name, or "" (A04). The published pattern allows
-// upper case, but the rack does not.
+// CheckName returns the rack's error for an invalid name, or "" (A04). The pattern in the API's
+// schema allows upper case, but the rack does not.
 func CheckName(name string) string {
 	switch {
 	case name == "":
@@ -211,7 +211,7 @@ func (tx *Tx) NextHost() uint64 {
 	return n
 }
 
-// Resource is the record of an object that has no disk or device, such as a VPC.
+// Resource is the record of an object that has no data and no device, such as a VPC.
 type Resource struct {
 	Identity
 	// Fields has the other JSON fields by their names.
@@ -262,7 +262,7 @@ func Resources(kind, parent string) Table[Resource] {
 	return Table[Resource]{kind, func(r Resource) string { return r.Text(parent) }}
 }
 
-// bucketLinks has two keys for every link, one for each of its objects.
+// bucketLinks has two keys for every link: one for each of the two linked objects.
 var bucketLinks = []byte("links")
 
 // Link records that two objects belong together, such as an instance and its SSH key.
@@ -277,7 +277,7 @@ func (tx *Tx) Unlink(kind, a, b string) {
 	tx.Check(errors.Join(links.Delete(linkKey(a, kind, b)), links.Delete(linkKey(b, kind, a))))
 }
 
-// Linked returns the IDs of the objects to which an object has links of a kind.
+// Linked returns the IDs of the objects that are linked to an object by links of a kind.
 func (tx *Tx) Linked(kind, id string) []string { return tx.keys(bucketLinks, id+"/"+kind+"/") }
 
 // UnlinkAll removes all links of an object.

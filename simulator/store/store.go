@@ -121,7 +121,7 @@ func (tx *Tx) Check(err error) {
 	}
 }
 
-// Refuse ends the transaction with an error if a condition is true.
+// Refuse ends the transaction with err if when is true.
 func (tx *Tx) Refuse(when bool, err error) {
 	if when {
 		tx.Check(err)
@@ -215,8 +215,8 @@ func (tx *Tx) Leave(ids ...string) {
 	}
 }
 
-// Left returns the IDs that Leave has stored. The rack may remove only the files of these IDs,
-// because a file whose ID never had a record is not the rack's.
+// Left returns the IDs that Leave has stored. The rack must remove no other file, because a file
+// whose ID never had a record is not the rack's.
 func (tx *Tx) Left() []string { return tx.keys(bucketLeft, "") }
 
 func (tx *Tx) forget(ids ...string) {
@@ -231,7 +231,7 @@ func (tx *Tx) forget(ids ...string) {
 type Record interface{ Ident() Identity }
 
 // Table has the records of one kind. A record is found by its ID, or by its parent and name. The
-// parent is the ID of the project, or "" for an object of the silo. Lists are sorted by ID or name.
+// parent is an ID, such as a project's, or "" for the silo. Lists are sorted by ID or name.
 type Table[T Record] struct {
 	Name   string
 	Parent func(T) string
@@ -434,7 +434,7 @@ const (
 	ByID             = "id_ascending"
 )
 
-// OtherNames returns the IDs of objects with the name subject, or the name of the ID subject.
+// OtherNames returns the IDs of objects named subject or, if subject is an ID, the object's name.
 func (tx *Tx) OtherNames(parent, subject string) []string {
 	return slices.Concat(
 		aliases(tx, Disks, parent, subject),
@@ -511,7 +511,7 @@ func (tx *Tx) UndoDisk(d Disk) {
 	tx.AddStorage(-d.Size)
 }
 
-// UndoInstance deletes the records of an instance whose creation failed, and of its new disks.
+// UndoInstance deletes the records of an instance whose creation failed, and of the disks in made.
 func (tx *Tx) UndoInstance(i Instance, made []string) {
 	tx.DeleteInstance(i)
 	for _, id := range made {
