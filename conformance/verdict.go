@@ -27,9 +27,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// judge sets the verdict and returns the exit status. Failures decide first, then the reasons that
-// stopped the run, and then the parts that the rack blocked. A run in which nothing passed never
-// conforms.
+// judge sets r.Verdict and r.Why and returns the exit status. The first case that applies decides.
+// A run in which nothing passed never conforms.
 func judge(ctx context.Context, r *report.Report, stopped error) int {
 	failed, passed := r.Count(report.Failed), r.Count(report.Passed)
 	if ctx.Err() != nil {
@@ -107,7 +106,7 @@ func oneLine(text string) string {
 }
 
 // effects lists, for each RPC, operations of the rack's API. A successful call sends at least one
-// of them: the change, or a read which shows that the change was made before.
+// of them. If the rack made the change before, that is only a read.
 var effects = map[string][]string{
 	"CreateVolume":              {"disk_create"},
 	"DeleteVolume":              {"disk_view", "disk_delete"},
@@ -120,9 +119,9 @@ var effects = map[string][]string{
 	"GetCapacity":               {"utilization_view", "silo_quotas_view"},
 }
 
-// testify compares the calls of the run with the request log of a simulated rack. A real rack's log
-// cannot be read. For a real rack the report names the program's own record instead, because each
-// result was compared with that record when its check ended.
+// testify compares the calls of the run with the request log of a simulated rack. The log of a real
+// rack cannot be read. In that case the report names this program's own record as the source,
+// because each result was compared with that record when its check ended.
 func (w *job) testify(ctx context.Context) {
 	witness := &w.report.Witness
 	if witness.Source = "this program's own record"; w.admin == nil {
@@ -150,7 +149,7 @@ func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings
 	}
 	for _, e := range exchanges {
 		if e.Status == 0 || e.RequestID == "" {
-			continue // no answer, or the answer of a proxy, or a proxy removed the ID
+			continue // there is no answer, or a proxy answered or removed the ID
 		}
 		entry, is := known[e.RequestID]
 		switch {
@@ -167,9 +166,9 @@ func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings
 	return findings
 }
 
-// unheard lists the driver's successful calls without a request in the rack's log. The rack's clock
-// may differ, so positions in the log decide: the request must come after all exchanges that ended
-// before the call began, and before all that began after the call ended.
+// unheard reports each successful call of the driver for which the rack's log has no request. The
+// rack's clock may differ, so positions in the log decide: the request must come after the
+// exchanges that ended before the call, and before the exchanges that began after the call.
 func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc) (
 	findings []string) {
 	place := map[string]int{}
@@ -189,7 +188,7 @@ func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc
 	slices.SortStableFunc(calls, func(a, b rpc) int { return a.began.Compare(b.began) })
 	for _, call := range calls {
 		operations := effects[call.name]
-		isID := call.object == "" || isUUID(call.object) // other IDs need no request
+		isID := call.object == "" || isUUID(call.object) // calls with other IDs need no request
 		if call.code != codes.OK || operations == nil || !isID {
 			continue
 		}
@@ -261,8 +260,8 @@ func (l *callLog) since(point int) []rpc {
 	return slices.Clone(l.calls[point:])
 }
 
-// intercept records every call of the driver and refuses a call that exceeds the budget. It repeats
-// a call whose error code asks an orchestrator to retry.
+// intercept refuses a call that exceeds the budget, and records every other call of the driver. It
+// repeats a call whose error asks an orchestrator to retry.
 func (l *callLog) intercept(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
@@ -304,7 +303,7 @@ func (l *callLog) observe(method string, request any, began time.Time, err error
 
 // callTries limits how often intercept() tries a call. Several tries give a busy rack the time that
 // it needs. Until lateTimeout has passed, tries that fail with EffectUnknown do not count: the
-// driver returns this reason for OXIDE_LATE_LIMIT, a minute, after each unanswered change.
+// driver returns this reason until OXIDE_LATE_LIMIT (a minute) after an unanswered change.
 const callTries, lateTimeout = 8, 2 * time.Minute
 
 func asksAgain(err error) bool {
@@ -382,7 +381,7 @@ func evidence(calls []rpc) []report.LoggedCall {
 // anyDescription matches the description in an answer of the rack, even if the answer is cut off.
 var anyDescription = regexp.MustCompile(`"description"\s*:\s*"(?:[^"\\]|\\.)*`)
 
-// answers converts recorded calls for the report. It removes descriptions that no run has written.
+// answers converts recorded calls for the report. It removes descriptions that are not a run's own.
 func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
 	var all []report.LoggedCall
 	for _, e := range exchanges {
@@ -404,8 +403,8 @@ func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// patient is a transport that repeats a request while the rack is busy, and a change while the rack
-// does not answer. Use it only for requests that may be sent twice.
+// patient is a transport that repeats a request while the rack is busy. It also repeats a change
+// that the rack does not answer. Use it only for requests that may be sent twice.
 type patient struct{ next http.RoundTripper }
 
 // busyTimeout limits how long patient repeats a request.
@@ -432,15 +431,15 @@ func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// budgeted is a transport that checks the run's mark and the budget before objects are created.
+// budgeted is a transport that limits which objects a run creates (see RoundTrip).
 type budgeted struct {
 	next   http.RoundTripper
 	budget *budget
 	run    string // every object needs this run's mark
 }
 
-// RoundTrip refuses to create objects that exceed the budget or lack the mark, by which the command
-// "clean" finds them. It refuses even what the rack should reject: a faulty rack may accept it.
+// RoundTrip refuses a request for objects that exceed the budget, or that lack the mark by which
+// the command "clean" finds a run's objects. It does not rely on the rack to refuse.
 func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	objects, together, err := created(req, b.run)
 	if err != nil {
@@ -514,7 +513,7 @@ func created(req *http.Request, run string) (objects []*object, together bool, e
 	return objects, together, nil
 }
 
-// gibOf returns a size in GiB, or 1 for sizes below 1 GiB or above absurdGiB, which racks refuse.
+// gibOf returns a size in GiB, but 1 if the size is below 1 GiB or above absurdGiB.
 func gibOf(bytes int64) int64 {
 	if gib := bytes / harness.GiB; gib >= 1 && gib <= absurdGiB {
 		return gib
@@ -522,7 +521,7 @@ func gibOf(bytes int64) int64 {
 	return 1
 }
 
-// absurdGiB is larger than every disk of the checks. Larger requests only test the rack's refusal.
+// absurdGiB exceeds all disks of the checks. Requests for more only test whether the rack refuses.
 const absurdGiB = 64
 
 func idOf(resp *http.Response) string {

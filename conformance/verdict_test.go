@@ -476,7 +476,7 @@ func TestRequestLogComparisonFindsASuccessfulCallWithoutARequest(t *testing.T) {
 	at := func(name, object string, code codes.Code) rpc {
 		return rpc{name: name, object: object, code: code, began: began, took: time.Second}
 	}
-	// Requests of the run before and after the call show the order. The clocks may differ.
+	// The clocks may differ, so requests of the run before and after the call show the order.
 	own := []rules.RecordedCall{{RequestID: "before", Began: began.Add(-time.Second)},
 		{RequestID: "after", Began: began.Add(2 * time.Second)}}
 	id, create := uuid.NewString(), at("CreateVolume", "", codes.OK)
@@ -519,7 +519,7 @@ func TestDataCheckNamesTheCallsThatItDidNotMake(t *testing.T) {
 }
 
 func TestWriteReportReplacesNoFile(t *testing.T) {
-	// By default the report's folder is in this directory, next to the run's work directory.
+	// By default the report's folder is in the current directory, next to the run's work directory.
 	t.Chdir(t.TempDir())
 	here := csitest.Got(os.Getwd())(t)
 	const taken = "name one that does not exist with --report"

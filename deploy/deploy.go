@@ -22,8 +22,8 @@ import (
 //go:embed all:chart examples kustomize
 var Files embed.FS
 
-// Build returns the objects that `kubectl apply -k` applies for a directory of a tree, such as
-// Files. The argument files maps paths to texts that replace files of the tree or are added to it.
+// Build returns the objects that `kubectl apply -k` applies for the directory dir of the tree. A
+// text in files replaces the file of the tree that has its path, or is added to the tree.
 func Build(tree fs.FS, dir string, files map[string]string) ([]*unstructured.Unstructured, error) {
 	memory := filesys.MakeFsInMemory()
 	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {

@@ -127,8 +127,8 @@ func key(object *unstructured.Unstructured) string {
 	return object.GetKind() + "/" + object.GetNamespace() + "/" + object.GetName()
 }
 
-// lines() returns all fields, sorted, as KIND/NAME.PATH: VALUE. In the path, an item of a list is
-// [NAME], or [INDEX] if it is a mapping without a name, or [] if it is no mapping.
+// lines() returns all fields, sorted, as KIND/NAME.PATH: VALUE. In the path, a list's item is
+// [NAME] if it is a mapping with a name, [INDEX] if another mapping, and otherwise [].
 func (m manifests) lines() []string {
 	var all []string
 	var walk func(at string, part any)
@@ -165,7 +165,7 @@ func (m manifests) lines() []string {
 // only in b, each after a plus. For an object that b lacks, it returns only the object's name.
 func differences(a, b []string) string {
 	var found []string
-	gone := "\n" // the prefix of the lines of the last object that is missing in b
+	gone := "\n" // lines of the last object that b lacks begin with it
 	for _, line := range a {
 		kind, _, _ := strings.Cut(line, "/")
 		object, ok := strings.CutSuffix(line, ".kind: "+strconv.Quote(kind))

@@ -68,15 +68,15 @@ const (
 	theWhole = "with everything there are these fields (B-34, D-45, D-54, D-63, D-66, E-31)"
 )
 
-// change compares two renderings of the chart. The fields from and to contain Helm's arguments,
-// "kustomize DIR..." for plain manifests, or "nothing" for no objects.
+// change compares two renderings of the chart. Each of from and to contains either Helm's
+// arguments, or "kustomize DIR..." for plain manifests, or "nothing" for no objects.
 type change struct {
 	name     string
 	from, to []string
 }
 
-// changes() lists the comparisons. The fields that each of them may remove and add are in
-// testdata/rendered.txt, which `make manifests` writes.
+// changes() lists the comparisons. For each comparison, testdata/rendered.txt contains the expected
+// differences. `make manifests` writes this file.
 func changes(t *testing.T) []change {
 	crds := []string{"--api-versions", "snapshot.storage.k8s.io/v1"}
 	return []change{
@@ -197,7 +197,7 @@ func changes(t *testing.T) []change {
 	}
 }
 
-// images() returns each setting for every image, with % replaced by the image's path.
+// images() returns each setting for every image, with % replaced by the path of its Helm value.
 func images(settings ...string) (all []string) {
 	for _, image := range []string{"image", "nodeImage", "instanceMetadata.image", "nodeKeeper.image",
 		"provisioner.image", "attacher.image", "snapshotter.image", "registrar.image",

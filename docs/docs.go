@@ -10,8 +10,8 @@
 //	<!-- run: rehearsal on a -->   proofs/vm runs it in an instance of that rack, a virtual machine
 //	<!-- not run: it is output --> nothing runs it; the text is the reason
 //
-// The blocks of a page with the same runner run in one bash -e, in their order, at the repository's
-// root. "<!-- run: here; prints: faulted -->" means that the block also has to print "faulted".
+// All blocks that a page has for one runner run in one bash -e, in order, at the repository's root.
+// "<!-- run: here; prints: faulted -->" means that the block also has to print "faulted".
 package docs
 
 import (
@@ -253,7 +253,7 @@ type Site struct {
 }
 
 // Check returns an error if the target of a link in a page does not exist. It does not open web
-// sites: for their links it checks only the form.
+// sites: it checks only the form of their URLs.
 func (s Site) Check(from Page, link string) error {
 	u, err := url.Parse(link)
 	if err != nil {
@@ -287,7 +287,7 @@ func (s Site) Check(from Page, link string) error {
 type Session struct {
 	// Root is the directory of the repository, in which the commands run.
 	Root string
-	// Dir is for the files that the commands create (it becomes TMPDIR), and for their output.
+	// Dir is the TMPDIR of the commands. Run also writes the script and the commands' output there.
 	Dir string
 	// Env is the complete environment of the commands.
 	Env []string
@@ -298,8 +298,8 @@ type Session struct {
 // endGrace is how long the remaining processes of a page may take to end after a signal.
 const endGrace = 30 * time.Second
 
-// Run runs blocks in one bash -e. It returns an error if a block fails or lacks the output that its
-// class demands, or if a process remains.
+// Run runs blocks in one bash -e. It returns an error if a block fails, if a block does not print
+// its field Prints, or if a process still runs at the end.
 func (s Session) Run(ctx context.Context, blocks []Block) (err error) {
 	log, err := os.Create(filepath.Join(s.Dir, "session.log"))
 	if err != nil {

@@ -257,7 +257,7 @@ var verbs = []string{"annotate", "apply", "attach", "cordon", "create", "delete"
 	"evict", "exec", "label", "patch", "replace", "rollout", "scale", "taint"}
 
 // openings matches packages, such as os, and functions that open, change or remove things. The
-// pattern looks matches exceptions: functions that only read, or only use what is already open.
+// other pattern, looks, matches exceptions, which only read, or only use what is already open.
 var (
 	openings = regexp.MustCompile(
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
@@ -381,8 +381,8 @@ func isOpening(n ast.Node, info types.Info) bool {
 	return ok && openings.MatchString(f.FullName()) && !looks.MatchString(f.FullName())
 }
 
-// isChange reports whether a node is a call that has one of kubectl's verbs among its arguments, or
-// a method call with ctx as the first argument and a name that means a change.
+// isChange reports whether a node is either a call with one of verbs among its arguments, or a
+// method call whose name matches changes and whose first argument is ctx.
 func isChange(n ast.Node, _ types.Info) bool {
 	call, ok := n.(*ast.CallExpr)
 	if !ok {

@@ -63,8 +63,8 @@ type Config struct {
 	LateLimit            time.Duration
 	LookLimit            time.Duration
 
-	// Topology lists the locations from which the rack's disks can be reached, best first. A node has
-	// at most one location, its own.
+	// Topology lists the locations from which the rack's disks can be reached, best first. On a node
+	// it has at most one location, the node's own.
 	Topology []volume.Segments
 	// TopologyInstance makes every node report its instance's id in addition to its location.
 	TopologyInstance bool
@@ -84,7 +84,7 @@ type setting struct {
 	set func(value string) error
 }
 
-// The token has no flag, because the process list shows arguments to everybody.
+// settings returns all settings. The token has no flag: the process list shows arguments to all.
 func (c *Config) settings() []setting {
 	return []setting{
 		{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", c.setMode},
@@ -219,7 +219,7 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 	return values, nil
 }
 
-// flagProblem returns fixed text for an error that may quote a value.
+// flagProblem returns the text of err, but a fixed text if err may quote a value.
 func flagProblem(err error) string {
 	for _, harmless := range []string{"flag provided but not defined: ", "flag needs an argument: "} {
 		if strings.HasPrefix(err.Error(), harmless) {
@@ -416,7 +416,7 @@ var clusterID = volume.Word{Most: 63,
 	Looks: regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
 
 // runPrefix begins each cluster ID that oxide-conformance gives to its driver. That program deletes
-// all objects of the ID. So a driver accepts such an ID only if the variable runVariable equals it.
+// all objects of such an ID. So a driver accepts one only if the variable runVariable equals it.
 const (
 	runPrefix   = "oxide-conformance-"
 	runVariable = "OXIDE_CONFORMANCE_MARK"

@@ -61,7 +61,7 @@ type rackHealth struct {
 type rackKnown struct {
 	checked bool
 	fault   error
-	// reported is the reason in the last line that report() has logged.
+	// reported is the reason that report() logged last; report() does not log the same reason again.
 	reported string
 	reached  bool // the last check succeeded
 	answered bool // the rack has answered a check
@@ -130,7 +130,7 @@ func (h *rackHealth) run(ctx context.Context) {
 }
 
 // soon returns the channel of requested checks. While a fault is known, it returns a nil channel,
-// so a hundred refused calls cause one check.
+// so that many refused calls cause only one check.
 func (h *rackHealth) soon() <-chan struct{} {
 	if h.now().fault != nil {
 		return nil
@@ -179,7 +179,7 @@ func (h *rackHealth) check(ctx context.Context) bool {
 	return err == nil && fileFault == nil
 }
 
-// report logs a line if the result of a check differs from the result before. The caller holds mu.
+// report logs a line if a check's result differs from the previous result. The caller holds mu.
 func (h *rackHealth) report(ctx context.Context, err, fault error) {
 	why := fault
 	if why == nil {
@@ -232,7 +232,7 @@ func toolsHealth() error {
 type identityService struct {
 	csi.UnimplementedIdentityServer
 
-	// Topology reports whether a topology is set. It must be the same in all processes.
+	// Topology adds the topology to the capabilities. It must have the same value in all processes.
 	Topology bool
 	// Health reports whether the process is ready, or returns an error whose cause a person has to
 	// repair. It must not wait for the rack. Nil means always ready.
@@ -243,9 +243,9 @@ type identityService struct {
 }
 
 // waitingTrailer is the key of the gRPC trailer in which Probe returns the sentence of Waiting.
-// CSI's response has no field for it. Meanwhile Probe succeeds, because a CO starts nothing after
-// "not ready" and shows no reason, and a supervisor may restart the plugin after an error. The
-// ending -bin allows a value that is not ASCII.
+// CSI's response has no field for it. While the process waits, Probe succeeds: after "not ready" a
+// CO starts nothing and shows no reason, and after an error a supervisor may restart the plugin.
+// The ending -bin allows a value that is not ASCII.
 const waitingTrailer = "oxide-csi-waiting-bin"
 
 // GetPluginInfo returns the driver's name and version.
@@ -254,8 +254,8 @@ func (i *identityService) GetPluginInfo(context.Context, *csi.GetPluginInfoReque
 	return &csi.GetPluginInfoResponse{Name: volume.DriverName, VendorVersion: Version()}, nil
 }
 
-// GetPluginCapabilities lists what the plugin as a whole supports: CSI wants the same answer from
-// every process. A rack supports no group snapshots, no snapshot metadata and no expansion.
+// GetPluginCapabilities lists what the plugin as a whole supports, because CSI wants the same
+// answer from every process. A rack has no group snapshots, snapshot metadata or expansion.
 func (i *identityService) GetPluginCapabilities(context.Context,
 	*csi.GetPluginCapabilitiesRequest) (
 	*csi.GetPluginCapabilitiesResponse, error) {
@@ -272,8 +272,8 @@ func (i *identityService) GetPluginCapabilities(context.Context,
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: list}, nil
 }
 
-// Probe reports whether this process is ready. It sends no request, so it may be called at any
-// rate. During an outage of the rack it succeeds, because a restart does not end the outage. A
+// Probe reports whether this process is ready. It sends nothing to the rack, so it may be called at
+// any rate. During an outage of the rack it succeeds, because a restart does not end the outage. A
 // refused token and missing programs are errors, because a person has to repair them.
 func (i *identityService) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse,
 	error) {

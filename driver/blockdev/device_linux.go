@@ -45,11 +45,11 @@ type Device struct {
 // Number returns the device number as mountinfo and sysfs write it.
 func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
-// Host finds disks in a sysfs and a device directory. A simulated rack makes both for an instance.
+// Host finds disks in a sysfs and a device directory, which a simulated rack may have made.
 type Host struct {
 	Sysfs, Dev string
 	Locks      string // the file that Lock locks; empty means that Lock locks nothing
-	// Mounted returns text for errors: where a device is mounted, in any namespace. It may be nil.
+	// Mounted returns, as text for errors, the mount points of a device in all namespaces; may be nil.
 	Mounted func(Device) string
 }
 
@@ -223,7 +223,7 @@ func readNumber(path string) (uint64, error) {
 // Counters returns the kernel's counters of the device. It flushes cached writes first, so that
 // they are counted. The kernel updates a counter shortly after the end of a request, so Counters
 // also reads from the device and waits until the read is counted. If accounting is switched off,
-// the read is never counted, and Counters returns the zero value.
+// Counters returns the zero value.
 func (d *OpenDevice) Counters() (Counters, error) {
 	if err := d.Flush(); err != nil {
 		return Counters{}, err
@@ -249,17 +249,17 @@ func (d *OpenDevice) diskstats() Counters {
 	return parseDiskstats(b, d.Major, d.Minor)
 }
 
-// descriptorPath returns a path of the open device. Device.Path may lead to another disk by now.
+// descriptorPath returns a path that leads to the open device, even if Device.Path no longer does.
 func (d *OpenDevice) descriptorPath() string {
 	return filepath.Join("/proc/self/fd", strconv.Itoa(d.descriptor()))
 }
 
-// Root makes a tmpfs that contains only a device node of d, at the path d.Path, and opens its root
-// directory.
+// Root makes a tmpfs that contains only a device node of d, at the path d.Path, and opens the
+// tmpfs's root directory.
 //
-// A mount names its device by a path. The mount table shows this path, and other programs use it.
-// In /dev, the path may lead to another disk by now. In a thread whose root directory is the tmpfs,
-// the path leads to d. The tmpfs is detached, so it ends when the directory is closed.
+// The mount table shows the path by which a device was mounted, and other programs use that path.
+// So it has to be d.Path, which may lead to another disk in /dev by now. In a thread whose root
+// directory is the tmpfs, it leads to d. The kernel removes the tmpfs when the directory is closed.
 func (d Device) Root() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

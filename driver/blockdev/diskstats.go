@@ -1,10 +1,10 @@
 // Package blockdev finds the disks of this instance and opens them safely.
 //
 // A Host finds a Device by the serial number that the rack gives to a disk. It returns an error if
-// two devices have the serial. While an OpenDevice is open, the kernel cannot give its number to
-// another disk. TryExclusive and WithExclusive fail while the kernel uses the device.
-// AwaitNoWriters fails while a process has it open for writing. OpenLocked fails while another
-// process of the driver works on it.
+// two devices have the serial. While an OpenDevice is open, the kernel gives the device's number to
+// no other disk. TryExclusive and WithExclusive fail while the kernel uses the device, for example
+// for a mount. AwaitNoWriters fails while a process has it open for writing. OpenLocked fails while
+// another process of the driver works on it.
 //
 // The package does not interpret the bytes of a disk. It imports neither CSI nor the rack's client,
 // because a node needs no token. Everything except the type Counters needs Linux.
@@ -21,7 +21,7 @@ type Counters struct {
 	ReadSectors, WrittenSectors, DiscardedSectors uint64
 }
 
-// SameWrites reports whether both counters have the same numbers of written and discarded sectors.
+// SameWrites reports whether c and later have the same numbers of written and discarded sectors.
 func (c Counters) SameWrites(later Counters) bool {
 	return c.WrittenSectors == later.WrittenSectors && c.DiscardedSectors == later.DiscardedSectors
 }

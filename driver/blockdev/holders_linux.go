@@ -21,7 +21,7 @@ import (
 type opener struct {
 	PID     int
 	Writing bool
-	Locking bool // it holds, or shares, a lock of the file
+	Locking bool // it took a lock on the file, or inherited one
 }
 
 func (d Device) isNode(st *unix.Statx_t) bool {
@@ -29,7 +29,7 @@ func (d Device) isNode(st *unix.Statx_t) bool {
 }
 
 // openers lists the visible processes, except this one, that have a file open for which isFile
-// returns true. A process locks the file if a "lock:" line of its fdinfo contains the mark.
+// returns true. Locking is true if a "lock:" line in a descriptor's fdinfo contains mark.
 func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	pids, err := Processes()
 	if err != nil {
@@ -54,9 +54,9 @@ func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	return found
 }
 
-// A busy node has tens of thousands of open files, and the driver examines all of them before it
-// formats, mounts or releases a device. So it makes one system call for each file, and that call
-// never waits for the server of a network filesystem.
+// descriptors makes only one system call for each open file, because a busy node has tens of
+// thousands, and the driver examines all of them before it formats, mounts or releases a device.
+// The call never waits for the server of a network filesystem.
 func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -96,8 +96,8 @@ func readDescriptor(fdinfo, mark string) (writing, locking bool) {
 	return writing, locking
 }
 
-// CheckWriters fails if a process has a device node of the disk or of a partition open for writing,
-// which the kernel permits even while the device is open exclusively.
+// CheckWriters fails if another process has a device node of the disk or of a partition open for
+// writing, which the kernel permits even while the device is open exclusively.
 func (d *OpenDevice) CheckWriters() error {
 	own := numbers(d.Device)
 	writing := slices.DeleteFunc(openers(func(st *unix.Statx_t) bool {
@@ -110,7 +110,7 @@ func (d *OpenDevice) CheckWriters() error {
 }
 
 // AwaitNoWriters waits up to a second until CheckLoops and CheckWriters succeed, because losetup,
-// or a program between fork and exec, has a device open only for a moment.
+// or a child between fork and exec, may have the device open for a moment.
 func (d *OpenDevice) AwaitNoWriters() error {
 	for end := time.Now().Add(time.Second); ; <-time.After(10 * time.Millisecond) {
 		err := d.CheckLoops()
@@ -316,7 +316,7 @@ func askLoops(loops []loop) error {
 	return errors.Join(errs...)
 }
 
-// ask sets l.below to the kernel's answer, or l.err if there is none. It fails if l.Root() fails.
+// ask sets l.below to the kernel's answer, or l.err if it gets none. It fails if l.Root() fails.
 func (l *loop) ask() error {
 	var below uint64
 	var failed, err error
@@ -334,8 +334,8 @@ func (l *loop) ask() error {
 	return failed
 }
 
-// backing returns the number of the device that the loop device uses, or 0. It asks the kernel,
-// because the path in sysfs may be out of date, or name another file in this mount namespace.
+// backing returns the number of the device that the loop device uses, or 0 if it uses none. It asks
+// the kernel: the path in sysfs may be out of date or lead to another file in this namespace.
 func (l *loop) backing(root int) (uint64, error) {
 	node, err := unix.Openat(root, strings.TrimPrefix(l.Path, "/"),
 		unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

@@ -23,7 +23,7 @@ type OpenDevice struct {
 	host Host
 	File *os.File
 	lock *os.File // against other processes of the driver; nil unless OpenLocked opened it
-	// Shared reports whether a workload may have, or have had, a device node of the disk.
+	// Shared reports that a workload may have a device node of the disk. It makes CheckLoops stricter.
 	Shared bool
 	// Inherited lists the files that a program inherits to work on the device: File, and the locks.
 	// The program keeps the locks if this process dies.
@@ -129,7 +129,7 @@ func (d *OpenDevice) TryExclusive() error {
 }
 
 // WithExclusive opens the device exclusively for writing and calls act(). When it returns, the
-// kernel has written act()'s data to the device, but they may still be in the device's own cache.
+// kernel has written act()'s data, which may still be in the device's own cache.
 func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 	w, err := d.openAgain(os.O_RDWR | os.O_EXCL | unix.O_DIRECT)
 	if err != nil {
@@ -331,7 +331,7 @@ func Vanished(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }
 
-// Lost reports whether err shows that a device or mount is lost. An unmount of it still works.
+// Lost reports whether err shows that a device or mount is lost. A lost mount can be unmounted.
 func Lost(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
 		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
@@ -427,7 +427,7 @@ func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*Op
 	return d, nil
 }
 
-// Keep adds a lock to the files that programs inherit, so that they keep it. It ignores nil.
+// Keep adds a lock to d.Inherited, so that programs keep the lock. It ignores nil.
 func (d *OpenDevice) Keep(lock *os.File) {
 	if lock != nil {
 		d.Inherited = append(d.Inherited, lock)

@@ -17,9 +17,9 @@ import (
 // DefaultLateLimit is how long a rack may take to make a change that it has not answered. Until
 // then the change is open: no call returns OK if the change could undo the call's result.
 //
-// No document names a limit for racks, and a rack finishes a request whose caller is gone. A change
-// is one transaction or one short saga, which ends within seconds; the latest change observed came
-// 25 s late. Common proxies also wait a minute for an answer (nginx: proxy_read_timeout).
+// The limit is an estimate: no document names one, and a rack finishes requests whose caller is
+// gone. A change is one transaction or short saga, which ends within seconds; the latest observed
+// came 25 s late. Common proxies also wait a minute for an answer (nginx: proxy_read_timeout).
 //
 // A new process does not know the open changes of its predecessor. If the rack makes one of these,
 // or any change after the limit, a disk may be attached without any CO knowing it. In that case
@@ -76,7 +76,7 @@ func (c change) blocks(like change) bool {
 }
 
 // changes contains the changes that the rack has not answered and may still make. Each stays open
-// for LateLimit, even if the object's state shows it: another request may have changed the state.
+// for LateLimit, even if the object's state shows it as made: another request may have done that.
 type changes struct {
 	mu sync.Mutex
 	// guarded by mu: each open change, and until when the rack may make it
@@ -86,7 +86,7 @@ type changes struct {
 }
 
 // request calls do() to make the change, unless look, the time of the last read of the rack, is too
-// old. It remembers an open change. If the rack has refused the change, the error is the SDK's.
+// old. It remembers a change that stays open. If the rack refuses, the error is the SDK's.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
 	record := flight.Of(ctx).Begin(ch.event, ch.noted)
@@ -170,9 +170,9 @@ func (l *changes) hold(create flight.Event, name string) (release func(), err er
 	return func() { l.held.Delete(key) }, nil
 }
 
-// remove reads an object, and calls its parameter remove() to delete it, or gone() to prove that it
-// is gone. While the object's creation is open, the rack may still create it, unknown to any CO. In
-// that case this function waits and reads again.
+// remove reads an object, and calls the parameter remove() to delete it or, if the rack does not
+// find it, gone() to prove that. While the object's creation is open, the rack may still create it,
+// unknown to any CO. In that case this function waits and reads again.
 func remove[T any](ctx context.Context, l *changes, created change,
 	read func(context.Context, oxide.NameOrId) (*T, error), name func(*T) oxide.Name,
 	gone func() error, remove func(context.Context, rack.Look, *T) error) error {
@@ -205,7 +205,7 @@ func remove[T any](ctx context.Context, l *changes, created change,
 	}
 }
 
-// unlessOpen returns err, or a retryable error while the change is open. A final error of a create
+// unlessOpen returns err or, while the change is open, a retryable error. A final error of a create
 // would make the CO forget the object, so that nobody deletes it.
 func (l *changes) unlessOpen(ch change, err error) error {
 	if err == nil || csierr.Retryable(err) {

@@ -85,13 +85,13 @@ func (a attachment) has(disk *oxide.Disk) bool {
 // attach attaches the disk. It lists the instance's disks before and after: if the names of two
 // disks begin with the same 20 bytes, the guest shows only one of them (CP-12). The first list
 // avoids a useless attach. The second finds a disk that was attached meanwhile: if two calls attach
-// two such disks at once, the later of their second lists contains both, so at most one call
-// returns OK. If the second list causes an error, the disk stays attached until the CO unpublishes
-// it, because an earlier call may have attached it. (A rack accepts an attach of an attached disk.)
+// two such disks at once, the call that lists last finds both, so at most one call returns OK. If
+// the second list causes an error, the disk stays attached until the CO unpublishes it, because an
+// earlier call may have attached it. (A rack accepts an attach of an attached disk.)
 //
-// Right before the attach it reads the disk, and requests no attach if another instance has it. A
-// rack refuses such a request (A34), but a faulty rack could take the disk from a running workload.
-// If another instance gets the disk after the read, only the rack can refuse.
+// Right before the attach it reads the disk, and requests nothing if another instance has the disk.
+// A rack refuses such a request (A34), but a faulty rack could take the disk from a running
+// workload. If another instance gets the disk after the read, only the rack can refuse.
 func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if _, err := a.changes.await(ctx, a.detached()); err != nil {
 		return nil, err
@@ -214,7 +214,7 @@ func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide
 
 // resolveAttach finds out whether the rack made an attach that it did not clearly answer. If the
 // disk is attached, it requests no second attach, which could disturb a device that the instance
-// already has. If the instance lacks the device, the node returns DeviceNotFound.
+// already has. If the instance lacks the device, the node service returns DeviceNotFound.
 func (a attachment) resolveAttach(ctx context.Context, before neighbours, why error) (*oxide.Disk,
 	error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -236,7 +236,7 @@ func (a attachment) resolveAttach(ctx context.Context, before neighbours, why er
 }
 
 // explainRefusedAttach derives the reason of the refusal from the disk's state or, if that allows
-// an attach, from the instance's. If the disk is attached as requested by now, it returns the disk.
+// an attach, from the instance. If the disk is attached as requested by now, it returns the disk.
 // If the instance's disks differ from those in the parameter before, the error is retryable.
 func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours, why error) (
 	*oxide.Disk, error) {
@@ -271,7 +271,7 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 }
 
 // stateProblem returns why a disk that is not detached cannot be attached. It returns nil if the
-// disk is attached to a.Instance, or being attached.
+// disk is attached to a.Instance, or is being attached to it.
 func (a attachment) stateProblem(disk *oxide.Disk) error {
 	switch state := disk.State.State(); {
 	case state == oxide.DiskStateStateDetaching:
@@ -412,8 +412,8 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	}
 }
 
-// lookAndDetach reads the disk and detaches it, unless a.Instance is set and another instance, or
-// none, has the disk. A rack ignores such a detach (A37), but a faulty rack could take the disk
+// lookAndDetach reads the disk and detaches it. If a.Instance is set but does not have the disk, it
+// requests no detach. A rack ignores such a detach (A37), but a faulty rack could take the disk
 // from a running workload. If the disk moves after the read, only the rack can refuse.
 func (a attachment) lookAndDetach(ctx context.Context) error {
 	look := rack.Looking()
@@ -506,7 +506,7 @@ func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (
 	return disk, err
 }
 
-// confirmDetached calls checkDetached, and confirms a detach that an earlier call requested.
+// confirmDetached calls checkDetached, and on success records that an earlier detach was made.
 func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error {
 	err := a.checkDetached(ctx, disk)
 	if err == nil {
@@ -515,8 +515,8 @@ func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error
 	return err
 }
 
-// statesWithoutInstance are the states of a disk that no instance has. A disk enters them, except
-// for detached itself, only from detached or before its first attach.
+// statesWithoutInstance are the states of a disk that no instance has. Except for detached itself,
+// a disk enters them only from detached or before its first attach.
 var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDetached, oxide.DiskStateStateCreating, oxide.DiskStateStateMaintenance,
 	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromUrl,

@@ -1,7 +1,7 @@
 // Package controller implements CSI's controller service. Each RPC parses its request, reads the
 // rack's state, decides, makes at most one change, and returns its response.
 //
-// It never stops an instance, and deletes only objects with this cluster's ownership tag.
+// The package stops no instance, and deletes only objects with this cluster's ownership tag.
 package controller
 
 import (
@@ -23,16 +23,16 @@ import (
 )
 
 // Service implements CSI's controller service. Several controllers may serve one cluster, and each
-// may be killed at any time, because all state is on the rack. A controller only remembers the
-// changes that the rack has not answered (see DefaultLateLimit).
+// may be killed at any time, because all state is on the rack. In memory a controller keeps only
+// the changes that the rack has not answered (see DefaultLateLimit).
 type Service struct {
 	csi.UnimplementedControllerServer
 
 	Rack      *rack.Client
 	ClusterID string            // part of the ownership tags of this cluster; may be empty
 	Topology  []volume.Segments // from where disks can be reached; empty means not declared
-	// TopologyInstance reports whether a node's topology contains its instance, as volumes with
-	// placement=instance need.
+	// TopologyInstance reports whether a node's topology contains its instance. If it is false,
+	// CreateVolume refuses placement=instance.
 	TopologyInstance bool
 	MaxDisks         int // the rack's limit per instance; 0 means 12
 	// LateLimit replaces DefaultLateLimit if it is not 0.
@@ -110,7 +110,7 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// validationOf returns in mismatch why no disk can fit, or "". Ignore it if there is no such disk.
+// validationOf returns the disk's id and, in mismatch, why no disk can fit the request, or "".
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {

@@ -209,8 +209,8 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 	return snapshot, checkTaken(snapshot)
 }
 
-// checkTaken returns an error unless the snapshot is ready. Before that, its content may not be
-// fixed, and the rack removes it if taking it fails (CS-7). The driver does not return OK with
+// checkTaken returns an error unless the snapshot is ready. Before that, its content may change,
+// and if taking it fails, the rack removes it (CS-7). The driver does not return OK with
 // ready_to_use false: an orchestrator would keep the id, and might resume a paused workload.
 func checkTaken(s *oxide.Snapshot) error {
 	switch {
@@ -284,7 +284,7 @@ func (c *Service) confirmSnapshotGone(ctx context.Context, id oxide.NameOrId) er
 	return snapshotDeleted(id).confirmed(ctx, c.Rack.SnapshotGone(ctx, id))
 }
 
-// matchingSnapshots calls visit() for each match. An unknown id has none, which is not an error.
+// matchingSnapshots calls visit() for each match. An unknown id matches nothing and is no error.
 func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSnapshotsRequest,
 	pages *rack.Pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rack.ID(req.GetSourceVolumeId())
@@ -314,7 +314,7 @@ func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSn
 	return nil
 }
 
-// cut reports whether the rack has finished taking the snapshot, even if that failed.
+// cut reports whether the rack has either taken the snapshot or failed to take it.
 func cut(s *oxide.Snapshot) bool {
 	return s.State == oxide.SnapshotStateReady || s.State == oxide.SnapshotStateFaulted
 }

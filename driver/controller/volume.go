@@ -146,7 +146,7 @@ func checkImported(d *oxide.Disk) error {
 	return nil
 }
 
-// When the rack answers 201 the disk is complete, although the answer shows it as "creating".
+// create creates the disk. A 201 means that the disk is complete, although it shows "creating".
 func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	const doing = "create disk"
 	look := rack.Looking()
@@ -227,8 +227,8 @@ func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, 
 }
 
 // existing returns the disk with the spec's name if it matches the spec. The parameter why is the
-// rack's refusal because of the name or the quota; without one it is nil. If the disk cannot be
-// read, the error is retryable, because an earlier call may have created it.
+// rack's refusal because of the name or the quota, or nil. If the disk cannot be read, the error is
+// retryable, because an earlier call may have created it.
 func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := v.Rack.DiskNamed(ctx, v.diskName())
 	switch gone := csierr.IsNotFound(err); {
@@ -319,8 +319,8 @@ const (
 	answerMargin = 500 * time.Millisecond
 )
 
-// awaitDisk waits until the disk leaves the transitional states, or until shortly before the
-// caller's deadline, and returns the disk as last read.
+// awaitDisk waits until the disk leaves the transitional states, but at most for longestWait, and
+// until shortly before the caller's deadline. It returns the disk as last read.
 func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 	transitional ...oxide.DiskStateState) (*oxide.Disk, error) {
 	end := time.Now().Add(longestWait)
@@ -343,8 +343,8 @@ func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 	return disk, nil
 }
 
-// volume converts a disk to a CSI volume. It uses only the disk, so that all calls describe a
-// volume alike. CreateVolume adds the instance of the placement, which no disk shows.
+// volume converts a disk to a CSI volume. It uses nothing of a request, so all calls describe a
+// volume alike. CreateVolume adds the instance for placement=instance, which no disk shows.
 func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{
 		VolumeId:           d.Id,
@@ -376,10 +376,10 @@ func volumeContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-// publishContext returns what the node has to know about the disk: what the rack shows, and the
-// origin and the use (filesystem, raw block or both) from the ownership tag of any cluster. If the
-// tag lacks the use, the context allows both, because a node refuses raw publications without a
-// use. If it lacks the origin, the node reads the whole disk before it formats it.
+// publishContext returns what the node has to know about the disk: what the rack shows, and values
+// from the ownership tag, whichever cluster wrote it. If the tag has no use (filesystem, raw block
+// or both), the context allows both, because a node refuses raw publications without a use. If the
+// tag has no origin, the node reads the whole disk before it formats the disk.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -418,9 +418,9 @@ func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	return m.FilesystemUUID
 }
 
-// useProblem returns why a disk does not fit these capabilities, or "". It obeys the tag of any
-// cluster: a raw device with a workload's bytes may look blank, or like a filesystem, to a driver
-// that reads only a sample.
+// useProblem returns why a disk does not fit these capabilities, or "". It obeys the tag whichever
+// cluster wrote it, because a raw device with a workload's bytes may look blank, or like a
+// filesystem, to a driver that reads only a sample.
 func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	m, ok := rack.DiskTag(d)
 	if use := useOf(wanted); !ok || m.Use == "" || m.Use == volume.UseBoth || m.Use == use {

@@ -138,8 +138,8 @@ func (v volumeSpec) blankBlockSize() int {
 	return cmp.Or(v.Parameters.BlockSize, volume.DefaultBlockSize)
 }
 
-// checkFilesystemBlocks refuses a filesystem that mkfs cannot make, before the disk is created. A
-// disk from an image already has a filesystem.
+// checkFilesystemBlocks fails if mkfsOptions ask for smaller blocks than the disk's, which mkfs
+// refuses. A disk from an image already has a filesystem.
 func (v volumeSpec) checkFilesystemBlocks() error {
 	n, err := strconv.Atoi(v.Parameters.MkfsOptions.Value("fsBlockSize"))
 	if err == nil && v.Parameters.ImageID == "" && n < v.blankBlockSize() {
@@ -169,7 +169,7 @@ func (v volumeSpec) backend() oxide.DiskBackend {
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}
 }
 
-// difference returns how a disk differs from the spec, or "". Errors append it to "the disk".
+// difference returns how a disk differs from the spec, or "". In errors it follows "the disk".
 func (v volumeSpec) difference(d *oxide.Disk) string {
 	m, tagged := volume.ParseTag(d.Description)
 	wantBlocks := v.Parameters.BlockSize
@@ -204,9 +204,9 @@ func (v volumeSpec) difference(d *oxide.Disk) string {
 }
 
 type volumeSource struct {
-	floorBytes     int64  // 0 for a blank disk
+	floorBytes     int64  // the least size of the new disk; 0 if it is blank
 	projectID      string // empty for an image of the whole silo
-	gone           bool   // the source or its disk is unknown to the rack; set with an error
+	gone           bool   // the source is gone, but an earlier call may have used it
 	filesystemUUID string // from the snapshot's tag; may be empty
 }
 
@@ -225,7 +225,7 @@ func (v volumeSpec) snapshotSource(ctx context.Context) (volumeSource, error) {
 	if err != nil {
 		return volumeSource{gone: csierr.IsNotFound(err)}, err
 	}
-	// The rack does not check whether the snapshot is complete when it creates a disk from it.
+	// When the rack creates a disk from a snapshot, it does not check that the snapshot is complete.
 	switch snapshot.State {
 	case oxide.SnapshotStateReady:
 	case oxide.SnapshotStateFaulted:

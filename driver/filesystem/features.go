@@ -22,8 +22,8 @@ var newFeatures = map[string]string{
 		"skinny_metadata",
 }
 
-// incidentalFeatures are superblock bits that mkfs's options do not choose: they follow from the
-// disk's block size or the node size, report a state, or are set by the driver.
+// incidentalFeatures are not compared with newFeatures, because no mkfs option chooses them: they
+// follow from the block size or the node size, report a state, or are set by the driver.
 var incidentalFeatures = []string{"dalign", "sector", "big_metadata", "written", "metadata_uuid"}
 
 func (v Volume) newFeatures() []string {
@@ -70,8 +70,8 @@ var extFeatures = []featureWord{
 	{"s_journal_uuid", 0xD0, 8, ""}, {"s_journal_uuid", 0xD8, 8, ""}, {"s_journal_dev", 0xE4, 4, ""},
 }
 
-// xfsFeatures and xfsV5Features refuse a realtime section: it is on another device, or ("zoned") at
-// the end of the same device, where the kernel refuses to grow the filesystem (xfs_growfs_data).
+// xfsFeatures and xfsV5Features refuse a realtime section. It is on another device or, if "zoned",
+// at the end of the same device, so that the kernel cannot grow the filesystem (xfs_growfs_data).
 // They also refuse "needsrepair", which only xfs_repair may clear.
 var (
 	xfsFeatures = []featureWord{

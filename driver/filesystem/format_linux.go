@@ -47,8 +47,8 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 //
 // The arguments disable discards, which could only harm a blank disk. reservedPercent defaults to
 // 0, as in Kubernetes' own formatting, because no daemon of root writes to a volume. The kernel
-// initializes the inode tables of an ext4 later: if mke2fs wrote all tables, it could overwrite the
-// records. An ext becomes read-only at its first error, so that the error is noticed.
+// initializes the inode tables of an ext4 later: if mke2fs wrote all, it could overwrite the
+// driver's records. An ext becomes read-only at its first error, so that the error is noticed.
 //
 // The filesystem gets the volume's UUID, so the driver notices if another disk is attached instead.
 // mkfs.btrfs refuses a UUID that another disk of the machine has, and a restored disk may get the
@@ -118,7 +118,7 @@ func xfsSwitches(v Volume) (args []string, err error) {
 // btrfsSwitch matches a feature in the list that mkfs.btrfs prints, but not an alias of a feature.
 var btrfsSwitch = regexp.MustCompile(`(?m)^([a-z0-9-]+) +- .*\)$`)
 
-// btrfsSwitches returns arguments that set each feature of -O and, for older versions, of -R.
+// btrfsSwitches returns arguments that switch each feature of -O and the older -R on or off.
 func btrfsSwitches(v Volume) (args []string, err error) {
 	for _, flag := range []string{"-O", "-R"} {
 		list, err := runTool(nil, "mkfs.btrfs", flag, "list-all")
@@ -141,7 +141,7 @@ func btrfsSwitches(v Volume) (args []string, err error) {
 // format makes a filesystem on the device and verifies the result. The device is proven blank
 // except for the chunks at the offsets in the slice left, which an unfinished format wrote.
 //
-// A later call repeats a format that was cut off at any instant. The driver writes the records
+// If a format is cut off, at any instant, a later call repeats it. The driver writes the records
 // first, and starts mkfs when they are durable. At least one record of this volume stays on the
 // disk until mkfs's writes are durable. If the wipe of a repeated call is cut off, the next call
 // wipes again. If mkfs had finished a btrfs, nothing proves that nobody has written to it since. So
@@ -227,8 +227,8 @@ func (d disk) finishFormat(v Volume, sb Superblock) error {
 
 // wipe overwrites with zeroes what an unfinished format wrote to the chunks, and proves that the
 // disk is blank again except for the records. It overwrites the first 512 bytes of btrfs
-// superblocks and tree blocks last, because they identify the block. So if the wipe is cut off or a
-// write fails, the next call still recognizes what is left.
+// superblocks and tree blocks last, because those bytes identify the block. So if the wipe is cut
+// off or a write fails, the next call still recognizes what is left.
 func (d disk) wipe(v Volume, chunks []int64) error {
 	if err := d.WithExclusive(func(w *os.File) error {
 		if err := d.clearSectors(w, chunks, false); err != nil {
@@ -249,8 +249,8 @@ func (d disk) wipe(v Volume, chunks []int64) error {
 	return s.checkBlank()
 }
 
-// clearSectors durably overwrites the chunks with zeroes. If heads is false, it keeps the first 512
-// bytes of btrfs blocks, which no disk writes in part, even in a power failure.
+// clearSectors durably zeroes the chunks except for the records. If heads is false, it keeps the
+// first 512 bytes of btrfs blocks, which no disk writes in part, even in a power failure.
 func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	const wholeBytes = 512
 	slots := RecordOffsets(d.SizeBytes)
@@ -431,7 +431,7 @@ func (p *Preparation) DropRecord(mounted bool) error {
 	if err != nil {
 		return err
 	}
-	if len(s.Records)+len(s.Growth) > 0 { // the regions show whether they are valid
+	if len(s.Records)+len(s.Growth) > 0 { // other regions show whether the driver wrote them
 		found, err := Find(d.OpenDevice)
 		if err != nil {
 			return err

@@ -27,7 +27,7 @@ const (
 
 // growExt grows the ext filesystem, after the check that resize2fs requires. A killed resize2fs
 // leaves damage, and e2fsck does not write the superblock atomically. So growExt first writes
-// growth records, which show a later call that the growth was cut off before or after the check.
+// growth records, which show a later call whether the growth was cut off before or after the check.
 func (p *Preparation) growExt(found state) (err error) {
 	d, v := disk{p.Device}, p.Volume
 	change := p.Flight.Begin(flight.FilesystemGrown, flight.Fields{Filesystem: v.FSType})
@@ -125,7 +125,7 @@ func xfsGeometry(root *os.File) (sb Superblock, inodePercent uint32, err error) 
 		UnitBytes: product(xfsMinimumAGBlocks, block)}, binary.NativeEndian.Uint32(b[28:]), err
 }
 
-// Uncovered returns the size of a mounted xfs that does not cover its device, and 0 if it does. It
+// Uncovered returns the size of a mounted xfs if it does not cover its device, and otherwise 0. It
 // asks the kernel: the superblock on the disk may contain an older size until the log is replayed.
 func Uncovered(m *mount.Mount, d blockdev.Device) (sizeBytes int64, err error) {
 	root, err := m.Root()
@@ -176,8 +176,8 @@ func growBtrfs(root *os.File) error {
 }
 
 // allow returns an error if the filesystem has a feature that the driver refuses. The driver calls
-// allow() before each mount, check, growth and write: with such a feature a filesystem may be on
-// other disks, too.
+// allow() before each mount, check, growth and write, because a filesystem with such a feature may
+// be partly on other disks.
 func (d disk) allow(sb Superblock) error {
 	if sb.Refused == "" {
 		return nil
@@ -283,8 +283,8 @@ func (p *Preparation) checkExt(args ...string) (err error) {
 }
 
 // tryRead runs e2fsck -n, which reads all blocks that a repair reads, and returns an error if a
-// read fails. The repair with e2fsck -y does not fail: it overwrites an unreadable block with
-// zeroes and continues (e2fsck_handle_read_error).
+// read fails. A repair with e2fsck -y would not fail: it overwrites an unreadable block with zeroes
+// and continues (e2fsck_handle_read_error).
 func (d disk) tryRead() error {
 	result, err := runTool(d.Inherited, "e2fsck", "-f", "-n", inherited)
 	if err == nil && diskFailed(result) {

@@ -157,8 +157,8 @@ func TestMkfsKeepsAFormatRecordAndWritesOnlyRecognizedBytes(t *testing.T) {
 	}
 }
 
-// slotOptions returns the extreme values that a StorageClass may contain. For huge disks it omits
-// options with which mkfs writes to a large part of the disk.
+// slotOptions returns mkfs options with the extreme values that a StorageClass may contain. For
+// huge disks it omits options with which mkfs writes to a large part of the disk.
 func slotOptions(fsType string, size int64) []string {
 	switch fsType {
 	case volume.Ext3, volume.Ext4:
@@ -237,7 +237,7 @@ func TestDropRecordSkipsMountedAndReadOnlyDisks(t *testing.T) {
 	}
 }
 
-// firstUnexplained returns the first offset >= from whose byte e does not allow, or -1.
+// firstUnexplained returns the offset of the first byte at or after from that e forbids, or -1.
 func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) int64 {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
@@ -465,7 +465,7 @@ func TestAllBytesThatResize2fsWritesAreRecognized(t *testing.T) {
 	}
 }
 
-// acceptedFlags lists a flag with a number twice: with the lowest and the highest accepted value.
+// acceptedFlags lists the accepted mount flags: a numeric one with its lowest and highest value.
 func acceptedFlags(t *testing.T, fsType string) []string {
 	t.Helper()
 	candidates := strings.Fields("journal ordered writeback abort ignore remount-ro v2 sync async " +

@@ -32,8 +32,8 @@ type Preparation struct {
 	Scans  *ZeroScans
 	Flight flight.Call // records the changes to the disk
 	Log    *slog.Logger
-	// Run calls Begin once, after all proofs, right before its first write to the disk or the mount.
-	// coversBytes is the size of a filesystem that does not cover its disk, and 0 for others.
+	// Run calls Begin once, after all proofs and before it writes anything to the disk. coversBytes is
+	// the size of the filesystem if it does not cover its disk, and otherwise 0.
 	Begin func(coversBytes int64) error
 }
 
@@ -218,9 +218,9 @@ var forgetting = make(chan struct{}, 1)
 
 // ForgetBtrfs calls mount.ForgetBtrfs for an unmounted device if it holds a btrfs.
 //
-// The kernel visits every btrfs of the node in that call, and waits if the disk of one hangs in a
-// commit. So ForgetBtrfs skips devices without a btrfs, and returns after forgetWait. The thread
-// that is stuck in the kernel stays; later calls start no second one.
+// The kernel visits every btrfs of the node in that call, and waits if one of them hangs in a
+// commit. So ForgetBtrfs skips devices without a btrfs, and waits at most for forgetWait. The
+// thread that is stuck in the kernel stays; later calls start no second one.
 func ForgetBtrfs(d *blockdev.OpenDevice) {
 	found, _ := Find(d)
 	if !slices.ContainsFunc(found, func(sb Superblock) bool { return sb.Type == volume.Btrfs }) {
@@ -259,7 +259,7 @@ func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 }
 
 // thawUnmounted thaws the filesystem that keeps the device busy if it is mounted nowhere. It thaws
-// no mounted filesystem, because its user may rely on the freeze. It opens the filesystem through a
+// no mounted filesystem, because a user may rely on the freeze. It opens the filesystem through a
 // detached mount. If no mount succeeds, something else keeps the device busy. The first attempt
 // replays no log, because the filesystem may have released the device by then.
 func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
@@ -358,7 +358,7 @@ small = {
 
 func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args []string) (
 	result toolResult, err error) {
-	// After the driver's death nobody reads a pipe. The program writes to files in memory instead.
+	// After the driver's death nobody would read a pipe, so the program writes to files in memory.
 	stdout, err := memoryFile(name, "")
 	if err != nil {
 		return result, err

@@ -86,7 +86,7 @@ func markerRegions(sizeBytes int64) []region {
 	return l.regions
 }
 
-// ownRegions returns the regions that are read before a mount.
+// ownRegions returns the regions of superblocks and of the driver's own records.
 func ownRegions(sizeBytes int64) []region {
 	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
 	l.span(0, superblockBytes, "the superblocks")
@@ -152,10 +152,10 @@ func (l *regionList) xfsGroups(groups, blockBytes int64) {
 	}
 }
 
-// RecordOffsets returns the three offsets of the format record, before about a fifth, a half and
-// four fifths of the disk. Each is near the end of an ext group (128 MiB; on a smaller disk, of a
-// smaller unit). With any options, no mkfs of the driver writes to all three. The offsets depend
-// only on the disk's size, so any later process finds the records.
+// RecordOffsets returns the three offsets of the format record, near a fifth, a half and four
+// fifths of the disk's size. Each is shortly before the end of an ext group of 128 MiB or, on a
+// smaller disk, of a smaller unit. Whatever its options, no mkfs of the driver writes to all three.
+// The offsets depend only on the disk's size, so any later process finds the records.
 func RecordOffsets(sizeBytes int64) []int64 {
 	const slotBeforeEnd = 64 << 10
 	unit := int64(1 << 20)

@@ -88,7 +88,7 @@ func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 }
 
 // JournalFailed reports whether an ext3 or ext4 still needs a replay, because its journal failed.
-// The filesystem must have been unmounted after a writable mount. sync(2) and syncfs(2) do not
+// Call it after the end of a writable mount. It is needed because sync(2) and syncfs(2) do not
 // report a failed commit that another process started (ext4_sync_fs).
 func JournalFailed(d *blockdev.OpenDevice) (bool, error) {
 	head, err := d.Read(0, sectorBytes)
@@ -291,8 +291,8 @@ type state struct {
 	// Growing reports that a growth of the ext was cut off, and Checked that e2fsck had succeeded
 	// before that growth. Grow reports that the filesystem may grow now.
 	Growing, Checked, Grow bool
-	// NeedsCheck reports that a power failure may have lost blocks of a new btrfs, but not its
-	// superblock. Only btrfs check can tell.
+	// NeedsCheck makes Run call btrfs check, because a power failure may have lost blocks of a new
+	// btrfs, but not its superblock.
 	NeedsCheck bool
 }
 

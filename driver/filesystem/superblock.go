@@ -31,8 +31,8 @@ type Superblock struct {
 	ChecksumOK bool
 	// Damaged reports that the superblock has a wrong checksum.
 	Damaged bool
-	// Features lists the features that the driver knows. Refused lists those that forbid a mount: the
-	// driver does not know them, or they need another device. See features.go.
+	// Features lists the filesystem's features that the driver allows. Refused lists what forbids a
+	// mount: unknown features, and those that need another device, for example. See features.go.
 	Features, Refused string
 	// Unclean reports that e2fsck must check the filesystem before it is mounted.
 	Unclean bool
@@ -43,7 +43,7 @@ type Superblock struct {
 	// Fresh reports that the filesystem is proven to be unwritten since mkfs. For an xfs, Find also
 	// reads the start of the log, at LogOffset.
 	Fresh bool
-	// MaybeFresh reports that a btrfs superblock shows no sign of a mount. There may have been one.
+	// MaybeFresh reports that a btrfs superblock shows no sign of a mount, but a mount may leave none.
 	MaybeFresh bool
 	// Logged reports that a btrfs has a log of fsyncs, which a writable mount replays.
 	Logged    bool
@@ -167,7 +167,7 @@ func extTableOf(b []byte) extTable {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	sizeLog, incompat := le32(b[0x18:]), le32(b[0x60:])
 	perGroup, inodeBytes := uint64(le32(b[0x20:])), uint64(128)
-	if le32(b[0x4C:]) > 0 { // s_rev_level; revision 0 has no field for it
+	if le32(b[0x4C:]) > 0 { // s_rev_level; revision 0 has no field for the inode size
 		inodeBytes = uint64(le16(b[0x58:]))
 	}
 	t := extTable{descBytes: 32, first: uint64(le32(b[0x14:])), blocks: uint64(le32(b[0x4:]))}

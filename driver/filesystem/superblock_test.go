@@ -361,7 +361,7 @@ func FuzzJudge(f *testing.F) {
 }
 
 // After a failed write the kernel's cache keeps the new bytes while a program has the device open.
-// As long as it does, e2fsck finds no errors in a filesystem that is damaged on the disk.
+// So e2fsck then finds no errors in a filesystem that is damaged on the disk.
 func TestPreparationDropsTheKernelCache(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, 64*mib)

@@ -30,7 +30,7 @@ type traces struct {
 	expected
 	sizeBytes int64
 	slots     []int64 // of the driver's own records
-	// read() is needed because a btrfs block is recognized by its first sector.
+	// read() reads the first sector of a btrfs block, by which all its sectors are recognized.
 	read func(offset, n int64) ([]byte, error)
 }
 
@@ -104,8 +104,8 @@ func recordTrace(sector []byte) bool {
 		bytes.Contains(record, []byte(`"disk":`))
 }
 
-// extTrace reports whether an ext tool may have written the sector, or all of it is zero. It checks
-// units of 1 KiB, the smallest block size: each KiB of a larger block looks like such a block.
+// extTrace reports whether each KiB of the sector is zero or may have been written by an ext tool.
+// 1 KiB is the smallest block size, and each KiB of a larger block looks like such a block.
 func (m traces) extTrace(sector []byte) bool {
 	for unit := range slices.Chunk(sector, extBytes) {
 		if nonZero(unit) >= 0 && !m.extUnit(unit, uint64(m.sizeBytes)/extBytes) {
@@ -169,7 +169,7 @@ func extNumbers(b []byte, blocks uint64) bool {
 }
 
 // extExtents reports whether b may be the start of a block of extents. Of the files that mkfs
-// makes, only the journal can need one. It has no holes, and its blocks are in ascending order.
+// makes, only the journal can need one: a file without holes whose blocks ascend.
 func extExtents(b []byte, blocks uint64) bool {
 	const size, maxBlocks = 12, 1 << 15
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32

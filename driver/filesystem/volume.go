@@ -3,15 +3,15 @@
 // The node calls Preparation.Run. It reads the regions of the open device where filesystems,
 // partition tables, RAIDs and volume managers keep their signatures, and runs blkid. From this scan
 // it decides that the disk is blank, holds one filesystem, or holds an unfinished format of this
-// volume; anything else is an error that names the evidence. Only then does it write: it formats a
-// disk that is proven blank, repeats the unfinished format, or checks and grows the filesystem.
+// volume; anything else is an error that names the evidence. Run writes only after that: it formats
+// a disk that is proven blank, repeats the unfinished format, or checks and grows the filesystem.
 //
 // The driver reads the whole disk before it formats one that was not created blank for filesystems.
 // ZeroScans continues these reads when the caller gives up; the repeated call joins them.
 //
-// During a format or a growth, a Record on the disk itself names the volume and the step. It is
-// durable before the first other write, and erased after the last one. So a process that dies at
-// any instruction leaves an untouched disk, or one that the next call can finish.
+// During a format or the growth of an ext, a Record on the disk itself names the volume and the
+// step. It is durable before the first other write, and erased after the last one. So a process
+// that dies at any instruction leaves an untouched disk, or one that the next call can finish.
 //
 // The package attaches no mount to a path. It imports no CSI types, so the proof that only blank
 // disks are formatted can be reviewed without CSI. Reading a disk needs Linux; parsing its layouts
@@ -100,8 +100,8 @@ func MissingTools() []string {
 // an offset where the filesystem keeps file data.
 //
 // The driver writes three copies, each in one sector, so that a power failure leaves each copy
-// whole or absent: copies of a format record where no mkfs writes (see RecordOffsets), and copies
-// of a growth record behind the future end of the filesystem (see GrowthOffsets).
+// whole or absent. No mkfs overwrites all copies of a format record (see RecordOffsets). The copies
+// of a growth record are behind the future end of the filesystem (see GrowthOffsets).
 type Record struct {
 	Volume     string `json:"volume"`
 	Disk       string `json:"disk"`

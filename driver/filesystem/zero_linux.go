@@ -26,7 +26,7 @@ const (
 // proveBlank proves that the whole disk is blank. If unfinished is true, the disk may also hold
 // records, and bytes that a mkfs of the driver writes. If the disk has no records and was created
 // blank for filesystems, the scan suffices: mkfs and the driver write to the scanned regions first.
-// The result is the offsets of the chunks that mkfs has written to.
+// The result left contains the offsets of the chunks that mkfs has written to.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {
 	if p.Volume.madeBlank() && !unfinished {
 		return nil, nil
@@ -135,7 +135,7 @@ func unread(err error) error {
 	return unreadable(err)
 }
 
-// judgeFound returns an error if the unexpected byte that the job found is still on the disk.
+// judgeFound returns an error, or true if the unexpected byte that an old job found is zero by now.
 func (d disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 	if old {
 		b, err := d.Read(job.found&^(sectorBytes-1), sectorBytes)
@@ -181,7 +181,7 @@ func (j *zeroScan) run(log *slog.Logger, d disk, v Volume) {
 	}
 }
 
-// readCounted sets j.counted if the kernel's counters have counted this read.
+// readCounted reads the job's range, and sets j.counted if the kernel's counters include the read.
 func (d disk) readCounted(ctx context.Context, v Volume, j *zeroScan) error {
 	before, err := d.Counters()
 	if err != nil {

@@ -55,7 +55,7 @@ type zeroScan struct {
 	// The job writes the fields below before it closes j.done.
 
 	leftMu sync.Mutex
-	left   []int64 // chunks with expected bytes; guarded by leftMu while the job runs
+	left   []int64 // offsets of chunks that are not zero; guarded by leftMu while the job runs
 
 	found   int64 // the offset of the first unexpected byte; -1 if there is none
 	err     error

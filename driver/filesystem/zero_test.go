@@ -170,7 +170,7 @@ func TestTheProofThatADiskIsBlankReadsTheDiskOnce(t *testing.T) {
 			z.WriteAt(t, 0, make([]byte, 512))
 		},
 		"something was written and is still in the kernel's cache": func(t *testing.T, z zeroDisk) {
-			open := csitest.Got(os.Open(z.Loop))(t) // the last close of a device writes its cache
+			open := csitest.Got(os.Open(z.Loop))(t) // so that the next Close does not write the cache
 			t.Cleanup(func() { _ = open.Close() })
 			f := csitest.Got(os.OpenFile(z.Loop, os.O_WRONLY, 0))(t)
 			csitest.Must(t, csitest.Err(f.WriteAt(make([]byte, 512), size/2)))
@@ -211,7 +211,7 @@ func TestTheProofThatADiskIsBlankReadsTheDiskOnce(t *testing.T) {
 	})
 }
 
-// Only the call that began the read has held the lock since then, so only it needs no counters.
+// Without counters, only the call that began the read may use it: only that call kept the lock.
 func TestAnotherCallRepeatsAReadThatTheKernelDidNotCount(t *testing.T) {
 	d := disk{openDisk(t, mib)}
 	csitest.Must(t, csitest.Err(d.Read(0, mib)))

@@ -127,7 +127,7 @@ func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	}
 	attached := csitest.Got(loopdev.Attach(g.t.Context(), config))(g.t)
 	d.Loop = attached.Path
-	g.t.Cleanup(func() { // the test may assign another disk to *d
+	g.t.Cleanup(func() { // not d: the test may assign another disk to *d
 		unmountBelow(g.t, g.Dir)
 		err := attached.Detach(context.WithoutCancel(g.t.Context()))
 		if err != nil && !errors.Is(err, loopdev.ErrBusy) {
@@ -263,8 +263,8 @@ func unmountBelow(t testing.TB, dir string) {
 	}
 }
 
-// Sysfs makes a directory like /sys with a block device for each name in serials, and returns its
-// path. The text "-" makes a device without a serial.
+// Sysfs makes a directory like /sys and returns its path. The directory has a block device for each
+// name in serials. The serial "-" means none.
 func Sysfs(t testing.TB, serials map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
