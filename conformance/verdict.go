@@ -106,7 +106,7 @@ func oneLine(text string) string {
 }
 
 // effects lists, for each RPC, operations of the rack's API. A successful call sends at least one
-// of them. If the rack made the change before, that is only a read.
+// of them. If the change was made before, the call may send only a read.
 var effects = map[string][]string{
 	"CreateVolume":              {"disk_create"},
 	"DeleteVolume":              {"disk_view", "disk_delete"},
@@ -119,9 +119,9 @@ var effects = map[string][]string{
 	"GetCapacity":               {"utilization_view", "silo_quotas_view"},
 }
 
-// testify compares the calls of the run with the request log of a simulated rack. The log of a real
-// rack cannot be read. In that case the report names this program's own record as the source,
-// because each result was compared with that record when its check ended.
+// testify compares the calls of the run with the request log of a simulated rack. A real rack's log
+// cannot be read. For a real rack, the report names this program's own record as the source: each
+// result was compared with that record when its check ended.
 func (w *job) testify(ctx context.Context) {
 	witness := &w.report.Witness
 	if witness.Source = "this program's own record"; w.admin == nil {

@@ -165,7 +165,7 @@ func (m manifests) lines() []string {
 // only in b, each after a plus. For an object that b lacks, it returns only the object's name.
 func differences(a, b []string) string {
 	var found []string
-	gone := "\n" // lines of the last object that b lacks begin with it
+	gone := "\n" // this prefix begins the lines of the last object that b lacks
 	for _, line := range a {
 		kind, _, _ := strings.Cut(line, "/")
 		object, ok := strings.CutSuffix(line, ".kind: "+strconv.Quote(kind))

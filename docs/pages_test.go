@@ -68,7 +68,7 @@ func TestReferencePagesListEveryParameterRouteAndField(t *testing.T) {
 }
 
 // claims contains numbers in README.md, docs/proven.md and docs/data-safety.md. An entry has a text
-// of a page, the file that determines the number, and a text of that file.
+// of one of these pages, the file that determines the number, and a text of that file.
 var claims = [][3]string{
 	{"14 steps and 15 requests", "conformance/main_test.go", "requests != 15"},
 	{"[rules 16 to 22]", "docs/data-safety.md", "22. **Reading what others"},

@@ -63,8 +63,8 @@ type Config struct {
 	LateLimit            time.Duration
 	LookLimit            time.Duration
 
-	// Topology lists the locations from which the rack's disks can be reached, best first. On a node
-	// it has at most one location, the node's own.
+	// Topology lists the locations from which the rack's disks can be reached, in order of preference.
+	// On a node it has at most one location, the node's own.
 	Topology []volume.Segments
 	// TopologyInstance makes every node report its instance's id in addition to its location.
 	TopologyInstance bool

@@ -49,7 +49,7 @@ func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) 
 type Host struct {
 	Sysfs, Dev string
 	Locks      string // the file that Lock locks; empty means that Lock locks nothing
-	// Mounted returns, as text for errors, the mount points of a device in all namespaces; may be nil.
+	// Mounted returns, as text for errors, the mount points of a device in any namespace; may be nil.
 	Mounted func(Device) string
 }
 
@@ -258,8 +258,8 @@ func (d *OpenDevice) descriptorPath() string {
 // tmpfs's root directory.
 //
 // The mount table shows the path by which a device was mounted, and other programs use that path.
-// So it has to be d.Path, which may lead to another disk in /dev by now. In a thread whose root
-// directory is the tmpfs, it leads to d. The kernel removes the tmpfs when the directory is closed.
+// So a mount has to use d.Path, which may lead to another disk in /dev by now. In a thread whose
+// root is the tmpfs, the path leads to d. The tmpfs ends when the directory is closed.
 func (d Device) Root() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

@@ -23,7 +23,7 @@ type OpenDevice struct {
 	host Host
 	File *os.File
 	lock *os.File // against other processes of the driver; nil unless OpenLocked opened it
-	// Shared reports that a workload may have a device node of the disk. It makes CheckLoops stricter.
+	// Shared reports that a workload may have, or have had, a node of the disk (see CheckLoops).
 	Shared bool
 	// Inherited lists the files that a program inherits to work on the device: File, and the locks.
 	// The program keeps the locks if this process dies.
@@ -109,9 +109,9 @@ func (d *OpenDevice) Reverify() error {
 // device is mounted in any mount namespace, or while another part of the kernel uses it (device
 // mapper, md, swap).
 //
-// It does not open the device itself, because a child that is forked meanwhile, or a process that
-// reads /proc/PID/fd, may keep a copy of the descriptor. Instead it sets the block size that the
-// device already has, for which the kernel opens the device exclusively for a moment.
+// It does not open the device itself, because a child forked meanwhile, or a reader of
+// /proc/PID/fd, may keep the device busy with a copy of the descriptor. Instead it sets the block
+// size that the device already has, for which the kernel opens the device exclusively for a moment.
 func (d *OpenDevice) TryExclusive() error {
 	size, err := unix.IoctlGetInt(d.descriptor(), unix.BLKBSZGET)
 	if err == nil {

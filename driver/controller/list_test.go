@@ -246,8 +246,8 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	}.try(t, &csi.GetCapacityRequest{}, nil)
 }
 
-// A longRack answers with pages of the requested length. The field most is the maximum length of a
-// page; 0 means no maximum.
+// longRack answers with pages of the requested length, but at most of the length in the field most;
+// 0 means no maximum.
 type longRack struct {
 	project string
 	most    int

@@ -110,7 +110,7 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// validationOf returns the disk's id and, in mismatch, why no disk can fit the request, or "".
+// validationOf returns in mismatch why no disk can fit, or "". A missing disk has precedence.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {

@@ -146,7 +146,7 @@ func checkImported(d *oxide.Disk) error {
 	return nil
 }
 
-// create creates the disk. A 201 means that the disk is complete, although it shows "creating".
+// create creates the disk. A 201 means that the disk is complete, even if its state is "creating".
 func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	const doing = "create disk"
 	look := rack.Looking()
@@ -319,8 +319,8 @@ const (
 	answerMargin = 500 * time.Millisecond
 )
 
-// awaitDisk waits until the disk leaves the transitional states, but at most for longestWait, and
-// until shortly before the caller's deadline. It returns the disk as last read.
+// awaitDisk waits until the disk leaves the transitional states, longestWait has passed, or the
+// caller's deadline is near. It returns the disk as last read.
 func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 	transitional ...oxide.DiskStateState) (*oxide.Disk, error) {
 	end := time.Now().Add(longestWait)
@@ -343,7 +343,7 @@ func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 	return disk, nil
 }
 
-// volume converts a disk to a CSI volume. It uses nothing of a request, so all calls describe a
+// volume converts a disk to a CSI volume. It uses nothing from the request, so all calls describe a
 // volume alike. CreateVolume adds the instance for placement=instance, which no disk shows.
 func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{

@@ -465,7 +465,7 @@ func TestAllBytesThatResize2fsWritesAreRecognized(t *testing.T) {
 	}
 }
 
-// acceptedFlags lists the accepted mount flags: a numeric one with its lowest and highest value.
+// acceptedFlags lists the accepted mount flags, numeric flags with their lowest and highest value.
 func acceptedFlags(t *testing.T, fsType string) []string {
 	t.Helper()
 	candidates := strings.Fields("journal ordered writeback abort ignore remount-ro v2 sync async " +

@@ -88,7 +88,7 @@ func Find(d *blockdev.OpenDevice) ([]Superblock, error) {
 }
 
 // JournalFailed reports whether an ext3 or ext4 still needs a replay, because its journal failed.
-// Call it after the end of a writable mount. It is needed because sync(2) and syncfs(2) do not
+// Call it after the unmount of a writable mount. It is needed because sync(2) and syncfs(2) do not
 // report a failed commit that another process started (ext4_sync_fs).
 func JournalFailed(d *blockdev.OpenDevice) (bool, error) {
 	head, err := d.Read(0, sectorBytes)
@@ -344,7 +344,7 @@ func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 }
 
 // growth returns this volume's growth records if a growth of the disk's ext3 or ext4 was cut off.
-// In that case, the growth may have written the signatures behind the filesystem. A mount of the
+// In that case, the signatures behind the filesystem may be from the growth. A mount of the
 // filesystem makes earlier records invalid.
 func (s scan) growth(v Volume) []foundRecord {
 	if len(s.Found) != 1 || !s.Found[0].isExt() {

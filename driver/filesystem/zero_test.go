@@ -211,7 +211,7 @@ func TestTheProofThatADiskIsBlankReadsTheDiskOnce(t *testing.T) {
 	})
 }
 
-// Without counters, only the call that began the read may use it: only that call kept the lock.
+// Without counters, only the call that began a read trusts it: only that call kept the lock.
 func TestAnotherCallRepeatsAReadThatTheKernelDidNotCount(t *testing.T) {
 	d := disk{openDisk(t, mib)}
 	csitest.Must(t, csitest.Err(d.Read(0, mib)))
