@@ -304,8 +304,8 @@ func text(field *string) func(string) error {
 	}
 }
 
-// either returns a function that accepts only the values in words, such as "text or json", and sets
-// *field to true if the value equals yes.
+// either returns a function that accepts only the values in the parameter words, "text or json" for
+// example. The function sets *field to whether the value equals the parameter yes.
 func either(field *bool, yes, words string) func(string) error {
 	return func(value string) error {
 		if !slices.Contains(strings.Split(words, " or "), value) {

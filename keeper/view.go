@@ -418,8 +418,8 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 }
 
 // exhausted describes a budget that forbids an operation, or returns "". A budget may forbid the
-// eviction of the pods in s.evict, or a stop of those in s.stay. A budget with maxUnavailable needs
-// one healthy pod less for each unhealthy pod in waiting, because only a stop makes it healthy.
+// eviction of the pods in s.evict, or a stop of those in s.stay. Only a stop makes an unhealthy pod
+// in waiting healthy, so each lowers by one how many healthy pods a maxUnavailable demands.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

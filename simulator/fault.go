@@ -22,7 +22,7 @@ import (
 // Faults contains the active faults of a rack. Its zero value has none.
 type Faults struct {
 	mu sync.Mutex
-	// mu guards the active faults with their counters, and last, the newest fault's ID.
+	// mu guards the fields below and the faults' counters. The field last is the newest fault's ID.
 	active []*activeFault
 	last   int
 }

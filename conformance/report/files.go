@@ -320,8 +320,8 @@ const (
 // verdict, the facts, the results (the worsened first), the latencies, and whether B is worse.
 //
 // B is worse if the verdict, a result or its extent got worse, or if B has more left objects or
-// more findings of the [Witness]. B is also worse if it has a new result that failed, or if it
-// selected a group and lacks a result of the group that passed in A. Latencies do not count,
+// more findings of the [Witness]. B is also worse if it has a failed result that A lacks, or if it
+// lacks a passed result of A although B selected that result's group. Latencies do not count,
 // because they depend on the other users of the rack.
 func Diff(a, b *Report) (text string, worse bool) {
 	results, worse := diffResults(a, b)

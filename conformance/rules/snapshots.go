@@ -293,7 +293,7 @@ func checkImport(c *Check) {
 	c.deleteDisk(disk.Id).must()
 }
 
-// checkSlowFinalize needs a simulated rack: the snapshot has no mark, so clean cannot find it.
+// checkSlowFinalize needs a simulated rack: on a real one, `clean` would not find the snapshot.
 func checkSlowFinalize(c *Check, disk string) {
 	name := c.name()
 	u := begin(c, c.snapshotsOf(disk), name, "finalize a disk with a snapshot", "snapshot_hold",

@@ -67,7 +67,7 @@ func TestParseDiskstatsReturnsTheDevicesCounters(t *testing.T) {
 	}
 }
 
-func TestTheErrorForAnInvalidSysfsFileNamesTheDevice(t *testing.T) {
+func TestTheErrorForAnInvalidSysfsFileContainsTheDeviceName(t *testing.T) {
 	for name, c := range map[string]struct {
 		file, text string
 		ok         bool

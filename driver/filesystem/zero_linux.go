@@ -25,8 +25,8 @@ const (
 
 // proveBlank proves that the whole disk is blank. If unfinished is true, the disk may also hold
 // records, and bytes that a mkfs of the driver writes. If the disk has no records and was created
-// blank for filesystems, the earlier scan suffices: mkfs and the driver write to the scanned
-// regions first. The result left contains the offsets of the chunks that mkfs has written to.
+// blank for filesystems, it reads nothing: a format begins in regions that inspect has found blank.
+// The result left contains the offsets of the chunks that mkfs has written to.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {
 	if p.Volume.madeBlank() && !unfinished {
 		return nil, nil

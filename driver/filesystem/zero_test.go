@@ -212,7 +212,7 @@ func TestTheProofThatADiskIsBlankReadsTheDiskOnce(t *testing.T) {
 }
 
 // Without counters, only the call that began a read trusts it: only that call kept the lock.
-func TestAnotherCallRepeatsAReadThatTheKernelDidNotCount(t *testing.T) {
+func TestAScanWithoutCountersIsTrustedOnlyByTheCallThatBeganIt(t *testing.T) {
 	d := disk{openDisk(t, mib)}
 	csitest.Must(t, csitest.Err(d.Read(0, mib)))
 	job := &zeroScan{found: -1, before: csitest.Got(d.Counters())(t)}
@@ -227,7 +227,7 @@ func TestAnotherCallRepeatsAReadThatTheKernelDidNotCount(t *testing.T) {
 	}
 }
 
-func TestTheReadForAProofContinuesAfterItsCallerReturns(t *testing.T) {
+func TestTheReadThatProvesADiskBlankContinuesAfterItsCallerReturns(t *testing.T) {
 	const size = 2 * gib
 	giveUp := func(t *testing.T, z zeroDisk) {
 		t.Helper()
