@@ -110,7 +110,7 @@ var _ = describeController("on a broken rack the driver", longLateLimit, func(f 
 		}, NodeTimeout(callTimeout))
 	}
 
-	It("is tested under each dangerous mutation, with the reason that the simulator lists", func(
+	It("is tested with the reason that the simulator lists for each dangerous mutation", func(
 		ctx SpecContext) {
 		mutations := got(f.rack.Admin.Mutations(ctx))
 		listed, known := map[string]string{}, map[string]string{}

@@ -460,7 +460,7 @@ func (l *Log) Extent() (all report.Extent) {
 	return append(all, l.more...)
 }
 
-// What describes the disks. The parameter is a key of Seen, "new" or "kept".
+// What returns a text such as "a blank disk of 1 GiB, new". The moment is a key of Seen.
 func (l Look) What(moment string) string {
 	after := "new"
 	if moment == "kept" {

@@ -164,8 +164,8 @@ type recorded struct {
 	extent report.Extent
 }
 
-// byteMutant makes one block wrong on each disk of a kind and size: when the disk is new, or at
-// every detach.
+// byteMutant makes the block at one offset wrong on every disk of look's kind and size. It does so
+// when the disk is new (the moment "new"), or at every detach ("kept").
 type byteMutant struct {
 	wrong, moment string
 	look          *data.Look

@@ -95,8 +95,8 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 // xfsSwitch matches a 0|1 option, or the letter of an option group, in the usage text of mkfs.xfs.
 var xfsSwitch = regexp.MustCompile(`\[-(\w) |(\w+)=0\|1[],]`)
 
-// xfsSwitches returns arguments that set each switch of the groups -m, -i and -n that the usage
-// text of the node's mkfs.xfs contains, except for switches that the volume's options set.
+// xfsSwitches returns arguments that turn each 0|1 option of the groups -m, -i and -n on or off. It
+// finds these in the usage text of mkfs.xfs, and leaves out those that the volume's options set.
 func xfsSwitches(v Volume) (args []string, err error) {
 	usage, err := runTool(nil, "mkfs.xfs")
 	text := strings.ReplaceAll(usage.Stderr, "inobtcnt", "inobtcount") // wrong name in xfsprogs 5.10

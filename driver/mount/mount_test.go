@@ -132,7 +132,7 @@ func TestMountingDoesNotChangeTheRootOfTheProcess(t *testing.T) {
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-func TestTableListsMountsFlagsAndConditions(t *testing.T) {
+func TestTheParsedTableShowsEachMountsFlagsAndCondition(t *testing.T) {
 	table, err := parseTable([]byte(strings.Join([]string{
 		`21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw`,
 		`40 21 259:3 / /a\040b\011c\012d\134e rw,noatime shared:2 master:1 - ext4 /dev/nvme3n1 rw,sync`,

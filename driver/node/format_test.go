@@ -239,7 +239,7 @@ func TestACopyOfABtrfsIsUnstagedWhileItsOriginIsMounted(t *testing.T) {
 			restored := g.volume(g.AttachFile("csi-restored00000000", origin.disk.Copy(t)), volume.Btrfs)
 			must(t, origin.stage())
 			restored.up("pod")
-			// After a commit, a scan by another path makes the kernel give the origin's UUID to the copy.
+			// The mounted copy has a temporary UUID. A scan by another path gives it the origin's UUID.
 			must(t, os.WriteFile(filepath.Join(restored.staging(), "who"), []byte("copy"), 0o600))
 			guesttest.Run(t, "sync", "--file-system", restored.staging())
 			alias := filepath.Join(t.TempDir(), "alias")

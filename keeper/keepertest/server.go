@@ -58,7 +58,7 @@ type KubeRequest struct {
 	Namespace   string
 	Name        string // from the path, or from the body of a create
 	Body        []byte
-	// Applied is false in an interceptor's first call for the request, and true in its second call.
+	// Applied is false when an interceptor is called before the request is applied, and true after.
 	Applied bool
 	// Status is the response's status if Applied is true, and otherwise 0.
 	Status int

@@ -380,7 +380,7 @@ func TestTheRevertCommandRefusesAReplacedSnapshot(t *testing.T) {
 	}
 }
 
-func TestAChangeReportsThatTheNewDiskIsGone(t *testing.T) {
+func TestIfTheNewVolumeIsGoneTheErrorSaysHowToGoBack(t *testing.T) {
 	for _, handed := range []bool{false, true} {
 		s := at(t, "Deployment", func(p *plan) bool { return diskChecked(p) && p.Handed == handed })
 		delete(s.objects, "persistentvolume//"+s.plan().New)

@@ -501,7 +501,7 @@ func blank(name, fs string, w want, set func(*fixture)) generator {
 	return generator{name, func(t *trial) { t.FS, t.Want, t.Set = fs, w, set }}
 }
 
-// with() returns a generator of a disk with a filesystem. change(), if not nil, changes the file.
+// with() returns a generator of a disk with a filesystem. change(), if not nil, changes the image.
 func with(name, kind string, w want, change func(*image), set func(*fixture)) generator {
 	return generator{name, func(t *trial) {
 		k := kindOf(kind)

@@ -68,8 +68,8 @@ type testCluster struct {
 	starter bool
 	looked  time.Time
 	mended  bool // all disturbances have ended
-	// hotAttach is the time at which the rack began to attach disks to running instances. hotplug is
-	// the time at which it began to detach them.
+	// hotAttach is the time from which the rack can attach disks to running instances. hotplug is
+	// the time from which it can also detach them.
 	hotplug, hotAttach time.Time
 	// failing maps a Kubernetes resource or an operation of the rack to how its next requests fail.
 	failing map[string]failure

@@ -267,7 +267,7 @@ type life struct {
 	wrote chan struct{}
 }
 
-// errPulled means that a disturbance ended a visit, so the orchestrator must repeat the visit.
+// errPulled means that a disturbance (see pull) ended visit(), so visit() has to be called again.
 var errPulled = errors.New("a plug was pulled")
 
 func (l *lab) newLife(ctx context.Context, p plan, snapshot string) *life {
