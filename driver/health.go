@@ -65,7 +65,7 @@ type rackKnown struct {
 	reported string
 	reached  bool // the last check succeeded
 	answered bool // the rack has answered a check
-	// unanswered is the error of the last check if the rack has never answered one; otherwise nil.
+	// unanswered is the last check's error until the rack answers a check; from then on it is nil.
 	unanswered error
 	// expires is when the first of the user's tokens expires; zero if none does, or none is known.
 	expires time.Time
@@ -129,8 +129,8 @@ func (h *rackHealth) run(ctx context.Context) {
 	}
 }
 
-// soon returns the channel of requested checks. While a fault is known, it returns a nil channel,
-// so that many refused calls cause only one check.
+// soon returns the channel on which refused calls request a check. While a fault is known, it
+// returns nil, so that many refused calls cause only one check.
 func (h *rackHealth) soon() <-chan struct{} {
 	if h.now().fault != nil {
 		return nil

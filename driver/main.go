@@ -486,7 +486,7 @@ func runPrestop(ctx context.Context, in invocation) (status int, err error) {
 }
 
 // awaitClose connects to the socket and waits until the program there closes the connection. If no
-// program serves there, it returns immediately, and the driver ends as without a preStop hook.
+// program serves there, it returns immediately, and the driver ends as if it had no preStop hook.
 func awaitClose(ctx context.Context, socket string, timeout time.Duration, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

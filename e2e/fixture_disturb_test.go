@@ -236,7 +236,7 @@ func patchNode(ctx context.Context, name, patch string) {
 // When the rack is asked to stop an instance, it answers at once, but the instance is stopped only
 // when its container is off.
 //
-// A fault in the rack delays each stop, so a spec that uses a hypervisor must not clear others'
+// A fault in the rack delays each stop, so a spec that uses a hypervisor must remove only its own
 // faults. A reboot of an instance does not restart its container. If two instances are stopped at
 // the same moment, the second may lose its disks shortly before its container ends.
 type hypervisor struct {

@@ -134,7 +134,7 @@ func (r *activeFault) fires() bool {
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
-// The operations for faults of the phase Unwind, of the phase Reread, and with a Device.
+// Faults of the phases Unwind and Reread, and faults with a Device, fit only these operations.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "disk_finalize_import", "image_create",
 		"instance_create", "snapshot_create"}

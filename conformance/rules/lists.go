@@ -137,8 +137,8 @@ type reading struct {
 	order string
 	limit int // the size of the pages
 	pages [][]listed
-	// gone has the IDs of objects deleted before the reading, and deleted the objects deleted during
-	// it. made has the objects created during it, on pages that were read later.
+	// gone has the IDs of the objects that were deleted before this reading. During the reading, the
+	// objects in deleted were deleted, and those in made were created on pages not yet read.
 	gone          []string
 	deleted, made []listed
 }
@@ -154,7 +154,7 @@ var creation = time.Minute
 
 // judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each
 // reading must have the known objects. Any other object must be in all readings between the first
-// and the last that has it. If it was made before began minus creation, it must also be in all
+// and the last that has it. If it was made more than creation before began, it must also be in all
 // earlier readings. If it still exists, it must also be in all later readings.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {
@@ -224,7 +224,7 @@ const (
 )
 
 // readList reads a list to its end. After the first page it calls between(), unless that is nil. It
-// returns whether it read all pages with the limit of r.
+// returns false if it read the last pages with a greater limit than r.limit.
 func (c *Check) readList(list, path string, r *reading, between func()) (whole bool) {
 	what := fmt.Sprintf("%s in the order %s, in pages of %d", list, r.order, r.limit)
 	base, _, _ := strings.Cut(path, "?")

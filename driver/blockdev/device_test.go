@@ -126,7 +126,7 @@ func TestAReopenedDeviceNeedsNeitherItsPathNorTheFirstDescriptor(t *testing.T) {
 	}
 }
 
-// While another process has a copy of the descriptor (see awaitCopies), mkfs finds the device busy.
+// WithExclusive waits until no process has a copy of the descriptor: mkfs refuses a busy device.
 func TestWithExclusiveReleasesTheDeviceWhenItReturns(t *testing.T) {
 	_, device := openDisk(t, 64*guesttest.MiB)
 	over := make(chan struct{})

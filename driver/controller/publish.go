@@ -212,9 +212,9 @@ func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide
 	return disk, a.checkPlace("attach disk", disk)
 }
 
-// resolveAttach finds out whether the rack made an attach that it did not clearly answer. If the
-// disk is attached, it requests no second attach, which could disturb a device that the instance
-// already has. If the instance lacks the device, the node service returns DeviceNotFound.
+// resolveAttach finds out whether the rack made an attach that it did not clearly answer. If so, it
+// returns the disk: a second attach could disturb a device that the instance already has. If the
+// instance lacks the device, the node service returns DeviceNotFound.
 func (a attachment) resolveAttach(ctx context.Context, before neighbours, why error) (*oxide.Disk,
 	error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -236,7 +236,7 @@ func (a attachment) resolveAttach(ctx context.Context, before neighbours, why er
 }
 
 // explainRefusedAttach derives the reason of the refusal from the disk's state or, if that allows
-// an attach, from the instance. If the disk is attached as requested by now, it returns the disk.
+// an attach, from the instance. If the disk is already attached to a.Instance, it returns the disk.
 // If the instance's disks differ from those in the parameter before, the error is retryable.
 func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours, why error) (
 	*oxide.Disk, error) {
@@ -456,7 +456,7 @@ func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *
 }
 
 // detach detaches the disk and verifies that the instance no longer has it. It returns the disk as
-// last read, or nil if it is gone. The parameter refused is as for requestAttach.
+// last read, or nil if the disk is gone. requestAttach explains the parameter refused.
 func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (disk *oxide.Disk,
 	err error) {
 	const doing = "detach disk"
@@ -515,8 +515,8 @@ func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error
 	return err
 }
 
-// statesWithoutInstance are the states of a disk that no instance has. Except for detached itself,
-// a disk enters them only from detached or before its first attach.
+// statesWithoutInstance are the states of disks that are attached to no instance. A disk enters the
+// states other than detached only from detached, or before its first attach.
 var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDetached, oxide.DiskStateStateCreating, oxide.DiskStateStateMaintenance,
 	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromUrl,

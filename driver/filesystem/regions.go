@@ -20,7 +20,7 @@ const (
 	tailBytes = 2 << 20
 	// sectorBytes is the size of the smallest region. All regions begin at multiples of it.
 	sectorBytes = 4096
-	// sampleCount sectors across the disk are read too, for data without a known offset.
+	// The driver also reads sampleCount sectors across the disk, to find data at unknown offsets.
 	sampleCount = 32
 	// The first superblockBytes contain the superblocks of the filesystems that the driver makes.
 	superblockBytes = 128 << 10
@@ -70,7 +70,7 @@ func markerRegions(sizeBytes int64) []region {
 			l.xfsGroups(groups, blockBytes)
 		}
 	}
-	// Newer versions of mkfs.xfs make a group for each processor, of at least 4 GiB.
+	// Newer versions of mkfs.xfs make one group of at least 4 GiB for each processor.
 	for _, groups := range []int64{3, 5, 6, 7, 10, 12, 14, 20, 24, 28} {
 		if sizeBytes/groups >= 4<<30 {
 			l.xfsGroups(groups, 4<<10)
@@ -179,11 +179,11 @@ func RecordOffsets(sizeBytes int64) []int64 {
 	return slots
 }
 
-// growthReserveBytes at the disk's end stay unused when an ext grows, as room for growth records.
+// growthReserveBytes is the space at the disk's end that a grown ext leaves for growth records.
 const growthReserveBytes = 1 << 20
 
-// GrowthOffsets returns the offsets of the growth record. They are behind the end of a grown ext,
-// so neither the growth nor file data overwrite them.
+// GrowthOffsets returns the offsets of the growth record. They are behind the end of the ext
+// filesystem after its growth, so neither the growth nor file data overwrite the record.
 func GrowthOffsets(sizeBytes int64) []int64 {
 	end := sizeBytes &^ (sectorBytes - 1)
 	if end < headBytes+tailBytes {

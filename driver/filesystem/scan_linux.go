@@ -113,7 +113,7 @@ func unreadable(err error) error {
 	return csierr.New(csierr.DeviceUnreadable, "the content of the disk is unknown: %w", err)
 }
 
-// scan reads every region while blkid runs, which takes about as long.
+// scan reads every region and runs blkid at the same time, because each takes about as long.
 func (d disk) scan(v Volume, found []Superblock) (scan, error) {
 	probe := async.Start(func() (string, error) { return blkid(d.File) })
 	s, err := d.read(v, markerRegions(d.SizeBytes), found)
@@ -288,8 +288,8 @@ type state struct {
 	Blank      bool
 	Unfinished bool
 	Filesystem Superblock
-	// Growing reports that a growth of the ext was cut off, and Checked that e2fsck had succeeded
-	// before that growth. Grow reports that the filesystem may grow now.
+	// Growing reports that a growth of the ext filesystem was cut off, and Checked that e2fsck had
+	// succeeded before that growth. Grow reports that the filesystem may grow now.
 	Growing, Checked, Grow bool
 	// NeedsCheck makes Run call btrfs check, because a power failure may have lost blocks of a new
 	// btrfs, but not its superblock.

@@ -30,7 +30,7 @@ type traces struct {
 	expected
 	sizeBytes int64
 	slots     []int64 // of the driver's own records
-	// read() reads the first sector of a btrfs block, by which all its sectors are recognized.
+	// read() reads the first sector of a btrfs block: its header identifies the other sectors, too.
 	read func(offset, n int64) ([]byte, error)
 }
 
@@ -96,8 +96,8 @@ func (m traces) explains(sector []byte, at int64) (bool, error) {
 	return m.btrfsTrace(sector, at)
 }
 
-// recordTrace reports whether the sector is a record or the remains of one. checkUnfinished decides
-// which volume the valid records belong to.
+// recordTrace reports whether the sector is a [Record] or the remains of one. checkUnfinished
+// decides which volume the valid records belong to.
 func recordTrace(sector []byte) bool {
 	record := sector[:min(recordBytes, len(sector))]
 	return nonZero(sector[len(record):]) < 0 && bytes.Contains(record, []byte(`"volume":`)) &&
@@ -168,8 +168,8 @@ func extNumbers(b []byte, blocks uint64) bool {
 	return down <= maxDown
 }
 
-// extExtents reports whether b may be the start of a block of extents. Of the files that mkfs
-// makes, only the journal can need one: a file without holes whose blocks ascend.
+// extExtents reports whether b may be the start of a block of extents. mkfs needs such a block only
+// for the journal, which has no holes and whose blocks ascend.
 func extExtents(b []byte, blocks uint64) bool {
 	const size, maxBlocks = 12, 1 << 15
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
@@ -221,7 +221,7 @@ func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 		if int(directories) > most || flags > 7 || exclude != 0 {
 			return false
 		}
-		// Block numbers on a rack's disks fit into the lower halves. Only checksums use the upper.
+		// On a rack's disks all numbers fit into the fields' lower halves. Only checksums use the upper.
 		if size == 64 && (nonZero(d[0x20:0x38]) >= 0 || le32(d[0x3C:]) != 0) {
 			return false
 		}

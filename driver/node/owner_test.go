@@ -231,8 +231,8 @@ func TestStatsFailIfTheVolumeIsNoLongerMounted(t *testing.T) { // VS-2
 	}
 }
 
-// The kernel reuses device names, and the mount table shows only the name of a btrfs's device, not
-// its number.
+// The kernel reuses device names, and for a btrfs the mount table shows the device's name, but not
+// the device's number.
 func TestStageAcceptsADiskWithTheDeviceNameOfARemovedBtrfs(t *testing.T) {
 	g := statefulGuest(t)
 	v := g.disk(128, volume.Btrfs)

@@ -138,7 +138,7 @@ const architecture = runtime.GOARCH // Docker has the same names
 func hash(inputs ...string) string {
 	sum := sha256.New()
 	for _, input := range inputs {
-		// With the length before each input, "ab", "c" and "a", "bc" have different hashes.
+		// Hash the lengths, too: the inputs "ab", "c" must not have the hash of "a", "bc".
 		fmt.Fprintf(sum, "%d:%s", len(input), input)
 	}
 	return hex.EncodeToString(sum.Sum(nil))[:12]
@@ -245,8 +245,8 @@ var compiled = []programs{
 	},
 }
 
-// kubernetesVersion returns linker flags that set the version of Kubernetes, because kubeadm and
-// kind read it from the programs.
+// kubernetesVersion returns linker flags that write the version into Kubernetes' programs. kubeadm
+// and kind read it there.
 func kubernetesVersion(version string) string {
 	const set = "-X k8s.io/component-base/version."
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
@@ -320,8 +320,8 @@ func readSystem(ctx context.Context) (system, error) {
 	return s, nil
 }
 
-// ofRelease returns the files whose apt sources all have a suite of the release and the component
-// "main", so none is another vendor's. Each line of targets is FILE:ENTRY SUITE COMPONENT.
+// ofRelease returns the files in which each apt source has a suite of the release and the component
+// "main". It omits other vendors' files. Each line of targets is FILE:ENTRY SUITE COMPONENT.
 func ofRelease(targets, codename string) []string {
 	hasMain, foreign := map[string]bool{}, map[string]bool{}
 	fileOf := func(entry string) string { return entry[:strings.LastIndexByte(entry, ':')] }
@@ -383,7 +383,7 @@ func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	return Previous{Name: name, commit: commit}, err
 }
 
-// Unpack extracts p's tree into the cache, sets p.Root, and removes another release's tree.
+// Unpack extracts p's tree into the cache, sets p.Root, and removes the trees of other releases.
 func (b *Builder) Unpack(ctx context.Context, p *Previous) (err error) {
 	if *p == (Previous{}) {
 		return nil
@@ -423,8 +423,8 @@ var productRootfs = rootfs{name: "product", packages: []string{
 
 var workloadRootfs = rootfs{name: "workloads", packages: []string{"busybox-static", "postgresql"}}
 
-// dpkgOptions make dpkg omit manuals, keep copyright files, and not flush files to the disk,
-// because after a crash the image is built again.
+// dpkgOptions make dpkg omit manuals but keep copyright files. They also disable flushes to the
+// disk, because after a crash the image is built again.
 var dpkgOptions = []string{
 	"--dpkgopt=force-unsafe-io",
 	"--dpkgopt=path-exclude=/usr/share/doc/*",
@@ -477,7 +477,7 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	var said strings.Builder
 	pack := exec.CommandContext(ctx, "mmdebstrap", args...)
 	pack.Stdout, pack.Stderr = write, &said
-	// An interrupted mmdebstrap has to unmount the filesystems in its directory.
+	// Do not kill mmdebstrap at once: it has to unmount the filesystems in its directory.
 	interruptible(pack)
 	keep := b.Engine.Command(ctx, "import", "-", image+"-partial")
 	keep.Stdin, keep.Stderr = read, &said

@@ -147,7 +147,7 @@ func (p Page) WriteFile(path string) error {
 }
 
 // drawing is a page in a CSS grid. Each event has its own row, so texts do not overlap. A lane has
-// as many columns as it has bars side by side, and one more column for texts.
+// enough columns for bars that overlap in time, and one more column for texts.
 type drawing struct {
 	Page
 	Lanes []*lane
@@ -161,7 +161,7 @@ type lane struct {
 	ends                    []int // for each column of bars, the line where its last bar ends
 }
 
-// row shows an event or the broken promise. Its bar is between the grid lines At and End.
+// row shows an event or Page.Broken. Its bar is between the grid lines At and End.
 type row struct {
 	Event
 	Time, Text, Full, Class     string

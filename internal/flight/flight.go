@@ -395,8 +395,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without a file, Confirm has no open change to end. End has one, whose file somebody has removed
-		// since Begin. So report its entry as added, so that the change is logged.
+		// Without a file, Confirm has no open change to end. Before an End, somebody has removed the file
+		// that Begin wrote: report the entry as added, so that the change is logged.
 		return !e.Seen, nil
 	}
 	if err != nil {
@@ -433,15 +433,15 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	return err == nil, err
 }
 
-// sameAs reports whether both entries belong to one change. They do not if the disk was detached in
-// between.
+// sameAs reports whether both entries belong to one change. They do not if the disk was detached
+// between the two entries.
 func (e Entry) sameAs(other Entry) bool {
 	away := e.DiskSeq != 0 && other.DiskSeq != 0 && e.DiskSeq != other.DiskSeq
 	return e.Event == other.Event && e.Path == other.Path && !away
 }
 
-// Open returns the Begun entries of the open changes. A failure ends only one of several attempts
-// at a change, because the outcome of the others is unknown.
+// Open returns the Begun entries of the open changes. If a change was tried several times, a Failed
+// entry ends only one try, because the outcome of the others is unknown.
 func Open(entries []Entry) []Entry {
 	var open []Entry
 	for _, e := range entries {
@@ -548,7 +548,7 @@ func endsLine(f *os.File, size int64) bool {
 }
 
 // readLast reads only the end of the file. It returns the valid entries there, and the file's size.
-// Unless event is "", it may omit entries of other events.
+// If event is not "", it may omit entries of other events.
 func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {

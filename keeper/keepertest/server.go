@@ -58,7 +58,7 @@ type KubeRequest struct {
 	Namespace   string
 	Name        string // from the path, or from the body of a create
 	Body        []byte
-	// Applied is false when an interceptor is called before the request is applied, and true after.
+	// Applied tells an interceptor whether the server has applied the request.
 	Applied bool
 	// Status is the response's status if Applied is true, and otherwise 0.
 	Status int
@@ -97,7 +97,7 @@ func (s *Server) Intercept(f func(KubeRequest) error) {
 }
 
 // InterceptReads sets an interceptor for requests that change nothing. The server calls f before
-// the response. The error of f has the effect that Intercept describes.
+// the response, and treats its error as [Server.Intercept] describes.
 func (s *Server) InterceptReads(f func(KubeRequest) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

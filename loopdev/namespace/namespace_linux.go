@@ -69,8 +69,8 @@ func allowDevices() {
 	}
 }
 
-// leaveVolumes unmounts other processes' volumes, only in this namespace. A volume that is mounted
-// here keeps its device in use, so that the volume's driver does not release the device.
+// leaveVolumes unmounts other processes' volumes, only in this namespace. Otherwise a mount here
+// would keep the device in use, and the volume's driver would not release the device.
 func leaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -89,7 +89,7 @@ func leaveVolumes() error {
 			strings.Contains(filepath.Clean(m.Source), "/dev/nvme") ||
 			strings.Contains(m.Root, "/dev/nvme") || strings.HasPrefix(m.Root, "/nvme")
 		if ofTests && onDevice {
-			// Ignore errors: another mount may cover this one, or the kernel may have unmounted both.
+			// Ignore errors: another mount may cover this one, or this one may already be unmounted.
 			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
 		}
 	}

@@ -376,7 +376,7 @@ func (c *proposal) rehearseSnapshot(ctx context.Context) error {
 	if c.plan.SnapshotClass == "" {
 		return nil
 	}
-	// A change needs these rights only later: after the workload has stopped, or for an undo.
+	// Check rights that a change needs only after the workload has stopped, or for an undo.
 	if _, err := c.Kubectl.get(ctx, snapshotContents, "", c.plan.temporary()); err != nil {
 		return err
 	}
@@ -390,8 +390,8 @@ func (c *proposal) rehearseSnapshot(ctx context.Context) error {
 	return c.Kubectl.create(ctx, c.plan.ownSnapshot(), dryRun)
 }
 
-// peak returns how much of the rack's quota the change uses until "claim forget". A snapshot counts
-// with the size of its disk.
+// peak returns how much of the rack's quota the change uses until "claim forget". A snapshot uses
+// as much as its disk.
 func (p plan) peak() (sizeBytes int64, text string) {
 	sizeBytes, _ = parseSize(p.Size)
 	sizeBytes += (volume.GiB - sizeBytes%volume.GiB) % volume.GiB // disks have whole GiB

@@ -42,7 +42,7 @@ type environment struct {
 	// second is the node driver "beside".
 	second  *harness.Plugin
 	watcher *trace.Watcher
-	// files are the rack's files, and storage the bytes that it charges, before the first lifecycle.
+	// Before the first lifecycle, the rack has these files, and charges storage bytes to the quota.
 	files   harness.Ledger
 	storage int64
 	// unformatted counts restored volumes that were mounted. No driver has formatted them.
@@ -53,7 +53,7 @@ type environment struct {
 	kills, overlaps int
 }
 
-// newEnvironment puts the bystanders into an instance that no lifecycle of the proof stops.
+// newEnvironment puts the disks of [proof.Bystanders] into an instance that no lifecycle stops.
 func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (env *environment,
 	err error) {
 	instance := driverB
@@ -105,7 +105,7 @@ type killable interface {
 	Start(ctx context.Context) error
 }
 
-// watched calls do() under a tracer. If the point is not nil, the tracer kills the process there.
+// watched runs do() with a tracer. If kill is not nil, the tracer kills the process at that point.
 func (env *environment) watched(name string, kill *trace.Point, do func()) (trace.Report, error) {
 	order := env.order(name, kill)
 	if err := env.watcher.Watch(order); err != nil {
@@ -205,7 +205,7 @@ type lifecycle struct {
 	steps []step
 	// copies counts the volumes that the lifecycle restores from a snapshot.
 	copies int
-	// reached is set after the kill or the pause. effects are those of the point's step.
+	// reached is set after the kill or the pause. effects are those of the trial's step.
 	reached bool
 	effects []trace.Effect
 }
@@ -236,8 +236,8 @@ func (l *lifecycle) run(ctx context.Context, steps []step) {
 	}
 }
 
-// runTrial repeats the lifecycle until it reaches the point. If a lifecycle does not reach it, but
-// has effects with the point's name, the next lifecycle is interrupted at the first such effect.
+// runTrial repeats the lifecycle until it reaches the point, the N-th effect of some name. If fewer
+// effects of this name occur, the next lifecycle is interrupted at the first of them.
 func (env *environment) runTrial(ctx context.Context, t trial) error {
 	for range tries {
 		l, err := env.runOnce(ctx, t)
@@ -296,12 +296,12 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	}
 }
 
-// mayOutliveDriver contains tools that may continue after their driver is killed: an interrupted
-// repair is worse than the damage. No call may succeed before they have ended.
+// mayOutliveDriver contains tools that are allowed to continue after their driver is killed: an
+// interrupted repair is worse than the damage. No call may succeed before they have ended.
 var mayOutliveDriver = []string{"e2fsck", "resize2fs"}
 
 // mayOutlive reports whether a program may continue after its driver was killed at the point. Until
-// a child of the driver calls execve, the child has the driver's name.
+// a child calls execve, it has the driver's name, so the program is taken from the point's name.
 func mayOutlive(program string, at trace.Point) bool {
 	const driver = "driver"
 	if program == driver && at.Phase == trace.Before {
@@ -408,8 +408,8 @@ func (l *lifecycle) callSecondProcess(ctx context.Context, from int) error {
 	return nil
 }
 
-// stageBefore returns the index of the step from which the orchestrator continues: i, or if step i
-// is a publish, the stage before it, because the second driver may have unstaged the volume.
+// stageBefore returns i or, if step i is a publish, the index of the stage before it, because the
+// second driver may have unstaged the volume. The orchestrator continues from the returned step.
 func (l *lifecycle) stageBefore(i int) int {
 	if l.steps[i].rpc != "NodePublish" {
 		return i

@@ -48,7 +48,7 @@ const (
 	writeSynced     op = "pod {pod} on {node}: write and fsync v{vol} block {block}"
 	freeze          op = "pod {pod} on {node}: freeze v{vol}"
 	thaw            op = "pod {pod} on {node}: thaw v{vol}"
-	// In these steps, a process that outlives the pod has the volume's device open.
+	// In these steps, a process that outlives the pod opens the volume's device, or closes it.
 	hold       op = "pod {pod} on {node}: keep v{vol} open"
 	holdByLoop op = "pod {pod} on {node}: put a loop device over v{vol}"
 	letGo      op = "pod {pod} on {node}: close v{vol}"
@@ -169,7 +169,7 @@ func (s Step) String() string {
 	return text
 }
 
-// fields returns pointers to the step's fields by the names in the braces of ops.
+// fields maps each name that an op can have in braces to a pointer to the step's field.
 func (s *Step) fields() map[string]any {
 	return map[string]any{"ctl": &s.ctl, "vol": &s.vol, "snap": &s.snap, "pod": &s.pod,
 		"block": &s.block, "other": &s.other, "node": &s.node, "fault": &s.fault}

@@ -78,8 +78,8 @@ func (c Client) ClearFaults(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/faults", nil, nil)
 }
 
-// RunDeferred carries out at once what faults of the phase [Deferred] and Switches.FreeDelay have
-// delayed. It returns when this is done.
+// RunDeferred ends the delays of faults of the phase [Deferred] and of Switches.FreeDelay. It
+// returns when the delayed work is done.
 func (c Client) RunDeferred(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/deferred", nil, nil)
 }
@@ -224,7 +224,7 @@ type Mutation struct {
 	// Rule is the ID of the rule that the mutation breaks, or "data" for a promise about data.
 	Rule string `json:"rule"`
 	Says string `json:"says"`
-	// DriverSays is the reason (docs/reasons.md) of the driver's error under the mutation.
+	// DriverSays is the reason (docs/reasons.md) in the driver's error during the mutation.
 	DriverSays string `json:"driver_says,omitempty"`
 	Active     bool   `json:"active"`
 }

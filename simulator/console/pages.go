@@ -61,7 +61,7 @@ type rackBody struct {
 
 type setting struct{ Name, Value string }
 
-// fill sets the fields that depend on the rack's objects. Each instance has at least limit slots.
+// fill sets the fields that depend on the rack's objects. Each instance shows at least limit slots.
 func (b *rackBody) fill(state adminapi.State, limit int) {
 	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]adminapi.SnapshotRecord{}
 	var detached []adminapi.Disk
@@ -243,7 +243,7 @@ var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "
 type watched struct {
 	// Name is the disk's name, ID or label; "" means every disk.
 	Name string
-	// Found means that the records contain the disk. Only then About is set.
+	// Found means that the records contain the disk. About is set only if Found is true.
 	About diskAbout
 	Found bool
 }
@@ -399,7 +399,7 @@ type flightRow struct {
 	Bad                bool
 }
 
-// newFlightRow shows a deleted object by the name in the entry, or by its ID.
+// newFlightRow shows a deleted object by the name in the entry or, without a name, by the ID.
 func newFlightRow(e flightlog.Entry, names map[string]string) *flightRow {
 	e.Time = e.Time.UTC()
 	about := slices.DeleteFunc([]string{e.Device, e.Path, e.Detail},

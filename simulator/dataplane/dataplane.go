@@ -369,7 +369,7 @@ func (v *VMs) hasMemory(more int64) error {
 	return fits(string(text), int64(len(v.SSH()))*mostMemory+more, more)
 }
 
-// fits() fails if all machines need over 3/4 of MemTotal, or the new one more than MemAvailable.
+// fits() fails if the machines' total is over 3/4 of MemTotal, or the new one over MemAvailable.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
@@ -462,8 +462,8 @@ func (v *VMs) still(g *guestState) (resume func(), err error) {
 }
 
 // Adopt takes over the virtual machines that an earlier plane has started, and stops those of
-// instances that are not running. It returns two lists: the running instances without a virtual
-// machine, and those of them whose machine the earlier plane's Close stopped.
+// instances that are not running. It returns in gone the running instances without a virtual
+// machine, and in again those of gone whose machine was stopped by the earlier plane's Close.
 func (v *VMs) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(guestDir(v.files.dir, ""))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -233,8 +233,8 @@ func (s Images) Delete(call *Call) error {
 		func(i store.Image) error { return s.plane.RemoveImage(i.ID) })
 }
 
-// Promote moves a project's image to the silo. It refuses a name without a project, which means an
-// image of the silo, even if that image does not exist (A91).
+// Promote moves a project's image to the silo. A name without a project means an image of the silo,
+// and is refused even if the silo has no such image (A91).
 func (s Images) Promote(call *Call) (store.Image, error) {
 	errSilo, project := invalidRequest("Cannot promote a silo image"), call.Named["project"]
 	if call.Named["image"].Name != "" && !project.Given() {

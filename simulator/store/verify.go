@@ -114,7 +114,7 @@ func (p *pages) walk(id uint64) error {
 }
 
 // elements checks a page's elements. An element of a branch refers to another page. An element of a
-// leaf can be a bucket: it then contains the bucket's page or refers to it.
+// leaf can be a bucket: its value then contains the bucket's page or the page's number.
 func (p *pages) elements(page []byte) error {
 	kind, count := binary.NativeEndian.Uint16(page[8:]), int(binary.NativeEndian.Uint16(page[10:]))
 	if kind != leaf && (kind != branch || count == 0) {
