@@ -113,7 +113,7 @@ func unreadable(err error) error {
 	return csierr.New(csierr.DeviceUnreadable, "the content of the disk is unknown: %w", err)
 }
 
-// scan reads every region and runs blkid at the same time, because each takes about as long.
+// scan reads every region and runs blkid at the same time, because they take equally long.
 func (d disk) scan(v Volume, found []Superblock) (scan, error) {
 	probe := async.Start(func() (string, error) { return blkid(d.File) })
 	s, err := d.read(v, markerRegions(d.SizeBytes), found)
