@@ -245,8 +245,8 @@ func (p *proxy) leave(gone func() time.Duration) bool {
 	return time.Now().Before(p.backAt)
 }
 
-// Edit calls change() for each JSON object of a successful answer. The parameter "at" has the names
-// of the objects around it, each followed by a dot, but no names of lists.
+// Edit calls change() for each JSON object of a successful answer. The parameter "at" is the path
+// to the object, such as "a.b.". The path omits fields whose values are lists.
 func Edit(resp *http.Response, err error, change func(at string, object map[string]any),
 ) (*http.Response, error) {
 	if err != nil || resp.StatusCode >= 300 {

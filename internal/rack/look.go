@@ -26,7 +26,7 @@ type Look time.Duration
 // Looking returns the current time as a Look.
 func Looking() Look { return Look(sinceBoot()) }
 
-// attempt is one request for a change. The Transport finds it in the request's context.
+// attempt is one request for a change. The Transport gets the attempt from the request's context.
 type attempt struct {
 	look  Look
 	limit time.Duration

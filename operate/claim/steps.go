@@ -112,8 +112,8 @@ func (v view) own(o object) bool {
 	return strings.HasPrefix(o.annotation(changeKey)+" ", v.plan.mark()+" ")
 }
 
-// changeKey has the value runMark, with the id of the run, on objects that a late request of
-// another run must not change. It has the value stopMark on an owner that the command has stopped.
+// runMark is the value of changeKey on objects that a late request of another run must not change.
+// stopMark is the value of changeKey on an owner that the command has stopped.
 func (p plan) runMark() string  { return p.mark() + " " + p.Run }
 func (p plan) stopMark() string { return p.runMark() + " stopped" }
 

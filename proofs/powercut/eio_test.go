@@ -221,7 +221,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 		answer = p.stage(ctx)
 	}
 	p.disk.Heal()
-	// Until Heal(), the kernel's own writes can fail, too, so count the failures after it.
+	// The kernel's own writes can fail, too, until Heal(). So count the failures after Heal().
 	struck, said := fired(), fmt.Sprint(answer)
 	after := harness.Got(p.bench.formats.Count())
 	switch {
@@ -252,7 +252,7 @@ func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	return errors.Join(p.staged(), p.checkData(ctx, promises), p.usable(f.of), p.unstage(ctx))
 }
 
-// reportsNotGrown returns an error if the volume's health contradicts notGrown, its first result.
+// reportsNotGrown returns notGrown, and an error if the volume's health reports the opposite.
 func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err error) {
 	size := harness.Got(p.filesystemBytes())
 	health := harness.Got(p.bench.Plugin.Node().NodeGetVolumeHealth(ctx,
