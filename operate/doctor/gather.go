@@ -417,7 +417,7 @@ func (g *gatherer) nodes(ctx context.Context) error {
 	return nil
 }
 
-// trim removes from a report the volumes that do not belong to the question's chains.
+// trim removes from a node's report the volumes that the user's question does not concern.
 func (g *gatherer) trim(r inspection.Report) inspection.Report {
 	if g.options.Question.Kind == AskNode {
 		return r

@@ -289,7 +289,7 @@ func (t trial) String() string {
 	return name
 }
 
-// countPoints makes a dry run of each kind of lifecycle, and returns its points.
+// countPoints makes a dry run of each kind of lifecycle, and returns the points for its trials.
 func countPoints(ctx context.Context, env *environment, kinds []string) (points []point,
 	err error) {
 	defer harness.Catch(&err)

@@ -41,7 +41,7 @@ type tracing struct {
 	held []int
 	// dead is set after the process has ended. Its tools may still run.
 	dead bool
-	// paused tells the watcher about the pause. The pause lasts until goOn is closed.
+	// paused reports that the process is paused. The pause lasts until goOn is closed.
 	paused  func() error
 	goOn    chan struct{}
 	resumed sync.Once
@@ -122,7 +122,7 @@ func wait() (tid int, status syscall.WaitStatus, err error) {
 	}
 }
 
-// run handles each stop of a thread, until the process is released, or it and its tools have ended.
+// run handles each stop of a thread. It ends after release(), or after the process and its tools.
 func (s *tracing) run() error {
 	for len(s.threads) > 0 {
 		if s.letGo.Load() && !s.detached && !s.report.Killed {
