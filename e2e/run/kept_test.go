@@ -119,7 +119,7 @@ func TestTheSuiteEndsIfTheProgramThatStartedItIsKilled(t *testing.T) {
 	if err != nil || string(begun) != "begun\n" || killErr != nil {
 		t.Fatalf("the suite wrote %q, %v; kill: %v", begun, err, killErr)
 	}
-	// The suite has the pipe open while it runs, so ReadAll returns only after its end.
+	// The suite has the pipe open while it runs, so ReadAll returns only after the suite has ended.
 	if rest, err := io.ReadAll(output); err != nil {
 		t.Errorf("the suite lives on, and writes %q: %v", rest, err)
 	}

@@ -303,7 +303,7 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 	return "", r.Kubectl.save(ctx, v.old, p, nil)
 }
 
-// shotOf reads the content of a ready snapshot, and checks that the snapshot is of a disk in of.
+// shotOf reads the content of a ready snapshot, and checks that "of" contains the snapshot's disk.
 func (k Kubectl) shotOf(ctx context.Context, o object, of []string) (shot, error) {
 	content, err := k.get(ctx, snapshotContents, "", o.str("status", "boundVolumeSnapshotContentName"))
 	if err == nil {

@@ -161,8 +161,8 @@ func persistentChain(e *Evidence, name string) *chain {
 	return c.from(named("", name))
 }
 
-// allChains returns a chain for each node with the driver, for each PersistentVolume of the driver,
-// and for each claim and each disk of the cluster without a PersistentVolume.
+// allChains returns a chain for the rack, for each node with the driver, for each PersistentVolume
+// of the driver, and for each claim and each disk that has no PersistentVolume.
 func allChains(e *Evidence) []*chain {
 	chains := []*chain{{Evidence: e, subject: "rack", links: []judgement{{LinkRack,
 		(*chain).judgeRack}}}}
@@ -257,7 +257,7 @@ func (c *chain) complete() {
 	c.node = findNode(c.Evidence, name, cmp.Or(c.attachmentWhy, c.podsWhy), c.handle)
 }
 
-// mainPod returns the pod to judge, or nil: one that waits, else one that runs, else any.
+// mainPod returns the pod to judge: one that waits, else one that runs, else any, else nil.
 func mainPod(pods []kube.Object) (best *kube.Object) {
 	for i, pod := range pods {
 		if best == nil || ended(*best) && !ended(pod) ||
@@ -313,7 +313,7 @@ func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
 	return nil
 }
 
-// report returns the report of an instance's node (for "", the only report), or why it is missing.
+// report returns an instance's report, or why there is none. For "" it returns the only report.
 func (n Nodes) report(instance string) (r *inspection.Report, why string) {
 	for id, r := range n.Reports {
 		if id == instance || instance == "" && len(n.Reports) == 1 {

@@ -195,7 +195,7 @@ func (g *gatherer) objectsFromFile() error {
 	return nil
 }
 
-// prune removes the objects that do not belong to the chains of the question.
+// prune removes the Kubernetes objects that the user's question does not concern.
 func (g *gatherer) prune() {
 	used, nodes := map[kube.Reference]bool{}, map[string]bool{}
 	for _, c := range resolve(&g.e) {

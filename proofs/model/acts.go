@@ -392,7 +392,7 @@ func (h *History) freeze(s Step) string {
 	return ""
 }
 
-// hold makes a process open a volume's device, put a loop device over it, or release it. So a
+// hold opens a volume's device or puts a loop device over it. The step letGo ends either. So a
 // device can be in use after its volume was unpublished.
 func (h *History) hold(s Step) string {
 	here := h.world.place(s)
@@ -445,7 +445,7 @@ func (w *world) dropAll() (err error) {
 }
 
 // sensible reports whether the model knows the right answer to a call that is wrong on purpose. The
-// model must know the state of the call's volume, and of the one whose value the call uses.
+// model must know the states of the volume s.vol and of the volume s.other.
 func (w *world) sensible(s Step) bool {
 	here, there := w.place(s), w.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {

@@ -22,10 +22,10 @@ type Kind struct {
 	// to the user with the ID Owner, or to the silo if Owner is "". Names are unique in a parent.
 	Parent *Kind
 	Owner  string
-	// In names the field with the ID of the parent or the owner; "" means that there is no such field.
+	// In is the name of the field with the parent's or the owner's ID, or "" without such a field.
 	In string
-	// Both is a part of the error for an ID together with a parent. Neither begins the error for a
-	// name without a parent (A05).
+	// Both is a part of the error message for an ID together with a parent. Neither is the beginning
+	// of the error message for a name without a parent (A05).
 	Both, Neither string
 	// Public means that every user of the silo may read the resource, and its owner may change it. The
 	// roles in the projects do not matter (A15).
