@@ -71,8 +71,8 @@ func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 // waits for a rack forever.
 const controllerTimeLimit = 2 * time.Minute
 
-// limitTime gives a controller call without a deadline one. A node call gets none, because mkfs
-// must not be interrupted.
+// limitTime adds a deadline to a controller call that has none. A node call gets no deadline,
+// because mkfs must not be interrupted.
 func limitTime(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	if _, ok := ctx.Deadline(); !ok && strings.HasPrefix(info.FullMethod, "/csi.v1.Controller/") {

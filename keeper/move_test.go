@@ -111,7 +111,7 @@ func (m *moving) move(to string) error {
 	return m.mover.Move(ctx, "pv-1", to)
 }
 
-// belongs checks that the volume belongs to this node, and is otherwise unchanged.
+// belongs checks that the volume belongs to the node "to", and is otherwise unchanged.
 func (m *moving) belongs(to string) {
 	m.t.Helper()
 	v, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
@@ -194,8 +194,8 @@ func TestAnImpossibleMoveIsRefused(t *testing.T) {
 	}
 }
 
-// interrupted starts a move, and breaks the connection at the change number at (from 1), before or,
-// if applied is set, after the server applies it. It returns true if the move failed.
+// interrupted starts a move, and breaks the connection at one change; at = 1 means the first. If
+// applied is set, the server applies that change. It returns true if the move failed.
 func (m *moving) interrupted(to string, at int, applied bool) bool {
 	m.t.Helper()
 	n := 0

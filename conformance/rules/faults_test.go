@@ -224,8 +224,8 @@ func visited(next http.RoundTripper, req *http.Request,
 }
 
 type surveyed struct {
-	// asking has the rules whose checks request an operation. First come the rules that have noticed
-	// a fault, the latest one in front. The other rules follow, from quick to slow.
+	// asking has the rules whose checks request an operation. Rules that have noticed a fault come
+	// first, the latest of them in front. The other rules follow, from quick to slow.
 	asking  map[string][]Rule
 	results map[string]Result
 	fields  map[trial]bool // the fields of the answers

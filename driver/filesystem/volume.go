@@ -187,7 +187,7 @@ func (r Record) inherited(v Volume) bool {
 		cmp.Or(r.UUID, r.Volume) == v.FilesystemUUID && r.SizeBytes == v.SourceBytes
 }
 
-// RecordOf returns the record of a format of the volume.
+// RecordOf returns the record that the driver writes when it formats the volume.
 func RecordOf(v Volume) Record {
 	r := Record{Volume: v.ID, Disk: v.DiskName, SizeBytes: v.SizeBytes, Filesystem: v.FSType,
 		Options: v.Mkfs.String()}

@@ -30,7 +30,7 @@ const (
 // Member is a kind of disk: one of the two disks of a filesystem. The other disk is missing.
 type Member string
 
-// These are the members. Only a device number or UUID on the missing disk leads the kernel to one.
+// The kernel finds a member only by the device number or UUID that is on the missing disk.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"

@@ -214,7 +214,7 @@ func contents(path string, v int) (data [][]byte, err error) {
 // impossible is the result of a step that cannot be made in the present state.
 const impossible = "impossible"
 
-// act does a step that is not a call. It returns a text for the transcript.
+// act does a step that is not a CSI call. It returns a text for the transcript.
 func (h *History) act(ctx context.Context, s Step) (said string, err error) {
 	defer harness.Catch(&err)
 	switch s.op {

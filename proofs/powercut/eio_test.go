@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// sampledSectors is the number of failing sectors in each scenario, except in the long form.
+// With -short, shortSectors sectors of a scenario fail, and without PROOF_DURATION sampledSectors.
 const (
 	sampledSectors = 4
 	shortSectors   = 1
