@@ -178,7 +178,7 @@ func expectNames(ctx context.Context, dist string) {
 }
 
 // guestPatches lists the patches that make the driver's pods use the guest view. They are needed
-// because charts of older releases have no values for it.
+// because charts of older releases have no values for the guest view.
 var guestPatches = []string{"node-paths.yaml", "node-workers.yaml"}
 
 // helmForGuests is a script in place of helm. It applies guestPatches to the rendered chart.

@@ -303,7 +303,7 @@ func (c *Check) needSimulated(why string) {
 const situations = "situations"
 
 // arrange reports whether the check can create a situation, which needs a simulated rack. If it
-// cannot, or if the check ends early, the extent says that the situation was not tested.
+// cannot, or if the check ends early, the report says that the situation was not tested.
 func (c *Check) arrange(situation string) bool {
 	why := "it cannot be brought about from outside"
 	if c.simulated() {

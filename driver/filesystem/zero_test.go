@@ -211,7 +211,7 @@ func TestTheProofThatADiskIsBlankReadsTheDiskOnce(t *testing.T) {
 	})
 }
 
-// Without counters, only the call that began a read trusts it: only that call kept the lock.
+// Without counters, only the call that began a scan may use its result: this call kept the lock.
 func TestAScanWithoutCountersIsTrustedOnlyByTheCallThatBeganIt(t *testing.T) {
 	d := disk{openDisk(t, mib)}
 	csitest.Must(t, csitest.Err(d.Read(0, mib)))

@@ -264,7 +264,7 @@ func unmountBelow(t testing.TB, dir string) {
 }
 
 // Sysfs makes a directory like /sys and returns its path. The directory has a block device for each
-// name in serials. The serial "-" means none.
+// name in serials. A device with the serial "-" has no serial file.
 func Sysfs(t testing.TB, serials map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

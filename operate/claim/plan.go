@@ -451,7 +451,7 @@ func (v view) podRuns() bool {
 	})
 }
 
-// contentProblem returns an error if a snapshot was not taken of one of the given disks.
+// contentProblem returns an error unless the snapshot was taken of one of the disks in "of".
 func contentProblem(shot, content object, of []string) error {
 	source := content.str("spec", "source", "volumeHandle")
 	switch {

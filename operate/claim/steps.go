@@ -463,7 +463,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	return "", r.Kubectl.save(ctx, v.old, p, nil)
 }
 
-// fenced() reports whether this run has reserved the new disk, if any, so no late request binds it.
+// fenced() reports whether there is no new disk, or this run has reserved it against late requests.
 func (v view) fenced() bool {
 	return v.plan.New == "" || v.fresh == nil || v.fresh.annotation(changeKey) == v.plan.runMark() &&
 		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()
@@ -548,7 +548,7 @@ func (r *run) clean(ctx context.Context, v view) (string, error) {
 	return "the end of PersistentVolume " + v.fresh.name(), nil
 }
 
-// endUndoing removes the plan. If the claim's namespace is gone, it leaves the policy Retain.
+// endUndoing removes the plan. If the namespace is gone, the volume keeps the policy Retain.
 func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
 	p := v.plan
 	switch {

@@ -182,7 +182,7 @@ func without(points, others []point) []point {
 	})
 }
 
-// attempt runs a trial. After a failure it keeps the environment's files and opens a new one.
+// attempt runs a trial. After a failure it keeps the files and opens a new environment.
 func (c *campaign) attempt(ctx context.Context, i int, tr trial) error {
 	env := c.envs[i]
 	env.kills, env.overlaps = 0, 0
