@@ -244,7 +244,7 @@ func noRestartUntil(ctx context.Context, before []string, until time.Time) {
 var _ = Describe("a failing disk", Label("long"), func() {
 	It("is reported by doctor, can be unstaged, and has all acknowledged data after "+
 		"its repair (NU-4, NH-2, B-38)", func(ctx SpecContext) {
-		// A restart of the rack removes all devices, so atEnd first closes the fixture.
+		// A restart of the rack removes all devices, so atEnd closes the fixture before the restart.
 		s.atEnd(func(ctx context.Context) { replaceRackArgument(ctx, "--disks=fuse", "--keep-devices") })
 		replaceRackArgument(ctx, "--keep-devices", "--disks=fuse")
 		doctor, claim := newDoctor(ctx), s.Claim(ctx, Claim{})

@@ -158,7 +158,7 @@ type watchedProcess struct {
 	goroutines func(context.Context) ([]byte, error)
 }
 
-// add panics on an error, like Must.
+// add adds the process's open files and goroutines to a ledger. It panics on an error, like Must.
 func (s watchedProcess) add(ctx context.Context, ledger Ledger) {
 	profile, err := s.goroutines(ctx)
 	Must(Wrap(err, "read the goroutines of %s", s.name))

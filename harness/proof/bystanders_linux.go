@@ -130,7 +130,7 @@ func (b *Bystanders) Resume(ctx context.Context) error {
 func (b *Bystanders) fill(dir string, member Member) {
 	b.mountpoint = filepath.Join(dir, "mounted")
 	harness.Must(os.MkdirAll(b.mountpoint, 0o755))
-	// Without lazy initialization, mke2fs writes all inode tables and the journal, so both are small.
+	// Without lazy initialization, mke2fs writes all inode tables and the journal, so keep both small.
 	harness.Must(RunTool("mke2fs", "-q", "-F", "-t", "ext4", "-N", "64", "-J", "size=4",
 		"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", b.files[MountedDisk]))
 	file := b.files[MemberDisk]

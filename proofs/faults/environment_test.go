@@ -44,7 +44,7 @@ type environment struct {
 	up, down, full string
 	// boot is the boot disk of the first stopped instance.
 	boot *oxide.Disk
-	// source is the volume of the snapshot snap. The volume of the other snapshot was deleted.
+	// source is the volume of the snapshot snap. The volume of the snapshot orphan was deleted.
 	source       *csi.Volume
 	snap, orphan *csi.Snapshot
 	// The first two objects are in the project "other". The third one is a disk of the type "local".

@@ -50,7 +50,7 @@ type Field struct {
 	Type FieldType
 	// Values are the words that an Enum allows.
 	Values []string
-	// Of lists the fields inside a Record. A field that is missing in the request becomes null.
+	// Of contains the fields inside a Record. A field that is missing in the request becomes null.
 	Of []Field
 	// Optional means that a creation request may omit the field. The value is then Default.
 	Optional bool

@@ -78,7 +78,7 @@ func begin(order Order) (*tracing, error) {
 			if err := ptrace(unix.PTRACE_SEIZE, tid, 0, options); errors.Is(err, unix.ESRCH) {
 				continue // it ended since the directory was read
 			} else if err != nil && !errors.Is(err, unix.EPERM) {
-				// EPERM means that the thread is already traced: a seized thread has created it.
+				// EPERM is no failure: a seized thread has created this thread, so it is already traced.
 				return nil, fmt.Errorf("seize thread %d: %w", tid, err)
 			}
 			s.add(tid, order.PID)
