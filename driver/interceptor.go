@@ -310,8 +310,8 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 			"this one later", csierr.Plain(key))
 	}
 	defer l.held.Delete(key)
-	// A call that the caller has canceled must not undo the effect of a later call, which may have
-	// ended. gRPC delivers a cancellation before later calls of the same connection.
+	// Do not run a canceled call: it could undo the effect of a later call that has already ended.
+	// gRPC delivers a cancellation before later calls of the same connection.
 	switch ctx.Err() {
 	case nil:
 		return handler(ctx, req)

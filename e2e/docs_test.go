@@ -309,8 +309,8 @@ func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagno
 	return said, nil
 }
 
-// finds repeats the question until doctor's first finding has this reason, and is about this link
-// of the diagnosis, such as "instance". Kubernetes shows some states late.
+// finds repeats the question until doctor's first finding has this reason and is about this link of
+// the diagnosis, such as "instance". It repeats because Kubernetes shows some states late.
 func (d doctor) finds(ctx context.Context, link, reason string, question ...string) {
 	Eventually(func(g Gomega) {
 		said, err := d.ask(ctx, question)

@@ -487,7 +487,7 @@ func (h *faultTest) draw(t *testing.T) (ignored int) {
 	return ignored
 }
 
-// A simulated rack lists an object right after its creation.
+// creation is 0 in tests, because a simulated rack lists an object right after its creation.
 func init() { creation = 0 }
 
 func TestRuleChecksTolerateLegalFaultsAndNoticeAllOthers(t *testing.T) {

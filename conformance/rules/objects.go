@@ -27,7 +27,7 @@ func (r *TestedRack) name() oxide.Name {
 
 func (r *TestedRack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
 
-// beside returns the project for a request with an object's name; a request with an ID needs none.
+// beside returns the project for a request that names an object, or "" if which is an object's ID.
 func (r *TestedRack) beside(which string) oxide.NameOrId {
 	if uuid.Validate(which) == nil {
 		return ""
@@ -116,8 +116,8 @@ func created[T any](made outcome[T], k kind[T], name oxide.Name) outcome[T] {
 	return made
 }
 
-// removeNamed removes, when the check is over, an object whose creation was not confirmed. It does
-// not remove an object that the checks share, or that another run has created.
+// removeNamed adds a cleanup step for an object whose creation was not confirmed. The step does not
+// remove an object that the checks share, or that another run has created.
 func (k kind[T]) removeNamed(c *Check, name oxide.Name) {
 	c.cleanup(func(ctx context.Context) error {
 		made, err := k.read(ctx, string(name))

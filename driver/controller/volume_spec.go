@@ -169,7 +169,7 @@ func (v volumeSpec) backend() oxide.DiskBackend {
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}
 }
 
-// difference returns how a disk differs from the spec, or "". Errors put "the disk" before it.
+// difference returns how a disk differs from the spec, such as "belongs to another cluster", or "".
 func (v volumeSpec) difference(d *oxide.Disk) string {
 	m, tagged := volume.ParseTag(d.Description)
 	wantBlocks := v.Parameters.BlockSize

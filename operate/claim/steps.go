@@ -380,7 +380,7 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 		return "", r.Kubectl.patch(ctx, v.temporary, annotate(selectedNode, p.Node, nil))
 	}
 	// Without a topology, or with immediate binding, the provisioner repeats its request by itself.
-	// The command ends with the refusal nevertheless, because the workload is stopped.
+	// The command does not wait for the repetitions, because the workload is stopped.
 	if !r.asked {
 		r.asked, r.before = true, event
 	} else if event != r.before && strings.Contains(why, string(csierr.RackFull)+":") {

@@ -26,7 +26,7 @@ import (
 // requestTimeout limits each kubectl get, each node's report, and all rack requests together.
 const requestTimeout = 30 * time.Second
 
-// The chart's default namespace, and the chart's name of the container that runs the driver.
+// The chart's default namespace, and the name of the driver's container in the chart.
 const (
 	driverNamespace = "oxide-csi"
 	driverContainer = "oxide-plugin"
