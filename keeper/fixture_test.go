@@ -214,7 +214,7 @@ func (w *fixture) last(name string) outcome {
 
 func (w *fixture) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
 
-// pod creates a ready pod with volumes. Its owner is of this kind; if kind is "", it has none.
+// pod creates a ready pod with volumes, and with an owner of this kind unless kind is "".
 func (w *fixture) pod(node, name, kind string, volumes ...string) {
 	keepertest.Put(w.api, podOf(node, name, kind, volumes...))
 }

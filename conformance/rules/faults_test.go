@@ -31,7 +31,7 @@ import (
 )
 
 type fault struct {
-	// legal means that a healthy rack or the network can cause the fault. So no check may fail.
+	// legal means that a healthy rack or the network can cause the fault. Then checks must not fail.
 	legal bool
 	// noticed means that a check must fail, or report that it could not test its rule. If noticed is
 	// false, every check must remove its objects.

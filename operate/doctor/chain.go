@@ -202,8 +202,8 @@ func claimOf(pod *kube.Object, v kube.PodVolume) string {
 	return v.PersistentVolumeClaim.ClaimName
 }
 
-// snapshots() returns the VolumeSnapshotContents of the volume's snapshots, and the content of the
-// snapshot from which the claim is to be provisioned.
+// snapshots() returns the VolumeSnapshotContents of the volume's snapshots and of the snapshot from
+// which the claim is to be provisioned.
 func (c *chain) snapshots() []kube.Object {
 	found, _ := c.Cluster.objects(kindContent, func(o *kube.Object) bool {
 		id, ok := volume.ParseID(o.Spec.Source.VolumeHandle)

@@ -253,8 +253,8 @@ func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 }
 
 // rackState is the complete state of the rack. In the keys "disk NAME" and "snapshot NAME", NAME is
-// the name that the orchestrator requested, or else the rack's name. "device SERIAL" counts loop
-// devices, and "storage" the bytes that the silo uses.
+// the name that the orchestrator requested, or else the object's name on the rack. "device SERIAL"
+// counts loop devices, and "storage" the bytes that the silo uses.
 type rackState map[string]item
 
 // item describes an object, or contains a number as Size. From is the ID of the object's source.

@@ -445,7 +445,7 @@ func (w *world) dropAll() (err error) {
 }
 
 // sensible reports whether the model knows the right answer to a call that is wrong on purpose. The
-// model must know the states of the volume s.vol and of the volume s.other.
+// model must know the states of the volumes s.vol and s.other.
 func (w *world) sensible(s Step) bool {
 	here, there := w.place(s), w.at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || s.op != publishOther && s.other == s.vol {

@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// With -short, shortSectors sectors of a scenario fail, and without PROOF_DURATION sampledSectors.
+// By default, sampledSectors sectors of each scenario fail. With -short, shortSectors fail.
 const (
 	sampledSectors = 4
 	shortSectors   = 1

@@ -22,7 +22,7 @@ type Kind struct {
 	// to the user with the ID Owner, or to the silo if Owner is "". Names are unique in a parent.
 	Parent *Kind
 	Owner  string
-	// In is the name of the field with the parent's or the owner's ID, or "" without such a field.
+	// In is the name of the field with the parent's or the owner's ID, or "" if there is none.
 	In string
 	// Both is a part of the error message for an ID together with a parent. Neither is the beginning
 	// of the error message for a name without a parent (A05).

@@ -122,7 +122,7 @@ func wait() (tid int, status syscall.WaitStatus, err error) {
 	}
 }
 
-// run handles each stop of a thread. It ends after release(), or after the process and its tools.
+// run handles each stop of a thread, until release() or until the process and its tools have ended.
 func (s *tracing) run() error {
 	for len(s.threads) > 0 {
 		if s.letGo.Load() && !s.detached && !s.report.Killed {
