@@ -270,7 +270,7 @@ func (c *Check) Await(instance string, want oxide.InstanceState) {
 		c.TestedRack.Await(c.ctx, instance, want))
 }
 
-// stateTimeout limits the start or stop of an instance, and patience the wait for any other change.
+// stateTimeout limits the start or stop of an instance. patience limits waits for other changes.
 const stateTimeout, patience = 3 * time.Minute, time.Minute
 
 // Await waits until an instance is in the state want. Its pauses grow to a second, because a real

@@ -26,7 +26,7 @@ const (
 	earlierKey = "csi.oxide.computer/claim-earlier-volumes"
 )
 
-// plan describes a change. It also contains what the changed objects no longer show.
+// plan describes a change. It also contains earlier values that the changed objects no longer have.
 type plan struct {
 	Verb      string `json:"verb"`
 	Namespace string `json:"namespace"`
@@ -56,8 +56,8 @@ type plan struct {
 	// Nodes are the nodes that had the disk when the change began. Keys: names; values: UIDs.
 	Nodes map[string]string `json:"nodes,omitempty"`
 	// Seen maps the name of each node that has the disk to the node's UID and the time of the node's
-	// last report before the wait for the unmount. Unmounted is set when each of these nodes has
-	// since reported the unmount, or the disk is detached from the node.
+	// last report before the wait for the unmount. Unmounted is set when each of these nodes has since
+	// reported the unmount, or the disk is detached from the node.
 	Seen      map[string]string `json:"seen,omitempty"`
 	Unmounted bool              `json:"unmounted,omitempty"`
 
@@ -169,7 +169,7 @@ func (r *run) find(ctx context.Context) (pv object, p *plan, err error) {
 	return nil, nil, nil
 }
 
-// save writes the plan into its annotation. The same patch sets the given fields of the spec.
+// save writes the plan into an annotation of pv. The same patch sets the given fields of pv's spec.
 func (k Kubectl) save(ctx context.Context, pv object, p plan, spec object) error {
 	text, err := json.Marshal(p)
 	if err != nil {
