@@ -388,7 +388,7 @@ command line or in the environment; 3 the rack blocks what is needed, such as ho
 130 interrupted.
 `
 
-// prefix and the run's ID form the driver's cluster ID, which reports show as the run's mark.
+// prefix begins a run's cluster ID, and the run's ID ends it. Reports call the cluster ID the mark.
 const prefix = "oxide-conformance-"
 
 // mark is the description, as JSON, of every object that a run creates without its driver. The disk

@@ -45,8 +45,8 @@ type bed struct {
 }
 
 // rackOf starts a simulated rack with TLS, the running instances a and b, and the stopped instance
-// helper. Its programs have no race detector. With RACE=-race, only the test of a whole run on a
-// rack with hot-plug uses the detector: that run covers all except interruptions and clean.
+// helper. Its programs have no race detector, because the test of a whole run on a rack with
+// hot-plug, which does not use rackOf, covers nearly the same code with the detector.
 func rackOf(t *testing.T, options harness.RackOptions) *bed {
 	t.Helper()
 	run := harness.RunFor(t)
@@ -338,7 +338,7 @@ func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the status of the creation's answer. early deletes the object before that answer.
+		// created is the status of the creation's answer. If early is set, the deletion comes before it.
 		created int
 		early   bool
 		left    int

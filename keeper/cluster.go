@@ -95,7 +95,7 @@ func (v *view) pods(ctx context.Context, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// Waiting pods on other nodes can only relax a budget. If no budget forbids the stop, skip them.
+		// If no budget forbids the stop, skip the other nodes: their waiting pods can only help.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
@@ -297,7 +297,7 @@ type operation struct {
 	// Instance is the node's instance. It is recorded because the CSINode contains it only while the
 	// driver is registered.
 	Instance string `json:"instance"`
-	// Waiting names the VolumeAttachments for which the operation began.
+	// Waiting names the VolumeAttachments that needed the stop when the operation began.
 	Waiting []string `json:"waiting,omitempty"`
 	// Volumes describes the PersistentVolumes for which the instance is stopped, by name.
 	Volumes      map[string]cause `json:"volumes,omitempty"`
@@ -316,13 +316,13 @@ type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
 	Stopped  bool      `json:"stopped"` // whether the operation requested the stop
-	// StoppedWith contains the StatefulSets whose pods stopped with the node. A value is the time
-	// when the operation with the stop ended. Entries older than --stateful-set-interval are dropped.
+	// StoppedWith maps each StatefulSet whose pods stopped with the node to the time when that
+	// operation ended. Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
 	Late     bool `json:"late,omitempty"`
-	// Unlabeled reports that the label was gone at the end, so restartLateStopped does not need it.
+	// Unlabeled lets restartLateStopped restart the instance although the node has no label.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
 	// Node is the history of the node's stops. Volumes has the histories of volumes, by name.

@@ -95,7 +95,7 @@ func (w *fixture) ends(problem string, stopped bool) {
 // The test begins a step, and disturbs it. A disturbed drain ends without a stop. After a
 // disturbance of a later step the keeper starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
-	// loses returns a function that creates a budget and calls lose(). The budget's status is kept.
+	// loses returns a function that creates a budget, whose status then stays, and calls lose().
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")
@@ -451,8 +451,8 @@ func TestAKeeperStartsTheInstancesItStoppedIfTheAPIServerIsDown(t *testing.T) { 
 	}
 }
 
-// On the node "a" new volumes begin to wait again and again, while the node "b", which has pods of
-// the same StatefulSet, waits.
+// New volumes wait for a stop of the node "a" again and again. One volume waits for a stop of the
+// node "b", which has pods of the same StatefulSet.
 func TestNewVolumesOnOneNodeDoNotStarveAnotherNode(t *testing.T) { // D-61
 	w := newFixture(t, "a", "b")
 	w.Config.MaxStopsPerNode = 1000

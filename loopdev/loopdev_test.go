@@ -262,7 +262,7 @@ func TestListReportsAnOrphanIfTheFUSEServerEndsDuringTheCall(t *testing.T) {
 	<-listed
 }
 
-// leaver is the environment variable with the file that the child process attaches before it waits.
+// leaver is the environment variable that tells the child process which file to attach.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
 func TestOnlyDevicesOfDeadProcessesAreReleased(t *testing.T) {

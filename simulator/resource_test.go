@@ -26,7 +26,7 @@ var lives = map[string]struct {
 	// update is the body of an update; "" means that the kind cannot be updated. shows is a text that
 	// the updated record must contain.
 	update, shows string
-	// After the request holder, the deletion of the record fails with the error holds. After the
+	// The request in holder makes the deletion of the record fail with the error in holds. After the
 	// requests in release, it succeeds. The test replaces NAME and ID by those of the record.
 	holder, holds, release string
 }{
@@ -201,7 +201,7 @@ func (r *rackServer) endLife(k *engine.Kind, path, id, made string) {
 	r.demand(404, fmt.Sprintf(`not found: %s with id \"%s\"`, k.Name, id), "GET "+one)
 }
 
-// TestTheRackServesOxidesClients sends requests of Oxide's clients that the driver does not send.
+// TestTheRackServesOxidesClients sends requests of Oxide clients other than the driver.
 func TestTheRackServesOxidesClients(t *testing.T) {
 	r := serveRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "os", SizeBytes: 1 << 30}}})
 	for name, story := range map[string]func(*rackServer){

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// openDirect opens a place with O_DIRECT or, where that is not supported, drops its cached pages.
+// openDirect opens a place so that reads bypass cached pages, even if O_DIRECT is not supported.
 func openDirect(place Place) (*os.File, error) {
 	file, err := os.OpenFile(place.Path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if !errors.Is(err, unix.EINVAL) {
@@ -81,7 +81,7 @@ func newDirectory() (_ *directory, err error) {
 
 const agentMark = "agent"
 
-// Sweep removes the directories of killed agents whose programs have all ended.
+// Sweep removes the directories of killed agents, but not while a program of the agent still runs.
 func Sweep() {
 	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	for _, path := range paths {

@@ -168,8 +168,8 @@ type LoggedCall struct {
 	ErrorCode    string  `json:"error_code,omitempty"` // the API's, or the driver's reason
 	RequestID    string  `json:"request_id,omitempty"`
 	Milliseconds float64 `json:"milliseconds"`
-	// Answer is an excerpt of the answer. Redact an answer before you cut it: Write does not find half
-	// a secret.
+	// Answer is an excerpt of the answer. Remove secrets from an answer before you shorten it, because
+	// Write does not recognize a shortened secret.
 	Answer string `json:"answer,omitempty"`
 }
 
@@ -431,7 +431,7 @@ func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk describes each thing whose share in the later extent is less than half of its share in e.
+// Shrunk describes each measure whose share (Looked of Of) has fallen by more than half since e.
 // Measures without a known total do not count, because they depend on time or on other users.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {
@@ -481,7 +481,7 @@ func inBytes(n int64) string {
 }
 
 // Promises returns a sentence that counts the promises (results) that were kept, broken and not
-// tested. It names the broken ones, the untested ones, and those kept only as far as a test looked.
+// tested. It names the broken promises, the untested ones, and those that were tested only in part.
 func (r *Report) Promises() string {
 	var broken, partly, untested []string
 	for _, result := range r.Results {

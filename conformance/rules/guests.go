@@ -70,8 +70,8 @@ var ofGuests = []tested{
 		first := c.plug(oxide.Name(stem + "-first"))
 		shown := c.device(SerialOf(first.Name))
 		c.plug(oxide.Name(stem + "-second"))
-		// This third disk is attached after the second. When the third device has appeared, the second
-		// device cannot appear any more.
+		// This third disk is attached after the second. When it has its device, the second disk would
+		// have one, too.
 		c.device(SerialOf(c.plug(c.name() + "-with-a-longer-name").Name))
 		var names []string
 		for _, d := range c.devices() {
@@ -395,8 +395,8 @@ func onlyV6() oxide.InstanceNetworkInterfaceAttachment {
 	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV6{Value: autoV6}})
 }
 
-// guestsAddresses demands that an interface has none of the first five addresses of its subnet. It
-// checks IPv4 only in a new project's subnet, because it does not know the sizes of others.
+// guestsAddresses demands that an interface has none of the first five addresses of its subnet. For
+// IPv4 it checks only the subnet of a new project, because other IPv4 subnets have unknown sizes.
 func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 	var texts []string
 	switch stack := nic.IpStack.Value.(type) {

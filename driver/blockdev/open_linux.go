@@ -141,7 +141,7 @@ func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 }
 
 // awaitCopies waits up to a second until no other process has a copy of the descriptor that
-// WithExclusive closed. A child between fork and exec may have one, or a reader of /proc/PID/fd.
+// WithExclusive closed. A child between fork and exec, or a reader of /proc/PID/fd, may have one.
 func (d *OpenDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		if !csierr.Has(d.TryExclusive(), csierr.DeviceHeld) {

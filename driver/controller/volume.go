@@ -226,9 +226,9 @@ func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, 
 	return nil, retryLater(err)
 }
 
-// existing returns the disk with the spec's name if it matches the spec. The parameter why is the
-// rack's refusal because of the name or the quota, or nil. If the disk cannot be read, the error is
-// retryable, because an earlier call may have created it.
+// existing returns the disk with the spec's name if it matches the spec. If the rack refused to
+// create the disk because of the name or the quota, why is that error. Otherwise why is nil. If the
+// disk cannot be read, the error is retryable, because an earlier call may have created the disk.
 func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := v.Rack.DiskNamed(ctx, v.diskName())
 	switch gone := csierr.IsNotFound(err); {
@@ -344,7 +344,7 @@ func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 }
 
 // volume converts a disk to a CSI volume. It uses nothing from the request, so all calls describe a
-// volume alike. CreateVolume adds the instance for placement=instance, which no disk shows.
+// volume alike. CreateVolume replaces the source and the topology with those of its request.
 func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{
 		VolumeId:           d.Id,
@@ -418,9 +418,9 @@ func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	return m.FilesystemUUID
 }
 
-// useProblem returns why a disk does not fit these capabilities, or "". It obeys the tag whichever
-// cluster wrote it, because a raw device with a workload's bytes may look blank, or like a
-// filesystem, to a driver that reads only a sample.
+// useProblem returns why a disk does not fit these capabilities, or "". A tag of another cluster
+// counts too, because a raw device with a workload's bytes may look blank, or like a filesystem, to
+// a driver that reads only a sample.
 func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	m, ok := rack.DiskTag(d)
 	if use := useOf(wanted); !ok || m.Use == "" || m.Use == volume.UseBoth || m.Use == use {

@@ -339,8 +339,8 @@ func (v view) parent(m *mountinfo.Info) *mountinfo.Info {
 	return v.byID()[m.Parent]
 }
 
-// attachedAt reports whether the mount m is at the location in the parameter at. The copies that
-// propagation makes of a mount have the same location as the mount.
+// attachedAt reports whether m is mounted at the given location. If propagation copies a mount to
+// other namespaces, the copies have the same location.
 func (v view) attachedAt(m *mountinfo.Info, at location) bool {
 	parent := v.parent(m)
 	return parent != nil && parent.Major == at.major && parent.Minor == at.minor &&

@@ -398,8 +398,8 @@ const instance = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 // selinuxFlag is a mount flag that kubelet adds to all requests on a node with SELinux.
 const selinuxFlag = `context="system_u:object_r:container_file_t:s0:c1,c2"`
 
-// invalidLabel is a mount flag that the driver accepts and every kernel refuses: without SELinux a
-// kernel refuses all labels, and with SELinux this one.
+// invalidLabel is a mount flag that the driver accepts and every kernel refuses. A kernel without
+// SELinux refuses all labels. A kernel with SELinux refuses this label, because it is invalid.
 const invalidLabel = "context=canary"
 
 type testGuest struct {
@@ -576,7 +576,7 @@ func (v testVolume) down(target string) {
 	must(v.guest.t, v.unstage())
 }
 
-// smallTmpfs mounts a tmpfs. When it is full, writes to a disk whose sparse file is in it fail.
+// smallTmpfs mounts a tmpfs for a disk's sparse file. When it is full, writes to the disk fail.
 func smallTmpfs(t *testing.T, sizeBytes int64) (dir string) {
 	t.Helper()
 	dir = t.TempDir()

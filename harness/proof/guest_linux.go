@@ -280,7 +280,7 @@ func (b *Bench) Harm() error {
 	return harm
 }
 
-// Close stops the driver and compares the bystanders. It returns an error if either fails.
+// Close stops the driver and checks that the bystanders are unchanged.
 func (b *Bench) Close() error { return errors.Join(b.Plugin.Stop(), b.Bystanders.Close()) }
 
 // Formats is the path of a file that gets a line for each run of mkfs on a disk.
@@ -330,7 +330,7 @@ func (p *Proof) StartEnvironment(ctx context.Context, run *harness.Run,
 	return env, err
 }
 
-// Close compares the bystanders, and stops the drivers and the rack.
+// Close checks that the bystanders are unchanged, and stops the drivers and the rack.
 func (e *Environment) Close() error {
 	return errors.Join(e.Bystanders.Close(), e.Environment.Close())
 }

@@ -176,8 +176,8 @@ type Tag struct {
 	// BlockSize is the block size of a snapshot's disk, which disks made from the snapshot inherit.
 	// The rack shows it only until that disk is deleted.
 	BlockSize int `json:"blockSize,omitempty"`
-	// Origin is what the disk was created from. A sample of a disk's bytes can prove that it is still
-	// blank only if it was created blank.
+	// Origin is what the disk was created from. If it was created blank, a sample of its bytes can
+	// prove that it is still blank.
 	Origin string `json:"origin,omitempty"`
 	// Use says for what the volume was created: a filesystem, raw block, or both. The driver never
 	// publishes a volume for filesystems as a raw block device.

@@ -143,7 +143,7 @@ func mountPlace(reason string) place {
 			"its init container running": waits("PodInitializing", restores)}}
 }
 
-// inferences contains edits after which the doctor infers that another link is broken.
+// inferences contains edits from which the doctor could infer another cause than the error.
 var inferences = map[string]edit{"": all(), "the node is not ready": notReady,
 	"the driver is not registered": noDriver, "the driver's pod crashes": dead(kindDaemonSet,
 		"oxide-plugin")}
@@ -242,9 +242,9 @@ func TestAForgedDriverErrorIsNotQuoted(t *testing.T) {
 	}
 }
 
-// parts contains patterns for the paths of objects and fields in a healthy chain. The first pattern
-// that matches a path counts. Without the object or field, the doctor must report the entry's link
-// or an earlier one. If the link is empty, the diagnosis must not change, for the reason in why.
+// parts says what the doctor must report if an object or field is missing from a healthy chain. The
+// first entry whose pattern matches the path applies: the doctor must report its link or an earlier
+// one. If the link is empty, the diagnosis must not change, for the reason in why.
 var parts = []struct {
 	pattern string
 	link    Link

@@ -162,8 +162,8 @@ func (f *fixture) formatAndLose(lose func(at int64, page []byte) bool) {
 
 // formattedInPart formats the disk, and wipes random pages of the filesystem, like a power cut
 // before a flush. The marks stay, because the driver had flushed them. A btrfs loses whole blocks,
-// because a block without its header does not name the filesystem. It always loses its first
-// superblock, because the driver mounts a btrfs in which "btrfs check" finds no damage.
+// because only a block's header names the filesystem. It always loses its first superblock, so that
+// "btrfs check" finds damage, because the driver mounts an undamaged btrfs.
 func (f *fixture) formattedInPart() {
 	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
 	if f.FS == btrfs {
@@ -292,8 +292,8 @@ func foreignFormats() (all []generator) {
 	return all
 }
 
-// forgeries make a mark invalid. A mark has its version at offset 16, at 20 a checksum of the bytes
-// from 24 on, and at 24 the length of the text that follows.
+// forgeries make a mark invalid. A mark has a version at offset 16, a checksum at offset 20 of the
+// bytes from offset 24 on, and the length of its text at offset 24.
 var forgeries = []struct {
 	name  string
 	forge func(b []byte)
@@ -315,7 +315,7 @@ func sumUp(b []byte) {
 	le.PutUint32(b[20:], crc32.Checksum(b[24:512], crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// takenFormats returns disks with an unfinished format of this volume that must not be repeated.
+// takenFormats returns disks with an unfinished format, which the driver must not repeat or mount.
 func takenFormats() []generator {
 	blkid := func(what, found string) func(*fixture) {
 		return func(f *fixture) {

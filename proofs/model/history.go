@@ -39,7 +39,7 @@ type History struct {
 	count      *counts
 	// ended contains the calls of the last step.
 	ended []ended
-	// preparing is locked while the request of a node call is built, and while Doubt runs.
+	// preparing keeps Doubt from changing world while the request of a node call is built.
 	preparing sync.Mutex
 }
 
@@ -47,7 +47,7 @@ type counts struct {
 	steps, faults, restarts int
 	// bare is the number of volumes that were attached without a device.
 	bare int
-	// holders counts devices that a process keeps open. released counts wrong OKs to their unstages.
+	// holders counts devices kept open by a process. released counts their unstages that returned OK.
 	holders, released int
 	// bytes is the number of acknowledged bytes, and lost is how many of them were lost.
 	bytes, lost int64
@@ -55,7 +55,7 @@ type counts struct {
 	copies int
 	// calls is the number of calls, with repetitions. aborted is the number of repetitions.
 	calls, aborted atomic.Int64
-	// ops counts the calls of waves (crowd_test.go) by op. The next fields count their results.
+	// ops counts concurrent calls (crowd_test.go) by op. The next two lines count their results.
 	ops                                  map[op]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
@@ -179,7 +179,7 @@ func (h *History) observeAndCheck(ctx context.Context, calls []ended) {
 // transcript contains the steps that were done, with their answers.
 type transcript struct {
 	lines []string
-	mu    sync.Mutex // guards lines while calls are made at once
+	mu    sync.Mutex // guards lines during concurrent calls
 }
 
 func (t *transcript) add(format string, args ...any) {
@@ -290,8 +290,8 @@ func reachable(before facts, s Step, others []*Step) []facts {
 	return states
 }
 
-// judge returns an error if an answer is not allowed, or if a stage finds no device after an attach
-// and the answer lacks the cause or one of the two remedies.
+// judge returns an error if an answer is not allowed. If a stage finds no device after an attach,
+// its answer has to contain the cause and both remedies.
 func (w *world) judge(s Step, err error, allowed []codes.Code) error {
 	code := status.Code(err)
 	if !slices.Contains(allowed, code) {
@@ -423,8 +423,8 @@ func (h *History) killLater(ctx context.Context, s Step) {
 type manipulation struct {
 	// answer, if not nil, is called instead of the driver. Its parameter real makes the original call.
 	answer func(h *History, s Step, real func() (any, error)) (any, error)
-	// action, if not nil, runs after the step whose line begins with the text in when, but before the
-	// state is observed.
+	// action, if not nil, runs after the step whose line begins with the field "when", but before
+	// the state is observed.
 	when   string
 	action func(h *History) error
 }

@@ -203,7 +203,7 @@ type place struct {
 	// open is the file or loop device that keeps the volume's device open, or nil.
 	open io.Closer
 	// namesake is set if another disk of the instance has the same serial as the volume's disk. The
-	// guest shows only one of the two devices (A54). shown is set if this is the other disk's device.
+	// guest shows a device for only one of them (A54). shown is set if it is the other disk's device.
 	namesake, shown bool
 	// bare is set if the volume is attached without a device. slow is set if its device may be late.
 	bare, slow bool
@@ -495,8 +495,8 @@ type rule struct {
 	adminapi.Fault
 }
 
-// noDevice is a fault of a rack that records an attach first: the rack answers 500 and shows the
-// disk as attached, but the instance has no device (docs/hot-plug.md).
+// noDevice is a fault of an attach: the rack answers 500 and shows the disk as attached, but the
+// instance has no device (docs/hot-plug.md).
 const noDevice = "no device"
 
 // faults contains the faults of the rack, by name. Each affects one request.
