@@ -22,8 +22,8 @@ import (
 //go:embed all:chart examples kustomize
 var Files embed.FS
 
-// Build returns the objects that `kubectl apply -k` applies for the directory dir of the tree. A
-// text in files replaces the file of the tree that has its path, or is added to the tree.
+// Build returns the objects that `kubectl apply -k` applies for the directory dir of the tree. The
+// map files has the texts of files to add to the tree or to replace in it, by their paths.
 func Build(tree fs.FS, dir string, files map[string]string) ([]*unstructured.Unstructured, error) {
 	memory := filesys.MakeFsInMemory()
 	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {

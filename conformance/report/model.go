@@ -426,7 +426,7 @@ func (e *Extent) index(m Measure) int {
 	})
 }
 
-// Partly returns the things at which the test looked only in part.
+// Partly returns the measures of things that the test looked at only in part.
 func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }

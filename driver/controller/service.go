@@ -110,7 +110,7 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// validationOf returns in mismatch why no disk can fit, or "". A missing disk has precedence.
+// validationOf parses the request. mismatch is why no disk can fit the request, or "" if one may.
 func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {

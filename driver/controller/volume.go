@@ -406,8 +406,8 @@ func publishContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-// expectedUUID returns the UUID of the filesystem on a disk with this tag. It is "", for unknown,
-// if the disk is from an image or a foreign snapshot, or if workloads use it as a raw device.
+// expectedUUID returns the UUID of the filesystem on a disk with this tag. It is "" if the disk is
+// from an image or a foreign snapshot, or if workloads use it as a raw device.
 func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	switch {
 	case m.Use != volume.UseFilesystem:

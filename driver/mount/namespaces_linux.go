@@ -385,11 +385,11 @@ func (vs Views) receivers(group string) map[string]bool {
 	return groups
 }
 
-// Elsewhere returns the elements of mounts that stay when the driver unmounts those in own.
+// Elsewhere returns mounts without those that the kernel unmounts when the driver unmounts own.
 //
 // If kubelet and the driver's container share a directory, both have a copy of a mount there. When
-// the driver unmounts, the kernel unmounts kubelet's copy, too, so the copy is not a user of the
-// volume. The caller searches again after the unmount and finds a copy that has stayed.
+// the driver unmounts its copy, the kernel also unmounts kubelet's, which is thus no user of the
+// volume. After the unmount the caller searches again, in case a copy has stayed.
 func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	for _, layer := range own {
 		var at location

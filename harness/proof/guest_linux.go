@@ -219,7 +219,7 @@ func (p FileState) Compare(name, path string, bytes bool) (now FileState, err er
 	return now, err
 }
 
-// Members lists the kinds of members.
+// Members lists all values of Member.
 var Members = []Member{Journal, BtrfsMember}
 
 // Bench is a guest view with a driver. A proof attaches one disk after another to the guest view.

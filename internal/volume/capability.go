@@ -260,7 +260,7 @@ func CommonFlags() (words, names []string) {
 	return words, append([]string{"comment"}, labelFlags...)
 }
 
-// FlagSet contains a filesystem's mount flags: those in Words have no value, those in Values one.
+// FlagSet contains a filesystem's mount flags. Words are flags without a value.
 type FlagSet struct {
 	Words  []string
 	Values map[string]Values

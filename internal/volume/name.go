@@ -173,8 +173,8 @@ type Tag struct {
 	RackName    string `json:"rackName,omitempty"`
 	Cluster     string `json:"cluster,omitempty"`
 	MkfsOptions string `json:"mkfsOptions,omitempty"`
-	// BlockSize is the block size of a snapshot's disk, which disks made from the snapshot inherit.
-	// The rack shows it only until that disk is deleted.
+	// BlockSize is the block size of the disk that the snapshot was taken of. Disks made from the
+	// snapshot inherit it. The rack no longer shows it after the original disk is deleted.
 	BlockSize int `json:"blockSize,omitempty"`
 	// Origin is what the disk was created from. If it was created blank, a sample of its bytes can
 	// prove that it is still blank.

@@ -460,8 +460,8 @@ func (v *life) place() string {
 	return v.at.Target + "/records"
 }
 
-// writer is a Perl program. It writes numbered records to one file, and to another file bytes that
-// nobody syncs. For a raw device, both files are the device, and the records are at its beginning.
+// writer is a Perl program. It writes numbered records to one file, and other bytes, which it never
+// syncs, to a second file. For a raw device, both files are the device, which begins with records.
 const writer = `use IO::Handle; $| = 1; my ($f, $d, $n, $end, $sync, $of) = @ARGV;
 sub put { my ($to, $at, $what) = @_;
 	sysseek($to, $at, 0) && syswrite($to, $what) == length $what or die "write: $!" }
