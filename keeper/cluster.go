@@ -316,8 +316,8 @@ type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
 	Stopped  bool      `json:"stopped"` // whether the operation requested the stop
-	// StoppedWith maps each StatefulSet whose pods stopped with the node to the time when that
-	// operation ended. Entries older than --stateful-set-interval are dropped.
+	// StoppedWith maps each StatefulSet whose pods stopped with the node to the time when the
+	// operation that stopped them ended. Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`

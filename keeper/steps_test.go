@@ -95,7 +95,7 @@ func (w *fixture) ends(problem string, stopped bool) {
 // The test begins a step, and disturbs it. A disturbed drain ends without a stop. After a
 // disturbance of a later step the keeper starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
-	// loses returns a function that creates a budget, whose status then stays, and calls lose().
+	// loses returns a function that creates a budget and calls lose(). The budget's status is stale.
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")

@@ -213,7 +213,7 @@ func IsNode(m *mountinfo.Info) bool {
 }
 
 // Device returns the number of the disk that is mounted. If a btrfs may be on one of several
-// devices, Device tests whether it is on the device likely.
+// devices, Device checks whether it is on likely.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
