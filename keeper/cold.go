@@ -20,8 +20,8 @@ import (
 
 const pace = time.Second // the pause between two rounds during an operation
 
-// lateStop limits the time from an operation to a later stop that still counts as the keeper's own:
-// the keeper may have sent the request for this stop before it died.
+// lateStop is how long after an operation a stop of the instance still counts as the keeper's own.
+// A keeper that has died may have sent the request for this stop.
 const lateStop = 2 * time.Minute
 
 // staleAfter is the time without an attempt after which an attacher counts as not running. The

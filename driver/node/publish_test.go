@@ -447,7 +447,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 		}
 		must(t, v.unstage())
 	})
-	// Another namespace has the staging mount, or only a mount of the directory nvme0n1 in it.
+	// Another mount namespace keeps the staging mount, or a bind mount of its directory nvme0n1.
 	for shown, script := range map[string]string{
 		"staging mount": "", "directory": `mount --bind "$1/nvme0n1" "$2"; umount "$1"`,
 	} {

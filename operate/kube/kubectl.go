@@ -284,7 +284,7 @@ type Condition struct {
 	LastTransitionTime time.Time `json:"lastTransitionTime,omitzero"`
 }
 
-// ContainerStatus is the state of a container. It omits messages, which the container may write.
+// ContainerStatus is the state of a container, without messages, because their text may be the container's.
 type ContainerStatus struct {
 	Name         string `json:"name"`
 	Ready        bool   `json:"ready"`
