@@ -366,8 +366,8 @@ type cause struct {
 	Disk   string `json:"disk,omitempty"`
 	Again  string `json:"again,omitempty"`
 	Detach bool   `json:"detach,omitempty"`
-	// Failed is the attacher's error while the instance was stopped, if another stop cannot help.
-	// bound() then forbids another stop.
+	// Failed is the attacher's error while the instance was stopped. If it is not empty, bound()
+	// forbids another stop until the volume changes.
 	Failed string `json:"failed,omitempty"`
 }
 

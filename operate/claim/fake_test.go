@@ -669,8 +669,8 @@ func (c *cluster) bind(pv, claim object) {
 	c.touch(claim, "Bound", "status", "phase")
 }
 
-// provision begins to make a disk for a claim. If the rack has no room, it removes the annotation
-// selectedNode, as the provisioner does.
+// provision begins to make a disk for a claim. If the rack has no room, provision removes the
+// annotation selectedNode, as the provisioner does.
 func (c *cluster) provision(claim object) {
 	shot := c.named("VolumeSnapshot", claim.str("metadata", "namespace"), claim.str("spec",
 		"dataSource", "name"))
@@ -794,9 +794,9 @@ const (
 		"spec":{"replicas":%d}}`
 )
 
-// newCluster returns a cluster. The claim has a snapshot, and the disk has later writes. If kind is
-// that of a workload, the workload "web" uses the claim. A StatefulSet has three pods, the second
-// of which uses the claim.
+// newCluster returns a cluster with a claim, a snapshot of it, and writes after the snapshot. If
+// kind is Deployment or StatefulSet, the workload "web" uses the claim. A StatefulSet has three
+// pods, the second of which uses the claim.
 func newCluster(t *testing.T, kind string) *cluster {
 	c := &cluster{t: t, claim: "data", needed: map[string]bool{}, objects: map[string]object{},
 		disks: map[string]string{}, shots: map[string]string{}, nodes: map[string]*machine{},

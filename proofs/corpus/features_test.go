@@ -223,7 +223,7 @@ func featureImages() (special, all []generator) {
 	return special, all
 }
 
-// alone returns one group for each value of the flag. An image can have several of the values.
+// alone returns a group for each value of the flag, so that an image can have several values.
 func alone(flag string, values ...string) (groups [][]string) {
 	for _, v := range values {
 		groups = append(groups, []string{flag + " " + v})

@@ -210,7 +210,7 @@ func fromBothEnds(images []image) (all []image) {
 	return all
 }
 
-// lie returns a trial with a disk that ignores every flush. Acknowledged data must be lost.
+// lie returns a trial with a disk that ignores every flush, and so must lose acknowledged data.
 func (g *guardTrials) lie(access string) trial {
 	return func(ctx context.Context, _, whole *bench, r *rand.Rand) (lost, err error) {
 		defer harness.Catch(&err)
@@ -259,8 +259,8 @@ func lifeOf(v volume) *recording {
 		base: flakydisk.NewImage(v.size)}
 }
 
-// wholeLife returns an empty recording for a volume that may also be used as a raw device. Before a
-// format the driver reads the whole disk, which takes long. So no images are made.
+// wholeLife returns an empty recording for a volume that may also be used as a raw device. No images
+// of it are made, because the driver reads the whole disk before a format, which takes long.
 func wholeLife(v volume) *recording {
 	life := lifeOf(v)
 	life.name, life.readWhole = "the life of a disk that is read whole", true
@@ -402,7 +402,7 @@ func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) *r
 	return recorded(ctx, b, made, r, liveOnce)
 }
 
-// repair records an ext filesystem with wrong counts and the state "errors". e2fsck -p repairs it.
+// repair records how e2fsck -p repairs an ext filesystem that has wrong counts and the state "errors".
 func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	path := filepath.Join(b.Dir, "repair")
 	harness.Must(life.final.Save(path))

@@ -215,7 +215,7 @@ func (tx *Tx) Leave(ids ...string) {
 	}
 }
 
-// Left returns the IDs that Leave has stored. The rack must remove no other file, because a file
+// Left returns the IDs that Leave has stored. The rack may remove only the files of these IDs: a file
 // whose ID never had a record is not the rack's.
 func (tx *Tx) Left() []string { return tx.keys(bucketLeft, "") }
 
