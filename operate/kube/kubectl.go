@@ -132,7 +132,7 @@ func parseObject(data []byte, kind string) (Object, error) {
 	return known, nil
 }
 
-// Object is an object of Kubernetes. Only Kind is set if Parse keeps no fields of the kind.
+// Object is an object of Kubernetes. If Parse keeps no fields of its kind, only Kind is set.
 type Object struct {
 	Kind     string   `json:"kind"`
 	Metadata Metadata `json:"metadata"`
@@ -298,7 +298,7 @@ type ContainerStatus struct {
 	} `json:"state,omitzero"`
 }
 
-// Event contains the fields of an Event next to its metadata. An Event has no spec.
+// Event contains the fields of an Event other than its metadata. An Event has no spec.
 type Event struct {
 	Reason         string    `json:"reason,omitempty"`
 	Message        string    `json:"message,omitempty"`

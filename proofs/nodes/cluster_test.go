@@ -240,7 +240,7 @@ func (w *testCluster) restart(i int, c keeper.Config) {
 }
 
 // waiting is a transport that waits for the cluster's answer even if the request's context has
-// ended, because a gate's act() runs within the request, and the keeper must not run meanwhile.
+// ended. A gate's act() runs within the request, and the keeper must not go on meanwhile.
 type waiting struct{ http.RoundTripper }
 
 func (w waiting) RoundTrip(r *http.Request) (*http.Response, error) {
