@@ -144,7 +144,7 @@ func refusal(err error) *oxide.HTTPError {
 	return refused
 }
 
-// Brief returns an error of the client in one line, because its own text fills a page.
+// Brief returns an error of the client in one line. The client's text for an error fills a page.
 func Brief(err error) string {
 	refused := refusal(err)
 	if refused == nil {

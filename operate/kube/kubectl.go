@@ -284,7 +284,7 @@ type Condition struct {
 	LastTransitionTime time.Time `json:"lastTransitionTime,omitzero"`
 }
 
-// ContainerStatus is the state of a container, without messages, because their text may be the container's.
+// ContainerStatus is a container's state. It omits messages: the container may write their text.
 type ContainerStatus struct {
 	Name         string `json:"name"`
 	Ready        bool   `json:"ready"`

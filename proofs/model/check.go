@@ -218,7 +218,7 @@ func (r *review) checkMount(v int, n string, infos []*mountinfo.Info) {
 	}
 	device, ok := r.now.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
-		// If an abandoned call has unmounted the device meanwhile, this number means nothing.
+		// Fail only if the mount still exists. An abandoned call may have unmounted it meanwhile.
 		now := harness.Got(mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint)))
 		if len(now) > 0 && now[0].ID == infos[0].ID {
 			fail("device %s is mounted at %s, not the device of v%d (%v)", number,

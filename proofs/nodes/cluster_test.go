@@ -32,7 +32,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// names has the names of the nodes and of their instances. A keeper runs on nodes a and b.
+// names has the names of the nodes and of their instances. Nodes a and b each run a keeper.
 var names = []string{"a", "b", "c"}
 
 // testCluster is a simulated cluster on a simulated rack, with two keepers and the disturbances.
@@ -181,8 +181,8 @@ func (w *testCluster) calm() {
 	w.refused = map[string]string{}
 }
 
-// join creates a Node, and registers its driver. The keepers then lack the record of an earlier
-// Node's last operation. So if a late request stops the instance, a person has to start it.
+// join creates a Node, and registers its driver. The keepers do not know the last operation of an
+// earlier Node with this name. So if a late request stops the instance, a person has to start it.
 func (w *testCluster) join(name string) {
 	w.operations[name] = &operation{}
 	for volume, stops := range w.causes {

@@ -259,8 +259,8 @@ func lifeOf(v volume) *recording {
 		base: flakydisk.NewImage(v.size)}
 }
 
-// wholeLife returns an empty recording for a volume that may also be used as a raw device. No images
-// of it are made, because the driver reads the whole disk before a format, which takes long.
+// wholeLife returns an empty recording for a volume that may also be used as a raw device. No
+// images of it are made, because the driver reads the whole disk before a format, which takes long.
 func wholeLife(v volume) *recording {
 	life := lifeOf(v)
 	life.name, life.readWhole = "the life of a disk that is read whole", true
@@ -402,7 +402,7 @@ func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) *r
 	return recorded(ctx, b, made, r, liveOnce)
 }
 
-// repair records how e2fsck -p repairs an ext filesystem that has wrong counts and the state "errors".
+// repair records how e2fsck -p repairs an ext filesystem with wrong counts and the state "errors".
 func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	path := filepath.Join(b.Dir, "repair")
 	harness.Must(life.final.Save(path))

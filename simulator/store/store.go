@@ -215,8 +215,8 @@ func (tx *Tx) Leave(ids ...string) {
 	}
 }
 
-// Left returns the IDs that Leave has stored. The rack may remove only the files of these IDs: a file
-// whose ID never had a record is not the rack's.
+// Left returns the IDs that Leave has stored. The rack may remove only the files of these IDs,
+// because a file whose ID never had a record is not the rack's.
 func (tx *Tx) Left() []string { return tx.keys(bucketLeft, "") }
 
 func (tx *Tx) forget(ids ...string) {
