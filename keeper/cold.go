@@ -51,10 +51,10 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 }
 
 // restartLateStopped looks for an instance that stopped within lateStop after its node's last
-// operation. It begins an operation that only starts the first such instance, and returns true. It
-// does so even if cold attach is off, because the keeper requested the stop, but not if the node's
-// label was removed after that operation. When lateStop has passed, it checks only nodes that are
-// not ready, in case no leader ran meanwhile.
+// operation. It begins an operation that only starts the first such instance, and returns true.
+// Cold attach may be off, because the keeper requested the stop. Nodes whose label was removed
+// after the operation are skipped. When lateStop has passed, only nodes that are not ready are
+// checked, in case no leader ran meanwhile.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||

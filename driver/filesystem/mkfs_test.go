@@ -547,8 +547,8 @@ func TestFilesystemsMountWithAllAcceptedFlags(t *testing.T) {
 	}
 }
 
-// A process that keeps a raw device busy may end while the driver tries to thaw a filesystem there.
-// Then the driver mounts a workload's raw device, and must not replay a log on it.
+// The driver mounts a busy device to thaw a filesystem on it. If the device is not busy any more,
+// the mount must not replay the journal, because the device may be a workload's raw device.
 func TestThawingAnUnmountedFilesystemReplaysNoJournal(t *testing.T) {
 	sizes := map[string]int64{volume.Ext3: 64 * mib, volume.Ext4: 64 * mib,
 		volume.XFS: 300 * mib, volume.Btrfs: 128 * mib}

@@ -330,8 +330,8 @@ func sumXFS(b []byte) {
 
 func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
 
-// patch changes a superblock of n bytes at the offset. It copies the new bytes to the superblock's
-// offset "at", and corrects the checksum.
+// patch changes the superblock of n bytes at an offset of the image. It copies the new bytes to the
+// position "at" in the superblock, and corrects the checksum.
 func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	b := im.read(offset, n)
 	copy(b[at:], bytes)

@@ -227,7 +227,7 @@ func TestACellWithAWrongCodeFailsAndGetsAFailurePage(t *testing.T) {
 		"CreateVolume"))
 }
 
-// background is a request that the controller makes only for a metric, and in no call.
+// background is a request that the controller makes only for a metric. No CSI call makes it.
 const background = "current_user_access_token_list"
 
 // driverOperations returns the operations whose client methods the driver's source mentions.

@@ -394,7 +394,7 @@ func (p *placement) write(r flakydisk.LogEntry) error {
 		unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER), device.Close())
 }
 
-// releaseRaw records that a workload gets a disk with an unfinished format as a raw device.
+// releaseRaw records the use of a disk with an unfinished format as a workload's raw device.
 func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	made := &recording{name: "raw use after a format of " + life.volume.access, volume: life.volume,
 		base: unfinishedFormat(ctx, b, life, r).content()}
