@@ -204,8 +204,8 @@ func AtOnce(n int, call func(caller int)) {
 	callers.Wait()
 }
 
-// Unforked calls f while this process cannot start a child. Between fork and exec, a child has all
-// open files of this process, so a volume whose files f has closed could still be in use.
+// Unforked calls f, which opens and closes files of a volume, while this process cannot start a
+// child. Otherwise a child has these files open between fork and exec, and keeps the volume in use.
 func Unforked(f func()) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

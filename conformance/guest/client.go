@@ -132,7 +132,7 @@ func startCopy(ctx context.Context, command []string, dir string) (*link, error)
 	cmd := Shell(context.WithoutCancel(ctx), command, script)
 	problem := &tail{}
 	cmd.Stderr = problem
-	// Setpgid keeps the terminal's interrupts from the command.
+	// With Setpgid, an interrupt from the terminal does not reach the command.
 	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, time.Second
 	stdin, errIn := cmd.StdinPipe()
 	stdout, errOut := cmd.StdoutPipe()

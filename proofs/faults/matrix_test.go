@@ -426,8 +426,8 @@ func (r *cellRun) checkResult() {
 
 func (r *cellRun) now() rackState { return r.state().since(r.start) }
 
-// repeat makes the call again, as an orchestrator does, until the driver knows what the first call
-// has changed. If the first call succeeded, the first and the last answer must be equal.
+// repeat makes the call again, as an orchestrator does, until the error is neither EffectUnknown
+// nor Aborted. If the first call succeeded, the first and the last answer must be equal.
 func (r *cellRun) repeat(what string) {
 	var again proto.Message
 	var err error

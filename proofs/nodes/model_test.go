@@ -243,7 +243,7 @@ func (w *testCluster) rest() error {
 	return errors.New("the world does not come to rest: " + unrest)
 }
 
-// clear restores the rack: all instances run, and no disk is left.
+// clear stops the instances, deletes the disks, and starts the instances again.
 func (w *testCluster) clear() (err error) {
 	for _, i := range w.rack.Instances {
 		err = errors.Join(err, w.rack.StopInstance(w.ctx, i.ID))
