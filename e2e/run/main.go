@@ -193,8 +193,8 @@ const (
 // machine contains the facts about this machine that decide whether the suite can run.
 type machine struct {
 	root bool
-	// docker reports whether a Docker engine answers. dockerProblem is the error if the engine of
-	// DOCKER_HOST does not.
+	// docker reports whether a Docker engine answers. If DOCKER_HOST names an engine that does not
+	// answer, dockerProblem is the error.
 	docker        bool
 	dockerProblem error
 	dockerHost    string

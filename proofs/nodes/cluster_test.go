@@ -53,7 +53,7 @@ type testCluster struct {
 	// never reports. lying contains those whose kubelet reports even while the instance is stopped.
 	byHand, dead, lying map[string]bool
 	corrupted           bool
-	// byPeople contains, for each instance that a person has to start, when it was perhaps stopped.
+	// byPeople maps each instance that a person has to start to the time of the possible stop.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden is set while the
 	// keepers' token has no rights, so that they see no instance.

@@ -297,9 +297,9 @@ func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recordi
 	return recorded(ctx, b, made, r, useAgain)
 }
 
-// growAgain records a repeated growth. A power cut interrupted the first growth after a write
-// behind the old end of the filesystem. A btrfs writes there only in a commit, so for a btrfs the
-// power cut may come after any write.
+// growAgain records a repeated growth, after a power cut interrupted the first one. The power cut
+// came after a write behind the old end of the filesystem. For a btrfs it came after any write,
+// because a btrfs writes behind its old end only in a commit.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) *recording {
 	base := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()
