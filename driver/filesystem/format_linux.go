@@ -144,8 +144,8 @@ func btrfsSwitches(v Volume) (args []string, err error) {
 // If a format is cut off, at any instant, a later call repeats it. The driver writes the records
 // first, and starts mkfs when they are durable. At least one record of this volume stays on the
 // disk until mkfs's writes are durable. If the wipe of a repeated call is cut off, the next call
-// wipes again. If mkfs had finished a btrfs, nothing proves that nobody has written to it since. So
-// the driver keeps the btrfs if a check finds no errors (see finishFormat).
+// wipes again. If mkfs had finished a btrfs, somebody may have written to it since. So the driver
+// keeps the btrfs if a check finds no errors (see finishFormat).
 func (d disk) format(v Volume, left []int64, name string, args []string) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+

@@ -174,7 +174,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 	}
 }
 
-// succeeded is the response to deletions and evictions, which typed clients ignore.
+// succeeded is the response to deletions and evictions. Typed clients ignore it.
 const succeeded = `{"kind":"Status","apiVersion":"v1","status":"Success"}`
 
 func (s *Server) apply(c call) ([]byte, error) {

@@ -125,8 +125,8 @@ func share[J any](m *matrix, all []J, do func(*environment, J) error) error {
 
 const sampledPhases = 2
 
-// choose takes each operation with each answer, in sampledPhases phases. The long form adds the
-// other cells. The short form takes one cell for each operation.
+// choose selects cells at random: for each operation and answer, sampledPhases of the phases. The
+// long form adds all other cells. The short form selects one cell for each operation.
 func (m *matrix) choose() {
 	m.t.Helper()
 	var all []cell
