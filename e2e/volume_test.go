@@ -373,7 +373,7 @@ func limitsVolumes(ctx SpecContext) {
 	detachByHand(ctx, disks[0], worker)
 	third.Running(ctx)
 
-	// Make kubelet ask again, so that the scheduler gets the new limit.
+	// Make kubelet ask the driver again, so that the scheduler gets the new limit.
 	countEvery(ctx, 10)
 	Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).Should(Equal(3))
 	fourth := next()

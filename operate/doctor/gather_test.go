@@ -192,8 +192,8 @@ type shown struct {
 	texts       bool
 }
 
-// The test replaces each text that the doctor reads by a canary: a name, any text, or the text with
-// a suffix. Only fields in mayShow may show it. At the end, all other texts are replaced at once.
+// The test replaces each text that the doctor reads by texts with the word canary: a name, any text,
+// and the old text with a suffix. Only the fields in mayShow may show this word.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	var read map[string]any
 	csitest.Must(t, json.Unmarshal(fmt.Appendf(nil, `{"objects":%s,"report":%s,"disk":%s,`+

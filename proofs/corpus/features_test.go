@@ -393,7 +393,8 @@ func countOne(f *fixture) {
 }
 
 // featureTrials returns the trials that fail if the driver does not check features. It omits two
-// that pass: blkid finds the ext4 journal, and the kernel refuses the btrfs that counts one disk.
+// filesystems that are refused anyway: blkid finds the ext4 journal, and the kernel refuses the
+// btrfs that counts one disk.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {
