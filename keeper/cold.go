@@ -179,9 +179,9 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 	return ""
 }
 
-// turnOfAnother returns why another node has to be stopped before c, or "". Both nodes have pods of
-// the same StatefulSet, and the other node began to wait before c's last stop. Another stop of c
-// would restart the StatefulSet's interval, so that the other node would wait even longer.
+// turnOfAnother returns why c must wait for another node, or "". It must if both nodes have pods of
+// the same StatefulSet, and the other node has waited since before c's last stop. A second stop of
+// c would restart the StatefulSet's interval, and the other node would wait even longer.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
 	for _, other := range all {

@@ -417,8 +417,8 @@ func (d disk) eraseFormat(w *os.File, v Volume) error {
 }
 
 // DropRecord durably erases the driver's format and growth records of any volume before the disk is
-// published as a raw device. From then on the content is the workload's, but a record states that
-// the driver wrote it. DropRecord keeps a workload's bytes that look like a record: it erases
+// published as a raw device. A record states that the driver wrote the content, but from then on
+// the workload writes it. DropRecord keeps a workload's bytes that look like a record: it erases
 // format records only if the regions that it reads contain nothing else but bytes that mkfs writes,
 // and growth records only behind the ext that they describe. It does nothing to a read-only disk,
 // or to a mounted device, which a workload already uses.

@@ -25,8 +25,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// The test tries combinations of mkfs options on disks of several sizes. mkfs must refuse each one
-// that the driver refuses, unless the inodes would fill over half of the disk.
+// The test tries combinations of mkfs options on disks of several sizes. mkfs must also refuse what
+// the driver refuses, unless the inodes would fill over half of the disk.
 func TestMkfsAcceptsTheOptionsThatTheDriverAccepts(t *testing.T) {
 	type format struct {
 		fsType, options string
