@@ -179,7 +179,7 @@ func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinf
 			v.record.saveDisk(d.Serial)
 		}
 	}
-	// A write to a frozen filesystem blocks until the filesystem is thawed.
+	// Thaw the filesystem first, because writes to it block while it is frozen.
 	if err := mount.ThawAt(layers[len(layers)-1]); err != nil {
 		v.node.log().Warn("a filesystem could not be thawed before its unmount",
 			"path", path, "error", err)
@@ -218,7 +218,7 @@ func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err e
 		return true, err
 	}
 	defer func() { _ = device.Close() }()
-	// If nothing was mounted, a driver may have unmounted a btrfs and died before ForgetBtrfs.
+	// If nothing was mounted, an earlier call may have unmounted a btrfs and not reached ForgetBtrfs.
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
 		filesystem.ForgetBtrfs(device)
 	}

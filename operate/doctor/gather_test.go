@@ -186,14 +186,14 @@ var mayShow = []shown{
 	{`(disk|instance)/.*`, "it is the operator's own rack", true},
 }
 
-// shown lets the doctor show the fields whose paths match places, with any text if texts is set.
+// shown allows the fields whose paths match places. If texts is set, they may contain any text.
 type shown struct {
 	places, why string
 	texts       bool
 }
 
-// The test replaces each text that the doctor reads by texts with the word canary: a name, any text,
-// and the old text with a suffix. Only the fields in mayShow may show this word.
+// The test replaces each text that the doctor reads by one with the word canary: a name, any text,
+// or the old text with a suffix. Only the fields in mayShow may show this word.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	var read map[string]any
 	csitest.Must(t, json.Unmarshal(fmt.Appendf(nil, `{"objects":%s,"report":%s,"disk":%s,`+
@@ -360,8 +360,8 @@ func TestDoctorReportsFaultedDisksAndErrorsOfTheRack(t *testing.T) {
 	}
 }
 
-// The test replaces a text in the driver's usual objects. The results are objects that every user
-// can create: pods with the driver's label and any owner, or a DaemonSet in another namespace.
+// Each case changes one text in the driver's objects. Every user can create objects such as the
+// results: pods with the driver's label and any owner, or a DaemonSet in another namespace.
 func TestDoctorIgnoresPodsOutsideTheDriversDaemonSet(t *testing.T) {
 	for name, change := range map[string]struct{ old, new string }{
 		"none":                 {driverPodJSON + ",", ""},

@@ -365,9 +365,9 @@ func foreignParts() []generator {
 	}
 }
 
-// hideJournal removes the external journal from the first superblock of an ext4, makes the checksum
-// wrong, and forges a growth record, as a user of a raw device could. So the driver checks the
-// filesystem with a backup superblock.
+// hideJournal does what a user of a raw device could do: it removes the external journal from the
+// first superblock of an ext4, makes the checksum wrong, and forges a growth record. So the driver
+// checks the filesystem with a backup superblock.
 func hideJournal(f *fixture) {
 	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
 	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
