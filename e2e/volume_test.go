@@ -130,7 +130,7 @@ var _ = Describe("a disk made by hand", func() {
 })
 
 // provisionedBy is the annotation by which the provisioner recognizes volumes that it may delete. A
-// copy of a PersistentVolume has it, too.
+// PersistentVolume made by hand has it if a user has copied it from another one.
 const provisionedBy = "pv.kubernetes.io/provisioned-by"
 
 func usesDiskByHand(ctx SpecContext) {

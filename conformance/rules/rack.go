@@ -175,8 +175,7 @@ func statusOf(err error) int {
 	return 0
 }
 
-// IsUnanswered reports whether a call of the client got no readable answer. The client's error does
-// not show the cause.
+// IsUnanswered reports whether a call of the client got no readable answer, whatever the cause.
 func IsUnanswered(err error) bool { return err != nil && refusal(err) == nil }
 
 // IsGone reports whether the rack answered that the object does not exist.

@@ -290,7 +290,7 @@ func (c cell) String() string {
 var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
 	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
 
-// on returns the cell in this hot-plug mode, in which another code may be right.
+// on returns the cell in a hot-plug mode. In some modes the driver must answer with another code.
 func (c cell) on(rack adminapi.Hotplug) cell {
 	c.hotplug = rack
 	switch {

@@ -80,8 +80,8 @@ func (r *review) checkPromises() {
 }
 
 // kept() returns the first field that the call changes, and whether the field has the value that
-// the answer OK promises. After a delete or a detach, each value except the old one is right,
-// because another call may have created the object again or attached it elsewhere.
+// the answer OK promises. After a delete or a detach, every value except the old one is accepted,
+// because another call may have created the object again or attached the disk elsewhere.
 func (s Step) kept(f facts) (field, bool) {
 	intends := s.intends()
 	if len(intends) == 0 {
