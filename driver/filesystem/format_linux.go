@@ -250,7 +250,7 @@ func (d disk) wipe(v Volume, chunks []int64) error {
 }
 
 // clearSectors durably zeroes the chunks except for the records. If heads is false, it keeps the
-// first 512 bytes of btrfs blocks, which no disk writes in part, even in a power failure.
+// first 512 bytes of btrfs blocks. Even in a power failure, a disk writes 512 bytes wholly or not.
 func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	const wholeBytes = 512
 	slots := RecordOffsets(d.SizeBytes)
