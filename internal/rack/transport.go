@@ -113,7 +113,7 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 		err = fmt.Errorf("HTTP %d without the rack's request id, so the response is of another server; "+
 			"check OXIDE_HOST and the proxies before it", answer.StatusCode)
 	case req.Method == http.MethodDelete && answer.StatusCode != http.StatusNoContent:
-		// The SDK accepts any 2xx as success. After another status than 204 the disk may still exist.
+		// The SDK accepts any 2xx as success. After a status other than 204 the disk may still exist.
 		err = fmt.Errorf("HTTP %d to a DELETE, which no rack answers; check OXIDE_HOST and the "+
 			"proxies before it", answer.StatusCode)
 	}

@@ -393,8 +393,7 @@ func countOne(f *fixture) {
 }
 
 // featureTrials returns the trials that fail if the driver does not check features. It omits two
-// filesystems that are refused anyway: blkid finds the ext4 journal, and the kernel refuses the
-// btrfs that counts one disk.
+// that are refused anyway: blkid finds the ext4 journal, and the kernel refuses the other, a btrfs.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {
