@@ -256,8 +256,8 @@ var changes = regexp.MustCompile(`^(Patch|Create|Update|UpdateStatus|Delete|Evic
 var verbs = []string{"annotate", "apply", "attach", "cordon", "create", "delete", "drain", "edit",
 	"evict", "exec", "label", "patch", "replace", "rollout", "scale", "taint"}
 
-// openings matches packages, such as os, and functions that open, change or remove things. The
-// other pattern, looks, matches exceptions, which only read, or only use what is already open.
+// openings matches packages, such as os, and functions that open, change or remove things. looks
+// matches the exceptions: functions that only read, or that use only what is already open.
 var (
 	openings = regexp.MustCompile(
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +

@@ -244,7 +244,7 @@ func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) boo
 	}
 }
 
-// freesNewNodes makes a worker like a new node: tainted, and without the driver in its CSINode.
+// freesNewNodes checks that a worker keeps its startup taint until the driver is registered there.
 func freesNewNodes(ctx SpecContext) {
 	worker := workers[0]
 	must(api.StorageV1().CSINodes().Patch(ctx, worker, types.MergePatchType,

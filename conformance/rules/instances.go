@@ -271,8 +271,8 @@ var ofInstances = []tested{
 		c.startAndAwait(instance.Id)
 		c.staysAttached(disk.Id, instance.Id)
 	}},
-	// The first request has every mistake. The check corrects the one that the rack reports, and
-	// repeats.
+	// The first request has every mistake. After each refusal, the check corrects the mistake that
+	// the rack has reported, and sends the request again.
 	{"A66", "instance_create", func(c *Check) {
 		create := c.newInstance()
 		body := create.Body

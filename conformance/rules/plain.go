@@ -374,7 +374,7 @@ func badBody(message string) Refused  { return bad("unable to parse JSON body: "
 
 func (c *Check) inProject() string { return "project=" + url.QueryEscape(c.Project) }
 
-// place matches the position of a mistake, with which serde ends its message.
+// place matches the end of an error message of serde: the position of the mistake.
 var place = regexp.MustCompile(` at line \d+ column \d+$`)
 
 func unplaced(r Refused) Refused {

@@ -80,7 +80,7 @@ const passed, failed, blocked, notTested = report.Passed, report.Failed, report.
 // Result is the result of a rule's check.
 type Result struct {
 	// Status is Passed, Failed, Blocked on a rack without hot-plug, or NotTested if the check could
-	// not create its situation. Extent is only the extent of the last try.
+	// not create the situation that it tests. Extent is only the extent of the last try.
 	report.Result
 	// Undecided means that something disturbed the check, such as a limit of requests, so that the
 	// rule was not tested. Another run may be able to test it.
@@ -205,8 +205,8 @@ func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
 	return passed, ""
 }
 
-// extentOf returns the kinds of answers to the operations that the check tests, and the check's
-// measures. Answers of a rack that is busy or fails count only if there are no others.
+// extentOf returns the kinds of answers to the operations that the check tests, followed by
+// c.extent. Answers of a rack that is busy or fails count only if there are no others.
 func (c *Check) extentOf(exchanges []RecordedCall) (all report.Extent) {
 	for _, failures := range []bool{false, true} {
 		for _, e := range exchanges {
@@ -359,7 +359,7 @@ func Patiently(ctx context.Context, step func(context.Context) error) error {
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		err := step(ctx)
-		// The client keeps the text of the transport's error, but not the error itself.
+		// The client's error has the text of errAnother, but does not wrap it, so errors.Is fails.
 		shown := err != nil && strings.Contains(err.Error(), errAnother.Error())
 		again := IsBusy(err) || mayBeDone(err) && !shown && time.Now().Before(away)
 		if !again || backoff.Wait(ctx) != nil {
@@ -402,7 +402,7 @@ type underway[T any] struct {
 	err        error
 	problems   int // the number of problems found before the request
 	seen       T   // the object as a read shows it while the request is unanswered
-	// carriedOut is nil or reports whether the rack has carried out the request, answered or not.
+	// carriedOut, if not nil, reports whether the rack has carried out the request.
 	carriedOut func() bool
 }
 

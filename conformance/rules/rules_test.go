@@ -69,8 +69,8 @@ func TestTheSimulatorCitesExactlyTheListedRules(t *testing.T) {
 	}
 }
 
-// marks numbers the runs. The names of their objects must differ, because a run on a broken rack
-// may leave objects that would disturb the next one.
+// marks counts the runs, so that each run gives its objects other names: a run on a broken rack may
+// leave objects that would disturb the next run.
 var marks atomic.Int64
 
 // configOf configures the checks as if they ran in the rack's first instance.

@@ -340,7 +340,7 @@ func TestCallsFailWhileAnUnansweredChangeMayStillBeMade(t *testing.T) { // CU-4,
 	}{
 		{"an attach that the rack refuses is not open", script{alone, free, forbidden.To(attach), free},
 			[]step{{publishStep, codes.PermissionDenied}, unpublishOK}},
-		// An earlier call is detaching the disk. The rack may make the unanswered attach later.
+		// An earlier call is detaching the disk. The rack may still attach the disk later.
 		{"attach lost while the disk is detaching", script{listing(diskOf(detaching)), leaving,
 			later.To(attach), leaving, free}, []step{{publishStep, codes.Aborted}, unpublishOpen}},
 		{"attach lost while the disk is detaching, seen at unpublish", script{listing(diskOf(detaching)),

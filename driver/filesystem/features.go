@@ -54,8 +54,8 @@ type featureWord struct {
 	Bits string
 }
 
-// extFeatures refuses an external journal, features that no kernel supports, and "read-only" and
-// "shared_blocks", with which the kernel mounts the filesystem only for reading.
+// extFeatures refuses an external journal and features that no kernel supports. It also refuses
+// "read-only" and "shared_blocks", with which the kernel mounts the filesystem only for reading.
 var extFeatures = []featureWord{
 	{"s_rev_level", 0x4C, 4, "."},
 	{"s_feature_compat", 0x5C, 4, "dir_prealloc imagic_inodes has_journal ext_attr resize_inode " +

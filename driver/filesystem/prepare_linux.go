@@ -104,8 +104,8 @@ func (p *Preparation) confirm(found state) {
 	}
 }
 
-// proveMountable proves, as a format does, that nothing else uses the device and that it is still
-// the same device. It also decides whether the filesystem may grow.
+// proveMountable proves that nothing else uses the device and that it is still the same device. It
+// also decides whether the filesystem may grow.
 func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	covers := int64(0)
 	if err := p.Device.AwaitNoWriters(); err != nil {
@@ -189,7 +189,7 @@ func (p *Preparation) finish(found state) error {
 }
 
 // Mount calls mount.New and explains the kernel's refusals. On a read-only device the kernel
-// returns EROFS for an ext or xfs with a log to replay. proveMountable has refused such a btrfs.
+// returns EROFS for an ext or xfs with a log to replay. proveMountable refuses a btrfs with a log.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
 	if errors.Is(err, unix.EROFS) {

@@ -85,7 +85,7 @@ func TestParseMessageSkipsKubernetesPrefixes(t *testing.T) {
 	}
 }
 
-// FuzzPlain checks that Plain returns one short line without a token, and leaves it unchanged.
+// FuzzPlain checks that Plain returns one short line without a token, and is idempotent.
 func FuzzPlain(f *testing.F) {
 	f.Add("a\u202eb")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -24,12 +24,12 @@ import (
 
 const (
 	gib = harness.GiB
-	// patience limits every wait. A wait without a failure is much shorter.
+	// patience limits every wait. A wait that succeeds is usually much shorter.
 	patience = time.Minute
 )
 
-// Environment is a rack with three instances and an administrator's own disks, two controllers, and
-// a node driver in each instance. Histories share an environment until one of them fails.
+// Environment has a rack with three instances, two controllers, a node driver in each instance, and
+// disks of an administrator. Histories share an environment until one of them fails.
 type Environment struct {
 	*proof.Environment
 	Controllers  []*harness.Plugin
@@ -135,7 +135,7 @@ type joint struct {
 	facts facts
 	// disks are the rack's disks by ID. It is nil while the API does not answer.
 	disks   map[string]adminapi.Disk
-	serials map[int]string // those of the model
+	serials map[int]string // the serials of the volumes' devices, shared with the model
 	// devices contains the devices that each node's guest sees. mounts contains the mounts below
 	// the rack's directory, by path.
 	devices map[string][]harness.GuestDevice
@@ -315,7 +315,7 @@ type foreignDisk struct {
 // makeNamesake attaches a foreign disk whose name begins with the name of the volume's disk, so
 // that both devices have the same serial. For an odd volume the foreign disk has a filesystem, like
 // a backup. For an even volume it is blank, like a disk for restored data. If the guest then shows
-// one of two blank disks, the driver can tell them apart only by size, so the foreign disk is
+// only one of two blank disks, the driver can identify it only by its size, so the foreign disk is
 // larger.
 func (h *History) makeNamesake(ctx context.Context, s Step) string {
 	if h.world.rackDown || h.world.down[s.node] || len(h.world.faults) > 0 ||

@@ -317,8 +317,8 @@ func (o *orchestrator) resolve(w wish, volumes []int) []Step {
 	return []Step{s}
 }
 
-// holding returns a step that keeps the device of a published volume open, and then calls that try
-// to release the volume.
+// holding returns steps: the first keeps the device of a published volume open, and the others are
+// calls that try to release the volume.
 func (o *orchestrator) holding(s Step, volumes []int) []Step {
 	v := slices.IndexFunc(volumes, func(v int) bool { return o.goals[v] != "" })
 	if v < 0 {
@@ -368,7 +368,7 @@ var operations = map[op]string{
 	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
 }
 
-// pair returns two calls as one step: the volume's next call, and a copy of it or another call.
+// pair returns a step with two calls: the volume's next call, and either the same call or other.
 func (o *orchestrator) pair(w wish, v int, other Step) Step {
 	s := o.towards(v, o.goals[v])
 	if !s.op.isCall() {

@@ -404,7 +404,7 @@ func lotOf(tx *store.Tx, r store.Resource) Lot {
 	return lot
 }
 
-// setBlocks replaces the blocks of a lot. A block that the lot already has keeps its ID.
+// setBlocks replaces the blocks of an address lot. A block that the lot already has keeps its ID.
 func setBlocks(c *Change, value any) {
 	had, blocks := extentsOf(c.Tx, c.old), []Extent{}
 	for _, e := range value.([]Extent) {

@@ -140,9 +140,9 @@ type Simulation struct {
 	store    *store.Store
 	plane    *dataplane.Plane
 	switches switchboard
-	// locks has a lock for each object, for the work on the data plane. An instance is always locked
-	// before a disk, and a disk before a snapshot, so that no two calls wait for each other. The
-	// records need no locks, because only one transaction at a time changes them.
+	// locks has a lock for each object, which a call holds while it works on the data plane. An
+	// instance is locked before a disk, and a disk before a snapshot, so that calls cannot deadlock.
+	// The records need no locks, because only one transaction at a time changes them.
 	locks keylock.Map
 	// creating has a lock for each disk that is being created.
 	creating keylock.Map
@@ -160,7 +160,7 @@ type Simulation struct {
 	life     sync.Mutex
 	released bool
 	mu       sync.Mutex
-	// mu guards the fields below, and every addition to the WaitGroup work.
+	// mu guards the fields below, and every call of work.Add and work.Go.
 	closed   bool
 	deferred *deferredWork
 }
