@@ -163,7 +163,7 @@ func resultOf(r SpecReport, calls []rpc, hotplug bool) report.Result {
 	return result
 }
 
-// specs are csi-sanity's specs while they run.
+// specs is the state of a run of csi-sanity's specs.
 type specs struct {
 	job      *job
 	each     int       // the number of specs for each access

@@ -444,7 +444,7 @@ func diffResults(a, b *Report) (text string, worse bool) {
 	return text + listed(sections, groups), worse
 }
 
-// listed returns the text of all sections. In each, the groups that are only counted come first.
+// listed returns the text of all sections. Each section begins with the counts of its groups.
 func listed(sections map[string][]string, groups map[string]map[string]int) (text string) {
 	for _, section := range []string{"worse", "better", "otherwise changed", less, inB, inA} {
 		if len(sections[section])+len(groups[section]) > 0 {

@@ -107,7 +107,7 @@ func TestABtrfsIsMountedAfterAFailedMountOfItsDevice(t *testing.T) {
 				busy(disk.Loop, device)
 			}
 			busy(other.Loop, otherDevice)
-			// Overwrite the other disk with the first, as if a copy of the first had the other's number.
+			// Overwrite the other disk, as if a copy of the first disk had got the other's device number.
 			guesttest.Run(t, "dd", "if="+disk.Loop, "of="+other.Loop, "bs=1M", "conv=fsync")
 			mounts(t, otherDevice, volume.Btrfs)
 		})

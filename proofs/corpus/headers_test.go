@@ -17,7 +17,7 @@ type header struct {
 	// A negative offset counts from the disk's end.
 	offset int64
 	mark   string
-	// owners contains names of the format, separated by spaces. The evidence must contain one.
+	// owners contains names of the format, separated by spaces. The driver's error must name one.
 	owners string
 }
 
@@ -416,7 +416,7 @@ func inAHundredth(t *trial) {
 	t.Want = foreign()
 }
 
-// singleByte writes one byte. On a disk of this size, only the named format has a mark there.
+// singleByte writes one byte at an offset where only one format has data on a disk of this size.
 func singleByte(where string, at int64) generator {
 	return generator{"one byte " + where, func(t *trial) {
 		t.Size = max(3*gib, at/gib*gib+gib) + 8*mib

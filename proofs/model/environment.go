@@ -28,8 +28,8 @@ const (
 	patience = time.Minute
 )
 
-// Environment has a rack with three instances, two controllers, a node driver in each instance, and
-// disks of an administrator. Histories share an environment until one of them fails.
+// Environment has a rack, two controllers, and a node driver in each of the rack's three instances.
+// The rack has an administrator's disks, too. Histories share an environment until one fails.
 type Environment struct {
 	*proof.Environment
 	Controllers  []*harness.Plugin
