@@ -41,8 +41,8 @@ var ErrNotWritten = errors.New("the report is not complete")
 // Write writes report.json, junit.xml and index.html into a new folder. It replaces every
 // occurrence of the secrets, such as the token, with "[redacted]".
 //
-// Write also writes an inconsistent report, which is the only record of the run. The error then
-// says what is inconsistent.
+// Write writes even an inconsistent report, because it is the only record of the run. The error
+// then says what is inconsistent.
 func Write(dir string, r *Report, secrets ...string) error {
 	clean := r.scrub(secrets)
 	if err := MakeFolder(dir); err != nil {

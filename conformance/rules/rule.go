@@ -457,9 +457,9 @@ func (u *underway[T]) over() bool {
 	}
 }
 
-// end makes a simulated rack complete the request, and returns its outcome. A real rack may have
-// completed it earlier, which may have caused problems that the check found. Then end drops these
-// problems, and ends the check as not tested.
+// end makes a simulated rack complete the request, and returns its outcome. If a real rack has
+// completed the request already, this may be the cause of the problems found since begin(). So end
+// drops these problems, and ends the check as not tested.
 func (u *underway[T]) end() outcome[T] {
 	c := u.c
 	if c.simulated() {

@@ -193,8 +193,8 @@ type edit = func(map[string]any)
 
 func tagged(tag volume.Tag) edit { return with("description", tag.Description()) }
 
-// shown() answers a read of the volume's disk by its id, and named() a read by its name. So do
-// snap() and snapNamed() for the snapshot. listing() answers a list of the instance's disks.
+// shown() answers a read of the volume's disk by its id, and named() a read by its name. snap() and
+// snapNamed() do the same for the snapshot. listing() answers a list of the instance's disks.
 func shown(state string, edits ...edit) exchange {
 	return reply(viewDisk, diskOf(state, edits...))
 }

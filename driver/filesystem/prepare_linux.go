@@ -261,7 +261,7 @@ func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 // thawUnmounted thaws the filesystem that keeps the device busy if it is mounted nowhere. It thaws
 // no mounted filesystem, because a user may rely on the freeze. It opens the filesystem through a
 // detached mount. If no mount succeeds, something else keeps the device busy. The first attempt
-// replays no log, because the filesystem may have released the device by then.
+// replays no log: if the filesystem has released the device meanwhile, it is mounted anew.
 func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	views, err := mount.ReadViews(log)
 	if err != nil {

@@ -141,7 +141,7 @@ func extSuperblock(head []byte) (Superblock, bool) {
 	sb.refuse(journal != extJournalInode && compat&extCompatJournal != 0 ||
 		journal != 0 && compat&extCompatJournal == 0, "s_journal_inum", journal)
 	if roCompat&extROMetadataChecksum != 0 && b[0x175] == 1 {
-		// The kernel starts with ~0 and does not invert the result; Go's crc32 does.
+		// Unlike the kernel, Go's crc32 inverts the result.
 		sb.ChecksumOK = le32(b[0x3FC:]) == ^crc32.Checksum(b[:0x3FC], castagnoli)
 		sb.Damaged = !sb.ChecksumOK
 	}

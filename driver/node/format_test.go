@@ -294,8 +294,8 @@ func TestStageReturnsNotFoundIfTheDiskIsDetachedWhileItIsRead(t *testing.T) {
 	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
 }
 
-// A discard does not change a rack's disk, but it zeroes the other tests' disks. So the disk of
-// this test refuses discards.
+// A discard does not change a real rack's disk, but it zeroes the disks that other tests use. So
+// the disk of this test refuses discards.
 func TestStageWorksOnADiskThatRefusesDiscards(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
