@@ -93,8 +93,8 @@ func survivesItsLeader(ctx SpecContext) {
 	}
 }
 
-// movesTiedVolume deletes the pod of a volume that is tied to the leading keeper's node. The other
-// keeper has to lead, because a keeper never stops its own node. Then moveVolume moves the volume.
+// movesTiedVolume deletes the pod of a volume that is tied to the leading keeper's node. A keeper
+// never stops its own node, so the other one must become the leader. Then the volume is moved.
 func movesTiedVolume(ctx SpecContext) {
 	class := s.Class(ctx, Class{Parameters: map[string]string{"placement": "instance"}})
 	from, to := leader(ctx, keeperLease, ofKeeper).Spec.NodeName, workers[0]

@@ -319,9 +319,9 @@ const (
 // Diff compares two reports, of which A is the earlier one. The text is for a terminal: the
 // verdict, the facts, the results (the worsened first), the latencies, and whether B is worse.
 //
-// B is worse if the verdict, a result or its extent got worse, or if B has more left objects or
-// more findings of the [Witness]. B is also worse if it has a failed result that A lacks, or if it
-// lacks a passed result of A although B selected that result's group. Latencies do not count,
+// B is worse if the verdict, a result or its extent got worse, if B left more objects behind, or if
+// B has more findings of the [Witness]. B is also worse if it has a failed result that A lacks, or
+// if it lacks a passed result of A although B selected that result's group. Latencies do not count,
 // because they depend on the other users of the rack.
 func Diff(a, b *Report) (text string, worse bool) {
 	results, worse := diffResults(a, b)
@@ -388,8 +388,8 @@ func oneLine(s string) string {
 
 const less, inA, inB = "looked at less", "in A alone", "in B alone"
 
-// If one report lacks a whole group, diffResults lists only the group's new failures and counts the
-// rest.
+// diffResults compares the results of two reports. If A lacks a whole group, it lists only the
+// failures of that group and counts the rest. If B did not select a group, it only counts that.
 func diffResults(a, b *Report) (text string, worse bool) {
 	same, sections := 0, map[string][]string{}
 	add := func(section string, r Result, words ...string) {

@@ -347,7 +347,7 @@ var ofPlain = []tested{
 	}},
 }
 
-// expected is a request with its answer. An answer of success has neither code nor message.
+// expected is a request with its answer. A successful answer has neither code nor message.
 type expected struct {
 	what    string
 	request Plain

@@ -379,7 +379,7 @@ func TestCallsFailWhileAnUnansweredChangeMayStillBeMade(t *testing.T) { // CU-4,
 		t.Run(s.name, func(t *testing.T) {
 			c := rackThat(t, s.lines...)
 			for n, step := range s.steps {
-				// No call waits for the end of an open change, because the call's deadline is earlier.
+				// This deadline is before DefaultLateLimit, so no call waits until an open change expires.
 				ctx, cancel := context.WithTimeout(t.Context(), DefaultLateLimit/2)
 				defer cancel()
 				err := csitest.Call(ctx, c, step.call)

@@ -154,9 +154,9 @@ func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	return err == nil, err
 }
 
-// proveTail proves that every byte behind an offset on the device is zero or allowed by e. It
-// reads every byte, even if the rack reports that it created this part blank: that report is no
-// proof, and a growth needs this read only once.
+// proveTail proves that every byte of the device from an offset on is zero or allowed by e. It
+// reads every byte, even if the rack reports that it created this part blank, because that report
+// is no proof.
 func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) error {
 	_, err := p.proveRange(ctx, from, p.Device.SizeBytes, e)
 	return err
@@ -219,8 +219,8 @@ var forgetting = make(chan struct{}, 1)
 // ForgetBtrfs calls mount.ForgetBtrfs for an unmounted device if it holds a btrfs.
 //
 // The kernel visits every btrfs of the node in that call, and waits if one of them hangs in a
-// commit. So ForgetBtrfs skips devices without a btrfs, and waits at most for forgetWait. The
-// thread that is stuck in the kernel stays; later calls start no second one.
+// commit. So ForgetBtrfs skips devices without a btrfs, and waits at most for forgetWait. While a
+// thread is stuck in the kernel, later calls start no other one.
 func ForgetBtrfs(d *blockdev.OpenDevice) {
 	found, _ := Find(d)
 	if !slices.ContainsFunc(found, func(sb Superblock) bool { return sb.Type == volume.Btrfs }) {

@@ -152,7 +152,7 @@ func extSuperblock(head []byte) (Superblock, bool) {
 type extTable struct {
 	Offset, Bytes int64 // Bytes is 0 if there is no single table or the superblock is invalid
 	descBytes     int64
-	first, blocks uint64 // the filesystem's blocks
+	first, blocks uint64 // the first data block, and the number of blocks
 	inodeBlocks   uint64 // blocks of each group's inode table
 	blockBytes    int64
 	inodeBytes    int64

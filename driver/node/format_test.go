@@ -459,7 +459,7 @@ func TestPublishDoesNotEraseTheBytesOfARecordInAWorkloadsFile(t *testing.T) {
 		v := newGuest(t).disk(256, "block")
 		v.up("dev")
 		b := csitest.Got(v.record(t, grow).Encode())(t)
-		// The workload has a partition with a filesystem, and a file in it has the bytes of a record.
+		// The workload has made a partition, in which a file contains the bytes of the driver's record.
 		v.disk.WriteAt(t, 446, []byte{0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0xF0, 7, 0})
 		v.disk.WriteAt(t, 510, []byte{0x55, 0xAA})
 		v.disk.WriteAt(t, 50*guesttest.MiB, bytes.Repeat([]byte("a guest's filesystem "), 5000))
