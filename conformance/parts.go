@@ -314,8 +314,8 @@ func aboutItself(name string, calls []rpc) string {
 	return fmt.Sprintf("the spec has not called %s, which it is about", about)
 }
 
-// runData checks the data on volumes. It starts the driver as controller here, and as node in this
-// instance, in the second instance and in the helper.
+// runData checks the data on volumes. The driver runs as controller in this process, and as node in
+// this instance, in the second instance and in the instance that the setting --helper names.
 func (w *job) runData(ctx context.Context) (err error) {
 	bench, end, err := w.bench(ctx)
 	defer func() { err = errors.Join(err, end()) }()

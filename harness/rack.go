@@ -157,7 +157,7 @@ func (r *Rack) connect(line string) (err error) {
 		Must(Wrap(err, "the simulator's %s address", flag))
 		r.listen = append(r.listen, flag, u.Host)
 	}
-	// This client keeps no idle connections, which a [Ledger] would count as the simulator's files.
+	// This client keeps no idle connections. A [Ledger] would count them as the simulator's files.
 	r.Client, err = oxide.NewClient(oxide.WithHost(r.URL), oxide.WithToken(r.Token),
 		oxide.WithHTTPClient(&http.Client{Transport: Got(Transport(r.CA)), Timeout: time.Minute}))
 	return err

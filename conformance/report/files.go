@@ -388,8 +388,8 @@ func oneLine(s string) string {
 
 const less, inA, inB = "looked at less", "in A alone", "in B alone"
 
-// diffResults compares the results of two reports. If A lacks a whole group, it lists only the
-// failures of that group and counts the rest. If B did not select a group, it only counts that.
+// diffResults lists the changed results. If A lacks a whole group, it lists only the failures of
+// the group and counts the rest. If B did not select a group, it only counts the group's results.
 func diffResults(a, b *Report) (text string, worse bool) {
 	same, sections := 0, map[string][]string{}
 	add := func(section string, r Result, words ...string) {

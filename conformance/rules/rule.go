@@ -313,7 +313,7 @@ type outcome[T any] struct {
 	err   error
 }
 
-// asked makes an outcome of a client's results: asked(c.Client.DiskView(…))(c, "read disk %s", id).
+// asked makes an outcome of a call: asked(c.Client.DiskView(…))(c, "read disk %s", id).
 func asked[T any](value T, err error) func(c *Check, step string, args ...any) outcome[T] {
 	return func(c *Check, step string, args ...any) outcome[T] {
 		return outcome[T]{c, fmt.Sprintf(step, args...), value, err}

@@ -321,7 +321,7 @@ func TestStageWorksOnADiskThatRefusesDiscards(t *testing.T) {
 	}
 }
 
-// grown returns a volume whose ext filesystem has a file and covers only half of its disk.
+// grown returns a volume whose disk is twice as large as its ext filesystem, which has a file.
 func grown(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	v := newGuest(t).disk(128, fsType)

@@ -91,8 +91,8 @@ type guestState struct {
 	plugged map[string]*plugged
 
 	mu sync.Mutex
-	// mu guards the guest view, its device nodes, and the fields random and removed. A goroutine locks
-	// it before the mutex of Plane.guests, never after it.
+	// mu guards the guest view, its device nodes, and the fields random and removed. A goroutine that
+	// holds the mutex of Plane.guests must not lock mu.
 	//
 	// random chooses the numbers of the devices.
 	random *rand.Rand
