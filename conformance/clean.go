@@ -127,7 +127,7 @@ func (r deadRun) plan() []string {
 	return lines
 }
 
-// detaches reports whether the run created or named the instance, so that clean may detach disks.
+// detaches reports whether clean may detach disks from an instance: the run created or named it.
 func (r deadRun) detaches(instance string) bool {
 	return slices.Contains(r.mark.Instances, instance) ||
 		slices.ContainsFunc(r.left, func(one item) bool { return one.id == instance })
@@ -142,7 +142,7 @@ type cleaner struct {
 	// run is this run's ID, and helper the value of the setting --helper.
 	run, helper string
 	// known has the IDs of the disks that the preflight found on the instances that the run may stop.
-	// dead has the IDs of the runs that the verb clean removes, which mayStop ignores.
+	// dead has the IDs of the runs whose objects clean removes. mayStop ignores their disks.
 	known, dead map[string]bool
 	// started records whether a data check started the helper. It is nil before the data checks.
 	started *data.Helper

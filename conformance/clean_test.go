@@ -280,8 +280,8 @@ func stranger(t *testing.T, user uint32, args ...string) (end func() error) {
 	}
 }
 
-// A proxy alters the rack's answers (legal.Kinds). As on a real rack, the runs use no admin
-// listener. Each run checks the rules. Without -short, some also run csi-sanity for one access.
+// A proxy alters the rack's answers (legal.Kinds). The runs use no admin listener, because a real
+// rack has none. Without -short, some also run csi-sanity on one filesystem or on block volumes.
 func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 	t.Parallel()
 	kinds := short.Some(t, 2, legal.Kinds)
@@ -379,7 +379,7 @@ func TestMain(m *testing.M) {
 	os.Exit(p.Main(ctx))
 }
 
-// creating is a proxy that counts requests that create something. At number at, the run dies.
+// creating is a proxy that ends the run at the creating request with the number at.
 type creating struct {
 	rack     http.Handler
 	at       int64
@@ -427,9 +427,9 @@ type death struct {
 	at              int
 }
 
-// These are ways to end a run. After killed and killedLater, the run removes nothing. After the
-// other ways, including those in ends, it removes its objects or tries to. With twice, the rack
-// refuses all requests, so that the second SIGINT interrupts the removal.
+// These are ways to end a run. A run that ends by killed or killedLater removes none of its
+// objects. In all other ways, including those in ends, the run at least tries to remove them. With
+// twice, the rack refuses all requests, so that the second SIGINT interrupts the removal.
 const (
 	killed, killedLater = "SIGKILL", "SIGKILL after the answer"
 	twice, lateAnswer   = "SIGINT twice", "SIGINT seconds before the answer"
@@ -466,14 +466,14 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	if !p.Long() {
 		units = units[:len(units)/10]
 	}
-	// series repeats a death in each of the ways: at request number death.at, and then at every
-	// step-th request up to the number "last".
+	// series ends runs like death, at request number death.at and then at every step-th request up to
+	// number last. At each of these requests, it ends one run in each of the ways.
 	type series struct {
 		death
 		step, last int
 		ways       []string
 	}
-	// In a run without the rules, request 1 checks the role, and csi-sanity sends request 10.
+	// Without the rule checks, request 1 is the role check's, and csi-sanity sends request 10.
 	all := []series{{death{part: "ext4", at: 10}, 1, 10, []string{twice}}}
 	hows := ends
 	if !p.Long() {

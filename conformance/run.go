@@ -88,7 +88,7 @@ func (w *job) claimInstance(ctx context.Context) (release func(), err error) {
 			return nil, fmt.Errorf("claim this instance: %w", err)
 		}
 		w.say("Another run is in this instance: waiting until it ends.")
-		// Wait for the end of the other claim, which also ends this connection to it.
+		// A connection to the other run's claim ends with the claim. So wait for its end.
 		other, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
 		if err == nil {
 			stop := context.AfterFunc(ctx, func() { _ = other.Close() })

@@ -130,7 +130,7 @@ func (p *Plugin) Start(ctx context.Context) (err error) {
 	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock")}, p.options.Args)
-	// The pprof address is a variable, because an old driver in a benchmark may not know the flag.
+	// Set the pprof address by a variable: an old driver in a benchmark would refuse an unknown flag.
 	env := []string{"OXIDE_PPROF_ADDRESS=unix://" + filepath.Join(p.Dir, "pprof.sock")}
 	for key, value := range p.options.Env {
 		if value != "" {

@@ -159,8 +159,8 @@ const leavingPace = time.Second
 // up. When Helm or kubectl removes the driver, the Leaver's rights disappear first.
 const refusedLimit = 5 * time.Second
 
-// Run accepts the driver's connections. When ctx ends, because the pod is to end, Run keeps the
-// connections while the node is leaving and has VolumeAttachments of the driver, at most for Limit.
+// Run accepts the driver's connections. After ctx ends, Run keeps them for at most Limit, while the
+// node is leaving and has VolumeAttachments of the driver.
 func (l *Leaver) Run(ctx context.Context) error {
 	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier process: %w", err)

@@ -111,9 +111,9 @@ func (n *node) proof(instance string) int {
 	return 0
 }
 
-// instanceOf returns a node's instance, or why it is not known. The driver has to be registered
-// with it, spec.providerID must not name another one, and no other node may have as strong a proof
-// for this instance.
+// instanceOf returns the instance with which the node's driver is registered, or why the node's
+// instance is unknown: the driver is not registered, spec.providerID names another instance, or
+// another node has at least as strong a proof for the same instance.
 func (v *view) instanceOf(n *node) (instance, why string) {
 	if n.registered == "" {
 		return "", "the driver is not registered on this node"
@@ -141,7 +141,7 @@ func (v *view) waiting(n *node) []*attachment {
 	return slices.DeleteFunc(v.of(n), func(a *attachment) bool { return !a.waits() })
 }
 
-// due returns a node's attachments for which its instance may be stopped.
+// due returns the attachments for which the keeper may stop the node's instance.
 func (v *view) due(n *node) []*attachment {
 	return slices.DeleteFunc(v.waiting(n), func(a *attachment) bool { return a.held != "" })
 }
@@ -210,9 +210,9 @@ func (a *attachment) wakeup(r *operation) string {
 	return value
 }
 
-// settled reports whether the attacher is done with the attachment in an operation: it has
-// succeeded, or it has tried since it was woken, and failed for a reason that neither a stopped
-// instance nor another attempt removes.
+// settled reports whether the attacher is done with the attachment in an operation. Either it has
+// succeeded, or it has tried again since the keeper woke it, and failed for a reason that neither a
+// stopped instance nor another attempt removes.
 func (a *attachment) settled(r *operation) bool {
 	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
 }
@@ -297,9 +297,9 @@ func ofDriver(v *corev1.PersistentVolume) bool {
 	return v.Spec.CSI != nil && v.Spec.CSI.Driver == DriverName
 }
 
-// unfounded returns why nobody needs an attachment, or "". The attachment may be forged if its
-// volume is not the driver's, has no claim, or is used by no pod on the node, so the keeper stops
-// no instance for it. A detach needs no pod: the pod is gone, and often its claim is, too.
+// unfounded returns why an attachment may be forged, or "". The keeper stops no instance for an
+// attachment whose volume is not the driver's, has no claim, or is used by no pod on the node. A
+// detach needs no pod, because the pod and often the claim are deleted before it.
 func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	volume := v.persistentVolume(a.volume())
 	switch {
@@ -418,8 +418,8 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 }
 
 // exhausted describes a budget that forbids an operation, or returns "". A budget may forbid the
-// eviction of the pods in s.evict, or a stop of those in s.stay. Only a stop makes an unhealthy pod
-// in waiting healthy, so each lowers by one how many healthy pods a maxUnavailable demands.
+// eviction of the pods in s.evict, or a stop of those in s.stay. Only a stop makes the unhealthy
+// pods in waiting healthy. So, for a budget with maxUnavailable, they do not count as unavailable.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

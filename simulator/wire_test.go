@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// wireCase is a request, and the status and message of its answer: an error without a code.
+// wireCase is a request and the expected answer: its status, its message, and no error code.
 type wireCase struct {
 	name, request string
 	status        int

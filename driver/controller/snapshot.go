@@ -168,7 +168,7 @@ func (s snapshotSpec) unlessFaulted(ctx context.Context, made *oxide.Snapshot) (
 }
 
 // resolveCreate reads the snapshot by its name to find out whether the rack took it without
-// answering. A snapshot that has the name but does not match the spec is older than the call.
+// answering. A snapshot of this name that does not match the spec existed before the call.
 func (s snapshotSpec) resolveCreate(ctx context.Context, why error) (*oxide.Snapshot, error) {
 	snapshot, err := s.existing(ctx, why)
 	if csierr.IsAlreadyExists(err) {
@@ -284,7 +284,7 @@ func (c *Service) confirmSnapshotGone(ctx context.Context, id oxide.NameOrId) er
 	return snapshotDeleted(id).confirmed(ctx, c.Rack.SnapshotGone(ctx, id))
 }
 
-// matchingSnapshots calls visit() for each match. An unknown id matches nothing and is no error.
+// matchingSnapshots calls visit() for each snapshot that req selects. An unknown id is no error.
 func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSnapshotsRequest,
 	pages *rack.Pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rack.ID(req.GetSourceVolumeId())
@@ -393,7 +393,7 @@ func (s snapshotSpec) checkAnswer(doing string, source *oxide.Disk, got *oxide.S
 	return nil
 }
 
-// difference returns text for an error about how a snapshot differs from the spec, or "".
+// difference describes, for an error, how a snapshot differs from the spec. It returns "" for none.
 func (s snapshotSpec) difference(got *oxide.Snapshot) string {
 	m, tagged := volume.ParseTag(got.Description)
 	switch {

@@ -305,8 +305,8 @@ func (s *suiteRun) claim(ctx context.Context) (release func(), err error) {
 	return claimCluster(lockDir, id, s.cache, s.clusterExists, s.note())
 }
 
-// claimCluster takes the lock of the cluster on the engine with this ID. If the lock's file names
-// no holder, the note in the cache decides whether an existing cluster belongs to this cache.
+// claimCluster locks the cluster on the Docker engine whose ID is engine. If the lock's file names
+// no holder, an existing cluster belongs to this cache only if the cache has the file note.
 func claimCluster(
 	dir, engine, cache string, exists func() (bool, error), note string,
 ) (release func(), err error) {

@@ -258,7 +258,7 @@ func Apply(m *Image, pieces ...Piece) error {
 // Epoch is the part of a log between two flushes. If the power is cut before the second flush, the
 // disk may lack any of the epoch's writes.
 type Epoch struct {
-	// Durable is the disk's content before the epoch. A caller must fork it before a change.
+	// Durable is the disk's content before the epoch. Fork it before you change it.
 	Durable *Image
 	// First is the index of the epoch's first entry in the log. End is the index of the flush at the
 	// end of the epoch, or the length of the log.

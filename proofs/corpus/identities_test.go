@@ -27,7 +27,7 @@ func (f *fixture) expect(uuid string) { f.Publish["filesystemUUID"] = uuid }
 
 func (f *fixture) expectFound() { f.expect(f.image.uuid(f.FS)) }
 
-// expectAt is for filesystems that blkid does not find. The controller reports the UUID at offset.
+// expectAt makes the controller report the UUID at offset, which blkid does not find.
 func expectAt(offset int64) func(*fixture) {
 	return func(f *fixture) {
 		b := f.image.read(offset, 16)
@@ -139,7 +139,7 @@ func (f *fixture) forgeGrowth() {
 	f.poke(proof.GrowthSlots(f.image.Size)[0], f.forgery().GrowthRecord(f.image.Size, 0, true)...)
 }
 
-// owners returns disks with several formats, or with one that some of the driver's checks miss.
+// owners returns disks of several formats, or of one that some checks of the driver do not find.
 func owners() []generator {
 	return []generator{
 		with("ext3 under an old partition table", ext3, foreign("partition table (dos)", "ext3"),
@@ -309,8 +309,8 @@ func forgedRecords() []generator {
 	}}}
 }
 
-// noticesHarm checks the proof itself: a trial must fail if mke2fs writes to a bystander, or if
-// another program changes a file with forged records.
+// noticesHarm tests the proof itself: a trial must fail if mke2fs writes to a disk other than the
+// volume's, or if another program changes a file with forged records.
 func (l *lab) noticesHarm(ctx context.Context) {
 	l.t.Helper()
 	b, err := l.newBench(ctx, "", "")

@@ -60,14 +60,14 @@ func (w *testCluster) records() map[string]*recorded {
 const namespaceOfRecords = "oxide"
 
 type operation struct {
-	// began is when the latest operation began. ended is when one last ended, with or without a stop.
+	// began is when the last operation began, ended when one last ended, even if it stopped nothing.
 	began, ended time.Time
 	// asked is set if a keeper has requested the instance's stop. sets contains the StatefulSets whose
 	// pods this stop ends.
 	asked   bool
 	sets    []string
 	stopper *replica
-	// stopped is when the last operation with a stop ended. stoppedSets are its StatefulSets.
+	// stopped is when the last operation that requested a stop ended, stoppedSets its sets.
 	stopped     time.Time
 	stoppedSets []string
 }

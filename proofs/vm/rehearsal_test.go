@@ -34,7 +34,7 @@ const (
 
 // TestRehearsalFollowsTheConformancePage runs the commands of docs/conformance.md as an operator
 // does: on the operator's machine and in the first of a rack's three instances, which are virtual
-// machines. REHEARSAL_PARTS has the parts of the conformance run for its flag --only.
+// machines. The variable REHEARSAL_PARTS is the conformance run's value of --only.
 func TestRehearsalFollowsTheConformancePage(t *testing.T) {
 	if os.Getenv("OXIDE_REHEARSAL") == "" {
 		t.Skip("make rehearsal runs it, and needs half an hour without KVM")
