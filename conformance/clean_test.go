@@ -386,7 +386,7 @@ type creating struct {
 	seen     atomic.Int64
 	answered bool          // the run gets the answer to that request before it dies
 	late     time.Duration // if answered is false, delays the answer, but no longer than the run lives
-	// made is closed after that request, and ended after the end of the run.
+	// made is closed after the request number at, and ended after the end of the run.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
 	exit   error

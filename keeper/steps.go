@@ -70,7 +70,7 @@ func (p progress) moveTo(ctx context.Context, next step, message string) error {
 	p.n.Record.Step, p.n.Record.Since = next, p.v.Now
 	if err := p.k.write(ctx, p.v, p.n, message); err != nil {
 		if late && !apierrors.IsConflict(err) {
-			// After --attach-timeout, start the instance even without a record. A second start is harmless.
+			// After --attach-timeout, start the instance even if the write failed: two starts are harmless.
 			err = errors.Join(err, p.k.startInstance(ctx, rack.Looking(), p.n.Record.Instance))
 		}
 		return err
@@ -131,7 +131,7 @@ func (p progress) finish(ctx context.Context, problem string) error {
 	return nil
 }
 
-// nothingWaits is the problem of an unneeded operation. outcome.Failures does not count it.
+// nothingWaits is recorded if an operation is not needed any more. It is not counted as a failure.
 const nothingWaits = "nothing waits any more"
 
 // forbidden returns why the instance must not be stopped any more, or "".
@@ -191,7 +191,7 @@ func (p progress) drain(ctx context.Context) error {
 	case pods.budget != "":
 		return nil
 	}
-	// Let the attacher try once more: the rack may support hot-plug since the attachments failed.
+	// Let the attacher try once more: the rack may have got hot-plug after the attachments failed.
 	if still, err := p.stillWaits(ctx); err != nil || !still {
 		return err
 	}
@@ -347,8 +347,8 @@ func (p progress) awaitReturn(ctx context.Context) error {
 // before it records the step Attaching. The keeper attaches no disk itself: only the driver checks
 // whose disk it is.
 
-// pollEvery is how often the keeper reads the state of a stopping instance. After the time pollFor,
-// the next round continues.
+// pollEvery is the pause between two reads of a stopping instance's state. A round reads it for at
+// most pollFor, and the next round goes on.
 const (
 	pollEvery = 100 * time.Millisecond
 	pollFor   = 4 * time.Second

@@ -172,8 +172,8 @@ func (v *view) unasked(pods sorted) []string {
 	return missing
 }
 
-// wanted reports whether any attachment of n still needs the operation: it waits for a stop, or it
-// waited when the operation began and is not done, even if its last error has another reason.
+// wanted reports whether any attachment of n still needs the operation. Either it waits for a stop,
+// or it waited for one when the operation began and is still not done, whatever its last error is.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))

@@ -79,7 +79,7 @@ func (c change) blocks(like change) bool {
 // for LateLimit, even if the object's state shows it as made: another request may have done that.
 type changes struct {
 	mu sync.Mutex
-	// guarded by mu: each open change, and until when the rack may make it
+	// open has each open change, and until when the rack may make it. mu guards this map.
 	open map[change]time.Time
 	// The keys of this map name the objects that calls are creating or deleting, see hold().
 	held sync.Map

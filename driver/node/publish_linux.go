@@ -257,7 +257,7 @@ func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind f
 	return nil
 }
 
-// createTarget accepts an existing target, which an interrupted publication may have left.
+// createTarget creates the target, or accepts one that an interrupted publication has left.
 func createTarget(target string, kind fs.FileMode) (created bool, err error) {
 	if kind.IsDir() {
 		err = os.Mkdir(target, 0o750)

@@ -163,8 +163,8 @@ var (
 	project   = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	user      = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject = racktest.NotFound.To(racktest.ViewProject)
-	// "another" answers for another project that has the configured name. "anotherSilo" answers for
-	// another rack, which has a project with the same id.
+	// The answer "another" shows another project with the configured name. The answer "anotherSilo" is
+	// from another rack, which has a project with the same id.
 	another = racktest.OK(racktest.ViewProject, racktest.JSON(map[string]any{"name": racktest.Project,
 		"id": racktest.Numbered(9)}))
 	anotherSilo = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Numbered(8)))

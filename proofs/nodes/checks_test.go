@@ -72,8 +72,8 @@ type operation struct {
 	stoppedSets []string
 }
 
-// late is a time after an operation. If the instance stops within this time, a keeper's delayed
-// request may be the cause, so a keeper may start the instance again.
+// late is how long after an operation a keeper may start an instance that has stopped, because a
+// delayed request of a keeper may be the cause of the stop.
 const late = 2 * time.Minute
 
 func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {

@@ -78,7 +78,7 @@ func (c *Change) firstFree(pool store.Resource, free func(netip.Addr) bool) neti
 	return netip.Addr{}
 }
 
-// attachNAT gives a new instance whose primary interface has IPv4 an address for source NAT. Four
+// attachNAT gives a new instance an address for source NAT if its primary interface has IPv4. Four
 // instances share an address of the default pool, each with a quarter of the ports (A65).
 func (r *Simulation) attachNAT(tx *store.Tx, i store.Instance, nics []store.NetworkInterface) {
 	if len(nics) == 0 || nics[0].IPStack.Type == StackV6 {
