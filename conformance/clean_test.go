@@ -527,7 +527,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	p.Figure("requests", requests.Load(), "died", died.Load(), "left", left.Load())
 }
 
-// begin starts p, a run that is to die as d says. If d.only is set, p runs this test binary.
+// begin starts p, a run that is to die as d says. If d.only is set, p runs this binary (TestMain).
 func begin(t *testing.T, rack *bed, p *program, d death) *creating {
 	t.Helper()
 	to := csitest.Got(url.Parse(rack.URL))(t)
@@ -660,7 +660,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	// Repeat clean, because it leaves an agent's directory that is locked by a driver in a call.
+	// While a driver in a call locks an agent's directory, clean leaves the directory. So repeat it.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

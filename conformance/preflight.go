@@ -483,7 +483,7 @@ const (
 	simulatedDeviceTimeout = 5 * time.Second
 )
 
-// learnRemoval waits for the device of the trial's disk. Then it detaches the disk, and measures
+// learnRemoval waits for the device of an attached disk. Then it detaches the disk, and measures
 // how long a program can still read the device.
 func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
 	serial, timeout := rules.SerialOf(disk.Name), deviceTimeout

@@ -381,7 +381,7 @@ func evidence(calls []rpc) []report.LoggedCall {
 // anyDescription matches the description in an answer of the rack, even if the answer is cut off.
 var anyDescription = regexp.MustCompile(`"description"\s*:\s*"(?:[^"\\]|\\.)*`)
 
-// answers converts recorded calls for the report. It removes descriptions that are not a run's own.
+// answers converts recorded calls for the report. It removes descriptions that no run has written.
 func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
 	var all []report.LoggedCall
 	for _, e := range exchanges {

@@ -191,7 +191,7 @@ func (p progress) drain(ctx context.Context) error {
 	case pods.budget != "":
 		return nil
 	}
-	// Let the attacher try once more: the rack may have got hot-plug after the attachments failed.
+	// Let the attacher try once more: by now the rack may support hot-plug.
 	if still, err := p.stillWaits(ctx); err != nil || !still {
 		return err
 	}

@@ -134,7 +134,7 @@ func (s *suiteRun) suite(ctx context.Context, environment, program string, args 
 	return suite.Run()
 }
 
-// suiteArgs returns the suite's arguments. Specs end before its timeout, so cleanups have time.
+// suiteArgs returns the suite's arguments. Specs time out before the suite, so cleanups have time.
 func suiteArgs(o options) []string {
 	args := []string{"-test.v", "-test.timeout=" + o.timeout.String(),
 		"-ginkgo.timeout=" + (o.timeout - suiteEnd).String()}

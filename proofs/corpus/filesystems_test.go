@@ -18,7 +18,7 @@ import (
 // kind describes a filesystem of fsBytes bytes, and the program that makes it.
 type kind struct {
 	name string
-	// fs is the filesystem's type in a mount.
+	// fs is the type with which the kernel mounts the filesystem.
 	fs string
 	// sector is the smallest logical block size of a disk that can have the filesystem; 0 means 512.
 	sector int

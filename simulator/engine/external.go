@@ -159,7 +159,7 @@ func (c *Change) usedAddresses(kinds ...*Kind) map[netip.Addr]bool {
 	return used
 }
 
-// user returns the ID of the instance to which the record is attached, or "".
+// user returns the ID of the instance to which the record was attached before the change, or "".
 func user(c *Change) string { return c.old.Text("instance_id") }
 
 func attached(c *Change) (string, bool) { return "", user(c) != "" }
@@ -255,7 +255,7 @@ func detachable(tx *store.Tx, kind string, i store.Instance) {
 	checkSettled(tx, i)
 }
 
-// detach fails with the error detached if the record is not attached, unless detached is nil.
+// detach detaches a record. If it is not attached, the error is detached; nil means success.
 func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	check func(store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
