@@ -466,8 +466,8 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 	if !p.Long() {
 		units = units[:len(units)/10]
 	}
-	// series ends runs like death, at request number death.at and then at every step-th request up to
-	// number last. At each of these requests, it ends one run in each of the ways.
+	// series ends runs at request number death.at, and then at every step-th request up to number
+	// last. At each of these requests it uses one of the ways or, in the long form, all.
 	type series struct {
 		death
 		step, last int
@@ -660,7 +660,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	// While a driver in a call locks an agent's directory, clean leaves the directory. So repeat it.
+	// While a driver in a call locks an agent's directory, clean leaves it. So repeat clean.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

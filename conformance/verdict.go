@@ -521,7 +521,7 @@ func gibOf(bytes int64) int64 {
 	return 1
 }
 
-// absurdGiB exceeds all disks of the checks. Requests for more only test whether the rack refuses.
+// absurdGiB exceeds every disk of the checks. A request for more tests whether the rack refuses it.
 const absurdGiB = 64
 
 func idOf(resp *http.Response) string {

@@ -210,8 +210,8 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 }
 
 // checkTaken returns an error unless the snapshot is ready. Until then its content may change, and
-// the rack may fail to take it and delete it (CS-7). The driver does not return OK with
-// ready_to_use false: an orchestrator would keep the id, and might resume a paused workload.
+// the rack may still fail to take the snapshot, and delete it (CS-7). The driver does not return OK
+// with ready_to_use false: an orchestrator would keep the id, and might resume a paused workload.
 func checkTaken(s *oxide.Snapshot) error {
 	switch {
 	case !cut(s):

@@ -336,7 +336,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	if len(layers) > 0 && len(own) == 0 {
 		return v.undoReadOnly(ctx) // the path shows another volume
 	}
-	// Wait for the end of mounts on the target in other namespaces: its removal would detach them.
+	// The target's removal would detach mounts on it in other namespaces, so wait for their end.
 	if _, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {

@@ -60,20 +60,20 @@ func (w *testCluster) records() map[string]*recorded {
 const namespaceOfRecords = "oxide"
 
 type operation struct {
-	// began is when the last operation began, ended when one last ended, even if it stopped nothing.
+	// began is when an operation last began. ended is when one last ended, even if without a stop.
 	began, ended time.Time
 	// asked is set if a keeper has requested the instance's stop. sets contains the StatefulSets whose
 	// pods this stop ends.
 	asked   bool
 	sets    []string
 	stopper *replica
-	// stopped is when the last operation that requested a stop ended, stoppedSets its sets.
+	// stopped is when an operation with a stop last ended. stoppedSets are the sets of that operation.
 	stopped     time.Time
 	stoppedSets []string
 }
 
-// late is how long after an operation a keeper may start an instance that has stopped, because a
-// delayed request of a keeper may be the cause of the stop.
+// late is how long after an operation a delayed request of a keeper may still stop the instance. A
+// keeper may start an instance that stops within this time.
 const late = 2 * time.Minute
 
 func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {

@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// stepTime limits how long one block of the page's commands runs. A conformance run is longest.
+	// stepTime limits the time of one block of the page's commands. A conformance run takes longest.
 	stepTime = 40 * time.Minute
 	// gateway is the address at which a guest reaches the operator's machine.
 	gateway = "10.0.2.2"
