@@ -421,8 +421,8 @@ type errAttach struct{ error }
 // hot-plug if it refuses with an error that SaysNotStopped recognizes, and then attaches the same
 // disk to a stopped instance. Any other refusal is an errAttach.
 //
-// A rack that attaches but does not detach leaves the disk here until this instance stops. So the
-// first trial, whose failure is left to the rule checks, uses an instance that the run creates.
+// If a rack attaches but does not detach, a disk stays until the instance stops. So TryHotplug
+// first tries an instance that the run creates. The rule checks report its failure.
 func (w *job) learnHotplug(ctx context.Context) (err error) {
 	trial, result := w.rack.TryHotplug(ctx)
 	w.exchanges = append(w.exchanges, result.Exchanges...)
