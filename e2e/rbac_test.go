@@ -319,8 +319,8 @@ func coldAttach(ctx context.Context, f *fixture) {
 	}).WithContext(ctx).Should(Succeed(), "%s should take pods again", worker)
 }
 
-// leave deletes a pod with a volume and the driver of its node at the same moment. It fails if the
-// driver ends before the volume is detached, or does not end within a minute.
+// leave deletes a pod with a volume and, at the same moment, the driver's pod on that node. It
+// fails if the driver's pod ends before the volume is detached, or does not end within a minute.
 func leave(ctx context.Context, f *fixture) {
 	worker := workers[0]
 	p := f.Pod(ctx, Pod{Claims: []string{f.Claim(ctx, Claim{})}, Node: worker,

@@ -409,8 +409,8 @@ type Config struct {
 	ColdAttach, StartupTaint, LeavingNodes, DryRun, Fence bool
 	// NodeName is the node on which this keeper runs. The keeper never stops it.
 	NodeName string
-	// Settle is how long the keeper waits for further volumes after the last one began to wait on a
-	// node. It stops the node anyway when a volume has waited five times as long.
+	// The keeper stops a node when no further volume has begun to wait on it for the time Settle, or
+	// when a volume has waited five times as long.
 	Settle time.Duration
 	// These fields limit how often nodes are stopped; see the flags. A nil Window is always open.
 	MinInterval, StatefulSetInterval   time.Duration

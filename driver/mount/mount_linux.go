@@ -200,7 +200,7 @@ func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 	return st, err
 }
 
-// Verify fails if the mount is not of d, for instance because d's path has led to another device.
+// Verify fails if the mount's device is not d. The path of d may have led to another device.
 func (m *Mount) Verify(d blockdev.Device) error {
 	major, minor, err := m.number(d)
 	if err != nil {

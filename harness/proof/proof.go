@@ -103,7 +103,7 @@ func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.durati
 func (p *Proof) Rand() *rand.Rand { return p.rand }
 
 // Rounds yields the seeds of the rounds. The first is Seed. In the long form Seed+1, Seed+2 and so
-// on follow, until the time has passed or the test has failed.
+// on follow, until Over reports true or the test has failed.
 func (p *Proof) Rounds() iter.Seq[uint64] {
 	return func(yield func(uint64) bool) {
 		for seed := p.Seed; yield(seed) && p.Long() && !p.Over() && !p.t.Failed(); seed++ {
@@ -315,7 +315,7 @@ const (
 	NotAsked = "(!REMOVED && (TEXT))"
 	// Taken is for a condition without which the driver refuses a call. The mutant takes it as true.
 	Taken = "(REMOVED || (TEXT))"
-	// NotCalled is for a check that returns an error if the driver has to refuse. The mutant omits it.
+	// NotCalled is for the call of a check that returns an error. The mutant does not make the call.
 	NotCalled = "unless(REMOVED, func() error { return TEXT })"
 )
 
@@ -371,7 +371,7 @@ func BuildMutant(ctx context.Context, dir string, guards []Guard) (program strin
 	return program, nil
 }
 
-// CheckGuards returns an error if the driver's source does not contain each guard's text once.
+// CheckGuards returns an error unless the text of each edit occurs exactly once in its place.
 func CheckGuards(driver string, guards []Guard) error {
 	_, err := mutate(driver, guards)
 	return err

@@ -53,7 +53,7 @@ type script struct {
 	worldly map[string]bool
 }
 
-// world maps two requests, which each client sends once, to answers. A script may omit them.
+// world contains the answers to two requests that each client sends once. A script may omit them.
 var world = map[string]string{ViewProject: ProjectOf(), ViewUser: UserOf(Silo)}
 
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {

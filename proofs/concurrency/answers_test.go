@@ -245,7 +245,7 @@ type lane struct {
 	*answerProof
 	// The first of the two controllers leads.
 	leaders []leader
-	// seen is the number of the last late request in the rack's log. lateness reads only later ones.
+	// lateness reads the requests in the rack's log whose numbers are greater than seen.
 	seen int
 	// stopped receives a value when the leader was stopped.
 	stopped chan struct{}
@@ -284,7 +284,7 @@ type life struct {
 	missed bool
 }
 
-// step is a call of the orchestrator. The driver sends the requests reads, then the request change.
+// step is a CSI call. The driver sends the requests in reads to the rack, then the one in change.
 type step struct {
 	call   func(*life) error
 	reads  []string
@@ -346,7 +346,7 @@ func (v *life) live() {
 	}
 }
 
-// disturb makes the actor act on a request of the leader's next call. end() ends the disturbance.
+// disturb adds the actor's fault to one request of the leader's next call. end() removes the fault.
 func (v *life) disturb(s step) (end func()) {
 	f := adminapi.Fault{Bearer: v.leaders[0].token, Operation: s.change, Times: 1,
 		Phase: adminapi.After, Response: wrongAnswer(v.rand)}

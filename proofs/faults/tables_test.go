@@ -21,7 +21,7 @@ import (
 // adminapi.Deferred the rack makes it between the wrong answer and the repeated call.
 const later adminapi.Phase = "later"
 
-// phases contains the times of an operation's change, relative to the wrong answer.
+// phases lists when the rack can make an operation's change, relative to its wrong answer.
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, later}
 
@@ -210,7 +210,7 @@ var doubt = map[string]map[string][]codes.Code{
 		// The wrong answer says that the disk exists, but it does not.
 		"ObjectAlreadyExists": {codes.Aborted}, "InsufficientCapacity": {},
 		"InvalidRequest": {}, "Conflict": {}, "ObjectNotFound": {},
-		// An earlier request may have created the disk, although the rack gives these answers.
+		// Despite these answers, the driver looks for the disk: an earlier request may have created it.
 		"Unauthorized": {}, "Forbidden": {}, "Gone": {}, "InvalidValue": {}, "unknown-code": {},
 	},
 	"snapshot_create": {
@@ -235,8 +235,8 @@ var doubt = map[string]map[string][]codes.Code{
 		"InvalidRequest": {codes.Internal}, "Conflict": {},
 		"ObjectNotFound": {codes.Internal, codes.Unavailable, codes.Aborted},
 	},
-	// The driver assumes that the disk was deleted in the meantime.
 	"disk_view": {
+		// The driver assumes that another call deleted the disk.
 		"ObjectNotFound": {codes.Aborted},
 		// A rack never answers a read like this. If the source is missing, NOT_FOUND is right, too.
 		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
@@ -283,7 +283,7 @@ func (c cell) allowed() []codes.Code {
 		all = append(all, codes.Unavailable)
 	}
 	if c.hotplug.Has(adminapi.RefusalsAs500) && c.scenario.name == "publish-to-a-full-node" {
-		// If the rack's refusal has no reason, the driver reads the rack's state to find it.
+		// This refusal gives no reason, but the driver sees in the rack's state that the node is full.
 		all = append(all, codes.ResourceExhausted)
 	}
 	return all

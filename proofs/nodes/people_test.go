@@ -165,7 +165,7 @@ var refusals = []string{
 	"rpc error: code = Internal desc = RackError: 500",
 }
 
-// refuse makes the driver refuse every volume that waits for an attach or detach. Then hours pass.
+// refuse makes the driver refuse, for hours, every volume that waits for an attach or detach.
 func (w *testCluster) refuse(name string, a act) {
 	w.addPod(name, 0)
 	w.controllers()
@@ -342,7 +342,7 @@ func (w *testCluster) destroy(name string, a act) {
 	w.destroyed[name] = true
 }
 
-// plug gives the rack hot-plug, in some histories first for attaches alone.
+// plug enables hot-plug on the rack. If a.a is even, the first call enables it only for attaches.
 func (w *testCluster) plug(_ string, a act) {
 	mode := "full"
 	switch {
@@ -385,7 +385,7 @@ func (w *testCluster) configure(_ string, a act) {
 	}
 }
 
-// ask makes the keepers forget earlier stops, as a person may do after repairs.
+// ask sets AgainAnnotation, as people do after repairs, so that the keepers forget earlier stops.
 func (w *testCluster) ask() {
 	for _, v := range keepertest.List[*corev1.PersistentVolume](w.api, "") {
 		keepertest.Edit(w.api, "", v.Name, func(v *corev1.PersistentVolume) {

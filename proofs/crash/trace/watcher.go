@@ -104,7 +104,7 @@ type Order struct {
 	Rack uint16 `json:"rack"`
 	// Root is a prefix that is removed from paths.
 	Root string `json:"root"`
-	// Logs are paths of files. A write to them is no effect.
+	// Logs are paths of files. The tracer does not count a write to them as an effect.
 	Logs []string `json:"logs"`
 	Kill *Point   `json:"kill,omitempty"`
 }
