@@ -54,7 +54,7 @@ type Keeper struct {
 	Config     Config
 	Kubernetes *Cluster
 	Rack       *rack.Client
-	// Namespace is the namespace of the ConfigMap of records.
+	// Namespace is the namespace of the ConfigMap in which the keeper records its operations.
 	Namespace string
 	Log       *slog.Logger
 	Metrics   *Metrics
@@ -268,7 +268,7 @@ func (m *Metrics) step(s step, took time.Duration) {
 	m.steps.WithLabelValues(string(s)).Observe(max(0, took).Seconds()) // clocks of replicas may differ
 }
 
-// failed counts a failed step unless err, the result of recording the failure, is not nil.
+// failed counts a failed step if the failure was recorded. err is the result of recording it.
 func (m *Metrics) failed(s step, err error) error {
 	if err == nil {
 		m.problems.WithLabelValues(string(s)).Inc()

@@ -166,7 +166,7 @@ func TestUnpublishOrUnstageFailsWhileTheDeviceIsInUse(t *testing.T) { // NU-5
 	}
 }
 
-// Unstage succeeds if a device is gone. A device that does not answer may return the same error.
+// A device that does not answer may return the same error as a device that is gone.
 func TestUnstageFailsWhileADeviceDoesNotAnswer(t *testing.T) { // NU-5
 	serve := func(t *testing.T) (*flakydisk.Server, *flakydisk.Disk, string) {
 		t.Helper()

@@ -210,7 +210,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
-	// At Sync() ext4 chooses the last blocks of w. Remove "room" later, so that its blocks stay free.
+	// Sync makes ext4 choose the last blocks of w. Remove "room" after it, so that its blocks stay free.
 	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
 		w.Close(), SyncDir(dir)))
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil
@@ -305,8 +305,8 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted maps the disk's offsets where the driver writes records to forged records. If the
-// parameter records has only one element, that has to be the record of a format.
+// wanted returns forged records. The keys are the disk's offsets where the driver writes its own.
+// If the parameter records has only one element, that has to be the record of a format.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {

@@ -246,7 +246,7 @@ const (
 	AttachedHere = "attached " + Instance
 )
 
-// NotFound answers a request about an unknown object, and Refused one that the rack refuses.
+// NotFound is the answer about an unknown object. Refused is the answer to an invalid request.
 var (
 	NotFound = Error(404, "ObjectNotFound", "not found: it")
 	Refused  = Error(400, "InvalidRequest", "the rack says no")

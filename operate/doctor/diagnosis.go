@@ -380,7 +380,7 @@ const (
 type Nodes struct {
 	Reports   map[string]inspection.Report `json:"reports"`
 	Namespace string                       `json:"namespace"` // the driver's namespace
-	// DriverPods contains the controller's pods, and the DaemonSet's pods on nodes of the question.
+	// DriverPods contains the controller's pods and, on the nodes in question, the DaemonSet's pods.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
 	// Unseen contains why reports are missing. The keys are the ids of instances. The key "" is for
 	// all other instances.

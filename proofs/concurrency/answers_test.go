@@ -280,7 +280,7 @@ type life struct {
 	left sync.WaitGroup
 	// late is the ID of the fault that makes the rack carry a request out after its answer, or "".
 	late string
-	// missed is set if the fault fired but the call ended before the actor acted. The trial is void.
+	// missed is set if the call ended between the fault and the actor's reaction. The trial is void.
 	missed bool
 }
 

@@ -130,7 +130,7 @@ var answers = []answer{
 func (r *cellRun) other() string { return r.others[kindOf(r.operation)] }
 
 // setBody chooses the body that the fault damages. If the rack makes the change before it answers,
-// this is the rack's own body, otherwise a wrong object. A delete has no body and gets an error.
+// this is the rack's own body, otherwise a wrong object. For a delete it is the body of an error.
 func setBody(f *adminapi.Fault, r *cellRun) {
 	switch {
 	case strings.HasSuffix(r.operation, "_delete"):

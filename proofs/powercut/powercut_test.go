@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// size is the extent of a round. images is its number of images. For each scenario, flushes is the
-// maximum number of images at flushes, and sampled the minimum number of images with random writes.
+// size limits a round's images. images is the wanted total. A scenario has at most flushes images
+// that end at a flush, and at least sampled images that contain a random choice of writes.
 type size struct{ images, flushes, sampled int }
 
 var (
@@ -432,7 +432,7 @@ const mib = 1 << 20
 var sizes = map[string]int64{ext3: 128 * mib, ext4: 128 * mib, xfs: 320 * mib, btrfs: 192 * mib,
 	raw: 128 * mib}
 
-// volume contains a volume's values in requests.
+// volume contains the values that describe a volume in CSI requests.
 type volume struct {
 	id, disk, access string
 	// size is the disk's size before it grows.

@@ -81,7 +81,7 @@ type driver struct {
 	timeout time.Duration
 }
 
-// probe calls Probe once. In CSI, an answer without readiness means that the driver is ready.
+// probe calls Probe once. In CSI, an answer without the field ready means that the driver is ready.
 func (d driver) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
