@@ -18,9 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// MovingAnnotation marks a PersistentVolume whose reclaim policy a move has set to Retain. The
-// volume's replacement is in an annotation of the CSIDriver object (see movingKey), so that an
-// interrupted move can continue. Users who only have rights to claims and Nodes cannot forge it.
+// MovingAnnotation marks a PersistentVolume whose reclaim policy a move has set to Retain. So that
+// an interrupted move can continue, an annotation of the CSIDriver object contains the replacement
+// (see movingKey). Users who only have rights to claims and Nodes cannot change the CSIDriver.
 const MovingAnnotation = DriverName + "/moving"
 
 func movingKey(name string) string {

@@ -115,7 +115,7 @@ func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
 	return a.dir.path, nil
 }
 
-// MakeDirs makes directories below the agent's own.
+// MakeDirs makes directories, whose paths must be below the agent's directory.
 func (a *Agent) MakeDirs(_ context.Context, paths []string) (none Nothing, err error) {
 	defer harness.Catch(&err)
 	for _, path := range paths {

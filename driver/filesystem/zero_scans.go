@@ -52,7 +52,7 @@ type zeroScan struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	// The job writes the fields below before it closes j.done.
+	// The job writes the fields below before it closes done. Then they can be read without a lock.
 
 	leftMu sync.Mutex
 	left   []int64 // offsets of chunks that are not zero; guarded by leftMu while the job runs

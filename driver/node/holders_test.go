@@ -54,7 +54,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// kernelUsers maps a use of the device to a function that begins it. The error must list the names.
+// kernelUsers maps a use of the device to a function that begins it. Then unstage must name names.
 var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
 	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
 		node string) (func(), []string) {

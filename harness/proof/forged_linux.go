@@ -32,7 +32,7 @@ type Forgery struct {
 	Traced bool
 }
 
-// Trace is the text at the end of a traced record's sector.
+// Trace is the text at the end of each record that a Forgery with Traced writes.
 const Trace = "forged by a workload"
 
 // forgedRecord has the JSON format of the driver's records.
@@ -210,7 +210,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
-	// Sync makes ext4 choose the last blocks of w. Remove "room" after it, so that its blocks stay free.
+	// Remove "room" only after Sync, because ext4 chooses the last blocks of w in Sync.
 	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
 		w.Close(), SyncDir(dir)))
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil

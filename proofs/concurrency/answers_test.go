@@ -278,7 +278,7 @@ type life struct {
 	published bool
 	// left waits for the calls to controllers that were stopped before they answered.
 	left sync.WaitGroup
-	// late is the ID of the fault that makes the rack carry a request out after its answer, or "".
+	// late is the ID of the fault that makes the rack answer before it makes the change, or "".
 	late string
 	// missed is set if the call ended between the fault and the actor's reaction. The trial is void.
 	missed bool

@@ -135,7 +135,7 @@ type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made. Its functions return the file of a filesystem, and make it in the first call.
+	// mu guards made. Each function in made returns the file of a filesystem, and makes it once.
 	mu   sync.Mutex
 	made map[string]func() (path string, err error)
 }

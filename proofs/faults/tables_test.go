@@ -207,7 +207,7 @@ func text(value any) string {
 // codes, or the code of the call without a fault.
 var doubt = map[string]map[string][]codes.Code{
 	"disk_create": {
-		// The wrong answer says that the disk exists, but it does not.
+		// ObjectAlreadyExists is a wrong answer: the disk does not exist.
 		"ObjectAlreadyExists": {codes.Aborted}, "InsufficientCapacity": {},
 		"InvalidRequest": {}, "Conflict": {}, "ObjectNotFound": {},
 		// Despite these answers, the driver looks for the disk: an earlier request may have created it.
@@ -242,15 +242,15 @@ var doubt = map[string]map[string][]codes.Code{
 		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
 	},
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
-	// The answer shows the disk without a field, so the call must be repeated.
 	"instance_disk_list": {
+		// The disks in this answer lack fields that the driver needs, so the call must be repeated.
 		"other-release": {codes.Unavailable},
 		// The driver also reads the disk, and may derive its answer from it.
 		"ObjectNotFound": {},
 	},
 	// The image is a parameter of the call (CV-6).
 	"image_view": {"ObjectNotFound": {codes.InvalidArgument}},
-	// If the token may not see the project, it lacks a role (OX-6).
+	// If project_view finds no project, the token lacks a role (OX-6).
 	"current_user_view": {"other-object": {codes.FailedPrecondition}},
 	"project_view":      {"ObjectNotFound": {codes.PermissionDenied}},
 }

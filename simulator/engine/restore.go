@@ -250,7 +250,7 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) string {
 	var refused *Error
 	if errors.As(err, &refused) && (refused.Status == http.StatusNotFound ||
 		refused.Status == http.StatusInsufficientStorage) {
-		// A client has removed the network, or filled the pool. The instance gets no interface.
+		// A client has removed the network or filled the pool, so the instance gets no interface.
 		nics, err = []store.NetworkInterface{}, nil
 	}
 	tx.Check(err)
