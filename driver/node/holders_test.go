@@ -54,7 +54,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// kernelUsers maps a use of the device to a function that begins it. Then unstage must name names.
+// Each of kernelUsers begins a use of the device. Unpublish or unstage must then fail with names.
 var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
 	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
 		node string) (func(), []string) {
@@ -166,7 +166,7 @@ func TestUnpublishOrUnstageFailsWhileTheDeviceIsInUse(t *testing.T) { // NU-5
 	}
 }
 
-// A device that does not answer may return the same error as a device that is gone.
+// An unresponsive device may return the same error as a missing one, for which unstage succeeds.
 func TestUnstageFailsWhileADeviceDoesNotAnswer(t *testing.T) { // NU-5
 	serve := func(t *testing.T) (*flakydisk.Server, *flakydisk.Disk, string) {
 		t.Helper()

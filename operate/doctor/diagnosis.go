@@ -157,7 +157,7 @@ func (c *chain) judge() Chain {
 			step.State, step.Finding = Waiting, nil // the error is about another link
 		}
 		if f := step.Finding; f != nil {
-			// The driver creates and deletes disks without a node: f may not be the cause of that error.
+			// Disks are created and deleted without a node, so f may not be the cause of the reported error.
 			if f.Reason == "" && reports(func(s Finding) bool {
 				return s.Link == LinkClaim || s.Link == LinkVolume
 			}) {

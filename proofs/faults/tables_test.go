@@ -238,7 +238,7 @@ var doubt = map[string]map[string][]codes.Code{
 	"disk_view": {
 		// The driver assumes that another call deleted the disk.
 		"ObjectNotFound": {codes.Aborted},
-		// A rack never answers a read like this. If the source is missing, NOT_FOUND is right, too.
+		// No rack gives this answer to a read. NOT_FOUND is right, too, if the call's source is missing.
 		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
 	},
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
