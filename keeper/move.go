@@ -20,7 +20,7 @@ import (
 
 // MovingAnnotation marks a PersistentVolume whose reclaim policy a move has set to Retain. So that
 // an interrupted move can continue, an annotation of the CSIDriver object contains the replacement
-// (see movingKey). Users who only have rights to claims and Nodes cannot change the CSIDriver.
+// (see movingKey). Users who only have rights to claims and Nodes cannot forge that annotation.
 const MovingAnnotation = DriverName + "/moving"
 
 func movingKey(name string) string {

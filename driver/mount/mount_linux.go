@@ -200,7 +200,7 @@ func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 	return st, err
 }
 
-// Verify fails if the mount's device is not d. The path of d may have led to another device.
+// Verify fails if the mount's device is not d. The path of d may lead to another device by now.
 func (m *Mount) Verify(d blockdev.Device) error {
 	major, minor, err := m.number(d)
 	if err != nil {

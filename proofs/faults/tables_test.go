@@ -236,7 +236,7 @@ var doubt = map[string]map[string][]codes.Code{
 		"ObjectNotFound": {codes.Internal, codes.Unavailable, codes.Aborted},
 	},
 	"disk_view": {
-		// The driver assumes that another call deleted the disk.
+		// The driver assumes that the disk was deleted during the call.
 		"ObjectNotFound": {codes.Aborted},
 		// No rack gives this answer to a read. NOT_FOUND is right, too, if the call's source is missing.
 		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
