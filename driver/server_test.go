@@ -384,7 +384,7 @@ func TestOnlyOneOfManyConcurrentProcessesServes(t *testing.T) { // B-19
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "csi.sock")
 		left := csitest.Got(listenUnix(path))(t)
-		// This socket is stale, and all processes try to remove it.
+		// The closed listener leaves a stale socket, which every call of listenUnix tries to remove.
 		_ = left.(*ownSocket).UnixListener.Close()
 		servers, start := make(chan net.Listener, 16), make(chan struct{})
 		var all sync.WaitGroup

@@ -213,8 +213,8 @@ func (m *Mount) Verify(d blockdev.Device) error {
 	return nil
 }
 
-// number returns the number of the disk that the mounted filesystem is on, or of the disk whose
-// device node is mounted. If a btrfs may be on several devices, number tests the one in likely.
+// number returns the device number of the mounted filesystem's disk, or of a mounted device node.
+// If a btrfs may be on several devices, number tests whether it is on likely.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {

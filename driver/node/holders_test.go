@@ -96,7 +96,7 @@ var kernelUsers = map[string]func(v testVolume, node string) (end func(), names 
 	},
 	"a process that writes beside one that only reads": func(v testVolume,
 		node string) (func(), []string) {
-		// As in a container, the device node is a copy, so no mount shows who has the device open.
+		// As in a container, the processes open a copy of the device node, so they keep no mount busy.
 		own := v.guest.ownNode(node)
 		reader, writer := opening(v.guest.t, "<", own), opening(v.guest.t, "<>", own)
 		v.guest.t.Cleanup(reader.leave) // a reader is harmless

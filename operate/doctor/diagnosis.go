@@ -423,7 +423,7 @@ type Disk struct {
 	BlockBytes int64  `json:"blockBytes"`
 	// FilesystemUUID is the UUID that the volume's filesystem must have, or "" if every UUID is right.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
-	// Claim is the claim for which the driver made the disk, from the disk's description.
+	// Claim is the claim in the disk's description. The driver made the disk for this claim.
 	Claim   string `json:"claim,omitempty"`
 	Foreign string `json:"foreign,omitempty"` // why the disk does not belong to this cluster
 }

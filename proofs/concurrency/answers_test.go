@@ -555,7 +555,7 @@ func (v *life) deleteSnapshot() error {
 // before the removal with the acknowledged results.
 func (v *life) end(void bool) error {
 	state, err := v.rack.Admin.State(v.ctx)
-	// The keys are IDs. The value of a disk is its node, that of a snapshot is aSnapshot.
+	// The keys are IDs. The value for a disk is the disk's node, and for a snapshot aSnapshot.
 	const aSnapshot = "a snapshot"
 	want, got := map[string]string{v.id: "", v.snapshot: aSnapshot}, map[string]string{}
 	if v.published {

@@ -300,8 +300,8 @@ func (c cell) open() bool {
 }
 
 // deniesObject reports whether the rack answers a read with "not found" although the object exists.
-// The driver then reads again (OX-6). It may answer a removal with ABORTED, so that the
-// orchestrator repeats it, and may omit the object from a list.
+// The driver then reads again (OX-6). It may answer a delete or unpublish with ABORTED, so that the
+// orchestrator repeats the call, and may omit the object from a list.
 func (c cell) deniesObject() bool {
 	takes := c.scenario.name == "list-a-snapshot" ||
 		strings.HasPrefix(c.scenario.name, "delete") || strings.HasPrefix(c.scenario.name, "unpublish")

@@ -190,7 +190,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	must(t, rack.Start(t.Context()))
 	i.await(oxide.InstanceStateFailed)
 
-	// After a boot the guest has its old files, and a disk that was attached while it was off.
+	// After a boot the guest has its old files, and a disk that was attached while the guest was off.
 	must(t, rack.StartInstance(t.Context(), i.ID))
 	i.in("touch /kept; sync; poweroff")
 	i.await(oxide.InstanceStateStopped)
