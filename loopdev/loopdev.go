@@ -25,8 +25,8 @@ type Config struct {
 	Path string
 	// Serial identifies the device. It has 1 to 63 bytes without NUL.
 	Serial string
-	// Owner names the program that attaches the device, or is empty. Other programs can read it. Owner
-	// and Serial together have at most 62 bytes.
+	// Owner names the program that attaches the device. Other programs can read it. If it is not
+	// empty, Owner and Serial together have at most 62 bytes.
 	Owner string
 	// BlockSize is the logical block size in bytes, a power of two from 512 to the page size. 0 means
 	// 512.

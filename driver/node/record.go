@@ -261,7 +261,7 @@ func (s storedRecord) read() (volumeRecord, error) {
 }
 
 func readRecordFile(path string) (volumeRecord, error) {
-	// O_NONBLOCK keeps a file that is not regular from blocking the call.
+	// Without O_NONBLOCK, the call would wait for a writer if the file is a FIFO.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return volumeRecord{}, err

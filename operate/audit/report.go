@@ -346,7 +346,7 @@ func (a *audit) remove(ctx context.Context, named object) (reason string, err er
 // Kind is the kind of an object of the rack.
 type Kind string
 
-// These are the kinds. A handle of the kind either may name a disk or a snapshot.
+// A handle has the kind "either" if the audit does not know whether it names a disk or a snapshot.
 const (
 	kindDisk     Kind = "disk"
 	kindSnapshot Kind = "snapshot"

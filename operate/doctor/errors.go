@@ -12,7 +12,7 @@ import (
 )
 
 func (f Finding) brokenLink() Link {
-	// With LinkClaim, a value in a request is wrong, so the link of the failed call is broken.
+	// LinkClaim stands for a wrong value in a request, which breaks the link of the failed call.
 	if link := advices[f.Reason].Link; link != "" && link != LinkClaim {
 		return link
 	}

@@ -117,7 +117,7 @@ func FuzzDiagnose(f *testing.F) {
 	})
 }
 
-// A command shows an unknown name as a word in capitals. In this chain every name is known.
+// A command shows an unknown name as a word in capitals. In this test every name is known.
 func TestEveryAdvisedCommandIsAllowedAndComplete(t *testing.T) {
 	reads := regexp.MustCompile(`^(kubectl (get|describe|logs|exec|debug) |oxide (disk|instance) ` +
 		`(view|disk list) |oxide-csi-plugin (doctor|audit) )`)
