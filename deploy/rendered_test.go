@@ -173,8 +173,8 @@ func changes(t *testing.T) []change {
 			append(everything(), resources(t, "{requests: {cpu: 1}, limits: {memory: 1Gi}}")...)},
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
-		// On a node that shuts down, kubelet can unmount only while the registrar runs. So "leave" ends
-		// at least 60 s, and the driver's preStop hook at least 55 s, before the end of the grace period.
+		// On a node that shuts down, kubelet can unmount only while the registrar runs. So the grace
+		// period must leave at least 60 s after the command "leave" and 55 s after the preStop hook.
 		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",

@@ -286,8 +286,8 @@ func (u *users) start(ctx context.Context) {
 }
 
 // live calls change() and returns its duration. Meanwhile the pods write, and the driver waits for
-// the device of another pod. Before live returns, the pods swap workers, so that the release after
-// change() unmounts and detaches what the release before it mounted and attached.
+// the device of another pod. Before live returns, the pods swap workers, so that the driver after
+// change() unmounts and detaches what the driver before change() mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
 	var mounts [2][]string
 	for i, worker := range workers {

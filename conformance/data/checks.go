@@ -273,8 +273,8 @@ func (s *checkRun) during(step string, part func()) {
 	harness.Must(harness.Wrap(ended(part), "%s", step))
 }
 
-// cleanUp removes what the check created, the newest first, and continues after an error. A removal
-// may repeat the creation to learn the ID, which fails without the creation's source.
+// cleanUp removes what the check created and continues after an error. It begins with the newest: a
+// removal may repeat a creation to learn the ID, for which the creation's source must still exist.
 func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
 		err = errors.Join(err, undo(ctx))
@@ -387,8 +387,8 @@ type Look struct {
 	// Kind is one of the constants below, and Bytes the size of a disk.
 	Kind  string
 	Bytes int64
-	// Seen marks the blocks that a check compared before it wrote them in the same attachment:
-	// Seen["new"] those of a disk's first attachment, and Seen["kept"] those of later attachments.
+	// Seen marks the blocks that a check compared before it wrote them in the same attachment.
+	// Seen["new"] is for the first attachment of a disk, and Seen["kept"] for later attachments.
 	// Written marks the blocks of Seen["kept"] that the check wrote in an earlier attachment.
 	Seen    map[string][]bool
 	Written []bool

@@ -45,7 +45,7 @@ func (s *checkRun) snap(name string, v *volume) *snapshot {
 	return snap
 }
 
-// take is idempotent, like CreateSnapshot.
+// take takes the snapshot, or finds it if an earlier call has taken it.
 func (s *checkRun) take(ctx context.Context, snap *snapshot) error {
 	err := repeat(ctx, func() error {
 		resp, err := s.Controller.CreateSnapshot(ctx, snap.request)

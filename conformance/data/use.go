@@ -73,8 +73,8 @@ func (u *use) publish(ctx context.Context) error {
 	return err
 }
 
-// unpublish detaches the volume. A rack may finish an attach after the detach if the caller of the
-// attach gave up. So unpublish repeats a doubtful attach: the new call waits for the earlier one.
+// unpublish detaches the volume. After an attach whose outcome is unknown, it first attaches again,
+// which waits for the earlier attach. Otherwise the rack may finish that attach after the detach.
 func (u *use) unpublish(ctx context.Context) error {
 	if !u.attached {
 		return nil

@@ -3,8 +3,8 @@
 // A Host finds a Device by the serial number that the rack gives to a disk. It returns an error if
 // two devices have the serial. While an OpenDevice is open, the kernel gives the device's number to
 // no other disk. TryExclusive and WithExclusive fail while the kernel uses the device, for example
-// for a mount. AwaitNoWriters fails while a process has it open for writing. OpenLocked fails while
-// another process of the driver works on it.
+// for a mount. AwaitNoWriters fails while another process has the device open for writing.
+// OpenLocked fails while another process of the driver works on the device.
 //
 // The package does not interpret the bytes of a disk. It imports neither CSI nor the rack's client,
 // because a node needs no token. Everything except the type Counters needs Linux.

@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// DefaultStateDir is on a tmpfs, because the mounts do not survive a reboot either. It is not the
-	// socket's directory, in which CSI allows only the socket.
+	// DefaultStateDir is on a tmpfs, so that a reboot removes the records with the mounts. It is not
+	// the socket's directory, in which CSI allows only the socket.
 	DefaultStateDir = "/run/" + volume.DriverName
 	// recordVersion is the version of the records. The driver ignores a record of another version.
 	recordVersion  = 1
@@ -274,8 +274,8 @@ func readRecordFile(path string) (volumeRecord, error) {
 	return parseRecord(b)
 }
 
-// write replaces the record's file. It does not sync the file, because after a power failure
-// nothing is mounted.
+// write replaces the record's file. It does not sync the file, because a record is about mounts,
+// and a power failure ends those.
 func (s *recordStore) write(r volumeRecord) error {
 	b, err := r.encode()
 	if err != nil {
@@ -348,7 +348,7 @@ func tryState(dir string) error {
 	}
 	_, err = trial.WriteString("x")
 	err = errors.Join(err, trial.Close())
-	// Another process of the driver may have removed the file when it started with this directory.
+	// Another process of the driver removes such files when it starts, and may have removed this one.
 	if gone := os.Remove(trial.Name()); !errors.Is(gone, fs.ErrNotExist) {
 		err = errors.Join(err, gone)
 	}

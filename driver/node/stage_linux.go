@@ -225,11 +225,11 @@ func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 	return nil
 }
 
-// begin runs after all checks, right before the first write to the disk or, without one, before the
-// mount. The device of a read-only disk may look writable, so begin sets its read-only switch: the
-// kernel then writes nothing, and refuses a filesystem with a log to replay. begin clears the
-// switch of a writable disk only if the disk may have been published as a raw device, because the
-// driver sets it for no other use.
+// begin runs after all checks, right before the first write to the disk, or before the mount if the
+// stage writes nothing. The device of a read-only disk may look writable, so begin sets its
+// read-only switch: the kernel then writes nothing, and refuses a filesystem with a log to replay.
+// begin clears the switch of a writable disk only if the disk may have been published as a raw
+// device, because the driver sets it for no other use.
 func (v *nodeVolume) begin(covers int64) error {
 	known, _ := v.record.load()
 	if err := v.record.save(v.DiskName, v.Block, covers); err != nil {

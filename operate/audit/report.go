@@ -212,7 +212,7 @@ func (r *report) writeManifests(out io.Writer) error {
 	return manifests.Execute(out, all)
 }
 
-// maxListAge limits the age of the list of wanted volumes. deleteNamed reads an older list again.
+// If the list of wanted volumes is older than maxListAge, deleteNamed reads the list again.
 const maxListAge = rack.Look(5 * time.Second)
 
 // deleteNamed deletes the orphans that a person has named, and stops at the first failure. It

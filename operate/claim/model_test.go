@@ -138,7 +138,7 @@ func (h *history) deletePods() bool {
 // cutsOff makes the API server unreachable for a node's kubelet. The containers continue to run.
 func (h *history) cutsOff() bool { h.c.nodes["n1"].silent = true; return true }
 
-// userDeletes deletes a claim. If that deletes the claim's disk, the user gives up the disk.
+// userDeletes deletes a claim. If that deletes the claim's disk, its writes are allowed to be lost.
 func (h *history) userDeletes(claim object) bool {
 	pv := h.c.volume(claim.str("spec", "volumeName"))
 	if pv.policy() == "Delete" || h.next == "patch" {

@@ -160,10 +160,10 @@ func (c Cluster) lastEvent(o *kube.Object, reasons ...string) (last kube.Object)
 // forgeable is appended to the source of an error from an event, because anybody may write events.
 const forgeable = " (anybody with the right to create events can write it)"
 
-// successes contains the reasons of events that report a success. Earlier errors do not count.
+// successes contains the reasons of events that report a success. Errors before one do not count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest() adds the driver's latest error from o's events with the text about in the message. It
+// latest() adds the driver's latest error from those events of o whose message contains about. It
 // adds none if a later event reports a success. Earlier errors with the same reason only set Since.
 func (c Cluster) latest(all []Finding, o *kube.Object, at Link, about string,
 	reasons ...string) []Finding {

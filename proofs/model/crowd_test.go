@@ -22,8 +22,8 @@ import (
 
 const callers = 64
 
-// In each step of a history, many callers make calls for one volume or for four at the same time,
-// to two controllers or to a node. The long form repeats the histories until its time is over.
+// In each step of a history, many callers call two controllers or a node at the same time. Their
+// calls are for one volume or for four. The long form repeats the histories for a given time.
 func TestConcurrentCallsReachOnlyStatesThatTheModelAllows(t *testing.T) { // B-13, D-41
 	before := goleak.IgnoreCurrent()
 	r := newRunner(t, "concurrency")

@@ -73,8 +73,8 @@ func (s *sampler) flushes() []image {
 	return all
 }
 
-// early returns images of power cuts before the end of the stage. Of the writes between two
-// flushes, an image has all except one, or only one.
+// early returns images of power cuts before the end of the stage. Each image either lacks one of
+// the writes between two flushes, or has only one of them.
 func (s *sampler) early() []image {
 	var all []image
 	staged := slices.IndexFunc(s.of.log, func(r flakydisk.LogEntry) bool {

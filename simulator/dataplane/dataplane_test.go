@@ -678,7 +678,7 @@ func TestAPlaneRefusesPipesAsImagesAndImagesLargerThanTheDisk(t *testing.T) {
 
 // A writer writes 1, 2, 3 and so on durably, each number to the first block of a disk and then to
 // the last block. In a snapshot the first block may be ahead of the last block by one. No block may
-// be behind the number that was in both blocks before the snapshot. Only ext4 lacks reflinks.
+// be behind the number that was in both blocks before the snapshot.
 func TestASnapshotOfADiskInUseIsCrashConsistent(t *testing.T) {
 	places := []int64{0, testDiskSize - 4096}
 	for _, host := range []string{"xfs", "btrfs", "ext4"} {

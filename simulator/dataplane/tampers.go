@@ -27,7 +27,7 @@ type Tamper struct {
 	shown func(d Device, others []*plugged) Device
 	// copied() may change the file of a snapshot after the plane has copied the disk d to it.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// If keeps is set, guests still see detached disks. With elsewhere, all guests see attached disks.
+	// With keeps, a guest still sees detached disks. With elsewhere, all guests see attached disks.
 	keeps, elsewhere bool
 	// The plane calls life() for every event of a disk or a snapshot.
 	life func(p *Plane, e event) error
@@ -378,7 +378,7 @@ var damages = []damage{
 
 type moment struct {
 	name, object string
-	// find() is called for each event of the kind "when", and returns the files to damage.
+	// find() returns the files to damage. It is called for each event of the kind in the field when.
 	when happening
 	find func(c *corruption, f Files, e event) []*victim
 }
@@ -500,8 +500,8 @@ type corruption struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	//
-	// names maps the IDs of all disks that were ever plugged in to names. remains maps a deleted
-	// disk's name to the disk's block at the damaged place. last is the newest of these blocks.
+	// names has the name, by ID, of each disk that was ever plugged in. remains has the block at the
+	// damaged place, by name, of each deleted disk. last is the newest of these blocks.
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
@@ -663,7 +663,7 @@ type victim struct {
 	at, other int64
 	// old is an earlier content of the block, or nil. late is the content to write at the next unplug.
 	old, late []byte
-	// peers share the block with path. A file whose block differs from shared has a newer block.
+	// share() keeps the block equal in path and peers. A block that differs from shared is newer.
 	peers  []string
 	shared []byte
 	done   bool
