@@ -141,7 +141,7 @@ func CheckChanges(changes []Change) error {
 			own[key]--
 			continue
 		}
-		// An earlier change without an outcome may have happened. So this change may be correct.
+		// If an earlier change has no outcome, it may have happened, so this change may be correct.
 		if exists[key] == turn.made && own[key] < 2 && other[key] == 0 {
 			return fmt.Errorf("change %d of %d, %s: the %s was made twice or undone twice, or a change "+
 				"between the two was not recorded", i+1, len(changes), c.Event, key)

@@ -302,8 +302,8 @@ func (d Device) limitRequests(file *os.File) error {
 
 func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
 
-// free() returns the number of a device that was free a moment ago: the kernel's choice or, if
-// Config.First is set, the lowest free number from *from on, for which it adds a missing device.
+// free() returns the number of a device that was free a moment ago. The kernel chooses it, unless
+// Config.First is set: then it is the lowest free number from *from on, and free() adds the device.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
 		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)

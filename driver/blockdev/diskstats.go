@@ -32,7 +32,7 @@ func (c Counters) Known() bool { return c.ReadSectors > 0 }
 // parseDiskstats returns the counters from a device's line in /proc/diskstats. It returns the zero
 // value if the line is missing or has no count of discards, which Linux 4.18 added.
 func parseDiskstats(b []byte, major, minor uint32) Counters {
-	// The fields after the name, as numbered in Documentation/admin-guide/iostats.rst.
+	// Fields are counted from the name, as in Documentation/admin-guide/iostats.rst.
 	const name, read, written, discarded = 2, 3, 7, 14
 	for line := range bytes.Lines(b) {
 		fields := bytes.Fields(line)

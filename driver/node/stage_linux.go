@@ -429,7 +429,7 @@ func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]s
 	return v, v.checkUse()
 }
 
-// positive returns 0 for an empty text, which means unknown.
+// positive parses a positive number. For an empty text it returns 0, which means unknown.
 func positive(field, text string) (int64, error) {
 	if text == "" {
 		return 0, nil

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// The keys of a StorageClass's parameters. Two of them are also keys of the contexts.
+// The keys of a StorageClass's parameters. Two of them are also keys of volume_context.
 const (
 	ParamDiskType    = "diskType"
 	paramBlockSize   = CtxBlockSize

@@ -346,7 +346,7 @@ func FuzzMountFlags(f *testing.F) {
 	})
 }
 
-// refusedText reports whether the text is a known error, which quotes no flag.
+// refusedText reports whether the text is one of the errors that quote no flag of the user.
 func refusedText(fsType, text string) bool {
 	return slices.ContainsFunc([][]string{{"bind"}, {"", "bind"}, {`"`}, {"", `"`}},
 		func(flags []string) bool {

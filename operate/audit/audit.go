@@ -273,9 +273,9 @@ func namesIn(text string) (names []string) {
 	return names
 }
 
-// names() returns the object of the list that names a disk or snapshot: by its id, its name, its
-// CSI name, or a UUID in the CSI name. Such a UUID is the UID of the claim or VolumeSnapshot for
-// which the driver made o. The claim or VolumeSnapshot may not contain the id of o yet.
+// names() returns the object of the list that contains the id, the name or the CSI name of o, or a
+// UUID from this CSI name. Such a UUID is the UID of the claim or VolumeSnapshot for which the
+// driver made o, and which may still lack the id of o.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)
 	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {
@@ -298,8 +298,8 @@ func (w *wanted) addHandle(kind Kind, id, by, pv string) {
 	w.handles = append(w.handles, handle{kind, id, by, pv})
 }
 
-// read reads the list of wanted volumes. A file or a pipe may end too early. Only the exit status
-// of kubectl shows that its list is complete.
+// read reads the list of wanted volumes. The exit status of kubectl shows that its list is
+// complete. A list from a file or a pipe may be truncated without an error.
 func (o *Options) read(ctx context.Context) (*wanted, error) {
 	at := time.Now()
 	if o.Kubectl {

@@ -440,7 +440,7 @@ func (a *audit) find(ctx context.Context, h handle, s inventory) (*object, error
 	return nil, nil
 }
 
-// read reads an object. It returns nil if the rack does not know it.
+// read reads an object from the rack, or returns nil if the rack has no such object.
 func (a *audit) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*object, error) {
 	if kind == kindDisk {
 		return readAs(ctx, kind, id, a.Disk, a.DiskGone, a.diskObject)

@@ -355,9 +355,9 @@ func (h *history) comesLate() {
 	do()
 }
 
-// excuse allows two effects of a late request, which may create a temporary claim that Kubernetes
-// deletes later. The claim's disk may be made, and stay if the class retains it. And foreign
-// volumes that are reserved for the claim may be deleted.
+// excuse permits two effects of a late request that creates a temporary claim, which Kubernetes
+// deletes later. If the class retains disks, the disk of the claim may stay. Foreign volumes that
+// are reserved for the claim may be deleted.
 func (h *history) excuse() {
 	h.meddled = h.meddled || h.policy == "Retain"
 	for _, pv := range h.c.of("PersistentVolume") {

@@ -206,7 +206,7 @@ const (
 	never    = "Nothing: repeating the call does not help."
 )
 
-// Values of Next: commands that a person may run. Only kernelLog changes something.
+// Values of Next: commands for a person to run. All except kernelLog only read.
 const (
 	showClaim     = "kubectl get pvc -n {namespace} {claim} -o yaml"
 	showClass     = "kubectl get storageclass {class} -o yaml"

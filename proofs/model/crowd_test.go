@@ -199,7 +199,7 @@ func (h *History) faultOf(r *rand.Rand, s Step) Step {
 }
 
 // noteCrowd counts the results of a wave, and sets each volume's goal to the node that has it. It
-// fails if equal calls for a volume all fail, or if a published filesystem is not staged.
+// fails if a wave of one op has no success for a volume, or a published filesystem is not staged.
 func (h *History) noteCrowd(volumes []int, w wave) {
 	ids, seen, n := map[string]bool{}, h.world.seen, h.count
 	all := op("") // the only op of the wave, or "" if it has several

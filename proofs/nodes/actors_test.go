@@ -459,9 +459,9 @@ func TestTheDiskIsAttachedBeforeAnotherProgramStartsTheInstance(t *testing.T) { 
 	}
 }
 
-// A rack that records an attach first may leave a volume attached without a device. For Kubernetes
-// the volume is attached, so the keeper stops no instance for it. When the pod is deleted, the
-// detach needs a stop of the instance. Then the next pod gets the device (D-61, docs/hot-plug.md).
+// A rack may record an attach and then fail to give the instance the device. For Kubernetes the
+// volume is attached, so the keeper stops no instance for it. When the pod is deleted, the detach
+// needs a stop of the instance. Then the next pod gets the device (D-61, docs/hot-plug.md).
 func TestDeletingThePodRepairsAVolumeWithoutADevice(t *testing.T) { // D-61
 	rack, _ := startRack(t)
 	w := newTestCluster(t.Context(), t, rack)
