@@ -145,7 +145,7 @@ func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
 // onlyNewer is the name of a ConfigMap that only the newer release has.
 const onlyNewer = "oxide-csi-dashboard"
 
-// These scripts install, upgrade, downgrade and remove the driver like docs/howto/upgrade.md, and
+// These scripts install, upgrade, downgrade and remove the driver as in docs/howto/upgrade.md, and
 // wait for the result. $RELEASES contains the manifests of both releases.
 const (
 	installOlder = `

@@ -56,8 +56,8 @@ type Device struct {
 	// BackingFile is the file's path as the kernel reports it. If the file was unlinked, the path ends
 	// with " (deleted)".
 	BackingFile string
-	// BackingDevice and BackingInode are the st_dev and st_ino of the file, which identify it in every
-	// mount namespace. Its path does not: another file may have the same path in another mount
+	// BackingDevice and BackingInode are the st_dev and st_ino of the file. They identify the file in
+	// every mount namespace. The path does not: another file may have the same path in another mount
 	// namespace, or under a mount point.
 	BackingDevice uint64
 	BackingInode  uint64

@@ -85,8 +85,8 @@ func checkSnapshot(s *checkRun) {
 	u := s.newInUse(s.A)
 	records := guest.Pattern{Seed: u.volume.seed, Generation: 1, Count: maxRecords}
 	if s.access != "block" {
-		// First write older records, which the writer then overwrites. So a torn snapshot has old
-		// records among the new ones, and not just a shorter file.
+		// First write older records, which the writer then overwrites. So a torn snapshot shows old
+		// records among the new ones. Without older records, it might only have a shorter file.
 		u.write(true, records.At(2))
 	}
 	w := u.record(records)
@@ -256,7 +256,7 @@ func checkBlank(s *checkRun) {
 	}
 }
 
-// isBlank checks that a new raw volume is zero. Of a volume over 1 GiB it reads only a sample.
+// isBlank checks that a new raw volume is zero. It reads only a sample of a volume over 1 GiB.
 func (u *use) isBlank() {
 	var sample *guest.Sample
 	if u.volume.GetCapacityBytes() > harness.GiB {

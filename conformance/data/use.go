@@ -29,7 +29,7 @@ type use struct {
 	attached, mounted bool
 	// doubtful makes unpublish repeat the attach, because a failed attach may still take effect.
 	doubtful bool
-	// stopped makes end call revive first, because the instance or its agent may not be running.
+	// stopped makes end() call revive() first, because the instance or its agent may not be running.
 	stopped bool
 }
 

@@ -191,9 +191,9 @@ func (s storedRecord) load() (volumeRecord, bool) {
 	return r, true
 }
 
-// otherVolume describes the disk with the serial if the records show that it is not the volume's,
-// and otherwise returns "". certain is true if a record names the disk, or if the serial is "" and
-// the volume has a record.
+// otherVolume describes the disk with this serial if the records show that the disk is not the
+// volume's. Otherwise it returns "". certain is true if a record names the disk, or if the serial
+// is "" and the volume has a record.
 func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	known, ok := s.load()
 	want := volume.Serial(known.Disk)

@@ -458,9 +458,9 @@ func checkContexts(id string, published, vol map[string]string) error {
 	return nil
 }
 
-// checkUse refuses a raw device for a volume that was created for filesystems, and the reverse. A
-// check that reads only samples may mistake a workload's raw data for a blank disk, or for one of
-// the driver's filesystems. Then a stage might overwrite the data.
+// checkUse refuses a raw device for a volume that was created for filesystems, and the reverse.
+// Otherwise a stage might overwrite a workload's raw data: a check that reads only samples may
+// mistake such data for a blank disk, or for one of the driver's filesystems.
 func (v nodeVolume) checkUse() error {
 	switch {
 	case v.Use == volume.UseFilesystem && v.Block:

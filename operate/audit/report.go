@@ -166,7 +166,7 @@ func quote(s string) (string, error) {
 	return string(text), err
 }
 
-// manifest is the template's data for one orphan. The text Because is a comment on its claimRef.
+// manifest is the template's data for one orphan. Because is the comment at the field claimRef.
 type manifest struct {
 	*object
 	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string

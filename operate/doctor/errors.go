@@ -160,11 +160,11 @@ func (c Cluster) lastEvent(o *kube.Object, reasons ...string) (last kube.Object)
 // forgeable is appended to the source of an error from an event, because anybody may write events.
 const forgeable = " (anybody with the right to create events can write it)"
 
-// successes contains the reasons of events that report a success. Errors before one do not count.
+// successes contains the reasons of successful events. Errors before a success do not count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest() adds the driver's latest error from those events of o whose message contains about. It
-// adds none if a later event reports a success. Earlier errors with the same reason only set Since.
+// latest() adds the driver's latest error from the events of o with the parameter about in their
+// message, or none if a later event reports a success. Earlier errors of that reason set Since.
 func (c Cluster) latest(all []Finding, o *kube.Object, at Link, about string,
 	reasons ...string) []Finding {
 	last := len(all)
@@ -206,7 +206,7 @@ const (
 	never    = "Nothing: repeating the call does not help."
 )
 
-// Values of Next: commands for a person to run. All except kernelLog only read.
+// Values of Next: commands for a person to run. Only kernelLog changes the cluster.
 const (
 	showClaim     = "kubectl get pvc -n {namespace} {claim} -o yaml"
 	showClass     = "kubectl get storageclass {class} -o yaml"

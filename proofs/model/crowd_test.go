@@ -110,7 +110,7 @@ var (
 		{[]op{stage}, false}, {[]op{unstage, publish}, false}, {[]op{unpublish}, false},
 	}, contended), []wave{
 		{[]op{stage}, false}, {[]op{publish}, false}, {[]op{stats, publish}, false},
-		// The snapshots come after the stages, because a blank btrfs gets no snapshot.
+		// The snapshots come after the stages: prepare() refuses a snapshot of a blank btrfs volume.
 		{[]op{createSnapshot}, true}, {[]op{createSnapshot, deleteSnapshot}, false},
 		{[]op{createSnapshot}, false},
 	})

@@ -115,7 +115,7 @@ type page struct {
 	Title, Token, Path string
 	// If Live is true, the page's script updates the page. Paused suspends the updates.
 	Live, Paused bool
-	// Said is the result of the last form, for the user.
+	// Said tells the user the result of the form that the browser has sent last.
 	Said string
 	Body any
 }
@@ -134,7 +134,7 @@ func (c *Console) state() (adminapi.State, int, error) {
 
 // answered() sends err, or 304 if the browser already has the page, and reports whether it has sent
 // an answer. The ETag is a hash of all that the page shows (the parameter more has the page's own
-// data) and of the token. With the token, a restart of the simulator changes the ETag.
+// data) and of the token. Because of the token, a restart of the simulator changes the ETag.
 func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,
 	more any) bool {
 	var request, entry int

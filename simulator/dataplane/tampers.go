@@ -505,7 +505,7 @@ type corruption struct {
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
-	// originOf maps a snapshot's path to its disk's ID, and sourceOf a disk's ID to its source's path.
+	// originOf has the disk's ID by a snapshot's path. sourceOf has the source's path by a disk's ID.
 	originOf, sourceOf map[string]string
 	// held is the block of the snapshot that was deleted last.
 	held    []byte
