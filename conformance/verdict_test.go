@@ -41,7 +41,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-func TestARackConformsWithHotPlugAndBlocksChecksWithoutIt(t *testing.T) {
+func TestTheVerdictIsConformsWithHotPlugAndBlockedWithoutIt(t *testing.T) {
 	short.Skip(t, 2)
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -201,7 +201,7 @@ func TestRunReportsHowTheRackHotPlugsDisks(t *testing.T) {
 	}
 }
 
-func TestADeviceCountsAsGoneOnlyIfAReadBeforeItsEndFails(t *testing.T) {
+func TestADeviceCountsAsGoneOnlyIfAReadWithinItsSizeFails(t *testing.T) {
 	for size, want := range map[int64]bool{harness.MiB / 4: true, harness.MiB / 2: false} {
 		device := bytes.NewReader(make([]byte, size)) // reads beyond the size return EOF
 		last, gone := readUntilGone(device, harness.MiB/2, time.Now())

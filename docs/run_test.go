@@ -151,8 +151,8 @@ func TestTheErrorOfAFailedSessionNamesTheBlock(t *testing.T) {
 
 var nobody = &syscall.Credential{Uid: 65534, Gid: 65534}
 
-// TestCommandsPrintTheErrorOfASimulatorThatCannotStart runs the first blocks of each page that
-// starts a simulator: as a user without rights, with a port in use, or without oxide-simulator. The
+// TestCommandsPrintTheErrorOfASimulatorThatCannotStart runs the first blocks of two pages as a user
+// without rights, with a port in use, or without oxide-simulator. If the simulator cannot start, the
 // commands have to end, and to print the error.
 func TestCommandsPrintTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 	run := harness.RunFor(t)

@@ -66,7 +66,7 @@ func TestFirstLineReturnsAnErrorWhenTheProgramOrContextEnds(t *testing.T) {
 	}
 }
 
-func TestProgramsDoNotInheritTheDriversEnvironmentVariables(t *testing.T) {
+func TestProgramsDoNotInheritTheCallersTokenAndEndpoint(t *testing.T) {
 	t.Setenv("OXIDE_TOKEN", "oxide-token-of-the-caller")
 	t.Setenv("CSI_ENDPOINT", "unix:///of/the/caller.sock")
 	p := script(t, `echo "$OXIDE_TOKEN|$CSI_ENDPOINT|$OXIDE_HOST|${PATH:+path}"`,
@@ -142,7 +142,7 @@ func TestADriverWithoutASimulatedRackGetsOnlyTheGivenVariables(t *testing.T) {
 	}
 }
 
-func TestAnErrorThatBreaksARuleBecomesDataLoss(t *testing.T) { // B-8
+func TestAnErrorThatBreaksARuleGetsTheCodeDataLoss(t *testing.T) { // B-8
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	trailer := metadata.Pairs("content-type", "application/grpc")

@@ -155,8 +155,8 @@ const serialMax = unix.LO_NAME_SIZE - 1
 // numberMax is the highest number of a loop device: minor numbers have 20 bits.
 const numberMax = 1<<20 - 1
 
-// Attach attaches a loop device to the file c.Path. If another process takes the free device first,
-// or if none is free and the kernel has to add one, Attach tries again until ctx ends.
+// Attach attaches a loop device to the file c.Path. If another process takes or removes the free
+// device first, Attach tries again until ctx ends.
 func Attach(ctx context.Context, c Config) (Device, error) {
 	d, err := c.attach(ctx)
 	if err != nil {

@@ -218,7 +218,7 @@ func equal[T comparable](c *Check, what string, got, want T) {
 	}
 }
 
-// Answer is the rack's answer to a plain request.
+// Answer is the rack's answer to a request that was sent without Oxide's client (see [Plain]).
 type Answer struct {
 	Status int
 	Header http.Header

@@ -456,7 +456,7 @@ func removeTarget(target string) error {
 // cannot be a volume's, because the volume may be hidden below it. It also fails if a record
 // contradicts the mount, or if nothing proves that the mount is the volume's.
 
-// ownMounts returns those of the layers that are the volume's; none if another volume is mounted.
+// ownMounts returns the volume's own mounts among layers, or none if another volume is mounted.
 func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([]stagedDisk,
 	error) {
 	var own []stagedDisk

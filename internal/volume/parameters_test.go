@@ -81,7 +81,7 @@ func TestParseParametersNamesABadParameter(t *testing.T) { // CV-6
 	}
 }
 
-func TestParametersFitOnlyIfMkfsAcceptsTheOptions(t *testing.T) {
+func TestFitsRefusesAnMkfsOptionThatAFilesystemLacks(t *testing.T) {
 	p := csitest.Got(ParseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"}))(t)
 	for fsType, ends := range map[string]func(*testing.T, error){"": csitest.OK, "ext3": csitest.OK,
 		"xfs": fails(csierr.MkfsOptions)} {
@@ -346,7 +346,7 @@ func FuzzMountFlags(f *testing.F) {
 	})
 }
 
-// refusedText reports whether the text is one of the errors that quote no flag of the user.
+// refusedText reports whether the text is ParseMountFlags' error for a fixed flag: bind or `"`.
 func refusedText(fsType, text string) bool {
 	return slices.ContainsFunc([][]string{{"bind"}, {"", "bind"}, {`"`}, {"", `"`}},
 		func(flags []string) bool {

@@ -242,7 +242,7 @@ func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
 	context.AfterFunc(l.ended, cancel)
 	response, err := l.transport.RoundTrip(r.WithContext(ctx))
 	if err != nil && l.ended.Err() != nil {
-		// Do not return err, because client-go repeats a broken read after a second.
+		// Do not return err, because client-go repeats a read after errors such as EOF.
 		return nil, context.Cause(l.ended)
 	}
 	return response, err

@@ -143,7 +143,7 @@ func mountPlace(reason string) place {
 			"its init container running": waits("PodInitializing", restores)}}
 }
 
-// inferences contains edits from which the doctor could infer another cause than the error.
+// inferences contains edits that add a problem which the doctor could report instead of the error.
 var inferences = map[string]edit{"": all(), "the node is not ready": notReady,
 	"the driver is not registered": noDriver, "the driver's pod crashes": dead(kindDaemonSet,
 		"oxide-plugin")}

@@ -127,9 +127,9 @@ func (env *environment) order(name string, kill *trace.Point) trace.Order {
 		Logs: []string{p.log}, Kill: kill}
 }
 
-// checkClean returns an error if files differ from those before the first lifecycle, if a killed
-// process still runs, or if the flight recorders contain impossible changes. copies is the number
-// of volumes that the lifecycle restores. No driver formats them.
+// checkClean returns an error if files or the charged storage differ from those before the first
+// lifecycle, if a killed process still runs, or if the flight recorders contain impossible changes.
+// Only restored volumes, whose number is copies, may be mounted although no driver formatted them.
 func (env *environment) checkClean(ctx context.Context, copies int) (err error) {
 	defer harness.Catch(&err)
 	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume

@@ -72,7 +72,7 @@ type matrix struct {
 	t            *testing.T
 	proof        *proof.Proof
 	environments []*environment
-	// pairs contains a cell without phase and answer for each operation of each scenario.
+	// pairs contains each operation of each scenario. choose() adds the phases and the answers.
 	pairs []cell
 	// all is the number of possible cells. least is the number of cells that run even after the time
 	// of the long form is over.

@@ -159,7 +159,7 @@ type world struct {
 	seen facts
 	// doubts contains the changes of unfinished calls. Each has perhaps happened, or may still happen.
 	doubts []assign
-	// places has the state of each volume on each node that is not in seen, by keys such as "v1 a".
+	// places has what seen lacks: the state of each volume on each node, by keys such as "v1 a".
 	places map[string]*place
 	// contents has the expected content of each volume, by its number, and snapshots that of each
 	// snapshot, by its ID. value is the last value that a pod wrote.

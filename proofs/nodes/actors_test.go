@@ -158,8 +158,8 @@ func (w *testCluster) end(p *corev1.Pod) {
 
 var apps = []string{"db", "web"}
 
-// most returns how many pods of an app its disruption budget permits to be unavailable. After
-// mend(), that is at least the number of its pods on any one node, so each node can be stopped.
+// most returns the maxUnavailable of an app's disruption budget. After mend(), that is at least the
+// number of the app's pods on any one node, so each node can be stopped.
 func (w *testCluster) most(app string) int {
 	most, on, healthies := 2, map[string]int{}, 0
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {

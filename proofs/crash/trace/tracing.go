@@ -41,7 +41,7 @@ type tracing struct {
 	held []int
 	// dead is set after the process has ended. Its tools may still run.
 	dead bool
-	// paused reports that the process is paused. The pause lasts until goOn is closed.
+	// paused sends a report that the process is paused. The pause lasts until goOn is closed.
 	paused  func() error
 	goOn    chan struct{}
 	resumed sync.Once
