@@ -52,7 +52,7 @@ func TestTheCommandsInThePagesWork(t *testing.T) {
 			dir := try(os.MkdirTemp(run.Dir, "page-"))(t) // kept after a failed test
 			rack := try(run.StartRack(t.Context(), harness.RackOptions{}))(t)
 			defer func() { must(t, rack.Stop()) }()
-			// With the Makefile's flags, `go build` in a page finds the results of make in Go's cache.
+			// With the Makefile's flags, a page's `go build` reuses the packages that make has compiled.
 			session := Session{Root: root, Dir: dir, Env: append(harness.Environ(),
 				"CGO_ENABLED=0", "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath"),
 				"PATH="+path+":"+os.Getenv("PATH"), "OXIDE_HOST="+rack.URL,

@@ -94,7 +94,7 @@ func survivesItsLeader(ctx SpecContext) {
 }
 
 // movesTiedVolume deletes the pod of a volume that is tied to the leading keeper's node. A keeper
-// never stops its own node, so the other one must become the leader. Then the volume is moved.
+// never stops its own node, so the other keeper must become the leader. Then the volume is moved.
 func movesTiedVolume(ctx SpecContext) {
 	class := s.Class(ctx, Class{Parameters: map[string]string{"placement": "instance"}})
 	from, to := leader(ctx, keeperLease, ofKeeper).Spec.NodeName, workers[0]

@@ -325,8 +325,8 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 	return nil
 }
 
-// planText describes what the keeper does, or would do, to a node. It contains the number of
-// volumes in waiting, but names only volumes in named, which its readers are allowed to see.
+// planText describes what the keeper does, or would do, to a node. It counts the attachments in the
+// parameter waiting, but names only the volumes in named, which its readers are allowed to see.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {
@@ -362,7 +362,7 @@ const day = 24 * time.Hour
 
 // cause describes a volume, at the time when an instance was stopped for it.
 type cause struct {
-	// Disk is the volume's disk, and Again is the value of its AgainAnnotation.
+	// Disk is the volume's disk. Again is the value of the PersistentVolume's AgainAnnotation.
 	Disk   string `json:"disk,omitempty"`
 	Again  string `json:"again,omitempty"`
 	Detach bool   `json:"detach,omitempty"`

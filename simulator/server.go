@@ -185,7 +185,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	s.write(w, r, a)
 }
 
-// handle carries out a request without faults.
+// handle carries out a request. It applies no faults.
 func (s *Server) handle(r *apiRequest) (status int, body any, err error) {
 	if err := s.check(r); err != nil {
 		return 0, nil, err

@@ -226,9 +226,9 @@ func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, 
 	return nil, retryLater(err)
 }
 
-// existing returns the disk with the spec's name if it matches the spec. If the rack refused to
-// create the disk because of the name or the quota, why is that error. Otherwise why is nil. If the
-// disk cannot be read, the error is retryable, because an earlier call may have created the disk.
+// existing returns the disk with the spec's name if it matches the spec. The parameter why is the
+// rack's refusal to create the disk because of its name or the quota, or nil. If the disk cannot be
+// read, existing returns a retryable error, because an earlier call may have created the disk.
 func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := v.Rack.DiskNamed(ctx, v.diskName())
 	switch gone := csierr.IsNotFound(err); {
@@ -377,9 +377,9 @@ func volumeContext(d *oxide.Disk) map[string]string {
 }
 
 // publishContext returns what the node has to know about the disk: what the rack shows, and values
-// from the ownership tag, whichever cluster wrote it. If the tag has no use (filesystem, raw block
-// or both), the context allows both, because a node refuses raw publications without a use. If the
-// tag has no origin, the node reads the whole disk before it formats the disk.
+// from the ownership tag, whichever cluster wrote it. If the tag lacks the field for the use
+// (filesystem, raw block or both), the context allows both, because a node refuses raw publications
+// without it. If the tag has no origin, the node reads the whole disk before it formats the disk.
 func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),

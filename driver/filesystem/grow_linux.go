@@ -223,8 +223,8 @@ func (d disk) checkDescriptors() error {
 	}
 	group := t.firstBad(b[t.Offset-from:])
 	if group < 0 {
-		// e2fsck also deletes the journal if a descriptor has a wrong block number within the filesystem,
-		// because e2fsck does not find the journal at that block.
+		// A descriptor may name wrong blocks within the filesystem. e2fsck then does not find the
+		// journal's inode and deletes the journal. So check that inodes 1 to 8 are in their place.
 		at, n := t.inodesAt(b[t.Offset-from:])
 		from, to := at&^(sectorBytes-1), (at+n+sectorBytes-1)&^(sectorBytes-1)
 		if at > d.SizeBytes-n || to > d.SizeBytes {

@@ -142,7 +142,7 @@ func (h *history) cutsOff() bool { h.c.nodes["n1"].silent = true; return true }
 func (h *history) userDeletes(claim object) bool {
 	pv := h.c.volume(claim.str("spec", "volumeName"))
 	if pv.policy() == "Delete" || h.next == "patch" {
-		// The command has already chosen its next request, which may be the patch that sets Delete.
+		// A patch that the command is about to send may set the reclaim policy to Delete.
 		h.c.giveUp(handleOf(pv))
 	}
 	if h.meddled = true; claim != nil {
@@ -317,7 +317,7 @@ func (h *history) foreignVolume(claim string) bool {
 	return true
 }
 
-// between() is called before each request, and may let an actor act.
+// between() is called before each request of the command. At random, it lets somebody else act.
 func (h *history) between(verb string) {
 	if h.busy {
 		return

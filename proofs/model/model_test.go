@@ -166,8 +166,8 @@ func TestParseStepParsesWhatStringPrints(t *testing.T) {
 	})
 }
 
-// wish is a random intention of the orchestrator, or a disturbance. resolve derives its steps from
-// the present state, so a history remains possible when rapid removes some of its wishes.
+// wish is a random intention of the orchestrator, or a disturbance. resolve converts a wish to steps
+// in the present state, so a history remains possible when rapid removes wishes from it.
 type wish struct {
 	kind, vol, node, pod, block, ctl, fault, other int
 	op                                             op

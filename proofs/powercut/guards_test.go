@@ -31,11 +31,11 @@ type flush struct {
 	stream uint64 // of random numbers
 }
 
-// scenario makes a recording with the drivers of the two benches, or with one of them. The second
-// bench has the unmodified driver.
+// scenario makes a recording with the driver of b, the driver of whole, or both. The driver of whole
+// is unmodified.
 type scenario func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording
 
-// trial returns what the driver of the first bench does wrong.
+// trial returns what the driver of b does wrong. The driver of whole is unmodified.
 type trial func(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error)
 
 // imagesOf returns a trial that records a scenario, and then checks images of the recording.
@@ -287,7 +287,7 @@ func useAgain(ctx context.Context, r *recorder) {
 }
 
 // grow records the use of a volume that was restored from a snapshot to a larger disk. Before the
-// filesystem grows, the driver reads the whole disk behind the filesystem.
+// filesystem grows, the driver reads the disk from the filesystem's end to the disk's end.
 func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	made := &recording{name: "the growth of " + life.volume.access, volume: life.volume,
 		base: life.final.Fork(), ledger: ledger{first: life.kept}, grows: true}

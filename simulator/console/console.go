@@ -132,9 +132,9 @@ func (c *Console) state() (adminapi.State, int, error) {
 	return c.records, c.version, err
 }
 
-// answered() sends err, or 304 if the browser already has the page, and reports whether it has sent
-// an answer. The ETag is a hash of all that the page shows (the parameter more has the page's own
-// data) and of the token. Because of the token, a restart of the simulator changes the ETag.
+// answered() sends the error err, or 304 if the browser already has the page. It reports whether it
+// has sent an answer. The ETag is a hash of all that the page shows (more has the page's own data)
+// and of the token. Because of the token, a restart of the simulator changes the ETag.
 func (c *Console) answered(w http.ResponseWriter, r *http.Request, err error, version int,
 	more any) bool {
 	var request, entry int

@@ -145,8 +145,8 @@ func (s *tracing) run() error {
 	return nil
 }
 
-// release makes run() detach from the process. Any thread may call it. SIGURG, which Go programs
-// ignore, stops a thread, so that run() does not wait until a thread stops by itself.
+// release makes run() detach from the process. Any thread may call it. The signal stops a traced
+// thread, so that run() continues at once. SIGURG has no other effect on a Go program.
 func (s *tracing) release() {
 	s.letGo.Store(true)
 	_ = unix.Kill(s.order.PID, unix.SIGURG)

@@ -97,7 +97,7 @@ type Report struct {
 // Order contains the process to watch, and the point at which the tracer kills or pauses it.
 type Order struct {
 	PID int `json:"pid"`
-	// As is the process's name in Effect.Program.
+	// As names the process in Effect.Program.
 	As string `json:"as"`
 	// Rack is the port of the rack's API. A write to a connection to this port is a request. If the
 	// process itself listens on this port, it is the rack, and its writes are answers.
