@@ -380,7 +380,7 @@ var _ = Describe("a growing claim", func() {
 })
 
 // growsTwo grows the claims of an unused raw device and of a StatefulSet. At first the rack's quota
-// has room for both snapshots and the StatefulSet's new disk, but not for the raw device's new disk.
+// has room for both snapshots and the StatefulSet's new disk, but not for the new raw device.
 func growsTwo(ctx SpecContext) {
 	const room, device = 4 << 30, "/dev/data-0"
 	operator, before := newDoctor(ctx), must(theRack.Admin.State(ctx))

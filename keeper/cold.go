@@ -51,10 +51,10 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 }
 
 // restartLateStopped looks for an instance that stopped within lateStop after its node's last
-// operation. It begins an operation that only starts the first such instance, and returns true.
-// Cold attach may be off, because the keeper requested the stop. Nodes whose label was removed
-// after the operation are skipped. When lateStop has passed, only nodes that are not ready are
-// checked, in case no leader ran meanwhile.
+// operation. It begins an operation that only starts the first such instance, and returns true. It
+// does this even if cold attach is off, because the keeper requested the stop. Nodes whose label
+// was removed after the operation are skipped. When lateStop has passed, only nodes that are not
+// ready are checked, in case no leader ran meanwhile.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.Record != nil || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -153,8 +153,8 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 		if c.why == "" && c.err == nil {
 			c.why = c.turnOfAnother(v, all)
 		}
-		// Check this last: if it is the only obstacle, this replica lets another one lead. In a dry run,
-		// any replica can report what would be done.
+		// Check last whether the keeper runs on the node: if this is the only obstacle, another replica
+		// can lead. In a dry run, any replica can report what would be done.
 		if c.why == "" && c.err == nil && c.Name == k.Config.NodeName && !k.Config.DryRun {
 			c.why = runsHere
 		}

@@ -251,7 +251,7 @@ func (w *fixture) wait(node, volume string) {
 	w.attach(volume, mustStop)
 }
 
-// attach sets the result of the attacher's last attempt: the error failed or, if it is "", success.
+// attach sets the attacher's last result: success if failed is "", otherwise the error failed.
 func (w *fixture) attach(volume, failed string) {
 	keepertest.Edit(w.api, "", "va-"+volume, func(a *storagev1.VolumeAttachment) {
 		a.Status = storagev1.VolumeAttachmentStatus{Attached: failed == ""}

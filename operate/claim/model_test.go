@@ -51,7 +51,7 @@ func (h *history) log(format string, args ...any) {
 
 func oneOf[T any](rnd *rand.Rand, all ...T) T { return all[rnd.IntN(len(all))] }
 
-// newHistory chooses at random which actors may act.
+// newHistory chooses a history at random: the workload, the change, and what may disturb it.
 func newHistory(t *testing.T, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, seed))
 	h := &history{rnd: rnd, kind: oneOf(rnd, "Deployment", "StatefulSet", "none", "pod", "job",
@@ -101,7 +101,7 @@ func (h *history) start() bool {
 	case w != nil:
 		return w.num("spec", "replicas") < h.original && h.rescale(h.original)
 	}
-	// A history of the kind "none" begins without a pod: in newHistory, h.c.before is still nil.
+	// newHistory creates no pod for the kind "none". While newHistory runs, h.c.before is nil.
 	return (h.kind != "none" || h.c.before != nil) && h.c.pod("shell", h.c.claim, nil, "")
 }
 

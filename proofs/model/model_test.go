@@ -166,8 +166,8 @@ func TestParseStepParsesWhatStringPrints(t *testing.T) {
 	})
 }
 
-// wish is a random intention of the orchestrator, or a disturbance. resolve converts a wish to steps
-// in the present state, so a history remains possible when rapid removes wishes from it.
+// wish is a random intention of the orchestrator, or a disturbance. resolve converts a wish to
+// steps in the present state, so a history remains possible when rapid removes wishes from it.
 type wish struct {
 	kind, vol, node, pod, block, ctl, fault, other int
 	op                                             op
@@ -368,7 +368,7 @@ var operations = map[op]string{
 	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
 }
 
-// pair returns a step with two calls: the volume's next call, and either the same call or other.
+// pair returns a step with two calls: the volume's next call, and the same call or that of other.
 func (o *orchestrator) pair(w wish, v int, other Step) Step {
 	s := o.towards(v, o.goals[v])
 	if !s.op.isCall() {

@@ -31,8 +31,8 @@ type flush struct {
 	stream uint64 // of random numbers
 }
 
-// scenario makes a recording with the driver of b, the driver of whole, or both. The driver of whole
-// is unmodified.
+// scenario makes a recording with the driver of b, the driver of whole, or both. The driver of
+// whole is unmodified.
 type scenario func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) *recording
 
 // trial returns what the driver of b does wrong. The driver of whole is unmodified.
@@ -46,8 +46,8 @@ func imagesOf(access string, record scenario) trial {
 	}
 }
 
-// directly returns a trial that calls fails() with the driver of the first bench. It is for a flush
-// whose removal makes no image wrong, because another program flushes, too.
+// directly returns a trial that calls fails() with the bench b. It is for a flush whose removal
+// makes no image wrong, because another program flushes, too.
 func directly(access string, fails func(context.Context, *bench, string, *rand.Rand) (wrong,
 	err error)) trial {
 	return func(ctx context.Context, b, _ *bench, r *rand.Rand) (wrong, err error) {
@@ -153,7 +153,7 @@ type guardTrials struct {
 	p       *proof.Proof
 	run     *harness.Run
 	program string
-	// noticed counts the flushes without which a trial failed.
+	// noticed counts the flushes whose removal made a trial fail.
 	noticed atomic.Int64
 }
 
