@@ -111,7 +111,7 @@ const (
 	releasedChart   = "dist/oxide-csi-driver-" + releasedVersion + ".tgz"
 )
 
-// checkOut clones the repository. Uncommitted changes become a commit, which a release needs.
+// checkOut clones the repository. A release needs a commit, so uncommitted changes become one.
 func checkOut(ctx context.Context) string {
 	dir := GinkgoT().TempDir()
 	out, err := exec.CommandContext(ctx, "sh", "-ec", `git clone --quiet --shared --no-checkout .. "$1"

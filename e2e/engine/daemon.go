@@ -362,7 +362,7 @@ func (e *Engine) giveBack(ctx context.Context) error {
 }
 
 // otherEngine returns the process ID of a dockerd on this machine, or zero. Our own dockerd has
-// ended by now, and a zombie's command line is empty.
+// ended by now. Even as a zombie it is not found, because a zombie's command line is empty.
 func otherEngine() int {
 	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range found {

@@ -499,7 +499,7 @@ func (c *cluster) runMachine(m *machine) {
 	}
 }
 
-// runPods is a kubelet's pass. The Node lists a disk before its mount, and until after its unmount.
+// runPods is a kubelet's pass. The Node lists a disk from before its mount until after its unmount.
 func (c *cluster) runPods(m *machine, node object) {
 	used, changed := map[string]bool{}, m.age%10 == 0 || m.quiet > 0
 	for _, pod := range c.of("Pod") {

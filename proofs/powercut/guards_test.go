@@ -383,7 +383,7 @@ func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recor
 		})
 }
 
-// write writes the data of a log entry without a flush.
+// write writes the data of a log entry to the device. It does not flush the device.
 func (p *placement) write(r flakydisk.LogEntry) error {
 	device, err := os.OpenFile(p.loop.Path, os.O_WRONLY, 0)
 	if err != nil {

@@ -475,7 +475,7 @@ func memory(tid int, address uint64, n int) []byte {
 	read, err := unix.ProcessVMReadv(tid, local,
 		[]unix.RemoteIovec{{Base: uintptr(address), Len: n}}, 0)
 	if err != nil {
-		// The next page may not be mapped.
+		// Read only to the end of the page, because the next page is perhaps not mapped.
 		const page = 4096
 		rest := page - int(address%page)
 		if rest >= n {
