@@ -281,8 +281,8 @@ func (v *view) doubtful(n *node) string {
 	return ""
 }
 
-// pauseAfter returns how long the keeper leaves a node alone after an operation. Each of the first
-// four failures in a row doubles it, so that the keeper does not cordon the node again and again.
+// pauseAfter returns the pause between two operations on a node. Each of the first four failures in
+// a row doubles the pause, so that the keeper does not cordon the node again and again.
 func (c *Config) pauseAfter(last *outcome) time.Duration {
 	return c.MinInterval << max(0, min(last.Failures, 4))
 }

@@ -31,7 +31,7 @@ var begin = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 const mustStop = "rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: it is running"
 
 // fixture is a cluster and a rack with a keeper. A node's name is one letter, and its instance's ID
-// begins with the code of that letter.
+// begins with the letter's ASCII code in hexadecimal (see instanceOf).
 type fixture struct {
 	*Keeper
 	t       *testing.T

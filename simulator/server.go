@@ -158,7 +158,7 @@ func (s *Server) NoDevices() error { return s.rack.Plane().NoDevices() }
 // Dir returns the rack's directory.
 func (s *Server) Dir() string { return s.rack.Dir() }
 
-// RunDeferred ends the delays of faults of the phase Deferred and of the switch FreeDelay. It
+// RunDeferred ends all delays that come from the fault phase Deferred or the switch FreeDelay. It
 // returns when the delayed work is done.
 func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDeferred(ctx) }
 

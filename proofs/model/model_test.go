@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// longest is the maximum number of wishes in a history.
+// A proof runs wholeHistories, or shortHistories in short mode. A history has up to longest wishes.
 const (
 	wholeHistories = 7
 	shortHistories = 1

@@ -360,7 +360,7 @@ func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Ra
 }
 
 // finish records a repeated format for btrfs. A power cut interrupted the first format between the
-// last write of a superblock and the next flush. The log begins with this write.
+// last write of a superblock and the next flush. The recording's log begins with this write.
 func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) *recording {
 	last := -1
 	for i, record := range life.log[:life.used] {

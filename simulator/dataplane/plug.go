@@ -346,7 +346,7 @@ func (p *Plane) adoptOrRelease(devices []loopdev.Device, attached []Device) (map
 	return adopted, errors.Join(errs...)
 }
 
-// carries reports whether loop is as Plug creates it for spec, and is not being released.
+// carries reports whether loop is as Plug creates it for spec. With a FUSE server it returns false.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 	return p.Flaky.server == nil && backs(loop, p.Files.DiskPath(spec.DiskID)) &&
 		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&

@@ -22,7 +22,7 @@ import (
 // Phase tells whether the process is killed or paused before, during or after an effect.
 type Phase string
 
-// Only a request has the phase Sent: it has left the process, but no answer has arrived.
+// Sent is a phase of requests only: the request has left the process, but no answer has arrived.
 const (
 	Before Phase = "before"
 	Sent   Phase = "sent"
