@@ -685,8 +685,8 @@ func round(d time.Duration) string {
 const maxNameLength = 128
 
 // withMark puts the mark before the name in each request to create a volume or snapshot, because
-// csi-sanity uses the same names in each run, and for each kind of access. After an interrupt of
-// the run, it refuses these requests.
+// csi-sanity uses the same names in each run, and for each kind of access. After the run was
+// interrupted, withMark refuses these requests.
 func withMark(run context.Context, mark string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {

@@ -330,7 +330,7 @@ func (c *Check) createImage(params oxide.ImageCreateParams) outcome[*oxide.Image
 	return made
 }
 
-// viewImage reads an image by its ID, or by its name in a project; "" means the silo.
+// viewImage reads an image by its ID or name. If project is "", a name is that of a silo's image.
 func (c *Check) viewImage(which string, project oxide.NameOrId) outcome[*oxide.Image] {
 	return asked(c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(which),
 		Project: project}))(c, "read image %s", which)

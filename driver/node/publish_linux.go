@@ -536,8 +536,8 @@ func undoError(err error) error {
 	return err
 }
 
-// goneToo returns text for the error about a mount whose disk is gone, or "". The text names a
-// volume whose recorded disk is also gone, because the mount may be that volume's.
+// goneToo returns text for the error about a mount whose disk is gone. If a volume's recorded disk
+// is gone too, the mount may be that volume's, so the text names the volume. Otherwise it is "".
 func goneToo(host blockdev.Host, records []volumeRecord) string {
 	for _, r := range records {
 		if _, err := host.Lookup(volume.Serial(r.Disk)); csierr.Has(err, csierr.DeviceNotFound) {

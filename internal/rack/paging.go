@@ -85,7 +85,7 @@ func (p *Pager) Take(id string, entry proto.Message) bool {
 	return true
 }
 
-// Full reports whether the page is complete.
+// Full reports whether Take has refused an entry because the page is full.
 func (p *Pager) Full() bool { return p.Next != "" }
 
 // nextPage returns the token of the rack's next page, and the number of objects to request. Two

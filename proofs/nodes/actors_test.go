@@ -310,7 +310,7 @@ func (w *testCluster) pass(d time.Duration) {
 const startsAfter = 10 * time.Second
 
 // threads is the number of the attacher's worker threads, as in the chart. callTime is how long a
-// busy attacher's call for another node takes.
+// thread is busy with an attachment of another node than the tested one.
 const (
 	threads  = 32
 	callTime = 500 * time.Millisecond

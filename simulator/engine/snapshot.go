@@ -147,7 +147,7 @@ func (s Snapshots) end(record store.SnapshotRecord, imported string, change func
 }
 
 // Delete deletes a snapshot and frees its share of the quota, now or later (A68). Disks that were
-// created from it do not change (A43). If Delete cannot remove the bytes, the next start does.
+// created from it do not change (A43). The simulator's next start removes what Delete could not.
 func (s Snapshots) Delete(call *Call) error {
 	now := s.Switches()
 	return remove(s.Simulation, call, store.Snapshots,
