@@ -359,7 +359,7 @@ var (
 	errNoRoute = &engine.Error{Status: http.StatusNotFound, Message: "Not Found"}
 )
 
-// badRequest returns an error of the rack's HTTP layer, which has no code (A01).
+// badRequest returns an error of the rack's HTTP layer. Such errors have no code (A01).
 func badRequest(format string, args ...any) error {
 	return &engine.Error{Status: http.StatusBadRequest, Message: fmt.Sprintf(format, args...)}
 }

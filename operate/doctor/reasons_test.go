@@ -173,9 +173,9 @@ var forged = map[string]string{
 		`"kind":"PersistentVolumeClaim","namespace":"default"}}`,
 }
 
-// The test writes each reason into each place, with each edit in place.counts and in inferences.
-// The finding must have the reason, its sentence and its advice. After an edit in place.overcome or
-// in unrelated, the error must not be found.
+// The test writes each reason into each of places, after each edit in place.counts, and with each
+// edit in inferences. The finding must have the reason, its sentence and its advice. After an edit
+// in place.overcome or in unrelated, the error must not be found.
 func TestDriverErrorsTakePrecedenceOverInferences(t *testing.T) {
 	pairs, right, history := 0, 0, 0
 	isHistory := func(what string, edits ...edit) {

@@ -331,7 +331,7 @@ func peakMiB() (int64, error) {
 // A failure page shows the last shownEntries entries of the disk's log before the power cut.
 const shownEntries = 12
 
-// cut starts a new history with the log's last entries and the power cut, for a failure page.
+// cut starts the history that a failure page shows: the log's last entries and the power cut.
 func (b *bench) cut(m image) {
 	b.Plugin.History.Begin()
 	for _, e := range m.of.log[max(0, m.at-shownEntries):m.at] {
