@@ -258,9 +258,9 @@ func (w *job) result(r report.Result) {
 	w.progress.done(status, strings.TrimSpace(r.ID+" "+r.Name), reason)
 }
 
-// sweep removes every object with the run's mark. The run fails if the driver should have deleted
-// one of them. Objects that the program created without the driver do not count: one is left if the
-// answer to its creation was lost. sweep returns false if the rack does not list its objects.
+// sweep removes every object with the run's mark, and returns false if it cannot list the objects.
+// The run fails if the driver should have deleted one of them. An object that the program created
+// without the driver does not count, because it is left if the answer to its creation was lost.
 func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()

@@ -237,8 +237,8 @@ type identityService struct {
 	// Health reports whether the process is ready, or returns an error whose cause a person has to
 	// repair. It must not wait for the rack. Nil means always ready.
 	Health func() (ready bool, err error)
-	// Waiting returns a sentence that names what a healthy process has waited for since its start, or
-	// "". It may be nil.
+	// Waiting, unless nil, returns a sentence that names what a healthy process has waited for since
+	// its start, or "" if the process does not wait.
 	Waiting func() string
 }
 

@@ -29,7 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// tools puts scripts before programs of the same names in PATH. In a script $real is the program.
+// tools puts scripts before programs of the same names in PATH. $real is the path of the program.
 func tools(t *testing.T, scripts map[string]string) {
 	t.Helper()
 	dir := t.TempDir()

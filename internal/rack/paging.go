@@ -88,9 +88,9 @@ func (p *Pager) Take(id string, entry proto.Message) bool {
 // Full reports whether Take has refused an entry because the page is full.
 func (p *Pager) Full() bool { return p.Next != "" }
 
-// nextPage returns the token of the rack's next page, and the number of objects to request. Two
-// requests suffice for a CSI page with a limit, unless objects are filtered out: the second shows
-// whether an entry follows the page.
+// nextPage returns the token of the rack's next page, and the number of objects to request. For a
+// CSI page with a limit, the second request asks for one object, to show whether an entry follows
+// the page. More requests are needed only if objects are filtered out.
 func (p *Pager) nextPage(token string) (page string, limit int) {
 	p.page = cmp.Or(token, p.from)
 	p.pages++

@@ -483,7 +483,7 @@ func TestReconcileReplacesDevicesThatDifferFromTheirDisks(t *testing.T) {
 	}
 }
 
-// A device that is being released goes away at its last close, even if Reconcile has adopted it.
+// A device that is being released disappears at its last close, so no guest may get it.
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	spec := plugDisk(t, before, newGuest(t, before), "leaving")
