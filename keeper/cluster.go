@@ -95,7 +95,7 @@ func (v *view) pods(ctx context.Context, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// If no budget forbids the stop, skip the other nodes: their waiting pods can only help.
+		// Waiting pods can only make a budget permit the stop. If none forbids it, skip other nodes.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
@@ -306,7 +306,7 @@ type operation struct {
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
 	// Late reports that the instance stopped after the previous operation, so this one only starts it.
 	Late bool `json:"late,omitempty"`
-	// Problem is why the operation failed or, with Late, why it was necessary.
+	// Problem says why the operation failed or, if Late is set, why it was necessary.
 	Problem string `json:"problem,omitempty"`
 }
 

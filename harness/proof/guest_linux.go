@@ -319,7 +319,7 @@ type Environment struct {
 	Bystanders *Bystanders
 }
 
-// StartEnvironment starts a rack. If instance is not "", that instance gets the disks of Bystanders.
+// StartEnvironment starts a rack. The instance, unless it is "", gets the disks of Bystanders.
 func (p *Proof) StartEnvironment(ctx context.Context, run *harness.Run,
 	options harness.RackOptions, instance string, member Member) (*Environment, error) {
 	started, err := run.StartEnvironment(ctx, options)

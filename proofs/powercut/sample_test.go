@@ -369,7 +369,7 @@ func (p *placement) mountable() bool {
 }
 
 // btrfsBytes returns the size in a btrfs's superblock, or 0 for another filesystem. After a power
-// cut, a grown btrfs must not have its old size again: the data beyond that size are then lost.
+// cut, a grown btrfs must not have its old size again, because data beyond that size would be lost.
 func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 	b := make([]byte, 8)
 	if _, err := found.ReadAt(b, 64<<10+0x70); err != nil || m.of.volume.access != btrfs {
