@@ -47,7 +47,7 @@ import (
 )
 
 // Main runs the plugin, or the subcommand that the first argument names, until ctx ends. The exit
-// status is 0, or 1 for an error. Findings of audit and doctor have status 2 or 3.
+// status is 0, or 1 for an error. If audit or doctor has findings, the status is 2 or 3.
 func Main(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer,
 ) int {

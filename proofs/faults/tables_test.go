@@ -311,7 +311,7 @@ func (c cell) deniesObject() bool {
 // effect is a prepared request, with the change that it must make.
 type effect struct {
 	request proto.Message
-	// apply makes this change to a state. Nil means that the request changes nothing.
+	// apply makes the request's change to a state. It is nil if the request changes nothing.
 	apply func(rackState)
 }
 
