@@ -78,8 +78,8 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	}
 }
 
-// ends checks that the operation on the node "a" has ended and that the node is as before. The
-// operation's problem has to contain the text. For "", it must have no problem.
+// ends checks that the operation on the node "a" has ended and that the node is as before. It also
+// checks that the operation's problem contains the text problem or, if that is "", is empty.
 func (w *fixture) ends(problem string, stopped bool) {
 	w.t.Helper()
 	last, n := w.last("a"), w.node("a")

@@ -86,7 +86,7 @@ func (n *Service) Use() (Use, error) {
 // foreignDisks counts the disks that are no volumes: the boot disk and disks attached by hand. They
 // take slots from the rack's limit per instance. A disk that has a record is a volume, even if it
 // was made by hand (a static volume). Without a record, as after a reboot, a static volume counts
-// as foreign until it is staged. This is safe: one slot too few makes a pod wait, while one too many
+// as foreign until it is staged. This is safe: one slot too few makes a pod wait, but one too many
 // makes a pod fail on a full node. The cloud-init volume is no NVMe disk and does not count.
 func foreignDisks(all []blockdev.Device, volumes []volumeRecord) int {
 	return len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
