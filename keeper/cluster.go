@@ -192,7 +192,7 @@ func (c *Cluster) annotate(ctx context.Context, a *attachment, key, value string
 }
 
 // annotation returns the merge patch that sets an annotation, or removes it if the value is "". The
-// API server refuses the patch if the object has another value in metadata.<field>.
+// API server refuses the patch unless the object's metadata.<field> equals the parameter has.
 func annotation(key, value, field, has string) []byte {
 	set := &value
 	if value == "" {

@@ -729,7 +729,7 @@ func TestASnapshotFailsIfTheKernelDoesNotCountWrites(t *testing.T) {
 	loop := p.guests.disk(spec.DiskID).loop
 	counters := fmt.Sprintf("/sys/block/loop%d/queue/iostats", loop.Number)
 	looptest.Must(t, os.WriteFile(counters, []byte("0"), 0))
-	// Restore the counters, because later users of the device need them.
+	// Make the kernel count writes again, because later users of the device need the counters.
 	defer func() { looptest.Must(t, os.WriteFile(counters, []byte("1"), 0)) }()
 	err := p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
 	if !errors.Is(err, ErrWrittenMeanwhile) || exists(p.Files.SnapshotPath(snapshot)) {
