@@ -290,8 +290,8 @@ func (c cell) allowed() []codes.Code {
 }
 
 // making contains operations after which the driver reads the rack's state if it does not know
-// whether they were done. If the change is missing, it answers UNAVAILABLE, because after INTERNAL
-// the orchestrator does not repeat the call, and loses the object.
+// whether they were done. If they were not, the driver answers UNAVAILABLE, because after INTERNAL
+// the orchestrator would not repeat the call, and would lose the object.
 var making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
 // open reports whether the driver must read the rack's state to know if the change was made.
