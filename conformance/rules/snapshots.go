@@ -224,7 +224,7 @@ func (r *TestedRack) finalize(ctx context.Context, disk string, snapshot oxide.N
 		Disk: oxide.NameOrId(disk), Body: &oxide.FinalizeDisk{SnapshotName: snapshot}})
 }
 
-// EndImport ends the import of a disk, which cannot be deleted before.
+// EndImport ends the import of a disk, because a disk cannot be deleted during its import.
 func (r *TestedRack) EndImport(ctx context.Context, disk *oxide.Disk) error {
 	switch disk.State.State() {
 	case oxide.DiskStateStateImportingFromBulkWrites:

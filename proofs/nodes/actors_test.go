@@ -378,7 +378,7 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // wake lets a keeper stop an instance in real time, and returns how long after the stop the
 // attacher attached the disk. The parameter others is the number of calls for other nodes that the
-// attacher also gets at the stop. A program starts the instance startsAfter after the stop.
+// attacher also gets at the stop. Another program starts the instance after the time startsAfter.
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)

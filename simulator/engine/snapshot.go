@@ -226,8 +226,8 @@ func putImage(tx *store.Tx, kind string, img store.Image) {
 	store.Images.Put(tx, img)
 }
 
-// Delete deletes an image. Disks that were created from it do not change (A91). If Delete cannot
-// remove the bytes, the next start does.
+// Delete deletes an image. Disks that were created from it do not change (A91). The simulator's
+// next start removes what Delete could not.
 func (s Images) Delete(call *Call) error {
 	return remove(s.Simulation, call, store.Images, store.Images.Delete,
 		func(i store.Image) error { return s.plane.RemoveImage(i.ID) })
