@@ -52,7 +52,7 @@ func TestTheDocumentationListsTheMetricsOfEachProcess(t *testing.T) {
 	}
 }
 
-// registered makes a call and a rack check, so that each metric has a sample, and lists the metrics.
+// registered makes a call and a rack check, which give each metric a sample, and lists the metrics.
 func registered(t *testing.T, mode string) map[string]string {
 	t.Helper()
 	p := assembled(t, mode)

@@ -33,7 +33,7 @@ const (
 	// maxBody limits the body of a request (A12), and maxBulkWrite the body of a bulk write (A90).
 	maxBody      = 1 << 20
 	maxBulkWrite = 8 << 20
-	// smallBody is the size of a small body. Only a few larger bodies are read at the same time.
+	// smallBody is the limit of a small body. Only a few larger bodies are read at the same time.
 	smallBody = 64 << 10
 )
 

@@ -129,8 +129,8 @@ var answers = []answer{
 
 func (r *cellRun) other() string { return r.others[kindOf(r.operation)] }
 
-// setBody chooses the body that the fault damages. If the rack makes the change before it answers,
-// this is the rack's own body, otherwise a wrong object. For a delete it is the body of an error.
+// setBody chooses the body that the fault damages. For a delete, it is the body of an error. If the
+// rack makes another change before it answers, it is the rack's own body, otherwise a wrong object.
 func setBody(f *adminapi.Fault, r *cellRun) {
 	switch {
 	case strings.HasSuffix(r.operation, "_delete"):
@@ -141,8 +141,8 @@ func setBody(f *adminapi.Fault, r *cellRun) {
 	}
 }
 
-// setOtherRelease omits fields from the answer, as a rack of another release does. If the rack has
-// not made the change, the answer contains a wrong object.
+// setOtherRelease omits fields from the answer, as a rack of another release does. For a delete, or
+// if the rack has not made the change, the answer contains a wrong object.
 func setOtherRelease(f *adminapi.Fault, r *cellRun) {
 	fields := releaseFields[kindOf(r.operation)]
 	if done(r.phase) && !strings.HasSuffix(r.operation, "_delete") {
