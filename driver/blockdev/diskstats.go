@@ -26,7 +26,7 @@ func (c Counters) SameWrites(later Counters) bool {
 	return c.WrittenSectors == later.WrittenSectors && c.DiscardedSectors == later.DiscardedSectors
 }
 
-// Known reports whether the kernel counts requests, if c was taken after a read of the device.
+// Known reports whether the kernel counts requests. Take c only after a read of the device.
 func (c Counters) Known() bool { return c.ReadSectors > 0 }
 
 // parseDiskstats returns the counters from a device's line in /proc/diskstats. It returns the zero
