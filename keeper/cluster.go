@@ -73,7 +73,7 @@ func (v *view) readVolumes(ctx context.Context) error {
 	return nil
 }
 
-// pods reads and sorts the pods on a node, and checks whether a PodDisruptionBudget forbids a stop.
+// pods reads and groups the pods on a node, and checks whether a PodDisruptionBudget forbids a stop.
 func (v *view) pods(ctx context.Context, n *node) (sorted, error) {
 	s, own, err := v.sorted(ctx, n)
 	if err != nil {

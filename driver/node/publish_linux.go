@@ -220,8 +220,8 @@ func (v *nodeVolume) publishBlock(table mount.Table) error {
 	return v.attachCopy(v.device.Path, "", set, 0, 0)
 }
 
-// attachCopy bind-mounts source, a directory or a device node, at the target. First it verifies
-// that source is on the volume's device, or is its device node. It creates a missing target.
+// attachCopy bind-mounts source at the target. First it verifies that source is a directory on the
+// volume's device, or the device's node. It creates a missing target.
 func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind fs.FileMode) error {
 	m, err := mount.Clone(source, fsType)
 	if err != nil {

@@ -83,7 +83,7 @@ type Use struct {
 	Limit   int // the disks that the rack allows per instance
 }
 
-// InstanceIDKey names the environment variable, and the metadata file's key, of the instance's id.
+// InstanceIDKey is the environment variable, and the metadata file's key, for the instance's id.
 const InstanceIDKey = "OXIDE_INSTANCE_ID"
 
 // Identity contains the possible sources of the instance's id.

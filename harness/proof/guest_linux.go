@@ -231,7 +231,7 @@ type Bench struct {
 	Bin        string
 	Bystanders *Bystanders
 	harm       error
-	// Forged counts checks of files that contain forged records.
+	// Forged counts checks of files in which a workload has forged the driver's records.
 	Forged *Invariant
 }
 

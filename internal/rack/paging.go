@@ -323,7 +323,7 @@ func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
 
 // A starting token is the last entry's id, a dot, and the token of the rack's page on which the
 // list continues. CSI allows 128 bytes and the rack's token has about 200, so it is compressed. If
-// the result is still too long, the starting token is only the id, and the pager skips entries.
+// the result is still too long, it is only the id, and the pager skips the entries up to the id.
 
 // packToken returns a starting token. The parameter page is "" for the rack's first page.
 func packToken(project, after, page string) string {
