@@ -260,7 +260,7 @@ func (w *job) result(r report.Result) {
 
 // sweep removes every object with the run's mark, and returns false if it cannot list the objects.
 // The run fails if the driver should have deleted one of them. An object that the program created
-// without the driver does not count, because it is left if the answer to its creation was lost.
+// without the driver may be left, because the answer to its creation can be lost.
 func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()

@@ -79,7 +79,7 @@ func (h *rackHealth) now() rackKnown {
 
 const expiryInterval = time.Hour
 
-// readExpiry asks the rack when the user's tokens expire, at most once an hour. It only logs errors.
+// readExpiry asks the rack when the user's tokens expire, at most hourly. An error is only logged.
 func (h *rackHealth) readExpiry(ctx context.Context) {
 	if time.Since(h.askedExpiry) < expiryInterval {
 		return

@@ -73,7 +73,7 @@ func (v *view) readVolumes(ctx context.Context) error {
 	return nil
 }
 
-// pods reads and groups the pods on a node, and checks whether a PodDisruptionBudget forbids a stop.
+// pods groups the pods on a node, and checks whether a PodDisruptionBudget forbids a stop.
 func (v *view) pods(ctx context.Context, n *node) (sorted, error) {
 	s, own, err := v.sorted(ctx, n)
 	if err != nil {
@@ -192,7 +192,7 @@ func (c *Cluster) annotate(ctx context.Context, a *attachment, key, value string
 }
 
 // annotation returns the merge patch that sets an annotation, or removes it if the value is "". The
-// API server refuses the patch unless the object's metadata.<field> equals the parameter has.
+// API server refuses the patch unless the object's metadata.<field> equals the parameter "has".
 func annotation(key, value, field, has string) []byte {
 	set := &value
 	if value == "" {

@@ -79,7 +79,7 @@ func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 }
 
 // ends checks that the operation on the node "a" has ended and that the node is as before. It also
-// checks that the operation's problem contains the text problem or, if that is "", is empty.
+// checks that the operation's problem contains the parameter or, if that is "", is empty.
 func (w *fixture) ends(problem string, stopped bool) {
 	w.t.Helper()
 	last, n := w.last("a"), w.node("a")
@@ -95,7 +95,7 @@ func (w *fixture) ends(problem string, stopped bool) {
 // The test begins a step, and disturbs it. A disturbed drain ends without a stop. After a
 // disturbance of a later step the keeper starts the instance again.
 func TestADisturbedOperationEndsWithARunningInstance(t *testing.T) { // D-61
-	// loses returns a function that creates a budget and calls lose(). The budget's status is stale.
+	// loses returns a function that creates a budget and makes its status stale by calling lose().
 	loses := func(lose func(*fixture)) func(*fixture) {
 		return func(w *fixture) {
 			w.pod("a", "db-a", "StatefulSet", "data")

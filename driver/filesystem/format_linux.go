@@ -95,8 +95,8 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 // xfsSwitch matches a 0|1 option, or the letter of an option group, in the usage text of mkfs.xfs.
 var xfsSwitch = regexp.MustCompile(`\[-(\w) |(\w+)=0\|1[],]`)
 
-// xfsSwitches sets each 0|1 option of the groups -m, -i and -n to 1 if it is one of newFeatures(),
-// else to 0. It finds the options in mkfs.xfs's usage text, and omits those that the volume sets.
+// xfsSwitches returns arguments that set each 0|1 option of the groups -m, -i and -n in the usage
+// text of mkfs.xfs: those in newFeatures() to 1, others to 0. It omits those that the volume sets.
 func xfsSwitches(v Volume) (args []string, err error) {
 	usage, err := runTool(nil, "mkfs.xfs")
 	text := strings.ReplaceAll(usage.Stderr, "inobtcnt", "inobtcount") // wrong name in xfsprogs 5.10
@@ -118,7 +118,7 @@ func xfsSwitches(v Volume) (args []string, err error) {
 // btrfsSwitch matches a feature in the list that mkfs.btrfs prints, but not an alias of a feature.
 var btrfsSwitch = regexp.MustCompile(`(?m)^([a-z0-9-]+) +- .*\)$`)
 
-// btrfsSwitches turns each feature of -O and the older -R on if it is in newFeatures(), else off.
+// btrfsSwitches returns arguments that turn the features in newFeatures() on, and all others off.
 func btrfsSwitches(v Volume) (args []string, err error) {
 	for _, flag := range []string{"-O", "-R"} {
 		list, err := runTool(nil, "mkfs.btrfs", flag, "list-all")

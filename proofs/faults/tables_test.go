@@ -129,8 +129,8 @@ var answers = []answer{
 
 func (r *cellRun) other() string { return r.others[kindOf(r.operation)] }
 
-// setBody chooses the body that the fault damages. For a delete, it is the body of an error. If the
-// rack makes another change before it answers, it is the rack's own body, otherwise a wrong object.
+// setBody chooses the body that the fault damages. For a delete, that is the body of an error. For
+// other changes, it is the rack's own body if the change is made first, otherwise a wrong object.
 func setBody(f *adminapi.Fault, r *cellRun) {
 	switch {
 	case strings.HasSuffix(r.operation, "_delete"):
@@ -362,7 +362,7 @@ func publishEffect(s *environment, node string) effect {
 	return s.moves(name, node, harness.PublishRequest(s.volume(name), node))
 }
 
-// unpublishEffect creates a volume, and attaches it to an instance with the function attach. The
+// unpublishEffect creates a volume, and calls attach() to attach it to the instance "from". The
 // effect detaches the volume from the node or, if node is "", from every node.
 func unpublishEffect(s *environment, attach func(disk, instance string), from, node string) effect {
 	name := s.name("unpublish")

@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// size limits a round's images. images is the wanted total. For each scenario, flushes is the most
-// images that end at a flush, and sampled the least images that contain a random choice of writes.
+// size limits a round's images. images is the wanted total. For a scenario, flushes is the maximum
+// of images that end at a flush, and sampled the minimum of images with a random choice of writes.
 type size struct{ images, flushes, sampled int }
 
 var (
