@@ -263,7 +263,7 @@ type sorted struct {
 	// stay contains pods with volumes of the driver, both running and waiting ones. Their disks stay
 	// attached, so the pods have to come back to this node. Moving a pod causes another stop.
 	stay []*corev1.Pod
-	// lost is why a pod would not come back after a stop or must not be stopped. Otherwise it is "".
+	// lost names a pod because of which the instance must not be stopped, and the reason, or is "".
 	lost string
 	// budget describes the PodDisruptionBudget that forbids the evictions or the stop, or is "".
 	budget string

@@ -20,7 +20,7 @@ import (
 const (
 	// recordInterval is a writer's pause between two records, in which a rack can copy the disk.
 	recordInterval = 25 * time.Millisecond
-	// minRecords is the least number of records before a snapshot, and also after it.
+	// minRecords is how many records to await before a snapshot, and how many more after it.
 	minRecords   = 20
 	maxRecords   = 1 << 12
 	writeTimeout = time.Minute

@@ -189,7 +189,7 @@ func (p *Preparation) finish(found state) error {
 }
 
 // Mount calls mount.New and explains the kernel's refusals. On a read-only device the kernel
-// returns EROFS for an ext or xfs with a log to replay; proveMountable refuses a btrfs with one.
+// refuses an ext or xfs with a log to replay (EROFS). A btrfs with such a log never gets here.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
 	if errors.Is(err, unix.EROFS) {

@@ -169,7 +169,7 @@ func (c *Client) World(ctx context.Context) (World, error) {
 	return c.LookAtWorld(ctx)
 }
 
-// LookAtWorld always reads the ids, and returns an error if they differ from those read first.
+// LookAtWorld reads the ids from the rack, and returns an error if they differ from the first ones.
 func (c *Client) LookAtWorld(ctx context.Context) (World, error) {
 	now, err := c.readWorld(ctx)
 	if err != nil {

@@ -73,8 +73,8 @@ func DiskName(cluster, csiName string) string { return ownName(cluster, csiName)
 // the same name: snapshots and disks have separate names on the rack.
 func SnapshotName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
-// ownName hashes the cluster's id and the CSI name. No id contains a NUL, so no two pairs result in
-// the same text.
+// ownName hashes the cluster's id, a NUL and the CSI name. No id contains a NUL, so two different
+// pairs of id and CSI name never yield the same text to hash.
 func ownName(cluster, csiName string) string {
 	sum := sha256.Sum256([]byte(cluster + "\x00" + csiName))
 	return ownPrefix + nameEncoding.EncodeToString(sum[:])[:SerialBytes-len(ownPrefix)]
