@@ -113,7 +113,7 @@ func (n *node) proof(instance string) int {
 
 // instanceOf returns the instance with which the node's driver is registered, or why the node's
 // instance is unknown: the driver is not registered, spec.providerID names another instance, or
-// another node has at least as strong a proof for the same instance.
+// another node has evidence for the same instance that is at least as strong.
 func (v *view) instanceOf(n *node) (instance, why string) {
 	if n.registered == "" {
 		return "", "the driver is not registered on this node"

@@ -24,9 +24,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// The benchmarks (make bench) print their medians as FIGURE lines, which docs/sizing.md cites.
-// They measure lists alternately with and without the driver, so that other load on the machine
-// affects both.
+// The benchmarks (make bench) print their medians as FIGURE lines, which docs/sizing.md cites. The
+// benchmark of lists alternates between the driver and Oxide's client, so that other load on the
+// machine affects both.
 
 type bench struct {
 	run    *harness.Run

@@ -225,11 +225,11 @@ func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 	return nil
 }
 
-// begin runs after all checks, right before the first write to the disk, or before the mount if the
-// stage writes nothing. The device of a read-only disk may look writable, so begin sets its
-// read-only switch: the kernel then writes nothing, and refuses a filesystem with a log to replay.
-// begin clears the switch of a writable disk only if the disk may have been published as a raw
-// device, because the driver sets it for no other use.
+// begin runs after all checks, right before the stage first writes to the disk or, if it does not,
+// before the mount. For a read-only disk it sets the device's read-only switch, because the device
+// may look writable. The kernel then writes nothing, and refuses a filesystem with a log to replay.
+// For a writable disk it clears the switch only if an earlier publication of the disk as a
+// read-only raw device may have set it.
 func (v *nodeVolume) begin(covers int64) error {
 	known, _ := v.record.load()
 	if err := v.record.save(v.DiskName, v.Block, covers); err != nil {
