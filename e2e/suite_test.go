@@ -160,8 +160,8 @@ type settings struct {
 	Offline, Keep, Reuse bool
 }
 
-// settleTimeout is the time in which everything that a spec created has to disappear. Kubernetes
-// repeats a refused detach or delete after growing pauses.
+// settleTimeout is the time in which everything that a spec created has to disappear. It is long
+// because Kubernetes repeats a refused detach or delete after growing pauses.
 const settleTimeout = 2 * time.Minute
 
 const evidenceTimeout = 2 * time.Minute

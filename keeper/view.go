@@ -210,9 +210,9 @@ func (a *attachment) wakeup(r *operation) string {
 	return value
 }
 
-// settled reports whether the attacher is done with the attachment in an operation. Either it has
-// succeeded, or it has tried again since the keeper woke it, and failed for a reason that neither a
-// stopped instance nor another attempt removes.
+// settled reports whether operation r need not wait for the attachment. Either the attachment has
+// succeeded, or the attacher has tried again since the keeper woke it in r, and failed for a reason
+// that neither a stopped instance nor another attempt removes.
 func (a *attachment) settled(r *operation) bool {
 	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
 }
