@@ -172,8 +172,8 @@ func (v *view) unasked(pods sorted) []string {
 	return missing
 }
 
-// wanted reports whether any attachment of n still needs the operation. Either it waits for a stop,
-// or it waited for one when the operation began and is still not done, whatever its last error is.
+// wanted reports whether any attachment of n that is not held still needs the operation: it waits
+// for a stop now, or it waited for one when the operation began and is still not done.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))

@@ -107,7 +107,7 @@ func TestEachMissingPrerequisiteIsReportedInOneSentence(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(*machine)
-		// Element I of want lists texts that sentence I has to contain.
+		// want[i] lists texts that the sentence at index i of the result has to contain.
 		want [][]string
 	}{
 		"a machine that lacks nothing": {func(*machine) {}, nil},
