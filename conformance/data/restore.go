@@ -86,7 +86,7 @@ func checkSnapshot(s *checkRun) {
 	records := guest.Pattern{Seed: u.volume.seed, Generation: 1, Count: maxRecords}
 	if s.access != "block" {
 		// First write older records, which the writer then overwrites. So a torn snapshot shows old
-		// records among the new ones. Without older records, it might only have a shorter file.
+		// records among the new ones, and not only a shorter file.
 		u.write(true, records.At(2))
 	}
 	w := u.record(records)
