@@ -174,7 +174,7 @@ func changes(t *testing.T) []change {
 		{"the node keeper's budget can be left out", kept(),
 			kept("nodeKeeper.podDisruptionBudget=false")},
 		// On a node that shuts down, kubelet can unmount only while the registrar runs. So the grace
-		// period must last at least 60 s after the end of "leave", and 55 s after that of preStop.
+		// period has to be 60 s longer than "leave" may take, and 55 s longer than preStop may take.
 		{"a node that is shut down keeps its driver until it has left", kept(),
 			kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")},
 		{"cold attach needs no other duty", kept(), kept("nodeKeeper.startupTaint.enabled=false",

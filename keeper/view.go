@@ -200,8 +200,8 @@ func (a *attachment) waits() bool {
 	return failed != nil && strings.Contains(failed.Message, string(csierr.InstanceMustBeStopped)+":")
 }
 
-// wakeup returns the value of WokenAnnotation that wakes the attacher in an operation. It contains
-// the time of the last failure, from which triedAgain sees whether the attacher has tried since.
+// wakeup returns the value of WokenAnnotation that wakes the attacher in operation r. It contains
+// the time of the last failure, so that triedAgain sees whether the attacher has tried since.
 func (a *attachment) wakeup(r *operation) string {
 	value := r.id()
 	if failed := a.failure(); failed != nil {

@@ -7,5 +7,5 @@ import "os"
 // marker is the environment variable that Enter sets for the program that it starts again.
 const marker = "OXIDE_NAMESPACE"
 
-// Entered reports whether Enter has started this program again and has not yet returned in it.
+// Entered reports whether this program was started again by an Enter that has yet to return.
 func Entered() bool { return os.Getenv(marker) != "" }

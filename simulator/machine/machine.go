@@ -89,7 +89,7 @@ func (d Disk) block(file string) map[string]any {
 
 func port(slot int) string { return fmt.Sprintf("port-%#x", slot) }
 
-// device describes a disk's NVMe controller to QEMU. With ports, it is behind the slot's root port.
+// device describes a disk's NVMe controller to QEMU. If ports is true, the slot has a root port.
 func (d Disk) device(slot int, ports bool) map[string]any {
 	bus, at := "pci.0", slot
 	if ports {
