@@ -418,8 +418,8 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 }
 
 // exhausted describes a budget that forbids an operation, or returns "". A budget may forbid the
-// eviction of the pods in s.evict, or a stop of those in s.stay. Only a stop makes the unhealthy
-// pods in waiting healthy. So, for a budget with maxUnavailable, they do not count as unavailable.
+// eviction of the pods in s.evict, or a stop of those in s.stay. The unhealthy pods in the list
+// waiting need the stop to become healthy, so a budget with maxUnavailable does not count them.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

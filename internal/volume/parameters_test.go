@@ -346,7 +346,7 @@ func FuzzMountFlags(f *testing.F) {
 	})
 }
 
-// refusedText reports whether the text is ParseMountFlags' error for a fixed flag: bind or `"`.
+// refusedText reports whether the text is the error of ParseMountFlags for the flag bind or `"`.
 func refusedText(fsType, text string) bool {
 	return slices.ContainsFunc([][]string{{"bind"}, {"", "bind"}, {`"`}, {"", `"`}},
 		func(flags []string) bool {
