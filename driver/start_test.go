@@ -424,7 +424,7 @@ func TestProbeAndLogReportTheStateOfTheRack(t *testing.T) { // PR-1, PR-2, PR-3,
 		if got := strings.Count(book.String(), "\n"); got != step.lines {
 			t.Fatalf("after check %d the log has %d lines, want %d:\n%s", i, got, step.lines, book)
 		}
-		// The process reports what it waits for only until the rack has answered once.
+		// Until the rack has answered once, the process reports why it waits. It never does later.
 		why := h.now().unanswered
 		if why != nil && i > 0 || i == 0 && !csierr.Has(why, csierr.RackUnavailable) {
 			t.Errorf("after check %d the process waits because of %v", i, why)

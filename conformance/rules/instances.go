@@ -376,7 +376,7 @@ func checkChangeWhileCreating(c *Check) {
 	c.Await(seen.Id, oxide.InstanceStateStopped)
 }
 
-// updated sends an instance's present values, altered by change(), as an update.
+// updated sends an update with the instance's present values, which change() may alter before.
 func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) outcome[*oxide.Instance] {
 	now := c.see(id)
 	body := &oxide.InstanceUpdate{Ncpus: now.Ncpus, Memory: now.Memory,
