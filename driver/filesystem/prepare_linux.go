@@ -134,10 +134,10 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	return p.Begin(covers)
 }
 
-// mayGrow decides whether the filesystem may grow to the size of its device: only if the bytes
-// behind it are proven to be zero, or written by a growth that was cut off. Other bytes may be
-// data, so the driver mounts the filesystem without growing it. After a growth that was cut off,
-// unreadable bytes make the call fail instead, because a mount makes the growth records invalid.
+// mayGrow decides whether the filesystem may grow to the size of its device: only if all bytes
+// after the filesystem are proven to be zero or from an interrupted growth. Others may be data, so
+// the driver mounts the filesystem without growing it. After an interrupted growth, unreadable
+// bytes make the call fail instead, because a mount would make the records of the growth invalid.
 func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	if !found.Filesystem.canGrow(p.Device.SizeBytes) && !found.Growing {
 		return false, nil

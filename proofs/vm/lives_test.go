@@ -164,10 +164,10 @@ type pull struct {
 	round        int
 }
 
-// draw returns a random plan. Successive plans have all kinds and plugs. Each plan also kills the
-// machine in a later round, when the volume has records. The first eight plans move each kind of
-// volume from each kernel to the other. A disk is pulled (detached) only while it is attached. Only
-// an xfs is restored beside its origin: Linux 6.1 cannot mount a btrfs and its copy at once.
+// draw returns a random plan. Successive plans have all kinds of volumes and all plugs. Each plan
+// also kills the machine in a later round, when the volume has records. The first eight plans move
+// each kind both ways between the kernels. A disk is pulled (detached) only while it is attached.
+// Only an xfs is restored beside its origin: Linux 6.1 cannot mount a btrfs and its copy at once.
 func draw(r *rand.Rand, number int) plan {
 	p := plan{number: number, kind: filesystems[number%len(filesystems)],
 		first: (number + number/4) % 2, moves: r.IntN(2) == 0 || number < 8,
