@@ -345,7 +345,7 @@ func startProcess(name, log string, command, env []string, files ...*os.File) (*
 }
 
 // Environ returns this process's environment without the variables that configure this project's
-// programs. GORACE makes a program with the race detector end at once, not after a second.
+// programs. It sets GORACE, so that a program with the race detector ends without a second's delay.
 func Environ() []string {
 	return append([]string{"GORACE=atexit_sleep_ms=0"},
 		slices.DeleteFunc(os.Environ(), func(entry string) bool {

@@ -26,7 +26,7 @@ type view struct {
 	Nodes       []*node
 	Attachments []*attachment
 
-	// Look is the time before the first read. When it is too old, a stop with this view is refused.
+	// Look is the time before the first read. A stop based on this view is refused if Look is too old.
 	Look    rack.Look
 	records *corev1.ConfigMap
 

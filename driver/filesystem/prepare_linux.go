@@ -38,8 +38,8 @@ type Preparation struct {
 }
 
 // Run formats the device if it is blank, and otherwise checks and grows its filesystem. It returns
-// true if the caller has to grow the filesystem after the mount. A canceled context only ends Run's
-// wait for the read of the whole disk: all other steps run to their end.
+// true if the caller has to grow the filesystem after the mount. A canceled context can only stop
+// the read of the whole disk. All other steps run to their end.
 func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	d, v := disk{p.Device}, p.Volume
 	found, err := d.inspect(v)
@@ -134,10 +134,10 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	return p.Begin(covers)
 }
 
-// mayGrow decides whether the filesystem may grow to the size of its device: only if all bytes
-// after the filesystem are proven to be zero or from an interrupted growth. Others may be data, so
-// the driver mounts the filesystem without growing it. After an interrupted growth, unreadable
-// bytes make the call fail instead, because a mount would make the records of the growth invalid.
+// mayGrow decides whether the filesystem may grow: only if all bytes of the device after it are
+// proven to be zero or written by an interrupted growth. Other bytes may be data, so the driver
+// mounts the filesystem without growing it. After an interrupted growth, unreadable bytes make the
+// call fail instead, because a mount would make the records of the growth invalid.
 func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	if !found.Filesystem.canGrow(p.Device.SizeBytes) && !found.Growing {
 		return false, nil
