@@ -384,7 +384,7 @@ type snapshot struct {
 	content, handle string
 }
 
-// Snapshot creates a VolumeSnapshot. The method Ready waits until it exists on the rack.
+// Snapshot creates a VolumeSnapshot. The method Ready waits until the snapshot is ready to use.
 func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 	made := &snapshot{name: fmt.Sprintf("snapshot-%d", serial.Add(1))}
 	made.object = &unstructured.Unstructured{Object: map[string]any{

@@ -38,8 +38,8 @@ type Preparation struct {
 }
 
 // Run formats the device if it is blank, and otherwise checks and grows its filesystem. It returns
-// true if the caller has to grow the filesystem after the mount. A canceled context can only stop
-// the read of the whole disk. All other steps run to their end.
+// true if the caller has to grow the filesystem after the mount. If ctx is canceled, Run stops
+// waiting for a read of the whole disk, which continues. All other steps run to their end.
 func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	d, v := disk{p.Device}, p.Volume
 	found, err := d.inspect(v)
@@ -261,7 +261,7 @@ func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 // thawUnmounted thaws the filesystem that keeps the device busy if it is mounted nowhere. It thaws
 // no mounted filesystem, because a user may rely on the freeze. It opens the filesystem through a
 // detached mount. If no mount succeeds, something else keeps the device busy. The first attempt
-// replays no log: if the filesystem has released the device meanwhile, it is mounted anew.
+// replays no log, because it is a new mount if the filesystem has released the device meanwhile.
 func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	views, err := mount.ReadViews(log)
 	if err != nil {

@@ -221,8 +221,8 @@ func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	return found
 }
 
-// CopiesAt lists the mounts in other namespaces that are on the same directory or file as path in
-// the driver's own namespace.
+// CopiesAt lists the mounts of other namespaces on the directory or file to which path leads in the
+// driver's own namespace.
 func (vs Views) CopiesAt(path string) []Found {
 	dir, ok := vs[0].table.locate(filepath.Dir(path))
 	if !ok {
