@@ -140,8 +140,8 @@ func Serial(diskName string) string {
 	return diskName[:min(len(diskName), SerialBytes)]
 }
 
-// NameAndID returns an object's name and id for messages. The rack's console shows the name,
-// Kubernetes the id. Either may be empty.
+// NameAndID returns an object's name and id for messages. The rack's console shows the name, and
+// Kubernetes shows the id. Either may be empty.
 func NameAndID(name, id string) string {
 	switch {
 	case name == "":

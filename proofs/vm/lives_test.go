@@ -157,7 +157,7 @@ type plan struct {
 	cold, moves, restore bool
 }
 
-// pull is a planned disturbance (plug). It comes in a round, during a call, after a delay.
+// pull is a planned disturbance (plug): in this round, after this delay within the call "during".
 type pull struct {
 	plug, during string
 	delay        time.Duration
