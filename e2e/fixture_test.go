@@ -465,8 +465,8 @@ type rackClients struct {
 	Admin adminapi.Client
 }
 
-// newRackClients connects to the rack at the control plane's address: the rack's pod uses the
-// network of its node.
+// newRackClients connects to the rack at the address of n, the control plane's node. The rack's pod
+// runs there with hostNetwork.
 func newRackClients(n node) *rackClients {
 	address, _, err := n.IP()
 	Expect(err).NotTo(HaveOccurred())

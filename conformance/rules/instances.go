@@ -200,7 +200,7 @@ var ofInstances = []tested{
 		jumbo := c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
 			u.EnableJumboFrames = oxide.NewPointer(true)
 		})
-		// The fleet of a real rack may allow jumbo frames.
+		// A real rack may accept the update, because its fleet may allow jumbo frames.
 		if jumbo.err != nil || c.simulated() {
 			jumbo.refused(invalidRequest("enable_jumbo_frames may only be set to true when " + optIn))
 		}

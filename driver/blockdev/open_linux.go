@@ -246,8 +246,8 @@ func (d *OpenDevice) SetReadOnly(on bool) error {
 	return Ioctl(d.descriptor(), unix.BLKROSET, unsafe.Pointer(&n))
 }
 
-// DropCache makes the kernel drop its cache of the device. While any process has the device open,
-// the cache keeps the bytes of a failed write, which are not on the disk.
+// DropCache makes the kernel drop its cache of the device. Otherwise, while any process has the
+// device open, the cache keeps the bytes of a failed write, which are not on the disk.
 func (d *OpenDevice) DropCache() error {
 	if err := Ioctl(d.descriptor(), unix.BLKFLSBUF, nil); err != nil {
 		return fmt.Errorf("drop what the kernel has kept of %s: %w", d.Path, err)

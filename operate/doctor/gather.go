@@ -266,7 +266,7 @@ func (g *gatherer) rack(ctx context.Context) {
 			r.Disks[c.handle] = found(ctx, c.handle, csierr.VolumeNotFound, g.Rack.Disk, g.diskOf)
 		}
 	}
-	// Resolve again: a chain whose node is unknown now has the instance of its disk.
+	// Resolve again: where a chain's node was unknown, its disk now shows the instance.
 	for _, c := range resolve(&g.e) {
 		id := c.node.instance
 		if _, asked := r.Instances[id]; asked || id == "" {

@@ -40,8 +40,8 @@ const (
 type act struct {
 	kind string
 	a, b int
-	// at determines when a disturbance happens. If at is odd, it waits until a keeper's operation is
-	// in progress. If at is positive, it then also waits for the leader's request with this number.
+	// If at is odd, the disturbance first waits until a keeper's operation is in progress. Then, if at
+	// is positive, it waits for the leader's request with this number.
 	at int
 }
 

@@ -338,8 +338,8 @@ func (v *life) call(what string, n *node) func(context.Context) error {
 	}[what]
 }
 
-// step makes a call of a round on a node. If the next disturbance is planned for this call, step
-// causes it.
+// step makes the call "what" on node n. If the next disturbance is planned for this call in this
+// round, step causes it.
 func (v *life) step(ctx context.Context, n *node, round int, what string) {
 	call := v.call(what, n)
 	if len(v.pulls) == 0 || round != v.pulls[0].round || what != v.pulls[0].during {
