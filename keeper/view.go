@@ -172,8 +172,8 @@ func (v *view) unasked(pods sorted) []string {
 	return missing
 }
 
-// wanted reports whether any attachment of n that is not held still needs the operation: it waits
-// for a stop now, or it waited for one when the operation began and is still not done.
+// wanted reports whether any attachment of n that is not held still needs the operation: such an
+// attachment waits for a stop now, or waited for one when the operation began and is not done yet.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))
@@ -419,7 +419,7 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 
 // exhausted describes a budget that forbids an operation, or returns "". A budget may forbid the
 // eviction of the pods in s.evict, or a stop of those in s.stay. The unhealthy pods in the list
-// waiting need the stop to become healthy, so a budget with maxUnavailable does not count them.
+// waiting need the stop to become healthy, so they do not count against a maxUnavailable.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {

@@ -134,10 +134,10 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	return p.Begin(covers)
 }
 
-// mayGrow decides whether the filesystem may grow: only if all bytes of the device after it are
-// proven to be zero or written by an interrupted growth. Other bytes may be data, so the driver
-// mounts the filesystem without growing it. After an interrupted growth, unreadable bytes make the
-// call fail instead, because a mount would make the records of the growth invalid.
+// mayGrow decides whether the filesystem may grow: only if all bytes of the device behind the
+// filesystem are proven to be zero or written by an interrupted growth. Other bytes may be data, so
+// the driver mounts the filesystem without growing it. After an interrupted growth, unreadable
+// bytes make the call fail instead, because a mount would make the records of the growth invalid.
 func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	if !found.Filesystem.canGrow(p.Device.SizeBytes) && !found.Growing {
 		return false, nil
@@ -189,7 +189,7 @@ func (p *Preparation) finish(found state) error {
 }
 
 // Mount calls mount.New and explains the kernel's refusals. On a read-only device the kernel
-// refuses an ext or xfs with a log to replay (EROFS). A btrfs with such a log never gets here.
+// refuses an ext or xfs with a log to replay (EROFS), and proveMountable refuses such a btrfs.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
 	if errors.Is(err, unix.EROFS) {

@@ -189,7 +189,7 @@ func (v view) process() string {
 	return fmt.Sprintf("%d (%s)", v.pid, blockdev.ProcessName(v.pid))
 }
 
-// Describe returns text for an error: the first eight mounts or processes, and the number of others.
+// Describe returns text for errors: the first eight mounts or processes, and the number of others.
 func Describe[T any](all []T) string {
 	var words []string
 	for i, one := range all {

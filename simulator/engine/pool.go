@@ -35,7 +35,7 @@ type poolWords struct {
 	otherVersion, overlaps, missing string
 	// usedExtent is the error for removing an extent in use, and usedPool for unlinking a pool in use.
 	usedExtent, usedPool string
-	// secondDefault is the error for a second default pool. If empty, the rack says "already linked".
+	// secondDefault is the error for a second default pool. If empty, the rack says the link exists.
 	secondDefault string
 	// strict means that unlinking a pool that is not linked is an error.
 	strict bool
