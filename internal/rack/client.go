@@ -31,7 +31,7 @@ import (
 type Client struct {
 	*oxide.Client
 	Project string // name or UUID
-	// LookLimit is how long after its Look a change may be sent; 0 means DefaultLookLimit.
+	// A change must be sent within LookLimit after its Look; 0 means DefaultLookLimit.
 	LookLimit time.Duration
 
 	world world
