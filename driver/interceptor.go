@@ -218,9 +218,9 @@ func (r redacted) LogValue() slog.Value {
 // maxMapBytes is CSI's limit for every map without a limit of its own (B-2).
 const maxMapBytes = 4 << 10
 
-// fieldLimits lists the string fields with another limit than volume.MaxStringBytes. 0 means that
-// nothing is checked here: the node checks paths, an invalid starting token gets another code, and
-// CSI limits the total size of mount flags.
+// fieldLimits lists the string fields whose limit is not volume.MaxStringBytes. 0 means no check
+// here: the node checks paths, an invalid starting token gets a code of its own, and CSI limits the
+// total size of mount flags.
 var fieldLimits = map[protoreflect.Name]int{
 	"target_path": 0, "staging_target_path": 0, "volume_path": 0,
 	"starting_token": 0, "mount_flags": 0, "node_id": 256,

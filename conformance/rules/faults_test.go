@@ -33,8 +33,8 @@ import (
 type fault struct {
 	// legal means that a healthy rack or the network can cause the fault. Then checks must not fail.
 	legal bool
-	// noticed means that a check must fail, or report that it could not test its rule. If noticed is
-	// false, every check must remove its objects.
+	// noticed means that a check must fail, or report that it could not test its rule. Such checks may
+	// leave objects in the rack; with all other faults, no object may be left.
 	noticed bool
 	// once means that the fault strikes one request of each check instead of every request.
 	once bool
@@ -432,7 +432,7 @@ func sweep(ctx context.Context, rack *harness.Rack, mark string) (left []string,
 	return left, err
 }
 
-// draw fills h.trials, and returns the number of irrelevant fields.
+// draw fills h.trials. It skips the fields that irrelevant lists, and returns their number.
 func (h *faultTest) draw(t *testing.T) (ignored int) {
 	t.Helper()
 	add := func(operation, field, how string) {

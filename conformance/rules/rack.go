@@ -355,8 +355,8 @@ func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error)
 // errAnother means that the rack has shown another object than the one asked for.
 var errAnother = errors.New("the rack shows another object")
 
-// another() returns an error if a read by ID or by name shows another object. Without this error
-// the caller might delete that object.
+// another() returns errAnother if a read by ID or by name shows an object with another ID and name.
+// Without this error the caller might delete that object.
 func another(operation, which string, status int, body []byte) error {
 	if status != http.StatusOK || !slices.Contains([]string{"disk_view", "snapshot_view",
 		"instance_view", "image_view", "project_view"}, operation) {

@@ -393,7 +393,7 @@ func (s snapshotSpec) checkAnswer(doing string, source *oxide.Disk, got *oxide.S
 	return nil
 }
 
-// difference describes, for an error, how a snapshot differs from the spec. It returns "" for none.
+// difference describes, for an error, how a snapshot differs from the spec, or returns "".
 func (s snapshotSpec) difference(got *oxide.Snapshot) string {
 	m, tagged := volume.ParseTag(got.Description)
 	switch {

@@ -368,7 +368,7 @@ func TestUnstageRefusesAVolumeThatIsMountedInAnotherNamespace(t *testing.T) { //
 }
 
 // sharedGuest returns a guest whose kubelet directory propagates its mounts to other namespaces, as
-// on a node whose driver runs in a container. The result aside is a directory outside of kubelet's.
+// on a node whose driver runs in a container. aside is a directory outside of kubelet's directory.
 func sharedGuest(t *testing.T) (g *testGuest, aside string) {
 	t.Helper()
 	g = statefulGuest(t)

@@ -393,8 +393,8 @@ func (b *Builder) buildSingle(ctx context.Context, s single, programs string) (e
 	return b.build(ctx, s.image, dir, noNetwork)
 }
 
-// collected maps the name of a Dockerfile to the names of its image. The image's programs come from
-// a root filesystem.
+// collected maps the name of a Dockerfile to the names of the one image that is built from it. The
+// image's programs come from a root filesystem.
 var collected = map[string][]string{
 	"kubernetes": {
 		registry + "kube-apiserver:" + Kubernetes, registry + "kube-controller-manager:" + Kubernetes,

@@ -368,7 +368,7 @@ const (
 	// When a file reaches maxBytes, its last keepEntries entries are kept.
 	keepEntries = 200
 	maxBytes    = 128 << 10
-	// Confirm looks for the entry of Begin only in a file's last recentBytes: few entries follow it.
+	// Confirm searches only the last recentBytes of a file for Begin's entry: few entries follow it.
 	recentBytes = 8 << 10
 	// If there are maxVolumes files, a new file replaces the one written longest ago.
 	maxVolumes = 256

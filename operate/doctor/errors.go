@@ -189,7 +189,7 @@ func (c Cluster) latest(all []Finding, o *kube.Object, at Link, about string,
 // advice completes the explanation of some reasons (csierr.Explain): it names the broken link, what
 // happens by itself, and the next command.
 type advice struct {
-	// Link is the broken link. "" means the failed call's link: any call may return the reason.
+	// Link is the broken link. "" means the link of the failed call, whichever call that is.
 	Link     Link
 	ByItself string
 	// Next is a command with placeholders such as {volume}. names() returns their values.
@@ -197,7 +197,7 @@ type advice struct {
 	Reasons reasons // the reasons for which the advice is given
 }
 
-// Values of ByItself.
+// Values of ByItself, which says what happens if nobody acts.
 const (
 	repeated = "The orchestrator repeats the call, which fails until somebody has acted."
 	succeeds = "The orchestrator repeats the call, which succeeds "

@@ -68,7 +68,7 @@ func (c *content) wrote(block int, value uint64, synced bool) {
 	c.written[block] = append(c.written[block], value)
 }
 
-// After flushed(), the model expects that all data are on the disk.
+// flushed keeps only the last value of each block, because a flush has put it on the disk.
 func (c *content) flushed() {
 	for b, values := range c.written {
 		if !c.partial {
@@ -128,7 +128,7 @@ func pattern(v, block int, value uint64) []byte {
 	return data
 }
 
-// origin returns the volume from which v's data come through snapshots.
+// origin returns the volume at the beginning of the chain of snapshots from which v was restored.
 func origin(v int) int {
 	if s := kinds[v].snap; s != 0 {
 		return origin(snapOf[s])
@@ -279,7 +279,7 @@ func (h *History) forge(s Step, content *content) {
 		Device: proof.DiskFile(h.env.Rack, id)}.Write(h.env.target(s.vol, s.node, s.pod)))
 }
 
-// wait waits until every abandoned call has ended, and then empties world.doubts.
+// wait waits until every abandoned call has ended. Then it forgets their possible changes (doubts).
 func (h *History) wait(ctx context.Context) {
 	h.env.awaitIdle(ctx, h.world.rackDown)
 	if h.world.rackDown {

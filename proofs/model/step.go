@@ -52,7 +52,7 @@ const (
 	hold       op = "pod {pod} on {node}: keep v{vol} open"
 	holdByLoop op = "pod {pod} on {node}: put a loop device over v{vol}"
 	letGo      op = "pod {pod} on {node}: close v{vol}"
-	// A namesake is a disk with the serial of the volume's disk.
+	// A namesake is another disk, with the same serial as the volume's disk.
 	makeNamesake   op = "administrator: attach a namesake of v{vol} → node {node}"
 	takeNamesake   op = "administrator: delete the namesake of v{vol}"
 	fault          op = "rack: {fault}"
