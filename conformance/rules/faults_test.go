@@ -405,8 +405,8 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	return err
 }
 
-// placeOf chooses a successful request among those that the trial concerns. It returns how many of
-// those precede the chosen one.
+// placeOf chooses a successful request that the trial concerns. It returns how many requests that
+// the trial concerns precede the chosen one.
 func placeOf(exchanges []RecordedCall, tried trial, random *rand.Rand) int64 {
 	before, places := int64(0), []int64{}
 	for _, e := range exchanges {

@@ -70,8 +70,8 @@ type Chain struct {
 	// Place is where the report about a cluster shows the chain. It is nil for other questions.
 	Place *Place `json:"place,omitempty"`
 	Links []Step `json:"links"`
-	// Finding is the most important finding, or nil if no link is broken. It is the first finding or,
-	// if an error of the driver still counts, the first one that is not only inferred.
+	// Finding is the most important finding, or nil if no link is broken. It is the first finding. But
+	// if the driver has reported an error, an inferred finding is only used if there is no other.
 	Finding *Finding `json:"finding,omitempty"`
 }
 
@@ -421,7 +421,7 @@ type Disk struct {
 	Instance   string `json:"instance,omitempty"`
 	SizeBytes  int64  `json:"sizeBytes"`
 	BlockBytes int64  `json:"blockBytes"`
-	// FilesystemUUID is the UUID that the volume's filesystem must have, or "" if every UUID is right.
+	// FilesystemUUID is the UUID that the volume's filesystem must have. "" means that any is right.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	// Claim is the claim in the disk's description. The driver made the disk for this claim.
 	Claim   string `json:"claim,omitempty"`

@@ -279,7 +279,7 @@ func (h *History) forge(s Step, content *content) {
 		Device: proof.DiskFile(h.env.Rack, id)}.Write(h.env.target(s.vol, s.node, s.pod)))
 }
 
-// wait waits until every abandoned call has ended. Then it forgets their possible changes (doubts).
+// wait waits until every abandoned call has ended. Then no changes are in doubt any more.
 func (h *History) wait(ctx context.Context) {
 	h.env.awaitIdle(ctx, h.world.rackDown)
 	if h.world.rackDown {

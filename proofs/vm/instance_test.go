@@ -253,8 +253,8 @@ var knownDifferences = map[string]string{
 	"root/node/size":   "as above",
 }
 
-// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. A dev or
-// diskseq changes at each boot. If it equals the device node's, reader prints "the node's".
+// reader is a Perl program that prints attributes of the firmware and of each NVMe disk. Instead of
+// a dev or diskseq that equals the device node's, it prints "the node's": both change at each boot.
 const reader = `use Fcntl ":mode"; my ($sys, $dev, $want, $firmware) = @ARGV;
 sub get { my $of = shift; -d $of and return "directory"; open(my $f, "<", $of) or return "missing";
 	local $/; my $v = <$f>; my $mode = (stat $f)[2];

@@ -237,7 +237,7 @@ func (o *operator) onA(t *testing.T, b docs.Block) (out string, status int) {
 	}
 	c := o.command(ctx, `exec ssh -tt root@a "$COMMANDS"`)
 	c.Env = append(c.Env, "COMMANDS="+o.exports+"\n"+text)
-	// A pipe, unlike a reader of the answer, leaves the terminal's input open after the answer.
+	// Standard input is a pipe, so that it stays open after the answer.
 	keyboard, hand, err := os.Pipe()
 	if err != nil {
 		t.Error(err)

@@ -172,7 +172,7 @@ type file struct {
 }
 
 // read returns the entries of the lines that were written since its last call. It reads nothing if
-// the file, its size and time are the same. It leaves an incomplete last line for its next call.
+// path is the same file with the same size and time. Its next call reads an incomplete last line.
 func (f *file) read(path string, now os.FileInfo) (fresh []Entry) {
 	if f.info != nil && os.SameFile(f.info, now) && f.info.Size() == now.Size() &&
 		f.info.ModTime().Equal(now.ModTime()) || !now.Mode().IsRegular() {

@@ -237,7 +237,7 @@ type Table[T Record] struct {
 	Parent func(T) string
 }
 
-// These are the tables.
+// The tables. The function in each returns the ID of a record's parent.
 var (
 	Projects  = Table[Project]{"project", func(Project) string { return "" }}
 	Disks     = Table[Disk]{"disk", func(d Disk) string { return d.ProjectID }}
