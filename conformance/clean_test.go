@@ -347,8 +347,8 @@ func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 		verdicts[nothingMade], "false_alarms", alarms)
 }
 
-// The environment variable onlyVariable makes this binary run as oxide-conformance, with only the
-// check of that ID. The variable pluginVariable then has the driver's path.
+// If the environment variable onlyVariable has a check's ID, this binary runs as oxide-conformance,
+// with this check only. The variable pluginVariable then has the driver's path.
 const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
 
 func TestMain(m *testing.M) {
@@ -379,7 +379,7 @@ func TestMain(m *testing.M) {
 	os.Exit(p.Main(ctx))
 }
 
-// creating is a proxy that ends the run at the creating request with the number at.
+// creating is a proxy that ends the run at the at-th request that creates something.
 type creating struct {
 	rack     http.Handler
 	at       int64
@@ -393,7 +393,7 @@ type creating struct {
 	reader io.Closer
 }
 
-// creates matches creations. A bulk-write-start creates an import, which clean must end.
+// creates matches the paths of creations. A bulk-write-start creates an import, which clean ends.
 var creates = regexp.MustCompile(
 	`^/v1/(disks|snapshots|images|instances)(/[^/]+/bulk-write-start)?$`).MatchString
 
@@ -420,8 +420,8 @@ func (c *creating) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// death describes an early end of a run: how it ends, in which part, in which check ("" means all),
-// and at which of the requests that create something.
+// death describes an early end of a run that consists of one part and, unless only is "", of one
+// check. at is the number of the request, among those that create something, at which it ends.
 type death struct {
 	how, part, only string
 	at              int
@@ -473,7 +473,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 		step, last int
 		ways       []string
 	}
-	// Without the rule checks, request 1 is the role check's, and csi-sanity sends request 10.
+	// Without rule checks, creating request 1 is the role check's, and number 10 is csi-sanity's.
 	all := []series{{death{part: "ext4", at: 10}, 1, 10, []string{twice}}}
 	hows := ends
 	if !p.Long() {

@@ -347,8 +347,8 @@ func (p progress) awaitReturn(ctx context.Context) error {
 // before it records the step Attaching. The keeper attaches no disk itself: only the driver checks
 // whose disk it is.
 
-// pollEvery is the pause between two reads of a stopping instance's state. A round reads it for at
-// most pollFor, and the next round goes on.
+// pollEvery is the pause between two reads of a stopping instance's state. A round reads the state
+// for at most pollFor.
 const (
 	pollEvery = 100 * time.Millisecond
 	pollFor   = 4 * time.Second

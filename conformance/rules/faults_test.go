@@ -305,7 +305,7 @@ const (
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// The survey "altered" used the rack's admin listener, and the survey "real" did not.
+	// altered has the results of all rules; real lacks those of rules that need the admin listener.
 	altered, real surveyed
 	trials        []trial
 
@@ -330,7 +330,7 @@ func (h *faultTest) try(ctx context.Context, rack *harness.Rack, tried trial) er
 	}
 	limit := ruleTimeout
 	if f.noticed {
-		// The fault lasts, so waiting would not help.
+		// The check is not expected to pass, so do not repeat its requests for long.
 		r.recorder.patience, r.cleaning = 500*time.Millisecond, 2*time.Second
 	}
 	h.mu.Lock()

@@ -114,7 +114,7 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	case err != nil:
 		return nil, err
 	}
-	// For a disk that is being imported, the rack answers 503, as if it were busy itself (A42).
+	// The rack would answer 503 for a disk that is being imported, as a busy rack does (A42).
 	if err := checkImported(source); err != nil {
 		return nil, err
 	}

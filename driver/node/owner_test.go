@@ -312,7 +312,7 @@ func (v testVolume) unpublishSoon(target string) error {
 	return csitest.Call(v.guest.t.Context(), v.guest.impatient(), v.unpublishRequest(target))
 }
 
-// held checks that unstage unmounts nothing and fails with an error that contains the names.
+// held checks that unstage unmounts nothing, and that its error contains the names.
 func (v testVolume) held(names ...string) {
 	t := v.guest.t
 	t.Helper()

@@ -20,7 +20,7 @@ import (
 type parts struct {
 	// programs maps a module's name to the directory of its programs.
 	programs map[string]string
-	// node and workloads are images with the root filesystems of Debian's packages.
+	// node and workloads are images whose root filesystems consist of Debian packages.
 	node, workloads string
 }
 

@@ -219,8 +219,8 @@ var commandWord = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9.]*$`)
 var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)
 
 // commandAt replaces the placeholders of a command by names of the chain. If node is another node
-// than the chain's, {node}, {instance} and {driverPod} become names of that node. A placeholder
-// becomes a word in capitals if its name is unknown or does not match commandWord.
+// than the chain's, {node}, {instance} and {driverPod} become names of that node. If the name for a
+// placeholder is unknown or does not match commandWord, the placeholder becomes a word in capitals.
 func (c *chain) commandAt(node, text string) string {
 	at := c.node
 	if node != "" && node != at.name {
