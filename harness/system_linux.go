@@ -56,7 +56,7 @@ func LockDir(dir string) (*os.File, error) {
 	return Opened(f, Wrap(err, "lock %s", dir))
 }
 
-// removeKilled removes the directories of killed runs from /dev/shm, except those of failed runs.
+// removeKilled removes the directories that no run uses from /dev/shm, except those of failed runs.
 func removeKilled() {
 	dirs, _ := filepath.Glob(filepath.Join(shm, "oxide-sanity-*"))
 	for _, dir := range dirs {

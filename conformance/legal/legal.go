@@ -233,7 +233,7 @@ func (p *proxy) strikes() bool {
 // absence is the average number of requests between two outages of the rack.
 const absence = 300
 
-// leave begins an outage of length gone() if one is due, and reports whether an outage lasts.
+// leave begins an outage of length gone() if one is due. It returns true during an outage.
 func (p *proxy) leave(gone func() time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

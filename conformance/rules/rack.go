@@ -59,11 +59,11 @@ type TestedRack struct {
 	recorder  *recorder
 	http      *http.Client
 	closeIdle func()
-	// cleaning limits the removal of what a check created. pause is the time between two tries.
+	// cleaning limits the removal of what a check created. pause is the longest before a retry.
 	cleaning, pause time.Duration
 	made            int
-	// The checks share these objects. No check starts the instance stopped, or stops the instance
-	// running, to which runningDisk is attached.
+	// The checks share these objects. The instance in stopped is never started, and the one in running
+	// is never stopped. runningDisk is attached to the latter.
 	stopped, running *oxide.Instance
 	runningDisk      *oxide.Disk
 }
@@ -102,7 +102,7 @@ func (c connections) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 const (
-	// triesPause gives a busy rack time to do its work.
+	// triesPause is the longest pause before a failed check is repeated on a busy rack.
 	triesPause = 2 * time.Second
 	// requestTimeout limits one request, which may run a saga on a busy rack. requestPatience limits
 	// how long a request is repeated.

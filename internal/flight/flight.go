@@ -199,7 +199,7 @@ func Answered(ctx context.Context, request string) {
 	}
 }
 
-// Change is a change between Begin and End.
+// Change is a change that Begin has recorded. Call End when its outcome is known.
 type Change struct {
 	recorded bool // Begin's entry was written
 	ended    bool
@@ -395,8 +395,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without a file, Confirm has no open change to end. Before an End, somebody has removed the file
-		// that Begin wrote: report the entry as added, so that the change is logged.
+		// Confirm (Seen) has no open change to end. For an End, somebody has removed the file that Begin
+		// wrote: report the entry as added, so that the change is logged.
 		return !e.Seen, nil
 	}
 	if err != nil {

@@ -3,8 +3,8 @@
 // Tests and operators observe and disturb a simulated rack through the admin listener, which a real
 // rack lacks. [Routes] lists the requests that it answers. GET / answers a browser with the rack's
 // page, and other clients with the list of routes. The listener refuses requests from foreign web
-// pages. A name in the header Host must be localhost or configured. A header Origin must name the
-// listener. A change that a browser requests needs the token of the rack's page.
+// pages: a name in the header Host must be localhost or configured, a header Origin must name the
+// listener, and a change that a browser requests needs the token of the rack's page.
 //
 // The package imports no other package of this module.
 package adminapi
