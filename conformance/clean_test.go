@@ -386,7 +386,7 @@ type creating struct {
 	seen     atomic.Int64
 	answered bool          // the run gets the answer to that request before it dies
 	late     time.Duration // if answered is false, delays the answer, but no longer than the run lives
-	// made is closed after the request number at, and ended after the end of the run.
+	// made is closed after the at-th request was carried out, and ended after the end of the run.
 	made, ended chan struct{}
 	// exit is the result of the run's process. reader is the read end of its standard output, or nil.
 	exit   error
@@ -596,7 +596,7 @@ func TestRunWaitsForAnotherRunInTheSameInstance(t *testing.T) {
 	csitest.Got(waits.claimInstance(t.Context()))(t)()
 }
 
-// interruptOn calls its function when something is printed.
+// interruptOn is an io.Writer that calls its function for each write.
 type interruptOn struct{ call func() }
 
 func (i interruptOn) Write(p []byte) (int, error) {
@@ -660,7 +660,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	// While a driver in a call locks an agent's directory, clean leaves it. So repeat clean.
+	// Repeat clean, because it leaves an agent's directory that a driver, in a call, has locked.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

@@ -248,7 +248,7 @@ func (p progress) stop(ctx context.Context) error {
 	if err := p.k.stopInstance(ctx, p.v.Look, p.n.Record.Instance); err != nil {
 		return err
 	}
-	// Do not wait for the next round: another program may start the instance before it.
+	// Go on in this round, because another program may start the instance before the next round.
 	if state, err = p.awaitStopped(ctx); err != nil || state != oxide.InstanceStateStopped {
 		return err
 	}

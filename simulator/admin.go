@@ -288,7 +288,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	return c.Guard(admin)
 }
 
-// consoleDisk returns no error for a deleted disk or a disk that cannot have faults.
+// consoleDisk returns the details of a disk. It succeeds if the disk is gone or cannot have faults.
 func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
 	plane := s.rack.Plane()
 	d.AllocatedBytes, err = plane.Files.Allocated(id)

@@ -168,8 +168,8 @@ type faulting struct {
 	fault
 	next http.RoundTripper
 	skip atomic.Int64 // with once, the number of requests to let pass
-	// count gives a number to each value that is to be altered. struck counts the altered values, or
-	// the requests that the fault has struck.
+	// count gives a number to each value that is to be altered. struck counts the requests that send
+	// answered or, if send is nil, the values that were altered.
 	count, struck atomic.Int64
 }
 
@@ -487,7 +487,7 @@ func (h *faultTest) draw(t *testing.T) (ignored int) {
 	return ignored
 }
 
-// creation is 0 in tests, because a simulated rack lists an object right after its creation.
+// Tests set creation to 0, because a simulated rack lists an object right after its creation.
 func init() { creation = 0 }
 
 func TestRuleChecksTolerateLegalFaultsAndNoticeAllOthers(t *testing.T) {

@@ -59,7 +59,7 @@ type TestedRack struct {
 	recorder  *recorder
 	http      *http.Client
 	closeIdle func()
-	// cleaning limits the removal of what a check created. pause is the longest before a retry.
+	// cleaning limits a check's clean-up. pause is the longest pause between two tries of a check.
 	cleaning, pause time.Duration
 	made            int
 	// The checks share these objects. The instance in stopped is never started, and the one in running
@@ -82,7 +82,7 @@ func Open(c Config) (_ *TestedRack, err error) {
 		closeIdle: reads.CloseIdleConnections,
 		recorder:  &recorder{next: next, token: c.Token, patience: requestPatience}}
 	r.http = &http.Client{Transport: r.recorder, Timeout: requestTimeout,
-		// A rack does not redirect, and a request to another host would carry the token.
+		// Follow no redirect: a rack sends none, and a request to another host would carry the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	r.Client, err = oxide.NewClient(oxide.WithHost(c.Host), oxide.WithToken(c.Token),
 		oxide.WithHTTPClient(r.http))

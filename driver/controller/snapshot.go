@@ -368,7 +368,7 @@ func (s snapshotSpec) created(id string) change {
 }
 
 // tag returns the snapshot's ownership tag. If the driver made the disk, the tag contains the UUID
-// of its filesystem, which a restored volume inherits.
+// of the disk's filesystem, which a restored volume inherits.
 func (s snapshotSpec) tag(source *oxide.Disk) volume.Tag {
 	m := volume.Tag{Name: s.Name, Cluster: s.ClusterID, Claim: s.Claim,
 		BlockSize: int(source.BlockSize)}

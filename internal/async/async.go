@@ -100,7 +100,7 @@ func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (st
 	})
 }
 
-// Linger returns a context that outlives ctx by the given time, or until the caller calls end.
+// Linger returns a context that ends the given time after ctx, or when the caller calls end.
 func Linger(ctx context.Context, while time.Duration) (longer context.Context, end func()) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {

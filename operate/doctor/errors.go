@@ -12,7 +12,7 @@ import (
 )
 
 func (f Finding) brokenLink() Link {
-	// LinkClaim stands for a wrong value in a request, which breaks the link of the failed call.
+	// In advices, LinkClaim means a wrong value in a request. Then the failed call's link is broken.
 	if link := advices[f.Reason].Link; link != "" && link != LinkClaim {
 		return link
 	}

@@ -102,7 +102,7 @@ type operator struct {
 	env  []string
 	// release, if set, replaces the release v21 in the page's commands.
 	release string
-	// block returns the block of the page that contains the text.
+	// block returns the page's first block of commands with text in it.
 	block   func(text string) docs.Block
 	exports string
 }
