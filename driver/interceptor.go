@@ -58,7 +58,7 @@ func finish(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.
 	return answer, nil
 }
 
-// recoverPanics converts a panic to INTERNAL: one broken call must not end all others.
+// recoverPanics converts a panic to INTERNAL, so that one broken call does not end all others.
 func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		handler grpc.UnaryHandler) (answer any, err error) {
@@ -177,7 +177,7 @@ func objects(req any) []slog.Attr {
 	return attrs
 }
 
-// made returns the id of the object that a call created. Later calls name the object by this id.
+// made returns, for the log, the id of the object that a call created. Later calls use this id.
 func made(answer any) []slog.Attr {
 	if r, ok := answer.(*csi.CreateVolumeResponse); ok && r.GetVolume() != nil {
 		return []slog.Attr{slog.String("volume", r.GetVolume().GetVolumeId())}

@@ -177,7 +177,7 @@ func (p progress) drain(ctx context.Context) error {
 	switch {
 	case pods.lost != "":
 		return p.finish(ctx, pods.lost)
-	// Check the limit first: if it passed while no keeper ran, the drain must end without a stop.
+	// Check the limit first: if it passed while no keeper ran, the keeper must not stop the instance.
 	case p.overdue(p.k.Config.DrainTimeout):
 		problem := cmp.Or(pods.budget, "the attacher has not tried again; see its log")
 		if len(pods.evict) > 0 {

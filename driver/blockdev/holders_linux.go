@@ -29,7 +29,7 @@ func (d Device) isNode(st *unix.Statx_t) bool {
 }
 
 // openers lists the visible processes, except this one, that have a file open for which isFile
-// returns true. Locking is true if a "lock:" line in a descriptor's fdinfo contains mark.
+// returns true. It sets Locking if a "lock:" line in the fdinfo of such a file contains mark.
 func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	pids, err := Processes()
 	if err != nil {

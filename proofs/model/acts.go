@@ -34,7 +34,7 @@ type content struct {
 	// partial is set if the volume was detached from its node while in use. Then each block may have
 	// its acknowledged or any later value.
 	partial bool
-	// formatted is set if the volume has a filesystem, or data in its first or last block.
+	// formatted means that the driver must find data, and so must not format the volume.
 	formatted bool
 	// forged contains the files with forged records, or is nil if there are none.
 	forged proof.ForgedFiles

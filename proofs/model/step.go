@@ -118,7 +118,7 @@ type Step struct {
 
 	// Around, if not nil, runs the step: it calls do(), and may interrupt do().
 	Around func(ctx context.Context, do func(context.Context)) (Mishap, error)
-	// Starred is set if the line of the step begins with a star.
+	// Starred, a star before the line, marks a step in which the crash proof disturbs a process.
 	Starred bool
 	// Driver, if not nil, gets the call instead of the node's driver, which may be paused.
 	Driver *harness.Plugin
