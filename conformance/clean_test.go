@@ -660,7 +660,7 @@ func dieAndClean(t *testing.T, rack *bed, d death) (int, bool) {
 		csitest.Must(t, rack.Start(t.Context()))
 	}
 	csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
-	// Repeat clean, because it leaves an agent's directory that a driver, in a call, has locked.
+	// Repeat clean, because it skips an agent's directory while a driver in a call has it locked.
 	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
 		if want != "exit status 130" || d.how == twice {
 			prepare(t, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)

@@ -26,8 +26,8 @@ var lives = map[string]struct {
 	// update is the body of an update; "" means that the kind cannot be updated. shows is a text that
 	// the updated record must contain.
 	update, shows string
-	// The request in holder makes a deletion of the record fail with the error in holds. The requests
-	// in release make it succeed again. The test replaces NAME and ID by those of the record.
+	// The request in holder makes a deletion of the record fail with the error in holds. After the
+	// requests in release, a deletion succeeds. The test replaces NAME and ID by those of the record.
 	holder, holds, release string
 }{
 	"project": {

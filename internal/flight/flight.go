@@ -395,8 +395,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Confirm (Seen) has no open change to end. For an End, somebody has removed the file that Begin
-		// wrote: report the entry as added, so that the change is logged.
+		// Without a file, Confirm has no open change to end. But if e is from End, somebody has removed
+		// the file since Begin: report the entry as added, so that the change is logged.
 		return !e.Seen, nil
 	}
 	if err != nil {
