@@ -54,9 +54,9 @@ func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	return found
 }
 
-// descriptors makes only one system call for each open file, because a busy node has tens of
-// thousands, and the driver examines all of them before it formats, mounts or releases a device.
-// The call never waits for the server of a network filesystem.
+// descriptors makes only one system call for each open file: a busy node has tens of thousands of
+// open files, and the driver examines all before it formats, mounts or releases a device. The
+// call never waits for the server of a network filesystem.
 func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -547,8 +547,8 @@ func endsLine(f *os.File, size int64) bool {
 	return err == nil && last[0] == '\n'
 }
 
-// readLast reads only the end of the file. It returns the valid entries there, and the file's size.
-// If event is not "", it may omit entries of other events.
+// readLast returns the valid entries in the last bytes of the file, and the file's size. If event
+// is not "", it may omit entries of other events.
 func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {
