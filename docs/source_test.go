@@ -246,8 +246,8 @@ var tools = map[string]struct {
 	"simulator":   {"cmd/oxide-simulator", ".*", isOpening},
 }
 
-// changes is a pattern for the names of methods that change the rack or the cluster. Some are
-// methods of the tools, so that the test also finds their callers.
+// changes matches the names of methods that change the rack or the cluster. Some are the tools' own
+// helpers, such as createOwned, so the test also finds the helpers' callers.
 var changes = regexp.MustCompile(`^(Patch|Create|Update|UpdateStatus|Delete|Evict|` +
 	`patch|create|createOwned|remove|save|` +
 	`(Disk|Instance|InstanceDisk|Snapshot)(Create|Delete|Attach|Detach|Start|Stop|Reboot|Update))$`)

@@ -112,8 +112,8 @@ func mkfs(t *testing.T, v Volume, path string, size ...string) toolResult {
 	return made
 }
 
-// The driver can repeat an unfinished format only if no mkfs, with any options, overwrites all
-// records of a disk, and if the driver recognizes every byte that mkfs wrote. With PROOF_DURATION
+// The driver can repeat an unfinished format only if some record of a disk survives every mkfs,
+// with any options, and if the driver recognizes every byte that mkfs wrote. With PROOF_DURATION
 // set, the test tries all combinations.
 func TestMkfsKeepsAFormatRecordAndWritesOnlyRecognizedBytes(t *testing.T) {
 	long := os.Getenv("PROOF_DURATION") != ""

@@ -360,8 +360,8 @@ func FuzzJudge(f *testing.F) {
 	})
 }
 
-// After a failed write the kernel's cache keeps the new bytes while a program has the device open.
-// So e2fsck then finds no errors in a filesystem that is damaged on the disk.
+// While a program has the device open, the kernel's cache keeps the bytes of a failed write. e2fsck
+// would read these bytes, and find no error in a filesystem that is damaged on the disk.
 func TestPreparationDropsTheKernelCache(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, 64*mib)

@@ -353,9 +353,9 @@ func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 }
 
 // btrfsMountNumber returns the number of the disk that a mounted btrfs is on. The mount table does
-// not contain it: a btrfs mount has a device number of its own, and its source is only a name,
-// which another disk may have by now. So btrfsMountNumber asks the filesystem. The name
-// decides only if the mount cannot be opened, because it is hidden or in another namespace.
+// not contain it: a btrfs mount has a device number of its own, and its source is only a path,
+// which may lead to another disk by now. So btrfsMountNumber asks the filesystem. It uses the path
+// only if the mount cannot be opened, because it is hidden or in another namespace.
 func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {

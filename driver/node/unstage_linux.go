@@ -120,7 +120,7 @@ func (v heldVolume) takeDown(ctx context.Context, path string, layers []*mountin
 }
 
 // stagedDisks returns the disks that are mounted at the staging path, and the disk in the volume's
-// record. It returns none if the volume is not staged, or if its mounts and its disk are gone.
+// record. It returns none if the volume is not staged, or if it has no mounts and its disk is gone.
 func (v heldVolume) stagedDisks(own []stagedDisk) ([]stagedDisk, error) {
 	var disks []stagedDisk
 	for _, d := range own {

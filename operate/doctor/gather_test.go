@@ -141,7 +141,7 @@ func TestTheDoctorRepeatsNoRequest(t *testing.T) {
 				}
 			}
 			if q.Kind == AskCluster {
-				// nine lists and one exec by kubectl; and project, user, disks and instances of the rack
+				// kubectl: nine lists and one exec. Rack: the project, the user, the disks and the instances.
 				if len(asked) != 14 || len(d.Chains) < 5 {
 					t.Errorf("%d chains; asked %v", len(d.Chains), asked)
 				}

@@ -164,7 +164,7 @@ func (w *testCluster) checkJobs(name string) {
 	}
 }
 
-// countStop counts a stop for each volume for which the instance is stopped.
+// countStop counts the stop of an instance for each volume that caused it, and checks the limit.
 func (w *testCluster) countStop(k *replica, name string, r *recorded) {
 	if r == nil {
 		return
