@@ -338,7 +338,7 @@ func TestDeletionReleasesRoomInTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// created is the status of the creation's answer. If early is set, the deletion comes before it.
+		// created is the creation's HTTP status. If early is set, the deletion precedes the answer to it.
 		created int
 		early   bool
 		left    int

@@ -365,7 +365,7 @@ type Finding struct {
 type Report struct {
 	// Read is the number of blocks that were compared, and Wrong the number of those that differ.
 	Read, Wrong int64
-	// Findings has the first of the blocks that differ, at most maxFindings.
+	// Findings lists the first maxFindings blocks that differ.
 	Findings []Finding
 }
 

@@ -70,8 +70,8 @@ var ofGuests = []tested{
 		first := c.plug(oxide.Name(stem + "-first"))
 		shown := c.device(SerialOf(first.Name))
 		c.plug(oxide.Name(stem + "-second"))
-		// This third disk is attached after the second. When it has its device, the second disk would
-		// have one, too.
+		// Wait for the device of a third disk. By then the second disk would have its device, too, if it
+		// got one.
 		c.device(SerialOf(c.plug(c.name() + "-with-a-longer-name").Name))
 		var names []string
 		for _, d := range c.devices() {

@@ -213,8 +213,8 @@ func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide
 }
 
 // resolveAttach finds out whether the rack made an attach that it did not clearly answer. If so, it
-// returns the disk: a second attach could disturb a device that the instance already has. If the
-// instance lacks the device, the node service returns DeviceNotFound.
+// returns the disk, and the driver does not attach again: a second attach could disturb a device
+// that the instance has. If the instance lacks the device, the node service returns DeviceNotFound.
 func (a attachment) resolveAttach(ctx context.Context, before neighbours, why error) (*oxide.Disk,
 	error) {
 	disk, err := a.Rack.Disk(ctx, a.Disk)
@@ -515,8 +515,8 @@ func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error
 	return err
 }
 
-// statesWithoutInstance are the states of disks that are attached to no instance. A disk enters the
-// states other than detached only from detached, or before its first attach.
+// statesWithoutInstance are the states of disks that are attached to no instance. An attached disk
+// must become detached before it can enter any other of these states.
 var statesWithoutInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateDetached, oxide.DiskStateStateCreating, oxide.DiskStateStateMaintenance,
 	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromUrl,

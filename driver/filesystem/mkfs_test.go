@@ -43,7 +43,7 @@ func TestMkfsAcceptsTheOptionsThatTheDriverAccepts(t *testing.T) {
 		options []option
 	}{
 		{volume.Ext4, []int64{1, 2, 3}, []option{ratio, inode, block}},
-		// Small blocks make many groups. Their descriptors then need more space than a group has.
+		// Small blocks make many block groups, whose descriptors need more space than one group has.
 		{volume.Ext4, []int64{720, 1023}, []option{{"bytesPerInode", "1024 2100"},
 			{"inodeSize", "512 1024"}, block}},
 		// mke2fs writes the whole inode tables of an ext3, so these disks are small.

@@ -14,8 +14,8 @@ type region struct {
 func (r region) end() int64 { return r.Offset + r.Bytes }
 
 const (
-	// The driver reads headBytes and tailBytes whole: nearly all signatures are in them. The signature
-	// farthest from the disk's end is that of Promise's fake RAID: 3087 sectors of 512 bytes.
+	// The driver reads a disk's first headBytes and last tailBytes: nearly all signatures are in them.
+	// The one farthest from the end is that of Promise's fake RAID: 3087 sectors of 512 bytes.
 	headBytes = 1 << 20
 	tailBytes = 2 << 20
 	// sectorBytes is the size of the smallest region. All regions begin at multiples of it.

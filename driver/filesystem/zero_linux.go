@@ -101,8 +101,8 @@ func scanPending(d disk, progress string) error {
 		"%s; the read goes on, and the repeated call waits for it", d.Path, progress)
 }
 
-// judgeScan decides whether a job's result is still valid, or the caller has to read again. If
-// joined is true, another call started the job. If old is true, the job ended before this call.
+// judgeScan checks a job's result. If again is true, the caller has to read again. joined means
+// that another call started the job, and old that the job ended before this call.
 func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error) {
 	switch {
 	case old && (job.err != nil || job.DiskSeq == 0):

@@ -147,7 +147,7 @@ func suiteArgs(o options) []string {
 	return args
 }
 
-// tidy removes the cluster and the rack's files. After a failed suite it keeps the files.
+// If s.keep is set, tidy keeps all. Otherwise it keeps only the rack's files, if the suite failed.
 func (s *suiteRun) tidy(ctx context.Context, work, evidence string, green bool) error {
 	if _, err := os.Stat(evidence); !green && err == nil {
 		fmt.Fprintf(s.stdout, "e2e: the evidence of the failure is in %s\n", evidence)
@@ -305,8 +305,8 @@ func (s *suiteRun) claim(ctx context.Context) (release func(), err error) {
 	return claimCluster(lockDir, id, s.cache, s.clusterExists, s.note())
 }
 
-// claimCluster locks the cluster on the Docker engine whose ID is engine. If the lock's file names
-// no holder, an existing cluster belongs to this cache only if the cache has the file note.
+// claimCluster locks the cluster on the Docker engine whose ID is engine. It fails if a cluster
+// exists, and the lock's file names another cache, or names none and this cache has no file note.
 func claimCluster(
 	dir, engine, cache string, exists func() (bool, error), note string,
 ) (release func(), err error) {

@@ -186,14 +186,14 @@ var mayShow = []shown{
 	{`(disk|instance)/.*`, "it is the operator's own rack", true},
 }
 
-// shown allows the fields whose paths match places. If texts is set, they may contain any text.
+// shown allows output of the fields whose paths match places, and of any text if texts is set.
 type shown struct {
 	places, why string
 	texts       bool
 }
 
-// The test replaces each text that the doctor reads by one with the word canary: a name, any text,
-// or the old text with a suffix. Only the fields in mayShow may show this word.
+// The test replaces each text that the doctor reads by three texts with the word canary: a name,
+// free text, and the old text with a suffix. Only the fields in mayShow may show this word.
 func TestTheDoctorWritesNoSecret(t *testing.T) { // B-26
 	var read map[string]any
 	csitest.Must(t, json.Unmarshal(fmt.Appendf(nil, `{"objects":%s,"report":%s,"disk":%s,`+

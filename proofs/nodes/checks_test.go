@@ -60,7 +60,7 @@ func (w *testCluster) records() map[string]*recorded {
 const namespaceOfRecords = "oxide"
 
 type operation struct {
-	// began is when an operation last began. ended is when one last ended, even if without a stop.
+	// began is when an operation last began, ended when one last ended, with or without a stop.
 	began, ended time.Time
 	// asked is set if a keeper has requested the instance's stop. sets contains the StatefulSets whose
 	// pods this stop ends.

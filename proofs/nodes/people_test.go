@@ -154,7 +154,7 @@ func (w *testCluster) label(name string, _ act) {
 	})
 }
 
-// refusals are errors with which the driver refuses a volume although the instance is stopped.
+// refusals are errors with which the driver can refuse an attach or detach at a stopped instance.
 var refusals = []string{
 	"rpc error: code = ResourceExhausted desc = InstanceFull: 8 of 8 disks",
 	"rpc error: code = Unavailable desc = RackUnavailable: the rack does not answer",
@@ -215,7 +215,7 @@ func (w *testCluster) cutOff(name string, a act) {
 }
 
 // untilStopped runs turns until a keeper has requested the stop of an instance, and then some
-// rounds.
+// rounds of the leading keeper.
 func (w *testCluster) untilStopped(name string, a act) {
 	w.untilBusy(name, 1)
 	for range 20 {

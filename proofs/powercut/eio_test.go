@@ -209,7 +209,7 @@ func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) 
 	return notGrown, err
 }
 
-// stageFailing returns the driver's answer as a text, and an error if the driver breaks a promise.
+// stageFailing stages on a failing disk. said is the driver's answer, and err what it did wrong.
 func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool, said string,
 	err error) {
 	fired := p.disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,

@@ -243,7 +243,7 @@ func (h *Host) writeKeys(dir string, keys []string) error {
 
 // arguments returns QEMU's arguments for a machine that does not run before the command "cont".
 func (h *Host) arguments(g Guest, image string) []string {
-	// QEMU's NVMe controller ignores that a guest demands a durable write (FUA), and QEMU writes the
+	// QEMU's NVMe controller ignores a guest's demand for a durable write (FUA), and QEMU writes the
 	// block table of a qcow2 only at a flush. With writethrough the guest's journal survives a kill.
 	const own = "file=root.qcow2,format=qcow2,if=none,id=root,cache=writethrough"
 	// Set maxcpus to 2 or more: with 1, QEMU 7.2 without KVM drops memory barriers, and NVMe may hang.
