@@ -142,7 +142,7 @@ type cleaner struct {
 	// run is this run's ID, and helper the value of the setting --helper.
 	run, helper string
 	// known has the IDs of the disks that the preflight found on the instances that the run may stop.
-	// dead has the IDs of the runs whose objects clean removes. mayStop ignores these runs.
+	// dead has the IDs of the runs whose objects clean removes. mayStop permits disks of these runs.
 	known, dead map[string]bool
 	// started records whether a data check started the helper. It is nil before the data checks.
 	started *data.Helper

@@ -54,7 +54,7 @@ func TestUnstageNamesTheUsersOfTheDevice(t *testing.T) { // NU-5
 	v.guest.hasRecords()
 }
 
-// Each of kernelUsers begins a use of the device. Unpublish or unstage must then fail with names.
+// Each of kernelUsers begins to use the device, and returns what the driver's error must name.
 var kernelUsers = map[string]func(v testVolume, node string) (end func(), names []string){
 	"a loop device over the published file, with a mounted filesystem": func(v testVolume,
 		node string) (func(), []string) {

@@ -122,9 +122,9 @@ func (s *suiteRun) suite(ctx context.Context, environment, program string, args 
 	suite := exec.CommandContext(ctx, program, args...)
 	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
 	suite.Env = append(s.engine.Environment(), environment)
-	// In its own process group, the suite gets Ctrl-C only once, from this process, and its cleanup
-	// programs do not get it. If this process is killed, the kernel kills the suite, too, so that the
-	// suite does not use, and finally remove, a cluster that the next run has created.
+	// The suite has its own process group, so Ctrl-C reaches it only through this process, and does
+	// not reach its cleanup programs. If this process is killed, the kernel kills the suite, too:
+	// otherwise the suite would use, and finally remove, a cluster that the next run has created.
 	suite.SysProcAttr = suiteAttr()
 	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
 	suite.WaitDelay = suiteEnd

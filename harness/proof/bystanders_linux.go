@@ -30,7 +30,7 @@ const (
 // Member is a kind of disk: one of the two disks of a filesystem. The other disk is missing.
 type Member string
 
-// The kernel finds a member only by the device number or UUID that is on the missing disk.
+// The kernel does not use these disks: the disk that refers to them by number or UUID is missing.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"
@@ -48,7 +48,7 @@ type Bystanders struct {
 	count      *Invariant
 	files      [bystanders]string
 	mountpoint string
-	// NewGuestBystanders sets loops, the loop devices. NewRackBystanders sets ids, the disks' UUIDs.
+	// loops are NewGuestBystanders' loop devices; ids are the UUIDs of NewRackBystanders' disks.
 	loops   []loopdev.Device
 	ids     []string
 	states  [bystanders]FileState

@@ -72,8 +72,8 @@ type operation struct {
 	stoppedSets []string
 }
 
-// late is how long after an operation a delayed request of a keeper may still stop the instance. A
-// keeper may start an instance that stops within this time.
+// late is how long after an operation a keeper's delayed stop request can still take effect. If the
+// instance stops within this time, a keeper is allowed to start it.
 const late = 2 * time.Minute
 
 func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
