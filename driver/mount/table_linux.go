@@ -212,8 +212,8 @@ func IsNode(m *mountinfo.Info) bool {
 	return ok
 }
 
-// Device returns the number of the disk that is mounted. If a btrfs may be on one of several
-// devices, Device checks whether it is on likely.
+// Device returns the number of the disk that is mounted. If the kernel lists several devices for a
+// btrfs, Device checks whether the device likely is the right one.
 func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil

@@ -166,7 +166,7 @@ func TestUnpublishOrUnstageFailsWhileTheDeviceIsInUse(t *testing.T) { // NU-5
 	}
 }
 
-// An unresponsive device may return the same error as a missing one, for which unstage succeeds.
+// Unstage succeeds for a missing device. A device that does not answer can fail in the same way.
 func TestUnstageFailsWhileADeviceDoesNotAnswer(t *testing.T) { // NU-5
 	serve := func(t *testing.T) (*flakydisk.Server, *flakydisk.Disk, string) {
 		t.Helper()

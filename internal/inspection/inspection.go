@@ -80,7 +80,7 @@ type Volume struct {
 	Unseen   []Unseen  `json:"unseen,omitempty"`
 }
 
-// Problem is an error of the driver, as its reason and its sentence.
+// Problem is an error of the driver: its reason and its text.
 type Problem struct {
 	Reason csierr.Reason `json:"reason"`
 	Says   string        `json:"says"`

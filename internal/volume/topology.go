@@ -95,8 +95,8 @@ func sameKeys(a, b Segments) bool {
 
 // ChooseTopology returns a volume's topology: all locations in ours, because each can reach the
 // rack's disks. The first is the one that the request prefers most, or one that it allows. If ours
-// is empty, so is the topology. The request must then contain only instances, and the parameter
-// instances must be true: nodes report their instances. Instances never change the result.
+// is empty, so is the topology. Then the request must contain only instances, and nodes must report
+// them (the parameter instances is true). Instances never change the result.
 func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
 	[]*csi.Topology, error) {
 	if req == nil {

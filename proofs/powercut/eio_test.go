@@ -381,8 +381,8 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	}
 }
 
-// flushFails makes one flush fail while the driver unpublishes and unstages a volume. The first
-// result is an error if no call reports the failure.
+// flushFails makes one flush fail while the driver unpublishes and unstages a volume. wrong is an
+// error if no call reports the failure.
 func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
@@ -406,8 +406,8 @@ func TestAFailedJournalCommitBeforeUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
 }
 
-// journalFails makes a journal commit fail. The test causes this commit, not the driver. The first
-// result is an error if neither a call nor the volume's health reports the failure.
+// journalFails makes a journal commit fail. The test causes this commit, not the driver. wrong is
+// an error if neither a call nor the volume's health reports the failure.
 func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) {
 		rec.writeLoose()
