@@ -34,8 +34,8 @@ type Config struct {
 	ReadOnly  bool
 	// SizeLimit makes the device smaller than the file. 0 means the size of the file.
 	SizeLimit int64
-	// NoDiscards makes the device refuse discards. (Linux' loop driver cannot accept discards without
-	// changing the file.) It needs a writable /sys.
+	// NoDiscards makes the device refuse discards, for which /sys must be writable. (Linux' loop
+	// driver cannot accept discards without changing the file.)
 	NoDiscards bool
 	// First is the lowest allowed number of the device; 0 allows every number. Lower numbers stay free
 	// for "losetup -f", and for containers that have device nodes only for low numbers.

@@ -24,8 +24,8 @@ const (
 )
 
 // proveBlank proves that the whole disk is blank. If unfinished is true, the disk may also hold
-// records, and bytes that a mkfs of the driver writes. If the disk has no records and was created
-// blank for filesystems, it reads nothing: a format begins in regions that inspect has found blank.
+// records, and bytes that a mkfs of the driver writes. If it is false and the disk was created
+// blank for filesystems, nothing is read: a format begins in regions that inspect has found blank.
 // The result left contains the offsets of the chunks that mkfs has written to.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {
 	if p.Volume.madeBlank() && !unfinished {

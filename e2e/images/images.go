@@ -38,8 +38,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Kubernetes is the version of the offline cluster. The go.mod files below this directory pin this
-// version of Kubernetes, and the version of etcd that this version of kubeadm requires.
+// Kubernetes is the version of the offline cluster. The go.mod files below this directory pin it,
+// and the version of etcd that its kubeadm requires.
 const Kubernetes = "v1.35.4"
 
 const etcd = "3.6.6-0"
@@ -320,7 +320,7 @@ func readSystem(ctx context.Context) (system, error) {
 	return s, nil
 }
 
-// ofRelease returns the files in which each apt source has a suite of the release and the component
+// ofRelease returns the files whose apt sources all have a suite of the release and the component
 // "main". It omits other vendors' files. Each line of targets is FILE:ENTRY SUITE COMPONENT.
 func ofRelease(targets, codename string) []string {
 	hasMain, foreign := map[string]bool{}, map[string]bool{}
