@@ -360,8 +360,8 @@ func TestDoctorReportsFaultedDisksAndErrorsOfTheRack(t *testing.T) {
 	}
 }
 
-// Each case changes one text in the driver's objects. Every user can create objects such as the
-// results: pods with the driver's label and any owner, or a DaemonSet in another namespace.
+// Each case changes one text in the driver's objects. Every user can create objects like the
+// changed ones: pods with the driver's label and any owner, or a DaemonSet in another namespace.
 func TestDoctorIgnoresPodsOutsideTheDriversDaemonSet(t *testing.T) {
 	for name, change := range map[string]struct{ old, new string }{
 		"none":                 {driverPodJSON + ",", ""},

@@ -358,7 +358,7 @@ func (f *fixture) judgeRefusal(answer *status.Status) error {
 
 var place = regexp.MustCompile(`offset (\d+)`)
 
-// judgePlaces returns an error if the evidence names an offset at which the disk is zero.
+// judgePlaces fails if the sentence names an offset beyond the disk, or one where all is zero.
 func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 	for _, m := range place.FindAllStringSubmatch(sentence, -1) {
 		offset, err := strconv.ParseInt(m[1], 10, 64)

@@ -252,7 +252,7 @@ func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	return errors.Join(p.staged(), p.checkData(ctx, promises), p.usable(f.of), p.unstage(ctx))
 }
 
-// reportsNotGrown returns notGrown, and an error if the volume's health reports the opposite.
+// reportsNotGrown tells if the filesystem did not grow, and fails if the volume's health disagrees.
 func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err error) {
 	size := harness.Got(p.filesystemBytes())
 	health := harness.Got(p.bench.Plugin.Node().NodeGetVolumeHealth(ctx,
