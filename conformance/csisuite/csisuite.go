@@ -184,7 +184,7 @@ var Skips = []ExplainedSkip{
 }
 
 // AttachSkip matches the specs of csi-sanity that attach a disk to the running instance in which
-// the suite runs. A rack that attaches only to stopped instances cannot run them.
+// the suite runs. They cannot pass on a rack that attaches disks only to stopped instances.
 var AttachSkip = ExplainedSkip{regexp.MustCompile(
 	`when publishing more volumes than the node max attach limit|` +
 		`volume lifecycle should (work|be idempotent)|already mounted at a different target path|` +
@@ -256,8 +256,8 @@ func (a *Audit) Unused() []string {
 	return faults
 }
 
-// leftOut reports whether the caller excluded a spec, which then does not count as skipped. A spec
-// counts as skipped if it skips itself, or if its author marked it as pending.
+// leftOut reports whether a filter of the caller excluded a spec, which then does not count as
+// skipped. A spec counts as skipped if it skips itself, or if its author marked it as pending.
 func leftOut(spec types.SpecReport, config types.SuiteConfig) bool {
 	if spec.State.Is(types.SpecStatePending) {
 		filter, err := types.ParseLabelFilter(config.LabelFilter)

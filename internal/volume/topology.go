@@ -74,7 +74,7 @@ func (s Segments) value(key string) (string, bool) {
 	return "", false
 }
 
-// Within reports whether wanted is not empty and the location has all of its segments.
+// Within reports whether wanted is not empty and s has all segments of wanted.
 func (s Segments) Within(wanted map[string]string) bool {
 	for key, want := range wanted {
 		if got, ok := s.value(key); !ok || got != want {
