@@ -116,8 +116,8 @@ type Scan struct {
 
 const (
 	scanPiece = 4 << 20
-	// A sample has sampleEnd bytes at each end of a device, sampleEdge bytes on each side of every
-	// multiple of boundary, and as many between two multiples.
+	// A sample has sampleEnd bytes at each end of a device, and, for every multiple of boundary,
+	// sampleEdge bytes on each side of it and sampleEdge bytes at a random place before it.
 	sampleEnd  = 1 << 20
 	sampleEdge = 64 << 10
 	// boundary is the size of the pieces into which a rack divides a disk.

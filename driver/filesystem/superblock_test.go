@@ -88,7 +88,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	f.Add([]byte("XFSB"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, head []byte) {
-		// The zeroes put the input, even a short one, where btrfs has its superblock.
+		// Put the input at the offset of btrfs' superblock, followed by zeroes in case it is short.
 		far := append(make([]byte, btrfsOffset), head...)
 		far = append(far, make([]byte, btrfsBytes)...)
 		for _, b := range [][]byte{head, far} {
