@@ -246,8 +246,8 @@ func TestGetCapacityReturnsTheUnusedQuota(t *testing.T) { // CG-4, CG-5
 	}.try(t, &csi.GetCapacityRequest{}, nil)
 }
 
-// longRack answers list requests. A page has the requested length, but not more than the field most
-// allows if that is not 0.
+// longRack answers list requests. A page has the requested length, but at most l.most items if most
+// is not 0.
 type longRack struct {
 	project string
 	most    int

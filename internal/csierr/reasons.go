@@ -31,7 +31,7 @@ func New(reason Reason, format string, args ...any) error {
 	return &Error{Reason: reason, code: explanations[reason].Code, err: fmt.Errorf(format, args...)}
 }
 
-// Coded returns an Error whose code differs from the reason's, because CSI demands it for a call.
+// Coded returns an Error with this code, which CSI demands for the call, and not the reason's code.
 func Coded(code codes.Code, reason Reason, format string, args ...any) error {
 	return &Error{Reason: reason, code: code, err: fmt.Errorf(format, args...)}
 }

@@ -107,7 +107,7 @@ type Filesystem struct {
 type Mount struct {
 	Path   string `json:"path"`
 	FSType string `json:"fsType,omitempty"` // empty for a device node
-	// Failed is the state after an error, or "". Failed and Writable are set only if Process is "".
+	// Failed is "read-only after errors", for example. Failed and Writable need an empty Process.
 	Failed   string `json:"failed,omitempty"`
 	Writable bool   `json:"writable,omitempty"`
 	// Process names a process in the mount's namespace. It is "" for the driver's own namespace.

@@ -120,8 +120,8 @@ func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	c.p.SayOften("%d sectors; the last one: %v", c.sectors, f)
 }
 
-// sectorsOf selects some requests and returns one sector of each, in random order. In the long form
-// it returns the sectors of all requests twice: with times = 0 and with times = 1.
+// sectorsOf selects some requests and returns one sector of each, in random order. If
+// PROOF_DURATION is set, it returns the sectors of all requests twice: with times = 0, and with 1.
 func (c *failures) sectorsOf(of *recording, r *rand.Rand) (all []failing) {
 	found := requests(of, r)
 	r.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
