@@ -45,8 +45,8 @@ type bed struct {
 }
 
 // rackOf starts a simulated rack with TLS, the running instances a and b, and the stopped instance
-// helper. Its programs have no race detector, because the test of a whole run on a rack with
-// hot-plug, which does not use rackOf, covers nearly the same code with the detector.
+// helper. Its programs are built without the race detector: the test of a whole run on a rack with
+// hot-plug uses the detector, and covers nearly the same code.
 func rackOf(t *testing.T, options harness.RackOptions) *bed {
 	t.Helper()
 	run := harness.RunFor(t)

@@ -299,7 +299,7 @@ func (c *Check) needSimulated(why string) {
 	}
 }
 
-// situations is the unit of the measures that arrange() adds, and that Check.run completes.
+// situations is the unit of arrange()'s measures. Check.run sets them to tested at a check's end.
 const situations = "situations"
 
 // arrange reports whether the check can create a situation, which needs a simulated rack. If it
