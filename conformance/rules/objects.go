@@ -299,7 +299,7 @@ func (c *Check) needSimulated(why string) {
 	}
 }
 
-// situations is the unit of arrange()'s measures. Check.run sets them to tested at a check's end.
+// situations is the unit of arrange()'s measures, which Check.run marks as tested at a check's end.
 const situations = "situations"
 
 // arrange reports whether the check can create a situation, which needs a simulated rack. If it
@@ -410,7 +410,7 @@ type Trial struct {
 }
 
 // TryHotplug detaches a disk of a running instance and, if the rack refuses, attaches another disk.
-// It creates the instance, because a run cannot stop its own instance to get a disk back.
+// It creates an instance for this, because a disk may stay attached until the instance is stopped.
 func (r *TestedRack) TryHotplug(ctx context.Context) (Trial, Result) {
 	var t Trial
 	result := r.Run(ctx, Rule{ID: "hot-plug", Check: func(c *Check) {

@@ -26,7 +26,7 @@ import (
 )
 
 // The test tries combinations of mkfs options on disks of several sizes. mkfs must also refuse what
-// the driver refuses, unless the inodes would fill over half of the disk.
+// the driver refuses, except options whose inodes would fill over half of the disk.
 func TestMkfsAcceptsTheOptionsThatTheDriverAccepts(t *testing.T) {
 	type format struct {
 		fsType, options string

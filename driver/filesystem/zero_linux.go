@@ -124,7 +124,7 @@ func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error)
 	case job.counted && now.Known():
 		return !job.before.SameWrites(now), nil
 	}
-	// Without counters, only the call that started the job trusts it: its lock kept others away.
+	// Without counters, only the call that began the job trusts the result: it held the device's lock.
 	return joined, nil
 }
 

@@ -311,8 +311,8 @@ var btrfsControl = int(unix.Mkdev(10, 234))
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
 // TwinsError reports that the kernel lists several devices for the UUID of a mounted btrfs. If a
-// volume and a copy of it, such as a restored snapshot, are both mounted, a device scan may give
-// the copy the UUID of its origin.
+// volume and a copy of it, such as a restored snapshot, are both mounted, a device scan may make
+// the kernel list the copy with the volume's UUID.
 type TwinsError struct{ devices []string }
 
 // Error names the devices by their numbers.
