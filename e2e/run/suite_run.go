@@ -147,7 +147,7 @@ func suiteArgs(o options) []string {
 	return args
 }
 
-// If s.keep is set, tidy keeps all. Otherwise it keeps only the rack's files, if the suite failed.
+// If s.keep is set, tidy keeps all. After a failure without interrupt it keeps the rack's files.
 func (s *suiteRun) tidy(ctx context.Context, work, evidence string, green bool) error {
 	if _, err := os.Stat(evidence); !green && err == nil {
 		fmt.Fprintf(s.stdout, "e2e: the evidence of the failure is in %s\n", evidence)
