@@ -54,7 +54,7 @@ func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string]
 type demo struct {
 	*harness.Environment
 	out io.Writer
-	// lines is nil if no step waits for input.
+	// lines is the input; each step waits for a line of it. It is nil if the steps do not wait.
 	lines      *bufio.Reader
 	controller csi.ControllerClient
 	nodes      map[string]*harness.Plugin

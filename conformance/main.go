@@ -170,7 +170,7 @@ type settings struct {
 	onlyText, budgetText string
 	budget               amount
 	yes                  bool // the program runs or cleans without a question
-	// report is the report's folder; "" means a folder in the working directory with the run's ID.
+	// report is the report's folder; "" means oxide-conformance-RUN in the working directory.
 	report string
 	// release is the operator's name for the rack's release.
 	release string

@@ -353,7 +353,7 @@ func (s Session) printed(blocks []Block) error {
 	return errors.Join(errs...)
 }
 
-// end returns the last bytes of the log, and of the output of the last block that ran.
+// end returns the end of the log, followed by the end of the output of the last block that ran.
 func (s Session) end(blocks []Block) string {
 	log, err := os.ReadFile(filepath.Join(s.Dir, "session.log"))
 	if err != nil {

@@ -384,10 +384,10 @@ type Log struct {
 
 // Look records which blocks a check compared on the disks of one kind and size.
 type Look struct {
-	// Kind is one of the constants below, and Bytes the size of a disk.
+	// Kind is one of the constants below. Bytes is the size of each disk.
 	Kind  string
 	Bytes int64
-	// Seen marks the blocks that a check compared before it wrote them in the same attachment.
+	// Seen marks the blocks that a check compared and had not yet written in that attachment.
 	// Seen["new"] is for the first attachment of a disk, and Seen["kept"] for later attachments.
 	// Written marks the blocks of Seen["kept"] that the check wrote in an earlier attachment.
 	Seen    map[string][]bool

@@ -81,7 +81,7 @@ func newDirectory() (_ *directory, err error) {
 
 const agentMark = "agent"
 
-// Sweep removes the directories of killed agents, but not while a program of the agent still runs.
+// Sweep removes the directory of each killed agent, unless a program of that agent still runs.
 func Sweep() {
 	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	for _, path := range paths {

@@ -237,8 +237,8 @@ func forms(secret string) []string {
 
 var escape = regexp.MustCompile(`%[0-9A-F]{2}`)
 
-// scrub returns a copy whose strings are plain and contain no secret, and whose slices and maps are
-// not nil.
+// scrub returns a copy without secrets and without what Plain replaces. Slices and maps in the copy
+// are not nil.
 func (r *Report) scrub(secrets []string) *Report {
 	replacer := Redactor(secrets...)
 	clean := func(v reflect.Value) string { return Plain(replacer.Replace(v.String())) }

@@ -410,7 +410,7 @@ func (c *Check) object(what string, a Answer) map[string]json.RawMessage {
 	return fields
 }
 
-// Plain is a request that Oxide's client cannot send, or whose answer it hides.
+// Plain is a request that Oxide's client cannot send, or whose answer the client hides.
 type Plain struct {
 	Method string
 	// Path is the encoded path and query, with the leading slash.

@@ -303,7 +303,7 @@ func (c *Check) blocked(format string, args ...any) {
 	panic(over{})
 }
 
-// cleanup adds a step to undo. The step must succeed if its object does not exist.
+// cleanup adds a step that runs after the check. It must succeed if its object does not exist.
 func (c *Check) cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
 
 type outcome[T any] struct {
@@ -352,8 +352,8 @@ func (c *Check) must(step string, err error) {
 	}
 }
 
-// Patiently repeats a step while the rack says that it is busy. It repeats a step that got a 500 or
-// no answer only for requestPatience. A read that shows another object is not repeated.
+// Patiently repeats a step while the rack says that it is busy. If a step gets a 500 or no answer,
+// it repeats it until requestPatience has passed. A read that shows another object is not repeated.
 func Patiently(ctx context.Context, step func(context.Context) error) error {
 	away := time.Now().Add(requestPatience)
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}

@@ -56,7 +56,7 @@ func snapshotDeleted(id oxide.NameOrId) change {
 	return change{event: flight.SnapshotDeleted, id: string(id)}
 }
 
-// confirm records in the flight recorder that the change was made, as the rack's state shows. The
+// confirm records in the flight recorder that the rack's state shows the change as made. The
 // parameter more contains fields that were unknown before.
 func (c change) confirm(ctx context.Context, more flight.Fields) {
 	flight.Of(ctx).Confirm(c.event, c.noted, more)
@@ -79,7 +79,7 @@ func (c change) blocks(like change) bool {
 // for LateLimit, even if the object's state shows it as made: another request may have done that.
 type changes struct {
 	mu sync.Mutex
-	// open has each open change, and until when the rack may make it. mu guards this map.
+	// open maps each open change to the time until which the rack may make it. mu guards this map.
 	open map[change]time.Time
 	// The keys of this map name the objects that calls are creating or deleting, see hold().
 	held sync.Map

@@ -127,9 +127,9 @@ func (s *recordStore) of(volumeID string) storedRecord {
 }
 
 // save records which disk a volume is. Stage and publish call it after every check that may refuse
-// the request and before their first change, so that the next process knows the disk if this one
-// dies. If the record cannot be written, the call fails, because unpublish and unstage are less
-// strict without a record.
+// the request and before their first change, so that the driver knows the disk after a crash. If
+// the record cannot be written, the call fails, because without a record unpublish and unstage rely
+// on the kernel's mount tables alone.
 //
 // The record keeps its disk until the volume is unstaged. Block stays true once a workload has had
 // the raw device, because the workload may still have it open.

@@ -41,7 +41,7 @@ var marks = []header{
 	// linux/drivers/md/bcache: the superblock is in sector 8.
 	{"bcache", 4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", ""},
 	{"bcachefs", 4096 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef", ""},
-	// From the source code of Ceph, VDO, Stratis and DRBD (drbd_md.c), and from BitLocker's format.
+	// The sources are the code of Ceph, VDO, Stratis and DRBD (drbd_md.c), and BitLocker's format.
 	{"bluestore", 0, "bluestore block device\n", "bluestore"},
 	{"VDO", 0, "dmvdo001", "vdo"},
 	{"Stratis", 512 + 4, "!Stra0tis\x86\xff\x02^\x41rh", "stratis"},

@@ -296,7 +296,7 @@ func (r *review) believe() {
 	w.seen = r.now.facts
 }
 
-// dropLost releases the held devices that the guest does not show any more.
+// dropLost closes the open devices that the guest does not show any more.
 func (r *review) dropLost() {
 	for v, n := range everywhere {
 		if _, seen := r.now.device(v, n); !seen {

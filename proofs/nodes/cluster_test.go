@@ -53,7 +53,7 @@ type testCluster struct {
 	// never reports. lying contains those whose kubelet reports even while the instance is stopped.
 	byHand, dead, lying map[string]bool
 	corrupted           bool
-	// byPeople maps each instance that a person has to start to the time of the possible stop.
+	// byPeople has, for each instance that a person has to start, when it may have been stopped.
 	byPeople map[string]time.Time
 	// destroyed contains the instances that the rack does not show any more. hidden is set while the
 	// keepers' token has no rights, so that they see no instance.
@@ -240,7 +240,7 @@ func (w *testCluster) restart(i int, c keeper.Config) {
 }
 
 // waiting is a transport that waits for the cluster's answer even if the request's context has
-// ended. A gate's act() runs within the request, and the keeper must not go on meanwhile.
+// ended, because the keeper must not go on while a gate's act() runs within the request.
 type waiting struct{ http.RoundTripper }
 
 func (w waiting) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -339,7 +339,7 @@ func answer(status int, code string) *http.Response {
 			`{"error_code": %q, "message": "no", "request_id": "1"}`, code)))}
 }
 
-// fails returns the error of the next request for the resource or operation, or nil.
+// fails returns the error with which the next request for what must fail, or nil.
 func (w *testCluster) fails(what string) error {
 	f := w.failing[what]
 	if f.times == 0 {

@@ -239,7 +239,7 @@ type diskAbout struct {
 var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "cluster"},
 	{"origin", "birth"}, {"use", "use"}}
 
-// watched is the disk of a disk's page, or the disk to which a filter limits the list of requests.
+// watched is the disk that a page shows, or the disk to whose requests a page is limited.
 type watched struct {
 	// Name is the disk's name, ID or label; "" means every disk.
 	Name string
@@ -399,7 +399,7 @@ type flightRow struct {
 	Bad                bool
 }
 
-// newFlightRow shows a deleted object by the name in the entry or, without a name, by the ID.
+// newFlightRow shows a deleted object by the disk's name in the entry, or else by the volume's ID.
 func newFlightRow(e flightlog.Entry, names map[string]string) *flightRow {
 	e.Time = e.Time.UTC()
 	about := slices.DeleteFunc([]string{e.Device, e.Path, e.Detail},
