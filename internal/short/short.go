@@ -39,7 +39,7 @@ func Left(t testing.TB, cases int) {
 	}
 }
 
-// Skip skips a test under go test -short. The test has this number of cases.
+// Skip skips a test under go test -short. The parameter is the number of the test's cases.
 func Skip(t testing.TB, cases int) {
 	t.Helper()
 	if testing.Short() {

@@ -302,8 +302,8 @@ func TestChooseInstanceReturnsTheRequestedInstance(t *testing.T) {
 		ChooseInstance)
 }
 
-// FuzzCapacityRange checks that DiskSize returns the smallest size in whole GiB that request,
-// source and rack allow, or the default (OF-7). It may return an error only if no size is allowed.
+// FuzzCapacityRange checks that DiskSize returns the smallest allowed size in whole GiB or, if
+// request and source require none, the default (OF-7), and fails only if no size is allowed.
 func FuzzCapacityRange(f *testing.F) {
 	f.Fuzz(func(t *testing.T, required, limit, floor int64, local bool) {
 		r, err := ParseCapacityRange(&csi.CapacityRange{RequiredBytes: required, LimitBytes: limit})

@@ -292,8 +292,8 @@ func foreignFormats() (all []generator) {
 	return all
 }
 
-// forgeries make a mark invalid. A mark has a version at offset 16, a checksum at offset 20 of the
-// bytes from offset 24 on, and the length of its text at offset 24.
+// forgeries make a mark invalid. A mark has its version at offset 16, and the length of its text at
+// offset 24. The field at offset 20 is the checksum of the bytes from offset 24 on.
 var forgeries = []struct {
 	name  string
 	forge func(b []byte)

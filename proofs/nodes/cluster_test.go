@@ -139,7 +139,7 @@ var errKilled = errors.New("the keeper is dead")
 
 var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 
-// pass counts a request for g. It is called before each read, and before and after each change.
+// pass is called before each read, and before and after each change. It calls act() when it is due.
 func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil
