@@ -414,7 +414,7 @@ const markWord = "oxide-conformance "
 
 var isRunID = regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString
 
-// whole reports whether the mark is that of the disk that a run creates first.
+// whole reports whether m has all fields, as only the mark of a run's first disk has.
 func (m mark) whole() bool { return m.Host != "" && m.Began != nil }
 
 func (m mark) description() string {

@@ -125,7 +125,7 @@ type Bench struct {
 	Blocks int64
 	// Log records which blocks the checks compare; nil records nothing.
 	Log *Log
-	// SampleTime limits how long a sample of a blank disk over 1 GiB is read; 0 means 10 s.
+	// SampleTime limits how long a check reads samples of a blank disk over 1 GiB; 0 means 10 s.
 	SampleTime time.Duration
 	// DeviceTimeout limits how long a device takes to appear or to disappear; 0 means 30 s.
 	DeviceTimeout time.Duration

@@ -214,7 +214,7 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the device number of the mounted filesystem's disk, or of a mounted device node.
-// If a btrfs may be on several devices, number tests whether it is on likely.
+// If several disks have the UUID of a btrfs, number tests whether the btrfs is on the disk likely.
 func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
@@ -357,9 +357,9 @@ func Thaw(root *os.File) error {
 // ThawAt thaws the filesystem of a mount unless a process has a file or directory open in the
 // mount. Such a process may rely on the freeze, and prevents the unmount in any case.
 func ThawAt(m *mountinfo.Info) error {
-	// The first call with MNT_EXPIRE returns EAGAIN if the mount is not in use. A second call
-	// unmounts. If another process made the first call, this one unmounts. Then the filesystem stays
-	// frozen and keeps the device in use, so the exclusive open at the end of the CSI call fails.
+	// The first call with MNT_EXPIRE returns EAGAIN if the mount is not in use. A second one unmounts,
+	// as this one does if another process made the first. Then the filesystem stays frozen and keeps
+	// the device in use, so the exclusive open at the end of the CSI call fails.
 	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
 	if !errors.Is(err, unix.EAGAIN) {
 		return nil
