@@ -406,7 +406,7 @@ const (
 // write() at the same time for different disks.
 type disk struct {
 	look *Look
-	// visit is the current attachment, from 1. written[i] is the last visit that wrote block i, or 0.
+	// visit numbers the attachments, from 1. written[i] is the last visit that wrote block i, or 0.
 	visit   int32
 	written []int32
 }

@@ -109,8 +109,8 @@ type replica struct {
 	cut  func()
 }
 
-// A gate calls act() once, right before a change of the keeper or, if after is set, right after it.
-// The field at is the change's number. If reads is set, this number counts reads, too.
+// A gate calls act() once, at the keeper's change with the number at: right before it or, if after
+// is set, right after it. If reads is set, the number counts the keeper's reads, too.
 type gate struct {
 	at     int
 	after  bool
@@ -350,7 +350,7 @@ func (w *testCluster) fails(what string) error {
 	return f.err
 }
 
-// inTime converts time_run_state_updated in the rack's answer to the history's clock.
+// inTime replaces time_run_state_updated in the rack's answer with the time that changed returns.
 func (w *testCluster) inTime(response *http.Response) (*http.Response, error) {
 	body, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()
@@ -372,7 +372,7 @@ func (w *testCluster) inTime(response *http.Response) (*http.Response, error) {
 	return response, nil
 }
 
-// changed returns the time on the history's clock at which an instance's change was first seen.
+// changed returns the time of w.clock at which an instance's change was first seen.
 func (w *testCluster) changed(rack time.Time) time.Time {
 	key := rack.UTC().String()
 	if _, known := w.changes[key]; !known {
