@@ -49,7 +49,7 @@ func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) 
 type Host struct {
 	Sysfs, Dev string
 	Locks      string // the file that Lock locks; empty means that Lock locks nothing
-	// Mounted returns, as text for errors, the mount points of a device in any namespace; may be nil.
+	// Mounted, if not nil, returns for error texts the mount points of a device in all namespaces.
 	Mounted func(Device) string
 }
 

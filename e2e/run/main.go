@@ -98,7 +98,7 @@ type options struct {
 
 	// previous is the tag or commit of the release from which the suite upgrades.
 	previous string
-	// keep leaves the cluster and the engine running. reuse runs the suite on such a cluster.
+	// keep leaves the cluster and the engine running. reuse runs the suite on a cluster that was kept.
 	keep, reuse bool
 	// cache is the directory in which images and programs are kept for the next run.
 	cache string

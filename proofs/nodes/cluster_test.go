@@ -86,7 +86,7 @@ type testCluster struct {
 	// made is called after the API server has applied the change that a keeper requested.
 	made       func()
 	operations map[string]*operation
-	// causes contains the stops for each volume in the last day, or since ask() permitted new ones.
+	// causes maps each volume to the stops that it caused in the last day. ask() empties this map.
 	// mostStops is the highest number of stops for one volume within a day.
 	causes map[string][]stop
 	// ends contains the time at which each pod of a Job ends.
