@@ -273,8 +273,8 @@ func (s *checkRun) during(step string, part func()) {
 	harness.Must(harness.Wrap(ended(part), "%s", step))
 }
 
-// cleanUp removes what the check created and continues after an error. It begins with the newest:
-// to learn an ID, a removal may repeat the creation, and the creation's source must still exist.
+// cleanUp removes what the check created, the newest first, and continues after an error. A removal
+// may repeat a creation to learn the ID, so the snapshot to be restored must still exist then.
 func (s *checkRun) cleanUp(ctx context.Context) (err error) {
 	for _, undo := range slices.Backward(s.undo) {
 		err = errors.Join(err, undo(ctx))

@@ -78,7 +78,7 @@ type testCluster struct {
 	// delays maps an operation of the rack to the delay of its next request.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes maps the rack's time of an instance's change to w.clock when the change was first seen.
+	// changes maps each time_run_state_updated of the rack to w.clock when this value was first seen.
 	changes map[string]time.Time
 	// stale is set if a keeper may act on what it read before the other keeper acted. raced is set if
 	// a disturbance happened within a round. In both cases most checks are skipped.
