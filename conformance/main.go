@@ -388,7 +388,7 @@ command line or in the environment; 3 the rack blocks what is needed, such as ho
 130 interrupted.
 `
 
-// prefix begins a run's cluster ID, and the run's ID ends it. Reports call the cluster ID the mark.
+// prefix and the run's ID are together the cluster ID of a run, which reports call the mark.
 const prefix = "oxide-conformance-"
 
 // mark is the description, as JSON, of every object that a run creates without its driver. The disk

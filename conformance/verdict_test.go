@@ -476,7 +476,7 @@ func TestRequestLogComparisonFindsASuccessfulCallWithoutARequest(t *testing.T) {
 	at := func(name, object string, code codes.Code) rpc {
 		return rpc{name: name, object: object, code: code, began: began, took: time.Second}
 	}
-	// The clocks may differ, so the run's requests before and after a call delimit it in the log.
+	// Clocks may differ, so the run's requests before and after a call show its place in the log.
 	own := []rules.RecordedCall{{RequestID: "before", Began: began.Add(-time.Second)},
 		{RequestID: "after", Began: began.Add(2 * time.Second)}}
 	id, create := uuid.NewString(), at("CreateVolume", "", codes.OK)

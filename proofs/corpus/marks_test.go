@@ -162,8 +162,8 @@ func (f *fixture) formatAndLose(lose func(at int64, page []byte) bool) {
 
 // formattedInPart formats the disk, and wipes random pages of the filesystem, like a power cut
 // before a flush. The marks stay, because the driver had flushed them. A btrfs loses whole blocks,
-// because only a block's header names the filesystem. It always loses its first superblock, so that
-// "btrfs check" finds damage, because the driver mounts an undamaged btrfs.
+// because only a block's header names the filesystem. It always loses its first superblock, because
+// the driver would mount a btrfs in which "btrfs check" finds no damage.
 func (f *fixture) formattedInPart() {
 	unit, lost, last, gone := int64(pageBytes), f.Rand.IntN(100), int64(-1), false
 	if f.FS == btrfs {
