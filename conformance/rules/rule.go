@@ -97,7 +97,7 @@ func triesOf(exchanges []RecordedCall) int {
 			return lasting // the recorder has already repeated the request
 		case e.disturbed():
 			most = disturbed
-		// A healthy rack undoes a failed creation, and the next try may succeed (A19).
+		// Try again: a healthy rack undoes a failed creation, and the next one may succeed (A19).
 		case e.Status == http.StatusInternalServerError:
 			most = max(most, lasting)
 		}
