@@ -298,8 +298,8 @@ type Session struct {
 // endGrace is how long the remaining processes of a page may take to end after a signal.
 const endGrace = 30 * time.Second
 
-// Run runs blocks in one bash -e. It returns an error if a block fails, if a block does not print
-// its field Prints, or if a process still runs at the end.
+// Run runs blocks in one bash -e. It returns an error if a block fails, if the output of a block
+// lacks the text in Prints, or if a process still runs at the end.
 func (s Session) Run(ctx context.Context, blocks []Block) (err error) {
 	log, err := os.Create(filepath.Join(s.Dir, "session.log"))
 	if err != nil {

@@ -170,9 +170,9 @@ func (l *changes) hold(create flight.Event, name string) (release func(), err er
 	return func() { l.held.Delete(key) }, nil
 }
 
-// remove reads an object, and calls the parameter remove() to delete it or, if the rack does not
-// find it, gone() to prove that. While the object's creation is open, the rack may still create it,
-// unknown to any CO. In that case this function waits and reads again.
+// remove reads an object. If the rack finds it, the parameter remove() deletes it. If not, gone()
+// makes sure that it does not exist. While the object's creation is open, the rack may still create
+// it, and no CO would know the object. In that case this function waits and reads again.
 func remove[T any](ctx context.Context, l *changes, created change,
 	read func(context.Context, oxide.NameOrId) (*T, error), name func(*T) oxide.Name,
 	gone func() error, remove func(context.Context, rack.Look, *T) error) error {

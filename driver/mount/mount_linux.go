@@ -270,7 +270,7 @@ var errNotMounted = errors.New("not mounted")
 // unmount unmounts the topmost mount at path, or returns errNotMounted. It is never lazy.
 func unmount(path string) error {
 	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
-	// Retry: a process that reads the filesystem's usage or opens its device keeps it busy briefly.
+	// Retry: the mount is busy while a process reads the filesystem's usage or opens its device.
 	backoff := async.Backoff{Pause: 5 * time.Millisecond, Max: 80 * time.Millisecond,
 		End: time.Now().Add(155 * time.Millisecond)}
 	for errors.Is(err, unix.EBUSY) {

@@ -35,7 +35,7 @@ import (
 // names has the names of the nodes and of their instances. Nodes a and b each run a keeper.
 var names = []string{"a", "b", "c"}
 
-// testCluster is a simulated cluster on a simulated rack, with two keepers and the disturbances.
+// testCluster is a simulated cluster on a simulated rack, with two keepers and injected faults.
 type testCluster struct {
 	t     keepertest.T
 	ctx   context.Context
@@ -80,8 +80,8 @@ type testCluster struct {
 	onWay  []onWay
 	// changes maps each time_run_state_updated of the rack to w.clock when this value was first seen.
 	changes map[string]time.Time
-	// stale is set if a keeper may act on what it read before the other keeper acted. raced is set if
-	// a disturbance happened within a round. In both cases most checks are skipped.
+	// stale is set if a keeper may act on data that it read before the other keeper acted. raced is
+	// set if a disturbance happened within a round. In both cases most checks are skipped.
 	stale, raced bool
 	// made is called after the API server has applied the change that a keeper requested.
 	made       func()

@@ -303,7 +303,7 @@ type BulkWrite struct {
 	Base64 string
 }
 
-// maxChunk is the largest number of bytes that the rack writes at once (A90).
+// maxChunk is the largest number of bytes in one [BulkWrite] (A90).
 const maxChunk = 512 << 10
 
 // StartImport permits the writes of an import. The disk must be import_ready (A90).
