@@ -30,7 +30,7 @@ func TestLivingPIDIgnoresProcessesOfOtherPrograms(t *testing.T) {
 	hold, err := child.StdinPipe()
 	says, errSays := child.StdoutPipe()
 	must(t, errors.Join(err, errSays, child.Start()))
-	// Until the child executes sh, its command line is that of this test. Wait for sh's first output.
+	// Wait for sh's output: until the child executes sh, it still has this test's command line.
 	if _, err := says.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
