@@ -388,7 +388,7 @@ command line or in the environment; 3 the rack blocks what is needed, such as ho
 130 interrupted.
 `
 
-// prefix and the run's ID are together the cluster ID of a run, which reports call the mark.
+// prefix, followed by the run's ID, is the run's cluster ID. Reports call this ID the mark.
 const prefix = "oxide-conformance-"
 
 // mark is the description, as JSON, of every object that a run creates without its driver. The disk

@@ -154,8 +154,8 @@ var creation = time.Minute
 
 // judgeReadings compares readings of a list, in the order of time, and returns what is wrong. Each
 // reading must have the known objects. Any other object must be in all readings between the first
-// and the last that has it. If it is older than began by more than creation, it must
-// also be in all earlier readings. If it still exists, it must also be in all later readings.
+// and the last that has it. If its time_created is before began-creation, it must also be in all
+// earlier readings. If it still exists, it must also be in all later readings.
 func judgeReadings(readings []reading, known []listed, began time.Time,
 	exists func(id string) bool) (wrong []string) {
 	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}

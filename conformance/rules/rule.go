@@ -352,8 +352,8 @@ func (c *Check) must(step string, err error) {
 	}
 }
 
-// Patiently repeats a step while the rack says that it is busy. If a step gets a 500 or no answer,
-// it repeats it until requestPatience has passed. A read that shows another object is not repeated.
+// Patiently repeats a step while the rack says that it is busy. After a 500 or no answer, it gives
+// up once requestPatience has passed. A read that shows another object is not repeated.
 func Patiently(ctx context.Context, step func(context.Context) error) error {
 	away := time.Now().Add(requestPatience)
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}

@@ -485,8 +485,8 @@ func List[O Object](s *Server, namespace string) []O {
 	return list
 }
 
-// Delete deletes an object as a client does, and reports whether it existed. If the object has
-// finalizers or is a pod that runs, it only gets a deletionTimestamp. Remove removes such a pod.
+// Delete deletes an object as a client does, and reports whether it existed. An object with
+// finalizers only gets a deletionTimestamp, as does a scheduled pod, which Remove then removes.
 func Delete[O Object](s *Server, namespace, name string) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
 		return s.remove(r, old, metav1.DeleteOptions{})

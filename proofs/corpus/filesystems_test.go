@@ -465,8 +465,8 @@ func (im *image) descriptors() (places []span) {
 	return places
 }
 
-// damages contains functions that damage group descriptors. These then give a bitmap or an inode
-// table a block where it cannot be.
+// damages contains functions that damage group descriptors, so that a bitmap or an inode table
+// seems to be in a block where it cannot be.
 var damages = []func(*trial, *image, span){
 	func(_ *trial, im *image, s span) { im.wipe(s.offset, 512) },
 	func(t *trial, im *image, s span) { im.write(s.offset, randomBytes(t.Rand, s.bytes)...) },

@@ -108,8 +108,8 @@ func (w *world) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// deviceless sets bare for each volume whose device is missing on the node to which it is attached.
-// Either the rack has only recorded the attach, or a disk with the same serial was shown (A54).
+// deviceless sets bare for each volume that is attached to a node without its device, if the rack
+// may have only recorded the attach, or if a disk with the same serial was shown (A54).
 func (r *review) deviceless() {
 	w := r.world
 	for v, n := range everywhere {

@@ -190,7 +190,7 @@ func (h *History) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave
 	h.noteCrowd(volumes, w)
 }
 
-// faultOf returns a step that makes the rack's operation fail that the call of s needs.
+// faultOf returns a step that injects a fault into the rack's operation that the call s needs.
 func (h *History) faultOf(r *rand.Rand, s Step) Step {
 	names := slices.DeleteFunc(faultNames(), func(name string) bool {
 		return faults[name].Operation != operations[s.op] || faults[name].Device != nil
@@ -199,7 +199,7 @@ func (h *History) faultOf(r *rand.Rand, s Step) Step {
 }
 
 // noteCrowd counts the results of a wave, and sets each volume's goal to the node that has it. It
-// fails if a wave's only op never succeeded for a volume, or if a published volume is not staged.
+// fails if a wave's only op never succeeded for a volume, or a published filesystem is not staged.
 func (h *History) noteCrowd(volumes []int, w wave) {
 	ids, seen, n := map[string]bool{}, h.world.seen, h.count
 	all := op("") // the only op of the wave, or "" if it has several

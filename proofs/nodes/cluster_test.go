@@ -139,7 +139,7 @@ var errKilled = errors.New("the keeper is dead")
 
 var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 
-// pass is called before each read, and before and after each change. It calls act() when it is due.
+// pass is called before each read, and before and after each change. The call number at runs act().
 func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil
@@ -339,7 +339,7 @@ func answer(status int, code string) *http.Response {
 			`{"error_code": %q, "message": "no", "request_id": "1"}`, code)))}
 }
 
-// fails returns the error with which the next request for what must fail, or nil.
+// fails returns the injected error of the next request for the resource or operation, or nil.
 func (w *testCluster) fails(what string) error {
 	f := w.failing[what]
 	if f.times == 0 {
