@@ -139,7 +139,7 @@ var errKilled = errors.New("the keeper is dead")
 
 var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 
-// pass is called before each read, and before and after each change. The call number at runs act().
+// pass is called before reads, and before and after changes. At the gate's number it runs act().
 func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil
