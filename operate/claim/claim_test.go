@@ -197,7 +197,7 @@ func TestAnImpossibleChangeIsRefusedBeforeItBegins(t *testing.T) {
 			owner := map[string]any{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web",
 				"uid": c.named("StatefulSet", "db", "web").uid()}
 			c.touch(c.current(), []any{owner}, "metadata", "ownerReferences")
-			// The webhook refuses only a claim with the owners, labels and volume of the earlier claim.
+			// The webhook refuses a claim only if it has an owner, the label app and a volume.
 			c.admits = func(_ *cluster, o object) error {
 				if len(o.list("metadata", "ownerReferences")) == 0 || o.str("metadata", "labels",
 					"app") == "" || o.str("spec", "volumeName") == "" {

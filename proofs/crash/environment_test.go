@@ -39,7 +39,7 @@ const (
 type environment struct {
 	*model.Environment
 	processes map[string]process
-	// second is the node driver "beside".
+	// second is the second node driver in the instance of driverA (see beside).
 	second  *harness.Plugin
 	watcher *trace.Watcher
 	// Before the first lifecycle, the rack has these files, and charges storage bytes to the quota.
@@ -287,7 +287,7 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) {
 	case l.reached && t.action == giveUp && st.on == "":
 		harness.Must(l.Do(ctx, st.Step)) // stops the instance; finish starts it
 	case l.reached && t.action == giveUp:
-		// finish() makes the calls by which the orchestrator gives up.
+		// The orchestrator gives up: finish() undoes everything.
 	case l.reached && t.action == elsewhere:
 		harness.Must(l.Release(ctx))
 		l.run(ctx, stepsOf(elsewhere, t.lifecycle))

@@ -270,7 +270,7 @@ func staleRead(p *Plane, e event) error {
 	return err
 }
 
-// tear waits for writes, and then copies every second block to the snapshot again.
+// tear lets the guest write for a while, and then copies every second block to the snapshot again.
 func tear(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error {
 	before, err := countWrites(*d.loop)
 	last, came := before, time.Now()
@@ -484,7 +484,7 @@ type event struct {
 	// disk is a disk's ID. Only a plug sets name, and only a plug or a creation sets bytes (the size).
 	disk, name string
 	bytes      int64
-	// fault is the fault with which the plane plugs a disk in. life() can change its fields.
+	// The plane plugs the disk in with this fault. Tamper.life() can change the fault's fields.
 	fault *Fault
 	// snapshot is the path of the event's snapshot or image.
 	snapshot string
@@ -505,7 +505,7 @@ type corruption struct {
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
-	// originOf has the disk's ID by a snapshot's path. sourceOf has the source's path by a disk's ID.
+	// originOf maps a snapshot's path to its disk's ID, sourceOf a disk's ID to its source's path.
 	originOf, sourceOf map[string]string
 	// held is the block of the snapshot that was deleted last.
 	held    []byte
@@ -568,7 +568,7 @@ func (c *corruption) victim(path string, from, to int64, old []byte, peers ...st
 	return []*victim{v}
 }
 
-// newBehind returns a function that makes a new disk a victim, unless the block is before "from".
+// newBehind's function makes a new disk a victim, unless the block to damage is before "from".
 func newBehind(from int64) func(*corruption, Files, event) []*victim {
 	return func(c *corruption, f Files, e event) []*victim {
 		least := c.at.in(from, e.bytes) + tamperBlock
