@@ -393,7 +393,7 @@ func randomUUID(t *trial) string {
 		b&0xFFFFFFFFFFFF)
 }
 
-// bench has a driver and a guest, in which it runs one trial after the other.
+// bench runs trials one after the other, with one driver in one guest.
 type bench struct {
 	*proof.Bench
 	*lab

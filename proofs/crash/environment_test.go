@@ -129,7 +129,7 @@ func (env *environment) order(name string, kill *trace.Point) trace.Order {
 
 // checkClean returns an error if files or the charged storage differ from those before the first
 // lifecycle, if a killed process still runs, or if the flight recorders contain impossible changes.
-// Only restored volumes, whose number is copies, may be mounted although no driver formatted them.
+// copies is the number of restored volumes, which are mounted although no driver formatted them.
 func (env *environment) checkClean(ctx context.Context, copies int) (err error) {
 	defer harness.Catch(&err)
 	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume

@@ -378,7 +378,7 @@ var damages = []damage{
 
 type moment struct {
 	name, object string
-	// find() returns the files to damage. It is called for each event of the kind in the field when.
+	// when is the kind of event for which find() is called. find() returns the files to damage.
 	when happening
 	find func(c *corruption, f Files, e event) []*victim
 }
@@ -415,8 +415,8 @@ func (at place) in(from, to int64) int64 {
 }
 
 // corruptions combines every damage with every moment, at the last block. It omits damages of a
-// snapshot that need an unplug, because snapshots are never plugged into a guest. It also omits a
-// shared block of a large disk, because this needs two large disks.
+// snapshot that need an unplug, because snapshots are never plugged into a guest. It also omits
+// the damage "shared" in a large disk, because a test of it would need two large disks.
 func corruptions() (all []Tamper) {
 	for _, d := range damages {
 		for _, m := range moments {
