@@ -305,8 +305,8 @@ func (f Forgery) keepSlots(w *os.File, size int64, records [][]byte) {
 	}
 }
 
-// wanted returns forged records. The keys are the disk's offsets where the driver writes its own.
-// If the parameter records has only one element, that has to be the record of a format.
+// wanted returns a forged record for each offset on the disk where the driver writes a record.
+// If the parameter records has only one element, it must be the record of a format.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {

@@ -87,7 +87,7 @@ func (o *Options) Check(clusterID string) error {
 
 // Run compares the disks and snapshots of a cluster on the rack with the wanted ones, and writes a
 // report to out. It deletes the orphans that the options name, and logs each deletion at once.
-// found is true if orphans are left, wanted objects are missing, or a named object was kept.
+// found is true if orphans are left, wanted objects are missing, or an object in o.Delete was kept.
 func Run(ctx context.Context, client *rack.Client, clusterID string, o Options, out,
 	log io.Writer) (found bool, err error) {
 	a := &audit{Client: client, clusterID: clusterID, options: o, log: log}

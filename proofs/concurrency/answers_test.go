@@ -319,7 +319,7 @@ func (v *life) live() {
 		all = slices.Insert(slices.Clone(steps), 3, publishing, unpublishing)
 	}
 	all = all[:1+v.rand.IntN(len(all))]
-	// The actor disturbs one of the last three calls, because later calls could repair the damage.
+	// Disturb one of the last three calls: more than two later calls could repair the damage.
 	disturbed := max(0, len(all)-1-v.rand.IntN(3))
 	for i, s := range all {
 		end := func() {}

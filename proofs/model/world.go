@@ -479,7 +479,7 @@ func namesakeCodes(s Step, f facts, list []codes.Code) []codes.Code {
 }
 
 // shadowed reports whether another block volume is still published on the node although its device
-// is gone. If v's device got the number of that device, the driver may report that v is in use.
+// is gone. If v's device got the gone device's number, the driver may report that v is in use.
 func (w *world) shadowed(v int, n string) bool {
 	for other := range kinds {
 		if other != v && kinds[other].block() && w.at(other, n).lost {

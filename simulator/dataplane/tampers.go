@@ -663,7 +663,7 @@ type victim struct {
 	at, other int64
 	// old is an earlier content of the block, or nil. late is the content to write at the next unplug.
 	old, late []byte
-	// share() keeps the block equal in path and peers. A block that differs from shared is newer.
+	// share() keeps the block equal in path and in peers. shared is the content that it copied last.
 	peers  []string
 	shared []byte
 	done   bool
