@@ -138,7 +138,7 @@ type tally struct {
 // benches is the number of drivers that run at the same time. Each mostly waits for the kernel.
 const benches = 3
 
-// round tries each generator once, until Over reports true. The corpus's first round ignores Over.
+// round tries each generator once. All but the corpus's first round stop early if Over() is true.
 func (c *tally) round(ctx context.Context, all []generator, seed uint64) {
 	c.p.Error(harness.Share(benches, all, func(i int, jobs <-chan generator) error {
 		b, err := c.newBench(ctx, "", "")

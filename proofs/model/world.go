@@ -203,7 +203,7 @@ type place struct {
 	// open is the file or loop device that keeps the volume's device open, or nil.
 	open io.Closer
 	// namesake is set if another disk of the instance has the same serial as the volume's disk. The
-	// guest shows a device for only one of them (A54). shown is set if it is the other disk's device.
+	// guest shows a device for only one of the disks (A54). shown is set if that is the other disk.
 	namesake, shown bool
 	// bare is set if the volume is attached without a device. slow is set if its device may be late.
 	bare, slow bool
