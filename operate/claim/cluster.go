@@ -141,7 +141,7 @@ func (k Kubectl) patch(ctx context.Context, o object, change object, flags ...st
 	guarded := object{"uid": o.uid(), "resourceVersion": o.str("metadata", "resourceVersion")}
 	maps.Copy(guarded, meta)
 	change["metadata"] = guarded
-	// Linux allows 128 KiB for an argument, and a plan may be larger.
+	// A plan may exceed the 128 KiB that Linux allows for an argument, so pass it on standard input.
 	args := append([]string{"patch", kinds[o.str("kind")].resource, o.name(), "--type=merge",
 		"--patch-file=/dev/stdin"}, flags...)
 	return k.send(ctx, change, inNamespace(args, o.str("metadata", "namespace"))...)

@@ -663,7 +663,7 @@ type victim struct {
 	at, other int64
 	// old is an earlier content of the block, or nil. late is the content to write at the next unplug.
 	old, late []byte
-	// share() keeps the block equal in path and in peers. shared is the content that it copied last.
+	// share() keeps the block equal in path and in peers. shared is the block's last known content.
 	peers  []string
 	shared []byte
 	done   bool

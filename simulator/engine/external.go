@@ -334,7 +334,7 @@ type ExternalIPCreate struct {
 	Ephemeral Allocation
 }
 
-// checkExternalIPs runs before any part of an instance is created, as on a rack.
+// checkExternalIPs checks the addresses before any part of an instance is created, as a rack does.
 func checkExternalIPs(tx *store.Tx, create []ExternalIPCreate) {
 	var ephemeral []Allocation
 	for _, c := range create {
