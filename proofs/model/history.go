@@ -196,7 +196,7 @@ func (t *transcript) addOnce(line string) {
 	}
 }
 
-// last returns "" if no step was done.
+// last returns the last line, or "" if no step was done.
 func (t *transcript) last() string {
 	if len(t.lines) == 0 {
 		return ""

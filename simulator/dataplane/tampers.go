@@ -500,14 +500,14 @@ type corruption struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	//
-	// names has the name, by ID, of each disk that was ever plugged in. remains has the block at the
-	// damaged place, by name, of each deleted disk. last is the newest of these blocks.
+	// names maps the ID of each disk that was ever plugged in to its name. remains maps the name of
+	// each deleted disk to its block at the place "at". last is the newest of these blocks.
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
 	// originOf maps a snapshot's path to its disk's ID, sourceOf a disk's ID to its source's path.
 	originOf, sourceOf map[string]string
-	// held is the block of the snapshot that was deleted last.
+	// held is the block at the place "at" of the snapshot that was deleted last.
 	held    []byte
 	victims []*victim
 }
