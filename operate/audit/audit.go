@@ -273,9 +273,9 @@ func namesIn(text string) (names []string) {
 	return names
 }
 
-// names() returns the object of the list that contains the id, the name or the CSI name of o, or a
-// UUID from this CSI name. Such a UUID is the UID of the claim or VolumeSnapshot for which the
-// driver made o, and which may still lack the id of o.
+// names() returns the object of the list that names o: by id, by name, by CSI name, or by the UUID
+// in the CSI name. This UUID is the UID of the claim or VolumeSnapshot for which the driver made o.
+// Kubernetes may not have recorded the id of o there yet.
 func (w *wanted) names(o object) (by string, ok bool) {
 	csiName := strings.ToLower(o.CSIName)
 	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {

@@ -161,8 +161,8 @@ type world struct {
 	doubts []assign
 	// places has what seen lacks: the state of each volume on each node, by keys such as "v1 a".
 	places map[string]*place
-	// contents has the expected content of each volume, by its number, and snapshots that of each
-	// snapshot, by its ID. value is the last value that a pod wrote.
+	// contents maps the number of a volume, and snapshots the ID of a snapshot, to the expected
+	// content. value is the last value that a pod wrote.
 	contents  map[int]*content
 	snapshots map[string]*content
 	value     uint64

@@ -99,7 +99,7 @@ type guestState struct {
 	// removed means that RemoveGuest or Empty has removed the guest.
 	removed bool
 
-	// copying is locked during a disk's copy, in which the guest's machine must not start or resume.
+	// copying is locked while a disk is copied. The guest's machine must not start or resume then.
 	copying sync.Mutex
 	// machine is the guest's running virtual machine, or nil. It is started and stopped under mu.
 	machine atomic.Pointer[machine.Machine]
