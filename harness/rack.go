@@ -97,7 +97,7 @@ func identify(dir string) error {
 		[]byte(process+"."+rand.Text()[:8]), 0o600))
 }
 
-// Start starts the simulator. After Stop or Kill, the records and the address are the same.
+// Start starts the simulator. After Stop or Kill, it keeps the earlier records and address.
 func (r *Rack) Start(ctx context.Context) (err error) {
 	defer Catch(&err)
 	command := slices.Concat(Got(r.run.command(ctx, "oxide-simulator")), r.args())

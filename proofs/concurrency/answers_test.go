@@ -68,7 +68,7 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	}
 }
 
-// answerRules contains guards. A controller without one must fail a trial with an actor in shownBy.
+// answerRules contains guards. A controller without the guard must fail a trial with one of shownBy.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor
@@ -245,7 +245,7 @@ type lane struct {
 	*answerProof
 	// The first of the two controllers leads.
 	leaders []leader
-	// lateness reads the requests in the rack's log whose numbers are greater than seen.
+	// seen is a request's number in the rack's log. lateness() reads only the later requests.
 	seen int
 	// stopped receives a value when the leader was stopped.
 	stopped chan struct{}

@@ -59,7 +59,7 @@ type counts struct {
 	ops                                  map[op]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
-	// formats is the number of runs of mkfs. formatted is the number of volumes that need one run.
+	// formats is the number of runs of mkfs, and formatted the number of runs that are correct.
 	formats int
 }
 
