@@ -216,7 +216,7 @@ func (c *comparison) noDeletion() string {
 			missing[0].WantedBy)
 	}
 	for _, h := range c.wanted.handles {
-		// Another cluster's PersistentVolume may have this ID, but its name is not the disk's CSI name.
+		// Another cluster's PersistentVolume may have this ID, but not under the name in o.CSIName.
 		if o := c.now[h.ID]; o.owned && h.volume == o.CSIName {
 			return ""
 		}
