@@ -95,9 +95,9 @@ func MissingTools() []string {
 // ext: the volume, and the step. It is durable before the first other write. It is erased, durably,
 // after the last write, and before a workload gets the disk as a raw device.
 //
-// A record is no proof, because a workload could have written it. It only allows bytes other than
-// zero: those that the announced mkfs or growth writes (see traces). The driver ignores a record at
-// an offset where the filesystem keeps file data.
+// A record is no proof, because a workload could have written it. It only makes the driver accept
+// nonzero bytes that the announced mkfs or growth writes (see traces). The driver ignores a record
+// at an offset where the filesystem keeps file data.
 //
 // The driver writes three copies, each in one sector, so that a power failure leaves each copy
 // whole or absent. No mkfs overwrites all copies of a format record (see RecordOffsets). The copies

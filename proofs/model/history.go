@@ -47,7 +47,7 @@ type counts struct {
 	steps, faults, restarts int
 	// bare is the number of volumes that were attached without a device.
 	bare int
-	// holders counts devices kept open by a process. released counts their unstages that returned OK.
+	// holders counts devices kept open by a process. released counts unstages that were OK meanwhile.
 	holders, released int
 	// bytes is the number of acknowledged bytes, and lost is how many of them were lost.
 	bytes, lost int64

@@ -255,7 +255,7 @@ func detachable(tx *store.Tx, kind string, i store.Instance) {
 	checkSettled(tx, i)
 }
 
-// detach detaches a record. If it is not attached, detach fails with detached, or succeeds if nil.
+// detach detaches a record. The parameter detached is the error for an unattached record, or nil.
 func (s Resources) detach(call *Call, tx *store.Tx, k *Kind, detached error,
 	check func(store.Instance)) store.Resource {
 	c := s.change(call, tx, k)
