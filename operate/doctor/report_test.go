@@ -104,7 +104,7 @@ func FuzzDiagnose(f *testing.F) {
 			g.sift()
 			g.prune()
 			d := Diagnose(g.e)
-			// A step contains at most a few texts for each object, each of at most a thousand bytes.
+			// For each object, a step contains at most a few texts of at most a thousand bytes.
 			if got, most := len(text(d)), 256<<10+64*(len(objects)+len(report)); got > most {
 				t.Errorf("%d bytes from %d", got, len(objects)+len(report))
 			}

@@ -304,7 +304,7 @@ type fixture struct {
 	dir string
 	// keep is set after a failure, so that the trial's files are not removed.
 	keep bool
-	// mark contains the driver's marks, which learnMark has read from the disk.
+	// mark contains the pages that the driver writes before mkfs, as learnMark has read them.
 	mark []piece
 	// happened is set by a trial with a hook. It returns an error if the hook failed or never ran.
 	happened func() error
