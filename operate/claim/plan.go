@@ -55,8 +55,8 @@ type plan struct {
 
 	// Nodes are the nodes that had the disk when the change began. Keys: names; values: UIDs.
 	Nodes map[string]string `json:"nodes,omitempty"`
-	// Seen maps the name of each node that has the disk to the node's UID and the time of the node's
-	// last report before the wait for the unmount. Unmounted is set when each of these nodes has since
+	// Seen describes each node that has the disk, by name: its UID, and the time of its last report
+	// before the command waited for the unmount. Unmounted is set when each of these nodes has since
 	// reported the unmount, or the disk is detached from the node.
 	Seen      map[string]string `json:"seen,omitempty"`
 	Unmounted bool              `json:"unmounted,omitempty"`

@@ -91,7 +91,7 @@ func unclean() []generator {
 
 func oldTable(im *image) { im.write(0, mbr(0x83, 2048, 1<<20)...) }
 
-// disputed returns filesystems with marks of other formats before, in or behind them.
+// disputed returns filesystems with signatures of other formats before, in or behind them.
 func disputed() []generator {
 	own := (*fixture).expectFound
 	ufs2 := func(im *image) { im.write(64*kib+1372, []byte("\x19\x01\x54\x19")...) }

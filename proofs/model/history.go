@@ -53,7 +53,7 @@ type counts struct {
 	bytes, lost int64
 	// copies is the number of restored volumes that were compared with their snapshot.
 	copies int
-	// calls is the number of calls, with repetitions. aborted is the number of repetitions.
+	// calls is the number of calls, with repetitions. aborted counts answers that were followed by one.
 	calls, aborted atomic.Int64
 	// ops counts concurrent calls (crowd_test.go) by op. The next two lines count their results.
 	ops                                  map[op]int

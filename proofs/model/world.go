@@ -194,9 +194,9 @@ func (s Step) target() string {
 
 // place is the state of a volume on a node.
 type place struct {
-	// lost is set if the volume was detached while it was mounted on the node, so that the mounts no
-	// longer work. half is set, too, while the rack has perhaps not finished this detach. The mounts
-	// then perhaps still work, although the guest does not show the disk.
+	// lost is set if the volume was detached while it was mounted on the node. Then the mounts no
+	// longer work. half is also set until the rack has certainly finished this detach. Until then,
+	// the mounts perhaps still work, although the guest does not show the disk.
 	lost, half bool
 	// frozen is set from a freeze of the filesystem until a thaw, an unmount or a new mount.
 	frozen bool
