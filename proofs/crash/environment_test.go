@@ -236,8 +236,8 @@ func (l *lifecycle) run(ctx context.Context, steps []step) {
 	}
 }
 
-// runTrial repeats the lifecycle until it reaches the point, the N-th effect of some name. If fewer
-// effects of this name occur, the next lifecycle is interrupted at the first of them.
+// runTrial repeats the lifecycle until it reaches the point t.trace: the N-th effect with a name. If
+// a lifecycle has fewer effects with this name, the next one is interrupted at the first of them.
 func (env *environment) runTrial(ctx context.Context, t trial) error {
 	for range tries {
 		l, err := env.runOnce(ctx, t)
