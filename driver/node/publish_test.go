@@ -191,7 +191,7 @@ func TestAMountOfAnotherInstancesDeviceNodeIsNoPublication(t *testing.T) {
 	must(t, v.publish("pod"))
 	must(t, v.unpublish("pod"))
 
-	// A bind mount of the device node is a publication, even after a new device node replaced it.
+	// A bind mount of a device node is a publication, even after Unplug and Plug replaced the node.
 	must(t, os.WriteFile(g.path("old"), nil, 0o600))
 	guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "dev", v.disk.Name), g.path("old"))
 	g.Unplug(v.disk)

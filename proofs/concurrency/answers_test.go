@@ -68,7 +68,7 @@ func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
 	}
 }
 
-// answerRules contains guards. A controller without the guard must fail a trial with one of shownBy.
+// answerRules contains guards. A controller without a guard must fail a trial with one of shownBy.
 var answerRules = []struct {
 	proof.Guard
 	shownBy []actor

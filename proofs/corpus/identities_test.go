@@ -139,7 +139,7 @@ func (f *fixture) forgeGrowth() {
 	f.poke(proof.GrowthSlots(f.image.Size)[0], f.forgery().GrowthRecord(f.image.Size, 0, true)...)
 }
 
-// owners returns disks with several formats, or with one that only some of the driver's checks find.
+// owners returns disks with several formats, or one that only some of the driver's checks find.
 func owners() []generator {
 	return []generator{
 		with("ext3 under an old partition table", ext3, foreign("partition table (dos)", "ext3"),

@@ -91,8 +91,8 @@ func (env *environment) close() error {
 	return errors.Join(err, env.Close())
 }
 
-// process is a driver or the rack, with its name in effects, the path of its log, and its name in
-// the history. The method Kill waits until the process has ended.
+// process is a driver or the rack. as is its name in effects, log is the path of its log, and lane
+// is its name in the history. The method Kill waits until the process has ended.
 type process struct {
 	killable
 	as, log, lane string
@@ -236,7 +236,7 @@ func (l *lifecycle) run(ctx context.Context, steps []step) {
 	}
 }
 
-// runTrial repeats the lifecycle until it reaches the point t.trace: the N-th effect with a name. If
+// runTrial repeats the lifecycle until it reaches t.trace, the N-th effect with a certain name. If
 // a lifecycle has fewer effects with this name, the next one is interrupted at the first of them.
 func (env *environment) runTrial(ctx context.Context, t trial) error {
 	for range tries {

@@ -47,19 +47,19 @@ type counts struct {
 	steps, faults, restarts int
 	// bare is the number of volumes that were attached without a device.
 	bare int
-	// holders counts devices kept open by a process. released counts unstages that were OK meanwhile.
+	// holders counts devices that the proof kept open. released counts unstages answered OK meanwhile.
 	holders, released int
 	// bytes is the number of acknowledged bytes, and lost is how many of them were lost.
 	bytes, lost int64
 	// copies is the number of restored volumes that were compared with their snapshot.
 	copies int
-	// calls is the number of calls, with repetitions. aborted counts answers that were followed by one.
+	// calls is the number of calls, with repetitions. aborted counts the calls that were sent again.
 	calls, aborted atomic.Int64
 	// ops counts concurrent calls (crowd_test.go) by op. The next two lines count their results.
 	ops                                  map[op]int
 	abandoned, volumes, wrong            int
 	names, disks, ids, mounts, formatted int
-	// formats is the number of runs of mkfs, and formatted the number of runs that are correct.
+	// formats is the number of runs of mkfs, and formatted is their expected number.
 	formats int
 }
 
@@ -74,7 +74,7 @@ func NewHistory(env *Environment) *History {
 // Do runs a step, and compares all results with the model.
 func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil && (s.op.byPerson() || h.doubtSince >= 3) {
-		// Steps by persons always wait. Others wait if the last two steps left no unfinished call.
+		// Pods and administrators always wait. Others wait if the last two steps left no unfinished call.
 		if err := h.Wait(ctx); err != nil {
 			return err
 		}

@@ -159,7 +159,7 @@ type world struct {
 	seen facts
 	// doubts contains the changes of unfinished calls. Each has perhaps happened, or may still happen.
 	doubts []assign
-	// places maps keys such as "v1 a" to the state of a volume on a node that is not visible in seen.
+	// places maps keys such as "v1 a" (volume and node) to the part of the state that seen lacks.
 	places map[string]*place
 	// contents maps the number of a volume, and snapshots the ID of a snapshot, to the expected
 	// content. value is the last value that a pod wrote.
