@@ -180,7 +180,7 @@ func TestReadOnlyPublicationsRefuseWrites(t *testing.T) {
 func TestAMountOfAnotherInstancesDeviceNodeIsNoPublication(t *testing.T) {
 	g := newGuest(t)
 	v := g.disk(8, "block")
-	// Another instance of a simulated rack has published a device whose number is now this disk's.
+	// Another instance has published a device node that has the same number as this disk's device.
 	other := newGuest(t)
 	stale := filepath.Join(other.Dir, "dev/nvme1n1")
 	major, minor, err := blockdev.NumberAt(v.disk.Loop)

@@ -210,7 +210,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
-	// Remove "room" after Sync: before it, ext4 has perhaps not chosen all blocks of w.
+	// Remove "room" only after Sync: ext4 chooses the blocks of w's last bytes as late as in Sync.
 	harness.Must(errors.Join(w.Truncate(at), w.Sync(), os.Remove(filepath.Join(dir, "room")),
 		w.Close(), SyncDir(dir)))
 	return ForgedFiles{name: harness.Got(digest(filepath.Join(dir, name)))}, nil

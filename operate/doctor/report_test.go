@@ -117,7 +117,7 @@ func FuzzDiagnose(f *testing.F) {
 	})
 }
 
-// A command shows an unknown name as a word in capitals. In this test every name is known.
+// A word in capitals stands for an unknown name. This test knows all names, so it is an error.
 func TestEveryAdvisedCommandIsAllowedAndComplete(t *testing.T) {
 	reads := regexp.MustCompile(`^(kubectl (get|describe|logs|exec|debug) |oxide (disk|instance) ` +
 		`(view|disk list) |oxide-csi-plugin (doctor|audit) )`)

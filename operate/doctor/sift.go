@@ -118,8 +118,8 @@ type sifter struct {
 	foreign bool // set for another driver's objects, and events about them: hides their errors
 }
 
-// sift removes from the objects what a diagnosis must not show. It replaces secrets first, because
-// an expression may match a part of a secret.
+// sift removes from the objects what a diagnosis must not show. It replaces secrets before it
+// keeps what matches an expression, because an expression may match a part of a secret.
 func (g *gatherer) sift() {
 	s := &sifter{volumes: map[string]bool{}}
 	theirs := map[kube.Reference]bool{}

@@ -27,7 +27,7 @@ func (f *fixture) expect(uuid string) { f.Publish["filesystemUUID"] = uuid }
 
 func (f *fixture) expectFound() { f.expect(f.image.uuid(f.FS)) }
 
-// expectAt makes the controller report the UUID at offset, which blkid does not find.
+// expectAt is like expectFound, for a UUID that blkid does not find. The UUID is at offset.
 func expectAt(offset int64) func(*fixture) {
 	return func(f *fixture) {
 		b := f.image.read(offset, 16)

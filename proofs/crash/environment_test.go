@@ -91,8 +91,8 @@ func (env *environment) close() error {
 	return errors.Join(err, env.Close())
 }
 
-// process is a driver or the rack. as is its name in effects, log is the path of its log, and lane
-// is its name in the history. The method Kill waits until the process has ended.
+// process is a driver or the rack. The field "as" is its name in effects, log is the path of its
+// log, and lane is its name in the history. The method Kill waits until the process has ended.
 type process struct {
 	killable
 	as, log, lane string
@@ -129,7 +129,7 @@ func (env *environment) order(name string, kill *trace.Point) trace.Order {
 
 // checkClean returns an error if files or the charged storage differ from those before the first
 // lifecycle, if a killed process still runs, or if the flight recorders contain impossible changes.
-// copies is the number of restored volumes, which are mounted although no driver formatted them.
+// copies is the number of restored volumes: only these may be mounted without a driver's format.
 func (env *environment) checkClean(ctx context.Context, copies int) (err error) {
 	defer harness.Catch(&err)
 	formatted, mounted := map[string]bool{}, map[string]bool{} // by volume
