@@ -241,8 +241,8 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// observe sets the gauges of operations and of waiting attachments. While m.waits is above 0, the
-// alert OxideCSIVolumeWaitsForStop does not fire, so m.waits is 0 if the keeper stops no instances.
+// observe sets the gauges of operations and of waiting attachments. m.waits counts only attachments
+// for which the keeper stops nodes: a value above 0 silences the alert OxideCSIVolumeWaitsForStop.
 func (m *Metrics) observe(v *view, stops bool) {
 	waits, working := 0, 0
 	for _, n := range v.Nodes {

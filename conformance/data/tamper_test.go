@@ -249,7 +249,7 @@ func (m byteMutant) said(run []recorded) (said bool) {
 	return said
 }
 
-// kindsOf returns the kinds and sizes of a run's disks, with the blocks that were written.
+// kindsOf returns a Look for each kind and size of disk, with the blocks that any check wrote.
 func kindsOf(run []recorded) (all []*data.Look) {
 	for _, r := range run {
 		for _, l := range r.looks {

@@ -344,8 +344,8 @@ func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 }
 
 // growth returns this volume's growth records if a growth of the disk's ext3 or ext4 was cut off.
-// In that case, the signatures behind the filesystem may be from the growth. A mount of the
-// filesystem makes earlier records invalid.
+// The signatures behind the filesystem may then be from the growth. It omits records from before
+// the last writable mount, which makes them invalid.
 func (s scan) growth(v Volume) []foundRecord {
 	if len(s.Found) != 1 || !s.Found[0].isExt() {
 		return nil

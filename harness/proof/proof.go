@@ -44,7 +44,7 @@ const defaultSeed = 1
 type Proof struct {
 	Name string
 	Seed uint64
-	// Bystanders counts comparisons of disks that must not change, Forged those of forged files.
+	// Bystanders counts checks of disks that no call names. Forged counts checks of forged files.
 	Bystanders, Forged *Invariant
 
 	t        testing.TB

@@ -229,7 +229,7 @@ type MountOptions struct {
 type MountOption struct {
 	Key, Value string
 	HasValue   bool
-	// Flag is the position of the option's mount flag, from 1 on. It is 0 after AddData.
+	// Flag is the position of the request's flag, from 1 on, or 0 if AddData added the option.
 	Flag int
 }
 

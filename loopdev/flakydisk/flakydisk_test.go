@@ -187,8 +187,8 @@ func (s stuck) WriteAt([]byte, int64) (int, error) {
 	select {}
 }
 
-// waitForItself serves a disk, writes to it, and prints its loop device when the write hangs. Then
-// a thread waits for the server of its own process, and no signal interrupts this thread.
+// waitForItself serves a disk, writes to it, and prints its loop device when the write hangs. The
+// write then waits for a server in the same process, and no signal can interrupt the write.
 func waitForItself(dir string) error {
 	server, err := flakydisk.Mount(dir)
 	if err != nil {

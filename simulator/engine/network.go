@@ -19,7 +19,7 @@ type InterfaceCreate struct {
 	Name, Description, Stack, VPC, Subnet string
 	// V4 and V6 are the requested addresses; the zero value means any free address.
 	V4, V6 netip.Addr
-	// Unsupported is a request field that the simulator does not have. If set, the request fails.
+	// Unsupported names a field of the request that the simulator lacks; if set, the request fails.
 	Unsupported string
 }
 
@@ -205,7 +205,7 @@ type InterfaceUpdate struct {
 	Name, Description *string
 	// Primary makes the interface the primary one of its instance.
 	Primary bool
-	// Unsupported is a request field that the simulator does not have. If set, the request fails.
+	// Unsupported names a field of the request that the simulator lacks; if set, the request fails.
 	Unsupported string
 }
 
