@@ -138,7 +138,7 @@ func (p *pod) Present(ctx context.Context) *pod {
 	return p
 }
 
-// installedPods omits pods that are being deleted. The node "" stands for all nodes.
+// installedPods lists a node's pods, without those being deleted. The node "" means all nodes.
 func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 	options := metav1.ListOptions{LabelSelector: selector}
 	if node != "" {
@@ -240,8 +240,8 @@ func patchNode(ctx context.Context, name, patch string) {
 // faults. A reboot of an instance does not restart its container. If two instances are stopped at
 // the same moment, the second may lose its disks shortly before its container ends.
 type hypervisor struct {
-	// For each worker, holds has the ID of the fault that delays its stop, stops counts how often that
-	// fault has fired, and off reports whether the worker's container is stopped.
+	// The keys are workers. holds has the ID of the fault that delays a worker's stop. stops has how
+	// often that fault has fired. off reports whether the worker's container is stopped.
 	holds map[string]string
 	stops map[string]int
 	off   map[string]bool

@@ -155,7 +155,7 @@ func TestDataChecksStopNoInstanceThatSomebodyElseUses(t *testing.T) {
 	b := newBench(t)
 	b.Accesses = []string{"block"}
 	b.MayStop = func(context.Context, string) error { return errors.New("it is in use") }
-	// Somebody starts the helper after the preflight.
+	// After the preflight, somebody else starts the helper instance.
 	rack := b.env.Rack
 	errStart := rack.StartInstance(t.Context(), b.Helper.InstanceID)
 	began, err := rack.Admin.Requests(t.Context(), 0)

@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-// noticed names a check that must fail when data is corrupted, the kinds of access with which it
-// must fail, and texts, separated by "|", of which the error must contain one.
+// noticed names a check that must fail when data is corrupted, and the kinds of access for which it
+// must fail. The error must contain one of the texts in says, which are separated by "|".
 type noticed struct{ check, accesses, says string }
 
 // unmountable has the driver's errors for a filesystem that lacks blocks.
@@ -59,8 +59,8 @@ var tampers = map[string][]noticed{
 	"device-elsewhere": {{"D02", "ext4", "the volume is in another instance, too"}},
 }
 
-// noticedBy returns the ID of the check that must notice a wrong block. On a new disk that is D08
-// if the block is not zero, D07 if another disk shares the block, and D01 if a write is lost.
+// noticedBy returns the ID of the check that must notice a wrong block. For a new disk, D08 notices
+// a block that is not zero, D07 a block that two disks share, and D01 a lost write.
 func noticedBy(wrong, moment string) string {
 	by := map[string]string{"stale:new": "D08", "foreign:new": "D08", "shared:new": "D07",
 		"new": "D01", "large": "D14", "recreated": "D13"}
@@ -183,7 +183,7 @@ func (m byteMutant) tamper() string {
 	return fmt.Sprintf("%s:%s:%d:%d", m.wrong, moments[m.look.Kind], m.at, m.look.Bytes)
 }
 
-// boundary is the size of the pieces into which a rack divides a disk.
+// boundary is the distance between the boundaries of the pieces into which a rack divides a disk.
 const boundary = 64 * harness.MiB
 
 // drawBytes draws a byteMutant whose block is near an end, near a boundary, or anywhere else.
@@ -312,7 +312,7 @@ func TestDataChecksFindEachWrongBlockOrReportAPartialRead(t *testing.T) {
 
 // reallyRun runs a check on a rack with the mutant. If the index "by" is not negative, run[by] must
 // fail, and its error must name the block or the disk's checksum. Otherwise reallyRun chooses a
-// check that has a disk of this kind, and that check must succeed.
+// check that has a disk of the mutant's kind and size, and that check must succeed.
 func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 	t.Helper()
 	if by < 0 {

@@ -476,7 +476,7 @@ func (v view) unreserved(pv object) bool {
 }
 
 // takeBack reserves the new disk for the temporary claim. A late request may still create the
-// user's claim, to which Kubernetes must not bind the disk.
+// user's claim, and Kubernetes must not bind the disk to that claim.
 func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	if !v.fenced() {

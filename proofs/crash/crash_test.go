@@ -506,7 +506,7 @@ var objects = map[string]*strings.Replacer{
 type step struct {
 	model.Step
 	rpc, on string
-	// watched is the process that is killed or paused at the step's points, or "" without points.
+	// watched is the process that trials kill or pause at this step, or "" if no trial does so.
 	watched string
 }
 

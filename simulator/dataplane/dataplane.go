@@ -291,7 +291,7 @@ type VMs struct {
 }
 
 const (
-	// machineTime limits how long a virtual machine may take for a change.
+	// machineTime limits how long a virtual machine may take to start, stop or make a change.
 	machineTime             = 40 * time.Second
 	leastMemory, mostMemory = 512 << 20, 1 << 30
 )
@@ -301,7 +301,7 @@ var ErrNoMemory = errors.New("this computer lacks the memory for one more virtua
 
 func (v *VMs) dir(id string) string { return filepath.Join(guestDir(v.files.dir, id), "machine") }
 
-// againPath returns the path of a file that Close creates when it stops a virtual machine.
+// againPath returns the path of a file by which Close tells Adopt that Close stopped the machine.
 func (v *VMs) againPath(id string) string { return filepath.Join(v.dir(id), "again") }
 
 func (v *VMs) disk(d *plugged) machine.Disk {
@@ -360,7 +360,8 @@ func (v *VMs) Run(f Firmware) error {
 
 var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
 
-// hasMemory counts mostMemory for each running machine, because QEMU allocates memory gradually.
+// hasMemory fails if there is no room for a new machine with "more" bytes. QEMU allocates memory
+// gradually, so each running machine counts as mostMemory.
 func (v *VMs) hasMemory(more int64) error {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -369,7 +370,6 @@ func (v *VMs) hasMemory(more int64) error {
 	return fits(string(text), int64(len(v.SSH()))*mostMemory+more, more)
 }
 
-// fits() fails if the machines' total is over 3/4 of MemTotal, or the new one over MemAvailable.
 func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
 	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
