@@ -53,7 +53,7 @@ func skip(advice, format string, args ...any) report.Line {
 const (
 	// Only a run finds out the result of hotplugLine, so the preflight skips the line.
 	hotplugLine, simulatorLine = "hot-plug", "simulator"
-	// soon is the remaining life of a certificate or a token below which the preflight warns.
+	// The preflight warns if a certificate or a token expires within the time soon.
 	soon = 30 * 24 * time.Hour
 	// An instance has at most diskLimit disks (A16). The run attaches roomNeeded disks at one time.
 	diskLimit, roomNeeded = 12, 4
@@ -365,8 +365,8 @@ func (p *job) askRole(ctx context.Context) report.Line {
 		rules.Brief(err))
 }
 
-// another() finds the named instance, which the run may stop. It fails if somebody else uses the
-// instance, or if the instance is not in the state want.
+// another() finds the named instance. It fails if the instance is this one, if it is not in the
+// state want, or if the run must not stop it because somebody else uses it.
 func (p *job) another(ctx context.Context, named string, want oxide.InstanceState,
 	advice string) (*oxide.Instance, report.Line) {
 	instance, err := p.project.find(ctx, named)
@@ -422,7 +422,7 @@ type errAttach struct{ error }
 // disk to a stopped instance. Any other refusal is an errAttach.
 //
 // If a rack attaches but does not detach, a disk stays until the instance stops. So TryHotplug
-// first tries an instance that the run creates. The rule checks report its failure.
+// first tries an instance that the run creates. If this trial fails, the rule checks report it.
 func (w *job) learnHotplug(ctx context.Context) (err error) {
 	trial, result := w.rack.TryHotplug(ctx)
 	w.exchanges = append(w.exchanges, result.Exchanges...)

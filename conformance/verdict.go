@@ -521,7 +521,7 @@ func gibOf(bytes int64) int64 {
 	return 1
 }
 
-// absurdGiB exceeds every disk of the checks. A request for more tests whether the rack refuses it.
+// absurdGiB exceeds the size of every disk of the checks, except in requests that must be refused.
 const absurdGiB = 64
 
 func idOf(resp *http.Response) string {

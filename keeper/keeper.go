@@ -409,8 +409,8 @@ type Config struct {
 	ColdAttach, StartupTaint, LeavingNodes, DryRun, Fence bool
 	// NodeName is the node on which this keeper runs. The keeper never stops it.
 	NodeName string
-	// The keeper stops a node when no further volume has begun to wait on it for the time Settle, or
-	// when a volume has waited five times as long.
+	// Settle is how long no further volume may begin to wait on a node before the keeper stops it. The
+	// keeper also stops the node when a volume has waited five times as long.
 	Settle time.Duration
 	// These fields limit how often nodes are stopped; see the flags. A nil Window is always open.
 	MinInterval, StatefulSetInterval   time.Duration

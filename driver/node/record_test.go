@@ -266,7 +266,7 @@ func TestTwoDriverProcessesDoNotUseOneDeviceAtTheSameTime(t *testing.T) { // NS-
 	})
 	t.Run("a driver is refused while a dead driver's program runs", func(t *testing.T) {
 		v := statefulGuest(t).disk(64, volume.Ext4)
-		// The program has inherited the device and its lock from a driver, which has closed both.
+		// The program inherits the device and its lock from a driver that then closes both.
 		host := v.guest.node().host()
 		found := csitest.Got(host.Lookup(v.Name))(t)
 		h := csitest.Got(host.OpenLocked(t.Context(), found, false))(t)

@@ -134,7 +134,7 @@ func (p *Proof) Fatal(err error) {
 	}
 }
 
-// Error fails the test, but does not end it, if err is not nil.
+// Error fails the test if err is not nil. The test continues.
 func (p *Proof) Error(err error) {
 	p.t.Helper()
 	if err != nil {

@@ -313,7 +313,7 @@ type renewedFile[T any] struct {
 	file os.FileInfo
 	// guarded by mu: the error of the last read
 	problem error
-	// guarded by mu: the last read failed and took long
+	// guarded by mu: whether the last read failed after a long time
 	slow bool
 	// guarded by mu: the current read, or nil
 	reading *reading

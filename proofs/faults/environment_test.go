@@ -47,7 +47,7 @@ type environment struct {
 	// source is the volume of the snapshot snap. The volume of the snapshot orphan was deleted.
 	source       *csi.Volume
 	snap, orphan *csi.Snapshot
-	// The first two objects are in the project "other". The third one is a disk of the type "local".
+	// foreign and foreignDisk are in the project "other". local is a disk of the type "local".
 	foreign     *oxide.Snapshot
 	foreignDisk *oxide.Disk
 	local       *oxide.Disk
@@ -77,7 +77,7 @@ func newEnvironment(t *testing.T, p *proof.Proof, run *harness.Run) (env *enviro
 	env = &environment{Environment: started, ctx: t.Context(), proof: p, run: run,
 		up: rack.Instance("up").ID, down: rack.Instance("down").ID, full: rack.Instance("full").ID}
 	t.Cleanup(func() { p.Error(env.shutDown()) })
-	// The driver reads its project before it is ready, and not again while a cell runs.
+	// The driver reads the IDs of its project and silo before it is ready, and so before any cell.
 	env.ctl = harness.Got(env.StartPlugin(env.ctx, harness.PluginOptions{Mode: harness.ModeController,
 		Env: map[string]string{"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})).Controller()
 	env.createObjects()
@@ -303,7 +303,7 @@ func (state rackState) insert(name string, object item) {
 	state[free] = object
 }
 
-// since returns the state with fresh in place of each ID that the earlier state lacks.
+// since returns a copy in which the constant fresh replaces each ID that the earlier state lacks.
 func (state rackState) since(earlier rackState) rackState {
 	now, known := maps.Clone(state), map[string]bool{"": true}
 	for _, object := range earlier {

@@ -42,7 +42,7 @@ const (
 	maxInterfaces  = 8
 )
 
-// checkInterfaces runs before any part of an instance is created, as on a rack (A64).
+// checkInterfaces checks a request's interfaces before any part of the instance is created (A64).
 func checkInterfaces(tx *store.Tx, create []InterfaceCreate) {
 	tx.Refuse(len(create) > maxInterfaces,
 		invalidRequest("An instance may not have more than %d network interfaces", maxInterfaces))
