@@ -120,7 +120,7 @@ func TestAHealthyRackPassesEveryCheck(t *testing.T) { // D-12
 				made[r.Operation] = true
 			}
 			for _, call := range check.Calls {
-				// The rack's operations begin with a lower-case letter, and RPCs of CSI with a capital.
+				// Test only the rack's operations: RPCs of CSI begin with a capital letter.
 				if call[0] >= 'a' && !made[call] {
 					t.Errorf("the check promises the call %s and did not make it", call)
 				}

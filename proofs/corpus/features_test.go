@@ -223,7 +223,7 @@ func featureImages() (special, all []generator) {
 	return special, all
 }
 
-// alone returns a group for each value of the flag, so that an image can have several values.
+// alone returns a group of its own for each value, so that an image can have several of the values.
 func alone(flag string, values ...string) (groups [][]string) {
 	for _, v := range values {
 		groups = append(groups, []string{flag + " " + v})
@@ -330,8 +330,8 @@ func sumXFS(b []byte) {
 
 func sumBtrfs(b []byte) { le.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli)) }
 
-// patch changes the superblock of n bytes at an offset of the image. It copies the new bytes to the
-// position "at" in the superblock, and corrects the checksum.
+// patch changes the superblock of n bytes at an offset of the image. It copies the parameter bytes
+// to the position "at" in the superblock. Then sum corrects the checksum.
 func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	b := im.read(offset, n)
 	copy(b[at:], bytes)
@@ -393,7 +393,7 @@ func countOne(f *fixture) {
 }
 
 // featureTrials returns the trials that fail if the driver does not check features. It omits two
-// that are refused anyway: blkid finds the ext4 journal, and the kernel refuses the other, a btrfs.
+// disks that are refused even then: blkid finds an ext4 journal, and the kernel refuses a btrfs.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {
