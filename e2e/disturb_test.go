@@ -195,7 +195,7 @@ var _ = Describe("the driver", func() {
 			By("cutting every connection to the rack")
 			away := time.Now()
 			cut := fault(ctx, adminapi.Fault{Cut: true})
-			// Retries come at growing intervals, so a pod created late in an outage runs soon after its end.
+			// The intervals of retries grow, so a pod created late in an outage runs soon after the outage.
 			const late, back = 50 * time.Second, time.Minute
 			waiting := []*pod{more(), more()}
 			taken := s.Snapshot(ctx, claims[1])

@@ -108,7 +108,7 @@ func Ended(owner string) (bool, error) {
 // is [ErrBusy] if a device is still in use, for example by a mount in another mount namespace.
 //
 // An orphaned device does not show its owner, so DetachLeft reads the owner from the name of the
-// device's file. A process that serves files should name them [Process], ".", and any text.
+// device's file. A process that serves files should give each the name [Process] + "." + any text.
 func DetachLeft(ctx context.Context) ([]Device, error) {
 	all, err := List()
 	if err != nil {

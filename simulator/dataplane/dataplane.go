@@ -168,7 +168,7 @@ func Open(c Config) (_ *Plane, err error) {
 	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
 		return nil, err
 	}
-	// The kernel reports the files of loop devices without symbolic links in their paths.
+	// The kernel reports the paths of loop devices' files without symbolic links, so Dir needs none.
 	if c.Dir, err = filepath.EvalSymlinks(c.Dir); err != nil {
 		return nil, err
 	}
@@ -463,7 +463,7 @@ func (v *VMs) still(g *guestState) (resume func(), err error) {
 
 // Adopt takes over the virtual machines that an earlier plane has started, and stops those of
 // instances that are not running. It returns in gone the running instances without a virtual
-// machine, and in again those of gone whose machine was stopped by the earlier plane's Close.
+// machine, and in again those of them whose machine was stopped by the earlier plane's Close.
 func (v *VMs) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(guestDir(v.files.dir, ""))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -540,7 +540,7 @@ func (v *VMs) SSHKey() string {
 	return v.host.Key()
 }
 
-// Console calls [machine.Console] for a guest, whose console is empty before its first start.
+// Console calls [machine.Console] for a guest. Before the guest's first start it returns no text.
 func (v *VMs) Console(id string, from, most int64) (text []byte, end int64, err error) {
 	text, end, err = machine.Console(v.dir(id), from, most)
 	if errors.Is(err, fs.ErrNotExist) {
