@@ -38,7 +38,7 @@ type zeroRange struct {
 // value allows none.
 type expected struct {
 	Mkfs bool // allows what any mkfs of the driver writes
-	// Growth, if set, allows what the growth of this filesystem type writes behind the old end.
+	// Growth, if set, is a filesystem type. What its growth writes behind the old end is allowed.
 	Growth    string
 	UUID      uuid.UUID
 	NodeBytes int64 // of a btrfs

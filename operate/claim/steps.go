@@ -362,7 +362,7 @@ func (r *run) askForDisk(ctx context.Context, v view) error {
 	return r.Kubectl.create(ctx, ownedBy(p.temporaryClaim(), v.kept))
 }
 
-// awaitDisk waits for the new disk. Its error and its text contain the last refusal, if any.
+// awaitDisk waits for the new disk. The returned error or text contains the last refusal, if any.
 func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	p := v.plan
 	why, event, err := r.Kubectl.refusal(ctx, *p)

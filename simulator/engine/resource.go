@@ -24,8 +24,8 @@ type Kind struct {
 	Owner  string
 	// In is the name of the field with the parent's or the owner's ID, or "" if there is none.
 	In string
-	// Both is a part of the error message for an ID together with a parent. Neither is the beginning
-	// of the error message for a name without a parent (A05).
+	// Both is a part of the error message if a request has an ID together with a parent. The field
+	// Neither has the beginning of the error message for a name without a parent (A05).
 	Both, Neither string
 	// Public means that every user of the silo may read the resource, and its owner may change it. The
 	// roles in the projects do not matter (A15).
@@ -433,7 +433,7 @@ const (
 	maxGroups  = 16
 )
 
-// AddMember adds an instance without a VMM to a group. The answer shows the instance as stopped.
+// AddMember adds an instance to a group, unless it has a VMM. The answer shows it as stopped.
 func (s Resources) AddMember(call *Call, tx *store.Tx) Item {
 	k := call.Kind
 	policy := strings.TrimSuffix(k.Name, "-group")
