@@ -212,7 +212,7 @@ func TestEveryTokenInATextIsRedacted(t *testing.T) { // B-15
 	})
 }
 
-// A response may contain several whole or truncated tokens, and the driver truncates texts, too.
+// A response may contain several whole or truncated tokens, and the driver may truncate it.
 func TestTruncatedTokensAreRedacted(t *testing.T) { // B-15
 	rapid.Check(t, func(t *rapid.T) {
 		h := &hidden{}

@@ -129,8 +129,8 @@ func (p proof) run(ctx context.Context, all []right) {
 	Expect(needless).To(BeEmpty(), "rights without which nothing fails")
 }
 
-// allRights returns every right in the roles of the driver and the node keeper. It omits the
-// snapshot controller's roles, which belong to the cluster.
+// allRights returns every right in the roles of the driver and the node keeper. It omits the roles
+// of the snapshot controller, which is not a part of the driver.
 func allRights(objects []*unstructured.Unstructured) []right {
 	var all []right
 	for _, o := range objects {

@@ -272,7 +272,7 @@ func holdersBelow(t *testing.T, dir string) (holders int) {
 func TestAnAgentUnmountsTheVolumesInItsCopyOfTheMountNamespace(t *testing.T) {
 	b := newBench(t)
 	placed := []*harness.Placement{b.used(t, b.A, "a", "ext4"), b.used(t, b.A, "a", "block")}
-	// The new agent's mount namespace is a copy of this process's, in which both volumes are mounted.
+	// Both volumes are mounted in this process's namespace, and the new agent gets a copy of it.
 	g := b.connect(t)
 	for _, p := range placed {
 		csitest.Must(t, p.Remove(t.Context(), csi.NewNodeClient(b.A)))

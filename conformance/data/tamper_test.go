@@ -67,7 +67,7 @@ func noticedBy(wrong, moment string) string {
 	return cmp.Or(by[wrong+":"+moment], by[moment], "D12")
 }
 
-// product adds to a copy of tampers an entry for each known name of the form WRONG:MOMENT:PLACE
+// product returns tampers with further entries for the known names of the form WRONG:MOMENT:PLACE
 // (what is wrong, when, where). Without PROOF_DURATION the seed chooses half of these names.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all := maps.Clone(tampers)

@@ -105,7 +105,7 @@ func recordTrace(sector []byte) bool {
 }
 
 // extTrace reports whether each KiB of the sector is zero or may have been written by an ext tool.
-// 1 KiB is the smallest block size, and each KiB of a larger block looks like a small one.
+// 1 KiB is the smallest block size, and each KiB of a larger block looks like a block of 1 KiB.
 func (m traces) extTrace(sector []byte) bool {
 	for unit := range slices.Chunk(sector, extBytes) {
 		if nonZero(unit) >= 0 && !m.extUnit(unit, uint64(m.sizeBytes)/extBytes) {

@@ -346,8 +346,8 @@ func (s *renewedFile[T]) get(ctx context.Context, force bool) (value T, err erro
 }
 
 // begin starts a read, or returns the one in progress. Only one goroutine reads, because a system
-// call on a hanging mount cannot be canceled. After a slow read that failed, the caller need not
-// wait if a value is known and force is false.
+// call on a hanging mount cannot be canceled. The result wait is false if the last read failed
+// after a long time, a value is known, and force is false.
 func (s *renewedFile[T]) begin(force bool) (r *reading, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -265,7 +265,7 @@ func (r *run) unmounted(ctx context.Context, v view) (string, error) {
 	return waits, r.Kubectl.save(ctx, v.old, p, nil)
 }
 
-// report returns whether a node is ready, and when the node, by its own clock, last reported.
+// report returns whether a node is ready, and when it last reported, by the node's own clock.
 func (o object) report() (ready bool, at string) {
 	for _, c := range o.list("status", "conditions") {
 		if c.str("type") == "Ready" {

@@ -144,7 +144,7 @@ func (env *environment) shutDown() (err error) {
 // patience limits a wait that takes milliseconds on an idle machine.
 const patience = 30 * time.Second
 
-// The driver is configured for the project rackProject.
+// rackProject is the project for which the driver is configured.
 const rackProject = "sanity"
 
 func (env *environment) name(prefix string) string {

@@ -168,7 +168,7 @@ func Open(c Config) (_ *Plane, err error) {
 	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
 		return nil, err
 	}
-	// The kernel reports the paths of loop devices' files without symbolic links, so Dir needs none.
+	// The kernel reports the paths of loop devices' files without symbolic links, so resolve Dir's.
 	if c.Dir, err = filepath.EvalSymlinks(c.Dir); err != nil {
 		return nil, err
 	}

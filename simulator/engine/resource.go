@@ -433,7 +433,7 @@ const (
 	maxGroups  = 16
 )
 
-// AddMember adds an instance to a group, unless it has a VMM. The answer shows it as stopped.
+// AddMember adds an instance to a group. It refuses an instance with a VMM.
 func (s Resources) AddMember(call *Call, tx *store.Tx) Item {
 	k := call.Kind
 	policy := strings.TrimSuffix(k.Name, "-group")
