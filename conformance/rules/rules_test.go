@@ -105,7 +105,7 @@ func TestAHealthyRackKeepsEveryRule(t *testing.T) {
 		t.Run(requirements+name, func(t *testing.T) {
 			t.Parallel()
 			cold := hotplug != adminapi.HotplugFull
-			// A check must not rely on the speed of a simulated rack.
+			// A check must not rely on a fast rack, so this rack has delays.
 			rack := startRack(t, harness.RackOptions{Hotplug: hotplug,
 				Args: []string{"--instance-delay", "100ms", "--device-delay", "50ms"}})
 			if cold { // give the instance a boot disk
@@ -397,8 +397,8 @@ func TestARecordedAnswerDoesNotContainTheToken(t *testing.T) {
 	}
 }
 
-// A lost answer must not look like a refusal, or like an attach that the rack recorded although it
-// answered with an error (A17).
+// If an answer is lost, the trial must not conclude that the rack refused the request, or that the
+// rack answered with an error and recorded the attach (A17).
 func TestTheHotPlugTrialRepeatsARequestWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -405,8 +405,8 @@ func sample(points []point, n int, rng *rand.Rand) []point {
 	return append(first, rest[:min(len(rest), max(0, n-len(first)))]...)
 }
 
-// deviceless is a lifecycle on a rack that records an attach first, and then gives the instance no
-// device (docs/hot-plug.md).
+// deviceless is a lifecycle on a rack that records an attach but gives the instance no device (see
+// docs/hot-plug.md). By default, the proof tries leastDeviceless of its points in addition.
 const (
 	deviceless      = "deviceless ext4"
 	leastDeviceless = 3
