@@ -41,7 +41,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-func TestTheVerdictIsConformsWithHotPlugAndBlockedWithoutIt(t *testing.T) {
+func TestARunConformsWithHotPlugAndIsBlockedWithoutIt(t *testing.T) {
 	short.Skip(t, 2)
 	t.Parallel()
 	for name, test := range map[string]struct {

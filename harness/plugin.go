@@ -334,7 +334,7 @@ func errorFault(s *status.Status) string {
 	}
 	switch s.Code() {
 	case codes.Unimplemented:
-		// gRPC and the code that it generates also answer Unimplemented, with their own texts.
+		// gRPC and its generated code also answer Unimplemented, with texts that begin with no reason.
 		return ""
 	case codes.Unknown, codes.DataLoss:
 		return "has a code that CSI does not use"

@@ -302,7 +302,7 @@ type operation struct {
 	// Volumes describes the PersistentVolumes for which the instance is stopped, by name.
 	Volumes      map[string]cause `json:"volumes,omitempty"`
 	StatefulSets []string         `json:"statefulSets,omitempty"` // with pods that stop with the node
-	// Heartbeat is the node's last heartbeat before the start. The step returning awaits another one.
+	// Heartbeat is the node's last heartbeat before the start. The step Returning awaits a new one.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
 	// Late reports that the instance stopped after the previous operation, so this one only starts it.
 	Late bool `json:"late,omitempty"`

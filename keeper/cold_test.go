@@ -228,7 +228,7 @@ func TestTheNextOperationWaitsLongerAfterEachFailure(t *testing.T) {
 	}
 }
 
-func TestANodeWithoutTheLabelHasNoPlanAndIsNotStopped(t *testing.T) { // D-61
+func TestAnotherValueOfTheLabelRemovesThePlanAndPreventsTheStop(t *testing.T) { // D-61
 	w := newFixture(t, "a")
 	w.wait("a", "data")
 	w.round()

@@ -48,7 +48,7 @@ current-context: test
 	return path
 }
 
-func TestHelpExitsWithZeroAndErrorsWithOne(t *testing.T) {
+func TestTheExitStatusIsZeroForHelpAndOneForAnError(t *testing.T) {
 	for _, c := range []struct {
 		args   string // separated by spaces
 		env    func(string) string

@@ -185,7 +185,7 @@ func TestTheDriverReadsNoReservedVariableButCSIEndpoint(t *testing.T) { // B-24
 	}
 }
 
-func TestCSISanityCoversMountAndBlockInOneAndInTwoProcesses(t *testing.T) { // B-48
+func TestCSISanityCoversBothAccessTypesWithOneAndTwoDriverProcesses(t *testing.T) { // B-48
 	seen := map[string]bool{}
 	for _, c := range csisuite.Combinations() {
 		config := c.Config()

@@ -156,7 +156,7 @@ func (r *rackServer) on(t *testing.T) *rackServer {
 	return &sub
 }
 
-// newDisk() puts these texts into its request. With oldNew, a test replaces them.
+// newDisk() puts these texts into its request. Its argument oldNew can replace them.
 const (
 	blankSource  = `{"type":"blank","block_size":512}`
 	blankBackend = `{"type":"distributed","disk_source":` + blankSource + `}`

@@ -269,7 +269,7 @@ func holdersBelow(t *testing.T, dir string) (holders int) {
 	return holders
 }
 
-func TestAnAgentUnmountsTheVolumesInItsCopyOfTheMountNamespace(t *testing.T) {
+func TestANewAgentDoesNotKeepTheVolumesOfAnotherAgentInUse(t *testing.T) {
 	b := newBench(t)
 	placed := []*harness.Placement{b.used(t, b.A, "a", "ext4"), b.used(t, b.A, "a", "block")}
 	// Both volumes are mounted in this process's namespace, and the new agent gets a copy of it.

@@ -448,7 +448,7 @@ func (c *Check) newSnapshot(name oxide.Name, disk string) oxide.SnapshotCreatePa
 		Name: name, Description: c.Description, Disk: oxide.NameOrId(disk)}}
 }
 
-// snapshotsOf includes all snapshots of the disk: disk_finalize_import makes one without a mark.
+// snapshotsOf counts all the disk's snapshots as this run's: a finalize makes one without its mark.
 func (c *Check) snapshotsOf(disk string) kind[*oxide.Snapshot] {
 	return kind[*oxide.Snapshot]{c.readSnapshot, c.removeSnapshot,
 		func(s *oxide.Snapshot) (string, bool) {

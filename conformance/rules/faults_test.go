@@ -305,7 +305,7 @@ const (
 type faultTest struct {
 	p      *proof.Proof
 	faults map[string]fault
-	// altered has the results of all rules; real lacks those of rules that need the admin listener.
+	// try uses altered for faults that alter values, and real, without admin listener, for others.
 	altered, real surveyed
 	trials        []trial
 

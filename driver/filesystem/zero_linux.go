@@ -18,8 +18,8 @@ const (
 	logInterval   = 10 * time.Second
 	// A call returns answerMargin before its deadline, so that the caller still receives the answer.
 	answerMargin = 2 * time.Second
-	// maxReads limits the reads of a disk by one call: one read, another if an older job's result is
-	// out of date, and another if the disk was written to during a read.
+	// maxReads limits the reads that one call awaits: a read that an earlier call began, a new one if
+	// that result is out of date, and another if the disk was written to during the new one.
 	maxReads = 3
 )
 

@@ -128,7 +128,7 @@ func TestBothMountsAtOnePathAreUnmounted(t *testing.T) {
 	}
 	dir := t.TempDir()
 	inner := filepath.Join(dir, "outer", "inner")
-	// Mount twice at one path, as two killed engines do.
+	// Mount twice at one path: two engines that were killed can leave such mounts.
 	for _, path := range []string{filepath.Dir(inner), inner, inner} {
 		must(t, os.MkdirAll(path, 0o755))
 		must(t, syscall.Mount("none", path, "tmpfs", 0, ""))

@@ -168,7 +168,7 @@ func refused(t *testing.T, err error, words ...string) {
 	}
 }
 
-func TestARunRefusesTheClusterOfARunWithAnotherCache(t *testing.T) {
+func TestARunDoesNotUseAClusterThatBelongsToAnotherCache(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	release, err := claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", notThere, note)
 	csitest.Must(t, err)

@@ -409,8 +409,8 @@ func mutate(driver string, guards []Guard) (changed map[string]string, err error
 // declaration is a function, method or variable. file is the content of the source file at path.
 type declaration struct{ path, file, text string }
 
-// declarations matches declarations in gofmt's format. A declaration ends at a brace at the end of
-// its first line, or at the first brace at the start of a line.
+// declarations matches declarations in gofmt's format. A declaration ends at a closing brace at the
+// end of its first line, or at the first closing brace at the start of a line.
 var declarations = regexp.MustCompile(`(?ms)^func (?:\(\w+ \*?(\w+)\) )?(\w+)[(\[]` +
 	`(?:[^\n]*\}$|.*?^\})|^var (\w+) = [^\n]*\{$.*?^\}`)
 

@@ -1,6 +1,6 @@
-// Package audit finds orphans: disks and snapshots that the driver made on a rack and that no
-// object of the cluster names any more, because a create was never repeated or a volume was deleted
-// without the driver. It deletes an orphan only if a person names it and another check confirms it.
+// Package audit finds orphans: disks and snapshots of the driver that no cluster object names,
+// because a create's answer was lost and it was not repeated, or a volume was deleted without the
+// driver. It deletes an orphan only if a person names it and another check confirms it.
 package audit
 
 import (

@@ -207,7 +207,7 @@ func TestAFormIsConvertedToARequest(t *testing.T) {
 	}
 }
 
-func TestAPageWithoutScriptReloadsItselfUnlessPaused(t *testing.T) {
+func TestALivePageReloadsItselfWithoutScriptsUnlessPaused(t *testing.T) {
 	for path, want := range map[string]bool{"/": true, "/?disk=x": true, "/console/disks/e": true,
 		"/?pause": false, "/routes": false} {
 		w := ask(testConsole(nil).Handler(), "GET "+path, nil)

@@ -391,7 +391,7 @@ var (
 	bucketLeft = []byte("left")
 )
 
-// Prepare creates all missing buckets. The parameter tables has the names of kinds of [Resource].
+// Prepare creates all missing buckets. The names of the kinds of [Resource] are in tables.
 func Prepare(tx *Tx, tables ...string) {
 	names := [][]byte{bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
 		bucketLinks}

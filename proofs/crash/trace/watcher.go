@@ -245,7 +245,7 @@ func (w *Watcher) Close() error {
 }
 
 func serve(in io.Reader, out io.Writer) error {
-	// The kernel lets only the thread that seized a process control it.
+	// The kernel accepts ptrace requests only from the thread that seized the process.
 	runtime.LockOSThread()
 	orders, reports := json.NewDecoder(in), json.NewEncoder(out)
 	for {
