@@ -72,7 +72,7 @@ func made(t *testing.T, rack *bed, name, description string) string {
 			Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}}))(t).Id
 }
 
-func TestRunIsDeadOnlyIfItsProcessIsKnownToBeGone(t *testing.T) {
+func TestARunCountsAsDeadOnlyIfItsProcessIsKnownToBeGone(t *testing.T) {
 	now := time.Now()
 	boot, namespace, _ := strings.Cut(bootID(), " ")
 	host := csitest.Got(os.Hostname())(t)

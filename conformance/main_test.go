@@ -430,7 +430,7 @@ func TestAShellDoesNotGetTheToken(t *testing.T) {
 	}
 }
 
-func TestRunChecksNoDataIfAShellReachesTheWrongInstance(t *testing.T) {
+func TestARunReportsThatAShellReachesTheWrongInstance(t *testing.T) {
 	t.Parallel()
 	rack := rackOf(t, harness.RackOptions{})
 	p := prepare(t, rack, vars{"OXIDE_CONFORMANCE_SECOND_SHELL": shellOf(t, fmt.Sprintf(

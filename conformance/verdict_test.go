@@ -509,7 +509,7 @@ func TestRequestLogComparisonFindsASuccessfulCallWithoutARequest(t *testing.T) {
 	}
 }
 
-func TestDataCheckNamesTheCallsThatItDidNotMake(t *testing.T) {
+func TestRequiredRPCsThatADataCheckDidNotMakeAreFound(t *testing.T) {
 	check := data.Check{Calls: []string{"CreateVolume", "disk_create"}}
 	for made, want := range map[string]string{"Probe": "CreateVolume", "CreateVolume": ""} {
 		if missing := notMade(check, []rpc{{name: made}}); strings.Join(missing, " ") != want {
@@ -518,7 +518,7 @@ func TestDataCheckNamesTheCallsThatItDidNotMake(t *testing.T) {
 	}
 }
 
-func TestWriteReportReplacesNoFile(t *testing.T) {
+func TestTheReportOfARunReplacesNoFile(t *testing.T) {
 	// By default the report's folder is in the current directory, next to the run's work directory.
 	t.Chdir(t.TempDir())
 	here := csitest.Got(os.Getwd())(t)

@@ -108,7 +108,7 @@ func fromSecret(optional bool) map[string]any {
 
 // The cluster ID is part of the ownership tag of every disk. After a change of the ID, the driver
 // regards all earlier disks as those of another cluster.
-func TestAnUpgradeKeepsTheClusterID(t *testing.T) { // A2.1
+func TestAnUpgradeKeepsTheClusterIDOrWarnsOfItsChange(t *testing.T) { // A2.1
 	const required, optional, warning = "of the Secret", "of the Secret, if it is there", "WARNING"
 	for _, c := range []struct {
 		name    string
@@ -274,7 +274,7 @@ func TestInstallationNotesSayWhatToDoNext(t *testing.T) {
 
 // The driver reads host, project and certificates only when it starts. It reads a new token without
 // a restart.
-func TestAChangedHostInTheSecretReplacesThePods(t *testing.T) {
+func TestSecretChangesReplaceThePodsUnlessOnlyTheTokenChanges(t *testing.T) {
 	mark := func(set ...string) map[string]string {
 		pod, _ := controllersPod(t, objects(t, with(append([]string{"secret.create=true",
 			"secret.token=a", "secret.project=p", "secret.host=https://a"}, set...)...)...))
@@ -306,7 +306,7 @@ func TestThePrometheusRuleContainsAlertsYAML(t *testing.T) {
 	}
 }
 
-func TestTheConfigMapContainsDashboardJSON(t *testing.T) {
+func TestTheConfigMapForGrafanaContainsDashboardJSON(t *testing.T) {
 	all := objects(t, with("metrics.dashboard.enabled=true",
 		"metrics.dashboard.annotations.grafana_folder=Storage")...)
 	dashboard := find[corev1.ConfigMap](t, all, "ConfigMap", "oxide-csi-dashboard")

@@ -34,7 +34,7 @@ var carried = map[string]string{
 	"node-keeper/rbac-leave.yaml":       "the rights of the container leave (D-54)",
 }
 
-func TestTheChartRendersThePlainManifests(t *testing.T) { // D-57
+func TestKustomizeFilesEqualWhatTheChartRenders(t *testing.T) { // D-57
 	plain, files := render(t, with("snapshots.enabled=false")...), map[string]string{}
 	for _, c := range []struct{ dir, value, patched string }{
 		{"snapshots", "snapshots.enabled=true", "controller.yaml"},
@@ -114,7 +114,7 @@ var components = []struct {
 		"instanceMetadata.via=env"}},
 }
 
-func TestComponentsRenderTheSameAsTheChartsValues(t *testing.T) {
+func TestKustomizeComponentsRenderTheSameAsHelmValues(t *testing.T) {
 	var subsets [][]int
 	for bits := range 1 << len(components) {
 		var subset []int

@@ -293,7 +293,7 @@ const (
 	snapshotsModule  = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"
 )
 
-func TestKubeconformRefusesAnUnknownField(t *testing.T) {
+func TestKubeconformRefusesAnInvalidManifest(t *testing.T) {
 	schemas := allSchemas(t)
 	for _, wrong := range []string{
 		"kind: ServiceAccount\napiVersion: v1\nmetadata: {name: a}\nautomount: false\n",

@@ -450,7 +450,7 @@ func TestNoReleaseChangesAnImmutableField(t *testing.T) { // D-57
 	}
 }
 
-func TestNameOverridesRenameEveryObject(t *testing.T) {
+func TestNameOverridesApplyToNamesAndReferencesOnly(t *testing.T) {
 	all := objects(t, everything("fullnameOverride=blue-csi", "nameOverride=blue")...)
 	known := []string{"csi.oxide.computer", "oxide-disk", "oxide-snapshot"}
 	for _, o := range all {

@@ -110,7 +110,7 @@ func refused(t *testing.T, want string, args ...string) {
 	}
 }
 
-func TestAWrongClassParameterIsRefusedWithAnExplanation(t *testing.T) {
+func TestAWrongStorageClassParameterIsRefusedWithAnExplanation(t *testing.T) {
 	const class, fsType = "storageClass.parameters.", `csi\.storage\.k8s\.io/`
 	const names = "which the driver does not know; it knows blockSize, diskType, imageId, " +
 		"mkfsOptions, placement and csi.storage.k8s.io/fstype"
@@ -246,9 +246,9 @@ func complained(complaints, path string) bool {
 		func(name string) bool { return strings.Contains(complaints, name) })
 }
 
-// TestStringValuesAreRenderedUnchanged sets every string value to texts that YAML, a flag or a
-// template could misread. The chart has to refuse the text, or to render it like a plain word.
-func TestStringValuesAreRenderedUnchanged(t *testing.T) {
+// TestStringValuesAreRenderedUnchangedOrRefused sets every string value to texts that YAML, a flag
+// or a template could misread. The chart has to refuse the text, or to render it like a plain word.
+func TestStringValuesAreRenderedUnchangedOrRefused(t *testing.T) {
 	paths := []string{"commonLabels.x", "commonAnnotations.x", "imagePullSecrets[0].name",
 		"node.extraArgs[0]", "controller.nodeSelector.x", "storageClass.mountOptions[0]",
 		"controller.dnsConfig.searches[0]"}

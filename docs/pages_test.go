@@ -290,7 +290,7 @@ func TestEveryCodeBlockStatesWhetherItRuns(t *testing.T) {
 	t.Logf("FIGURE docs here=%d cluster=%d not-run=%d", count[Here], count[Cluster], count[""])
 }
 
-func TestACodeBlockWithoutAClassIsReported(t *testing.T) {
+func TestACodeBlockThatDoesNotStateWhetherItRunsIsReported(t *testing.T) {
 	for name, c := range map[string]struct{ page, want string }{
 		"none":            {"Text:\n\n    true\n", "docs/p.md:3: the block has no class"},
 		"another comment": {"<!-- ran -->\n    true\n", "no class"},

@@ -119,7 +119,7 @@ func TestTheCommandsForAClusterAreValidShell(t *testing.T) {
 	}
 }
 
-func TestTheErrorOfAFailedSessionNamesTheBlock(t *testing.T) {
+func TestAFailedSessionOfCodeBlocksReportsTheCause(t *testing.T) {
 	for name, c := range map[string]struct {
 		blocks []Block
 		want   []string

@@ -169,7 +169,7 @@ func TestEverySettingHasAVariableAndIsInTheHelp(t *testing.T) { // B-23
 	}
 }
 
-func TestRunFailsFastOnMisconfiguration(t *testing.T) { // B-26
+func TestAStartupErrorNamesTheSettingAndNotItsValue(t *testing.T) { // B-26
 	dir := t.TempDir()
 	junk := filepath.Join(dir, "tweety")
 	must(t, os.WriteFile(junk, []byte("no pem, no token"), 0o600))

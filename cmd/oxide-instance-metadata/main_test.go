@@ -118,7 +118,7 @@ func TestTheInstanceIDComesFromTheProviderID(t *testing.T) { // D-65
 	}
 }
 
-func TestErrorsHaveOneLineAndSayWhatToDo(t *testing.T) { // D-65 D-66
+func TestEachErrorIsOneLineAndStatesTheProblem(t *testing.T) { // D-65 D-66
 	status := func(code int, message string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { refuse(w, code, message) }
 	}

@@ -130,7 +130,7 @@ func TestAHealthyRackPassesEveryCheck(t *testing.T) { // D-12
 	}
 }
 
-func TestTheTableOfDataChecksIsComplete(t *testing.T) {
+func TestEachDataCheckIsCompleteAndIsBlockedIfANeedIsUnmet(t *testing.T) {
 	ids := map[string]bool{}
 	for _, c := range data.Checks() {
 		if c.ID == "" || ids[c.ID] || c.Says == "" || c.Source == "" || len(c.Calls) == 0 ||

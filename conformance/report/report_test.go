@@ -135,7 +135,7 @@ func TestReadSaysWhatIsWrongWithAnInvalidReport(t *testing.T) {
 }
 
 // Read must not wait for a writer of the FIFO.
-func TestReadRefusesFilesThatAreNoReports(t *testing.T) {
+func TestReadRefusesAPathWithoutAReport(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	must(t, exec.CommandContext(t.Context(), "mkfifo", fifo).Run())
 	for path, want := range map[string]string{t.TempDir(): "expected a folder that oxide-conformance",
@@ -360,7 +360,7 @@ func TestDiffListsWorseResultsFirst(t *testing.T) {
 	}
 }
 
-func TestDiffSaysWorseIfTheLaterReportProvesLess(t *testing.T) {
+func TestDiffSaysWhetherTheLaterReportIsWorse(t *testing.T) {
 	of := func(r *Report) *Measure { return &r.Results[0].Extent[0] }
 	for _, test := range []struct {
 		name   string

@@ -176,7 +176,7 @@ func onRacks[T any](t *testing.T, cases []T, try func(*harness.Rack, T) error) {
 	}))
 }
 
-func TestEachMutationFailsTheCheckOfItsRule(t *testing.T) {
+func TestEachMutationMakesTheCheckOfItsRuleFail(t *testing.T) {
 	t.Parallel()
 	mutations, err := startRack(t, harness.RackOptions{}).Admin.Mutations(t.Context())
 	csitest.Must(t, err)
@@ -244,7 +244,7 @@ func answering(t *testing.T, body string, script ...int) *TestedRack {
 	return r
 }
 
-func TestRunJudgesACheckByItsFindingsAndAnswers(t *testing.T) {
+func TestTheStatusOfACheckFollowsFromFindingsAndAnswers(t *testing.T) {
 	t.Parallel()
 	const id, undecided = "9a1c43ee-2c7c-4a4b-8d4d-6f6f1c3d2b10", notTested + " and undecided"
 	const body = `{"status":"ok","id":"` + id + `","name":"mine","items":[{"name":"mine"}],` +
@@ -363,7 +363,7 @@ func TestRunJudgesACheckByItsFindingsAndAnswers(t *testing.T) {
 	}
 }
 
-func TestJudgeReadingsReportsADeletedObjectInAList(t *testing.T) {
+func TestAListThatStillHasADeletedObjectIsReported(t *testing.T) {
 	a, b := listed{ID: "1", Name: "a"}, listed{ID: "2", Name: "b"}
 	right := reading{order: "name_ascending", limit: 2, pages: [][]listed{{a}}, gone: []string{b.ID}}
 	wrong := right

@@ -127,7 +127,7 @@ func TestAReopenedDeviceNeedsNeitherItsPathNorTheFirstDescriptor(t *testing.T) {
 }
 
 // WithExclusive waits until no process has a copy of the descriptor: mkfs refuses a busy device.
-func TestWithExclusiveReleasesTheDeviceWhenItReturns(t *testing.T) {
+func TestADeviceIsFreeAgainAfterItsExclusiveUse(t *testing.T) {
 	_, device := openDisk(t, 64*guesttest.MiB)
 	over := make(chan struct{})
 	var others sync.WaitGroup

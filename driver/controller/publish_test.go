@@ -286,7 +286,7 @@ func TestPublishRefusesAttributesOfAnotherVolume(t *testing.T) { // D-24
 	}
 }
 
-func TestValidateVolumeCapabilitiesChecksTheDisk(t *testing.T) { // VC-2
+func TestValidateVolumeCapabilitiesReportsWhatDoesNotFitTheDisk(t *testing.T) { // VC-2
 	type pairs = map[string]string
 	fits := []*csi.VolumeCapability{csitest.Filesystem("ext4")}
 	flagged := []*csi.VolumeCapability{csitest.Filesystem("ext4")}
@@ -428,7 +428,7 @@ func TestUnpublishDetachesTheDiskOrReturnsTheReason(t *testing.T) { // OX-3
 	}.after(held, detachingNow).try(t, unpublishStep, nil)
 }
 
-func TestUnpublishWithoutANodeDetachesFromTheInstanceWithTheDisk(t *testing.T) { // CU-2
+func TestUnpublishWithoutANodeDetachesTheDiskFromItsInstance(t *testing.T) { // CU-2
 	scriptedCalls{
 		{"a disk that is attached", script{held, detachedNow}, ok},
 		{"a disk that is not attached", script{free}, ok},

@@ -90,7 +90,7 @@ func TestCreateVolumeRecordsTheAccessTypesInTheTag(t *testing.T) {
 	}
 }
 
-func TestCreateRequestsTheSameDiskForEveryPlacement(t *testing.T) { // D-61, CV-23
+func TestPlacementChangesTheTopologyAndNotTheDisk(t *testing.T) { // D-61, CV-23
 	var bodies []string
 	post := created(postDisk, diskOf("creating"))
 	post.Check = func(_ *testing.T, body []byte) { bodies = append(bodies, string(body)) }
@@ -260,7 +260,7 @@ func TestCreateReadsTheDiskByNameAfterALostAnswer(t *testing.T) { // OX-8
 	}.after(lostCreate).try(t, createRequest(), nil)
 }
 
-func TestCreatePassesParametersToTheRack(t *testing.T) {
+func TestCreatePassesParametersToTheRackOrTheVolumeContext(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		parameters map[string]string
