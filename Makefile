@@ -235,7 +235,7 @@ docs: under-test ## developer: check the documentation, and run its commands
 	$(TESTS) ./docs
 
 conformance-simulator: under-test # test a simulated rack with the same program, with hot-plug and without
-	$(TESTS) -v ./conformance -run 'ARackWith(out)?HotPlug'
+	$(TESTS) -v ./conformance -run ConformsWithHotPlug
 
 # Gremlins works on copies of the whole directory, so it gets one without .git and .cache.
 mutants: # change packages in one place at a time, and list the changes that their tests do not notice: PACKAGES='driver/mount internal/rack'
