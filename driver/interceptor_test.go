@@ -174,7 +174,7 @@ func TestATokenOfAnyFormIsRedacted(t *testing.T) { // B-15
 	}
 }
 
-func TestEarlierTokensAreRedacted(t *testing.T) { // B-15
+func TestReplacedTokensAreStillRedacted(t *testing.T) { // B-15
 	h := &hidden{}
 	for n := range maxTokens {
 		h.add(fmt.Sprintf("tweety-%d", n))

@@ -100,7 +100,7 @@ func inBackground(call func() error) <-chan error {
 	return result
 }
 
-func TestAPanicReturnsInternalAndTheServerContinues(t *testing.T) {
+func TestACallThatPanicsReturnsInternalAndTheServerContinues(t *testing.T) {
 	for name, work := range map[string]func() error{
 		"in the call": panicking,
 		"in the background": func() error {
@@ -154,7 +154,7 @@ func TestTheLockOfAnObjectIsHeldUntilTheHandlerReturns(t *testing.T) { // B-12, 
 	csitest.Await(t, "the lock is free", func() bool { return create(t.Context(), "a") == nil })
 }
 
-func TestTheServerDrainsCallsAndRemovesItsSocket(t *testing.T) { // B-29
+func TestAStoppedServerFinishesItsCallsAndRemovesItsSocket(t *testing.T) { // B-29
 	before := goleak.IgnoreCurrent()
 	working, finish := make(chan struct{}), make(chan struct{})
 	s, create := serveCreate(t, func() error {
@@ -195,7 +195,7 @@ func TestASilentClientDoesNotDelayTheShutdown(t *testing.T) { // B-29
 	}
 }
 
-func TestEveryLoggedMessageIsRedacted(t *testing.T) { // B-15
+func TestEveryLoggedRequestAndResponseIsRedacted(t *testing.T) { // B-15
 	messages := 0
 	for i := range csi.File_csi_proto.Messages().Len() {
 		name := csi.File_csi_proto.Messages().Get(i).FullName()
@@ -338,7 +338,7 @@ func TestFieldsOverTheirLimitAreRefused(t *testing.T) { // B-1, B-2, B-5
 	}
 }
 
-func TestAnEndpointMustBeAnAbsoluteUnixSocketPath(t *testing.T) { // B-18, B-17
+func TestAnEndpointMustBeAUnixURLWithAnAbsolutePath(t *testing.T) { // B-18, B-17
 	for _, bad := range []string{
 		"", "unix://csi/csi.sock", "unix:/csi/csi.sock", "unix:csi.sock", "/csi/csi.sock",
 		"csi.sock",
@@ -380,7 +380,7 @@ func TestAFileAtTheSocketsPathIsNotRemoved(t *testing.T) { // B-19
 	}
 }
 
-func TestOnlyOneOfManyConcurrentProcessesServes(t *testing.T) { // B-19
+func TestOnlyOneOfManyProcessesServesTheSocket(t *testing.T) { // B-19
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "csi.sock")
 		left := csitest.Got(listenUnix(path))(t)
@@ -422,7 +422,7 @@ func TestAnEndingProcessDoesNotRemoveItsSuccessorsSocket(t *testing.T) { // B-19
 	_ = successor.Close()
 }
 
-func TestTheWaitForALockedSocketDirectoryIsShort(t *testing.T) {
+func TestListeningFailsIfTheSocketsDirectoryStaysLocked(t *testing.T) {
 	dir := t.TempDir()
 	held := csitest.Got(os.Open(dir))(t)
 	t.Cleanup(func() { _ = held.Close() })

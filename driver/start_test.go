@@ -261,7 +261,7 @@ func TestAProcessLogsToStandardErrorAndMakesOnlyItsSocket(t *testing.T) { // B-3
 	}
 }
 
-func TestAnInvalidSettingEndsTheProcessWithOneLine(t *testing.T) { // B-26
+func TestAnInvalidSettingEndsTheProcessWithAOneLineError(t *testing.T) { // B-26
 	var out, log bytes.Buffer
 	status := Main(t.Context(), nil, goodEnv(map[string]string{"OXIDE_MODE": "tweety"}), &out, &log)
 	said := log.String()

@@ -133,7 +133,7 @@ func TestTheDoctorWritesABundleToANewFileOnly(t *testing.T) {
 	}
 }
 
-func TestTheDoctorsExitStatusReflectsItsFindings(t *testing.T) {
+func TestTheDoctorsExitStatusIsOneForAnErrorAndThreeWithoutData(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string
 		want int

@@ -177,8 +177,8 @@ var _ = Describe("the driver", func() {
 		doctor.findsNothing(ctx, "pvc", s.path(moving))
 	}, NodeTimeout(5*time.Minute))
 
-	It("does not restart while the rack is unreachable, and then serves every waiting request "+
-		"once (PR-5, B-10, B-42)",
+	It("does not restart while the rack is unreachable, and afterwards serves every waiting "+
+		"request exactly once (PR-5, B-10, B-42)",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			before := must(theRack.Admin.State(ctx))

@@ -145,7 +145,7 @@ var knownFeatures = map[string]uint64{
 	"flags": 3, "compat_ro_flags": 0xF, "incompat_flags": 0x10FFF, "csum_type": 3,
 }
 
-func TestOnlyKnownFeaturesAreAllowed(t *testing.T) {
+func TestOnlyKnownFilesystemFeaturesAreAllowed(t *testing.T) {
 	for _, w := range slices.Concat(extFeatures, xfsFeatures, xfsV5Features, btrfsFeatures) {
 		for bit := range 8 * w.Bytes {
 			var sb Superblock
@@ -161,7 +161,7 @@ func TestOnlyKnownFeaturesAreAllowed(t *testing.T) {
 
 // The test formats disks with mkfs programs whose defaults and configuration differ, and with
 // programs that ignore arguments.
-func TestNewFilesystemsHaveOnlyTheListedFeatures(t *testing.T) {
+func TestNewFilesystemsHaveExactlyTheDocumentedFeatures(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "mke2fs.conf")
 	t.Setenv("MKE2FS_CONFIG", config)
 	csitest.Must(t, os.WriteFile(config, []byte("[defaults]\nbase_features = has_journal,uninit_bg\n"+
@@ -225,7 +225,7 @@ func wantNewFeatures(t *testing.T, head []byte, v Volume) {
 	}
 }
 
-func TestBlkidReturnsAnErrorOnlyIfTheProgramIsBroken(t *testing.T) {
+func TestAFailureOfBlkidIsNotTakenForABlankDisk(t *testing.T) {
 	blank := filepath.Join(t.TempDir(), "blank")
 	csitest.Must(t, os.WriteFile(blank, make([]byte, mib), 0o600))
 	f := csitest.Got(os.Open(blank))(t)
@@ -272,7 +272,7 @@ func TestPreparationAcceptsOnlyAFilesystemWithTheVolumesUUID(t *testing.T) {
 	}
 }
 
-func TestAFailedJournalIsReportedIfTheExtStillNeedsAReplay(t *testing.T) {
+func TestAnExtThatStillNeedsAReplayHasAFailedJournal(t *testing.T) {
 	d := openDisk(t, mib)
 	raw := guesttest.Disk{Loop: d.Path}
 	raw.WriteAt(t, extOffset+0x38, []byte{0x53, 0xEF})
@@ -303,7 +303,7 @@ func TestInspectAndWipeFailIfTheDiskCannotBeRead(t *testing.T) {
 	}
 }
 
-func TestFormatWipeAndGrowthFailIfTheDiskCannotBeWritten(t *testing.T) {
+func TestADiskInUseIsNotFormattedWipedOrGrown(t *testing.T) {
 	p := &Preparation{Device: openDisk(t, 128*mib),
 		Volume: Volume{ID: zeroVolume, SizeBytes: 128 * mib, FSType: volume.Btrfs}}
 	d, v := disk{p.Device}, p.Volume
@@ -484,7 +484,7 @@ func FuzzBlkid(f *testing.F) {
 	})
 }
 
-func TestParseBlkidReturnsTypesAndTables(t *testing.T) {
+func TestTheTypeAndThePartitionTableAreReadFromBlkidsOutput(t *testing.T) {
 	for output, want := range map[string]string{ // "" is an error
 		"DEVNAME=x\nPTTYPE=gpt\n":                 "a partition table (gpt)",
 		"LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n": "swap and a partition table (dos)",

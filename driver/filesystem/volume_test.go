@@ -53,7 +53,7 @@ func TestARecordFitsIntoOneSector(t *testing.T) {
 	}
 }
 
-func TestARecordHasAUUIDOnlyIfItDiffersFromTheVolumesID(t *testing.T) {
+func TestARecordOmitsAFilesystemUUIDThatEqualsTheVolumesID(t *testing.T) {
 	const id, another = "0b54dc0e-93a4-4f5f-8f5d-000000000001", "0b54dc0e-93a4-4f5f-8f5d-000000000002"
 	own, copied := RecordOf(Volume{ID: id}), RecordOf(Volume{ID: id, FilesystemUUID: another})
 	if own.UUID != "" || copied.UUID != another {

@@ -212,7 +212,7 @@ func TestTheProofThatADiskIsBlankReadsTheDiskOnce(t *testing.T) {
 }
 
 // Without counters, only the call that began a scan may use its result: this call kept the lock.
-func TestAScanWithoutCountersIsTrustedOnlyByTheCallThatBeganIt(t *testing.T) {
+func TestWithoutIOCountersOnlyTheCallThatBeganAScanTrustsIt(t *testing.T) {
 	d := disk{openDisk(t, mib)}
 	csitest.Must(t, csitest.Err(d.Read(0, mib)))
 	job := &zeroScan{found: -1, before: csitest.Got(d.Counters())(t)}
@@ -289,7 +289,7 @@ var testSizes = []int64{512, 64 << 10, mib, 3 * mib, 8 * mib,
 	3*gib + 8*mib, 10 * gib, 100*gib - 512,
 	1023 * gib, 5 << 40}
 
-func TestMarkerRegionsCoverHeadTailAndRecords(t *testing.T) {
+func TestScannedRegionsIncludeTheDisksStartEndAndRecords(t *testing.T) {
 	for _, size := range testSizes {
 		regions := markerRegions(size)
 		var bytes int64
@@ -328,7 +328,7 @@ func TestMarkerRegionsCoverHeadTailAndRecords(t *testing.T) {
 	}
 }
 
-func TestEverySuperblockCopyIsInAMarkerRegion(t *testing.T) {
+func TestEverySuperblockCopyIsInAScannedRegion(t *testing.T) {
 	type format struct {
 		size, block int64 // block is 0 for an xfs
 		options     string
@@ -424,7 +424,7 @@ func alive(pid int) bool {
 	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
 }
 
-func TestRunToolReturnsOutputAndExitCode(t *testing.T) {
+func TestTheOutputAndExitCodeOfAProgramAreReturned(t *testing.T) {
 	result, err := runTool(nil, "sh", "-c", "echo out; echo err >&2; exit 3")
 	csitest.Must(t, err)
 	if result != (toolResult{Exit: 3, Stdout: "out\n", Stderr: "err\n"}) {

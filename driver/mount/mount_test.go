@@ -132,7 +132,7 @@ func TestMountingDoesNotChangeTheRootOfTheProcess(t *testing.T) {
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-func TestTheParsedTableShowsEachMountsFlagsAndCondition(t *testing.T) {
+func TestAParsedMountTableShowsEachMountsFlagsAndCondition(t *testing.T) {
 	table, err := parseTable([]byte(strings.Join([]string{
 		`21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw`,
 		`40 21 259:3 / /a\040b\011c\012d\134e rw,noatime shared:2 master:1 - ext4 /dev/nvme3n1 rw,sync`,
@@ -175,7 +175,7 @@ func TestTheParsedTableShowsEachMountsFlagsAndCondition(t *testing.T) {
 }
 
 // Any user can make very long lines by mounting deep directories in a user namespace.
-func TestMountLinesOfAnyLengthAreParsed(t *testing.T) {
+func TestMountTableLinesOfAnyLengthAreParsed(t *testing.T) {
 	deep := strings.Repeat("/a-directory", 10_000)
 	table, err := parseTable([]byte("21 1 254:0 / / rw - ext4 /dev/root rw\n" +
 		"40 21 0:52 " + deep + " " + deep + ` rw master:1 - tmpfs  rw,opt=a b` + "\n" +

@@ -272,7 +272,7 @@ func scanBtrfs(t *testing.T, path string) {
 	must(t, blockdev.Ioctl(int(control.Fd()), scanDevice, unsafe.Pointer(&arg)))
 }
 
-func TestUnstageStopsTheReadOfTheWholeDisk(t *testing.T) {
+func TestUnstageEndsTheReadThatProvesTheDiskBlank(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	v := newGuest(t).disk(64<<10, volume.Ext4)
 	v.Whole = true
@@ -454,7 +454,7 @@ func TestHealthReportsAFilesystemThatIsNotGrown(t *testing.T) { // NS-13
 	}
 }
 
-func TestPublishDoesNotEraseTheBytesOfARecordInAWorkloadsFile(t *testing.T) {
+func TestPublishKeepsWorkloadDataThatLooksLikeADriversRecord(t *testing.T) {
 	for _, grow := range []int64{0, 1 << 20} {
 		v := newGuest(t).disk(256, "block")
 		v.up("dev")
@@ -478,7 +478,7 @@ func TestPublishDoesNotEraseTheBytesOfARecordInAWorkloadsFile(t *testing.T) {
 	}
 }
 
-func TestGrowthRecordsAreErasedBeforeABlockVolumeIsStagedOrPublished(t *testing.T) {
+func TestStagingOrPublishingABlockVolumeErasesGrowthRecords(t *testing.T) {
 	for name, show := range map[string]func(v testVolume) error{
 		"staged":              testVolume.stage,
 		"published":           func(v testVolume) error { return v.publish("dev") },

@@ -199,7 +199,7 @@ func TestNodeExpandIsUnimplementedAndStorageHealthIsEmpty(t *testing.T) { // NE-
 	}
 }
 
-func TestInstanceIDNeedsSourcesThatAgree(t *testing.T) { // NI-1, D-28
+func TestTheInstanceIDIsReadFromOneSourceOrSeveralThatAgree(t *testing.T) { // NI-1, D-28
 	const one, two = instance, "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a02"
 	oxide := map[string]string{"sys_vendor": "Oxide\n", "product_name": "OxVM\n",
 		"product_serial": one + "\n", "product_uuid": one + "\n"}

@@ -459,7 +459,7 @@ func TestUnpublishRefusesATargetThatIsMountedInAnotherNamespace(t *testing.T) { 
 	}
 }
 
-func TestNodeCallsFailAndKeepAForeignMountAtTheirPath(t *testing.T) {
+func TestNodeCallsFailAtAForeignMountWithoutUnmountingIt(t *testing.T) {
 	foreign := map[string]func(t *testing.T, g *testGuest, path string){
 		"a tmpfs (UP-6, NU-5)": func(t *testing.T, _ *testGuest, path string) {
 			guesttest.Run(t, "mount", "-t", "tmpfs", "none", path)

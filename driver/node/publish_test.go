@@ -177,7 +177,7 @@ func TestReadOnlyPublicationsRefuseWrites(t *testing.T) {
 	})
 }
 
-func TestAMountOfAnotherInstancesDeviceNodeIsNoPublication(t *testing.T) {
+func TestAMountOfAnotherInstancesDeviceIsNotTakenForAPublication(t *testing.T) {
 	g := newGuest(t)
 	v := g.disk(8, "block")
 	// Another instance has published a device node that has the same number as this disk's device.
@@ -405,7 +405,7 @@ func (v testVolume) exclusive() error {
 	return f.Close()
 }
 
-func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
+func TestStageAndUnstageThawAFrozenFilesystem(t *testing.T) { // NU-4
 	setUp := func(t *testing.T, fsType string) testVolume {
 		v := statefulGuest(t).disk(512, fsType)
 		v.up("pod")

@@ -72,7 +72,7 @@ func TestInvalidRecordsAreRejected(t *testing.T) {
 
 // The test removes the state directory before one of the calls from stage to unstage. Each call is
 // made by a new Service, and must succeed without the directory, too.
-func TestNoCallNeedsTheStateDirectory(t *testing.T) { // B-10
+func TestNodeCallsSucceedAfterTheStateDirectoryIsRemoved(t *testing.T) { // B-10
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block", "static ext4"} {
 		for lost := range 9 {
 			v := statefulGuest(t).disk(512, fsType)
@@ -132,7 +132,7 @@ func TestAnInvalidRecordIsIgnoredAndLogged(t *testing.T) {
 	}
 }
 
-func TestOpenStateRemovesOnlyTemporaryFilesOfTheDriver(t *testing.T) {
+func TestStartupRemovesOnlyTheDriversTemporaryFiles(t *testing.T) {
 	g := statefulGuest(t)
 	must(t, g.node().OpenState())
 	info := csitest.Got(os.Stat(g.state))(t)
@@ -195,7 +195,7 @@ func TestAFailedStageLeavesNoNewRecord(t *testing.T) {
 	must(t, other.unstage())
 }
 
-func TestARecordStaysMarkedAsBlockUntilTheVolumeIsUnstaged(t *testing.T) { // NS-12, NU-5
+func TestUnstageOfAFormerBlockVolumeFailsWhileItsDeviceIsOpen(t *testing.T) { // NS-12, NU-5
 	v := statefulGuest(t).disk(16, "block")
 	must(t, v.stage())
 	v.guest.hasMounts(0)

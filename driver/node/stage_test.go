@@ -296,7 +296,7 @@ func (v testVolume) isReadOnly(want bool) {
 	}
 }
 
-func TestStageClearsAReadOnlySwitchOnlyAfterItsChecks(t *testing.T) { // NS-10
+func TestStageMakesAReadOnlyDeviceWritableOnlyAfterItsChecks(t *testing.T) { // NS-10
 	v := statefulGuest(t).disk(16, volume.XFS)
 	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 	guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
@@ -342,7 +342,7 @@ func TestStageNamesAFilesystemFeatureThatTheKernelRefuses(t *testing.T) {
 	}
 }
 
-func TestTheErrorForALostSuperblockMentionsAnEarlierMount(t *testing.T) {
+func TestTheErrorForALostSuperblockWarnsAgainstDeletingTheVolume(t *testing.T) {
 	const advice = "do not delete the volume"
 	for name, stageBefore := range map[string]bool{"mounted here before": true, "never": false} {
 		t.Run(name, func(t *testing.T) {

@@ -23,7 +23,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestLivingPIDIgnoresProcessesOfOtherPrograms(t *testing.T) {
+func TestTheEnginesPIDFileIsIgnoredIfItNamesAnotherProcess(t *testing.T) {
 	dir := t.TempDir()
 	ours := filepath.Join(dir, "daemon.json")
 	child := exec.CommandContext(t.Context(), "sh", "-c", "echo; read line", ours)
@@ -61,7 +61,7 @@ func TestLivingPIDIgnoresProcessesOfOtherPrograms(t *testing.T) {
 	}
 }
 
-func TestFindFailsIfTheEngineOfDockerHostDoesNotAnswer(t *testing.T) {
+func TestADockerHostThatDoesNotAnswerIsAnError(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "unix://"+filepath.Join(t.TempDir(), "none.sock"))
 	found, err := Find(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "DOCKER_HOST") {

@@ -147,7 +147,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestFindPreviousReportsHowToFetchTheHistoryOfAShallowClone(t *testing.T) { // D-57
+func TestTheErrorForAShallowCloneSaysHowToFetchItsHistory(t *testing.T) { // D-57
 	dir, shallow := t.TempDir(), filepath.Join(t.TempDir(), "shallow")
 	git(t, dir, "init", "--quiet")
 	git(t, dir, "commit", "--quiet", "--allow-empty", "--message", "1")
