@@ -20,8 +20,8 @@ import (
 var _ = Describe("a volume", func() {
 	It("keeps its data and its size when its pod moves, as ext4, xfs or a raw device "+
 		"(D-1, D-33, D-68)", keepsItsData)
-	It("is created with its first pod or immediately, and is deleted or kept, as its class "+
-		"demands (D-56, D-39)", beginsAndEnds)
+	It("obeys its StorageClass: it is created immediately or for its first pod, and its disk is "+
+		"deleted or kept (D-56, D-39)", beginsAndEnds)
 })
 
 // writeNoise returns a script that writes 4 MiB of random bytes at the end of a device's first GiB,
@@ -335,8 +335,8 @@ var _ = Describe("twenty volumes", Label("long"), func() {
 })
 
 var _ = Describe("a node", func() {
-	It("reports its limit of volumes, and a pod beyond this limit or the rack's limit "+
-		"waits (D-26, D-62, CP-9)", limitsVolumes)
+	It("reports its limit of volumes, and a pod that exceeds this limit or the rack's limit "+
+		"stays pending (D-26, D-62, CP-9)", limitsVolumes)
 })
 
 // mostDisks is the number of disks per instance that the manifests configure.

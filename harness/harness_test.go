@@ -76,7 +76,7 @@ func TestProgramsDoNotInheritTheCallersTokenAndEndpoint(t *testing.T) {
 	}
 }
 
-func TestCatchDoesNotJoinAnErrorToOneThatWrapsIt(t *testing.T) {
+func TestCatchReportsAWrappedErrorOnlyOnce(t *testing.T) {
 	fail := func() (err error) {
 		defer Catch(&err)
 		_, err = os.Open("/missing")
@@ -142,7 +142,7 @@ func TestADriverWithoutASimulatedRackGetsOnlyTheGivenVariables(t *testing.T) {
 	}
 }
 
-func TestAnErrorThatBreaksARuleGetsTheCodeDataLoss(t *testing.T) { // B-8
+func TestAnErrorWithoutAReasonGetsTheCodeDataLoss(t *testing.T) { // B-8
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	trailer := metadata.Pairs("content-type", "application/grpc")
@@ -211,7 +211,7 @@ func TestConnectionsToTheRackAreCountedApartFromOpenFiles(t *testing.T) {
 	}
 }
 
-func TestNoneLeftReportsAChildThatOutlivesItsParent(t *testing.T) {
+func TestAChildThatOutlivesItsProgramIsReported(t *testing.T) {
 	// The shell waits until its child runs sleep, because before that the child's name is "sh".
 	shell := exec.Command("sh", "-c",
 		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-func TestRunParentSkipsFilesystemsMountedNodev(t *testing.T) {
+func TestRunDirectoriesAreNotOnFilesystemsMountedWithNodev(t *testing.T) {
 	dir := Need(os.MkdirTemp("/var/tmp", "nodev-"))(t)
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NODEV, ""); err != nil {
 		t.Fatalf("mount a tmpfs, which requires root: %v", err)
@@ -28,7 +28,7 @@ func TestRunParentSkipsFilesystemsMountedNodev(t *testing.T) {
 	csitest.Says(t, csitest.Err(runParent(RunParents())), "mounted nodev") // there is no fallback
 }
 
-func TestRemoveKilledRemovesDirectoriesOfKilledRuns(t *testing.T) {
+func TestOnlyDirectoriesOfKilledRunsAreRemoved(t *testing.T) {
 	old := time.Now().Add(-time.Hour)
 	for name, c := range map[string]struct{ locked, failed, stays bool }{
 		"killed": {}, "failed": {failed: true, stays: true}, "running": {locked: true, stays: true},

@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-func TestAnObstacleDelaysTheStopOfANode(t *testing.T) { // D-61
+func TestAnObstaclePreventsTheStopOfANodeAndIsNamedInThePlan(t *testing.T) { // D-61
 	ended := func(name string, o outcome) func(*fixture) {
 		return func(w *fixture) {
 			o.Instance = instanceOf(name)
@@ -245,7 +245,7 @@ func TestAnotherValueOfTheLabelRemovesThePlanAndPreventsTheStop(t *testing.T) { 
 	}
 }
 
-func TestADryRunReportsItsPlanAndChangesNothing(t *testing.T) { // D-61
+func TestADryRunOnlyReportsItsPlan(t *testing.T) { // D-61
 	w := newFixture(t, "a", "b")
 	w.Config.DryRun = true
 	w.wait("a", "data")

@@ -345,7 +345,7 @@ func (w *fixture) leader() string {
 	return *lease.Spec.HolderIdentity
 }
 
-func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
+func TestAReplicaReleasesTheLeaseSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
 	w := waiting(t, "a")
 	w.replica("a")
 	csitest.Await(w.t, "the replica on the node gives up the lead", func() bool {
@@ -376,7 +376,7 @@ func TestASaveFailsIfAnotherKeeperHasWrittenTheRecords(t *testing.T) { // D-61
 	}
 }
 
-func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
+func TestAnAttachmentThatBeginsToWaitStartsARoundAtOnce(t *testing.T) {
 	w := newFixture(t)
 	w.Config.Interval = time.Hour
 	p := &process{keeper: w.Keeper, settings: Settings{LeaseDuration: time.Minute}}

@@ -479,7 +479,7 @@ func (w *fixture) fenced(name string) bool {
 	return tainted
 }
 
-func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
+func TestANodeIsFencedOnlyIfItsInstanceIsKnownToBeOff(t *testing.T) {
 	for _, c := range []trial[func(*fixture), bool]{
 		{"stopped", func(w *fixture) { w.rack.set("a", "stopped") }, true},
 		{"destroyed", func(w *fixture) { w.rack.set("a", "") }, true},

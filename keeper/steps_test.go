@@ -319,7 +319,7 @@ func TestAnOperationEndsOnlyAfterANewHeartbeatOfTheNode(t *testing.T) {
 	w.ends("the instance ran, and then was stopped", true)
 }
 
-func TestAnInstanceThatStopsLateIsStartedEvenWithColdAttachOff(t *testing.T) { // D-61
+func TestAnInstanceThatStopsAfterItsOperationIsStartedAgain(t *testing.T) { // D-61
 	unlabel := on("", "a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 	for _, c := range []struct {
 		name      string

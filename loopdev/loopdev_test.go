@@ -175,7 +175,7 @@ func TestDetachWaitsForOtherUsersOfTheDevice(t *testing.T) {
 	}
 }
 
-func TestListCreatesAMissingDeviceNode(t *testing.T) {
+func TestListFindsADeviceWhoseNodeIsMissing(t *testing.T) {
 	file, sn := newFile(t, mib), serial(t)
 	d := attach(t, loopdev.Config{Path: file, Serial: sn})
 	looptest.Must(t, os.Remove(d.Path))

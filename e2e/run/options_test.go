@@ -70,7 +70,7 @@ func TestInvalidOptionsOfARunAreRefused(t *testing.T) {
 	}
 }
 
-func TestWorkDirSkipsFilesystemsWithoutDeviceNodes(t *testing.T) {
+func TestWorkDirSkipsFilesystemsMountedWithNodev(t *testing.T) {
 	first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
 	flags := map[string]int64{first: mountedNoDev | 1, second: 1}
 	flagsOf := func(dir string) (int64, error) { return flags[dir], nil }
@@ -168,7 +168,7 @@ func refused(t *testing.T, err error, words ...string) {
 	}
 }
 
-func TestARunDoesNotUseAClusterThatBelongsToAnotherCache(t *testing.T) {
+func TestRunsWithDifferentCachesDoNotShareACluster(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	release, err := claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", notThere, note)
 	csitest.Must(t, err)

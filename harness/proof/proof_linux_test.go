@@ -46,7 +46,7 @@ func TestANewRunDetachesLoopDevicesOfEndedProcesses(t *testing.T) {
 	}
 }
 
-func TestAbandonLeavesNoProcessMountOrLoopDevice(t *testing.T) {
+func TestAbandonStopsProcessesAndReleasesMountsAndLoopDevices(t *testing.T) {
 	run, ctx := harness.RunFor(t), t.Context()
 	env := harness.Need(proof.New(t, "abandoned").StartEnvironment(ctx, run, harness.RackOptions{},
 		"a", proof.Journal))(t)
@@ -67,7 +67,7 @@ func TestAbandonLeavesNoProcessMountOrLoopDevice(t *testing.T) {
 	}
 }
 
-func TestPrintAppendsFigureLinesToTheConfiguredFile(t *testing.T) {
+func TestPrintAppendsResultsToTheConfiguredFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "figures")
 	t.Setenv("PROOF_FIGURES", path)
 	for _, line := range []string{proof.Line("a", "n", 1), proof.Line("b", "n", 2, "m", "x")} {
@@ -102,7 +102,7 @@ func TestEnvironmentVariablesSetTheSeedAndDurationOfAProof(t *testing.T) {
 func TestMain(m *testing.M) { namespace.Main(m) }
 
 // Check compares only modification times. Close also compares the bytes, so it notices all writes.
-func TestBystandersReportEachWriteToTheirDisks(t *testing.T) {
+func TestAWriteToADiskThatNoCSICallNamesIsReported(t *testing.T) {
 	poke := func(role int) func(*proof.Bystanders, string) error {
 		return func(b *proof.Bystanders, _ string) error {
 			return proof.WriteAt(b.Loop(role).Path, 77<<20, 1)
@@ -166,7 +166,7 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 
 // Write is tested on ext4 and xfs: only these report which blocks a file has. Fill writes up to the
 // disk's end, where the growth records are.
-func TestForgeryWritesRecordsWhereTheDriverWritesItsOwn(t *testing.T) {
+func TestForgeryWritesRecordsAtTheOffsetsOfTheDriversRecords(t *testing.T) {
 	fill := func(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
 	for name, c := range map[string]struct {
 		fs          string

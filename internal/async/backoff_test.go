@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestBackoffDoublesPausesUntilMaxAndEnd(t *testing.T) {
+func TestBackoffDoublesPausesUpToMaxAndStopsAtEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		b := Backoff{Pause: time.Second, Max: 4 * time.Second, End: began.Add(13 * time.Second)}

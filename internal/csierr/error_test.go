@@ -128,7 +128,7 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-func TestReasonsPageMatchesTheTable(t *testing.T) {
+func TestTheDocumentationListsEveryReasonWithItsCodeAndAdvice(t *testing.T) {
 	page := read(t, "../../docs/reasons.md")
 	var explained []Explanation
 	for _, m := range entry.FindAllStringSubmatch(page, -1) {

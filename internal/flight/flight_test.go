@@ -47,7 +47,7 @@ func outcomes(t *testing.T, dir string) string {
 	return strings.Join(all, ", ")
 }
 
-func TestRecorderLogsEachSuccessfulChangeOnceAndNoFailedOne(t *testing.T) {
+func TestRecorderLogsOnlySuccessfulChangesAndEachOnce(t *testing.T) {
 	for name, dir := range map[string]string{"in memory": "", "in files": t.TempDir()} {
 		t.Run(name, func(t *testing.T) {
 			r := record(dir)
@@ -76,7 +76,7 @@ func TestRecorderLogsEachSuccessfulChangeOnceAndNoFailedOne(t *testing.T) {
 	}
 }
 
-func TestConfirmEndsTheChangeOfADeadProcess(t *testing.T) {
+func TestConfirmLogsAChangeBegunByADeadProcess(t *testing.T) {
 	dir := t.TempDir()
 	record(dir).call(t.Context()).Begin(Mounted, Fields{})
 	after := record(dir)
@@ -140,7 +140,7 @@ func TestConfirmLogsAChangeWhoseAnswerWasLost(t *testing.T) {
 	}
 }
 
-func TestEndLogsAChangeWhoseFirstEntryWasLost(t *testing.T) {
+func TestAChangeIsLoggedEvenIfItsFirstEntryWasLost(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, FileName(someVolume))
 	removed := record(dir)
@@ -157,7 +157,7 @@ func TestEndLogsAChangeWhoseFirstEntryWasLost(t *testing.T) {
 	}
 }
 
-func TestFlightFileIsPrivateAndOfLimitedSize(t *testing.T) {
+func TestRecorderFilesArePrivateAndOfLimitedSize(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "flight")
 	path := filepath.Join(dir, FileName(someVolume))
 	elsewhere := filepath.Join(t.TempDir(), "elsewhere")

@@ -32,7 +32,7 @@ func viewing(ctx context.Context, c *Client) error {
 		oxide.DiskViewParams{Disk: racktest.Disk})))
 }
 
-func TestErrorMapsEveryResponseToItsReason(t *testing.T) { // OX-13
+func TestFailedRequestsAreMappedToReasons(t *testing.T) { // OX-13
 	for _, test := range []struct {
 		name   string
 		answer exchange
@@ -134,7 +134,7 @@ func TestProxyErrorsNameTheProxyAndItsEnvironmentVariable(t *testing.T) { // OX-
 	}
 }
 
-func TestTheCallersDeadlineLimitsEveryRequest(t *testing.T) { // OX-11
+func TestRequestsEndAtTheCallersDeadlineOrCancellation(t *testing.T) { // OX-11
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	fails(csierr.DeadlineExceeded)(t, viewing(ctx, clientFor(t, racktest.Silent(t))))
@@ -169,7 +169,7 @@ func create(ctx context.Context, c *Client, look Look) (open bool, err error) {
 }
 
 // A server between driver and rack may send any status, whether or not the rack makes the change.
-func TestAChangeStaysOpenUnlessTheRackRefusesOrConfirmsIt(t *testing.T) { // OX-8
+func TestAChangesEffectIsUnknownUnlessTheRackConfirmsOrRefusesIt(t *testing.T) { // OX-8
 	refusal := func(status int) exchange {
 		return rackError(status, "InvalidRequest", "no").To(postDisk)
 	}
@@ -215,7 +215,7 @@ func TestAChangeStaysOpenUnlessTheRackRefusesOrConfirmsIt(t *testing.T) { // OX-
 }
 
 // The SDK accepts any 2xx as the answer to a DELETE, and any disk as the answer to an attach.
-func TestOnlyASuccessResponseOfTheRackConfirmsAChange(t *testing.T) { // OX-8
+func TestOnlyTheRacksExpectedResponseConfirmsAChange(t *testing.T) { // OX-8
 	const attach = "POST /v1/instances/" + racktest.Instance + "/disks/attach"
 	do := map[string]func(context.Context, *Client) error{
 		racktest.DeleteDisk: func(ctx context.Context, c *Client) error {

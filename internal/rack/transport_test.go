@@ -90,7 +90,7 @@ func TestTransportReadsAChangedTokenFile(t *testing.T) { // D-63
 	}
 }
 
-func TestTransportSendsTheTokenToNoOtherHost(t *testing.T) {
+func TestTransportFollowsNoRedirectToAnotherHost(t *testing.T) {
 	thief := racktest.At(t, func(http.ResponseWriter, *http.Request) {
 		t.Error("a redirect was followed")
 	})

@@ -141,7 +141,7 @@ func TestTransportRepeatsARefusedRequestAtMostOnce(t *testing.T) {
 	}
 }
 
-func TestNewRefusesInvalidOptions(t *testing.T) {
+func TestInvalidClientOptionsAreRefused(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(empty, nil, 0o600))
 	for want, o := range map[string]Options{
@@ -170,7 +170,7 @@ var (
 	anotherSilo = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Numbered(8)))
 )
 
-func TestDiskGoneChecksThatTheProjectIsUnchanged(t *testing.T) { // DV-2, CU-4
+func TestADiskCountsAsGoneOnlyIfTheProjectIsUnchanged(t *testing.T) { // DV-2, CU-4
 	for _, test := range []struct {
 		name  string
 		lines []exchange
@@ -289,7 +289,7 @@ func TestAnEmptyPageDoesNotEndAList(t *testing.T) { // OX-9
 	}
 }
 
-func TestListsRejectPagesThatNoRackSends(t *testing.T) { // OX-9
+func TestListsRejectInvalidPages(t *testing.T) { // OX-9
 	var empty, many []string
 	for n := range maxEmptyPages + 1 {
 		empty = append(empty, racktest.PageOf(fmt.Sprint(n)))

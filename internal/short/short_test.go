@@ -15,7 +15,7 @@ func (l *logger) Helper()                      {}
 func (l *logger) Name() string                 { return "a test" }
 func (l *logger) Logf(_ string, values ...any) { l.logged = append(l.logged, values...) }
 
-func TestShortModeRunsSomeCasesAndLogsHowManyAreLeft(t *testing.T) {
+func TestShortModeRunsSomeCasesAndLogsHowManyItSkips(t *testing.T) {
 	given := flag.Lookup("test.short").Value.String()
 	t.Cleanup(func() { _ = flag.Set("test.short", given) })
 	cases := []int{1, 2, 3, 4, 5, 6, 7, 8, 9}

@@ -43,7 +43,7 @@ func TestOnlySingleNodeWriterModesAreSupported(t *testing.T) { // D-16
 	}
 }
 
-func TestCheckCapabilitiesRefusesUnsupportedOnes(t *testing.T) { // CV-4, CV-5
+func TestMalformedAndUnsupportedCapabilitiesAreRefused(t *testing.T) { // CV-4, CV-5
 	block := csitest.Filesystem("")
 	block.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	grouped := csitest.Filesystem("xfs")
@@ -99,7 +99,7 @@ func TestCheckCapabilitiesRefusesUnsupportedOnes(t *testing.T) { // CV-4, CV-5
 	}
 }
 
-func TestDiskSizeIsWholeGiBWithinTheRange(t *testing.T) { // CV-11, CV-12
+func TestDiskSizeIsInWholeGiBWithinTheCapacityRange(t *testing.T) { // CV-11, CV-12
 	tooLarge, invalid := fails(csierr.CapacityOutOfRange), fails(csierr.CapacityInvalid)
 	for _, test := range []struct {
 		name  string
@@ -199,7 +199,7 @@ func wish(requisite, preferred string) *csi.TopologyRequirement {
 // requisite returns the requirement that the provisioner sends with --strict-topology.
 func requisite(text string) *csi.TopologyRequirement { return wish(text, text) }
 
-func TestChooseTopologyFollowsTheExampleInRFD595(t *testing.T) { // D-17
+func TestChooseTopologyPutsPreferredBeforeOtherRequisiteZones(t *testing.T) { // D-17
 	const second, third = "region=R1,zone=Z2", "region=R1,zone=Z3"
 	example := wish(second+";"+third, third)
 	choices{
@@ -255,7 +255,7 @@ func TestParseTopologyRefusesInvalidSettings(t *testing.T) { // B-27, D-75
 	}
 }
 
-func TestChooseTopologyIgnoresInstances(t *testing.T) {
+func TestChooseTopologyReturnsNoInstances(t *testing.T) {
 	choices{
 		{"an instance is everywhere without locations (D-74)", requisite(here), "", "", nil},
 		{"all are everywhere without locations (D-74)", requisite(here + ";" + there), "", "", nil},

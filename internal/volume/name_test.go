@@ -39,7 +39,7 @@ func TestDiskNamesAreValidAndUnique(t *testing.T) { // E-17
 	})
 }
 
-func TestIsOwnNameRejectsOtherNames(t *testing.T) {
+func TestIsOwnNameRejectsNamesOfAnotherForm(t *testing.T) {
 	for _, name := range []string{"", "csi-", "csi-0123456789abcde", "csi-0123456789abcdef0",
 		"csi-0123456789abcdeF", "csi-0123456789abcdez", "pvc-0123456789abcdef",
 		"csi-0123456789abc-ef"} {

@@ -43,7 +43,7 @@ func TestParseParametersReturnsValuesAndDefaults(t *testing.T) { // CV-6
 	}
 }
 
-func TestParseParametersNamesABadParameter(t *testing.T) { // CV-6
+func TestAnInvalidParameterIsNamedInTheError(t *testing.T) { // CV-6
 	type pairs = map[string]string
 	for _, test := range []struct {
 		values pairs
@@ -81,7 +81,7 @@ func TestParseParametersNamesABadParameter(t *testing.T) { // CV-6
 	}
 }
 
-func TestFitsRefusesAnMkfsOptionThatAFilesystemLacks(t *testing.T) {
+func TestAnMkfsOptionThatAFilesystemLacksIsRefused(t *testing.T) {
 	p := csitest.Got(ParseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"}))(t)
 	for fsType, ends := range map[string]func(*testing.T, error){"": csitest.OK, "ext3": csitest.OK,
 		"xfs": fails(csierr.MkfsOptions)} {

@@ -113,7 +113,7 @@ var places = []string{
 	`{"kind":"VolumeSnapshot","metadata":{"labels":{"x":"a-%s-b"}}}`,
 }
 
-func TestADiskNamedInAnyObjectIsNoOrphan(t *testing.T) {
+func TestADiskNamedInAnyKubernetesObjectIsNoOrphan(t *testing.T) {
 	const claimUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
 	o, shortened := testDisk(1), testDisk(2)
 	o.CSIName = "pvc-" + claimUID
@@ -430,7 +430,7 @@ func TestAnOldListIsReadAgainBeforeADeletion(t *testing.T) { // D-69
 	}
 }
 
-func TestADiskDeletedDuringTheAuditIsNotMissing(t *testing.T) {
+func TestADiskDeletedDuringTheAuditIsNotReportedAsMissing(t *testing.T) {
 	kubectlThat(t, 0, own(1), own(2))
 	lines := slices.Concat(lists([]string{rackDisk(1), rackDisk(2)})[:2],
 		lists([]string{rackDisk(1)})[:2])
