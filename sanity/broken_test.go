@@ -110,7 +110,7 @@ var _ = describeController("on a broken rack the driver", longLateLimit, func(f 
 		}, NodeTimeout(callTimeout))
 	}
 
-	It("is tested with each dangerous mutation, and has to give the listed reason for it", func(
+	It("is tested with each dangerous mutation and the reason listed for it", func(
 		ctx SpecContext) {
 		mutations := got(f.rack.Admin.Mutations(ctx))
 		listed, known := map[string]string{}, map[string]string{}

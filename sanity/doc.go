@@ -5,15 +5,15 @@
 //
 // # What runs
 //
-// TestSanity runs csi-sanity in every combination that the driver supports (ext4, xfs, btrfs and
-// raw block; one process, or controller and node as two), and this package's specs, on simulated
-// racks. It runs several parts at the same time, each as a process in a mount namespace of its own.
-// Package conformance runs csi-sanity against a real rack.
+// TestTheDriverPassesCSISanity runs csi-sanity in every combination that the driver supports (ext4,
+// xfs, btrfs and raw block; one process, or controller and node as two), and this package's specs,
+// on simulated racks. It runs several parts at the same time, each as a process in a mount
+// namespace of its own. Package conformance runs csi-sanity against a real rack.
 //
 //	make sanity                                          all of it
-//	go test -race ./sanity -run TestSanity \
+//	go test -race ./sanity -run TestTheDriverPassesCSISanity \
 //	    -ginkgo.label-filter='xfs && split'              one combination
-//	go test -race ./sanity -run TestSanity \
+//	go test -race ./sanity -run TestTheDriverPassesCSISanity \
 //	    -ginkgo.focus='UP-5'                             the specs of one requirement
 //
 // # Writing a spec

@@ -169,7 +169,7 @@ func TestTheDriverImplementsOneVersionOfCSI(t *testing.T) { // B-7, B-21
 	}
 }
 
-func TestTheDriverReadsNoReservedVariableButCSIEndpoint(t *testing.T) { // B-24
+func TestTheDriverReadsNoReservedEnvironmentVariableButCSIEndpoint(t *testing.T) { // B-24
 	reserved := regexp.MustCompile(`"CSI_[A-Z_]+"`)
 	for _, pattern := range []string{"../driver/*.go", "../driver/*/*.go", "../internal/*/*.go",
 		"../cmd/oxide-csi-plugin/*.go"} {
@@ -215,7 +215,7 @@ var lifeCalls = map[string][]string{
 }
 
 // The field Why of a rule names the read that the driver sends right before the change.
-func TestRulesNameTheReadBeforeEachChange(t *testing.T) {
+func TestConformanceRulesNameTheReadBeforeEachChange(t *testing.T) {
 	want, got := map[string]string{}, map[string]string{}
 	for _, operations := range lifeCalls {
 		for i, operation := range operations[1:] {

@@ -34,13 +34,13 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// TestSanity runs csi-sanity in all combinations, and this package's specs, on simulated racks. It
+// The test runs csi-sanity in all combinations, and this package's specs, on simulated racks. It
 // runs the whole suite in parts, several at a time. With -ginkgo.label-filter ('ext4 && split') or
 // -ginkgo.focus, it runs only the chosen specs.
 //
 // The specs run in further processes of this binary, each in a mount namespace of its own. So a run
 // sees no mounts of another run, and the mounts of a failed spec disappear when the run ends.
-func TestSanity(t *testing.T) {
+func TestTheDriverPassesCSISanity(t *testing.T) {
 	run := harness.RunFor(t)
 	theRun = run
 	suite, reporter := GinkgoConfiguration()
@@ -243,7 +243,7 @@ func runParts(t *testing.T, run *harness.Run) {
 	group.SetLimit(4)
 	for i, p := range chosen {
 		file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
-		cmd := specsCommand(ctx, t, run, []string{"-test.run=^TestSanity$",
+		cmd := specsCommand(ctx, t, run, []string{"-test.run=^TestTheDriverPassesCSISanity$",
 			"-ginkgo.label-filter=" + p.filter, "-ginkgo.json-report=" + file})
 		group.Go(func() error {
 			if ctx.Err() != nil {
@@ -299,7 +299,7 @@ func runPart(cmd *exec.Cmd, file string) (types.Report, []byte, error) {
 	return reports[0], output.Bytes(), err
 }
 
-func TestEverySpecIsInExactlyOnePart(t *testing.T) {
+func TestEverySpecIsInExactlyOnePartOfTheSuite(t *testing.T) {
 	var filters []types.LabelFilter
 	for _, p := range parts() {
 		filters = append(filters, types.MustParseLabelFilter(p.filter))

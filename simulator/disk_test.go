@@ -59,7 +59,7 @@ func TestDiskCreateRefusesForeignMissingAndTooLargeSources(t *testing.T) { // A4
 	r.demand(400, "can't create a snapshot of a disk in a different project", newSnapshot("s", there))
 }
 
-func TestEachInstanceHasItsOwnInterfaces(t *testing.T) {
+func TestEachInstanceHasItsOwnNetworkInterfaces(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	seen := map[string]bool{}
 	for _, instance := range []string{"a", "b"} {

@@ -33,7 +33,7 @@ func (r *rackServer) exists(name string) bool {
 	return got.status == http.StatusOK
 }
 
-func TestAFaultActsInItsPhase(t *testing.T) {
+func TestTheFaultsPhaseDecidesWhetherTheOperationIsDone(t *testing.T) {
 	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
 	const hang = adminapi.Duration(30 * time.Millisecond)
 	const answered, failed = `"no"`, `"Internal Server Error"`
@@ -165,7 +165,7 @@ func TestNoFaultOfALaterPhaseFiresIfTheOperationIsPrevented(t *testing.T) {
 	}
 }
 
-func TestASlowBodyArrivesCompletely(t *testing.T) {
+func TestASlowResponseBodyArrivesCompletely(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	for _, fault := range []adminapi.Fault{{SlowBody: adminapi.Duration(5 * time.Millisecond)},
 		{SlowByte: adminapi.Duration(2 * time.Millisecond)}} {

@@ -162,13 +162,13 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 	watch = s.watch
 	for name, test := range map[string]func(*testing.T){
 		"resources": TestEveryKindOfResourceCanBeCreatedUpdatedAndDeleted,
-		"clients":   TestTheRackServesOxidesClients,
-		"pools":     TestAFleetAdministratorManagesPools,
+		"clients":   TestTheRackServesTerraformClusterAPIAndCloudController,
+		"pools":     TestAFleetAdministratorCanManageIPAndSubnetPools,
 		"ports":     TestSwitchPortsGetAddressesFromAddressLots,
 		"import":    TestAnImportedImageKeepsItsBytesAcrossRestarts,
 		"images":    TestInvalidImportsAndImagesAreRefused,
 		"sources":   TestDiskCreateRefusesForeignMissingAndTooLargeSources,
-		"nics":      TestEachInstanceHasItsOwnInterfaces,
+		"nics":      TestEachInstanceHasItsOwnNetworkInterfaces,
 		"others":    otherOperations,
 	} {
 		t.Run(name, test)

@@ -39,7 +39,7 @@ func TestACollaboratorCannotAdministerTheFleet(t *testing.T) { // A21
 200 GET system/ip-pools => "default-ipv6"`)
 }
 
-func TestAFleetAdministratorManagesPools(t *testing.T) { // A21
+func TestAFleetAdministratorCanManageIPAndSubnetPools(t *testing.T) { // A21
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
 	r.ipPools()
 	r.subnetPools()
@@ -256,7 +256,7 @@ func TestSourceNATUsesTheDefaultPool(t *testing.T) { // A65
 	r.demand(201, "", nic(64, "v6"))
 }
 
-func TestAnInterfaceGetsTheRequestedAddress(t *testing.T) { // A52
+func TestANetworkInterfaceGetsTheRequestedAddress(t *testing.T) { // A52
 	r := serveRack(t, engine.Config{Instances: []engine.InstanceSpec{}})
 	for n, c := range []struct {
 		version, address string

@@ -201,8 +201,8 @@ func (r *rackServer) endLife(k *engine.Kind, path, id, made string) {
 	r.demand(404, fmt.Sprintf(`not found: %s with id \"%s\"`, k.Name, id), "GET "+one)
 }
 
-// TestTheRackServesOxidesClients sends requests of Oxide clients other than the driver.
-func TestTheRackServesOxidesClients(t *testing.T) {
+// The test sends the requests of Oxide clients other than the driver.
+func TestTheRackServesTerraformClusterAPIAndCloudController(t *testing.T) {
 	r := serveRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "os", SizeBytes: 1 << 30}}})
 	for name, story := range map[string]func(*rackServer){
 		"a load balancer of the cloud controller manager": (*rackServer).loadBalancer,

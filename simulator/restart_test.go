@@ -89,7 +89,7 @@ func TestARestartedRackAdoptsTheDevicesInItsGuests(t *testing.T) {
 	}
 }
 
-func TestARestartedRackHasTheSameCertificate(t *testing.T) {
+func TestARestartedRackKeepsItsCertificateUnlessItsHostsChange(t *testing.T) {
 	dir, roots := t.TempDir(), x509.NewCertPool()
 	for n, host := range []string{"localhost", "localhost", "rack.test"} {
 		cert, ca, err := Certificate(dir, []string{host})
@@ -244,7 +244,7 @@ func TestAConfiguredDiskIsBlankAfterAReset(t *testing.T) {
 	}
 }
 
-func TestARestartRestoresTheSizesOfDisks(t *testing.T) {
+func TestADetachOrARestartRestoresTheDisksSizeAfterADeviceFault(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	d := r.disk("d")
 	r.fault(adminapi.Fault{Operation: "instance_disk_attach",
@@ -291,7 +291,7 @@ func readDevice(t *testing.T, path string, offset int64, n int) string {
 	return string(data)
 }
 
-func TestDeviceFaultsChangeTheDeviceOfADisk(t *testing.T) {
+func TestDeviceFaultsMakeADeviceSmallerLateOrMissing(t *testing.T) {
 	needGuests(t)
 	r := serveRack(t, engine.Config{})
 	const late = adminapi.Duration(150 * time.Millisecond)

@@ -139,7 +139,7 @@ func TestAChangeBeyondThePublishedCapacityIsRefused(t *testing.T) {
 	}
 }
 
-func TestAClaimCommandEndsWhenTheRackRefusesTheDisk(t *testing.T) {
+func TestTheClaimCommandReportsARefusedDiskInsteadOfWaiting(t *testing.T) {
 	for _, flat := range []bool{false, true} {
 		s := newCluster(t, "Deployment")
 		s.quota, s.flat = 15<<30, flat
@@ -241,7 +241,7 @@ func TestADryRunShowsEveryStepAndChangesNothing(t *testing.T) {
 	}
 }
 
-func TestIncompleteArgumentsAreRefused(t *testing.T) {
+func TestTheClaimCommandRefusesInvalidArguments(t *testing.T) {
 	for args, want := range map[string]string{"shrink a/b": "expected grow", "grow": "expected grow",
 		"grow b": "NAMESPACE/NAME", "grow a/b": "--size", "revert a/b": "--snapshot"} {
 		o := Options{Timeout: time.Second}
@@ -321,7 +321,7 @@ func TestANewDiskThatDiffersFromTheRequestIsRefused(t *testing.T) {
 	}
 }
 
-func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
+func TestAForgedPlanInAnAnnotationIsRefused(t *testing.T) {
 	s := at(t, "Deployment", diskChecked)
 	old := s.volume(s.plan().Old)
 	text := old.annotation(planKey)
@@ -349,7 +349,7 @@ func TestAPlanIsAcceptedOnlyForItsVolumeAndClaim(t *testing.T) {
 
 func (c *cluster) undoes() { c.t.Helper(); c.does(c.options("undo")) }
 
-func TestASecondChangeOfAWorkloadIsRefused(t *testing.T) {
+func TestAChangeIsRefusedWhileAnotherChangeOfTheWorkloadIsUnderWay(t *testing.T) {
 	s := at(t, "StatefulSet", func(p *plan) bool { return p.Unmounted })
 	s.refuses(s.options(Grow), "is under way already")
 	s.refuses(s.options(Revert), "is a grow")
@@ -413,7 +413,7 @@ func TestAMissingPermissionIsReportedBeforeAChangeBegins(t *testing.T) {
 	}
 }
 
-func TestAClaimIsDeletedOnlyIfItsVolumeRetainsTheDisk(t *testing.T) {
+func TestTheOldDiskIsKeptEvenIfItsReclaimPolicyBecomesDelete(t *testing.T) {
 	for _, mode := range []string{"continue", "undo"} {
 		s := at(t, "Deployment", diskChecked)
 		p := s.plan()

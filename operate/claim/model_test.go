@@ -643,7 +643,7 @@ func (h *history) nothingIsLeft(done bool) error {
 
 // The test plays one history for each seed. PROOF_SEED is the first seed. If PROOF_DURATION is set,
 // the test plays histories for that time.
-func TestAChangeLosesNoWriteAndTouchesNoForeignObject(t *testing.T) {
+func TestAChangeOfAClaimLosesNoWriteAndTouchesNoForeignObject(t *testing.T) {
 	seed, err := strconv.ParseUint(os.Getenv("PROOF_SEED"), 10, 64)
 	if err != nil {
 		seed = 1

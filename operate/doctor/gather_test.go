@@ -398,7 +398,7 @@ func TestDoctorIgnoresPodsOutsideTheDriversDaemonSet(t *testing.T) {
 	}
 }
 
-func TestGatherRunsAMissingOrHangingKubectlOnlyOnce(t *testing.T) {
+func TestGatherTriesAMissingOrHangingKubectlOnlyOnce(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for name, kubectl := range map[string]func(context.Context, ...string) ([]byte, error){
 		"executable file not found": kube.Kubectl,
@@ -444,7 +444,7 @@ func TestObjectsAndNodeReportsAreReadFromFiles(t *testing.T) {
 	}
 }
 
-func TestGatherFailsIfAFileCannotBeRead(t *testing.T) {
+func TestGatherFailsIfAnInputFileIsMissingOrInvalid(t *testing.T) {
 	report := theNode()
 	report.Format++
 	for name, o := range map[string]Options{
@@ -464,7 +464,7 @@ func TestGatherFailsIfAFileCannotBeRead(t *testing.T) {
 	}
 }
 
-func TestParseQuestionAcceptsOnlyCompleteQuestions(t *testing.T) {
+func TestParseQuestionAcceptsOnlyValidQuestions(t *testing.T) {
 	for args, want := range map[string]string{
 		"pvc default/data": "pvc default/data", "pod a/b-0": "pod a/b-0",
 		"node worker-1": "node worker-1",

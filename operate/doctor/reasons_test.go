@@ -307,7 +307,7 @@ var parts = []struct {
 
 // The test removes each object and each field of a healthy chain, one at a time. The diagnosis must
 // report the link in the table parts, or an earlier link, as broken or unseen.
-func TestDoctorReportsEachMissingObjectAndField(t *testing.T) {
+func TestDoctorReportsOnlyMissingObjectsAndFieldsThatMatter(t *testing.T) {
 	var evidence map[string]any
 	csitest.Must(t, json.Unmarshal([]byte(racktest.JSON(healthy(t))), &evidence))
 	removed, right, irrelevant := 0, 0, 0

@@ -15,7 +15,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestParseAcceptsOnlyCompleteObjectsAndLists(t *testing.T) {
+func TestParseAcceptsOnlyValidObjectsAndCompleteLists(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":                 "",
 		"truncated":               `{"kind":"List","items":[{"kind":"Pod"`,
@@ -43,7 +43,7 @@ func TestParseAcceptsOnlyCompleteObjectsAndLists(t *testing.T) {
 	}
 }
 
-func TestFirstAndLastReturnWhenAnEventWasSeen(t *testing.T) {
+func TestFirstAndLastReturnTheTimesOfAnEvent(t *testing.T) {
 	for text, want := range map[string][2]string{
 		`"firstTimestamp":"2026-06-12T12:00:00Z","lastTimestamp":"2026-06-12T12:05:00Z",` +
 			`"eventTime":null`: {
@@ -72,7 +72,7 @@ func kubectlThat(t *testing.T, script string) (dir string) {
 	return dir
 }
 
-func TestPinnedIgnoresALaterChangeOfKubectlsContext(t *testing.T) {
+func TestAPinnedKubectlIgnoresLaterChangesOfTheCurrentContext(t *testing.T) {
 	kubectlThat(t, "if test \"$1\" = config; then echo $CURRENT; else echo \"$@\"; fi\n")
 	t.Setenv("CURRENT", "one")
 	pinned := Pinned(t.Context())
@@ -83,7 +83,7 @@ func TestPinnedIgnoresALaterChangeOfKubectlsContext(t *testing.T) {
 	}
 }
 
-func TestKubectlDoesNotSeeTheToken(t *testing.T) {
+func TestKubectlDoesNotGetTheOxideToken(t *testing.T) {
 	kubectlThat(t, "if test \"$1\" = fail; then\n"+
 		"echo 'a log' >&2; echo 'no such context' >&2; exit 1\nfi\nenv\necho \"$@\"\n")
 	t.Setenv("OXIDE_TOKEN", "canary")

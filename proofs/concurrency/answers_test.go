@@ -45,7 +45,7 @@ const (
 const lanes = 6
 
 // In each trial an actor disturbs one call.
-func TestAcknowledgedWorkSurvivesMissingLateAndWrongAnswers(t *testing.T) {
+func TestAcknowledgedChangesSurviveMissingLateAndWrongRackAnswers(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "answers")
 	n := 240
@@ -99,7 +99,7 @@ var answerRules = []struct {
 	TEXT`}}}, []actor{noRoleForAMoment}},
 }
 
-func TestAControllerWithoutOneOfItsGuardsFailsATrial(t *testing.T) {
+func TestATrialFailsIfOneSafetyCheckOfTheControllerIsRemoved(t *testing.T) {
 	t.Parallel()
 	var guards []proof.Guard
 	for _, rule := range answerRules {

@@ -38,7 +38,7 @@ const (
 
 // While disks hang, fail or are locked by workloads, all node calls for other volumes must succeed
 // in time. Repeated calls for a hanging volume must not each block a thread of the driver.
-func TestAFailingDiskDelaysOnlyItsOwnVolume(t *testing.T) {
+func TestAHangingOrFailingDiskDelaysOnlyItsOwnVolume(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, time.Minute)
 	n.live("first", kinds...) // fills the caches; only later calls are compared
 	before := n.live("before", kinds...)
@@ -94,7 +94,7 @@ var waits = []proof.Guard{
 		With: "(REMOVED || (TEXT))"}}},
 }
 
-func TestADriverWithoutOneOfItsGuardsGetsStuck(t *testing.T) {
+func TestTheDriverGetsStuckIfOneGuardAgainstWaitingIsRemoved(t *testing.T) {
 	program := csitest.Got(proof.BuildMutant(t.Context(), t.TempDir(), waits))(t)
 	for _, guard := range short.Some(t, 1, waits) {
 		t.Run(guard.Name, func(t *testing.T) {

@@ -55,7 +55,7 @@ type layout struct {
 	groups [][]string
 }
 
-func TestFilesystemsWithUnsupportedFeaturesAreRefused(t *testing.T) {
+func TestAFilesystemWithUnusualFeaturesIsMountedOrRefusedUnchanged(t *testing.T) {
 	c := &tally{lab: newLab(t, "features"), outcomes: map[outcome]int{}, features: true}
 	p := c.p
 	all, rest := featureImages()

@@ -31,7 +31,7 @@ func mutable(guards []guard) []proof.Guard {
 	return list
 }
 
-func TestEveryGuardIsFoundInTheDriversSource(t *testing.T) {
+func TestEveryCheckThatTheProofRemovesIsInTheDriversSource(t *testing.T) {
 	if err := proof.CheckGuards("../../driver", mutable(guards())); err != nil {
 		t.Fatal(err)
 	}

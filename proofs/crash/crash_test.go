@@ -32,7 +32,7 @@ const (
 
 const only = "CRASH_ONLY"
 
-func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
+func TestEveryCallConvergesAfterTheDriverOrRackIsKilledAtAnyPoint(t *testing.T) { // B-10
 	run := harness.RunFor(t)
 	var trials atomic.Int64
 	t.Cleanup(func() {

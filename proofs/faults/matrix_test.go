@@ -42,7 +42,7 @@ const (
 
 const only = "FAULTS_CELL"
 
-func TestEveryCallConvergesAfterAWrongAnswerOfTheRack(t *testing.T) { // B-9, B-10, B-43, OX-8
+func TestEveryCallConvergesAfterAWrongOrMissingRackAnswer(t *testing.T) { // B-9, B-10, B-43, OX-8
 	p := proof.New(t, "fault-matrix")
 	m := &matrix{t: t, proof: p, environments: make([]*environment, wholeRacks)}
 	if p.Short() {
@@ -213,7 +213,7 @@ func (c cell) repetition(env *environment) string {
 	return fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed)
 }
 
-func TestACellWithAWrongCodeFailsAndGetsAFailurePage(t *testing.T) {
+func TestACallWithAnUnexpectedCodeFailsAndGetsAFailurePage(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	env, err := newEnvironment(t, p, harness.RunFor(t))
 	p.Fatal(err)

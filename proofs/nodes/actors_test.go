@@ -437,7 +437,7 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	}
 }
 
-func TestTheDiskIsAttachedBeforeAnotherProgramStartsTheInstance(t *testing.T) { // D-61
+func TestTheDiskIsAttachedSoonAfterTheKeeperStopsTheInstance(t *testing.T) { // D-61
 	p := proof.New(t, "keeper-wake")
 	rack, _ := startRack(t)
 	many, busyCalls := 20, 10*threads
@@ -462,7 +462,7 @@ func TestTheDiskIsAttachedBeforeAnotherProgramStartsTheInstance(t *testing.T) { 
 // A rack may record an attach and then fail to give the instance the device. For Kubernetes the
 // volume is attached, so the keeper stops no instance for it. When the pod is deleted, the detach
 // needs a stop of the instance. Then the next pod gets the device (D-61, docs/hot-plug.md).
-func TestDeletingThePodRepairsAVolumeWithoutADevice(t *testing.T) { // D-61
+func TestRecreatingThePodRepairsAVolumeWithoutADevice(t *testing.T) { // D-61
 	rack, _ := startRack(t)
 	w := newTestCluster(t.Context(), t, rack)
 	defer func() { harness.Must(w.clear()) }()

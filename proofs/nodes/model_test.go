@@ -295,8 +295,8 @@ func (w *testCluster) draw(p *proof.Proof, dir string, seed uint64, broken error
 		Omit: "instance_list", History: w.rack.History})
 }
 
-// TestABrokenKeeperPromiseGetsAFailurePage makes a keeper stop its own instance, which it must not.
-func TestABrokenKeeperPromiseGetsAFailurePage(t *testing.T) {
+// A keeper must not stop the instance on which it runs. The test makes it stop this instance.
+func TestStoppingTheKeepersOwnInstanceIsNoticedAndGetsAFailurePage(t *testing.T) {
 	p := proof.New(t, "keeper-model")
 	rack, dir := startRack(t)
 	w := newTestCluster(t.Context(), t, rack)

@@ -359,7 +359,7 @@ func (p *placement) unstageTwice(ctx context.Context) error {
 	return p.unstage(ctx)
 }
 
-func TestAFailedFlushDuringUnstageIsReported(t *testing.T) {
+func TestAFailedFlushDuringUnpublishOrUnstageIsReported(t *testing.T) {
 	checkReported(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 

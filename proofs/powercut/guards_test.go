@@ -110,7 +110,7 @@ const shortGuards = 3
 const guardImages = 100
 
 // The test also checks that acknowledged data are lost on disks that ignore all flushes.
-func TestADriverWithoutOneOfItsFlushesFailsATrial(t *testing.T) {
+func TestATrialFailsIfOneFlushOfTheDriverIsRemoved(t *testing.T) {
 	p := proof.New(t, "flush-guards")
 	g := guardTrials{t: t, p: p, run: harness.RunFor(t)}
 	all := flushes()

@@ -95,7 +95,7 @@ func (i instance) killQEMU() {
 	must(i.T, harness.Need(i.qemu())(i.T).Kill())
 }
 
-func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
+func TestAVirtualMachineKeepsItsDisksWhenTheSimulatorIsKilled(t *testing.T) {
 	image := imageDir(t)
 	rack := harness.Need(harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{
 		Instances: []string{},
@@ -213,7 +213,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 }
 
-func TestMachinesOfATemporaryRackEndWithTheSimulator(t *testing.T) {
+func TestVirtualMachinesOfATemporaryRackEndWithTheSimulator(t *testing.T) {
 	image := imageDir(t)
 	program := harness.Need(harness.RunFor(t).Binary(t.Context(), "oxide-simulator"))(t)
 	rack := exec.CommandContext(t.Context(), program, "serve", "--guests=vm", "--vm-image", image,
@@ -275,7 +275,7 @@ for my $dir (glob "$sys/block/nvme*n1") {
 	print "$of/node/block\t", S_ISBLK($mode) ? 1 : 0, "\n$of/node/size\t", ask($f, 0x80081272, "Q"),
 		"\n$of/node/blocksize\t", ask($f, 0x1268, "L"), "\n$of/node/ro\t", ask($f, 0x125e, "L"), "\n" }`
 
-func TestGuestViewAndMachineShowTheSameAttributes(t *testing.T) {
+func TestGuestViewAndVirtualMachineShowTheSameAttributes(t *testing.T) {
 	key := hostKey(t)
 	p, run := proof.New(t, "guest-view"), harness.RunFor(t)
 	start := func(args ...string) instance {

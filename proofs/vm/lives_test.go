@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-func TestVolumesInMachinesKeepAcknowledgedData(t *testing.T) {
+func TestVolumesInVirtualMachinesKeepAcknowledgedData(t *testing.T) {
 	p, count := proof.New(t, "vm-lives"), 16
 	switch {
 	case p.Short():

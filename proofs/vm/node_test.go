@@ -245,9 +245,9 @@ func after(ctx context.Context, d time.Duration) {
 	}
 }
 
-// TestKeeperRestartsAMachineToAttachAVolume runs on a rack without hot-plug. The test acts as the
-// attacher and the node's kubelet. The keeper stops and starts the machine.
-func TestKeeperRestartsAMachineToAttachAVolume(t *testing.T) {
+// TestKeeperRestartsAVirtualMachineToAttachAVolume runs on a rack without hot-plug. The test acts
+// as the attacher and the node's kubelet. The keeper stops and starts the machine.
+func TestKeeperRestartsAVirtualMachineToAttachAVolume(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SHORT= make vm runs it")
 	}
@@ -343,10 +343,10 @@ func TestKeeperRestartsAMachineToAttachAVolume(t *testing.T) {
 	p.Figure("stops", stops, "blocks_compared", v.compared, "bytes_lost", v.lost)
 }
 
-// TestNodeServiceInAMachinePassesCSISanity runs csi-sanity's specs of the node service for one kind
-// of volume. csi-sanity makes its directories in the machine, where the node service runs. The
-// controller runs outside.
-func TestNodeServiceInAMachinePassesCSISanity(t *testing.T) {
+// TestNodeServiceInAVirtualMachinePassesCSISanity runs csi-sanity's specs of the node service for
+// one kind of volume. csi-sanity makes its directories in the machine, where the node service runs.
+// The controller runs outside.
+func TestNodeServiceInAVirtualMachinePassesCSISanity(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SHORT= make vm runs it")
 	}

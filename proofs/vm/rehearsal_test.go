@@ -32,10 +32,10 @@ const (
 	gateway = "10.0.2.2"
 )
 
-// TestRehearsalFollowsTheConformancePage runs the commands of docs/conformance.md as an operator
-// does: on the operator's machine and in the first of a rack's three instances, which are virtual
-// machines. The variable REHEARSAL_PARTS is the conformance run's value of --only.
-func TestRehearsalFollowsTheConformancePage(t *testing.T) {
+// The test runs the commands of docs/conformance.md as an operator does: on the operator's machine
+// and in the first of a rack's three instances, which are virtual machines. The variable
+// REHEARSAL_PARTS is the conformance run's value of --only.
+func TestTheCommandsOfTheConformancePageWorkInARehearsal(t *testing.T) {
 	if os.Getenv("OXIDE_REHEARSAL") == "" {
 		t.Skip("make rehearsal runs it, and needs half an hour without KVM")
 	}

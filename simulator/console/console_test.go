@@ -112,7 +112,7 @@ func TestPagesEscapeHostileTexts(t *testing.T) {
 	}
 }
 
-func TestGuardRefusesRequestsOfOtherOrigins(t *testing.T) {
+func TestTheConsoleRefusesRequestsOfOtherOrigins(t *testing.T) {
 	var forwarded []string
 	c := testConsole(&forwarded)
 	c.Hosts = []string{"rack.test"}
@@ -207,7 +207,7 @@ func TestAFormIsConvertedToARequest(t *testing.T) {
 	}
 }
 
-func TestALivePageReloadsItselfWithoutScriptsUnlessPaused(t *testing.T) {
+func TestLivePagesReloadInABrowserWithoutScriptsUnlessPaused(t *testing.T) {
 	for path, want := range map[string]bool{"/": true, "/?disk=x": true, "/console/disks/e": true,
 		"/?pause": false, "/routes": false} {
 		w := ask(testConsole(nil).Handler(), "GET "+path, nil)
@@ -259,7 +259,7 @@ func TestAnUnchangedPageIsAnsweredWith304(t *testing.T) {
 	}
 }
 
-func TestAFormSentWithoutScriptRedirectsToItsPage(t *testing.T) {
+func TestAFormSentWithoutScriptsRedirectsOnlyToConsolePages(t *testing.T) {
 	for back, want := range map[string]string{
 		"/?disk=x":             "/?disk=x&said=The+fault+is+removed.",
 		"/console/disks/d":     "/console/disks/d?said=The+fault+is+removed.",

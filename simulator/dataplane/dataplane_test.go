@@ -119,7 +119,7 @@ func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	return p.view(instanceID).nodePath(names[0])
 }
 
-func TestMkfsDistinguishesDisksWithTheSameSerial(t *testing.T) {
+func TestMkfsSucceedsWhileAnotherDiskWithTheSameSerialIsMounted(t *testing.T) {
 	for _, mounted := range []bool{true, false} {
 		p := newPlane(t)
 		spec := newDisk(t, p, newGuest(t, p), "same")
@@ -268,7 +268,7 @@ func TestRemoveGuestAndCloseReleaseEveryDevice(t *testing.T) {
 	}
 }
 
-func TestPlugDoesNotWaitForAnotherGuest(t *testing.T) {
+func TestPlugAndUnplugDoNotWaitForAnotherGuest(t *testing.T) {
 	p := newPlane(t)
 	busy, other := newGuest(t, p), newGuest(t, p)
 	spec := newDisk(t, p, other, "data")
@@ -320,7 +320,7 @@ func first(t *testing.T, p *Plane, d Device) byte {
 	return looptest.Got(os.ReadFile(p.Files.DiskPath(d.DiskID)))(t)[0]
 }
 
-func TestADetachedDiskKeepsItsFaultsUntilHeal(t *testing.T) {
+func TestDiskFaultsSurviveADetachUntilTheDiskIsHealed(t *testing.T) {
 	p := newPlaneIn(t, Config{Dir: t.TempDir(), FlakyDisks: true})
 	a, b := newGuest(t, p), newGuest(t, p)
 	d := plugDisk(t, p, a, "db")
@@ -366,7 +366,7 @@ func TestUnplugMakesHangingWritesFail(t *testing.T) {
 	}
 }
 
-func TestReconcileReplacesFlakyDevicesOfAKilledSimulator(t *testing.T) {
+func TestReconcileReplacesFUSEDevicesOfAKilledSimulator(t *testing.T) {
 	dir := t.TempDir()
 	p := openPlane(t, Config{Dir: dir, FlakyDisks: true})
 	guest := newGuest(t, p)
@@ -413,7 +413,7 @@ func killed(t *testing.T, p *Plane, attached ...Device) *Plane {
 	return after
 }
 
-func TestReconcileAdoptsADeviceAttachedInAnotherMountNamespace(t *testing.T) {
+func TestReconcileAdoptsADeviceWhoseBackingPathNoLongerExists(t *testing.T) {
 	before := newPlane(t)
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
 	// Attach the file by a path that does not exist afterwards, as if a container had been removed.
@@ -523,7 +523,7 @@ func TestADeviceWithADuplicateSerialStaysHiddenAfterReconcile(t *testing.T) {
 	nodeOf(t, p, id)
 }
 
-func TestReconcileRemovesOrphansAndKeepsForeignFiles(t *testing.T) {
+func TestReconcileRemovesOrphanedFilesAndKeepsForeignFiles(t *testing.T) {
 	p := newPlane(t)
 	kept, snapshot, guest := newID(), newID(), newGuest(t, p)
 	looptest.Must(t, p.CreateDisk(kept, testDiskSize))
@@ -560,7 +560,7 @@ func TestReconcileRemovesOrphansAndKeepsForeignFiles(t *testing.T) {
 	}
 }
 
-func TestAPlaneKeepsForeignMountsInItsDirectory(t *testing.T) {
+func TestForeignMountsInTheDataPlanesDirectoryAreKept(t *testing.T) {
 	p := newPlane(t)
 	theirs := filepath.Join(t.TempDir(), "theirs")
 	looptest.Must(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
@@ -663,7 +663,7 @@ func TestCloneDiskCopiesBytesAndPreservesHoles(t *testing.T) {
 	}
 }
 
-func TestAPlaneRefusesPipesAsImagesAndImagesLargerThanTheDisk(t *testing.T) {
+func TestPipesAsImagesAndImagesLargerThanTheDiskAreRefused(t *testing.T) {
 	p, id := newPlane(t), newID()
 	looptest.Must(t, p.ImportImage(t.Context(), id, "", 1<<20))
 	if err := p.CloneDisk(t.Context(), id, p.Files.ImagePath(id), 1<<19); err == nil {

@@ -41,7 +41,7 @@ func TestStartReturnsTheOutputOfAQEMUThatEndsAtOnce(t *testing.T) {
 	}
 }
 
-func TestForgetTextLimitsTheConsoleFileAndKeepsItsOffsets(t *testing.T) {
+func TestDroppingOldConsoleTextFreesDiskSpaceAndKeepsOffsets(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "console.log")
 	line := []byte("the guest prints and prints and prints until its disk would be full\n")

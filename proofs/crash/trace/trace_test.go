@@ -65,7 +65,7 @@ func (s *script) watcher(t *testing.T, kill *trace.Point) *trace.Watcher {
 	return w
 }
 
-func TestAProcessIsPausedBeforeTheChosenEffect(t *testing.T) {
+func TestAProcessIsPausedBeforeTheChosenSystemCall(t *testing.T) {
 	s := start(t, "echo first >first; echo second >second")
 	w := s.watcher(t, &trace.Point{Name: "script: openat /second", N: 1, Phase: trace.Before,
 		Pause: true})
@@ -102,7 +102,7 @@ func (s *script) has(name string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-func TestEffectsAreReportedInOrderWithTheirNumbers(t *testing.T) {
+func TestSystemCallsWithEffectsAreNumberedAndReportedInOrder(t *testing.T) {
 	s := start(t, `echo 1 >a; echo 2 >>a; mkdir d; mkdir d; mv a d/b; cat d/b >/dev/null`)
 	var names []string
 	for _, e := range s.watch(t, nil).Effects {
@@ -123,7 +123,7 @@ func TestEffectsAreReportedInOrderWithTheirNumbers(t *testing.T) {
 	}
 }
 
-func TestAProcessIsKilledRightBeforeOrRightAfterAnEffect(t *testing.T) {
+func TestAProcessIsKilledRightBeforeOrRightAfterTheChosenSystemCall(t *testing.T) {
 	for _, test := range []struct {
 		phase trace.Phase
 		name  string
@@ -151,7 +151,7 @@ func TestAProcessIsKilledRightBeforeOrRightAfterAnEffect(t *testing.T) {
 	}
 }
 
-func TestAToolOfAKilledProcessIsKilledOrReported(t *testing.T) {
+func TestAChildOfAKilledProcessIsKilledOrReportedAsAnOrphan(t *testing.T) {
 	for _, group := range []bool{true, false} {
 		s := start(t, `touch a; : >b`)
 		report := s.watch(t, &trace.Point{Name: "touch: openat /a", N: 1, Phase: trace.Before,
@@ -172,7 +172,7 @@ func TestAToolOfAKilledProcessIsKilledOrReported(t *testing.T) {
 	}
 }
 
-func TestAReleasedProcessContinues(t *testing.T) {
+func TestAProcessContinuesAfterItsTracingEnds(t *testing.T) {
 	s := start(t, `: >a; read line; : >b`)
 	w := s.watcher(t, nil)
 	if _, err := io.WriteString(s.stdin, "go\n"); err != nil {
