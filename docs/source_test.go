@@ -410,10 +410,26 @@ func isChange(n ast.Node, _ types.Info) bool {
 	return is
 }
 
+// "go test -run" with a pattern that matches no test does nothing, and succeeds.
+func TestEveryRunPatternMatchesATest(t *testing.T) {
+	tests, patterns := testNames(t), 0
+	for _, file := range []string{"Makefile", "CONTRIBUTING.md", "e2e/README.md"} {
+		for _, run := range regexp.MustCompile(` -run '?([\w()?|]+)`).FindAllStringSubmatch(
+			string(try(os.ReadFile(filepath.Join(root, file)))(t)), -1) {
+			patterns++
+			if !slices.ContainsFunc(tests, regexp.MustCompile(run[1]).MatchString) {
+				t.Errorf("%s: -run %s matches no test", file, run[1])
+			}
+		}
+	}
+	if patterns < 8 {
+		t.Errorf("found %d patterns after -run, and expected 8 or more", patterns)
+	}
+}
+
 func testNames(t *testing.T) []string {
 	t.Helper()
-	grep := exec.CommandContext(t.Context(), "grep", "-rhoE", `^func Test\w+`, "--include=*_test.go",
-		"operate", "keeper", "docs", "proofs", "conformance", "simulator", "loopdev", "cmd")
+	grep := exec.CommandContext(t.Context(), "grep", "-rhoE", `^func Test\w+`, "--include=*_test.go", ".")
 	grep.Dir = root
 	out := try(grep.Output())(t)
 	return strings.Fields(strings.ReplaceAll(string(out), "func ", ""))
