@@ -473,7 +473,7 @@ func TestCleanRemovesEverythingOfADeadRun(t *testing.T) {
 		step, last int
 		ways       []string
 	}
-	// Without rule checks, creating request 1 is the role check's, and number 10 is csi-sanity's.
+	// In a run of the part ext4 alone, the role check sends creating request 1, csi-sanity number 10.
 	all := []series{{death{part: "ext4", at: 10}, 1, 10, []string{twice}}}
 	hows := ends
 	if !p.Long() {

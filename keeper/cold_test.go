@@ -277,7 +277,7 @@ func TestADryRunOnlyReportsItsPlan(t *testing.T) { // D-61
 	w.steps(draining)
 }
 
-func TestAnEventNamesOnlyVolumesOfItsNamespace(t *testing.T) {
+func TestAnEventOfAPodOrClaimNamesOnlyVolumesOfItsNamespace(t *testing.T) {
 	w := newFixture(t, "a")
 	w.Config.DryRun = true
 	w.wait("a", "data")

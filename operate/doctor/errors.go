@@ -163,8 +163,8 @@ const forgeable = " (anybody with the right to create events can write it)"
 // successes contains the reasons of successful events. Errors before a success do not count.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
-// latest() adds the driver's latest error in the events of o whose message contains about, unless a
-// later event reports a success. Its Since is the time of the first error with the same reason.
+// latest() adds the driver's latest error in o's events, unless a later event reports a success. It
+// skips messages without the text in about. Since is the time of the first error with that reason.
 func (c Cluster) latest(all []Finding, o *kube.Object, at Link, about string,
 	reasons ...string) []Finding {
 	last := len(all)

@@ -533,7 +533,7 @@ func (r *Simulation) checkAttach(tx *store.Tx, i store.Instance, d store.Disk,
 		conflict("cannot attach local storage disk: instance is starting"))
 	tx.Refuse(!i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating,
 		invalidRequest("cannot attach disk to instance in %s state", i.RunState))
-	// An instance that is being created gets the higher limit: checkCreate has counted its disks.
+	// During a creation, BootDiskID is not set yet, and checkCreate has already checked the limit.
 	limit := r.config.diskLimit(now, i.BootDiskID != nil || i.RunState == store.StateCreating)
 	tx.Refuse(len(tx.DisksOf(i.ID)) >= limit,
 		invalidRequest("cannot attach more than %d disks to instance", limit))
