@@ -152,8 +152,8 @@ func TestAFailedSessionOfCodeBlocksReportsTheCause(t *testing.T) {
 var nobody = &syscall.Credential{Uid: 65534, Gid: 65534}
 
 // TestCommandsPrintTheErrorOfASimulatorThatCannotStart runs the first blocks of two pages as a user
-// without rights, with a port in use, or without oxide-simulator. If the simulator cannot start, the
-// commands have to end, and to print the error.
+// without rights, with a port in use, or without oxide-simulator. If the simulator does not start,
+// the commands have to end, and to print the error.
 func TestCommandsPrintTheErrorOfASimulatorThatCannotStart(t *testing.T) {
 	run := harness.RunFor(t)
 	taken := try((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
