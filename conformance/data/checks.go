@@ -129,6 +129,8 @@ type Bench struct {
 	SampleTime time.Duration
 	// DeviceTimeout limits how long a device takes to appear or to disappear; 0 means 30 s.
 	DeviceTimeout time.Duration
+	// CheckTimeout limits a check for one kind of access; 0 means an hour.
+	CheckTimeout time.Duration
 }
 
 // Helper is an instance that is stopped when a check begins and when it ends.
@@ -246,8 +248,15 @@ type volume struct {
 var seeds atomic.Uint64
 
 func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRun)) error {
-	s := &checkRun{Bench: b, Log: cmp.Or(b.Log, &Log{}), ctx: ctx, access: access}
+	timeout := cmp.Or(b.CheckTimeout, time.Hour)
+	limited, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	s := &checkRun{Bench: b, Log: cmp.Or(b.Log, &Log{}), ctx: limited, access: access}
 	err := ended(func() { check(s) })
+	if err != nil && ctx.Err() == nil && limited.Err() != nil {
+		err = fmt.Errorf("the check was ended after %s: a disk, the rack or the driver hangs or is too "+
+			"slow: %w", timeout, err)
+	}
 	finally := func(step func(context.Context) error) error {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 		defer cancel()
