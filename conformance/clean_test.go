@@ -347,9 +347,13 @@ func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 		verdicts[nothingMade], "false_alarms", alarms)
 }
 
-// If the environment variable onlyVariable has a check's ID, this binary runs as oxide-conformance,
-// with this check only. The variable pluginVariable then has the driver's path.
-const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
+// If the environment variable onlyVariable has IDs of checks, this binary runs as oxide-conformance,
+// with these checks only. The variable pluginVariable then has the driver's path, and
+// timeoutVariable may have the time limit of a data check.
+const (
+	onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
+	timeoutVariable              = "CONFORMANCE_CHECK_TIMEOUT"
+)
 
 func TestMain(m *testing.M) {
 	only, is := os.LookupEnv(onlyVariable)
@@ -365,14 +369,17 @@ func TestMain(m *testing.M) {
 		return slices.DeleteFunc(rules.All(), func(r rules.Rule) bool { return r.ID != only })
 	}
 	allChecks = func() []data.Check {
-		one := slices.DeleteFunc(data.Checks(), func(c data.Check) bool { return c.ID != only })
-		for i, c := range one {
-			one[i].Run = func(ctx context.Context, b *data.Bench) error {
+		some := slices.DeleteFunc(data.Checks(), func(c data.Check) bool {
+			return !strings.Contains(only, c.ID)
+		})
+		for i, c := range some {
+			some[i].Run = func(ctx context.Context, b *data.Bench) error {
 				b.Blocks = 16 // few, because the content does not matter
+				b.CheckTimeout, _ = time.ParseDuration(os.Getenv(timeoutVariable))
 				return c.Run(ctx, b)
 			}
 		}
-		return one
+		return some
 	}
 	p := Program{Args: os.Args[1:], Getenv: os.Getenv, Stdout: os.Stdout, Stderr: os.Stderr,
 		Self: map[string][]string{"oxide-csi-plugin": {os.Getenv(pluginVariable)}}}

@@ -328,24 +328,30 @@ func (w *job) runData(ctx context.Context) (err error) {
 		if ctx.Err() != nil || w.contact.lost() != nil {
 			break
 		}
-		w.result(w.contact.unlessLost(ctx, w.checkData(ctx, bench, check)))
+		result, hangs := w.checkData(ctx, bench, check)
+		w.result(w.contact.unlessLost(ctx, result))
+		if hangs {
+			return fmt.Errorf("the checks after %s were not made: what hangs may still hang", check.ID)
+		}
 	}
 	return nil
 }
 
-func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) report.Result {
-	result := report.Result{Group: partData, ID: check.ID, Name: check.Says, Source: check.Source}
+// checkData returns the result of a check, and whether the check has reached its time limit.
+func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) (result report.Result,
+	hangs bool) {
+	result = report.Result{Group: partData, ID: check.ID, Name: check.Says, Source: check.Source}
 	if why := check.Blocked(b); why != "" {
 		result.Status, result.Reason = report.NotTested, why
 		if check.Needs.Hotplug && !b.Hotplug {
 			result.Status = report.Blocked
 		}
-		return result
+		return result, false
 	}
 	if missing := check.GiB - w.room(ctx); missing > 0 {
 		result.Status = report.NotTested
 		result.Reason = fmt.Sprintf("not tested: it needs %d GiB more", missing)
-		return result
+		return result, false
 	}
 	point := len(w.calls.since(0))
 	w.rack.Exchanges()
@@ -375,7 +381,7 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 	default:
 		result.Status = report.Passed
 	}
-	return result
+	return result, errors.Is(err, data.ErrHangs)
 }
 
 // quotaLeft returns how many GiB of the silo's quota are left.

@@ -116,6 +116,23 @@ func TestARunConformsWithHotPlugAndIsBlockedWithoutIt(t *testing.T) {
 	}
 }
 
+func TestNoDataCheckFollowsOneThatHangs(t *testing.T) {
+	t.Parallel()
+	rack := rackOf(t, harness.RackOptions{})
+	check := balance(t, rack)
+	p := prepare(t, rack, map[string]string{onlyVariable: "D01 D04", timeoutVariable: "1ms",
+		pluginVariable: csitest.Got(rack.run.Binary(t.Context(), "oxide-csi-plugin"))(t)},
+		"run", "--yes", "--only", partData)
+	p.Path = csitest.Got(os.Executable())(t)
+	p.exit(t, ExitFails)
+	r := p.report(t)
+	if len(r.Results) != 1 || !strings.Contains(r.Results[0].Reason, data.ErrHangs.Error()) ||
+		!strings.Contains(r.Why, "the checks after D01 were not made") {
+		t.Errorf("%s; the results are %+v", r.Why, r.Results)
+	}
+	check()
+}
+
 func refusing(operation string, status int, code, message string) adminapi.Fault {
 	return adminapi.Fault{Operation: operation, Phase: adminapi.Instead,
 		Response: &adminapi.Response{Status: status, ErrorCode: code, Message: message}}
@@ -286,7 +303,7 @@ func TestDataCheckBeyondTheBudgetIsReportedAsNotTested(t *testing.T) {
 	client := csitest.Got(oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken("x")))(t)
 	w := &job{client: client, budget: newBudget(amount{9, 12})}
 	for gib, want := range map[int64]string{17: "needs 5 GiB more", 23: "needs 11 GiB more"} {
-		got := w.checkData(t.Context(), &data.Bench{}, data.Check{ID: "D14", GiB: gib})
+		got, _ := w.checkData(t.Context(), &data.Bench{}, data.Check{ID: "D14", GiB: gib})
 		if got.Status != report.NotTested || !strings.Contains(got.Reason, want) {
 			t.Errorf("%s: %s", got.Status, got.Reason)
 		}

@@ -322,7 +322,7 @@ type outcome struct {
 	// Failures counts the consecutive operations that had a problem.
 	Failures int  `json:"failures,omitempty"`
 	Late     bool `json:"late,omitempty"`
-	// Unlabeled lets restartLateStopped restart the instance although the node has no label.
+	// Unlabeled: the node had no label when the operation ended. restartLateStopped needs none then.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
 	// Node is the history of the node's stops. Volumes has the histories of volumes, by name.

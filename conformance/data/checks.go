@@ -210,6 +210,9 @@ func rawOnly(check func(*checkRun)) func(context.Context, *Bench) error {
 	}
 }
 
+// ErrHangs is in the error of a check that took longer than its limit. Later checks may hang, too.
+var ErrHangs = errors.New("a disk, the rack or the driver hangs, or is too slow")
+
 const (
 	cleanTimeout = 5 * time.Minute
 	retryTimeout = 2 * time.Minute
@@ -248,14 +251,13 @@ type volume struct {
 var seeds atomic.Uint64
 
 func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRun)) error {
-	timeout := cmp.Or(b.CheckTimeout, time.Hour)
+	timeout, began := cmp.Or(b.CheckTimeout, time.Hour), time.Now()
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	s := &checkRun{Bench: b, Log: cmp.Or(b.Log, &Log{}), ctx: limited, access: access}
 	err := ended(func() { check(s) })
-	if err != nil && ctx.Err() == nil && limited.Err() != nil {
-		err = fmt.Errorf("the check was ended after %s: a disk, the rack or the driver hangs or is too "+
-			"slow: %w", timeout, err)
+	if err != nil && ctx.Err() == nil && time.Since(began) >= timeout {
+		err = fmt.Errorf("the check was ended after %s: %w: %w", timeout, ErrHangs, err)
 	}
 	finally := func(step func(context.Context) error) error {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)

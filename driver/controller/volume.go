@@ -367,7 +367,7 @@ func volumeContext(d *oxide.Disk) map[string]string {
 		volume.CtxDiskID:    d.Id,
 		volume.CtxBlockSize: strconv.Itoa(int(d.BlockSize)),
 	}
-	if d.SnapshotId != "" { // the operator's command "claim" compares it
+	if d.SnapshotId != "" { // "claim" compares it before it releases an earlier disk
 		values[volume.CtxSnapshotID] = d.SnapshotId
 	}
 	if m, ok := volume.ParseTag(d.Description); ok && m.MkfsOptions != "" {

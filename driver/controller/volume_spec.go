@@ -206,7 +206,7 @@ func (v volumeSpec) difference(d *oxide.Disk) string {
 type volumeSource struct {
 	floorBytes     int64  // the least size of the new disk; 0 if it is blank
 	projectID      string // empty for an image of the whole silo
-	gone           bool   // the source is gone, but an earlier call may have used it
+	gone           bool   // the source, or its disk, is gone, but an earlier call may have used it
 	filesystemUUID string // from the snapshot's tag; may be empty
 }
 

@@ -118,7 +118,7 @@ func xfsSwitches(v Volume) (args []string, err error) {
 // btrfsSwitch matches a feature in the list that mkfs.btrfs prints, but not an alias of a feature.
 var btrfsSwitch = regexp.MustCompile(`(?m)^([a-z0-9-]+) +- .*\)$`)
 
-// btrfsSwitches returns arguments that turn the features in newFeatures() on, and all others off.
+// btrfsSwitches sets features as newFeatures() says. Older mkfs.btrfs lists some of them under -R.
 func btrfsSwitches(v Volume) (args []string, err error) {
 	for _, flag := range []string{"-O", "-R"} {
 		list, err := runTool(nil, "mkfs.btrfs", flag, "list-all")

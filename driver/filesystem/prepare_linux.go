@@ -155,15 +155,15 @@ func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 }
 
 // proveTail proves that every byte of the device from an offset on is zero or allowed by e. It
-// reads every byte, even if the rack reports that it created this part blank, because that report
-// is no proof.
+// reads every byte, even if the rack reports that it created this part blank: that report is no
+// proof, and a growth needs this read only once.
 func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) error {
 	_, err := p.proveRange(ctx, from, p.Device.SizeBytes, e)
 	return err
 }
 
-// finish grows an ext3 or ext4, or checks one that was not unmounted cleanly. Both need an
-// unmounted device. xfs and btrfs grow after the mount (see GrowMounted).
+// finish grows an ext3 or ext4, which before the mount needs no privilege beyond the device, or
+// checks one that was not unmounted cleanly. xfs and btrfs grow after the mount (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
 	// The check and the mount must read the disk. The kernel's cache may differ from it.

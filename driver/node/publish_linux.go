@@ -257,7 +257,7 @@ func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind f
 	return nil
 }
 
-// createTarget creates the target, or accepts one that an interrupted publication has left.
+// createTarget creates the target. It accepts an existing one, perhaps of an interrupted call.
 func createTarget(target string, kind fs.FileMode) (created bool, err error) {
 	if kind.IsDir() {
 		err = os.Mkdir(target, 0o750)
@@ -336,7 +336,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 	if len(layers) > 0 && len(own) == 0 {
 		return v.undoReadOnly(ctx) // the path shows another volume
 	}
-	// The target's removal would detach mounts on it in other namespaces, so wait for their end.
+	// The target's removal would lazily detach mounts on it in other namespaces. Wait for their end.
 	if _, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {

@@ -212,7 +212,7 @@ func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
 	return "", false
 }
 
-// all() lists the valid records. A record that is in memory and in a file is listed twice.
+// all() lists the valid records, those in both memory and a file twice. open() logs invalid files.
 func (s *recordStore) all() []volumeRecord {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.kept))

@@ -472,7 +472,7 @@ func (k Kubectl) published(ctx context.Context, class, node string) (best object
 }
 
 // reaches reports whether a node is in the topology of a CSIStorageCapacity. It compares labels,
-// which the provisioner writes, and ignores expressions. So only the result true may be wrong.
+// which the provisioner writes, and ignores expressions, so that it refuses nothing by mistake.
 func (o object) reaches(node object) bool {
 	if o.at("nodeTopology") == nil {
 		return false // it is accessible from no node

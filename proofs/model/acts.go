@@ -68,7 +68,7 @@ func (c *content) wrote(block int, value uint64, synced bool) {
 	c.written[block] = append(c.written[block], value)
 }
 
-// flushed keeps only the last value of each block, because a flush has put it on the disk.
+// flushed keeps only the last value of each block, which is on the disk, unless c is partial.
 func (c *content) flushed() {
 	for b, values := range c.written {
 		if !c.partial {

@@ -74,7 +74,7 @@ func NewHistory(env *Environment) *History {
 // Do runs a step, and compares all results with the model.
 func (h *History) Do(ctx context.Context, s Step) error {
 	if len(h.world.doubts) > 0 && s.Driver == nil && (s.op.byPerson() || h.doubtSince >= 3) {
-		// Pods and administrators always wait. Others wait if the last two steps left no unfinished call.
+		// Pods and administrators need a known state. Others wait after two steps without new doubts.
 		if err := h.Wait(ctx); err != nil {
 			return err
 		}

@@ -368,7 +368,7 @@ var operations = map[op]string{
 	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
 }
 
-// pair pairs the volume's next call with the same call or, unless w.shadow is set, with other.
+// pair pairs the volume's next call with the same call if w.shadow is set, and else with other.
 func (o *orchestrator) pair(w wish, v int, other Step) Step {
 	s := o.towards(v, o.goals[v])
 	if !s.op.isCall() {

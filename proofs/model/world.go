@@ -198,7 +198,7 @@ type place struct {
 	// longer work. half is also set until the rack has certainly finished this detach. Until then,
 	// the mounts perhaps still work, although the guest does not show the disk.
 	lost, half bool
-	// frozen is set from a freeze of the filesystem until a thaw, an unmount or a new mount.
+	// frozen is set from a freeze until a thaw, an unmount, a new mount or the instance's stop.
 	frozen bool
 	// open is the file or loop device that keeps the volume's device open, or nil.
 	open io.Closer
