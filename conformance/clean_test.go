@@ -347,8 +347,8 @@ func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 		verdicts[nothingMade], "false_alarms", alarms)
 }
 
-// If the environment variable onlyVariable has IDs of checks, this binary runs as oxide-conformance,
-// with these checks only. The variable pluginVariable then has the driver's path, and
+// If the environment variable onlyVariable has IDs of checks, this binary is oxide-conformance with
+// these checks only. The variable pluginVariable then has the driver's path, and the variable
 // timeoutVariable may have the time limit of a data check.
 const (
 	onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
