@@ -246,7 +246,7 @@ mutants: # change packages in one place at a time, and list the changes that the
 	done
 
 # If the tree has become smaller, lower MOST.
-MOST     = 129785
+MOST     = 129758
 size: # lines of Go of each package, and of its tests; fails above MOST
 	@mkdir -p .cache; git ls-files '*.go' | xargs wc -l | awk '$$2 != "total" { package = $$2; \
 		sub("/[^/]*$$", $$2 ~ /_test.go$$/ ? "/tests" : "", package); lines[package] += $$1 } \

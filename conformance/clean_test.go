@@ -350,10 +350,8 @@ func TestNoRunFailsOnAHealthyRackWithUnusualAnswers(t *testing.T) {
 // If the environment variable onlyVariable has IDs of checks, this binary is oxide-conformance with
 // these checks only. The variable pluginVariable then has the driver's path, and the variable
 // timeoutVariable may have the time limit of a data check.
-const (
-	onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
-	timeoutVariable              = "CONFORMANCE_CHECK_TIMEOUT"
-)
+const onlyVariable, pluginVariable, timeoutVariable = "CONFORMANCE_ONLY_CHECKS",
+	"CONFORMANCE_PLUGIN", "CONFORMANCE_CHECK_TIMEOUT"
 
 func TestMain(m *testing.M) {
 	only, is := os.LookupEnv(onlyVariable)

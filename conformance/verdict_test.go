@@ -13,7 +13,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -666,26 +665,19 @@ func (c heldController) CreateVolume(context.Context, *csi.CreateVolumeRequest,
 }
 
 func TestRunContinuesOnlyAfterAnInterruptedSpecHasEnded(t *testing.T) {
-	c := heldController{entered: make(chan struct{}), letGo: make(chan struct{})}
-	go func() { _, _ = (&sanity.Resources{ControllerClient: c}).CreateVolume(t.Context(), nil) }()
-	<-c.entered
-	waited := make(chan error, 1)
-	go func() { waited <- awaitFunction(t.Context()) }()
-	csitest.Must(t, harness.Await(t.Context(), time.Minute, func() error {
-		stacks := make([]byte, 1<<20)
-		for goroutine := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
-			if strings.Contains(goroutine, "awaitFunction(") &&
-				strings.Contains(goroutine, "Backoff).Wait(") {
-				return nil
-			}
-		}
+	synctest.Test(t, func(t *testing.T) {
+		c := heldController{entered: make(chan struct{}), letGo: make(chan struct{})}
+		go func() { _, _ = (&sanity.Resources{ControllerClient: c}).CreateVolume(t.Context(), nil) }()
+		<-c.entered
+		waited := make(chan error, 1)
+		go func() { waited <- awaitFunction(t.Context()) }()
+		synctest.Wait()
 		if len(waited) > 0 {
-			t.Fatal("the run goes on while a function of csi-sanity waits for the driver")
+			t.Error("the run goes on while a function of csi-sanity waits for the driver")
 		}
-		return errors.New("the run does not wait yet")
-	}))
-	close(c.letGo)
-	csitest.Must(t, <-waited)
+		close(c.letGo)
+		csitest.Must(t, <-waited)
+	})
 }
 
 func TestAnInterruptedRunCreatesNothing(t *testing.T) {

@@ -176,15 +176,6 @@ func TestDataChecksStopNoInstanceThatSomebodyElseUses(t *testing.T) {
 	}
 }
 
-func TestACheckFailsAfterItsTimeLimit(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	b.Accesses, b.CheckTimeout = []string{"block"}, time.Millisecond
-	err := data.Checks()[0].Run(t.Context(), b.Bench)
-	csitest.Says(t, err, "the check was ended after 1ms: a disk, the rack or the driver hangs")
-	csitest.Must(t, b.env.Balance(t.Context()))
-}
-
 func (b *bench) used(t *testing.T, g *guest.AgentClient, instance, access string,
 ) *harness.Placement {
 	t.Helper()
